@@ -240,13 +240,15 @@ def load_tokens(folder: Path, config: Config) -> tuple[dict, TokenWindows, Token
 def load_tokenizer(name: str, folder: Path) -> tiktoken.Encoding:
     """The tokenizer that the tokens were made with: "gpt2", or the 256 bytes."""
     if name == "bytes":
-        ranks = {bytes([i]): i for i in range(256)}
-        return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={})
+        ids = {bytes([i]): i for i in range(256)}
+        return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ids, special_tokens={})
     cache = Path(os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(folder / "tiktoken")))
-    # tiktoken keeps its files under the SHA-1 of their URL; what is missing it would fetch,
-    # with no time-out.
-    for file in ("6c7ea1a7e38e3a7f062df639a5b80947f075ffe6", "6d1cbeee0f20b3d9449abfede4726ed8212e3aee"):
-        if not (cache / file).is_file():
+    # tiktoken names files by the SHA-1 of their URL, and fetches missing ones with no time-out.
+    for url_sha1 in (
+        "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6",
+        "6d1cbeee0f20b3d9449abfede4726ed8212e3aee",
+    ):
+        if not (cache / url_sha1).is_file():
             raise UserError(f"GPT-2's tokenizer isn't in {cache}; fetch it with data/prepare.py")
     return tiktoken.get_encoding(name)
 
@@ -389,7 +391,9 @@ def evaluate(model: nn.Module, windows: TokenWindows, count: int, device: torch.
 
 
 @torch.no_grad()
-def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config, device: torch.device) -> str:
+def sample(
+    model: nn.Module, tokenizer: tiktoken.Encoding, config: Config, device: torch.device
+) -> str:
     """The prompt and the 50 tokens that the model finds likeliest, one after the other."""
     model.eval()
     ids_BT = torch.tensor([tokenizer.encode(SAMPLE_PROMPT)], device=device)
@@ -487,13 +491,14 @@ class Clock:
 class Run:
     """What a run prints, and its record: one JSON object a line, flushed as it happens."""
 
-    def __init__(self, args: argparse.Namespace, config: Config, corpus: dict, device: torch.device):
+    def __init__(self, args, config: Config, corpus: dict, device: torch.device):
         self.config, self.device, self.began = config, device, time.perf_counter()
         self.tokens_per_step = config.batch_size * config.context_length
         self.seconds, self.step_rates, self.first_interval = [], [], 0
         self.average = self.val_loss = self.attention = None
-        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        path = Path(args.results_dir) / f"{args.name}-{device.type}-{now}-{os.getpid()}.jsonl"
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        stamp = re.sub("[-:]", "", now)
+        path = Path(args.results_dir) / f"{args.name}-{device.type}-{stamp}-{os.getpid()}.jsonl"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self.file = open(path, "x", encoding="utf-8")
@@ -557,14 +562,18 @@ class Run:
     def end(self, status: str, error: str | None) -> None:
         rates, memory = self.step_rates[2:], memory_gb(self.device)  # two steps of warm-up
         p25, median, p75 = np.percentile(rates, [25, 50, 75]) if len(rates) >= 3 else [None] * 3
+        mfu = None
+        if median and self.peak_flops:
+            mfu = median * self.flops_per_token / self.peak_flops
+        if median:
+            print(f"Median step tok/sec: {median:.0f}, MFU: {f'{mfu:.1%}' if mfu else 'n/a'}")
         self.write(
             "end", status=status, error=error, avg_tok_per_sec=self.average,
             median_step_tok_per_sec=median, p25_step_tok_per_sec=p25, p75_step_tok_per_sec=p75,
             first_step_seconds=self.seconds[0] if self.seconds else None,
             train_seconds=sum(self.seconds), wall_seconds=time.perf_counter() - self.began,
             reserved_gb=memory["reserved_gb"], peak_reserved_gb=memory["peak_reserved_gb"],
-            val_loss=self.val_loss, attention_backend=self.attention,
-            mfu=median and self.peak_flops and median * self.flops_per_token / self.peak_flops,
+            val_loss=self.val_loss, mfu=mfu, attention_backend=self.attention,
         )
         self.file.close()
 
@@ -671,9 +680,11 @@ def explain(error: BaseException) -> tuple[str, str, int]:
         return "interrupted", f"interrupted by signal {error.args[0]}", 128 + error.args[0]
     if isinstance(error, Diverged):
         return "diverged", text, 1
-    no_memory = ("out of memory", "can't allocate memory", "bad_alloc", "could not create a memory")
-    if isinstance(error, MemoryError) or any(words in str(error) for words in no_memory):
-        return "out_of_memory", f"out of memory: lower --batch-size or --context-length ({text})", 1
+    if isinstance(error, MemoryError | RuntimeError) and re.search(
+        "out of memory|can't allocate memory|bad_alloc|could not create a memory", f"{error!r}"
+    ):
+        hint = "lower --batch-size or --context-length, or take a smaller --model"
+        return "out_of_memory", f"out of memory: {hint} ({text})", 1
     if not isinstance(error, UserError | OSError):
         traceback.print_exception(error)  # a fault of the program, not of its input
         text = f"{type(error).__name__}: {text}"
@@ -681,24 +692,29 @@ def explain(error: BaseException) -> tuple[str, str, int]:
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, interrupt)
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
     args = parse_arguments()
-    run, status, message, code = None, "complete", None, 0
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    run, outcome = None, ("complete", None, 0)
     try:
-        device = pick_device(args.device)
-        config = configure(args, device)
-        prepare_tokens(Path(args.data))
-        corpus, train_set, val_set = load_tokens(Path(args.data), config)
-        tokenizer = load_tokenizer(corpus["tokenizer"], Path(args.data))
-        run = Run(args, config, corpus, device)
-        torch.manual_seed(config.seed)
-        model = build_model(config, device)
-        run.attention = attention_backend(config, next(model.parameters()))
-        train(model, train_set, val_set, tokenizer, config, device, run)
-    except BaseException as error:
-        status, message, code = explain(error)
+        try:
+            device = pick_device(args.device)
+            config = configure(args, device)
+            prepare_tokens(Path(args.data))
+            corpus, train_set, val_set = load_tokens(Path(args.data), config)
+            tokenizer = load_tokenizer(corpus["tokenizer"], Path(args.data))
+            run = Run(args, config, corpus, device)
+            torch.manual_seed(config.seed)
+            model = build_model(config, device)
+            run.attention = attention_backend(config, next(model.parameters()))
+            train(model, train_set, val_set, tokenizer, config, device, run)
+        except Exception as error:
+            outcome = explain(error)
+    except Interrupted as error:  # out here, because it may come while another error is handled
+        outcome = explain(error)
+    status, message, code = outcome
+    if message:
         print(f"error: {message}", file=sys.stderr)
     if run:
         run.end(status, message)

@@ -1,8 +1,8 @@
 """Train GPT-2 124M on a book, and log tokens per second, losses and memory.
 
     python data/prepare.py    # once: text -> data/train.bin, data/val.bin
-    python 00_orig.py         # the full experiment on an NVIDIA GPU, a small one elsewhere
-    python 00_orig.py --help  # every setting
+    torchrun --nproc_per_node=4 02_opt_multi_gpu_ddp.py         # one process a GPU
+    torchrun --nproc_per_node=1 02_opt_multi_gpu_ddp.py --help  # every setting
 
 00_orig.py writes every part by hand, as one learns it. 01_opt_single_gpu.py is the same program
 with every speed technique applied, 02_opt_multi_gpu_ddp.py the same again on many GPUs:
@@ -17,7 +17,9 @@ C channels (the width), H heads, D channels of one head, V vocabulary.
 """
 
 import argparse
+import contextlib
 import hashlib
+import io
 import json
 import math
 import os
@@ -44,7 +46,8 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 # Huge pages for PyTorch's tensors on a CPU (Linux); it reads this at its first allocation.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
-os.environ.setdefault("USE_LIBUV", "0" if sys.platform == "win32" else "1")
+if sys.platform == "win32":
+    os.environ.setdefault("USE_LIBUV", "0")  # PyTorch is built without it there
 
 # Set by torchrun for each process: its number among all, its number on its machine, how many.
 RANK = int(os.environ.get("RANK", 0))
@@ -138,7 +141,6 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     setting("learning_rate", number(float, 0), "AdamW's learning rate")
     setting("weight_decay", number(float, 0), "AdamW's weight decay")
     setting("seed", number(int, 0, 2**63), "seed of weights, dropout and the order of batches")
-
     group.add_argument("--no-compile", dest="compile", action="store_false", default=None,
                        help="train the model as it is, without torch.compile")
 
@@ -151,7 +153,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     group = parser.add_argument_group("measurement")
     setting("eval_freq", number(int, 1), "steps from one log line to the next")
     setting("eval_windows", number(int, 1), "windows of each text that losses are taken on")
-    group.add_argument("--device", help="cpu, cuda, cuda:N or mps (default: the fastest there is)")
+    group.add_argument("--device", help="cpu, or cuda for one GPU a rank (default: cuda if there)")
     group.add_argument("--results-dir", default=str(HERE / "results"), metavar="DIR",
                        help="folder of the record (default: results/ beside this script)")
     group.add_argument("--name", default=Path(__file__).stem,
@@ -159,6 +161,15 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if not re.fullmatch(r"[\w.-]+", args.name):
         parser.error("argument --name: letters, digits, '.', '_' and '-' only")
+    gpus = torch.cuda.device_count()
+    if "RANK" not in os.environ:
+        parser.error(
+            "this script is started by torchrun, one process a GPU:"
+            f" torchrun --nproc_per_node={gpus or 2} {Path(__file__).name}"
+        )
+    if args.device != "cpu" and 0 < gpus < LOCAL_WORLD_SIZE:
+        parser.error(f"{LOCAL_WORLD_SIZE} local ranks and {gpus} GPU(s): --nproc_per_node={gpus},"
+                     " or --device cpu")
     return args
 
 
@@ -167,7 +178,8 @@ def configure(args: argparse.Namespace, device: torch.device) -> Config:
     model = args.model or ("gpt2" if device.type == "cuda" else "cpu-demo")
     if model != args.model and model == "cpu-demo":
         print("No NVIDIA GPU: this is the small model cpu-demo;"
-              f" the full experiment: python {Path(__file__).name} --model gpt2")
+              " the full experiment: torchrun --nproc_per_node=N"
+              f" {Path(__file__).name} --model gpt2")
     preset = dict(MODELS[model])
     if args.epochs or args.max_steps or args.max_tokens:
         preset.pop("max_tokens", None)
@@ -258,13 +270,15 @@ def load_tokens(folder: Path, config: Config) -> tuple[dict, TokenWindows, Token
 def load_tokenizer(name: str, folder: Path) -> tiktoken.Encoding:
     """The tokenizer that the tokens were made with: "gpt2", or the 256 bytes."""
     if name == "bytes":
-        ranks = {bytes([i]): i for i in range(256)}
-        return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={})
+        ids = {bytes([i]): i for i in range(256)}
+        return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ids, special_tokens={})
     cache = Path(os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(folder / "tiktoken")))
-    # tiktoken keeps its files under the SHA-1 of their URL; what is missing it would fetch,
-    # with no time-out.
-    for file in ("6c7ea1a7e38e3a7f062df639a5b80947f075ffe6", "6d1cbeee0f20b3d9449abfede4726ed8212e3aee"):
-        if not (cache / file).is_file():
+    # tiktoken names files by the SHA-1 of their URL, and fetches missing ones with no time-out.
+    for url_sha1 in (
+        "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6",
+        "6d1cbeee0f20b3d9449abfede4726ed8212e3aee",
+    ):
+        if not (cache / url_sha1).is_file():
             raise UserError(f"GPT-2's tokenizer isn't in {cache}; fetch it with data/prepare.py")
     return tiktoken.get_encoding(name)
 
@@ -302,7 +316,7 @@ def attention_backend(config: Config, parameter: torch.Tensor) -> str | None:
     """What computes attention, for the record: PyTorch's choice, None where it doesn't tell."""
     if not hasattr(torch, "_fused_sdp_choice"):
         return None
-    shape = (config.batch_size, config.heads, config.context_length, config.width // config.heads)
+    shape = (1, config.heads, config.context_length, config.width // config.heads)
     q_BHTD = parameter.new_empty(shape).requires_grad_()
     choice = torch._fused_sdp_choice(
         q_BHTD, q_BHTD, q_BHTD, dropout_p=config.dropout, is_causal=True
@@ -389,7 +403,9 @@ def evaluate(model: nn.Module, windows: TokenWindows, count: int, device: torch.
 
 
 @torch.no_grad()
-def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config, device: torch.device) -> str:
+def sample(
+    model: nn.Module, tokenizer: tiktoken.Encoding, config: Config, device: torch.device
+) -> str:
     """The prompt and the 50 tokens that the model finds likeliest, one after the other."""
     model.eval()
     ids_BT = torch.tensor([tokenizer.encode(SAMPLE_PROMPT)], device=device)
@@ -494,26 +510,32 @@ class Clock:
 class Run:
     """What a run prints, and its record: one JSON object a line, flushed as it happens."""
 
-    def __init__(self, args: argparse.Namespace, config: Config, corpus: dict, device: torch.device):
+    def __init__(self, args, config: Config, corpus: dict, device: torch.device):
         self.config, self.device, self.began = config, device, time.perf_counter()
         self.tokens_per_step = config.batch_size * config.context_length
         self.seconds, self.step_rates, self.first_interval = [], [], 0
         self.average = self.val_loss = self.attention = None
-        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        path = Path(args.results_dir) / f"{args.name}-{device.type}-{now}-{os.getpid()}.jsonl"
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        stamp = re.sub("[-:]", "", now)
+        path = Path(args.results_dir) / f"{args.name}-{device.type}-{stamp}-{os.getpid()}.jsonl"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = open(path if RANK == 0 else os.devnull, "x" if RANK == 0 else "w", encoding="utf-8")
+            self.file = open(path, "x", encoding="utf-8")
+            if RANK != 0:  # it can be written, which every rank knows now; one record is enough
+                self.file.close()
+                path.unlink()
+                self.file = open(os.devnull, "w", encoding="utf-8")
         except OSError as error:
             raise UserError(f"can't write results to {path.parent}: {error.strerror}")
         machine = environment(device)
         parameters, self.flops_per_token = count_parameters(config)
-        self.peak_flops = PEAK_FLOPS.get(machine["gpu"])
+        self.peak_flops = PEAK_FLOPS.get(machine["gpu"], 0) * WORLD_SIZE
         self.write(
             "start", schema=1, stage=args.name, time=now,
             argv=[Path(sys.argv[0]).name, *map(relative, sys.argv[1:])],
             config=asdict(config) | dict(
-                parameters=parameters, flops_per_token=self.flops_per_token, world_size=WORLD_SIZE,
+                parameters=parameters, flops_per_token=self.flops_per_token,
+                world_size=WORLD_SIZE,
                 device=device.type, data=relative(args.data),
             ),
             data=corpus, environment=machine,
@@ -564,14 +586,18 @@ class Run:
     def end(self, status: str, error: str | None) -> None:
         rates, memory = self.step_rates[2:], memory_gb(self.device)  # two steps of warm-up
         p25, median, p75 = np.percentile(rates, [25, 50, 75]) if len(rates) >= 3 else [None] * 3
+        mfu = None
+        if median and self.peak_flops:
+            mfu = median * self.flops_per_token / self.peak_flops
+        if median:
+            print(f"Median step tok/sec: {median:.0f}, MFU: {f'{mfu:.1%}' if mfu else 'n/a'}")
         self.write(
             "end", status=status, error=error, avg_tok_per_sec=self.average,
             median_step_tok_per_sec=median, p25_step_tok_per_sec=p25, p75_step_tok_per_sec=p75,
             first_step_seconds=self.seconds[0] if self.seconds else None,
             train_seconds=sum(self.seconds), wall_seconds=time.perf_counter() - self.began,
             reserved_gb=memory["reserved_gb"], peak_reserved_gb=memory["peak_reserved_gb"],
-            val_loss=self.val_loss, attention_backend=self.attention,
-            mfu=median and self.peak_flops and median * self.flops_per_token / self.peak_flops,
+            val_loss=self.val_loss, mfu=mfu, attention_backend=self.attention,
         )
         self.file.close()
 
@@ -639,13 +665,10 @@ def relative(argument: str) -> str:
 
 
 def pick_device(name: str | None) -> torch.device:
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    name = name or ("cuda" if cuda else "mps" if mps else "cpu")
-    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
-        raise UserError(f"unknown device {name!r}: use cpu, cuda, cuda:N or mps")
-    device = torch.device(name)
-    if device.type == "mps" and not mps:
-        raise UserError("no device mps: this machine or this PyTorch has no Metal")
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise UserError(f"unknown device {name!r}: use cpu, or cuda for one GPU a rank")
+    device = torch.device(f"cuda:{LOCAL_RANK}" if name == "cuda" else "cpu")
     if device.type == "cuda":
         if (device.index or 0) >= torch.cuda.device_count():
             raise UserError(f"no device {name}: PyTorch sees {torch.cuda.device_count()} GPU(s)")
@@ -666,6 +689,13 @@ def compile_problem(device: torch.device) -> str | None:
         "it needs a C++ compiler: g++ on Linux, `xcode-select --install` on macOS,"
         f" Visual Studio's Build Tools and their developer prompt on Windows ({reason})"
     )
+
+
+def sum_over_ranks(values: list[float]) -> list[float]:
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    totals = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(totals)
+    return totals.tolist()
 
 
 class UserError(Exception):
@@ -693,9 +723,11 @@ def explain(error: BaseException) -> tuple[str, str, int]:
         return "interrupted", f"interrupted by signal {error.args[0]}", 128 + error.args[0]
     if isinstance(error, Diverged):
         return "diverged", text, 1
-    no_memory = ("out of memory", "can't allocate memory", "bad_alloc", "could not create a memory")
-    if isinstance(error, MemoryError) or any(words in str(error) for words in no_memory):
-        return "out_of_memory", f"out of memory: lower --batch-size or --context-length ({text})", 1
+    if isinstance(error, MemoryError | RuntimeError) and re.search(
+        "out of memory|can't allocate memory|bad_alloc|could not create a memory", f"{error!r}"
+    ):
+        hint = "lower --batch-size or --context-length, or take a smaller --model"
+        return "out_of_memory", f"out of memory: {hint} ({text})", 1
     if not isinstance(error, UserError | OSError):
         traceback.print_exception(error)  # a fault of the program, not of its input
         text = f"{type(error).__name__}: {text}"
@@ -703,31 +735,51 @@ def explain(error: BaseException) -> tuple[str, str, int]:
 
 
 def main() -> int:
+    sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
+    if RANK != 0:
+        sys.stdout = open(os.devnull, "w")  # one rank speaks for all
+    with contextlib.redirect_stderr(io.StringIO() if LOCAL_RANK else sys.stderr):
+        args = parse_arguments()
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
-    sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
-    args = parse_arguments()
-    run, status, message, code = None, "complete", None, 0
+    run, outcome = None, ("complete", None, 0)
     try:
-        device = pick_device(args.device)
-        config = configure(args, device)
-        prepare_tokens(Path(args.data))
-        corpus, train_set, val_set = load_tokens(Path(args.data), config)
-        tokenizer = load_tokenizer(corpus["tokenizer"], Path(args.data))
-        if config.compile and (problem := compile_problem(device)):
-            print(f"Training without torch.compile: {problem}")
-            config.compile = False
-        run = Run(args, config, corpus, device)
-        torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
-        torch.manual_seed(config.seed)
-        model = build_model(config, device)
-        run.attention = attention_backend(config, next(model.parameters()))
-        train(model, train_set, val_set, tokenizer, config, device, run)
-    except BaseException as error:
-        status, message, code = explain(error)
-        print(f"error: {message}", file=sys.stderr)
+        try:
+            device = pick_device(args.device)
+            config = configure(args, device)
+            if device.type == "cpu":  # torchrun leaves a process one thread
+                torch.set_num_threads(max(1, os.cpu_count() // LOCAL_WORLD_SIZE))
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            try:
+                if LOCAL_RANK == 0:
+                    prepare_tokens(Path(args.data))
+            finally:
+                dist.barrier()  # the other ranks wait for the one of their machine
+            corpus, train_set, val_set = load_tokens(Path(args.data), config)
+            tokenizer = load_tokenizer(corpus["tokenizer"], Path(args.data))
+            if config.compile and (problem := compile_problem(device)):
+                print(f"Training without torch.compile: {problem}")
+                config.compile = False
+            run = Run(args, config, corpus, device)
+            torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
+            torch.manual_seed(config.seed + RANK)  # DDP starts all from the weights of rank 0
+            model = build_model(config, device)
+            run.attention = attention_backend(config, next(model.parameters()))
+            train(model, train_set, val_set, tokenizer, config, device, run)
+        except Exception as error:
+            outcome = explain(error)
+            if LOCAL_RANK and run is None:
+                time.sleep(2)  # local rank 0 met the same, and says so before torchrun ends it
+                outcome = ("failed", None, 1)
+    except Interrupted as error:  # out here, because it may come while another error is handled
+        outcome = explain(error)
+    status, message, code = outcome
+    if message and (LOCAL_RANK == 0 or status not in ("diverged", "interrupted")):
+        print(f"error: rank {RANK}: {message}" if RANK else f"error: {message}", file=sys.stderr)
     if run:
         run.end(status, message)
+    if status == "complete":
+        dist.destroy_process_group()
     return code
 
 

@@ -1,0 +1,31 @@
+# make bench   trains the three stages and draws the comparison
+# make test    runs every test and the linter
+# With PYTHON=... both use an environment that is already there.
+
+ifeq ($(origin PYTHON), undefined)
+PYTHON := .venv/bin/python
+ENVIRONMENT := .venv
+endif
+NPROC := "$(PYTHON)" -c "import torch; print(torch.cuda.device_count() or 2)"
+
+.PHONY: bench test lint
+
+bench: $(ENVIRONMENT)
+	test -e data/meta.json || "$(PYTHON)" data/prepare.py
+	"$(PYTHON)" 00_orig.py
+	"$(PYTHON)" 01_opt_single_gpu.py
+	"$(PYTHON)" -m torch.distributed.run --standalone --nproc_per_node=$$($(NPROC)) 02_opt_multi_gpu_ddp.py
+	"$(PYTHON)" plot_results.py
+
+test: $(ENVIRONMENT) lint
+	"$(PYTHON)" -m pytest -q
+
+lint: $(ENVIRONMENT)
+	"$(PYTHON)" -m ruff check .
+
+# Renamed when it is whole, so that an interrupted installation is not taken for an environment.
+.venv: requirements.txt requirements-dev.txt
+	rm -rf .venv
+	python3 -m venv .venv
+	.venv/bin/python -m pip install --quiet -r requirements-dev.txt || { rm -rf .venv; exit 1; }
+	touch .venv

@@ -1,0 +1,140 @@
+"""data/prepare.py: text to tokens, with and without files, network and tokenizer."""
+
+import hashlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+from conftest import ROOT, load, run_python
+
+PREPARE = ROOT / "data" / "prepare.py"
+
+
+def prepare(out, *files, **how):
+    return run_python(PREPARE, *files, "--out", out, **how)
+
+
+def check(out) -> dict:
+    meta = json.loads((out / "meta.json").read_text())
+    for part in ("train", "val"):
+        data = (out / f"{part}.bin").read_bytes()
+        assert len(data) == 2 * meta["tokens"][part]
+        assert hashlib.sha256(data).hexdigest() == meta["sha256"][part]
+        assert np.frombuffer(data, "<u2").max() < meta["vocabulary"]
+    assert not list(out.glob("*.tmp"))
+    return meta
+
+
+def test_no_network(tmp_path):
+    """The standard library's own text as bytes, as many tokens as the book has, always the same."""
+    result = prepare(tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("the text is the standard library of Python") == 1
+    assert "the tokens are bytes" in result.stdout
+    meta = check(tmp_path)
+    assert meta["tokens"] == {"train": 414_009, "val": 46_001}
+    assert meta["tokenizer"] == "bytes" and meta["vocabulary"] == 256
+    assert prepare(tmp_path).returncode == 0
+    assert check(tmp_path) == meta
+
+
+def test_files(tmp_path):
+    texts = ["Ein Anfang: äöü€.\n" * 40, "and an end\n" * 60]
+    paths = [tmp_path / name for name in ("one text.txt", "two.txt")]
+    for path, text in zip(paths, texts, strict=True):
+        path.write_text(text, encoding="utf-8")
+    result = prepare(tmp_path / "out", *paths)
+    assert result.returncode == 0, result.stderr
+    meta = check(tmp_path / "out")
+    assert meta["corpus"] == "one text.txt, two.txt"
+    parts = [(tmp_path / "out" / f"{part}.bin").read_bytes() for part in ("train", "val")]
+    ids = np.frombuffer(b"".join(parts), "<u2")
+    assert bytes(ids.astype(np.uint8)).decode() == "\n".join(texts)
+    assert meta["tokens"]["train"] == int(0.9 * len(ids))
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [(None, "No such file"), (b"", "is empty"), (b" \n", "is empty"), (b"ab", "too short"),
+     (b"abc\xff\xfe" * 99, "is not UTF-8")],
+)
+def test_bad_text(tmp_path, content, says):
+    path, out = tmp_path / "text.txt", tmp_path / "out"
+    good = tmp_path / "good.txt"
+    good.write_text("good text\n" * 50)
+    assert prepare(out, good).returncode == 0
+    before = check(out)
+    if content is not None:
+        path.write_bytes(content)
+    result = prepare(out, path)
+    assert result.returncode == 1 and says in result.stderr
+    assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith("error: ")
+    assert check(out) == before  # what was there is still whole
+
+
+def test_out_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("x" * 100)
+    result = prepare(tmp_path / "file", tmp_path / "file")
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_stage_prepares_what_it_lacks(tmp_path):
+    """A copy of the script beside data/prepare.py, started where there are no tokens yet."""
+    (tmp_path / "data").mkdir()
+    shutil.copy(ROOT / "00_orig.py", tmp_path)
+    shutil.copy(PREPARE, tmp_path / "data")
+    options = "--context-length 16 --batch-size 2 --max-steps 1 --eval-windows 1".split()
+    result = run_python(tmp_path / "00_orig.py", "--device", "cpu", *options)
+    assert result.returncode == 0, result.stderr
+    check(tmp_path / "data")
+
+
+def test_two_ranks_prepare_once(tmp_path):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    options = "--context-length 16 --batch-size 2 --max-steps 1 --eval-windows 1".split()
+    result = run_python(
+        *launcher, ROOT / "02_opt_multi_gpu_ddp.py", "--device", "cpu", "--no-compile", *options,
+        "--data", tmp_path / "data", "--results-dir", tmp_path / "results",
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("running data/prepare.py") == 1
+    check(tmp_path / "data")
+
+
+def test_download_is_checked(tmp_path, monkeypatch):
+    """Gutenberg's marks are cut off; a page that isn't the book, or half of it, is not taken."""
+    script = load(PREPARE)
+    book = "Dorothea " * 200_000
+    start, end = (f"{mark} MIDDLEMARCH ***\n" for mark in script.BOOK_MARKS)
+    page = f"Title: Middlemarch\r\n{start}\n{book}\n{end}The licence"
+    monkeypatch.setattr(script, "fetch", lambda url: page[: len(page) // 2].encode())
+    assert script.book(tmp_path) is None and not list(tmp_path.iterdir())
+    monkeypatch.setattr(script, "fetch", lambda url: page.encode())
+    assert script.book(tmp_path) == book + "\n" == (tmp_path / "middlemarch.txt").read_text()
+    monkeypatch.setattr(script, "fetch", lambda url: pytest.fail("it is there already"))
+    assert script.book(tmp_path) == book + "\n"
+
+
+def test_fetch_gives_up(monkeypatch, capsys):
+    script = load(PREPARE)
+    calls = []
+
+    def refuse(url, timeout):
+        calls.append(timeout)
+        raise OSError("refused")
+
+    monkeypatch.setattr(script.urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(script.time, "sleep", lambda seconds: None)
+    assert script.fetch("http://nowhere") is None
+    assert calls == [script.TIMEOUT_SECONDS] * script.TRIES
+    assert "refused (try 3 of 3)" in capsys.readouterr().out
+
+
+def test_tokenizer_files_are_checked(tmp_path, monkeypatch):
+    script = load(PREPARE)
+    monkeypatch.setattr(script, "fetch", lambda url: b"something else")
+    assert script.gpt2_tokenizer(tmp_path / "cache") is None
+    assert not (tmp_path / "cache").exists()
+
