@@ -508,7 +508,8 @@ class Clock:
 
 
 class Run:
-    """What a run prints, and its record: one JSON object a line, flushed as it happens."""
+    """What a run prints, and its record: one JSON object a line, flushed as it happens, and before
+    it is printed, so that a killed run keeps every line one saw."""
 
     def __init__(self, args, config: Config, corpus: dict, device: torch.device):
         self.config, self.device, self.began = config, device, time.perf_counter()
@@ -566,22 +567,22 @@ class Run:
         interval, average, *steps = sum_over_ranks(rates)
         self.step_rates += steps
         self.average, self.val_loss = average or None, val_loss
-        print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
-              f"Step tok/sec: {interval:.0f}, Avg tok/sec: {average:.0f}", flush=True)
         self.write("log", epoch=epoch, step=step, tokens=tokens, train_loss=train_loss,
                    val_loss=val_loss, step_tok_per_sec=interval, avg_tok_per_sec=self.average,
                    train_seconds=sum(self.seconds))
+        print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
+              f"Step tok/sec: {interval:.0f}, Avg tok/sec: {average:.0f}", flush=True)
         if not math.isfinite(train_loss + val_loss):
             raise Diverged(f"the loss at step {step} is not finite: lower --learning-rate")
 
     def epoch(self, epoch: int, text: str) -> None:
         memory = memory_gb(self.device)
+        self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
         for kind in ("allocated", "reserved"):
             gb = memory[f"{kind}_gb"]
             print(f"{kind.capitalize()} memory:", "n/a" if gb is None else f"{gb:.4f} GB")
         print(flush=True)
-        self.write("epoch", epoch=epoch, **memory, sample=text)
 
     def end(self, status: str, error: str | None) -> None:
         rates, memory = self.step_rates[2:], memory_gb(self.device)  # two steps of warm-up
