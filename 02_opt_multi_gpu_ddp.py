@@ -662,7 +662,10 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
 def relative(argument: str) -> str:
     """An absolute path, alone or behind "--option=", as seen from the current folder."""
     option, equals, value = argument.rpartition("=")
-    return option + equals + (os.path.relpath(value) if os.path.isabs(value) else value)
+    try:
+        return option + equals + (os.path.relpath(value) if os.path.isabs(value) else value)
+    except ValueError:  # on another drive of a Windows machine
+        return option + equals + Path(value).name
 
 
 def pick_device(name: str | None) -> torch.device:
