@@ -566,8 +566,6 @@ class Run:
         mfu = None
         if median and self.peak_flops:
             mfu = median * self.flops_per_token / self.peak_flops
-        if median:
-            print(f"Median step tok/sec: {median:.0f}, MFU: {f'{mfu:.1%}' if mfu else 'n/a'}")
         self.write(
             "end", status=status, error=error, avg_tok_per_sec=self.average,
             median_step_tok_per_sec=median, p25_step_tok_per_sec=p25, p75_step_tok_per_sec=p75,
@@ -577,6 +575,8 @@ class Run:
             val_loss=self.val_loss, mfu=mfu, attention_backend=self.attention,
         )
         self.file.close()
+        if median:
+            print(f"Median step tok/sec: {median:.0f}, MFU: {f'{mfu:.1%}' if mfu else 'n/a'}")
 
 
 # Dense bf16 products a second by NVIDIA's datasheets, by the name that PyTorch gives the GPU.
