@@ -686,9 +686,11 @@ def compile_problem(device: torch.device) -> str | None:
         torch.compile(lambda x: 2 * x + 1)(torch.ones(8, device=device))
         return None
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = " ".join(str(error).split("\n")[:2])
     if device.type == "cuda":
         return f"it needs Triton, on Windows `pip install triton-windows` ({reason})"
+    if " " in torch.__path__[0]:
+        return f"its C++ builds fail where PyTorch lies in a path with a space ({reason})"
     return (
         "it needs a C++ compiler: g++ on Linux, `xcode-select --install` on macOS,"
         f" Visual Studio's Build Tools and their developer prompt on Windows ({reason})"
