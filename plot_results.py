@@ -1,12 +1,13 @@
 """Draw and tabulate the speed, memory and losses of the three stages.
 
-    python plot_results.py               # results/*.jsonl -> speed.png, losses.png, summary.md
+    python plot_results.py               # results/ -> speed.png, losses.png, ladder.png, summary.md
     python plot_results.py --format svg  # the pictures as SVG
     python plot_results.py --help        # every setting
 
 It reads the records in results/ and below results/reference/, and takes the latest complete run of
 each stage for each group: a device, a model and a context length. The published A100 figures
-(results/reference/published-a100.json) stand beside them.
+(results/reference/published-a100.json) stand beside them. Where ladder.py has left a ladder.json,
+in results/ or else in a folder of results/reference/, ladder.png shows the latest of them.
 
 tok/sec is the median over the steps of a run, or the average of a run too short for a median. It
 counts the tokens of all processes together; reserved memory is that of one process.
@@ -296,6 +297,111 @@ def draw_losses(runs: list[Run]):
     return figure
 
 
+def read_ladder(folder: Path) -> dict | None:
+    """The latest finished ladder of ladder.py, or None; one that is damaged is named."""
+    ladders = []
+    for places in ([folder / "ladder.json"], (folder / "reference").glob("*/ladder.json")):
+        for path in sorted(places):
+            try:
+                ladder = json.loads(path.read_text(encoding="utf-8"))
+                if ladder["rows"]:
+                    ladders.append((str(ladder["time"]), str(path), ladder))
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+                print(f"skipped: {relative(path)}, {error!r}", file=sys.stderr)
+        if ladders:
+            break
+    return max(ladders, key=lambda ladder: ladder[:2])[-1] if ladders else None
+
+
+def ladder_label(row: dict) -> str:
+    """05-bfloat16 as "5 bfloat16"."""
+    name = {0: "baseline"}.get(row["rung"]) or re.sub(r"^\d+-", "", row["name"]).replace("-", " ")
+    return f"{STAGES['02_opt_multi_gpu_ddp'][0][3:] if '_ddp' in name else name} {row['rung']:>2}"
+
+
+def draw_ladder(ladder: dict):
+    """Three panels with a row for each rung: tok/sec, factors over the baseline, and losses."""
+    from matplotlib import pyplot as plt  # only now: main() has selected the backend
+
+    rows, places = ladder["rows"], range(len(ladder["rows"]))
+    machine = ladder["plan"]["machine"]["name"]
+    figure, [(row_figure, *_)] = rows_of_panels(
+        [f"The ladder on {machine if len(machine) <= 60 else machine[:59] + '…'}"],
+        [1.3 + 0.36 * len(rows)], [1, 1],
+    )
+    for axes in row_figure.axes:
+        axes.remove()
+    speed, factors, losses = row_figure.subplots(1, 3, width_ratios=[6, 3, 2])
+    for axes in (speed, factors, losses):
+        axes.set_ylim(len(rows) - 0.5, -0.5)  # the baseline at the top
+        axes.grid(visible=False, axis="y")
+        axes.tick_params(axis="y", length=0)
+        axes.set_yticks([])
+    speed.set_yticks(places, [ladder_label(row) for row in rows])
+
+    highest = max([high for row in rows for high in row["speeds"]], default=1)
+    own = STAGES["01_opt_single_gpu"][1]
+    for place, row in zip(places, rows, strict=True):
+        text, right, style = "", 0, {"color": "0.1"}
+        if row["tok_per_sec"]:
+            value, low, right = row["tok_per_sec"], min(row["speeds"]), max(row["speeds"])
+            stage = {0: "00_orig"}.get(row["rung"], row["name"])
+            colour = STAGES.get(stage, (None, own))[1]
+            speed.barh(place, value, 0.7, color=colour)
+            speed.errorbar(value, place, xerr=[[value - low], [right - value]], color="0.1",
+                           elinewidth=1.2, capsize=3)
+            notes = [(row["factor_baseline"], ".2f", "×"), (row["reserved_gb"], ".2f", " GB")]
+            notes = ", ".join(format(x, form) + unit for x, form, unit in notes if x is not None)
+            text = f"{value:,.0f}" + f"  ({notes})" * bool(notes)
+        if row["error"]:
+            reason = f"failed: {row['error']}"
+            reason = reason if len(reason) <= 40 else reason[:39] + "…"
+            text, style = f"{text}  {reason}".strip(), {"color": "#D55E00"}
+        speed.annotate(text, (right, place), (6, 0), textcoords="offset points", va="center",
+                       fontsize=10, **style)
+    speed.set_xlim(0, 1.75 * highest)  # the texts need room right of the bars
+    speed.set_xlabel("speed, tok/sec (all processes)")
+    thousands(speed.xaxis)
+
+    published = [row["published_factor_baseline"] or (1 if row["rung"] == 0 else None)
+                 for row in rows]
+    measured = [row["factor_baseline"] or (1 if row["rung"] == 0 and row["tok_per_sec"] else None)
+                for row in rows]
+    known = [value for value in (*published, *measured) if value]
+    for place, theirs, ours in zip(places, published, measured, strict=True):
+        if theirs:
+            factors.barh(place, theirs - 1, 0.7, left=1, color="0.75")
+            factors.annotate(f"{theirs:.2f}×", (max(theirs, ours or 1), place), (6, 0),
+                             textcoords="offset points", va="center", fontsize=10, color="0.4")
+        if ours:
+            factors.plot(ours, place, "o", color=own, markersize=6)
+    factors.set_xscale("log", base=2)
+    factors.axvline(1, color="0.5", linewidth=1)
+    factors.set_xlim(0.8 * min(known, default=1), 3.4 * max(known, default=1))
+    factors.xaxis.set_major_locator(matplotlib.ticker.LogLocator(2, numticks=7))
+    factors.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}×"))
+    factors.set_xlabel("factor over the baseline")
+
+    baseline = next((row["val_loss"] for row in rows if row["rung"] == 0), None)
+    noise = ladder["seed_noise"]
+    if None not in (baseline, noise):
+        losses.axvspan(baseline - noise, baseline + noise, color="#E69F00", alpha=0.3, linewidth=0)
+    lost = [math.nan if row["val_loss"] is None else row["val_loss"] for row in rows]
+    losses.plot(lost, places, "o", color=own, markersize=5)
+    losses.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(3, steps=[1, 2, 5, 10]))
+    losses.margins(x=0.15)
+    losses.set_xlabel("validation loss")
+    keys = [
+        plt.Line2D([], [], color="0.75", linewidth=8, label="published, A100"),
+        plt.Line2D([], [], color=own, marker="o", linestyle="", label="this machine"),
+        plt.Line2D([], [], color="#E69F00", alpha=0.3, linewidth=8, label="seed noise"),
+    ]
+    row_figure.legend(handles=keys, loc="outside lower right", ncols=3, frameon=False)
+    return figure
+
+
 def write(path: Path, save) -> None:
     """Call `save` with a temporary path and rename it: `path` is never half a file."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -349,6 +455,12 @@ def main() -> int:
         saves[f"losses.{args.format}"] = losses.savefig
     else:
         print(f"no losses to draw: no losses.{args.format}")
+    ladder = read_ladder(args.results)
+    if ladder:
+        try:
+            saves[f"ladder.{args.format}"] = draw_ladder(ladder).savefig
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            print(f"skipped: ladder.json is damaged: {error!r}", file=sys.stderr)
     print(f"\n{text}")
 
     try:

@@ -171,3 +171,50 @@ def test_published_figures():
     assert [row["tok_per_sec"] for row in stages] == [12525, 142156, 419259]
     assert [row["reserved_gb"] for row in stages] == [26.2617, 22.5078, 22.7969]
     assert [row["world_size"] for row in stages] == [1, 1, 4]
+
+
+def ladder(folder, time="2026-01-01T00:00:00Z", **state):
+    """Write a ladder.json of 13 rungs, one of which failed; its rows as ladder.py leaves them."""
+    rows = [
+        dict(rung=k, name=f"{k:02}-technique", speeds=[100 + k, 110 + k], tok_per_sec=105 + k,
+             factor_baseline=(105 + k) / 105 if k else None, reserved_gb=2 - k / 20, error=None,
+             published_factor_baseline=k or None, val_loss=8.0 + (k > 9))
+        for k in range(13)
+    ]
+    rows[7] |= dict(speeds=[], tok_per_sec=None, factor_baseline=None, reserved_gb=None,
+                    val_loss=None, error="out of memory: lower --batch-size")
+    state = dict(time=time, rows=rows, seed_noise=0.05,
+                 plan=dict(machine=dict(name="Test $x_1$ CPU"))) | state
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "ladder.json").write_text(json.dumps(state))
+
+
+def test_ladder(tmp_path):
+    def svg():
+        run = plot(tmp_path, "--format", "svg", "--out", tmp_path / "out")
+        assert run.returncode == 0, run.stderr
+        path = tmp_path / "out" / "ladder.svg"
+        text = path.read_text(encoding="utf-8") if path.exists() else None
+        path.unlink(missing_ok=True)
+        return run, text
+
+    ladder(tmp_path / "reference" / "a", plan=dict(machine=dict(name="older")))
+    ladder(tmp_path / "reference" / "b", time="2026-01-02T00:00:00Z")
+    run, text = svg()
+    assert "ladder.svg" in run.stdout
+    assert run.stderr == ""
+    for shown in ("The ladder on Test $x_1$ CPU", "baseline", "technique 12",
+                  "failed: out of memory", "117  (1.11×, 1.40 GB)", "10.00×", "validation loss"):
+        assert f"<!-- {shown}" in text, shown
+    # One in results/ goes before those of the reference; an unfinished one has no picture.
+    ladder(tmp_path, plan=dict(machine=dict(name="mine")), seed_noise=None)
+    assert "<!-- The ladder on mine -->" in svg()[1]
+    ladder(tmp_path, rows=[])
+    assert "Test $x_1$ CPU" in svg()[1]
+    # A damaged one is named.
+    for state in (dict(rows=[{"rung": 0}]), dict(rows=[1]), dict(plan=None)):
+        ladder(tmp_path, **state)
+        run, text = svg()
+        assert text is None
+        assert "skipped: ladder.json is damaged" in run.stderr
+        assert len(run.stderr.splitlines()) == 1

@@ -20,7 +20,8 @@ stack = load(ROOT / "patches" / "stack.py")
 PATCHES = stack.load(ROOT)
 SERIES = [patch.name for patch in PATCHES[:-1]]
 UNCHANGED = [patch.name for patch in PATCHES[:-1] if patch.fields["Loss"] == "unchanged"]
-PREVIOUS = dict(zip(SERIES, ["00_orig", *SERIES], strict=False))
+STAGES = ["00_orig", *SERIES, DDP.removesuffix(".py")]
+PREVIOUS = dict(zip(STAGES[1:], STAGES, strict=False))
 
 
 # The series as it is.
@@ -88,7 +89,7 @@ def test_stage_runs(stage, written, tmp_path):
 @pytest.mark.parametrize("stage", UNCHANGED)
 def test_same_losses_as_the_stage_before(stage, written, tmp_path):
     """From the same weights, in float32, uncompiled."""
-    folder, rows, models = write_tokens(tmp_path), [], []
+    folder, models = write_tokens(tmp_path), []
     for name in (PREVIOUS[stage], stage):
         script = load(written / f"{name}.py")
         model, config = model_of(script, batch_size=8)
@@ -153,8 +154,7 @@ class Tree:
         assert self.does("verify").startswith("ok: ")
         shutil.rmtree(self.root / "out", ignore_errors=True)
         self.does("write", "--out", "out")
-        names = ["00_orig", *SERIES, DDP.removesuffix(".py")]
-        return [n for n in names if text in (self.root / "out" / f"{n}.py").read_text("utf-8")]
+        return [n for n in STAGES if text in (self.root / "out" / f"{n}.py").read_text("utf-8")]
 
 
 @pytest.fixture
@@ -162,7 +162,6 @@ def tree(tmp_path) -> Tree:
     return Tree(tmp_path / "tree")
 
 
-STAGES = ["00_orig", *SERIES, DDP.removesuffix(".py")]
 SHARED = "Median step tok/sec: "  # a text that all stages have
 COMPILING = "Training without torch.compile: "  # one that comes with this patch
 COMPILE = next(name for name in SERIES if name.endswith("torch-compile"))

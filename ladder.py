@@ -1,0 +1,707 @@
+"""Measure every technique between 00_orig.py and 01_opt_single_gpu.py on this machine.
+
+    python ladder.py                       # every rung, 4 rounds
+    python ladder.py --rungs 0,5-8         # some of them
+    python ladder.py --repeats 1           # one round: figures, but no verdicts
+    python ladder.py --repeats 2 --resume  # take up the last ladder, or give it more rounds
+    python ladder.py --dry-run             # what would run, and about how long
+    python ladder.py --leave-one-out       # 01 without one technique at a time
+    python ladder.py -- --model gpt2       # what follows -- goes to every script
+    python ladder.py --help                # every setting
+
+Rung 0 is 00_orig.py, rung k the script as it stands after patch k of patches/series; with two or
+more GPUs the last one is 02_opt_multi_gpu_ddp.py. Each runs as the file that patches/stack.py
+writes out, in a fresh process, with the same data and seed, over the same number of tokens. A
+round runs every rung once, so that a machine that drifts hits all of them alike.
+
+A run leaves its record in results/. ladder.json holds the plan, the runs so far and, at the end,
+the rows; ladder.md the same rows as a table. A gain is claimed only after 4 rounds whose ranges
+don't overlap. The exit code is 1 if a rung failed: its row says why.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from tqdm import tqdm
+
+HERE = Path(__file__).resolve().parent
+BUILD = HERE / "build"
+STACK = HERE / "patches" / "stack.py"
+PUBLISHED = HERE / "results" / "reference" / "published-a100.json"
+OPTIMIZED, DDP = "01_opt_single_gpu", "02_opt_multi_gpu_ddp"
+
+TOKENS = {"cuda": 393_216, "cpu": 16_384}  # of a run: on a GPU one epoch at batch size 32
+SEED, OTHER_SEED = 123, 124
+ROUNDS_FOR_A_VERDICT = 4
+# What the ladder gives every script itself, so that the rungs can be compared.
+OWN_OPTIONS = {"--data", "--results-dir", "--name", "--device", "--seed", "--help"}
+OWN_OPTIONS |= {"--max-tokens", "--max-steps", "--epochs"}
+
+
+@dataclass
+class Rung:
+    number: int
+    name: str
+    script: Path
+    technique: str
+    patches: tuple[str, ...]  # the names of those applied
+    loss: str | None = None  # what its patch says that it does to the loss
+    published: float | None = None  # tok/sec on the published A100
+    processes: int = 1
+    error: str | None = None  # why it can't run
+
+
+@dataclass
+class Job:
+    """One run. Round 0 is a trial of 3 steps."""
+
+    rung: Rung
+    round: int
+    seed: int = SEED
+
+    @property
+    def key(self) -> tuple:
+        return self.rung.name, self.round, self.seed
+
+
+class UserError(Exception):
+    """What the user can mend, told in one line; `code` is the exit code."""
+
+    def __init__(self, text: str, code: int = 1):
+        super().__init__(text)
+        self.code = code
+
+
+class Interrupted(BaseException):
+    """Ctrl-C or SIGTERM. No Exception, so that nothing on its way swallows it."""
+
+
+def interrupt(signum, frame) -> None:
+    for signal_number in (signal.SIGINT, signal.SIGTERM):  # a second one mustn't cut the end short
+        signal.signal(signal_number, signal.SIG_IGN)
+    raise Interrupted(signum)
+
+
+# ------------------------------------------------------------------------------------------------
+# What there is to run
+# ------------------------------------------------------------------------------------------------
+
+
+def parse_rungs(text: str, count: int) -> list[int]:
+    """The numbers that "0,5-8" names, among 0 to `count` - 1. Raises UserError."""
+    numbers = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if not match:
+            raise UserError(f"--rungs {text}: {part!r} is no number and no range like 5-8", 2)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last or last >= count:
+            raise UserError(f"--rungs {text}: {part!r} isn't within 0-{count - 1}", 2)
+        numbers.update(range(first, last + 1))
+    return sorted(numbers)
+
+
+def read_header(patch: Path) -> dict[str, str]:
+    """The fields at the top of a patch; a line that begins with a space continues the one above."""
+    header, name = {}, None
+    for line in patch.read_text(encoding="utf-8").splitlines():
+        field = re.match(r"([A-Z][\w-]*): *(.*)", line)
+        if field:
+            name, header[field[1]] = field[1], field[2]
+        elif name and line.startswith(" "):
+            header[name] += " " + line.strip()
+        else:
+            break
+    return header
+
+
+def read_ladder(gpus: int) -> list[Rung]:
+    """Every rung in order. Raises UserError where the patches or the published figures fail."""
+    try:
+        lines = (HERE / "patches" / "series").read_text(encoding="utf-8").split("\n")
+        names = [line.strip().removesuffix(".patch") for line in lines if line.strip(" #")]
+        headers = [read_header(HERE / "patches" / f"{name}.patch") for name in names]
+        techniques = json.loads(PUBLISHED.read_text(encoding="utf-8"))["techniques"]
+        published = {row["id"]: float(row["tok_per_sec"]) for row in techniques}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"patches/ or the published figures can't be read: {error}")
+    ddp = published.pop("ddp", None)
+    speeds = [*published.values(), *[None] * len(names)]  # published in the order of the patches
+    stages = BUILD / "stages"
+    rungs = [Rung(0, "00_orig", stages / "00_orig.py", "baseline", (), None, speeds[0])]
+    for k, (name, header) in enumerate(zip(names, headers, strict=True), 1):
+        technique, loss = header.get("Technique", name), header.get("Loss", "").split()
+        rungs.append(Rung(k, name, stages / f"{name}.py", technique, tuple(names[:k]),
+                          loss[0].rstrip(",;:") if loss else None, speeds[k]))
+    if gpus >= 2:
+        rungs.append(Rung(len(rungs), DDP, stages / f"{DDP}.py", f"DDP on {gpus} GPUs",
+                          tuple(names), None, ddp, gpus))
+    return rungs
+
+
+def leave_one_out(rungs: list[Rung]) -> list[Rung]:
+    """01, and 01 without each one technique, merged from 01 and the stages around its patch."""
+    rungs = [rung for rung in rungs if rung.processes == 1]
+    whole, folder = rungs[-1], BUILD / "leave-one-out"
+    folder.mkdir(parents=True, exist_ok=True)
+    variants = [Rung(0, OPTIMIZED, HERE / f"{OPTIMIZED}.py", "every technique", whole.patches)]
+    for before, after in zip(rungs, rungs[1:], strict=False):
+        name = f"without-{after.name}"
+        # ours: 01; base: the stage with the patch; theirs: the stage before it.
+        command = ["git", "merge-file", "-p", variants[0].script, after.script, before.script]
+        merge = subprocess.run(command, capture_output=True)
+        conflict = f"conflict: {merge.returncode} place(s) that later patches build on"
+        if not 0 <= merge.returncode <= 127:
+            conflict = f"git merge-file: {merge.stderr.decode(errors='replace').strip()}"
+        variant = Rung(after.number, name, folder / f"{name}.py", after.technique,
+                       tuple(n for n in whole.patches if n != after.name), after.loss,
+                       error=conflict if merge.returncode else None)
+        if not variant.error:
+            variant.script.write_bytes(merge.stdout)
+        variants.append(variant)
+    return variants
+
+
+def check_options(rungs: list[Rung], options: list[str]) -> None:
+    """Raises UserError for an option that a rung's script doesn't have, or a bad value of one."""
+    names = [option.split("=")[0] for option in options if option.startswith("-")]
+    for name in names:
+        if name in OWN_OPTIONS:
+            raise UserError(f"{name} is set by the ladder itself, for every rung alike", 2)
+    for rung in rungs if options else []:
+        # Before it comes to --help, the script looks at the values; only then at unknown names.
+        code, out, err = run_child([sys.executable, rung.script, *options, "--help"])
+        if code:
+            raise UserError(f"rung {rung.number} ({rung.name}): {last_line(err)}", 2)
+        known = set(re.findall(r"(?<![\w-])--?\w[\w-]*", out))
+        for name in names:
+            if name not in known and not re.fullmatch(r"-[\d.]+", name):
+                raise UserError(f"rung {rung.number} ({rung.name}) has no option {name}", 2)
+
+
+# ------------------------------------------------------------------------------------------------
+# Running
+# ------------------------------------------------------------------------------------------------
+
+
+def run_child(command: list, **extra_environment: str) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr). It doesn't outlive the ladder."""
+    child = subprocess.Popen(
+        [str(part) for part in command], env=os.environ | extra_environment, text=True,
+        encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
+    )
+    try:
+        out, err = child.communicate()
+    except BaseException:
+        child.terminate()
+        try:
+            child.communicate(timeout=40)  # torchrun gives its ranks 30 seconds
+        except subprocess.TimeoutExpired:
+            child.kill()
+        raise
+    return child.returncode, out, err
+
+
+def last_line(text: str) -> str:
+    """The last line that tells an error, else the last one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
+    told = [line for line in lines if re.match(r"([\w.-]+: )?error: ", line)] or lines
+    return re.sub(r"^([\w.-]+: )?error: ", "", told[-1])
+
+
+def run_tool(*command) -> None:
+    """Runs a script of this repository. Raises UserError with the last line that it said."""
+    code, _, err = run_child([sys.executable, *command])
+    if code:
+        raise UserError(f"{Path(command[0]).name} failed: {last_line(err)}")
+
+
+def command_of(job: Job, plan: dict, data: Path, results: Path) -> list:
+    launcher = []
+    if job.rung.processes > 1:
+        launcher = ["-m", "torch.distributed.run", "--standalone"]
+        launcher += [f"--nproc_per_node={job.rung.processes}"]
+    length = ["--max-tokens", plan["tokens"]] if job.round else ["--max-steps", 3]
+    on_a_cpu = ["--eval-freq", 10**9] if plan["machine"]["device"] == "cpu" else []
+    return [
+        sys.executable, *launcher, job.rung.script, "--name", job.rung.name,
+        "--device", plan["machine"]["device"], "--data", data, "--results-dir", results,
+        "--seed", job.seed, *length, *on_a_cpu, *plan["options"],
+    ]
+
+
+def run_job(job: Job, plan: dict, data: Path, results: Path) -> dict:
+    """Runs it; returns its entry in ladder.json."""
+    # torch.compile keeps what it made; the first round must not find it, later ones may.
+    cache = BUILD / "compiler-cache" / plan["kind"] / job.rung.name
+    if job.round <= 1:
+        shutil.rmtree(cache, ignore_errors=True)
+    if job.round == 0:
+        results = BUILD / "leave-one-out" / "trials"
+    began = time.perf_counter()
+    code, out, err = run_child(
+        command_of(job, plan, data, results),
+        TORCHINDUCTOR_CACHE_DIR=str(cache), TRITON_CACHE_DIR=str(cache / "triton"),
+    )
+    record = re.search(r"^Record: .*?([^/\\\n]+\.jsonl)$", out, re.MULTILINE)
+    entry = dict(name=job.rung.name, round=job.round, seed=job.seed, record=None, error=None,
+                 seconds=time.perf_counter() - began)
+    if record:
+        entry["record"] = record[1]
+        read_figures(entry, results)
+    if code and not entry["error"]:
+        entry["error"] = last_line(err) if code > 0 else f"ended by signal {-code}"
+    return entry
+
+
+def read_figures(entry: dict, results: Path) -> dict | None:
+    """What a run's record says, or None with the reason in `entry`."""
+    try:
+        lines = (results / entry["record"]).read_text(encoding="utf-8").splitlines()
+        start, *_, end = map(json.loads, lines)
+        if end["event"] != "end":
+            entry["error"] = entry["error"] or "killed: its record has no end"
+            return None
+        if end["status"] != "complete":
+            reason = (end["error"] or "").removeprefix("out of memory: ")
+            entry["error"] = f"{end['status'].replace('_', ' ')}: {reason}"
+            return None
+        speed = end["median_step_tok_per_sec"] or end["avg_tok_per_sec"]
+        if entry["round"] and not speed:
+            entry["error"] = "too short for a speed: raise --max-tokens"
+            return None
+        figures = {name: end[name] for name in (
+            "reserved_gb", "first_step_seconds", "val_loss", "mfu", "attention_backend")}
+        figures |= {name: start["config"].get(name) for name in ("flops_per_token", "compile")}
+        return figures | {"tok_per_sec": speed, "average": end["median_step_tok_per_sec"] is None}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        entry["error"] = entry["error"] or f"its record can't be read: {error!r}"
+        return None
+
+
+def measure_ceiling(device: str) -> dict[str, float]:
+    """Floating-point operations a second of a large matrix product, by precision."""
+    import torch
+
+    size = 8192 if device == "cuda" else 2048
+    ceiling = {}
+    for name, dtype, precision in (
+        ("float32", torch.float32, "highest"), ("TF32", torch.float32, "high"),
+        ("bfloat16", torch.bfloat16, "highest"),
+    ):
+        if name == "TF32" and device != "cuda":
+            continue
+        torch.set_float32_matmul_precision(precision)
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        seconds = []
+        for _ in range(8):
+            began = time.perf_counter()
+            a @ b
+            if device == "cuda":
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - began)
+        ceiling[name] = 2 * size**3 / median(seconds[3:])  # after 3 to warm up
+    return ceiling
+
+
+def this_machine() -> dict:
+    import torch
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    cpu = re.search(r"model name\s*: (.+)", cpuinfo)
+    name = cpu[1] if cpu else platform.processor() or platform.machine()
+    return dict(
+        device="cuda" if gpus else "cpu", gpus=gpus, torch=torch.__version__,
+        name=torch.cuda.get_device_name() if gpus else name, threads=torch.get_num_threads(),
+    )
+
+
+# ------------------------------------------------------------------------------------------------
+# Figures
+# ------------------------------------------------------------------------------------------------
+
+
+def verdict(new: list[float], old: list[float]) -> str:
+    """Whether the speeds `new`, one a round, are faster than `old`: only if no two overlap."""
+    if min(len(new), len(old)) < ROUNDS_FOR_A_VERDICT:
+        return "no verdict"
+    if min(new) > max(old):
+        return "faster"
+    return "slower" if max(new) < min(old) else "no measurable change"
+
+
+def precision(patches: tuple[str, ...], device: str) -> str:
+    """What a script with these patches multiplies matrices in."""
+    if any("bfloat16" in name for name in patches):
+        return "bfloat16"
+    tensor_cores = any("tensor-cores" in name for name in patches)
+    return "TF32" if tensor_cores and device == "cuda" else "float32"
+
+
+def ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a and b else None
+
+
+def difference(a: float | None, b: float | None) -> float | None:
+    return None if None in (a, b) else a - b
+
+
+def make_rows(rungs: list[Rung], state: dict, results: Path) -> tuple[list[dict], float | None]:
+    """(a row for each rung, seed noise). `before` is the nearest row above that has figures."""
+    rows, baseline, before = [], None, None
+    device, kind = state["plan"]["machine"]["device"], state["plan"]["kind"]
+    other_loss = noise = None
+    for rung in rungs:
+        entries = [run for run in state["runs"] if run["name"] == rung.name and run["round"]]
+        figures = {(e["round"], e["seed"]): read_figures(e, results) for e in entries
+                   if e["record"]}
+        runs = [f for (_, seed), f in sorted(figures.items()) if f and seed == SEED]
+        errors = [run["error"] for run in state["runs"] if run["name"] == rung.name]
+        error = rung.error or next((e for e in errors if e), None)
+        speeds = [run["tok_per_sec"] for run in runs]
+
+        def middle(name, runs=runs):
+            values = [run[name] for run in runs if run[name] is not None]
+            return median(values) if values else None
+
+        row = dict(rung=rung.number, name=rung.name, technique=rung.technique, loss=rung.loss,
+                   error=error, rounds=len(runs), speeds=speeds, tok_per_sec=middle("tok_per_sec"),
+                   published=rung.published, val_loss=middle("val_loss"))
+        if rung.number == 0 and runs:
+            baseline = row
+            other_loss = (figures.get((1, OTHER_SEED)) or {}).get("val_loss")
+            noise = difference(row["val_loss"], other_loss)
+            noise = None if noise is None else abs(noise)
+        first = figures.get((1, SEED)) or {}
+        against = dict(before=before, baseline=baseline if baseline is not row else None)
+        for name, other in against.items():
+            other = other or {}
+            factors = [ratio(row[x], other.get(x)) for x in ("tok_per_sec", "published")]
+            row[f"factor_{name}"], row[f"published_factor_{name}"] = factors
+            row[f"loss_difference_{name}"] = difference(row["val_loss"], other.get("val_loss"))
+        if kind == "leave-one-out":  # here the technique is what the baseline has more
+            row["factor_technique"] = ratio(1, row["factor_baseline"])
+            row["verdict"] = verdict(baseline["speeds"], speeds) if baseline and runs else None
+        else:
+            row["verdict"] = verdict(speeds, before["speeds"]) if before and runs else None
+        change = row["loss_difference_baseline"]
+        judged = change is not None and noise is not None
+        used = precision(rung.patches, device)
+        flops = ratio(middle("flops_per_token"), rung.processes)
+        work = row["tok_per_sec"] * flops if row["tok_per_sec"] and flops else None
+        row |= dict(
+            within_seed_noise=abs(change) <= noise if judged else None,
+            reserved_gb=middle("reserved_gb"), first_step_seconds=first.get("first_step_seconds"),
+            mfu=middle("mfu"), precision=used,
+            share_of_ceiling=ratio(work, state["ceiling"].get(used)),
+            attention_backend=runs[0]["attention_backend"] if runs else None,
+            uncompiled=any(run["compile"] is False for run in runs) and compiles(rung),
+            average=any(run["average"] for run in runs),
+        )
+        rows.append(row)
+        before = row if runs else before
+    return rows, noise
+
+
+def compiles(rung: Rung) -> bool:
+    """Whether the script compiles the model unless one says --no-compile."""
+    return "--no-compile" in rung.script.read_text(encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------------------
+# Tables
+# ------------------------------------------------------------------------------------------------
+
+
+def show(value: float | None, form: str) -> str:
+    return "n/a" if value is None else format(value, form)
+
+
+def table(state: dict) -> str:
+    """The rows and what there is to know about them, as Markdown."""
+    plan, rows = state["plan"], state["rows"]
+    machine, left_out = plan["machine"], plan["kind"] == "leave-one-out"
+    heads = ["rung", "without" if left_out else "technique", "tok/sec", "range"]
+    if left_out:
+        heads += ["technique's factor"]
+    else:
+        heads += ["× before (A100)", "× baseline (A100)"]
+    heads += ["reserved GB", "first step s", "val loss"] + ["Δ before"] * (not left_out)
+    heads += ["Δ 01" if left_out else "Δ baseline", "within seed noise", "loss by the patch"]
+    heads += ["of ceiling", "MFU", "attention", "verdict"]
+    lines = [heads, ["--:", ":--"] + ["--:"] * (len(heads) - 4) + [":--"] * 2]
+    for row in rows:
+        speeds, noise = row["speeds"], row["within_seed_noise"]
+        star = " \\*" * row["uncompiled"] + " †" * row["average"]
+        cells = [str(row["rung"]), row["technique"] + star, show(row["tok_per_sec"], ",.0f")]
+        cells += [f"{min(speeds):,.0f}–{max(speeds):,.0f}" if len(speeds) > 1 else "n/a"]
+        if left_out:
+            cells += [show(row["factor_technique"], ".2f")]
+        else:
+            cells += [f"{show(row[f'factor_{n}'], '.2f')}"
+                      f" ({show(row[f'published_factor_{n}'], '.2f')})"
+                      for n in ("before", "baseline")]
+        cells += [show(row["reserved_gb"], ".2f"), show(row["first_step_seconds"], ".1f")]
+        cells += [show(row["val_loss"], ".4f")]
+        cells += [show(row["loss_difference_before"], "+.4f")] * (not left_out)
+        cells += [show(row["loss_difference_baseline"], "+.4f")]
+        cells += ["n/a" if noise is None else "yes" if noise else "no", row["loss"] or "n/a"]
+        cells += [show(row["share_of_ceiling"], ".1%"), show(row["mfu"], ".1%")]
+        cells += [row["attention_backend"] or "n/a"]
+        cells += [f"failed: {row['error']}" if row["error"] else row["verdict"] or "baseline"]
+        lines.append(cells)
+    rounds = max((row["rounds"] for row in rows), default=0)
+    ceilings = ", ".join(f"{k} {v / 1e12:,.2f}" for k, v in state["ceiling"].items())
+    options = f", options `{shlex.join(plan['options'])}`" if plan["options"] else ""
+    notes = [
+        f"{machine['name']}, PyTorch {machine['torch']}, {plan['tokens']:,} tokens a run,"
+        f" {rounds} round(s), seed {SEED}{options}. Matrix products: {ceilings} TFLOP/s.",
+        "tok/sec is the median over the rounds of each run's median step, the range their smallest"
+        " and largest. \"faster\" and \"slower\" need 4 rounds and ranges that don't overlap.",
+    ]
+    if left_out:
+        notes += ["The factor is 01's tok/sec over that without the technique; \"faster\" means"
+                  " that 01 is faster with it."]
+    else:
+        notes += ["Factors over the nearest rung above that ran, and over the baseline; in brackets"
+                  " the published ones, from an A100, where there are any."]
+    if state["seed_noise"] is not None:
+        notes += [
+            f"Seed noise is the difference that one other seed ({OTHER_SEED}) makes to the loss of"
+            f" {rows[0]['name']}, {state['seed_noise']:.4f}: a hint of its size, no more."
+        ]
+    if any(row["uncompiled"] for row in rows):
+        notes += ["\\* without torch.compile: it found no compiler, or was told not to use it."]
+    if any(row["average"] for row in rows):
+        notes += ["† too few steps for a median: the average of the run."]
+    markdown = ["| " + " | ".join(c.replace("|", r"\|") for c in line) + " |" for line in lines]
+    return "\n".join([*markdown, "", *(f"{note}\n" for note in notes)])
+
+
+# ------------------------------------------------------------------------------------------------
+# Main
+# ------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, text: str) -> None:
+    """Written beside it and renamed: `path` is never half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(text.encode())
+    temporary.replace(path)
+
+
+def read_state(path: Path) -> dict:
+    """The earlier state, or {} where there is none that can be read."""
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        return state if {"plan", "runs", "ceiling"} <= state.keys() else {}
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def resume(path: Path, plan: dict, results: Path) -> dict:
+    """The state to go on from. Raises UserError if it was measured with another plan."""
+    state = read_state(path)
+    if not state:
+        raise UserError(f"nothing to resume: {relative(path)} is missing or damaged", 2)
+    for name, value in plan.items():
+        earlier = state["plan"].get(name)
+        if earlier != value and name != "repeats":  # more rounds of the same are welcome
+            raise UserError(f"can't resume {relative(path)}: it was measured with other {name};"
+                            " without --resume a new one begins", 2)
+    # A run that failed is tried again, and so is one whose record is gone.
+    state["runs"] = [run for run in state["runs"] if not run["error"] and run["record"]
+                     and (run["round"] == 0 or read_figures(run, results))]
+    return state | {"plan": plan}
+
+
+def seconds_left(jobs: list[Job], runs: list[dict]) -> float | None:
+    """By the median time of each rung's runs; for a rung that had none, of all runs."""
+    times = {}
+    for run in runs:
+        times.setdefault(run["name"], []).append(run["seconds"])
+    whole = [second for seconds in times.values() for second in seconds]
+    return sum(median(times.get(job.rung.name, whole)) for job in jobs) if whole else None
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+def make_jobs(rungs: list[Rung], kind: str, repeats: int) -> list[Job]:
+    rungs = [rung for rung in rungs if not rung.error]
+    jobs = [Job(rung, 0) for rung in rungs[1:] if kind == "leave-one-out"]
+    for number in range(1, repeats + 1):
+        for rung in rungs:
+            jobs.append(Job(rung, number))
+            if rung.number == 0 and number == 1:
+                jobs.append(Job(rung, 1, OTHER_SEED))
+    return jobs
+
+
+def run_jobs(jobs: list[Job], state: dict, path: Path, data: Path, results: Path) -> None:
+    """Runs them in order, and saves the state after each."""
+    failed = {run["name"] for run in state["runs"] if run["error"]}
+    form = "{desc} {percentage:3.0f}% {bar} {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+    with tqdm(total=len(jobs), bar_format=form, disable=None) as bar:
+        for i, job in enumerate(jobs):
+            bar.set_description_str(f"round {job.round}: {job.rung.name}")
+            if job.rung.name not in failed:
+                entry = run_job(job, state["plan"], data, results)
+                state["runs"].append(entry)
+                write(path, json.dumps(state, indent=1))
+                figures = read_figures(entry, results) if entry["record"] and job.round else None
+                if entry["error"]:
+                    failed.add(job.rung.name)
+                    text = f"failed: {entry['error']}"
+                elif figures:
+                    text = (f"{figures['tok_per_sec']:,.0f} tok/sec, val loss"
+                            f" {show(figures['val_loss'], '.3f')}, {entry['seconds']:.0f} s")
+                else:
+                    text = "3 steps, complete"
+                later = [job for job in jobs[i + 1 :] if job.rung.name not in failed]
+                left = minutes(seconds_left(later, state["runs"]))
+                seed = f", seed {job.seed}" if job.seed != SEED else ""
+                bar.set_postfix_str(f"{left} left")
+                bar.write(f"round {job.round}: {job.rung.name}{seed}: {text}; {left} left")
+                sys.stdout.flush()
+            bar.update()
+
+
+def relative(path: Path) -> str:
+    try:
+        return os.path.relpath(path)
+    except ValueError:  # another drive of a Windows machine
+        return str(path)
+
+
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is out of range")
+    return int(text)
+
+
+positive.__name__ = "whole number"
+
+
+def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """(the settings, the options behind --)."""
+    parser = argparse.ArgumentParser(
+        usage="ladder.py [options] [-- options of the scripts]", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--rungs", metavar="0,5-8", help="which rungs (default: all)")
+    parser.add_argument("--repeats", type=positive, default=4, metavar="N", help="rounds (4)")
+    parser.add_argument("--max-tokens", type=positive, metavar="N",
+                        help="tokens of a run (GPU: 393,216, CPU: 16,384)")
+    parser.add_argument("--resume", action="store_true", help="go on where the last one stopped")
+    parser.add_argument("--dry-run", action="store_true", help="tell what would run, and how long")
+    parser.add_argument("--leave-one-out", action="store_true",
+                        help="01 without one technique at a time; writes leave-one-out.md, .json")
+    parser.add_argument("--data", type=Path, default=HERE / "data", metavar="DIR",
+                        help="folder of the tokens (default: data/ beside this script)")
+    parser.add_argument("--results-dir", type=Path, default=HERE / "results", metavar="DIR",
+                        help="folder of the records (default: results/ beside this script)")
+    parser.add_argument("--out", type=Path, metavar="DIR",
+                        help="folder of ladder.md and ladder.json (default: that of the records)")
+    cut = argv.index("--") if "--" in argv else len(argv)
+    return parser.parse_args(argv[:cut]), argv[cut + 1 :]
+
+
+def ladder(args: argparse.Namespace, options: list[str]) -> int:
+    """Does what the options say; returns the exit code. Raises UserError."""
+    kind = "leave-one-out" if args.leave_one_out else "ladder"
+    path = (args.out or args.results_dir) / f"{kind}.json"
+    machine = this_machine()
+    rungs = read_ladder(machine["gpus"])
+    chosen = parse_rungs(args.rungs, len(rungs)) if args.rungs else range(len(rungs))
+    run_tool(STACK, "verify")
+    run_tool(STACK, "write", "--out", BUILD / "stages")
+    if args.leave_one_out:
+        rungs, chosen = leave_one_out(rungs), {0, *chosen}
+    rungs = [rung for rung in rungs if rung.number in chosen]
+    check_options([rung for rung in rungs if not rung.error], options)
+
+    meta = args.data / "meta.json"
+    if not meta.exists() and not args.dry_run:
+        print("No tokens there: running data/prepare.py", flush=True)
+        run_tool(HERE / "data" / "prepare.py", "--out", args.data)
+    plan = dict(
+        kind=kind, machine=machine, repeats=args.repeats, options=options,
+        tokens=args.max_tokens or TOKENS[machine["device"]],
+        data=hashlib.sha256(meta.read_bytes()).hexdigest() if meta.exists() else None,
+        rungs={rung.name: hashlib.sha256(rung.script.read_bytes()).hexdigest()
+               if rung.script.exists() else None for rung in rungs},
+    )
+    earlier = read_state(path).get("runs", [])
+    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    state = dict(schema=1, time=now, plan=plan, ceiling={}, runs=[], rows=[], seed_noise=None)
+    if args.resume:
+        state |= resume(path, plan, args.results_dir) | {"rows": []}
+    done = {(run["name"], run["round"], run["seed"]) for run in state["runs"]}
+    jobs = [job for job in make_jobs(rungs, kind, args.repeats) if job.key not in done]
+
+    if args.dry_run:
+        for job in jobs:
+            command = command_of(job, plan, *map(relative, (args.data, args.results_dir)))
+            command[0] = "python"
+            parts = [relative(part) if isinstance(part, Path) else str(part) for part in command]
+            print(f"round {job.round}: {shlex.join(parts)}")
+        seconds = seconds_left(jobs, earlier)
+        source = "by the ladder before it" if seconds else "a rough estimate"
+        start, speed = (15, 20_000) if machine["gpus"] else (10, 600)
+        seconds = seconds or len(jobs) * (start + plan["tokens"] / speed)
+        print(f"{len(jobs)} runs, about {minutes(seconds)} ({source})")
+        return 0
+
+    if not state["ceiling"]:
+        print("Measuring this machine's matrix products", flush=True)
+        code, out, err = run_child([sys.executable, __file__, "--measure-ceiling"])
+        if code:
+            raise UserError(f"the matrix products failed: {last_line(err)}")
+        state["ceiling"] = json.loads(out)
+    write(path, json.dumps(state, indent=1))
+    run_jobs(jobs, state, path, args.data, args.results_dir)
+    state["rows"], state["seed_noise"] = make_rows(rungs, state, args.results_dir)
+    write(path, json.dumps(state, indent=1))
+    text = table(state)
+    write(path.with_suffix(".md"), text)
+    print(f"\n{text}\n{relative(path.with_suffix('.md'))}\n{relative(path)}")
+    return 1 if any(row["error"] for row in state["rows"]) else 0
+
+
+def main() -> int:
+    sys.stdout.reconfigure(errors="replace")  # a terminal without × or Δ is no reason to stop
+    if sys.argv[1:] == ["--measure-ceiling"]:  # in a process of its own, that leaves the GPU free
+        print(json.dumps(measure_ceiling(this_machine()["device"])))
+        return 0
+    args, options = parse_arguments(sys.argv[1:])
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        return ladder(args, options)
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return getattr(error, "code", 1)
+    except Interrupted as error:
+        print("interrupted: --resume goes on from here", file=sys.stderr)
+        return 128 + error.args[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
