@@ -514,8 +514,8 @@ class Run:
 
     def __init__(self, args, config: Config, corpus: dict, device: torch.device):
         self.config, self.device, self.began = config, device, time.perf_counter()
-        self.tokens_per_step = config.batch_size * config.context_length
-        self.seconds, self.step_rates, self.first_interval = [], [], 0
+        self.tokens_per_step = config.batch_size * config.context_length * WORLD_SIZE
+        self.seconds, self.first_interval = [], 0
         self.average = self.val_loss = self.attention = None
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         stamp = re.sub("[-:]", "", now)
@@ -537,8 +537,7 @@ class Run:
             argv=[Path(sys.argv[0]).name, *map(relative, sys.argv[1:])],
             config=asdict(config) | dict(
                 parameters=parameters, flops_per_token=self.flops_per_token,
-                world_size=WORLD_SIZE,
-                device=device.type, data=relative(args.data),
+                world_size=WORLD_SIZE, device=device.type, data=relative(args.data),
             ),
             data=corpus, environment=machine,
             source_sha256=hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
@@ -558,23 +557,22 @@ class Run:
 
     def log(self, epoch, step, tokens, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the steps since the last line, which took `seconds` each."""
+        seconds = [total / WORLD_SIZE for total in sum_over_ranks(seconds)]  # of the mean rank
         self.seconds += seconds
         self.first_interval = self.first_interval or len(seconds)
         later = self.seconds[self.first_interval :]  # step 0 is warm-up and compilation
-        rates = [
-            self.tokens_per_step * len(span) / sum(span) if span else 0.0
-            for span in (seconds, later, *([second] for second in seconds))
-        ]
-        interval, average, *steps = sum_over_ranks(rates)
-        self.step_rates += steps
-        self.average, self.val_loss = average or None, val_loss
+        interval, self.average = self.tok_per_sec(seconds), self.tok_per_sec(later)
+        self.val_loss = val_loss
         self.write("log", epoch=epoch, step=step, tokens=tokens, train_loss=train_loss,
                    val_loss=val_loss, step_tok_per_sec=interval, avg_tok_per_sec=self.average,
                    train_seconds=sum(self.seconds))
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
-              f"Step tok/sec: {interval:.0f}, Avg tok/sec: {average:.0f}", flush=True)
+              f"Step tok/sec: {interval:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
         if not math.isfinite(train_loss + val_loss):
             raise Diverged(f"the loss at step {step} is not finite: lower --learning-rate")
+
+    def tok_per_sec(self, seconds: list[float]) -> float | None:
+        return self.tokens_per_step * len(seconds) / sum(seconds) if seconds else None
 
     def epoch(self, epoch: int, text: str) -> None:
         memory = memory_gb(self.device)
@@ -586,7 +584,8 @@ class Run:
         print(flush=True)
 
     def end(self, status: str, error: str | None) -> None:
-        rates, memory = self.step_rates[2:], memory_gb(self.device)  # two steps of warm-up
+        memory = memory_gb(self.device)
+        rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # two warm it up
         p25, median, p75 = np.percentile(rates, [25, 50, 75]) if len(rates) >= 3 else [None] * 3
         mfu = None
         if median and self.peak_flops:
@@ -681,21 +680,18 @@ def pick_device(name: str | None) -> torch.device:
     return device
 
 
-def compile_problem(device: torch.device) -> str | None:
-    """What torch.compile lacks here, and where to get it; None where a trial succeeds."""
+def can_compile(device: torch.device) -> bool:
+    """Whether torch.compile works here; where a trial fails, one line says what it needs."""
     try:
         torch.compile(lambda x: 2 * x + 1)(torch.ones(8, device=device))
-        return None
+        return True
     except Exception as error:
         reason = " ".join(str(error).split("\n")[:2])
+    needs = "a C++ compiler (README.md tells which), and PyTorch in a path without spaces"
     if device.type == "cuda":
-        return f"it needs Triton, on Windows `pip install triton-windows` ({reason})"
-    if " " in torch.__path__[0]:
-        return f"its C++ builds fail where PyTorch lies in a path with a space ({reason})"
-    return (
-        "it needs a C++ compiler: g++ on Linux, `xcode-select --install` on macOS,"
-        f" Visual Studio's Build Tools and their developer prompt on Windows ({reason})"
-    )
+        needs = "Triton, on Windows `pip install triton-windows`"
+    print(f"Training without torch.compile: it needs {needs} ({reason})")
+    return False
 
 
 def sum_over_ranks(values: list[float]) -> list[float]:
@@ -764,9 +760,7 @@ def main() -> int:
                 dist.barrier()  # the other ranks wait for the one of their machine
             corpus, train_set, val_set = load_tokens(Path(args.data), config)
             tokenizer = load_tokenizer(corpus["tokenizer"], Path(args.data))
-            if config.compile and (problem := compile_problem(device)):
-                print(f"Training without torch.compile: {problem}")
-                config.compile = False
+            config.compile = config.compile and can_compile(device)
             run = Run(args, config, corpus, device)
             torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
             torch.manual_seed(config.seed + RANK)  # DDP starts all from the weights of rank 0

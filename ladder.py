@@ -14,16 +14,16 @@ more GPUs the last one is 02_opt_multi_gpu_ddp.py. Each runs as the file that pa
 writes out, in a fresh process, with the same data and seed, over the same number of tokens. A
 round runs every rung once, so that a machine that drifts hits all of them alike.
 
-A run leaves its record in results/. ladder.json holds the plan, the runs so far and, at the end,
-the rows; ladder.md the same rows as a table. A gain is claimed only after 4 rounds whose ranges
-don't overlap. The exit code is 1 if a rung failed: its row says why.
+A run leaves its record in results/ladder/. ladder.json there holds the plan, the runs so far and,
+at the end, the rows; ladder.md the same rows as a table. A gain is claimed only after 4 rounds
+whose ranges don't overlap. The exit code is 1 if a rung failed: its row says why.
 """
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -31,20 +31,20 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from tqdm import tqdm
 
+from patches import stack
+
 HERE = Path(__file__).resolve().parent
 BUILD = HERE / "build"
-STACK = HERE / "patches" / "stack.py"
 PUBLISHED = HERE / "results" / "reference" / "published-a100.json"
-OPTIMIZED, DDP = "01_opt_single_gpu", "02_opt_multi_gpu_ddp"
 
 TOKENS = {"cuda": 393_216, "cpu": 16_384}  # of a run: on a GPU one epoch at batch size 32
-SEED, OTHER_SEED = 123, 124
+SEED = 123  # in round k the baseline runs also with seed 123 + k, which shows the seed noise
 ROUNDS_FOR_A_VERDICT = 4
 # What the ladder gives every script itself, so that the rungs can be compared.
 OWN_OPTIONS = {"--data", "--results-dir", "--name", "--device", "--seed", "--help"}
@@ -114,64 +114,52 @@ def parse_rungs(text: str, count: int) -> list[int]:
     return sorted(numbers)
 
 
-def read_header(patch: Path) -> dict[str, str]:
-    """The fields at the top of a patch; a line that begins with a space continues the one above."""
-    header, name = {}, None
-    for line in patch.read_text(encoding="utf-8").splitlines():
-        field = re.match(r"([A-Z][\w-]*): *(.*)", line)
-        if field:
-            name, header[field[1]] = field[1], field[2]
-        elif name and line.startswith(" "):
-            header[name] += " " + line.strip()
-        else:
-            break
-    return header
-
-
 def read_ladder(gpus: int) -> list[Rung]:
-    """Every rung in order. Raises UserError where the patches or the published figures fail."""
+    """Every rung in order; their scripts are written out, where no user edits them.
+
+    Raises StackError where a patch fails, UserError where the published figures do.
+    """
     try:
-        lines = (HERE / "patches" / "series").read_text(encoding="utf-8").split("\n")
-        names = [line.strip().removesuffix(".patch") for line in lines if line.strip(" #")]
-        headers = [read_header(HERE / "patches" / f"{name}.patch") for name in names]
         techniques = json.loads(PUBLISHED.read_text(encoding="utf-8"))["techniques"]
-        published = {row["id"]: float(row["tok_per_sec"]) for row in techniques}
+        *published, ddp = (float(row["tok_per_sec"]) for row in techniques)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"patches/ or the published figures can't be read: {error}")
-    ddp = published.pop("ddp", None)
-    speeds = [*published.values(), *[None] * len(names)]  # published in the order of the patches
-    stages = BUILD / "stages"
-    rungs = [Rung(0, "00_orig", stages / "00_orig.py", "baseline", (), None, speeds[0])]
-    for k, (name, header) in enumerate(zip(names, headers, strict=True), 1):
-        technique, loss = header.get("Technique", name), header.get("Loss", "").split()
-        rungs.append(Rung(k, name, stages / f"{name}.py", technique, tuple(names[:k]),
-                          loss[0].rstrip(",;:") if loss else None, speeds[k]))
-    if gpus >= 2:
-        rungs.append(Rung(len(rungs), DDP, stages / f"{DDP}.py", f"DDP on {gpus} GPUs",
-                          tuple(names), None, ddp, gpus))
+        raise UserError(f"{relative(PUBLISHED)} can't be read: {error!r}")
+    patches = stack.load()
+    published += [None] * (len(patches) - len(published)) + [ddp]
+    rungs, stages = [], zip(stack.names_of(patches), stack.rebuild(patches), strict=True)
+    for k, (name, text) in enumerate(stages):
+        if name == "ddp" and gpus < 2:
+            break
+        script = BUILD / "ladder" / stack.file_of(name)
+        stack.write_all({script: text})
+        fields = patches[k - 1].fields if k else {"Technique": "baseline", "Loss": ""}
+        rungs.append(Rung(
+            k, script.stem, script, fields["Technique"], tuple(p.name for p in patches[:k]),
+            fields["Loss"].partition(" ")[0] or None, published[k],
+            processes=gpus if name == "ddp" else 1,
+        ))
     return rungs
 
 
 def leave_one_out(rungs: list[Rung]) -> list[Rung]:
     """01, and 01 without each one technique, merged from 01 and the stages around its patch."""
     rungs = [rung for rung in rungs if rung.processes == 1]
-    whole, folder = rungs[-1], BUILD / "leave-one-out"
-    folder.mkdir(parents=True, exist_ok=True)
-    variants = [Rung(0, OPTIMIZED, HERE / f"{OPTIMIZED}.py", "every technique", whole.patches)]
-    for before, after in zip(rungs, rungs[1:], strict=False):
-        name = f"without-{after.name}"
-        # ours: 01; base: the stage with the patch; theirs: the stage before it.
-        command = ["git", "merge-file", "-p", variants[0].script, after.script, before.script]
-        merge = subprocess.run(command, capture_output=True)
-        conflict = f"conflict: {merge.returncode} place(s) that later patches build on"
-        if not 0 <= merge.returncode <= 127:
-            conflict = f"git merge-file: {merge.stderr.decode(errors='replace').strip()}"
-        variant = Rung(after.number, name, folder / f"{name}.py", after.technique,
-                       tuple(n for n in whole.patches if n != after.name), after.loss,
-                       error=conflict if merge.returncode else None)
-        if not variant.error:
-            variant.script.write_bytes(merge.stdout)
+    texts = [rung.script.read_bytes() for rung in rungs]
+    whole, variants = rungs[-1], []
+    for k, rung in enumerate(rungs):
+        name = f"without-{rung.name}" if k else Path(stack.LAST).stem
+        variant = replace(
+            rung, name=name, script=BUILD / "leave-one-out" / f"{name}.py",
+            technique=rung.technique if k else "every technique", published=None,
+            patches=tuple(n for n in whole.patches if n != rung.name),
+        )
         variants.append(variant)
+        try:
+            # base: the stage with the technique; ours: 01; theirs: the stage before it
+            text = stack.merge(texts[k], texts[-1], texts[k - 1], name) if k else texts[-1]
+            stack.write_all({variant.script: text})
+        except stack.Conflict:
+            variant.error = "conflict: later patches build on the lines that it changes"
     return variants
 
 
@@ -221,13 +209,6 @@ def last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
     told = [line for line in lines if re.match(r"([\w.-]+: )?error: ", line)] or lines
     return re.sub(r"^([\w.-]+: )?error: ", "", told[-1])
-
-
-def run_tool(*command) -> None:
-    """Runs a script of this repository. Raises UserError with the last line that it said."""
-    code, _, err = run_child([sys.executable, *command])
-    if code:
-        raise UserError(f"{Path(command[0]).name} failed: {last_line(err)}")
 
 
 def command_of(job: Job, plan: dict, data: Path, results: Path) -> list:
@@ -322,13 +303,11 @@ def this_machine() -> dict:
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    cpu = re.search(r"model name\s*: (.+)", cpuinfo)
-    name = cpu[1] if cpu else platform.processor() or platform.machine()
-    return dict(
-        device="cuda" if gpus else "cpu", gpus=gpus, torch=torch.__version__,
-        name=torch.cuda.get_device_name() if gpus else name, threads=torch.get_num_threads(),
-    )
+    device = "cuda" if gpus else "cpu"
+    # Told as every record tells it.
+    machine = importlib.import_module("00_orig").environment(torch.device(device))
+    return dict(device=device, gpus=gpus, torch=machine["torch"], threads=machine["threads"],
+                name=machine["gpu"] or machine["cpu"])
 
 
 # ------------------------------------------------------------------------------------------------
@@ -365,7 +344,7 @@ def make_rows(rungs: list[Rung], state: dict, results: Path) -> tuple[list[dict]
     """(a row for each rung, seed noise). `before` is the nearest row above that has figures."""
     rows, baseline, before = [], None, None
     device, kind = state["plan"]["machine"]["device"], state["plan"]["kind"]
-    other_loss = noise = None
+    noise = None
     for rung in rungs:
         entries = [run for run in state["runs"] if run["name"] == rung.name and run["round"]]
         figures = {(e["round"], e["seed"]): read_figures(e, results) for e in entries
@@ -384,9 +363,9 @@ def make_rows(rungs: list[Rung], state: dict, results: Path) -> tuple[list[dict]
                    published=rung.published, val_loss=middle("val_loss"))
         if rung.number == 0 and runs:
             baseline = row
-            other_loss = (figures.get((1, OTHER_SEED)) or {}).get("val_loss")
-            noise = difference(row["val_loss"], other_loss)
-            noise = None if noise is None else abs(noise)
+            losses = {seed: f["val_loss"] for (_, seed), f in figures.items() if f}
+            if len(losses) > 1 and None not in losses.values():
+                noise = max(losses.values()) - min(losses.values())
         first = figures.get((1, SEED)) or {}
         against = dict(before=before, baseline=baseline if baseline is not row else None)
         for name, other in against.items():
@@ -482,8 +461,8 @@ def table(state: dict) -> str:
                   " the published ones, from an A100, where there are any."]
     if state["seed_noise"] is not None:
         notes += [
-            f"Seed noise is the difference that one other seed ({OTHER_SEED}) makes to the loss of"
-            f" {rows[0]['name']}, {state['seed_noise']:.4f}: a hint of its size, no more."
+            f"Seed noise is the range of {rows[0]['name']}'s losses over {rounds + 1} seeds,"
+            f" {state['seed_noise']:.4f}."
         ]
     if any(row["uncompiled"] for row in rows):
         notes += ["\\* without torch.compile: it found no compiler, or was told not to use it."]
@@ -550,8 +529,8 @@ def make_jobs(rungs: list[Rung], kind: str, repeats: int) -> list[Job]:
     for number in range(1, repeats + 1):
         for rung in rungs:
             jobs.append(Job(rung, number))
-            if rung.number == 0 and number == 1:
-                jobs.append(Job(rung, 1, OTHER_SEED))
+            if rung.number == 0:
+                jobs.append(Job(rung, number, SEED + number))
     return jobs
 
 
@@ -612,13 +591,12 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--resume", action="store_true", help="go on where the last one stopped")
     parser.add_argument("--dry-run", action="store_true", help="tell what would run, and how long")
     parser.add_argument("--leave-one-out", action="store_true",
-                        help="01 without one technique at a time; writes leave-one-out.md, .json")
+                        help="01 without one technique at a time")
     parser.add_argument("--data", type=Path, default=HERE / "data", metavar="DIR",
                         help="folder of the tokens (default: data/ beside this script)")
     parser.add_argument("--results-dir", type=Path, default=HERE / "results", metavar="DIR",
-                        help="folder of the records (default: results/ beside this script)")
-    parser.add_argument("--out", type=Path, metavar="DIR",
-                        help="folder of ladder.md and ladder.json (default: that of the records)")
+                        help="where the folder ladder/ or leave-one-out/ with records and tables"
+                             " goes (default: results/ beside this script)")
     cut = argv.index("--") if "--" in argv else len(argv)
     return parser.parse_args(argv[:cut]), argv[cut + 1 :]
 
@@ -626,12 +604,11 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 def ladder(args: argparse.Namespace, options: list[str]) -> int:
     """Does what the options say; returns the exit code. Raises UserError."""
     kind = "leave-one-out" if args.leave_one_out else "ladder"
-    path = (args.out or args.results_dir) / f"{kind}.json"
+    results = args.results_dir / kind
+    path = results / f"{kind}.json"
     machine = this_machine()
     rungs = read_ladder(machine["gpus"])
     chosen = parse_rungs(args.rungs, len(rungs)) if args.rungs else range(len(rungs))
-    run_tool(STACK, "verify")
-    run_tool(STACK, "write", "--out", BUILD / "stages")
     if args.leave_one_out:
         rungs, chosen = leave_one_out(rungs), {0, *chosen}
     rungs = [rung for rung in rungs if rung.number in chosen]
@@ -640,7 +617,10 @@ def ladder(args: argparse.Namespace, options: list[str]) -> int:
     meta = args.data / "meta.json"
     if not meta.exists() and not args.dry_run:
         print("No tokens there: running data/prepare.py", flush=True)
-        run_tool(HERE / "data" / "prepare.py", "--out", args.data)
+        prepare = [sys.executable, HERE / "data" / "prepare.py", "--out", args.data]
+        code, _, err = run_child(prepare)
+        if code:
+            raise UserError(f"data/prepare.py failed: {last_line(err)}")
     plan = dict(
         kind=kind, machine=machine, repeats=args.repeats, options=options,
         tokens=args.max_tokens or TOKENS[machine["device"]],
@@ -652,13 +632,13 @@ def ladder(args: argparse.Namespace, options: list[str]) -> int:
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     state = dict(schema=1, time=now, plan=plan, ceiling={}, runs=[], rows=[], seed_noise=None)
     if args.resume:
-        state |= resume(path, plan, args.results_dir) | {"rows": []}
+        state |= resume(path, plan, results) | {"rows": []}
     done = {(run["name"], run["round"], run["seed"]) for run in state["runs"]}
     jobs = [job for job in make_jobs(rungs, kind, args.repeats) if job.key not in done]
 
     if args.dry_run:
         for job in jobs:
-            command = command_of(job, plan, *map(relative, (args.data, args.results_dir)))
+            command = command_of(job, plan, *map(relative, (args.data, results)))
             command[0] = "python"
             parts = [relative(part) if isinstance(part, Path) else str(part) for part in command]
             print(f"round {job.round}: {shlex.join(parts)}")
@@ -676,8 +656,8 @@ def ladder(args: argparse.Namespace, options: list[str]) -> int:
             raise UserError(f"the matrix products failed: {last_line(err)}")
         state["ceiling"] = json.loads(out)
     write(path, json.dumps(state, indent=1))
-    run_jobs(jobs, state, path, args.data, args.results_dir)
-    state["rows"], state["seed_noise"] = make_rows(rungs, state, args.results_dir)
+    run_jobs(jobs, state, path, args.data, results)
+    state["rows"], state["seed_noise"] = make_rows(rungs, state, results)
     write(path, json.dumps(state, indent=1))
     text = table(state)
     write(path.with_suffix(".md"), text)
@@ -695,7 +675,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, interrupt)
     try:
         return ladder(args, options)
-    except (UserError, OSError) as error:
+    except (UserError, stack.StackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
     except Interrupted as error:

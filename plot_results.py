@@ -4,10 +4,10 @@
     python plot_results.py --format svg  # the pictures as SVG
     python plot_results.py --help        # every setting
 
-It reads the records in results/ and below results/reference/, and takes the latest complete run of
-each stage for each group: a device, a model and a context length. The published A100 figures
-(results/reference/published-a100.json) stand beside them. Where ladder.py has left a ladder.json,
-in results/ or else in a folder of results/reference/, ladder.png shows the latest of them.
+It reads the records in results/ and in the folders of results/reference/, and takes the latest
+complete run of each stage for each group: a device, a model and a context length. The published
+A100 figures (results/reference/published-a100.json) stand beside them. ladder.png shows the ladder
+in results/, or else the latest one in results/reference/.
 
 tok/sec is the median over the steps of a run, or the average of a run too short for a median. It
 counts the tokens of all processes together; reserved memory is that of one process.
@@ -115,7 +115,7 @@ def read_record(path: Path) -> dict[str, list[dict]]:
 def read_runs(folder: Path) -> list[Run]:
     """The latest complete run of each stage and group, sorted by group, then stage."""
     latest, left_out = {}, 0
-    for path in sorted([*folder.glob("*.jsonl"), *(folder / "reference").rglob("*.jsonl")]):
+    for path in sorted([*folder.glob("*.jsonl"), *folder.glob("reference/*/*.jsonl")]):
         try:
             events = read_record(path)
         except (OSError, ValueError) as error:
@@ -300,14 +300,12 @@ def draw_losses(runs: list[Run]):
 def read_ladder(folder: Path) -> dict | None:
     """The latest finished ladder of ladder.py, or None; one that is damaged is named."""
     ladders = []
-    for places in ([folder / "ladder.json"], (folder / "reference").glob("*/ladder.json")):
-        for path in sorted(places):
+    for places in ("ladder/ladder.json", "reference/*/ladder/ladder.json"):
+        for path in sorted(folder.glob(places)):
             try:
                 ladder = json.loads(path.read_text(encoding="utf-8"))
                 if ladder["rows"]:
                     ladders.append((str(ladder["time"]), str(path), ladder))
-            except FileNotFoundError:
-                continue
             except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
                 print(f"skipped: {relative(path)}, {error!r}", file=sys.stderr)
         if ladders:

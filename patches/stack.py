@@ -43,6 +43,10 @@ class StackError(Exception):
     """What stands in the way, told in one line."""
 
 
+class Conflict(StackError):
+    """Two changes of the same lines."""
+
+
 # ------------------------------------------------------------------------------------------------
 # Files and lines
 # ------------------------------------------------------------------------------------------------
@@ -310,7 +314,7 @@ def sha256(text: bytes) -> str:
 def merge(base: bytes, ours: bytes, theirs: bytes, name: str) -> bytes:
     """`ours` with what changed from `base` to `theirs`.
 
-    Raises StackError, naming the stage `name` and the line, where the two changes meet.
+    Raises Conflict, naming the stage `name` and the line, where the two changes meet.
     """
     if base == theirs:
         return ours
@@ -328,7 +332,7 @@ def merge(base: bytes, ours: bytes, theirs: bytes, name: str) -> bytes:
         raise StackError(f"git merge-file: {result.stderr.decode(errors='replace').strip()}")
     lines = lines_of(result.stdout)
     line = next(i for i, text in enumerate(lines, 1) if text.startswith(b"<<<<<<< "))
-    raise StackError(
+    raise Conflict(
         f"stage {name}, line {line}: the edit conflicts with what the stage has there; nothing is"
         " changed"
     )

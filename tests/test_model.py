@@ -143,8 +143,8 @@ def test_that_test_notices_another_attention_scale(pair, monkeypatch):
 
 def test_compiled_trains_like_uncompiled(stages, tmp_path):
     script, folder = stages["01_opt_single_gpu"], write_tokens(tmp_path)
-    if script.compile_problem(CPU):
-        pytest.skip(f"torch.compile: {script.compile_problem(CPU)}")
+    if not script.can_compile(CPU):
+        pytest.skip("torch.compile doesn't work here")
     rows = [
         losses_of(script, *model_of(script, batch_size=4, compile=on), folder)
         for on in (True, False)

@@ -185,8 +185,9 @@ def ladder(folder, time="2026-01-01T00:00:00Z", **state):
                     val_loss=None, error="out of memory: lower --batch-size")
     state = dict(time=time, rows=rows, seed_noise=0.05,
                  plan=dict(machine=dict(name="Test $x_1$ CPU"))) | state
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "ladder.json").write_text(json.dumps(state))
+    path = folder / "ladder" / "ladder.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(state))
 
 
 def test_ladder(tmp_path):

@@ -49,6 +49,13 @@ def test_commands_that_look():
         assert all(text in result.stdout for text in expected) and "\033" not in result.stdout
 
 
+def test_readme_lists_what_the_headers_say():
+    rows = re.findall(r"^\|.*\|.*\[(.+)\]\(patches/(.+)\.patch\).*\| (\w+) \|",
+                      (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    fields = [(patch.fields["Technique"], patch.name, patch.fields["Loss"]) for patch in PATCHES]
+    assert rows == [(technique, name, loss.split()[0]) for technique, name, loss in fields]
+
+
 @pytest.fixture(scope="session")
 def written(tmp_path_factory) -> Path:
     """Every stage, written out."""
