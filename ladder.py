@@ -16,7 +16,7 @@ round runs every rung once, so that a machine that drifts hits all of them alike
 
 A run leaves its record in results/ladder/. ladder.json there holds the plan, the runs so far and,
 at the end, the rows; ladder.md the same rows as a table. A gain is claimed only after 4 rounds
-whose ranges don't overlap. The exit code is 1 if a rung failed: its row says why.
+whose ranges don't overlap. The exit code is 1 if a run failed: the row of its rung says why.
 """
 
 import argparse
@@ -211,6 +211,14 @@ def last_line(text: str) -> str:
     return re.sub(r"^([\w.-]+: )?error: ", "", told[-1])
 
 
+def run_tool(script, *options) -> str:
+    """What a script of this repository prints. Raises UserError with the last line of its error."""
+    code, out, err = run_child([sys.executable, script, *options])
+    if code:
+        raise UserError(f"{Path(script).name} failed: {last_line(err)}")
+    return out
+
+
 def command_of(job: Job, plan: dict, data: Path, results: Path) -> list:
     launcher = []
     if job.rung.processes > 1:
@@ -351,7 +359,7 @@ def make_rows(rungs: list[Rung], state: dict, results: Path) -> tuple[list[dict]
                    if e["record"]}
         runs = [f for (_, seed), f in sorted(figures.items()) if f and seed == SEED]
         errors = [run["error"] for run in state["runs"] if run["name"] == rung.name]
-        error = rung.error or next((e for e in errors if e), None)
+        error = rung.error or next((f"failed: {e}" for e in errors if e), None)
         speeds = [run["tok_per_sec"] for run in runs]
 
         def middle(name, runs=runs):
@@ -375,7 +383,8 @@ def make_rows(rungs: list[Rung], state: dict, results: Path) -> tuple[list[dict]
             row[f"loss_difference_{name}"] = difference(row["val_loss"], other.get("val_loss"))
         if kind == "leave-one-out":  # here the technique is what the baseline has more
             row["factor_technique"] = ratio(1, row["factor_baseline"])
-            row["verdict"] = verdict(baseline["speeds"], speeds) if baseline and runs else None
+            compared = baseline and baseline is not row and runs
+            row["verdict"] = verdict(baseline["speeds"], speeds) if compared else None
         else:
             row["verdict"] = verdict(speeds, before["speeds"]) if before and runs else None
         change = row["loss_difference_baseline"]
@@ -442,7 +451,7 @@ def table(state: dict) -> str:
         cells += ["n/a" if noise is None else "yes" if noise else "no", row["loss"] or "n/a"]
         cells += [show(row["share_of_ceiling"], ".1%"), show(row["mfu"], ".1%")]
         cells += [row["attention_backend"] or "n/a"]
-        cells += [f"failed: {row['error']}" if row["error"] else row["verdict"] or "baseline"]
+        cells += [row["error"] or row["verdict"] or "baseline"]
         lines.append(cells)
     rounds = max((row["rounds"] for row in rows), default=0)
     ceilings = ", ".join(f"{k} {v / 1e12:,.2f}" for k, v in state["ceiling"].items())
@@ -483,6 +492,15 @@ def write(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.write_bytes(text.encode())
     temporary.replace(path)
+
+
+def keep(path: Path) -> None:
+    """Puts an earlier ladder's files aside, named by the time when it ended."""
+    if path.exists():
+        ended = time.strftime("-%Y%m%dT%H%M%SZ", time.gmtime(path.stat().st_mtime))
+        for file in (path, path.with_suffix(".md")):
+            if file.exists():
+                file.replace(file.with_stem(file.stem + ended))
 
 
 def read_state(path: Path) -> dict:
@@ -532,6 +550,19 @@ def make_jobs(rungs: list[Rung], kind: str, repeats: int) -> list[Job]:
             if rung.number == 0:
                 jobs.append(Job(rung, number, SEED + number))
     return jobs
+
+
+def announce(jobs: list[Job], plan: dict, earlier: list[dict], data: Path, results: Path) -> None:
+    """Prints the commands of the jobs, and how long they take, as far as `earlier` runs tell."""
+    for job in jobs:
+        _, *command = command_of(job, plan, *map(relative, (data, results)))
+        parts = [relative(part) if isinstance(part, Path) else str(part) for part in command]
+        print(f"round {job.round}: python {shlex.join(parts)}")
+    start, tok_per_sec = (15, 20_000) if plan["machine"]["gpus"] else (10, 600)
+    guess = len(jobs) * (start + plan["tokens"] / tok_per_sec)
+    seconds = seconds_left(jobs, earlier)
+    source = "by the ladder before it" if seconds else "a rough estimate"
+    print(f"{len(jobs)} runs, about {minutes(seconds or guess)} ({source})")
 
 
 def run_jobs(jobs: list[Job], state: dict, path: Path, data: Path, results: Path) -> None:
@@ -617,10 +648,7 @@ def ladder(args: argparse.Namespace, options: list[str]) -> int:
     meta = args.data / "meta.json"
     if not meta.exists() and not args.dry_run:
         print("No tokens there: running data/prepare.py", flush=True)
-        prepare = [sys.executable, HERE / "data" / "prepare.py", "--out", args.data]
-        code, _, err = run_child(prepare)
-        if code:
-            raise UserError(f"data/prepare.py failed: {last_line(err)}")
+        run_tool(HERE / "data" / "prepare.py", "--out", args.data)
     plan = dict(
         kind=kind, machine=machine, repeats=args.repeats, options=options,
         tokens=args.max_tokens or TOKENS[machine["device"]],
@@ -637,24 +665,14 @@ def ladder(args: argparse.Namespace, options: list[str]) -> int:
     jobs = [job for job in make_jobs(rungs, kind, args.repeats) if job.key not in done]
 
     if args.dry_run:
-        for job in jobs:
-            command = command_of(job, plan, *map(relative, (args.data, results)))
-            command[0] = "python"
-            parts = [relative(part) if isinstance(part, Path) else str(part) for part in command]
-            print(f"round {job.round}: {shlex.join(parts)}")
-        seconds = seconds_left(jobs, earlier)
-        source = "by the ladder before it" if seconds else "a rough estimate"
-        start, speed = (15, 20_000) if machine["gpus"] else (10, 600)
-        seconds = seconds or len(jobs) * (start + plan["tokens"] / speed)
-        print(f"{len(jobs)} runs, about {minutes(seconds)} ({source})")
+        announce(jobs, plan, earlier, args.data, results)
         return 0
 
     if not state["ceiling"]:
         print("Measuring this machine's matrix products", flush=True)
-        code, out, err = run_child([sys.executable, __file__, "--measure-ceiling"])
-        if code:
-            raise UserError(f"the matrix products failed: {last_line(err)}")
-        state["ceiling"] = json.loads(out)
+        state["ceiling"] = json.loads(run_tool(__file__, "--measure-ceiling"))
+    if not args.resume:
+        keep(path)
     write(path, json.dumps(state, indent=1))
     run_jobs(jobs, state, path, args.data, results)
     state["rows"], state["seed_noise"] = make_rows(rungs, state, results)
@@ -662,7 +680,7 @@ def ladder(args: argparse.Namespace, options: list[str]) -> int:
     text = table(state)
     write(path.with_suffix(".md"), text)
     print(f"\n{text}\n{relative(path.with_suffix('.md'))}\n{relative(path)}")
-    return 1 if any(row["error"] for row in state["rows"]) else 0
+    return 1 if any(run["error"] for run in state["runs"]) else 0
 
 
 def main() -> int:

@@ -354,8 +354,7 @@ def draw_ladder(ladder: dict):
             notes = ", ".join(format(x, form) + unit for x, form, unit in notes if x is not None)
             text = f"{value:,.0f}" + f"  ({notes})" * bool(notes)
         if row["error"]:
-            reason = f"failed: {row['error']}"
-            reason = reason if len(reason) <= 40 else reason[:39] + "…"
+            reason = row["error"] if len(row["error"]) <= 40 else row["error"][:39] + "…"
             text, style = f"{text}  {reason}".strip(), {"color": "#D55E00"}
         speed.annotate(text, (right, place), (6, 0), textcoords="offset points", va="center",
                        fontsize=10, **style)

@@ -182,7 +182,7 @@ def ladder(folder, time="2026-01-01T00:00:00Z", **state):
         for k in range(13)
     ]
     rows[7] |= dict(speeds=[], tok_per_sec=None, factor_baseline=None, reserved_gb=None,
-                    val_loss=None, error="out of memory: lower --batch-size")
+                    val_loss=None, error="failed: out of memory: lower --batch-size")
     state = dict(time=time, rows=rows, seed_noise=0.05,
                  plan=dict(machine=dict(name="Test $x_1$ CPU"))) | state
     path = folder / "ladder" / "ladder.json"
