@@ -348,61 +348,58 @@ def difference(a: float | None, b: float | None) -> float | None:
     return None if None in (a, b) else a - b
 
 
+def figures_of(rung: Rung, state: dict, results: Path) -> dict:
+    """A rung's row, as far as its own runs tell: the medians over its rounds."""
+    entries = [run for run in state["runs"] if run["name"] == rung.name]
+    runs, losses = [], {}
+    for entry in sorted(entries, key=lambda entry: entry["round"]):
+        figures = read_figures(entry, results) if entry["round"] and entry["record"] else None
+        if figures:
+            losses[entry["seed"]] = figures["val_loss"]
+            if entry["seed"] == SEED:
+                runs.append(figures)
+    errors = [rung.error, *(f"failed: {run['error']}" for run in entries if run["error"])]
+
+    def middle(name: str) -> float | None:
+        values = [run[name] for run in runs if run[name] is not None]
+        return median(values) if values else None
+
+    used = precision(rung.patches, state["plan"]["machine"]["device"])
+    speed, flops_per_token = middle("tok_per_sec"), middle("flops_per_token")
+    flops = speed * flops_per_token / rung.processes if speed and flops_per_token else None
+    return dict(
+        rung=rung.number, name=rung.name, technique=rung.technique, loss=rung.loss,
+        published=rung.published, error=next(filter(None, errors), None), rounds=len(runs),
+        speeds=[run["tok_per_sec"] for run in runs], tok_per_sec=speed,
+        average=any(run["average"] for run in runs), losses=losses, val_loss=middle("val_loss"),
+        reserved_gb=middle("reserved_gb"), mfu=middle("mfu"), precision=used,
+        first_step_seconds=runs[0]["first_step_seconds"] if runs else None,  # round 1's compiles
+        share_of_ceiling=ratio(flops, state["ceiling"].get(used)),
+        attention_backend=runs[0]["attention_backend"] if runs else None,
+        uncompiled=any(run["compile"] is False for run in runs) and compiles(rung),
+    )
+
+
 def make_rows(rungs: list[Rung], state: dict, results: Path) -> tuple[list[dict], float | None]:
     """(a row for each rung, seed noise). `before` is the nearest row above that has figures."""
-    rows, baseline, before = [], None, None
-    device, kind = state["plan"]["machine"]["device"], state["plan"]["kind"]
-    noise = None
-    for rung in rungs:
-        entries = [run for run in state["runs"] if run["name"] == rung.name and run["round"]]
-        figures = {(e["round"], e["seed"]): read_figures(e, results) for e in entries
-                   if e["record"]}
-        runs = [f for (_, seed), f in sorted(figures.items()) if f and seed == SEED]
-        errors = [run["error"] for run in state["runs"] if run["name"] == rung.name]
-        error = rung.error or next((f"failed: {e}" for e in errors if e), None)
-        speeds = [run["tok_per_sec"] for run in runs]
-
-        def middle(name, runs=runs):
-            values = [run[name] for run in runs if run[name] is not None]
-            return median(values) if values else None
-
-        row = dict(rung=rung.number, name=rung.name, technique=rung.technique, loss=rung.loss,
-                   error=error, rounds=len(runs), speeds=speeds, tok_per_sec=middle("tok_per_sec"),
-                   published=rung.published, val_loss=middle("val_loss"))
-        if rung.number == 0 and runs:
-            baseline = row
-            losses = {seed: f["val_loss"] for (_, seed), f in figures.items() if f}
-            if len(losses) > 1 and None not in losses.values():
-                noise = max(losses.values()) - min(losses.values())
-        first = figures.get((1, SEED)) or {}
-        against = dict(before=before, baseline=baseline if baseline is not row else None)
-        for name, other in against.items():
-            other = other or {}
-            factors = [ratio(row[x], other.get(x)) for x in ("tok_per_sec", "published")]
-            row[f"factor_{name}"], row[f"published_factor_{name}"] = factors
+    rows = [figures_of(rung, state, results) for rung in rungs]
+    before, baseline = {}, next((row for row in rows if row["rung"] == 0 and row["speeds"]), {})
+    losses = baseline.get("losses", {}).values()
+    noise = max(losses) - min(losses) if len(losses) > 1 and None not in losses else None
+    for row in rows:
+        others = dict(before=before, baseline=baseline if row is not baseline else {})
+        for name, other in others.items():
+            row[f"factor_{name}"] = ratio(row["tok_per_sec"], other.get("tok_per_sec"))
+            row[f"published_factor_{name}"] = ratio(row["published"], other.get("published"))
             row[f"loss_difference_{name}"] = difference(row["val_loss"], other.get("val_loss"))
-        if kind == "leave-one-out":  # here the technique is what the baseline has more
-            row["factor_technique"] = ratio(1, row["factor_baseline"])
-            compared = baseline and baseline is not row and runs
-            row["verdict"] = verdict(baseline["speeds"], speeds) if compared else None
-        else:
-            row["verdict"] = verdict(speeds, before["speeds"]) if before and runs else None
         change = row["loss_difference_baseline"]
-        judged = change is not None and noise is not None
-        used = precision(rung.patches, device)
-        flops = ratio(middle("flops_per_token"), rung.processes)
-        work = row["tok_per_sec"] * flops if row["tok_per_sec"] and flops else None
-        row |= dict(
-            within_seed_noise=abs(change) <= noise if judged else None,
-            reserved_gb=middle("reserved_gb"), first_step_seconds=first.get("first_step_seconds"),
-            mfu=middle("mfu"), precision=used,
-            share_of_ceiling=ratio(work, state["ceiling"].get(used)),
-            attention_backend=runs[0]["attention_backend"] if runs else None,
-            uncompiled=any(run["compile"] is False for run in runs) and compiles(rung),
-            average=any(run["average"] for run in runs),
-        )
-        rows.append(row)
-        before = row if runs else before
+        row["within_seed_noise"] = None if None in (change, noise) else abs(change) <= noise
+        slow, fast = others["before"].get("speeds"), row["speeds"]
+        if state["plan"]["kind"] == "leave-one-out":  # 01 has the technique, the row has not
+            row["factor_technique"] = ratio(1, row["factor_baseline"])
+            slow, fast = row["speeds"], others["baseline"].get("speeds")
+        row["verdict"] = verdict(fast, slow) if fast and slow else None
+        before = row if row["speeds"] else before
     return rows, noise
 
 
@@ -424,35 +421,45 @@ def table(state: dict) -> str:
     """The rows and what there is to know about them, as Markdown."""
     plan, rows = state["plan"], state["rows"]
     machine, left_out = plan["machine"], plan["kind"] == "leave-one-out"
-    heads = ["rung", "without" if left_out else "technique", "tok/sec", "range"]
-    if left_out:
-        heads += ["technique's factor"]
-    else:
-        heads += ["× before (A100)", "× baseline (A100)"]
-    heads += ["reserved GB", "first step s", "val loss"] + ["Δ before"] * (not left_out)
-    heads += ["Δ 01" if left_out else "Δ baseline", "within seed noise", "loss by the patch"]
-    heads += ["of ceiling", "MFU", "attention", "verdict"]
-    lines = [heads, ["--:", ":--"] + ["--:"] * (len(heads) - 4) + [":--"] * 2]
-    for row in rows:
-        speeds, noise = row["speeds"], row["within_seed_noise"]
-        star = " \\*" * row["uncompiled"] + " †" * row["average"]
-        cells = [str(row["rung"]), row["technique"] + star, show(row["tok_per_sec"], ",.0f")]
-        cells += [f"{min(speeds):,.0f}–{max(speeds):,.0f}" if len(speeds) > 1 else "n/a"]
-        if left_out:
-            cells += [show(row["factor_technique"], ".2f")]
-        else:
-            cells += [f"{show(row[f'factor_{n}'], '.2f')}"
-                      f" ({show(row[f'published_factor_{n}'], '.2f')})"
-                      for n in ("before", "baseline")]
-        cells += [show(row["reserved_gb"], ".2f"), show(row["first_step_seconds"], ".1f")]
-        cells += [show(row["val_loss"], ".4f")]
-        cells += [show(row["loss_difference_before"], "+.4f")] * (not left_out)
-        cells += [show(row["loss_difference_baseline"], "+.4f")]
-        cells += ["n/a" if noise is None else "yes" if noise else "no", row["loss"] or "n/a"]
-        cells += [show(row["share_of_ceiling"], ".1%"), show(row["mfu"], ".1%")]
-        cells += [row["attention_backend"] or "n/a"]
-        cells += [row["error"] or row["verdict"] or "baseline"]
-        lines.append(cells)
+
+    def number(name: str, form: str):
+        return lambda row: show(row[name], form)
+
+    def factor(name: str):
+        def cell(row: dict) -> str:
+            ours, theirs = (row[f"{by}factor_{name}"] for by in ("", "published_"))
+            return show(ours, ".2f") + ("" if theirs is None else f" ({theirs:.2f})")
+
+        return cell
+
+    columns = {  # heading: what a row has there
+        "rung": lambda row: str(row["rung"]),
+        "without" if left_out else "technique":
+            lambda row: row["technique"] + " \\*" * row["uncompiled"] + " †" * row["average"],
+        "tok/sec": number("tok_per_sec", ",.0f"),
+        "range": lambda row: (f"{min(row['speeds']):,.0f}–{max(row['speeds']):,.0f}"
+                              if row["rounds"] > 1 else "n/a"),
+        "technique's factor": number("factor_technique", ".2f") if left_out else None,
+        "× before (A100)": None if left_out else factor("before"),
+        "× baseline (A100)": None if left_out else factor("baseline"),
+        "reserved GB": number("reserved_gb", ".2f"),
+        "first step s": number("first_step_seconds", ".1f"),
+        "val loss": number("val_loss", ".4f"),
+        "Δ before": None if left_out else number("loss_difference_before", "+.4f"),
+        "Δ 01" if left_out else "Δ baseline": number("loss_difference_baseline", "+.4f"),
+        "within seed noise":
+            lambda row: {None: "n/a", True: "yes", False: "no"}[row["within_seed_noise"]],
+        "loss by the patch": lambda row: row["loss"] or "n/a",
+        "of ceiling": number("share_of_ceiling", ".1%"),
+        "MFU": number("mfu", ".1%") if any(row["mfu"] for row in rows) else None,
+        "attention": lambda row: row["attention_backend"] or "n/a",
+        "verdict": lambda row: row["error"] or row["verdict"] or "baseline",
+    }
+    columns = {heading: cell for heading, cell in columns.items() if cell}
+    texts = {"without", "technique", "loss by the patch", "attention", "verdict"}
+    lines = [list(columns), [":--" if heading in texts else "--:" for heading in columns]]
+    lines += [[cell(row) for cell in columns.values()] for row in rows]
+
     rounds = max((row["rounds"] for row in rows), default=0)
     ceilings = ", ".join(f"{k} {v / 1e12:,.2f}" for k, v in state["ceiling"].items())
     options = f", options `{shlex.join(plan['options'])}`" if plan["options"] else ""
@@ -469,10 +476,9 @@ def table(state: dict) -> str:
         notes += ["Factors over the nearest rung above that ran, and over the baseline; in brackets"
                   " the published ones, from an A100, where there are any."]
     if state["seed_noise"] is not None:
-        notes += [
-            f"Seed noise is the range of {rows[0]['name']}'s losses over {rounds + 1} seeds,"
-            f" {state['seed_noise']:.4f}."
-        ]
+        first = rows[0]
+        notes += [f"Seed noise is the range of {first['name']}'s losses over"
+                  f" {len(first['losses'])} seeds, {state['seed_noise']:.4f}."]
     if any(row["uncompiled"] for row in rows):
         notes += ["\\* without torch.compile: it found no compiler, or was told not to use it."]
     if any(row["average"] for row in rows):
