@@ -47,7 +47,7 @@ TOKENS = {"cuda": 393_216, "cpu": 16_384}  # of a run: on a GPU one epoch at bat
 SEED = 123  # in round k the baseline runs also with seed 123 + k, which shows the seed noise
 ROUNDS_FOR_A_VERDICT = 4
 # What the ladder gives every script itself, so that the rungs can be compared.
-OWN_OPTIONS = {"--data", "--results-dir", "--name", "--device", "--seed", "--help"}
+OWN_OPTIONS = {"--data", "--results-dir", "--name", "--device", "--seed", "--help", "-h"}
 OWN_OPTIONS |= {"--max-tokens", "--max-steps", "--epochs"}
 
 
@@ -224,7 +224,9 @@ def command_of(job: Job, plan: dict, data: Path, results: Path) -> list:
     if job.rung.processes > 1:
         launcher = ["-m", "torch.distributed.run", "--standalone"]
         launcher += [f"--nproc_per_node={job.rung.processes}"]
-    length = ["--max-tokens", plan["tokens"]] if job.round else ["--max-steps", 3]
+    # 02 gets as many tokens a GPU, or its few steps would give no median.
+    tokens = plan["tokens"] * job.rung.processes
+    length = ["--max-tokens", tokens] if job.round else ["--max-steps", 3]
     on_a_cpu = ["--eval-freq", 10**9] if plan["machine"]["device"] == "cpu" else []
     return [
         sys.executable, *launcher, job.rung.script, "--name", job.rung.name,
@@ -254,6 +256,8 @@ def run_job(job: Job, plan: dict, data: Path, results: Path) -> dict:
         read_figures(entry, results)
     if code and not entry["error"]:
         entry["error"] = last_line(err) if code > 0 else f"ended by signal {-code}"
+    if not record and not entry["error"]:
+        entry["error"] = "it left no record"
     return entry
 
 
@@ -282,10 +286,11 @@ def read_figures(entry: dict, results: Path) -> dict | None:
         return None
 
 
-def measure_ceiling(device: str) -> dict[str, float]:
+def measure_ceiling() -> dict[str, float]:
     """Floating-point operations a second of a large matrix product, by precision."""
     import torch
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     size = 8192 if device == "cuda" else 2048
     ceiling = {}
     for name, dtype, precision in (
@@ -308,11 +313,11 @@ def measure_ceiling(device: str) -> dict[str, float]:
 
 
 def this_machine() -> dict:
+    """What the ladder has to know of it, told as in every record."""
     import torch
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     device = "cuda" if gpus else "cpu"
-    # Told as every record tells it.
     machine = importlib.import_module("00_orig").environment(torch.device(device))
     return dict(device=device, gpus=gpus, torch=machine["torch"], threads=machine["threads"],
                 name=machine["gpu"] or machine["cpu"])
@@ -368,9 +373,9 @@ def figures_of(rung: Rung, state: dict, results: Path) -> dict:
     speed, flops_per_token = middle("tok_per_sec"), middle("flops_per_token")
     flops = speed * flops_per_token / rung.processes if speed and flops_per_token else None
     return dict(
-        rung=rung.number, name=rung.name, technique=rung.technique, loss=rung.loss,
-        published=rung.published, error=next(filter(None, errors), None), rounds=len(runs),
-        speeds=[run["tok_per_sec"] for run in runs], tok_per_sec=speed,
+        rung=rung.number, name=rung.name, technique=rung.technique, processes=rung.processes,
+        loss=rung.loss, published=rung.published, error=next(filter(None, errors), None),
+        rounds=len(runs), speeds=[run["tok_per_sec"] for run in runs], tok_per_sec=speed,
         average=any(run["average"] for run in runs), losses=losses, val_loss=middle("val_loss"),
         reserved_gb=middle("reserved_gb"), mfu=middle("mfu"), precision=used,
         first_step_seconds=runs[0]["first_step_seconds"] if runs else None,  # round 1's compiles
@@ -453,7 +458,8 @@ def table(state: dict) -> str:
         "of ceiling": number("share_of_ceiling", ".1%"),
         "MFU": number("mfu", ".1%") if any(row["mfu"] for row in rows) else None,
         "attention": lambda row: row["attention_backend"] or "n/a",
-        "verdict": lambda row: row["error"] or row["verdict"] or "baseline",
+        "verdict": lambda row: (row["error"] or row["verdict"]
+                                or ("baseline" if row["rung"] == 0 else "n/a")),
     }
     columns = {heading: cell for heading, cell in columns.items() if cell}
     texts = {"without", "technique", "loss by the patch", "attention", "verdict"}
@@ -479,6 +485,9 @@ def table(state: dict) -> str:
         first = rows[0]
         notes += [f"Seed noise is the range of {first['name']}'s losses over"
                   f" {len(first['losses'])} seeds, {state['seed_noise']:.4f}."]
+    if any(row["processes"] > 1 for row in rows):
+        notes += ["02 trains as many tokens on each GPU, so on several times as many; its loss is"
+                  " that after them."]
     if any(row["uncompiled"] for row in rows):
         notes += ["\\* without torch.compile: it found no compiler, or was told not to use it."]
     if any(row["average"] for row in rows):
@@ -511,10 +520,12 @@ def keep(path: Path) -> None:
 
 def read_state(path: Path) -> dict:
     """The earlier state, or {} where there is none that can be read."""
+    fields = {"name", "round", "seed", "record", "error", "seconds"}
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-        return state if {"plan", "runs", "ceiling"} <= state.keys() else {}
-    except (OSError, ValueError, AttributeError):
+        state |= dict(plan=dict(state["plan"]), ceiling=dict(state["ceiling"]))
+        return state if all(fields <= run.keys() for run in state["runs"]) else {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 
 
@@ -643,9 +654,9 @@ def ladder(args: argparse.Namespace, options: list[str]) -> int:
     kind = "leave-one-out" if args.leave_one_out else "ladder"
     results = args.results_dir / kind
     path = results / f"{kind}.json"
-    machine = this_machine()
+    machine = json.loads(run_tool(__file__, "--this-machine"))
     rungs = read_ladder(machine["gpus"])
-    chosen = parse_rungs(args.rungs, len(rungs)) if args.rungs else range(len(rungs))
+    chosen = parse_rungs(args.rungs, len(rungs)) if args.rungs is not None else range(len(rungs))
     if args.leave_one_out:
         rungs, chosen = leave_one_out(rungs), {0, *chosen}
     rungs = [rung for rung in rungs if rung.number in chosen]
@@ -691,8 +702,10 @@ def ladder(args: argparse.Namespace, options: list[str]) -> int:
 
 def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # a terminal without × or Δ is no reason to stop
-    if sys.argv[1:] == ["--measure-ceiling"]:  # in a process of its own, that leaves the GPU free
-        print(json.dumps(measure_ceiling(this_machine()["device"])))
+    # In processes of their own, that leave the GPU free.
+    looks = {"--this-machine": this_machine, "--measure-ceiling": measure_ceiling}
+    if len(sys.argv) == 2 and sys.argv[1] in looks:
+        print(json.dumps(looks[sys.argv[1]]()))
         return 0
     args, options = parse_arguments(sys.argv[1:])
     signal.signal(signal.SIGINT, interrupt)

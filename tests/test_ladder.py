@@ -153,6 +153,35 @@ def test_rows_without_baseline_and_leave_one_out(tmp_path, rungs):
     assert "| conflict: 1 place(s) |" in text
 
 
+def test_command(rungs, tmp_path):
+    """02 runs by torchrun, over as many tokens a GPU as the others."""
+    plan = make_state([])["plan"]
+    for processes, tokens, launcher in ((1, "4096", False), (4, "16384", True)):
+        rungs[1].processes = processes
+        command = [*map(str, ladder.command_of(ladder.Job(rungs[1], 1), plan, tmp_path, tmp_path))]
+        assert command[command.index("--max-tokens") + 1] == tokens
+        assert ("--nproc_per_node=4" in command) is launcher
+        assert command[-2:] == ["--dropout", "0"]
+
+
+def test_earlier_states(tmp_path):
+    """One that is damaged counts as none; a new ladder puts an old one aside."""
+    path = tmp_path / "ladder.json"
+    run = write_record(tmp_path / "records", "00_orig", 1, 100.0)
+    for text, whole in (
+        ("{", False), ("[]", False), ('{"plan": 1, "runs": 2, "ceiling": 3}', False),
+        (json.dumps(dict(plan={}, ceiling={}, runs=[{}])), False),
+        (json.dumps(dict(plan={}, ceiling={}, runs=[run])), True),
+    ):
+        path.write_text(text)
+        assert bool(ladder.read_state(path)) is whole, text
+    path.with_suffix(".md").write_text("table")
+    ladder.keep(path)
+    kept = sorted(file.name for file in tmp_path.glob("ladder*"))
+    assert [len(name) for name in kept] == [len("ladder-20260101T000000Z.json"),
+                                            len("ladder-20260101T000000Z.md")]
+
+
 def test_time_left(rungs):
     jobs = ladder.make_jobs(rungs[:2], "ladder", 2)
     assert [job.key for job in jobs] == [
@@ -203,7 +232,9 @@ def test_ladder(tree):
         (("--rungs", "0,8", "--", *TINY, "--no-compile"), "rung 0 (00_orig) has no option"),
         (("--rungs", "0,1", "--", "--dropout", "x"), "rung 0 (00_orig): argument --dropout"),
         (("--", "--seed", "1"), "--seed is set by the ladder"),
+        (("--", "-h"), "-h is set by the ladder"),
         (("--rungs", "99"), "--rungs 99"),
+        (("--rungs", ""), "--rungs"),
         (("--resume", "--rungs", "0"), "nothing to resume"),
     ):
         result = tree.run(*options, code=2)
