@@ -229,8 +229,9 @@ def test_ladder(tree):
     """Interrupted, taken up, with a rung that fails; then one more round."""
     # What can't work is refused before anything runs.
     for options, says in (
-        (("--rungs", "0,8", "--", *TINY, "--no-compile"), "rung 0 (00_orig) has no option"),
+        (("--rungs", "0,8", "--", *TINY, "--no-compile"), "rung 0 (00_orig): unrecognized"),
         (("--rungs", "0,1", "--", "--dropout", "x"), "rung 0 (00_orig): argument --dropout"),
+        (("--rungs", "1", "--", "stray"), "rung 1 (01-causal-mask): unrecognized arguments: stray"),
         (("--", "--seed", "1"), "--seed is set by the ladder"),
         (("--", "-h"), "-h is set by the ladder"),
         (("--rungs", "99"), "--rungs 99"),
