@@ -572,7 +572,7 @@ def announce(jobs: list[Job], plan: dict, earlier: list[dict], data: Path, resul
         _, *command = command_of(job, plan, *map(relative, (data, results)))
         parts = [relative(part) if isinstance(part, Path) else str(part) for part in command]
         print(f"round {job.round}: python {shlex.join(parts)}")
-    start, tok_per_sec = (15, 20_000) if plan["machine"]["gpus"] else (10, 600)
+    start, tok_per_sec = (15, 20_000) if plan["machine"]["gpus"] else (10, 1_500)
     guess = len(jobs) * (start + plan["tokens"] / tok_per_sec)
     seconds = seconds_left(jobs, earlier)
     source = "by the ladder before it" if seconds else "a rough estimate"
@@ -713,7 +713,9 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
     except Interrupted as error:
-        print("interrupted: --resume goes on from here", file=sys.stderr)
+        again = [option for option in sys.argv[1:] if option != "--resume"]
+        print(f"interrupted: python ladder.py --resume {shlex.join(again)} goes on from here",
+              file=sys.stderr)
         return 128 + error.args[0]
 
 

@@ -5,9 +5,10 @@
     python plot_results.py --help        # every setting
 
 It reads the records in results/ and in the folders of results/reference/, and takes the latest
-complete run of each stage for each group: a device, a model and a context length. The published
-A100 figures (results/reference/published-a100.json) stand beside them. ladder.png shows the ladder
-in results/, or else the latest one in results/reference/.
+complete run of each stage for each group: a device, a model and a context length; those of the
+reference are groups of their own. The published A100 figures, from
+results/reference/published-a100.json, stand beside them. ladder.png shows the ladder in results/,
+or else the reference's latest.
 
 tok/sec is the median over the steps of a run, or the average of a run too short for a median. It
 counts the tokens of all processes together; reserved memory is that of one process.
@@ -132,6 +133,8 @@ def read_runs(folder: Path) -> list[Run]:
         config, environment = start["config"], start["environment"]
         gpu = environment["gpu"] if config["device"] != "cpu" else None
         device = " ".join((gpu or environment["cpu"] or config["device"]).split())
+        if path.parent != folder:
+            device += " (reference)"
         run = Run(
             start["stage"], (device, config["model"], config["context_length"]),
             config["world_size"], tok_per_sec, end["reserved_gb"],
@@ -304,6 +307,8 @@ def read_ladder(folder: Path) -> dict | None:
         for path in sorted(folder.glob(places)):
             try:
                 ladder = json.loads(path.read_text(encoding="utf-8"))
+                if places.startswith("reference"):
+                    ladder["plan"]["machine"]["name"] += " (reference)"
                 if ladder["rows"]:
                     ladders.append((str(ladder["time"]), str(path), ladder))
             except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
@@ -324,9 +329,10 @@ def draw_ladder(ladder: dict):
     from matplotlib import pyplot as plt  # only now: main() has selected the backend
 
     rows, places = ladder["rows"], range(len(ladder["rows"]))
-    machine = ladder["plan"]["machine"]["name"]
+    machine, rounds = ladder["plan"]["machine"]["name"], max(len(row["speeds"]) for row in rows)
+    machine = machine if len(machine) <= 60 else machine[:59] + "…"
     figure, [(row_figure, *_)] = rows_of_panels(
-        [f"The ladder on {machine if len(machine) <= 60 else machine[:59] + '…'}"],
+        [f"The ladder on {machine}: median and range of {rounds} round{'s' * (rounds != 1)}"],
         [1.3 + 0.36 * len(rows)], [1, 1],
     )
     for axes in row_figure.axes:

@@ -487,7 +487,10 @@ def verify_command(args) -> None:
     for path in sorted((ROOT / "patches").glob("*.patch")):
         if path.name not in listed:
             raise StackError(f"patches/{path.name} isn't in patches/series")
-    *_, last, ddp = rebuild(patches)
+    try:
+        *_, last, ddp = rebuild(patches)
+    except StackError as error:
+        raise StackError(f"{error} (after an edit of a script: `refresh` it)")
     print(
         f"ok: {FIRST} + {len(patches) - 1} patches = {LAST} (sha256 {sha256(last)[:12]}),"
         f" + ddp.patch = {DDP} (sha256 {sha256(ddp)[:12]})"

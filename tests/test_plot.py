@@ -79,12 +79,12 @@ def test_pictures_and_summary(tmp_path):
     summary = (out / "summary.md").read_text(encoding="utf-8")
     assert summary in run.stdout
     table = rows(summary)
-    assert len(table) == 3
+    assert len(table) == 5
     assert table["Test CPU", "00 original"][1:] == [
         "cpu-demo / 256", "00 original", "1,500", "1.00", "1,400–1,600", "1.25", "n/a", "7.500",
         "12,525", "1.00",
     ]
-    assert table["Test CPU", "01 optimized"][3:5] == ["6,000", "4.00"]
+    assert table["Test CPU (reference)", "01 optimized"][3:5] == ["6,000", "5.00"]
     # No 00 in this group: no factor. No median: the average.
     assert table[r"Fast \| $x_1$ GPU", "02 DDP × 2"][3:] == [
         "412,344", "n/a", "n/a", "n/a", "31.4%", "7.500", "419,259", "33.47",
@@ -204,12 +204,12 @@ def test_ladder(tmp_path):
     run, text = svg()
     assert "ladder.svg" in run.stdout
     assert run.stderr == ""
-    for shown in ("The ladder on Test $x_1$ CPU", "baseline", "technique 12",
+    for shown in ("The ladder on Test $x_1$ CPU (reference): median", "baseline", "technique 12",
                   "failed: out of memory", "117  (1.11×, 1.40 GB)", "10.00×", "validation loss"):
         assert f"<!-- {shown}" in text, shown
     # One in results/ goes before those of the reference; an unfinished one has no picture.
     ladder(tmp_path, plan=dict(machine=dict(name="mine")), seed_noise=None)
-    assert "<!-- The ladder on mine -->" in svg()[1]
+    assert "<!-- The ladder on mine: median and range of 2 rounds -->" in svg()[1]
     ladder(tmp_path, rows=[])
     assert "Test $x_1$ CPU" in svg()[1]
     # A damaged one is named.
