@@ -11,8 +11,8 @@
 
 Rung 0 is 00_orig.py, rung k the script as it stands after patch k of patches/series; with two or
 more GPUs the last one is 02_opt_multi_gpu_ddp.py. Each runs as the file that patches/stack.py
-writes out, in a fresh process, with the same data and seed, over the same number of tokens. A
-round runs every rung once, so that a machine that drifts hits all of them alike.
+writes out, in a fresh process, with the same data and seed, over the same number of tokens (02: on
+each GPU). A round runs every rung once, so that a machine that drifts hits all of them alike.
 
 A run leaves its record in results/ladder/. ladder.json there holds the plan, the runs so far and,
 at the end, the rows; ladder.md the same rows as a table. A gain is claimed only after 4 rounds
