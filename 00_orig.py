@@ -655,7 +655,7 @@ def pick_device(name: str | None) -> torch.device:
     if device.type == "cuda":
         if (device.index or 0) >= torch.cuda.device_count():
             raise UserError(f"no device {name}: PyTorch sees {torch.cuda.device_count()} GPU(s)")
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
     return device
 
 
@@ -685,7 +685,8 @@ def explain(error: BaseException) -> tuple[str, str, int]:
     if isinstance(error, Diverged):
         return "diverged", text, 1
     if isinstance(error, MemoryError | RuntimeError) and re.search(
-        "out of memory|can't allocate memory|bad_alloc|could not create a memory", f"{error!r}"
+        "out of memory|can't allocate memory|bad_alloc|could not create a memory|ALLOC_FAILED",
+        f"{error!r}",
     ):
         hint = "lower --batch-size or --context-length, or take a smaller --model"
         return "out_of_memory", f"out of memory: {hint} ({text})", 1

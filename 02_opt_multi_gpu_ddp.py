@@ -676,7 +676,7 @@ def pick_device(name: str | None) -> torch.device:
     if device.type == "cuda":
         if (device.index or 0) >= torch.cuda.device_count():
             raise UserError(f"no device {name}: PyTorch sees {torch.cuda.device_count()} GPU(s)")
-        torch.cuda.set_device(device)
+        torch.cuda.set_device(device.index or 0)
     return device
 
 
@@ -727,7 +727,8 @@ def explain(error: BaseException) -> tuple[str, str, int]:
     if isinstance(error, Diverged):
         return "diverged", text, 1
     if isinstance(error, MemoryError | RuntimeError) and re.search(
-        "out of memory|can't allocate memory|bad_alloc|could not create a memory", f"{error!r}"
+        "out of memory|can't allocate memory|bad_alloc|could not create a memory|ALLOC_FAILED",
+        f"{error!r}",
     ):
         hint = "lower --batch-size or --context-length, or take a smaller --model"
         return "out_of_memory", f"out of memory: {hint} ({text})", 1
@@ -769,7 +770,7 @@ def main() -> int:
             train(model, train_set, val_set, tokenizer, config, device, run)
         except Exception as error:
             outcome = explain(error)
-            if LOCAL_RANK and run is None:
+            if LOCAL_RANK and run is None and isinstance(error, UserError | OSError):
                 time.sleep(2)  # local rank 0 met the same, and says so before torchrun ends it
                 outcome = ("failed", None, 1)
     except Interrupted as error:  # out here, because it may come while another error is handled

@@ -253,6 +253,9 @@ def run_job(job: Job, plan: dict, data: Path, results: Path) -> dict:
         read_figures(entry, results)
     if code and not entry["error"]:
         entry["error"] = last_line(err) if code > 0 else f"ended by signal {-code}"
+    rank = re.search(r"^error: (rank \d+: .+)", err, re.MULTILINE)
+    if entry["error"] and rank:  # why the other ranks, and so the record, came to no end
+        entry["error"] = rank[1]
     if not record and not entry["error"]:
         entry["error"] = "it left no record"
     return entry

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, environment, run_python, write_tokens
+from conftest import ROOT, STAGES, environment, run_python, write_tokens
 from torch import nn
+from torch.cuda._utils import _get_device_index
 
 CPU = torch.device("cpu")
 SIZES = dict(layers=2, heads=2, width=32, vocab_size=256, context_length=16, dropout=0.0)
@@ -212,6 +213,22 @@ def test_every_stage_sees_the_same_batches(stages, stage, tmp_path, monkeypatch)
                 for epoch in range(2)]
     assert len(windows) == 1999 // 16 and len(windows) % 8  # there is a short batch to drop
     assert seen == torch.cat([order[: 8 * steps] for order in expected]).tolist()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_pick_device_with_gpus(stages, stage, monkeypatch):
+    """Without a GPU, but with PyTorch's own check of what it is given."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda d: chosen.append(_get_device_index(d)))
+    pick = stages[stage].pick_device
+    assert [pick(None).type, pick("cuda").type] == ["cuda", "cuda"]
+    if not stage.startswith("02"):
+        pick("cuda:1")
+        with pytest.raises(stages[stage].UserError, match="sees 2 GPU"):
+            pick("cuda:2")
+    assert chosen == ([0, 0] if stage.startswith("02") else [0, 0, 1])
 
 
 def test_parameters_and_operations(stages):
