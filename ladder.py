@@ -86,12 +86,17 @@ class UserError(Exception):
 
 
 class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM. No Exception, so that nothing on its way swallows it."""
+    """Ctrl-C, SIGTERM or SIGHUP. No Exception, so that nothing on its way swallows it."""
+
+
+def on_signals(handler) -> None:
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), handler)
 
 
 def interrupt(signum, frame) -> None:
-    for signal_number in (signal.SIGINT, signal.SIGTERM):  # a second one mustn't cut the end short
-        signal.signal(signal_number, signal.SIG_IGN)
+    on_signals(signal.SIG_IGN)  # a second one mustn't cut the end short
     raise Interrupted(signum)
 
 
@@ -480,7 +485,8 @@ def table(state: dict) -> str:
                   " that 01 is faster with it."]
     else:
         notes += ["Factors over the nearest rung above that ran, and over the baseline; in brackets"
-                  " the published ones, from an A100, where there are any."]
+                  " the published ones, from an A100, where there are any; of these, rungs 0-7 are"
+                  " averages of an epoch, from 8 on the speed at its end."]
     if state["seed_noise"] is not None:
         first = rows[0]
         notes += [f"Seed noise is the range of {first['name']}'s losses over"
@@ -513,7 +519,7 @@ def keep(path: Path) -> None:
     """Puts an earlier ladder's files aside, named by the time when it ended."""
     if path.exists():
         ended = time.strftime("-%Y%m%dT%H%M%SZ", time.gmtime(path.stat().st_mtime))
-        for file in (path, path.with_suffix(".md")):
+        for file in (path.with_suffix(".md"), path):
             if file.exists():
                 file.replace(file.with_stem(file.stem + ended))
 
@@ -525,7 +531,7 @@ def read_state(path: Path) -> dict:
         state = json.loads(path.read_text(encoding="utf-8"))
         state |= dict(plan=dict(state["plan"]), ceiling=dict(state["ceiling"]))
         return state if all(fields <= run.keys() for run in state["runs"]) else {}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}
 
 
@@ -708,8 +714,7 @@ def main() -> int:
         print(json.dumps(looks[sys.argv[1]]()))
         return 0
     args, options = parse_arguments(sys.argv[1:])
-    signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, interrupt)
+    on_signals(interrupt)
     try:
         return ladder(args, options)
     except (UserError, stack.StackError, OSError) as error:

@@ -23,6 +23,7 @@ import hashlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -68,15 +69,20 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
     place first; only when all are whole are they renamed."""
     changed = [p for p, text in files.items() if not p.exists() or p.read_bytes() != text]
     temporary = [path.with_name(path.name + ".tmp") for path in changed]
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         for path, copy in zip(changed, temporary, strict=True):
             path.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(files[path])
             if path.exists():
                 shutil.copymode(path, copy)
+        for number in handlers:  # half of them renamed would be no stack any more
+            signal.signal(number, signal.SIG_IGN)
         for path, copy in zip(changed, temporary, strict=True):
             copy.replace(path)
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         for copy in temporary:
             copy.unlink(missing_ok=True)
     return changed
@@ -223,7 +229,8 @@ def parse_hunks(name: str, lines: list[bytes], start: int) -> list[Hunk]:
 def make_patch(name: str, header: bytes, before: bytes, after: bytes) -> bytes:
     """A patch file: the header, and what leads from `before` to `after`.
 
-    Raises StackError where the header is incomplete, or nothing is left to do for the patch.
+    Raises StackError where the header is incomplete or holds what begins a diff, or nothing is left
+    to do for the patch.
     """
     fields, _ = parse_header(name, header)
     old, new = lines_of(before), lines_of(after)
@@ -236,7 +243,10 @@ def make_patch(name: str, header: bytes, before: bytes, after: bytes) -> bytes:
             above = (PLACE.match(text) for text in reversed(old[: int(match[1]) + 2]))
             if place := next(filter(None, above), None):
                 diff[i] += b" " + place[0]
-    return header + text_of(diff)
+    data = header + text_of(diff)
+    if parse(name, data).apply(before) != after:
+        raise StackError(f"patches/{name}.patch would not lead from one stage to the next")
+    return data
 
 
 # ------------------------------------------------------------------------------------------------

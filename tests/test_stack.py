@@ -267,6 +267,7 @@ def test_edit_of_01_becomes_a_technique(tree):
     tree.refuses(*command, says="nothing would be left")
     tree.edit(LAST, SHARED, "Speed in the middle: ")
     tree.refuses(*command, "--loss", "who knows", says="Loss: is")
+    tree.refuses(*command, "--text=--- a line like a diff's first", says="prose and a blank line")
     tree.does(*command)
     tree.does("verify")
     name = f"{len(SERIES) + 1:02}-trial"
