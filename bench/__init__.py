@@ -1,0 +1,1 @@
+"""What the measuring tools share: plans, the runner, records, statistics, tables and pictures."""

@@ -1,0 +1,112 @@
+"""Read what a run leaves: one .jsonl file, one JSON object per line."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.machine import peak_flops
+
+
+class RecordError(Exception):
+    """A record that can't be used; the message names the line."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run's events. `end` is empty for a run that was killed before it could write one."""
+
+    path: Path
+    start: dict
+    logs: list[dict]
+    epochs: list[dict]
+    end: dict
+
+    @property
+    def stage(self) -> str:
+        return self.start["stage"]
+
+    @property
+    def config(self) -> dict:
+        return self.start["config"]
+
+    @property
+    def status(self) -> str:
+        """complete, interrupted, out_of_memory, diverged or failed; killed where no end is there."""
+        return self.end.get("status", "killed")
+
+    @property
+    def error(self) -> str | None:
+        """Why the run isn't complete, in one line; None for a complete one."""
+        if self.status == "complete":
+            return None
+        if not self.end:
+            return "killed: its record has no end"
+        reason = (self.end["error"] or "no reason given").removeprefix("out of memory: ")
+        return f"{self.status.replace('_', ' ')}: {reason}"
+
+    @property
+    def tok_per_sec(self) -> float | None:
+        """The median over single steps, or the average of a run too short for a median."""
+        return self.end.get("median_step_tok_per_sec") or self.end.get("avg_tok_per_sec")
+
+    @property
+    def speed_is_average(self) -> bool:
+        return self.end.get("median_step_tok_per_sec") is None
+
+    @property
+    def device_name(self) -> str:
+        environment = self.start["environment"]
+        gpu = environment["gpu"] if self.config["device"] != "cpu" else None
+        return " ".join((gpu or environment["cpu"] or self.config["device"]).split())
+
+    @property
+    def precision(self) -> str | None:
+        """What matrices were multiplied in; None for a record of before `dtype` was kept."""
+        dtype = self.config.get("dtype")
+        if dtype == "float32" and self.config["device"] == "cuda":
+            return "float32" if self.config["matmul_precision"] == "highest" else "TF32"
+        return dtype
+
+    @property
+    def uncompiled(self) -> bool:
+        """Whether the script can compile the model, and didn't."""
+        return self.config.get("compile") is False
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs utilization: the share of the datasheet's bf16 rate; None if unknown."""
+        peak = peak_flops(self.start["environment"]["gpu"])
+        if not peak or not self.tok_per_sec or self.config["device"] != "cuda":
+            return None
+        flops = self.tok_per_sec * self.config["flops_per_token"]
+        return flops / (peak * self.config["world_size"])
+
+    def val_loss_at(self, tokens: int) -> float | None:
+        """The validation loss of the log line at `tokens` training tokens; None without one."""
+        return next((log["val_loss"] for log in self.logs if log["tokens"] == tokens), None)
+
+
+def read_record(path: Path) -> Record:
+    """The record at `path`. A last line that was cut off belongs to a killed run and is dropped.
+
+    Raises RecordError for anything else that isn't a record, OSError where it can't be read.
+    """
+    events = {"start": [], "log": [], "epoch": [], "end": []}
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines[:-1], 1):  # each whole line ends with \n
+        try:
+            event = json.loads(line)
+            events[event["event"]].append(event)
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise RecordError(f"line {number}: not an event of a record ({error!r})")
+    try:
+        (start,) = events["start"]
+        if start["schema"] != 1:
+            raise RecordError(f"line 1: schema {start['schema']} is unknown")
+        record = Record(path, start, events["log"], events["epoch"], dict(*events["end"]))
+        # What every reader needs, asked for once.
+        record.stage, record.device_name, record.precision, record.mfu, record.error  # noqa: B018
+        [(log["tokens"], log["train_seconds"], log["val_loss"]) for log in record.logs]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise RecordError(f"not a whole record: {error!r}")
+    return record
