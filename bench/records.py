@@ -31,7 +31,7 @@ class Record:
 
     @property
     def status(self) -> str:
-        """complete, interrupted, out_of_memory, diverged or failed; killed where no end is there."""
+        """complete, interrupted, out_of_memory, diverged, failed; killed where there is no end."""
         return self.end.get("status", "killed")
 
     @property

@@ -1,0 +1,196 @@
+"""What is measured: a plan is a list of runs, each with the run that it is compared to."""
+
+import json
+import math
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from bench.files import REFERENCE, ROOT, relative
+from patches import stack
+
+BUILD = ROOT / "build"
+PUBLISHED = REFERENCE / "published-a100.json"
+# The validation losses of a plan's runs are compared after this many training tokens per process;
+# 393,216 are one epoch of the full experiment at batch size 32.
+TOKENS = {"cuda": 393_216, "cpu": 16_384}
+SECONDS = {"cuda": 10.0, "cpu": 0.0}  # a run trains about that long, if the tokens take less
+SEED = 123
+
+
+class UserError(Exception):
+    """What the user can mend, told in one line; `code` is the exit code."""
+
+    def __init__(self, text: str, code: int = 1):
+        super().__init__(text)
+        self.code = code
+
+
+@dataclass
+class Run:
+    """One script with its options; every round of a plan runs it once."""
+
+    name: str  # unique in its plan, and the stage's name in the record
+    label: str  # what tables and pictures call it, such as "5 bfloat16"
+    script: Path
+    technique: str
+    loss: str | None = None  # what its patch says it does to the loss: unchanged, rounding, changes
+    published: float | None = None  # tok/sec on as many of the published A100s
+    expected: float | None = None  # about how many tok/sec such A100s would make, published or not
+    processes: int = 1
+    torchrun: bool = False  # whether torchrun starts it
+    compared_to: str | None = None  # the name of an earlier run
+    without_technique: bool = False  # its technique is what it lacks: the other run has it
+    options: tuple[str, ...] = ()  # beside those of the plan
+    error: str | None = None  # why it can't run
+
+
+@dataclass
+class Plan:
+    """Runs, and how each of them runs. The first one is the baseline of all."""
+
+    name: str
+    runs: list[Run]
+    machine: dict  # see bench.machine.this_machine
+    tokens: int | None = None  # per process: where losses are compared (None: TOKENS)
+    seconds: float | None = None  # of training (None: SECONDS)
+    options: list[str] = field(default_factory=list)  # for every script
+    data: Path = ROOT / "data"
+    results: Path = ROOT / "results"  # the plan's folder goes there
+    seed_noise: bool = True  # whether each round also runs the baseline with another seed
+
+    def __post_init__(self):
+        device = self.machine["device"]
+        self.tokens = TOKENS[device] if self.tokens is None else self.tokens
+        self.seconds = SECONDS[device] if self.seconds is None else self.seconds
+
+    @property
+    def path(self) -> Path:
+        """The state file, with the records beside it; the table has the suffix .md."""
+        return self.results / self.name / f"{self.name}.json"
+
+
+def tokens_per_step(config: dict, processes: int) -> int:
+    return config["batch_size"] * config["context_length"] * processes
+
+
+def comparison_point(tokens: int, per_step: int) -> int:
+    """The tokens after the first step that reaches `tokens`: where a run's loss is read."""
+    return math.ceil(tokens / per_step) * per_step
+
+
+# ------------------------------------------------------------------------------------------------
+# The plans
+# ------------------------------------------------------------------------------------------------
+
+
+def ladder(machine: dict, rungs: str | None = None, **settings) -> Plan:
+    """00, the script after each patch of the series, and with two or more GPUs 02.
+
+    `rungs`: a choice such as "0,5-8"; `settings`: fields of Plan. Raises StackError where a patch
+    fails, UserError for a bad choice or where the published figures can't be read.
+    """
+    runs, texts = read_rungs(machine["gpus"])
+    if machine["gpus"] < 2:
+        runs.pop()
+    runs = [runs[k] for k in parse_rungs(rungs, len(runs))]
+    stack.write_all({run.script: texts[run.name] for run in runs})
+    return Plan("ladder", compared_in_turn(runs), machine, **settings)
+
+
+def leave_one_out(machine: dict, rungs: str | None = None, **settings) -> Plan:
+    """01, and 01 without each one technique, made by a three-way merge. The rest as in `ladder`."""
+    (*rungs_to_01, _), texts = read_rungs(1)
+    last = rungs_to_01[-1]
+    whole = replace(last, name=Path(stack.LAST).stem, label="01", technique="every technique",
+                    loss=None, script=BUILD / "leave-one-out" / stack.LAST)
+    runs, scripts = [whole], {whole.script: texts[last.name]}
+    for k in parse_rungs(rungs, len(rungs_to_01)):
+        if k == 0:
+            continue  # 00 has no technique; 01 runs in any case
+        rung = rungs_to_01[k]
+        name = f"without-{rung.name}"
+        script = whole.script.with_name(f"{name}.py")
+        run = replace(rung, name=name, label=f"without {rung.label}", script=script, published=None,
+                      expected=whole.expected, compared_to=whole.name, without_technique=True)
+        runs.append(run)
+        try:
+            # base: the stage with the technique; ours: 01; theirs: the stage before it
+            base, theirs = texts[rung.name], texts[rungs_to_01[k - 1].name]
+            scripts[script] = stack.merge(base, texts[last.name], theirs, name)
+        except stack.Conflict:
+            run.error = "conflict: later patches build on the lines that it changes"
+    stack.write_all(scripts)
+    return Plan("leave-one-out", runs, machine, **settings)
+
+
+def stages(machine: dict, **settings) -> Plan:
+    """00, 01, and 02 with one process per GPU, or with two where there is no GPU."""
+    rungs, _ = read_rungs(machine["gpus"] or 2)
+    first, last, ddp = rungs[0], rungs[-2], rungs[-1]
+    ranks = f"{ddp.processes} rank{'s' * (ddp.processes > 1)}"
+    runs = [
+        replace(first, label="00", script=ROOT / stack.FIRST),
+        # The published figure of its last technique that has one is that of the whole script.
+        replace(last, name=Path(stack.LAST).stem, label="01", script=ROOT / stack.LAST,
+                technique="every technique", loss=None, published=last.expected),
+        replace(ddp, label=f"02, {ranks}", script=ROOT / stack.DDP),
+    ]
+    return Plan("stages", compared_in_turn(runs), machine, seed_noise=False, **settings)
+
+
+def read_rungs(gpus: int) -> tuple[list[Run], dict[str, bytes]]:
+    """(00, the script after each patch, and 02 on `gpus`; the source of each by its name).
+
+    Raises StackError where a patch fails, UserError where the published baseline can't be read.
+    """
+    patches = stack.load()
+    texts = stack.rebuild(patches)
+    published = published_baseline()
+    runs = [Run(Path(stack.FIRST).stem, "0 baseline", BUILD / "ladder" / stack.FIRST, "baseline",
+                published=published, expected=published)]
+    for number, patch in enumerate(patches, 1):
+        file = stack.file_of(patch.name)
+        run = Run(
+            Path(file).stem, f"{number} {re.sub('^[0-9]+-', '', patch.name).replace('-', ' ')}",
+            BUILD / "ladder" / file, patch.fields["Technique"], patch.fields["Loss"].split()[0],
+            expected=runs[-1].expected,  # where it has no figure of its own
+        )
+        if patch.name == "ddp":
+            run.label, run.processes, run.torchrun = f"{number} DDP", gpus, True
+            run.expected *= gpus
+        figures = getattr(patch, "published", None)  # TODO(merge): patch.published
+        if figures:
+            speed, _, on_gpus = figures
+            run.expected = speed / on_gpus * run.processes
+            run.published = speed if on_gpus == run.processes else None
+        runs.append(run)
+    return runs, {run.name: text for run, text in zip(runs, texts, strict=True)}
+
+
+def published_baseline() -> float:
+    """tok/sec of 00 on the published A100. Raises UserError."""
+    try:
+        return float(json.loads(PUBLISHED.read_text(encoding="utf-8"))["baseline"]["tok_per_sec"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{relative(PUBLISHED)} can't be read: {error!r}")
+
+
+def compared_in_turn(runs: list[Run]) -> list[Run]:
+    """The runs, each compared to the one before it."""
+    names = [None, *(run.name for run in runs)]
+    return [replace(run, compared_to=name) for run, name in zip(runs, names, strict=False)]
+
+
+def parse_rungs(text: str | None, count: int) -> list[int]:
+    """The numbers that "0,5-8" names, of 0 to `count` - 1; all for None. Raises UserError."""
+    numbers = set(range(count) if text is None else ())
+    for part in [] if text is None else text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+        if not match:
+            raise UserError(f"--rungs {text}: {part!r} is neither a number nor a range like 5-8", 2)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last or last >= count:
+            raise UserError(f"--rungs {text}: {part!r} isn't within 0-{count - 1}", 2)
+        numbers.update(range(first, last + 1))
+    return sorted(numbers)

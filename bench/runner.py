@@ -1,0 +1,423 @@
+"""Run a plan round by round, each run in a fresh process; what is done is saved after each run."""
+
+import contextlib
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from bench import statistics, tables
+from bench.files import ROOT, relative, write_whole
+from bench.machine import A100_FLOPS
+from bench.plans import BUILD, SEED, Plan, Run, UserError, comparison_point, tokens_per_step
+from bench.records import RecordError
+
+# What the runner gives every script itself, so that runs can be compared.
+OWN_OPTIONS = {"--data", "--results-dir", "--name", "--device", "--seed", "--help", "-h"}
+OWN_OPTIONS |= {"--max-tokens", "--max-steps", "--epochs", "--eval-freq"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run in a round, with a seed."""
+
+    run: Run
+    round: int
+    seed: int = SEED
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.run.name, self.round, self.seed
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run trains. `seconds` is a rough estimate of all it takes, start included."""
+
+    max_tokens: int
+    eval_freq: int
+    seconds: float
+
+
+class Interrupted(BaseException):
+    """Ctrl-C, SIGTERM or SIGHUP. No Exception, so that nothing on its way swallows it."""
+
+
+def on_signals(handler) -> None:
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), handler)
+
+
+def interrupt(signum, frame) -> None:
+    """A signal handler. Raises Interrupted."""
+    on_signals(signal.SIG_IGN)  # a second one mustn't cut the end short
+    raise Interrupted(signum)
+
+
+# ------------------------------------------------------------------------------------------------
+# Child processes
+# ------------------------------------------------------------------------------------------------
+
+
+def run_child(command: list, cwd: Path | None = None, **environment: str) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr). The child doesn't outlive this process."""
+    child = subprocess.Popen(
+        [str(part) for part in command], env=os.environ | environment, cwd=cwd, text=True,
+        encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
+    )
+    try:
+        out, err = child.communicate()
+    except BaseException:
+        child.terminate()
+        try:
+            child.communicate(timeout=40)  # torchrun gives its ranks 30 seconds
+        except subprocess.TimeoutExpired:
+            child.kill()
+        raise
+    return child.returncode, out, err
+
+
+def error_line(text: str) -> str:
+    """The last line of `text` that tells an error, or else its last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
+    told = [line for line in lines if re.match(r"([\w.-]+: )?error: ", line)] or lines
+    return re.sub(r"^([\w.-]+: )?error: ", "", told[-1])
+
+
+def ask(*command, **environment: str) -> str:
+    """What Python prints for a script or module of this repository. Raises UserError."""
+    code, out, err = run_child([sys.executable, *command], ROOT, **environment)
+    if code:
+        raise UserError(f"{shlex.join(map(relative_part, command))} failed: {error_line(err)}")
+    return out
+
+
+def ask_machine(question: str) -> dict:
+    """The answer of bench.machine to "this_machine" or "matmul_peak". Raises UserError."""
+    return json.loads(ask("-m", "bench.machine", question).splitlines()[-1])
+
+
+def prepare_tokens(folder: Path) -> None:
+    """Runs data/prepare.py where `folder` holds no tokens. Raises UserError where that fails."""
+    if not (folder / "meta.json").exists():  # written last
+        print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
+        ask(ROOT / "data" / "prepare.py", "--out", folder.resolve())
+
+
+# ------------------------------------------------------------------------------------------------
+# How long each run trains
+# ------------------------------------------------------------------------------------------------
+
+
+def read_configurations(requests: list) -> list[dict]:
+    """For each [script, options]: its configuration, or {"error": why it has none}."""
+    import torch
+
+    answers = []
+    for script, options in requests:
+        messages = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages):
+                functions = runpy.run_path(script)
+                args = functions["parse_arguments"](options)
+                config = functions["configure"](args, torch.device(args.device))
+            answers.append({name: getattr(config, name) for name in
+                            ("batch_size", "context_length")})
+        except SystemExit:  # argparse has printed why
+            answers.append({"error": error_line(messages.getvalue())})
+        except Exception as error:
+            answers.append({"error": f"{type(error).__name__}: {error}"})
+    return answers
+
+
+def steps_of(plan: Plan) -> dict[str, int]:
+    """The tokens of one step of each run that can run, by its name.
+
+    Each script's own parser judges the options. Raises UserError where one refuses them.
+    """
+    for option in plan.options:
+        name = option.split("=")[0]
+        if name in OWN_OPTIONS:
+            raise UserError(f"{name} is set by measure.py itself, for every run alike", 2)
+    runs = [run for run in plan.runs if not run.error]
+    device = ["--device", plan.machine["device"]]
+    requests = [[str(run.script), [*device, *plan.options, *run.options]] for run in runs]
+    # RANK: for 02, as if torchrun had started it.
+    answers = json.loads(ask("-m", "bench.runner", json.dumps(requests), RANK="0"))
+    for run, answer in zip(runs, answers, strict=True):
+        if "error" in answer:
+            raise UserError(f"{run.name}: {answer['error']}", 2)
+    return {run.name: tokens_per_step(answer, run.processes)
+            for run, answer in zip(runs, answers, strict=True)}
+
+
+def length_of(run: Run, plan: Plan, per_step: int, matmul_peak: dict) -> Length:
+    """Long enough for the common token count, and for `plan.seconds` by the estimated speed."""
+    compared_at = comparison_point(plan.tokens * run.processes, per_step)
+    # About how fast it is here: as much faster than an A100 as matrix products are.
+    speed = (run.expected or 0) * matmul_peak.get("bfloat16", 0) / A100_FLOPS
+    max_tokens = max(compared_at, math.ceil(plan.seconds * speed / per_step) * per_step)
+    # Lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps; so one is at the common count.
+    eval_freq = max(1, compared_at // per_step - 1)
+    if plan.machine["gpus"]:
+        return Length(max_tokens, eval_freq, 20 + max_tokens / (speed or 20_000))
+    return Length(max_tokens, eval_freq, 10 + max_tokens / 1_500)
+
+
+def seconds_left(jobs: list[Job], results: list[dict], lengths: dict[str, Length]) -> float:
+    """By the median time of each run's results; for a run without any, of all; or by its length."""
+    times = {}
+    for result in results:
+        times.setdefault(result["name"], []).append(result["seconds"])
+    of_all = [second for seconds in times.values() for second in seconds]
+
+    def seconds(job: Job) -> float:
+        known = times.get(job.run.name, of_all)
+        return median(known) if known else lengths[job.run.name].seconds
+
+    return sum(map(seconds, jobs))
+
+
+# ------------------------------------------------------------------------------------------------
+# One run
+# ------------------------------------------------------------------------------------------------
+
+
+def command_of(job: Job, plan: Plan, length: Length) -> list:
+    run = job.run
+    launcher = ["-m", "torch.distributed.run", "--standalone",
+                f"--nproc_per_node={run.processes}"] if run.torchrun else []
+    return [
+        sys.executable, *launcher, run.script, "--name", run.name,
+        "--device", plan.machine["device"], "--data", plan.data,
+        "--results-dir", plan.path.parent, "--seed", job.seed,
+        "--max-tokens", length.max_tokens, "--eval-freq", length.eval_freq,
+        "--epochs", 10**6,  # the tokens alone end the run
+        *plan.options, *run.options,
+    ]
+
+
+def run_job(job: Job, plan: Plan, length: Length) -> dict:
+    """Runs it; returns its result for the state file."""
+    # torch.compile keeps what it made: the first round mustn't find it, later ones may.
+    cache = BUILD / "compiler-cache" / plan.name / job.run.name
+    if job.round == 1:
+        shutil.rmtree(cache, ignore_errors=True)
+    began = time.perf_counter()
+    code, out, err = run_child(
+        command_of(job, plan, length),
+        TORCHINDUCTOR_CACHE_DIR=str(cache), TRITON_CACHE_DIR=str(cache / "triton"),
+    )
+    seconds = time.perf_counter() - began
+    record = re.search(r"^Record: .*?([^/\\\n]+\.jsonl)$", out, re.MULTILINE)
+    error = None
+    if record:
+        try:
+            statistics.measured_record(plan.path.with_name(record[1]))
+        except (RecordError, OSError) as reason:
+            error = str(reason)
+    if not error and code:
+        error = error_line(err) if code > 0 else f"ended by signal {-code}"
+    rank = re.search(r"^error: (rank \d+: .+)", err, re.MULTILINE)
+    if error and rank:  # why the other ranks, and so the record, came to no end
+        error = rank[1]
+    if not record and not error:
+        error = "it left no record"
+    return dict(name=job.run.name, round=job.round, seed=job.seed,
+                record=record[1] if record else None, error=error, seconds=seconds)
+
+
+# ------------------------------------------------------------------------------------------------
+# The state of a plan
+# ------------------------------------------------------------------------------------------------
+
+
+def new_state(plan: Plan, rounds: int) -> dict:
+    meta = plan.data / "meta.json"
+    runs = [run for run in plan.runs if not run.error]
+    return dict(
+        schema=2, time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        plan=dict(
+            name=plan.name, machine=plan.machine, rounds=rounds, options=plan.options,
+            tokens=plan.tokens, seconds=plan.seconds,
+            data=sha256(meta) if meta.exists() else None,
+            scripts={run.name: sha256(run.script) for run in runs},
+        ),
+        matmul_peak={}, results=[], rows=[], seed_noise=None,
+    )
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def save(state: dict, path: Path) -> None:
+    write_whole(path, json.dumps(state, indent=1))
+
+
+def read_state(path: Path) -> dict:
+    """The state that an earlier start has left, or {} where there is none that can be read."""
+    fields = {"name", "round", "seed", "record", "error", "seconds"}
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        state |= {name: dict(state[name]) for name in ("plan", "matmul_peak")}
+        whole = state["schema"] == 2 and all(fields <= result.keys() for result in state["results"])
+        return state if whole else {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def resume_state(plan: Plan, rounds: int) -> dict:
+    """The earlier state of the same plan, without the runs that have to be tried again.
+
+    Raises UserError where there is none, or where it was measured in another way.
+    """
+    state, new = read_state(plan.path), new_state(plan, rounds)
+    if not state:
+        raise UserError(f"nothing to resume: {relative(plan.path)} is missing or damaged", 2)
+    for name, value in new["plan"].items():
+        if state["plan"].get(name) != value and name != "rounds":  # more rounds are welcome
+            raise UserError(f"can't resume {relative(plan.path)}: it was measured with other"
+                            f" {name}; without --resume a new one begins", 2)
+
+    def stands(result: dict) -> bool:
+        try:
+            statistics.measured_record(plan.path.with_name(result["record"] or "none"))
+            return not result["error"]
+        except (RecordError, OSError):
+            return False
+
+    kept = dict(matmul_peak=state["matmul_peak"], results=[*filter(stands, state["results"])])
+    return new | {"time": state["time"]} | kept
+
+
+def put_aside(path: Path) -> None:
+    """Renames an earlier state and its table by the time when they ended."""
+    if path.exists():
+        ended = time.strftime("-%Y%m%dT%H%M%SZ", time.gmtime(path.stat().st_mtime))
+        for file in (path.with_suffix(".md"), path):
+            if file.exists():
+                file.replace(file.with_stem(file.stem + ended))
+
+
+# ------------------------------------------------------------------------------------------------
+# All runs
+# ------------------------------------------------------------------------------------------------
+
+
+def make_jobs(plan: Plan, rounds: int, results: list[dict]) -> list[Job]:
+    """What there is to run, in order, less what `results` already hold."""
+    jobs = []
+    for number in range(1, rounds + 1):
+        for run in plan.runs:
+            if not run.error:
+                jobs.append(Job(run, number))
+                if plan.seed_noise and run is plan.runs[0]:
+                    jobs.append(Job(run, number, SEED + number))
+    done = {(result["name"], result["round"], result["seed"]) for result in results}
+    return [job for job in jobs if job.key not in done]
+
+
+def run_plan(
+    plan: Plan, rounds: int = 4, resume: bool = False, deadline: float | None = None
+) -> bool:
+    """Runs what is left of `rounds` rounds; returns whether it came to their end.
+
+    State and table are left at `plan.path` (see `read_state`), the state after every run. With
+    `resume` an earlier start of the same plan goes on; else its files are put aside. No run is
+    started that by estimate would end after `deadline`, in seconds of time.monotonic(). A run that
+    fails isn't repeated in later rounds; a later `resume` tries it again. Raises UserError.
+    """
+    per_step = steps_of(plan)
+    prepare_tokens(plan.data)
+    state = resume_state(plan, rounds) if resume else new_state(plan, rounds)
+    if not resume:
+        put_aside(plan.path)
+    save(state, plan.path)
+    if not state["matmul_peak"]:
+        print("Measuring this machine's matrix products", flush=True)
+        state["matmul_peak"] = ask_machine("matmul_peak")
+        save(state, plan.path)
+    lengths = {run.name: length_of(run, plan, per_step[run.name], state["matmul_peak"])
+               for run in plan.runs if not run.error}
+    finished = run_jobs(make_jobs(plan, rounds, state["results"]), plan, state, lengths, deadline)
+    state["rows"], state["seed_noise"] = statistics.make_rows(plan, state, plan.path.parent)
+    save(state, plan.path)
+    write_whole(plan.path.with_suffix(".md"), tables.plan_table(state))
+    return finished
+
+
+def run_jobs(
+    jobs: list[Job], plan: Plan, state: dict, lengths: dict[str, Length], deadline: float | None
+) -> bool:
+    """Runs them in order, each result into `state`; False where the deadline ended it."""
+    failed = set()
+    for i, job in enumerate(jobs):
+        if job.run.name in failed:
+            continue
+        seconds = seconds_left([job], state["results"], lengths)
+        if deadline is not None and time.monotonic() + seconds > deadline:
+            return False
+        result = run_job(job, plan, lengths[job.run.name])
+        state["results"].append(result)
+        save(state, plan.path)
+        if result["error"]:
+            failed.add(job.run.name)
+        later = [job for job in jobs[i + 1 :] if job.run.name not in failed]
+        left = in_words(seconds_left(later, state["results"], lengths))
+        seed = f", seed {job.seed}" if job.seed != SEED else ""
+        print(f"round {job.round}: {job.run.name}{seed}: {told(result, plan)}; {left} left",
+              flush=True)
+    return True
+
+
+def told(result: dict, plan: Plan) -> str:
+    if result["error"]:
+        return f"failed: {result['error'].removeprefix('failed: ')}"
+    record = statistics.measured_record(plan.path.with_name(result["record"]))
+    loss = tables.show(statistics.val_loss(record, plan.tokens), ".3f")
+    return f"{record.tok_per_sec:,.0f} tok/sec, val loss {loss}, {result['seconds']:.0f} s"
+
+
+def dry_run(plan: Plan, rounds: int = 4, resume: bool = False) -> None:
+    """Prints the commands that `run_plan` would run, and how long it would take."""
+    per_step = steps_of(plan)
+    earlier = read_state(plan.path)
+    state = resume_state(plan, rounds) if resume else new_state(plan, rounds)
+    peak = earlier.get("matmul_peak") or (ask_machine("matmul_peak") if plan.seconds else {})
+    lengths = {run.name: length_of(run, plan, per_step[run.name], peak)
+               for run in plan.runs if not run.error}
+    jobs = make_jobs(plan, rounds, state["results"])
+    for job in jobs:
+        _, *command = command_of(job, plan, lengths[job.run.name])
+        print(f"round {job.round}: python {shlex.join(map(relative_part, command))}")
+    results = earlier.get("results", [])
+    source = "by the one before it" if results else "a rough estimate"
+    print(f"{len(jobs)} runs, about {in_words(seconds_left(jobs, results, lengths))} ({source})")
+
+
+def relative_part(part) -> str:
+    """A part of a command, as a user would type it."""
+    return relative(part) if isinstance(part, Path) else str(part)
+
+
+def in_words(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+if __name__ == "__main__":
+    print(json.dumps(read_configurations(json.loads(sys.argv[1]))))

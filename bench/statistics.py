@@ -1,0 +1,115 @@
+"""From records to rows: medians over the rounds, factors, losses, and verdicts."""
+
+from pathlib import Path
+from statistics import median
+
+from bench.plans import SEED, Plan, Run, comparison_point, tokens_per_step
+from bench.records import Record, RecordError, read_record
+
+ROUNDS_FOR_A_VERDICT = 4
+
+
+def verdict(new: list[float], old: list[float]) -> str:
+    """Whether the speeds `new`, one per round, are faster than `old`: only if no two overlap."""
+    if min(len(new), len(old)) < ROUNDS_FOR_A_VERDICT:
+        return "no verdict"
+    if min(new) > max(old):
+        return "faster"
+    return "slower" if max(new) < min(old) else "no measurable change"
+
+
+def measured_record(path: Path) -> Record:
+    """The record of a complete run with a speed. Raises RecordError with the reason for any other,
+    OSError where it can't be read."""
+    record = read_record(path)
+    if record.error:
+        raise RecordError(record.error)
+    if not record.tok_per_sec:
+        raise RecordError("too short for a speed: raise --max-tokens")
+    return record
+
+
+def val_loss(record: Record, tokens: int) -> float | None:
+    """The validation loss after `tokens` training tokens per process, rounded up to whole steps."""
+    world_size = record.config["world_size"]
+    per_step = tokens_per_step(record.config, world_size)
+    return record.val_loss_at(comparison_point(tokens * world_size, per_step))
+
+
+def ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a and b else None
+
+
+def difference(a: float | None, b: float | None) -> float | None:
+    return None if None in (a, b) else a - b
+
+
+def figures_of(run: Run, state: dict, folder: Path) -> dict:
+    """A run's row, as far as its own records tell."""
+    records, losses, losses_by_round, error = [], {}, [], run.error
+    results = [result for result in state["results"] if result["name"] == run.name]
+    for result in sorted(results, key=lambda result: result["round"]):
+        if result["error"]:
+            error = error or f"failed: {result['error'].removeprefix('failed: ')}"
+            continue
+        try:
+            record = measured_record(folder / result["record"])
+        except (RecordError, OSError):  # gone since; --resume runs it again
+            continue
+        loss = losses[result["seed"]] = val_loss(record, state["plan"]["tokens"])
+        if result["seed"] == SEED:
+            records.append(record)
+            losses_by_round.append(loss)
+    first = records[0] if records else None  # round 1's, whose first step compiles
+
+    def middle(values) -> float | None:
+        values = [value for value in values if value is not None]
+        return median(values) if values else None
+
+    speeds = [record.tok_per_sec for record in records]
+    speed, precision = middle(speeds), first and first.precision
+    flops = speed * first.config["flops_per_token"] / run.processes if first else None
+    return dict(
+        name=run.name, label=run.label, technique=run.technique, loss=run.loss,
+        processes=run.processes, error=error, rounds=len(records), speeds=speeds,
+        tok_per_sec=speed, speed_is_average=any(record.speed_is_average for record in records),
+        losses=losses, val_loss=middle(losses_by_round),
+        reserved_gb=middle(record.end["reserved_gb"] for record in records),
+        mfu=middle(record.mfu for record in records), precision=precision,
+        first_step_seconds=first and first.end["first_step_seconds"],
+        share_of_peak=ratio(flops, state["matmul_peak"].get(precision)),
+        attention_backend=first and first.end["attention_backend"],
+        uncompiled=any(record.uncompiled for record in records), published=run.published,
+    )
+
+
+def make_rows(plan: Plan, state: dict, folder: Path) -> tuple[list[dict], float | None]:
+    """(a row for each run of the plan, the seed noise), from the results in `state`.
+
+    A row's factor and loss difference are over the run that its own is compared to, or where that
+    has no figures, over the one that *it* is compared to, and so on. Those called `..._baseline`
+    are over the first run of the plan. Where the run is a script without a technique, the verdict
+    and `factor_technique` are the technique's: of the other run over this one.
+    """
+    rows = {run.name: figures_of(run, state, folder) for run in plan.runs}
+    compared_to = {run.name: run.compared_to for run in plan.runs}
+    baseline = rows[plan.runs[0].name]
+    losses = baseline["losses"].values()
+    noise = max(losses) - min(losses) if len(losses) > 1 and None not in losses else None
+    for run in plan.runs:
+        row, name = rows[run.name], run.compared_to
+        while name and not rows[name]["speeds"]:
+            name = compared_to[name]
+        others = {"": rows[name] if name else {}, "_baseline": {} if row is baseline else baseline}
+        for suffix, other in others.items():
+            row[f"factor{suffix}"] = ratio(row["tok_per_sec"], other.get("tok_per_sec"))
+            row[f"published_factor{suffix}"] = ratio(row["published"], other.get("published"))
+            row[f"loss_difference{suffix}"] = difference(row["val_loss"], other.get("val_loss"))
+        change = row["loss_difference_baseline"]
+        row["within_seed_noise"] = None if None in (change, noise) else abs(change) <= noise
+        with_it, without = row["speeds"], others[""].get("speeds")
+        if run.without_technique:
+            row["factor_technique"] = ratio(1, row["factor"])
+            with_it, without = without, with_it
+        row["verdict"] = verdict(with_it, without) if with_it and without else None
+    return list(rows.values()), noise

@@ -1,0 +1,121 @@
+"""Markdown tables, all of them: the one place that knows how a cell is written."""
+
+import shlex
+from collections.abc import Callable, Collection
+
+from bench.plans import SEED
+
+
+def show(value: float | None, form: str) -> str:
+    return "n/a" if value is None else format(value, form)
+
+
+def markdown(
+    columns: dict[str, Callable[[dict], str]], rows: list[dict], text_columns: Collection[str] = ()
+) -> str:
+    """A table. `columns`: what a row has under each heading; text columns are set to the left."""
+    lines = [list(columns), [":--" if heading in text_columns else "--:" for heading in columns]]
+    lines += [[cell(row) for cell in columns.values()] for row in rows]
+    return "".join(
+        "| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |\n" for line in lines
+    )
+
+
+def plan_table(state: dict) -> str:
+    """The rows of a plan's state as a table, and what one has to know about them below it.
+
+    A column that has no figure on this machine is left out.
+    """
+    rows = state["rows"]
+    techniques = any("factor_technique" in row for row in rows)
+    published = " (A100)" if any(row["published_factor_baseline"] for row in rows) else ""
+    one_reference = all(row["factor"] == row["factor_baseline"] for row in rows)
+
+    def number(name: str, form: str):
+        return lambda row: show(row.get(name), form)
+
+    def factor(suffix: str):
+        def cell(row: dict) -> str:
+            ours, theirs = row[f"factor{suffix}"], row[f"published_factor{suffix}"]
+            return show(ours, ".2f") + ("" if theirs is None else f" ({theirs:.2f})")
+
+        return cell
+
+    def speed_range(row: dict) -> str:
+        if row["rounds"] < 2:
+            return "n/a"
+        return f"{min(row['speeds']):,.0f}–{max(row['speeds']):,.0f}"
+
+    def technique(row: dict) -> str:
+        return row["technique"] + r" \*" * row["uncompiled"] + " †" * row["speed_is_average"]
+
+    def outcome(row: dict) -> str:
+        return row["error"] or row["verdict"] or ("baseline" if row is rows[0] else "n/a")
+
+    columns = {
+        "run": lambda row: row["label"],
+        "technique": technique,
+        "tok/sec": number("tok_per_sec", ",.0f"),
+        "range": speed_range,
+        "technique's factor": number("factor_technique", ".2f"),
+        f"factor{published}": factor(""),
+        f"over the baseline{published}": factor("_baseline"),
+        "reserved GB": number("reserved_gb", ".2f"),
+        "first step s": number("first_step_seconds", ".1f"),
+        "val loss": number("val_loss", ".4f"),
+        "Δ loss": number("loss_difference", "+.4f"),
+        "Δ loss, baseline": number("loss_difference_baseline", "+.4f"),
+        "within seed noise":
+            lambda row: {None: "n/a", True: "yes", False: "no"}[row["within_seed_noise"]],
+        "loss by the patch": lambda row: row["loss"] or "n/a",
+        "of matmul peak": number("share_of_peak", ".1%"),
+        "MFU": number("mfu", ".1%"),
+        "attention": lambda row: row["attention_backend"] or "n/a",
+        "verdict": outcome,
+    }
+    if techniques:  # whose factor is the inverse of the other
+        del columns[f"factor{published}"]
+    if one_reference:
+        del columns[f"over the baseline{published}"], columns["Δ loss, baseline"]
+    columns = {heading: cell for heading, cell in columns.items()
+               if any(cell(row) != "n/a" for row in rows)}
+    texts = {"run", "technique", "loss by the patch", "attention", "verdict"}
+    notes = "".join(f"\n{note}\n" for note in notes_of(state, columns))
+    return markdown(columns, rows, texts) + notes
+
+
+def notes_of(state: dict, columns: Collection[str]) -> list[str]:
+    plan, rows = state["plan"], state["rows"]
+    peaks = ", ".join(f"{name} {flops / 1e12:,.2f}" for name, flops in state["matmul_peak"].items())
+    length = f"{plan['tokens']:,} tokens per run"
+    if plan["seconds"]:
+        length += f" or about {plan['seconds']:g} s of training, whichever is longer"
+    options = f", options `{shlex.join(plan['options'])}`" if plan["options"] else ""
+    rounds = max((row["rounds"] for row in rows), default=0)
+    notes = [
+        f"{plan['machine']['name']}, PyTorch {plan['machine']['torch']}. {length},"
+        f" {rounds} round{'s' * (rounds != 1)}, seed {SEED}{options}."
+        f" Matrix products (matmul peak): {peaks} TFLOP/s.",
+        "tok/sec is the median over the rounds of each run's median step; the range is from the"
+        ' slowest round to the fastest. "faster" and "slower" need 4 rounds whose ranges don\'t'
+        " overlap.",
+        f"val loss is the validation loss after {plan['tokens']:,} training tokens.",
+    ]
+    if "technique's factor" in columns:
+        notes += ["The technique's factor is the speed with it over the speed without it;"
+                  ' "faster" means that the script is faster with it.']
+    elif any(row["factor"] for row in rows):
+        published = any(row["published_factor"] for row in rows)
+        notes += ["The factor is over the row above, or the nearest one above that has figures; the"
+                  " baseline is the first row."
+                  + " The published factors, from an A100, are in brackets." * published]
+    if state["seed_noise"] is not None:
+        notes += [f"Seed noise is the range of the first row's losses over"
+                  f" {len(rows[0]['losses'])} seeds, {state['seed_noise']:.4f}."]
+    if any(row["processes"] > 1 for row in rows):
+        notes += ["02 trains that many tokens on each GPU, and its loss is the one after them."]
+    if any(row["uncompiled"] for row in rows):
+        notes += [r"\* without torch.compile: it found no compiler, or was told not to use it."]
+    if any(row["speed_is_average"] for row in rows):
+        notes += ["† too few steps for a median: the average of the run."]
+    return notes

@@ -1,0 +1,314 @@
+"""bench/runner.py: how a plan runs, with made-up runs in place of real ones."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, TINY, environment
+from made_up import CPU, MACHINE, PEAK, make_plan, make_state, write_record
+
+from bench import runner
+from bench.plans import Run, UserError
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Runs take a moment; `fake.fails` names those that fail; `fake.ran` lists what ran."""
+
+    class Fake:
+        ran, fails = [], set()
+
+        def run_job(self, job, plan, length):
+            self.ran.append(job.key)
+            result = write_record(plan.path.parent, job.run.name, job.round, seed=job.seed)
+            if job.run.name in self.fails:
+                result |= dict(record=None, error="failed: it broke")
+            return result
+
+    fake = Fake()
+    fake.ran = []
+    monkeypatch.setattr(runner, "run_job", fake.run_job)
+    monkeypatch.setattr(runner, "steps_of", lambda plan: {run.name: 1024 for run in plan.runs})
+    monkeypatch.setattr(runner, "ask_machine", lambda question: PEAK)
+    return fake
+
+
+@pytest.fixture
+def plan(tmp_path):
+    (tmp_path / "meta.json").write_text("{}")
+    return make_plan(tmp_path, "a", "b")
+
+
+ROUND = [("a", 1, 123), ("a", 1, 124), ("b", 1, 123)]
+NEXT = [("a", 2, 123), ("a", 2, 125), ("b", 2, 123)]
+
+
+# What runs
+
+
+def test_rounds(fake, plan, capsys):
+    assert runner.run_plan(plan, 2)
+    assert fake.ran == ROUND + NEXT
+    state = runner.read_state(plan.path)
+    assert [(r["name"], r["round"], r["seed"]) for r in state["results"]] == fake.ran
+    assert set(state) == {"schema", "time", "plan", "matmul_peak", "results", "rows", "seed_noise"}
+    assert set(state["plan"]) == {
+        "name", "machine", "rounds", "options", "tokens", "seconds", "data", "scripts"
+    }
+    assert [row["factor"] for row in state["rows"]] == [None, 1.0]
+    assert plan.path.with_suffix(".md").read_text().startswith("| run |")
+    out = capsys.readouterr().out
+    assert "round 1: a, seed 124: 100 tok/sec, val loss 8.000, 1 s; 4 s left" in out
+
+
+def test_failed_and_lost_runs(fake, plan, capsys):
+    """A run that fails isn't repeated in later rounds; a resume tries it, and lost ones, again."""
+    fake.fails.add("b")
+    assert runner.run_plan(plan, 2)
+    assert fake.ran == [*ROUND, *NEXT[:2]]
+    state = runner.read_state(plan.path)
+    assert state["rows"][1]["error"] == "failed: it broke"
+    assert "b: failed: it broke; 2 s left" in capsys.readouterr().out
+    (plan.path.parent / state["results"][0]["record"]).unlink()
+    fake.fails.clear()
+    fake.ran.clear()
+    assert runner.run_plan(plan, 2, resume=True)
+    assert fake.ran == [ROUND[0], ROUND[2], NEXT[2]]
+    rows = runner.read_state(plan.path)["rows"]
+    assert [(row["rounds"], row["error"]) for row in rows] == [(2, None), (2, None)]
+    fake.ran.clear()
+    assert runner.run_plan(plan, 2, resume=True)
+    assert fake.ran == []
+
+
+def test_a_run_that_cannot_run(fake, plan):
+    plan.runs[1].error = "conflict: here"
+    assert runner.run_plan(plan, 1)
+    assert fake.ran == ROUND[:2]
+    assert runner.read_state(plan.path)["rows"][1]["error"] == "conflict: here"
+
+
+def test_deadline(fake, plan):
+    """A run that wouldn't end in time isn't started; a later call goes on."""
+    assert not runner.run_plan(plan, 1, deadline=time.monotonic() + 5)
+    assert fake.ran == []  # the first one is thought to take more than 20 s
+    assert runner.run_plan(plan, 1, resume=True, deadline=time.monotonic() + 60)
+    assert fake.ran == ROUND
+    assert not runner.run_plan(plan, 2, resume=True, deadline=time.monotonic() + 0.5)
+    assert len(runner.read_state(plan.path)["rows"]) == 2
+    assert runner.run_plan(plan, 2, resume=True, deadline=time.monotonic() + 9)  # 1 s by round 1
+    assert fake.ran == ROUND + NEXT
+
+
+def test_interrupted(fake, plan, monkeypatch):
+    def run_job(job, plan, length):
+        if job.key == ROUND[1]:
+            raise runner.Interrupted(signal.SIGINT)
+        return fake.run_job(job, plan, length)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "run_job", run_job)
+        with pytest.raises(runner.Interrupted):
+            runner.run_plan(plan, 1)
+    assert runner.run_plan(plan, 1, resume=True)
+    assert fake.ran == ROUND
+
+
+def test_resume_needs_the_same_plan(fake, plan):
+    with pytest.raises(UserError, match="nothing to resume"):
+        runner.run_plan(plan, 1, resume=True)
+    runner.run_plan(plan, 1)
+    for field, value, says in (
+        ("options", ["--dropout", "0"], "other options"), ("tokens", 1, "other tokens"),
+        ("seconds", 1.0, "other seconds"), ("machine", CPU, "other machine"),
+        ("runs", plan.runs[:1], "other scripts"),
+    ):
+        earlier = getattr(plan, field)
+        setattr(plan, field, value)
+        with pytest.raises(UserError, match=f"can't resume .*{says}"):
+            runner.run_plan(plan, 1, resume=True)
+        setattr(plan, field, earlier)
+    (plan.data / "meta.json").write_text("{} ")
+    with pytest.raises(UserError, match="other data"):
+        runner.run_plan(plan, 1, resume=True)
+
+
+def test_a_new_start_puts_the_earlier_one_aside(fake, plan):
+    runner.run_plan(plan, 1)
+    earlier = plan.path.read_text()
+    runner.run_plan(plan, 1)
+    aside = sorted(path for path in plan.path.parent.glob("plan-*") if path.suffix != ".jsonl")
+    assert [path.name[len("plan-20260101T000000Z"):] for path in aside] == [".json", ".md"]
+    assert aside[0].read_text() == earlier
+
+
+def test_damaged_states(tmp_path):
+    plan = make_plan(tmp_path, "a")
+    plan.path.parent.mkdir()
+    result = write_record(tmp_path, "a")
+    good = make_state(plan, [result])
+    for text, whole in (
+        ("{", False), ("[]", False), ('{"plan": 1, "results": 2, "matmul_peak": 3}', False),
+        (json.dumps(good | dict(results=[{}])), False), (json.dumps(good | dict(schema=1)), False),
+        (json.dumps(good), True),
+    ):
+        plan.path.write_text(text)
+        assert bool(runner.read_state(plan.path)) is whole, text
+
+
+def test_dry_run(fake, plan, capsys):
+    runner.dry_run(plan, 2)
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) == 7 and "6 runs, about" in out and "a rough estimate" in out
+    assert not plan.path.exists() and fake.ran == []
+    runner.run_plan(plan, 1)
+    runner.dry_run(plan, 2, resume=True)
+    assert "3 runs, about 3 s (by the one before it)" in capsys.readouterr().out
+
+
+# How long, and by which command
+
+
+def test_length(tmp_path):
+    plan = make_plan(tmp_path, "a", tokens=10_000, seconds=10)
+    run = plan.runs[0]
+    run.expected, peak = 12_000, dict(bfloat16=312e12 * 2)  # twice an A100
+    length = runner.length_of(run, plan, 1024, peak)
+    assert length.max_tokens == 235 * 1024  # 240,000, in whole steps
+    assert length.eval_freq == 9  # a line after 1, 10, 19 ... steps; 10 reach 10,000 tokens
+    run.expected = 500  # so the common count takes longer
+    assert runner.length_of(run, plan, 1024, peak).max_tokens == 10 * 1024
+    run.processes = 4
+    length = runner.length_of(run, plan, 4096, peak)
+    assert (length.max_tokens, length.eval_freq) == (10 * 4096, 9)
+    assert runner.length_of(run, plan, 10**6, peak).eval_freq == 1
+    plan.seconds = 0
+    assert runner.length_of(run, plan, 4096, {}).max_tokens == 10 * 4096
+
+
+def test_command(plan):
+    """02 runs by torchrun, also with one process; a run's own options come last."""
+    plan.options = ["--dropout", "0"]
+    plan.runs[1].options = ("--batch-size", "2")
+    length = runner.Length(8192, 7, 1.0)
+    for torchrun in (False, True):
+        plan.runs[1].torchrun = torchrun
+        command = [*map(str, runner.command_of(runner.Job(plan.runs[1], 1, 124), plan, length))]
+        assert ("--nproc_per_node=1" in command) is torchrun
+        for option, value in (("--max-tokens", "8192"), ("--eval-freq", "7"), ("--seed", "124"),
+                              ("--name", "b"), ("--device", "cuda")):
+            assert command[command.index(option) + 1] == value
+        assert command[-4:] == ["--dropout", "0", "--batch-size", "2"]
+
+
+def test_time_left(plan):
+    jobs = runner.make_jobs(plan, 2, [])
+    assert [job.key for job in jobs] == ROUND + NEXT
+    lengths = {"a": runner.Length(1, 1, 30), "b": runner.Length(1, 1, 50)}
+    results = [dict(name="a", seconds=second) for second in (10, 20, 90)]
+    assert runner.seconds_left(jobs, results, lengths) == 6 * 20
+    assert runner.seconds_left(jobs, [], lengths) == 4 * 30 + 2 * 50
+    plan.seed_noise = False
+    assert len(runner.make_jobs(plan, 2, [])) == 4
+
+
+def test_options(tmp_path, monkeypatch):
+    """Each script judges them itself, all in one process; what it trains per step comes back."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    plan = make_plan(tmp_path, "00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp", machine=CPU)
+    for run in plan.runs:
+        run.script = ROOT / f"{run.name}.py"
+    plan.runs[2].processes = 2
+    plan.options = TINY
+    plan.runs[1].options = ("--batch-size", "3")
+    assert [*runner.steps_of(plan).values()] == [32, 48, 64]
+    plan.options = [*TINY, "--no-compile"]
+    with pytest.raises(UserError, match="00_orig: unrecognized arguments: --no-compile"):
+        runner.steps_of(plan)
+    for options in (["--seed", "1"], ["-h"], ["--eval-freq=3"]):
+        plan.options = options
+        with pytest.raises(UserError, match=f"{options[0].split('=')[0]} is set by measure.py"):
+            runner.steps_of(plan)
+
+
+# Child processes
+
+
+def job_of(tmp_path, source: str, machine=MACHINE) -> dict:
+    """The result of a script with this source."""
+    plan = make_plan(tmp_path, "a", machine=machine)
+    (tmp_path / "script.py").write_text(source)
+    return runner.run_job(runner.Job(plan.runs[0], 1), plan, runner.Length(1, 1, 1.0))
+
+
+def test_why_a_run_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "BUILD", tmp_path / "build")
+    told = "import sys; print('error: {}\\nand more', file=sys.stderr); sys.exit(1)"
+    for source, says in (
+        (told.format("no memory"), "no memory"),
+        (told.format("rank 3: no memory"), "rank 3: no memory"),
+        ("import os; os.abort()", f"ended by signal {signal.SIGABRT:d}"),
+        ("pass", "it left no record"),
+        ("print('Record: results/none.jsonl')", "No such file"),
+        ("1/0", "ZeroDivisionError"),
+    ):
+        assert says in job_of(tmp_path, source)["error"]
+    result = write_record(tmp_path / "plan", "a", speed=None, avg_tok_per_sec=None)
+    result = job_of(tmp_path, f"print('Record: somewhere/{result['record']}')")
+    assert result["error"] == "too short for a speed: raise --max-tokens"
+    result = write_record(tmp_path / "plan", "a", status="diverged", error="lower it")
+    result = job_of(tmp_path, f"print('Record: {result['record']}')")
+    assert result["error"] == "diverged: lower it"
+    result = write_record(tmp_path / "plan", "a")
+    result = job_of(tmp_path, f"print('Record: {result['record']}')")
+    assert (result["error"], result["record"]) == (None, "a-cuda-1-123.jsonl")
+
+
+def test_compile_cache(tmp_path, monkeypatch):
+    """The first round starts with an empty one, the second keeps it."""
+    monkeypatch.setattr(runner, "BUILD", tmp_path)
+    plan = make_plan(tmp_path, "a")
+    (tmp_path / "script.py").write_text(
+        "import os, pathlib\npath = pathlib.Path(os.environ['TORCHINDUCTOR_CACHE_DIR'])\n"
+        "path.mkdir(parents=True, exist_ok=True)\n"
+        "(path / str(len([*path.iterdir()]))).touch()\n"
+    )
+    for round, files in ((1, ["0"]), (2, ["0", "1"]), (1, ["0"])):
+        runner.run_job(runner.Job(plan.runs[0], round), plan, runner.Length(1, 1, 1.0))
+        cache = tmp_path / "compiler-cache" / "plan" / "a"
+        assert sorted(path.name for path in cache.iterdir()) == files
+
+
+def test_a_child_does_not_outlive_the_tool(tmp_path):
+    """And Ctrl-C reaches it once, as SIGTERM."""
+    child = tmp_path / "child.py"
+    child.write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "def end(number, frame): print(number, file=open('got', 'a')); sys.exit()\n"
+        "signal.signal(signal.SIGTERM, end); signal.signal(signal.SIGINT, end)\n"
+        "pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)\n"
+    )
+    code = ("import sys; from bench import runner; runner.on_signals(runner.interrupt)\n"
+            "runner.run_child([sys.executable, 'child.py'])")
+    tool = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.DEVNULL,
+        env=environment(PYTHONPATH=str(ROOT)), start_new_session=True,
+    )
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert tool.poll() is None
+        time.sleep(0.05)
+    os.killpg(tool.pid, signal.SIGINT)
+    assert tool.wait(30) != 0
+    assert (tmp_path / "got").read_text().split() == [str(int(signal.SIGTERM))]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_run_is_a_dataclass_with_few_needs(tmp_path):
+    """A later plan names as little as this."""
+    run = Run("a", "a", tmp_path / "a.py", "some technique")
+    assert (run.processes, run.compared_to, run.error, run.options) == (1, None, None, ())
