@@ -159,7 +159,7 @@ def read_rungs(gpus: int) -> tuple[list[Run], dict[str, bytes]]:
         if patch.name == "ddp":
             run.label, run.processes, run.torchrun = f"{number} DDP", gpus, True
             run.expected *= gpus
-        figures = getattr(patch, "published", None)  # TODO(merge): patch.published
+        figures = getattr(patch, "published", None)  # once merged: patch.published
         if figures:
             speed, _, on_gpus = figures
             run.expected = speed / on_gpus * run.processes

@@ -228,7 +228,7 @@ def run_job(job: Job, plan: Plan, length: Length) -> dict:
     if record:
         try:
             statistics.measured_record(plan.path.with_name(record[1]))
-        except (RecordError, OSError) as reason:
+        except RecordError as reason:
             error = str(reason)
     if not error and code:
         error = error_line(err) if code > 0 else f"ended by signal {-code}"
@@ -274,7 +274,7 @@ def read_state(path: Path) -> dict:
     fields = {"name", "round", "seed", "record", "error", "seconds"}
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
-        state |= {name: dict(state[name]) for name in ("plan", "matmul_peak")}
+        dict(state["plan"]), dict(state["matmul_peak"]), state["time"]  # raise what is caught here
         whole = state["schema"] == 2 and all(fields <= result.keys() for result in state["results"])
         return state if whole else {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -296,13 +296,13 @@ def resume_state(plan: Plan, rounds: int) -> dict:
 
     def stands(result: dict) -> bool:
         try:
-            statistics.measured_record(plan.path.with_name(result["record"] or "none"))
+            statistics.measured_record(plan.path.parent / str(result["record"]))
             return not result["error"]
-        except (RecordError, OSError):
+        except RecordError:
             return False
 
-    kept = dict(matmul_peak=state["matmul_peak"], results=[*filter(stands, state["results"])])
-    return new | {"time": state["time"]} | kept
+    kept = {name: state[name] for name in ("time", "matmul_peak")}
+    return new | kept | {"results": [*filter(stands, state["results"])]}
 
 
 def put_aside(path: Path) -> None:

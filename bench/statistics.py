@@ -19,9 +19,11 @@ def verdict(new: list[float], old: list[float]) -> str:
 
 
 def measured_record(path: Path) -> Record:
-    """The record of a complete run with a speed. Raises RecordError with the reason for any other,
-    OSError where it can't be read."""
-    record = read_record(path)
+    """The record of a complete run with a speed. Raises RecordError with the reason for others."""
+    try:
+        record = read_record(path)
+    except (RecordError, OSError) as error:
+        raise RecordError(f"its record can't be read: {getattr(error, 'strerror', None) or error}")
     if record.error:
         raise RecordError(record.error)
     if not record.tok_per_sec:
@@ -54,7 +56,7 @@ def figures_of(run: Run, state: dict, folder: Path) -> dict:
             continue
         try:
             record = measured_record(folder / result["record"])
-        except (RecordError, OSError):  # gone since; --resume runs it again
+        except RecordError:  # gone since; --resume runs it again
             continue
         loss = losses[result["seed"]] = val_loss(record, state["plan"]["tokens"])
         if result["seed"] == SEED:

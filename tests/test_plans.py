@@ -19,8 +19,15 @@ def published(monkeypatch, tmp_path):
     path.write_text(json.dumps(dict(baseline=dict(tok_per_sec=12_525, reserved_gb=26.3))))
     monkeypatch.setattr(plans, "PUBLISHED", path)
     monkeypatch.setattr(plans, "BUILD", tmp_path / "build")
-    monkeypatch.setattr(stack.Patch, "published", property(lambda p: PUBLISHED.get(p.name)),
-                        raising=False)
+    load = stack.load
+
+    def load_with_figures():
+        patches = load()
+        for patch in patches:
+            patch.published = PUBLISHED.get(patch.name)
+        return patches
+
+    monkeypatch.setattr(stack, "load", load_with_figures)
     return path
 
 

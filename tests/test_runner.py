@@ -253,7 +253,7 @@ def test_why_a_run_failed(tmp_path, monkeypatch):
         (told.format("rank 3: no memory"), "rank 3: no memory"),
         ("import os; os.abort()", f"ended by signal {signal.SIGABRT:d}"),
         ("pass", "it left no record"),
-        ("print('Record: results/none.jsonl')", "No such file"),
+        ("print('Record: results/none.jsonl')", "its record can't be read: No such file"),
         ("1/0", "ZeroDivisionError"),
     ):
         assert says in job_of(tmp_path, source)["error"]
