@@ -79,9 +79,7 @@ def comparison_point(tokens: int, per_step: int) -> int:
     return math.ceil(tokens / per_step) * per_step
 
 
-# ------------------------------------------------------------------------------------------------
-# The plans
-# ------------------------------------------------------------------------------------------------
+# ---- The plans ---------------------------------------------------------------------------------
 
 
 def ladder(machine: dict, rungs: str | None = None, **settings) -> Plan:
@@ -90,25 +88,29 @@ def ladder(machine: dict, rungs: str | None = None, **settings) -> Plan:
     `rungs`: a choice such as "0,5-8"; `settings`: fields of Plan. Raises StackError where a patch
     fails, UserError for a bad choice or where the published figures can't be read.
     """
-    runs, texts = read_rungs(machine["gpus"])
+    patches = stack.load()
+    runs = read_rungs(patches, machine["gpus"])
+    scripts = [run.script for run in runs]
+    texts = dict(zip(scripts, stack.rebuild(patches), strict=True))
     if machine["gpus"] < 2:
         runs.pop()
     runs = [runs[k] for k in parse_rungs(rungs, len(runs))]
-    stack.write_all({run.script: texts[run.name] for run in runs})
+    stack.write_all({run.script: texts[run.script] for run in runs})
     return Plan("ladder", compared_in_turn(runs), machine, **settings)
 
 
 def leave_one_out(machine: dict, rungs: str | None = None, **settings) -> Plan:
     """01, and 01 without each one technique, made by a three-way merge. The rest as in `ladder`."""
-    (*rungs_to_01, _), texts = read_rungs(1)
-    last = rungs_to_01[-1]
-    whole = replace(last, name=Path(stack.LAST).stem, label="01", technique="every technique",
-                    loss=None, script=BUILD / "leave-one-out" / stack.LAST)
-    runs, scripts = [whole], {whole.script: texts[last.name]}
-    for k in parse_rungs(rungs, len(rungs_to_01)):
+    patches = stack.load()
+    *stages_to_01, _ = read_rungs(patches, gpus=1)
+    *texts, _ = stack.rebuild(patches)
+    whole = replace(stages_to_01[-1], name=Path(stack.LAST).stem, label="01", loss=None,
+                    technique="every technique", script=BUILD / "leave-one-out" / stack.LAST)
+    runs, scripts = [whole], {whole.script: texts[-1]}
+    for k in parse_rungs(rungs, len(texts)):
         if k == 0:
             continue  # 00 has no technique; 01 runs in any case
-        rung = rungs_to_01[k]
+        rung = stages_to_01[k]
         name = f"without-{rung.name}"
         script = whole.script.with_name(f"{name}.py")
         run = replace(rung, name=name, label=f"without {rung.label}", script=script, published=None,
@@ -116,8 +118,7 @@ def leave_one_out(machine: dict, rungs: str | None = None, **settings) -> Plan:
         runs.append(run)
         try:
             # base: the stage with the technique; ours: 01; theirs: the stage before it
-            base, theirs = texts[rung.name], texts[rungs_to_01[k - 1].name]
-            scripts[script] = stack.merge(base, texts[last.name], theirs, name)
+            scripts[script] = stack.merge(texts[k], texts[-1], texts[k - 1], name)
         except stack.Conflict:
             run.error = "conflict: later patches build on the lines that it changes"
     stack.write_all(scripts)
@@ -125,13 +126,13 @@ def leave_one_out(machine: dict, rungs: str | None = None, **settings) -> Plan:
 
 
 def stages(machine: dict, **settings) -> Plan:
-    """00, 01, and 02 with one process per GPU, or with two where there is no GPU."""
-    rungs, _ = read_rungs(machine["gpus"] or 2)
-    first, last, ddp = rungs[0], rungs[-2], rungs[-1]
+    """00, 01, and 02 with one process per GPU, or with two where there is no GPU; the scripts as
+    they stand, edited or not. Raises StackError and UserError as `ladder` does."""
+    first, *_, last, ddp = read_rungs(stack.load(), machine["gpus"] or 2)
     ranks = f"{ddp.processes} rank{'s' * (ddp.processes > 1)}"
     runs = [
         replace(first, label="00", script=ROOT / stack.FIRST),
-        # The published figure of its last technique that has one is that of the whole script.
+        # The last published figure of a technique is that of the whole script.
         replace(last, name=Path(stack.LAST).stem, label="01", script=ROOT / stack.LAST,
                 technique="every technique", loss=None, published=last.expected),
         replace(ddp, label=f"02, {ranks}", script=ROOT / stack.DDP),
@@ -139,13 +140,8 @@ def stages(machine: dict, **settings) -> Plan:
     return Plan("stages", compared_in_turn(runs), machine, seed_noise=False, **settings)
 
 
-def read_rungs(gpus: int) -> tuple[list[Run], dict[str, bytes]]:
-    """(00, the script after each patch, and 02 on `gpus`; the source of each by its name).
-
-    Raises StackError where a patch fails, UserError where the published baseline can't be read.
-    """
-    patches = stack.load()
-    texts = stack.rebuild(patches)
+def read_rungs(patches: list[stack.Patch], gpus: int) -> list[Run]:
+    """00, the script after each patch, and 02 on `gpus`. Raises UserError."""
     published = published_baseline()
     runs = [Run(Path(stack.FIRST).stem, "0 baseline", BUILD / "ladder" / stack.FIRST, "baseline",
                 published=published, expected=published)]
@@ -165,7 +161,7 @@ def read_rungs(gpus: int) -> tuple[list[Run], dict[str, bytes]]:
             run.expected = speed / on_gpus * run.processes
             run.published = speed if on_gpus == run.processes else None
         runs.append(run)
-    return runs, {run.name: text for run, text in zip(runs, texts, strict=True)}
+    return runs
 
 
 def published_baseline() -> float:

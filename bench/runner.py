@@ -56,9 +56,11 @@ class Interrupted(BaseException):
 
 
 def on_signals(handler) -> None:
+    """Sets the handler of what ends a program; but `nohup` goes on to protect from SIGHUP."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if hasattr(signal, name):  # Windows has no SIGHUP
-            signal.signal(getattr(signal, name), handler)
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and (name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN):
+            signal.signal(number, handler)
 
 
 def interrupt(signum, frame) -> None:
@@ -67,9 +69,7 @@ def interrupt(signum, frame) -> None:
     raise Interrupted(signum)
 
 
-# ------------------------------------------------------------------------------------------------
-# Child processes
-# ------------------------------------------------------------------------------------------------
+# ---- Child processes ---------------------------------------------------------------------------
 
 
 def run_child(command: list, cwd: Path | None = None, **environment: str) -> tuple[int, str, str]:
@@ -118,9 +118,7 @@ def prepare_tokens(folder: Path) -> None:
         ask(ROOT / "data" / "prepare.py", "--out", folder.resolve())
 
 
-# ------------------------------------------------------------------------------------------------
-# How long each run trains
-# ------------------------------------------------------------------------------------------------
+# ---- How long each run trains ------------------------------------------------------------------
 
 
 def read_configurations(requests: list) -> list[dict]:
@@ -135,8 +133,8 @@ def read_configurations(requests: list) -> list[dict]:
                 functions = runpy.run_path(script)
                 args = functions["parse_arguments"](options)
                 config = functions["configure"](args, torch.device(args.device))
-            answers.append({name: getattr(config, name) for name in
-                            ("batch_size", "context_length")})
+            names = ("batch_size", "context_length")
+            answers.append({name: getattr(config, name) for name in names})
         except SystemExit:  # argparse has printed why
             answers.append({"error": error_line(messages.getvalue())})
         except Exception as error:
@@ -144,8 +142,8 @@ def read_configurations(requests: list) -> list[dict]:
     return answers
 
 
-def steps_of(plan: Plan) -> dict[str, int]:
-    """The tokens of one step of each run that can run, by its name.
+def read_tokens_per_step(plan: Plan) -> dict[str, int]:
+    """The training tokens per step, of all processes, of each run that can run, by its name.
 
     Each script's own parser judges the options. Raises UserError where one refuses them.
     """
@@ -178,6 +176,12 @@ def length_of(run: Run, plan: Plan, per_step: int, matmul_peak: dict) -> Length:
     return Length(max_tokens, eval_freq, 10 + max_tokens / 1_500)
 
 
+def lengths_of(plan: Plan, per_step: dict[str, int], matmul_peak: dict) -> dict[str, Length]:
+    """The length of each run that can run, by its name."""
+    return {run.name: length_of(run, plan, per_step[run.name], matmul_peak)
+            for run in plan.runs if run.name in per_step}
+
+
 def seconds_left(jobs: list[Job], results: list[dict], lengths: dict[str, Length]) -> float:
     """By the median time of each run's results; for a run without any, of all; or by its length."""
     times = {}
@@ -192,9 +196,7 @@ def seconds_left(jobs: list[Job], results: list[dict], lengths: dict[str, Length
     return sum(map(seconds, jobs))
 
 
-# ------------------------------------------------------------------------------------------------
-# One run
-# ------------------------------------------------------------------------------------------------
+# ---- One run -----------------------------------------------------------------------------------
 
 
 def command_of(job: Job, plan: Plan, length: Length) -> list:
@@ -241,9 +243,7 @@ def run_job(job: Job, plan: Plan, length: Length) -> dict:
                 record=record[1] if record else None, error=error, seconds=seconds)
 
 
-# ------------------------------------------------------------------------------------------------
-# The state of a plan
-# ------------------------------------------------------------------------------------------------
+# ---- The state of a plan -----------------------------------------------------------------------
 
 
 def new_state(plan: Plan, rounds: int) -> dict:
@@ -314,9 +314,7 @@ def put_aside(path: Path) -> None:
                 file.replace(file.with_stem(file.stem + ended))
 
 
-# ------------------------------------------------------------------------------------------------
-# All runs
-# ------------------------------------------------------------------------------------------------
+# ---- All runs ----------------------------------------------------------------------------------
 
 
 def make_jobs(plan: Plan, rounds: int, results: list[dict]) -> list[Job]:
@@ -342,7 +340,7 @@ def run_plan(
     started that by estimate would end after `deadline`, in seconds of time.monotonic(). A run that
     fails isn't repeated in later rounds; a later `resume` tries it again. Raises UserError.
     """
-    per_step = steps_of(plan)
+    per_step = read_tokens_per_step(plan)
     prepare_tokens(plan.data)
     state = resume_state(plan, rounds) if resume else new_state(plan, rounds)
     if not resume:
@@ -352,8 +350,7 @@ def run_plan(
         print("Measuring this machine's matrix products", flush=True)
         state["matmul_peak"] = ask_machine("matmul_peak")
         save(state, plan.path)
-    lengths = {run.name: length_of(run, plan, per_step[run.name], state["matmul_peak"])
-               for run in plan.runs if not run.error}
+    lengths = lengths_of(plan, per_step, state["matmul_peak"])
     finished = run_jobs(make_jobs(plan, rounds, state["results"]), plan, state, lengths, deadline)
     state["rows"], state["seed_noise"] = statistics.make_rows(plan, state, plan.path.parent)
     save(state, plan.path)
@@ -395,12 +392,11 @@ def told(result: dict, plan: Plan) -> str:
 
 def dry_run(plan: Plan, rounds: int = 4, resume: bool = False) -> None:
     """Prints the commands that `run_plan` would run, and how long it would take."""
-    per_step = steps_of(plan)
+    per_step = read_tokens_per_step(plan)
     earlier = read_state(plan.path)
     state = resume_state(plan, rounds) if resume else new_state(plan, rounds)
     peak = earlier.get("matmul_peak") or (ask_machine("matmul_peak") if plan.seconds else {})
-    lengths = {run.name: length_of(run, plan, per_step[run.name], peak)
-               for run in plan.runs if not run.error}
+    lengths = lengths_of(plan, per_step, peak)
     jobs = make_jobs(plan, rounds, state["results"])
     for job in jobs:
         _, *command = command_of(job, plan, lengths[job.run.name])

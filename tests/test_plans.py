@@ -101,6 +101,18 @@ def test_stages(count, ranks):
     assert plan.runs[2].published == (419_259 if ranks == 4 else None)
 
 
+def test_stages_may_be_edited(monkeypatch):
+    """Only what is made from patches needs scripts that fit them."""
+    def rebuild(patches):
+        raise stack.StackError("00_orig.py isn't what the patches make")
+
+    monkeypatch.setattr(stack, "rebuild", rebuild)
+    assert len(plans.stages(CPU).runs) == 3
+    for make in (plans.ladder, plans.leave_one_out):
+        with pytest.raises(stack.StackError):
+            make(CPU)
+
+
 def test_damaged_published_figures(published):
     for text in ("", "[]", "{}", '{"baseline": {"tok_per_sec": "fast"}}'):
         published.write_text(text)

@@ -6,33 +6,31 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, TINY, environment
+from conftest import ROOT, TINY, environment, run_python
 from made_up import CPU, MACHINE, PEAK, make_plan, make_state, write_record
 
 from bench import runner
-from bench.plans import Run, UserError
+from bench.plans import UserError
 
 
 @pytest.fixture
 def fake(monkeypatch):
     """Runs take a moment; `fake.fails` names those that fail; `fake.ran` lists what ran."""
 
-    class Fake:
-        ran, fails = [], set()
+    def run_job(job, plan, length):
+        fake.ran.append(job.key)
+        result = write_record(plan.path.parent, job.run.name, job.round, seed=job.seed)
+        if job.run.name in fake.fails:
+            result |= dict(record=None, error="failed: it broke")
+        return result
 
-        def run_job(self, job, plan, length):
-            self.ran.append(job.key)
-            result = write_record(plan.path.parent, job.run.name, job.round, seed=job.seed)
-            if job.run.name in self.fails:
-                result |= dict(record=None, error="failed: it broke")
-            return result
-
-    fake = Fake()
-    fake.ran = []
-    monkeypatch.setattr(runner, "run_job", fake.run_job)
-    monkeypatch.setattr(runner, "steps_of", lambda plan: {run.name: 1024 for run in plan.runs})
+    fake = SimpleNamespace(ran=[], fails=set(), run_job=run_job)
+    monkeypatch.setattr(runner, "run_job", run_job)
+    monkeypatch.setattr(runner, "read_tokens_per_step",
+                        lambda plan: {run.name: 1024 for run in plan.runs})
     monkeypatch.setattr(runner, "ask_machine", lambda question: PEAK)
     return fake
 
@@ -225,14 +223,14 @@ def test_options(tmp_path, monkeypatch):
     plan.runs[2].processes = 2
     plan.options = TINY
     plan.runs[1].options = ("--batch-size", "3")
-    assert [*runner.steps_of(plan).values()] == [32, 48, 64]
+    assert [*runner.read_tokens_per_step(plan).values()] == [32, 48, 64]
     plan.options = [*TINY, "--no-compile"]
     with pytest.raises(UserError, match="00_orig: unrecognized arguments: --no-compile"):
-        runner.steps_of(plan)
+        runner.read_tokens_per_step(plan)
     for options in (["--seed", "1"], ["-h"], ["--eval-freq=3"]):
         plan.options = options
         with pytest.raises(UserError, match=f"{options[0].split('=')[0]} is set by measure.py"):
-            runner.steps_of(plan)
+            runner.read_tokens_per_step(plan)
 
 
 # Child processes
@@ -308,7 +306,10 @@ def test_a_child_does_not_outlive_the_tool(tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_run_is_a_dataclass_with_few_needs(tmp_path):
-    """A later plan names as little as this."""
-    run = Run("a", "a", tmp_path / "a.py", "some technique")
-    assert (run.processes, run.compared_to, run.error, run.options) == (1, None, None, ())
+def test_nohup():
+    """What ignores SIGHUP goes on to do so."""
+    code = ("import signal; from bench import runner; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
+            "runner.on_signals(runner.interrupt);"
+            "print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN,"
+            " signal.getsignal(signal.SIGTERM) == runner.interrupt)")
+    assert run_python("-c", code, cwd=ROOT).stdout == "True True\n"
