@@ -1,0 +1,238 @@
+"""The pictures: speed and losses of the three stages, and the ladder."""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+from matplotlib import pyplot as plt
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
+
+from bench.files import relative
+from bench.stages import CURVE, Run, by_group, factor, shorten
+from bench.tables import show
+
+# Okabe and Ito's colours, which colour-blind readers tell apart.
+COLOURS = {"00_orig": "#E69F00", "01_opt_single_gpu": "#0072B2", "02_opt_multi_gpu_ddp": "#009E73"}
+OWN, PUBLISHED, NOISE, ERROR = COLOURS["01_opt_single_gpu"], "0.75", "#F6DBA6", "#D55E00"
+INCHES = 10  # of a picture's width, which READMEs show at about 900 pixels
+
+
+def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
+    """(a figure, for each title a row of panels: its subfigure, then a panel for each width)."""
+    # Names of devices may hold a $, which is not mathematics.
+    plt.rcParams.update({"font.size": 11, "text.parse_math": False, "grid.color": "0.9"})
+    plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
+    plt.rcParams.update({"axes.grid": True, "axes.axisbelow": True})
+    figure = plt.figure(figsize=(INCHES, sum(inches)), dpi=150, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.06)
+    rows = figure.subfigures(len(titles), 1, squeeze=False, height_ratios=inches)[:, 0]
+    for row, text in zip(rows, titles, strict=True):
+        row.suptitle(text, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    return figure, [(row, *row.subplots(1, len(widths), width_ratios=widths)) for row in rows]
+
+
+def thousands(axis, count: int = 5) -> None:
+    axis.set_major_locator(MaxNLocator(count, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+
+
+def lay_rows(axes, count: int) -> None:
+    """A row of the panel for each of `count` things, the first at the top."""
+    axes.set_ylim(count - 0.5, -0.5)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    axes.set_yticks([])
+
+
+def room_for(texts: list[str], ends: list[float], inches: float) -> float:
+    """The end of an axis of about so many inches on which each text fits right of its bar's end."""
+    shares = [min(0.9, (0.1 + 0.09 * len(text)) / inches) for text in texts]  # 10-point letters
+    return max(end / (1 - share) for end, share in zip(ends, shares, strict=True)) or 1
+
+
+def draw_speed(runs: list[Run]):
+    """Bars of tok/sec and of reserved memory; every group has scales of its own."""
+    groups = by_group(runs)
+    inches = [1.0 + 0.45 * len(members) for members in groups.values()]
+    figure, rows = rows_of_panels([group.title for group in groups], inches, [5, 3])
+    for members, (_, speed, memory) in zip(groups.values(), rows, strict=True):
+        speeds, memories = ([run.tok_per_sec for run in members],
+                            [run.reserved_gb or 0 for run in members])
+        speed_texts, memory_texts = [], [show(run.reserved_gb, ".2f") for run in members]
+        for run in members:
+            times = None if run.stage == "00_orig" else factor(run, members)
+            speed_texts.append(f"{run.tok_per_sec:,.0f}" + f"  ({times or 0:.2f}×)" * bool(times))
+        places, colours = range(len(members)), [COLOURS[run.stage] for run in members]
+        for axes, values, texts, width in (
+            (speed, speeds, speed_texts, 5.0), (memory, memories, memory_texts, 3.0)
+        ):
+            lay_rows(axes, len(members))
+            bars = axes.barh(places, values, 0.7, color=colours)
+            axes.bar_label(bars, texts, padding=4, fontsize=10)
+            axes.set_xlim(0, room_for(texts, values, width))
+            thousands(axes.xaxis)
+        speed.set_yticks(places, [run.label for run in members])
+        speed.set_xlabel("speed, tok/sec (all processes)")
+        memory.set_xlabel("reserved memory, GB (per process)")
+        if not any(memories):
+            memory.set_xticks([])  # there is no scale to show
+    return figure
+
+
+def draw_losses(runs: list[Run]):
+    """Losses over tokens and over time, or None if no run logged any."""
+    groups = by_group([run for run in runs if run.curve])
+    if not groups:
+        return None
+    titles = [group.title for group in groups]
+    if len(groups) > 3:
+        latest = max((run for run in runs if run.curve), key=lambda run: run.began).group
+        titles = [f"{latest.title} (latest of {len(groups)} groups)"]
+        groups = {latest: groups[latest]}
+    figure, rows = rows_of_panels(titles, [4.0] * len(titles), [1, 1])
+    for members, (row, *panels) in zip(groups.values(), rows, strict=True):
+        keys = []
+        for i, run in enumerate(members):
+            # The first line is the widest: where losses coincide, every colour still shows.
+            wider = len(members) - 1 - i
+            style = {"color": COLOURS[run.stage], "linewidth": 1.5 + wider}
+            keys.append({"label": run.label, "color": style["color"], "linewidth": 5})
+            if len(run.curve) < 20:  # few points; a single one has no line to be seen by
+                style |= {"marker": "o", "markersize": 4 + 1.5 * wider}
+            line = dict(zip(CURVE, zip(*run.curve, strict=True), strict=True))
+            for axes, unit in zip(panels, ("tokens", "train_seconds"), strict=True):
+                axes.plot(line[unit], line["val_loss"], "-", **style)
+                axes.plot(line[unit], line["train_loss"], "--", markerfacecolor="white", **style)
+        for axes, label in zip(panels, ("training tokens", "training time, s"), strict=True):
+            axes.set_xlabel(label)
+            axes.set_xlim(left=0)
+            axes.set_ylabel("loss, nats per token")
+            thousands(axes.xaxis)
+        keys += [{"label": "validation", "color": "0.3"}]
+        keys += [{"label": "training", "color": "0.3", "linestyle": "--"}]
+        handles = [Line2D([], [], **key) for key in keys]
+        row.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
+    return figure
+
+
+def read_ladder(folder: Path) -> dict | None:
+    """The latest finished ladder, one in `folder` before the reference's; None without one.
+
+    One that is damaged is named.
+    """
+    for place, note in (("", ""), ("reference/*/", " (reference)")):
+        ladders = []
+        for path in sorted(folder.glob(f"{place}ladder/ladder.json")):
+            try:
+                ladder = json.loads(path.read_text(encoding="utf-8"))
+                if ladder["schema"] != 2:
+                    raise ValueError(f"schema {ladder['schema']} is not the present one, 2")
+                ladder["plan"]["machine"]["name"] += note
+                if ladder["rows"]:
+                    ladders.append((ladder["time"], str(path), ladder))
+            except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+                print(f"skipped: {relative(path)}, {error!r}", file=sys.stderr)
+        if ladders:
+            return max(ladders, key=lambda ladder: ladder[:2])[-1]
+    return None
+
+
+def draw_ladder(ladder: dict):
+    """Three panels with a row for each rung: tok/sec, factors over the baseline, and losses."""
+    rows = ladder["rows"]
+    figure, [(subfigure, *panels)] = rows_of_panels(
+        [f"The ladder on {shorten(ladder['plan']['machine']['name'], 70)}"],
+        [1.3 + 0.36 * len(rows)], [6, 3, 2],
+    )
+    for axes in panels:
+        lay_rows(axes, len(rows))
+    speed, factors, losses = panels
+    draw_rung_speeds(speed, rows)
+    draw_rung_factors(factors, rows)
+    draw_rung_losses(losses, [row["val_loss"] for row in rows], ladder["seed_noise"])
+    keys = [
+        Line2D([], [], color=PUBLISHED, linewidth=8, label="published, A100"),
+        Line2D([], [], color=OWN, marker="o", linestyle="", label="this machine"),
+        Line2D([], [], color=NOISE, linewidth=8, label="seed noise"),
+    ]
+    subfigure.legend(handles=keys, loc="outside lower right", ncols=3, frameon=False)
+    return figure
+
+
+def draw_rung_speeds(axes, rows: list[dict]) -> None:
+    labels, ends, texts = [], [], []
+    for place, row in enumerate(rows):
+        number, _, name = row["label"].partition(" ")
+        processes = f" × {row['processes']}" * (row["processes"] > 1)
+        labels.append(f"{name}{processes} {number:\u2007>2}")  # a space as wide as a figure
+        text, end = row["error"] or "", 0
+        if row["tok_per_sec"]:
+            value, low, end = row["tok_per_sec"], min(row["speeds"]), max(row["speeds"])
+            axes.barh(place, value, 0.7, color=COLOURS.get(row["name"], OWN))
+            axes.errorbar(value, place, xerr=[[value - low], [end - value]], color="0.1",
+                          elinewidth=1.2, capsize=3)
+            notes = [(row["factor_baseline"], ".2f", "×"), (row["reserved_gb"], ".2f", " GB")]
+            notes = ", ".join(format(x, form) + unit for x, form, unit in notes if x is not None)
+            text = f"{value:,.0f}" + f"  ({notes})" * bool(notes) + ", failed" * bool(text)
+        axes.annotate(shorten(text, 40), (end, place), (6, 0), textcoords="offset points",
+                      va="center", fontsize=10, color=ERROR if row["error"] else "0.1")
+        ends.append(end)
+        texts.append(text)
+    axes.set_yticks(range(len(rows)), labels)
+    axes.set_xlim(0, room_for(texts, ends, 4.0))
+    rounds = max(row["rounds"] for row in rows)
+    axes.set_xlabel("tok/sec" + f", median and range of {rounds} rounds" * (rounds > 1))
+    thousands(axes.xaxis)
+
+
+def draw_rung_factors(axes, rows: list[dict]) -> None:
+    baseline = rows[0]["name"]  # its factors over itself are null
+
+    def factor_of(row: dict, name: str) -> float | None:
+        return row[name] or (1 if row["name"] == baseline and row["tok_per_sec"] else None)
+
+    known = [1]
+    for place, row in enumerate(rows):
+        theirs, ours = (factor_of(row, name)
+                        for name in ("published_factor_baseline", "factor_baseline"))
+        known += filter(None, (theirs, ours))
+        if theirs:
+            axes.barh(place, theirs - 1, 0.7, left=1, color=PUBLISHED)
+            axes.annotate(f"{theirs:.2f}×", (max(theirs, ours or 1), place), (6, 0), va="center",
+                          textcoords="offset points", fontsize=10, color="0.4")
+        if ours:
+            axes.plot(ours, place, "o", color=OWN, markersize=6)
+    axes.set_xscale("log", base=2)
+    axes.axvline(1, color="0.5", linewidth=1)
+    axes.set_xlim(0.8 * min(known), max(known) ** 1.4 * 2)  # room for the figures at the right
+    axes.xaxis.set_major_locator(LogLocator(4, numticks=7))
+    axes.xaxis.set_minor_locator(LogLocator(2, numticks=13))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}×"))
+    axes.xaxis.set_minor_formatter("")
+    axes.set_xlabel("factor over the baseline")
+
+
+def draw_rung_losses(axes, losses: list[float | None], noise: float | None) -> None:
+    """A point for each rung; one far off the baseline stands at the edge, with its figure."""
+    baseline = losses[0]
+    reach = 4 * noise if noise and baseline is not None else math.inf
+    for place, loss in enumerate(losses):
+        if loss is None:
+            continue
+        if reach == math.inf or abs(loss - baseline) <= reach:
+            axes.plot(loss, place, "o", color=OWN, markersize=5)
+            continue
+        edge, marker, side, inwards = (
+            (baseline + reach, ">", "right", -6) if loss > baseline
+            else (baseline - reach, "<", "left", 6))
+        axes.plot(edge, place, marker, color=OWN, markersize=6)
+        axes.annotate(f"{loss:.2f}", (edge, place), (inwards, 0), textcoords="offset points",
+                      va="center", ha=side, fontsize=10)
+    if reach != math.inf:
+        axes.axvspan(baseline - noise, baseline + noise, color=NOISE, linewidth=0, zorder=0)
+        axes.set_xlim(baseline - 1.2 * reach, baseline + 1.2 * reach)
+    axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
+    axes.margins(x=0.15)
+    axes.set_xlabel("validation loss, nats")

@@ -1,0 +1,164 @@
+"""The three stages side by side: the latest run of each, and the published figures."""
+
+import json
+import math
+import sys
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.files import REFERENCE, relative
+from bench.records import Record, RecordError, read_record
+from bench.tables import markdown, show
+
+STAGES = {
+    "00_orig": "00 original",
+    "01_opt_single_gpu": "01 optimized",
+    "02_opt_multi_gpu_ddp": "02 DDP",
+}
+PUBLISHED = REFERENCE / "published-a100.json"
+CURVE = ("tokens", "train_seconds", "train_loss", "val_loss")  # what a log line gives to draw
+
+
+class Group(NamedTuple):
+    """What runs have in common that may be compared."""
+
+    device: str
+    model: str
+    context_length: int
+
+    @property
+    def title(self) -> str:
+        return f"{shorten(self.device, 60)}: {self.model}, context {self.context_length:,}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The figures of one stage on one device, measured or published."""
+
+    stage: str
+    group: Group
+    world_size: int
+    tok_per_sec: float  # of all processes together; the median over the steps
+    reserved_gb: float | None  # of one process
+    p25: float | None = None
+    p75: float | None = None
+    mfu: float | None = None
+    val_loss: float | None = None
+    began: tuple[str, str] = ("", "")  # time and file name
+    curve: tuple[tuple, ...] = ()  # per log line the figures of CURVE, NaN where there is none
+
+    @property
+    def label(self) -> str:
+        processes = f" × {self.world_size}" if self.stage.startswith("02") else ""
+        return STAGES[self.stage] + processes
+
+
+def shorten(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def number(value: float | None) -> float | None:
+    """The value itself. Raises TypeError or ValueError for one that isn't a finite number."""
+    if value is not None and not math.isfinite(value):
+        raise ValueError(f"{value} is no figure")
+    return value
+
+
+def run_of(record: Record, note: str) -> Run:
+    """The run of a complete record; `note` is added to the device's name.
+
+    Raises LookupError, TypeError or ValueError where a figure is missing or isn't one.
+    """
+    config, end = record.config, record.end
+    group = Group(record.device_name + note, config["model"], int(config["context_length"]))
+    lines = ([number(log[name]) for name in CURVE] for log in record.logs)
+    return Run(
+        record.stage, group, int(config["world_size"]), number(record.tok_per_sec),
+        number(end["reserved_gb"]), number(end["p25_step_tok_per_sec"]),
+        number(end["p75_step_tok_per_sec"]), number(record.mfu), number(end["val_loss"]),
+        began=(record.start["time"], record.path.name),
+        curve=tuple(tuple(math.nan if x is None else x for x in line) for line in lines),
+    )
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """The latest complete run of each stage and group, sorted by group, then stage.
+
+    Says which records are damaged, and how many runs did not complete.
+    """
+    latest, left_out = {}, 0
+    for place, note in (("", ""), ("reference/*/", " (reference)")):
+        for path in sorted([*folder.glob(f"{place}*.jsonl"),
+                            *folder.glob(f"{place}stages/*.jsonl")]):
+            try:
+                record = read_record(path)
+                if record.stage not in STAGES:
+                    continue
+                if record.status != "complete" or not record.tok_per_sec:
+                    left_out += 1
+                    continue
+                run = run_of(record, note)
+            except (OSError, RecordError, LookupError, TypeError, ValueError) as error:
+                reason = error if isinstance(error, RecordError) else repr(error)
+                print(f"skipped: {relative(path)}, {reason}", file=sys.stderr)
+                continue
+            key = run.group, run.stage
+            if key not in latest or latest[key].began < run.began:
+                latest[key] = run
+    if left_out:
+        runs, verb = ("run", "is") if left_out == 1 else ("runs", "are")
+        print(f"{left_out} {runs} that did not complete {verb} left out")
+    return [latest[key] for key in sorted(latest)]
+
+
+def read_published(patches: list) -> tuple[list[Run], str]:
+    """(the published figures as runs, a line that names their source).
+
+    `patches` are those of patches/stack.py's load(). Raises OSError, or LookupError, TypeError or
+    ValueError where a figure is missing or isn't one.
+    """
+    data = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    group = Group(f"{data['gpu']} (published)", data["model"], int(data["context_length"]))
+    *series, ddp = patches
+    baseline = float(data["baseline"]["tok_per_sec"]), float(data["baseline"]["reserved_gb"]), 1
+    last = [patch.published for patch in series if patch.published][-1]
+    runs = [
+        Run(stage, group, gpus, tok_per_sec, reserved_gb)
+        for stage, (tok_per_sec, reserved_gb, gpus) in zip(
+            STAGES, (baseline, last, ddp.published), strict=True)
+    ]
+    source = f"{data['gpu']}, PyTorch {data['pytorch']}, {data['model']}, context"
+    source += f" {group.context_length:,}, {runs[-1].label}; <{data['source']}>"
+    return runs, f"Published figures: {source}"
+
+
+def by_group(runs: list[Run]) -> dict[Group, list[Run]]:
+    return {group: list(members) for group, members in groupby(runs, lambda run: run.group)}
+
+
+def factor(run: Run, runs: list[Run]) -> float | None:
+    """How many times as fast as stage 00 of its group `run` is; None without a 00."""
+    speeds = [r.tok_per_sec for r in runs if (r.group, r.stage) == (run.group, "00_orig")]
+    return run.tok_per_sec / speeds[0] if speeds else None
+
+
+def table(runs: list[Run], published: list[Run]) -> str:
+    """The figures as Markdown; without runs, the published ones alone."""
+    runs, theirs = runs or published, {run.stage: run for run in published}
+    columns = {
+        "device": lambda run: run.group.device,
+        "model / context": lambda run: f"{run.group.model} / {run.group.context_length:,}",
+        "stage": lambda run: run.label,
+        "tok/sec": lambda run: f"{run.tok_per_sec:,.0f}",
+        "factor over 00": lambda run: show(factor(run, runs), ".2f"),
+        "p25–p75": lambda run: ("n/a" if None in (run.p25, run.p75)
+                                else f"{run.p25:,.0f}–{run.p75:,.0f}"),
+        "reserved GB": lambda run: show(run.reserved_gb, ".2f"),
+        "MFU": lambda run: show(run.mfu, ".1%"),
+        "val loss": lambda run: show(run.val_loss, ".3f"),
+        "published tok/sec": lambda run: f"{theirs[run.stage].tok_per_sec:,.0f}",
+        "published factor": lambda run: show(factor(theirs[run.stage], published), ".2f"),
+    }
+    return markdown(columns, runs, {"device", "model / context", "stage"})
