@@ -22,6 +22,7 @@ import matplotlib
 
 from bench import pictures, stages
 from bench.files import ROOT, relative, write_whole
+from bench.ladders import latest_ladder
 from patches import stack
 
 
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         figures["losses"] = losses
     else:
         print(f"no losses to draw: no losses.{args.format}")
-    if ladder := pictures.read_ladder(args.results):
+    if ladder := latest_ladder(args.results):
         try:
             figures["ladder"] = pictures.draw_ladder(ladder)
         except (LookupError, TypeError, ValueError, AttributeError) as error:

@@ -1,15 +1,11 @@
 """The pictures: speed and losses of the three stages, and the ladder."""
 
-import json
 import math
-import sys
-from pathlib import Path
 
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
-from bench.files import relative
 from bench.stages import CURVE, Run, by_group, factor, shorten
 from bench.tables import show
 
@@ -48,7 +44,7 @@ def lay_rows(axes, count: int) -> None:
 
 def room_for(texts: list[str], ends: list[float], inches: float) -> float:
     """The end of an axis of about so many inches on which each text fits right of its bar's end."""
-    shares = [min(0.9, (0.1 + 0.09 * len(text)) / inches) for text in texts]  # 10-point letters
+    shares = [min(0.9, (0.15 + 0.078 * len(text)) / inches) for text in texts]  # 10-point letters
     return max(end / (1 - share) for end, share in zip(ends, shares, strict=True)) or 1
 
 
@@ -58,15 +54,15 @@ def draw_speed(runs: list[Run]):
     inches = [1.0 + 0.45 * len(members) for members in groups.values()]
     figure, rows = rows_of_panels([group.title for group in groups], inches, [5, 3])
     for members, (_, speed, memory) in zip(groups.values(), rows, strict=True):
-        speeds, memories = ([run.tok_per_sec for run in members],
-                            [run.reserved_gb or 0 for run in members])
-        speed_texts, memory_texts = [], [show(run.reserved_gb, ".2f") for run in members]
-        for run in members:
-            times = None if run.stage == "00_orig" else factor(run, members)
-            speed_texts.append(f"{run.tok_per_sec:,.0f}" + f"  ({times or 0:.2f}×)" * bool(times))
         places, colours = range(len(members)), [COLOURS[run.stage] for run in members]
+        speeds = [run.tok_per_sec for run in members]
+        memories = [run.reserved_gb for run in members]
+        factors = [None if run.stage == "00_orig" else factor(run, members) for run in members]
+        notes = [f"{value:,.0f}" + (f"  ({times:.2f}×)" if times else "")
+                 for value, times in zip(speeds, factors, strict=True)]
         for axes, values, texts, width in (
-            (speed, speeds, speed_texts, 5.0), (memory, memories, memory_texts, 3.0)
+            (speed, speeds, notes, 5.0),
+            (memory, [gb or 0 for gb in memories], [show(gb, ".2f") for gb in memories], 3.0),
         ):
             lay_rows(axes, len(members))
             bars = axes.barh(places, values, 0.7, color=colours)
@@ -117,34 +113,12 @@ def draw_losses(runs: list[Run]):
     return figure
 
 
-def read_ladder(folder: Path) -> dict | None:
-    """The latest finished ladder, one in `folder` before the reference's; None without one.
-
-    One that is damaged is named.
-    """
-    for place, note in (("", ""), ("reference/*/", " (reference)")):
-        ladders = []
-        for path in sorted(folder.glob(f"{place}ladder/ladder.json")):
-            try:
-                ladder = json.loads(path.read_text(encoding="utf-8"))
-                if ladder["schema"] != 2:
-                    raise ValueError(f"schema {ladder['schema']} is not the present one, 2")
-                ladder["plan"]["machine"]["name"] += note
-                if ladder["rows"]:
-                    ladders.append((ladder["time"], str(path), ladder))
-            except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-                print(f"skipped: {relative(path)}, {error!r}", file=sys.stderr)
-        if ladders:
-            return max(ladders, key=lambda ladder: ladder[:2])[-1]
-    return None
-
-
 def draw_ladder(ladder: dict):
     """Three panels with a row for each rung: tok/sec, factors over the baseline, and losses."""
     rows = ladder["rows"]
     figure, [(subfigure, *panels)] = rows_of_panels(
         [f"The ladder on {shorten(ladder['plan']['machine']['name'], 70)}"],
-        [1.3 + 0.36 * len(rows)], [6, 3, 2],
+        [1.3 + 0.36 * len(rows)], [30, 16, 13],
     )
     for axes in panels:
         lay_rows(axes, len(rows))
@@ -155,8 +129,9 @@ def draw_ladder(ladder: dict):
     keys = [
         Line2D([], [], color=PUBLISHED, linewidth=8, label="published, A100"),
         Line2D([], [], color=OWN, marker="o", linestyle="", label="this machine"),
-        Line2D([], [], color=NOISE, linewidth=8, label="seed noise"),
     ]
+    if ladder["seed_noise"]:
+        keys.append(Line2D([], [], color=NOISE, linewidth=8, label="seed noise"))
     subfigure.legend(handles=keys, loc="outside lower right", ncols=3, frameon=False)
     return figure
 
@@ -171,8 +146,9 @@ def draw_rung_speeds(axes, rows: list[dict]) -> None:
         if row["tok_per_sec"]:
             value, low, end = row["tok_per_sec"], min(row["speeds"]), max(row["speeds"])
             axes.barh(place, value, 0.7, color=COLOURS.get(row["name"], OWN))
-            axes.errorbar(value, place, xerr=[[value - low], [end - value]], color="0.1",
-                          elinewidth=1.2, capsize=3)
+            if row["rounds"] > 1:
+                axes.errorbar(value, place, xerr=[[value - low], [end - value]], color="0.1",
+                              elinewidth=1.2, capsize=3)
             notes = [(row["factor_baseline"], ".2f", "×"), (row["reserved_gb"], ".2f", " GB")]
             notes = ", ".join(format(x, form) + unit for x, form, unit in notes if x is not None)
             text = f"{value:,.0f}" + f"  ({notes})" * bool(notes) + ", failed" * bool(text)
@@ -181,7 +157,7 @@ def draw_rung_speeds(axes, rows: list[dict]) -> None:
         ends.append(end)
         texts.append(text)
     axes.set_yticks(range(len(rows)), labels)
-    axes.set_xlim(0, room_for(texts, ends, 4.0))
+    axes.set_xlim(0, room_for(texts, ends, 3.6))
     rounds = max(row["rounds"] for row in rows)
     axes.set_xlabel("tok/sec" + f", median and range of {rounds} rounds" * (rounds > 1))
     thousands(axes.xaxis)
@@ -200,13 +176,13 @@ def draw_rung_factors(axes, rows: list[dict]) -> None:
         known += filter(None, (theirs, ours))
         if theirs:
             axes.barh(place, theirs - 1, 0.7, left=1, color=PUBLISHED)
-            axes.annotate(f"{theirs:.2f}×", (max(theirs, ours or 1), place), (6, 0), va="center",
+            axes.annotate(f"{theirs:.2f}×", (max(theirs, ours or 1), place), (8, 0), va="center",
                           textcoords="offset points", fontsize=10, color="0.4")
         if ours:
             axes.plot(ours, place, "o", color=OWN, markersize=6)
     axes.set_xscale("log", base=2)
     axes.axvline(1, color="0.5", linewidth=1)
-    axes.set_xlim(0.8 * min(known), max(known) ** 1.4 * 2)  # room for the figures at the right
+    axes.set_xlim(0.8 * min(known), 1.2 * max(known) ** 1.4)  # room for the figures at the right
     axes.xaxis.set_major_locator(LogLocator(4, numticks=7))
     axes.xaxis.set_minor_locator(LogLocator(2, numticks=13))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}×"))

@@ -22,7 +22,7 @@ CURVE = ("tokens", "train_seconds", "train_loss", "val_loss")  # what a log line
 
 
 class Group(NamedTuple):
-    """What runs have in common that may be compared."""
+    """Runs with all of this in common may be compared."""
 
     device: str
     model: str
@@ -47,7 +47,7 @@ class Run:
     mfu: float | None = None
     val_loss: float | None = None
     began: tuple[str, str] = ("", "")  # time and file name
-    curve: tuple[tuple, ...] = ()  # per log line the figures of CURVE, NaN where there is none
+    curve: tuple[tuple, ...] = ()  # for each log line the figures of CURVE, NaN for null
 
     @property
     def label(self) -> str:
@@ -59,13 +59,6 @@ def shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def number(value: float | None) -> float | None:
-    """The value itself. Raises TypeError or ValueError for one that isn't a finite number."""
-    if value is not None and not math.isfinite(value):
-        raise ValueError(f"{value} is no figure")
-    return value
-
-
 def run_of(record: Record, note: str) -> Run:
     """The run of a complete record; `note` is added to the device's name.
 
@@ -73,14 +66,14 @@ def run_of(record: Record, note: str) -> Run:
     """
     config, end = record.config, record.end
     group = Group(record.device_name + note, config["model"], int(config["context_length"]))
-    lines = ([number(log[name]) for name in CURVE] for log in record.logs)
-    return Run(
-        record.stage, group, int(config["world_size"]), number(record.tok_per_sec),
-        number(end["reserved_gb"]), number(end["p25_step_tok_per_sec"]),
-        number(end["p75_step_tok_per_sec"]), number(record.mfu), number(end["val_loss"]),
-        began=(record.start["time"], record.path.name),
-        curve=tuple(tuple(math.nan if x is None else x for x in line) for line in lines),
-    )
+    names = ("reserved_gb", "p25_step_tok_per_sec", "p75_step_tok_per_sec")
+    figures = [record.tok_per_sec, *(end[name] for name in names), record.mfu, end["val_loss"]]
+    if not all(figure is None or math.isfinite(figure) for figure in figures):
+        raise ValueError("a figure is not finite")
+    curve = tuple(tuple(math.nan if log[name] is None else float(log[name]) for name in CURVE)
+                  for log in record.logs)
+    began = record.start["time"], record.path.name
+    return Run(record.stage, group, int(config["world_size"]), *figures, began, curve)
 
 
 def read_runs(folder: Path) -> list[Run]:
@@ -89,9 +82,8 @@ def read_runs(folder: Path) -> list[Run]:
     Says which records are damaged, and how many runs did not complete.
     """
     latest, left_out = {}, 0
-    for place, note in (("", ""), ("reference/*/", " (reference)")):
-        for path in sorted([*folder.glob(f"{place}*.jsonl"),
-                            *folder.glob(f"{place}stages/*.jsonl")]):
+    for place in ("", "stages/", "reference/*/", "reference/*/stages/"):
+        for path in sorted(folder.glob(f"{place}*.jsonl")):
             try:
                 record = read_record(path)
                 if record.stage not in STAGES:
@@ -99,7 +91,7 @@ def read_runs(folder: Path) -> list[Run]:
                 if record.status != "complete" or not record.tok_per_sec:
                     left_out += 1
                     continue
-                run = run_of(record, note)
+                run = run_of(record, " (reference)" if place.startswith("reference") else "")
             except (OSError, RecordError, LookupError, TypeError, ValueError) as error:
                 reason = error if isinstance(error, RecordError) else repr(error)
                 print(f"skipped: {relative(path)}, {reason}", file=sys.stderr)
@@ -114,24 +106,18 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def read_published(patches: list) -> tuple[list[Run], str]:
-    """(the published figures as runs, a line that names their source).
-
-    `patches` are those of patches/stack.py's load(). Raises OSError, or LookupError, TypeError or
-    ValueError where a figure is missing or isn't one.
-    """
+    """(the published figures as runs, a line that names their source), by the patches of
+    stack.load(). Raises OSError, LookupError, TypeError or ValueError where one is missing."""
     data = json.loads(PUBLISHED.read_text(encoding="utf-8"))
     group = Group(f"{data['gpu']} (published)", data["model"], int(data["context_length"]))
-    *series, ddp = patches
     baseline = float(data["baseline"]["tok_per_sec"]), float(data["baseline"]["reserved_gb"]), 1
-    last = [patch.published for patch in series if patch.published][-1]
-    runs = [
-        Run(stage, group, gpus, tok_per_sec, reserved_gb)
-        for stage, (tok_per_sec, reserved_gb, gpus) in zip(
-            STAGES, (baseline, last, ddp.published), strict=True)
-    ]
-    source = f"{data['gpu']}, PyTorch {data['pytorch']}, {data['model']}, context"
-    source += f" {group.context_length:,}, {runs[-1].label}; <{data['source']}>"
-    return runs, f"Published figures: {source}"
+    *series, ddp = (patch.published for patch in patches)
+    figures = baseline, [theirs for theirs in series if theirs][-1], ddp
+    runs = [Run(stage, group, gpus, tok_per_sec, reserved_gb)
+            for stage, (tok_per_sec, reserved_gb, gpus) in zip(STAGES, figures, strict=True)]
+    source = (f"Published figures: {data['gpu']}, PyTorch {data['pytorch']}, {group.model},"
+              f" context {group.context_length:,}, {runs[-1].label}; <{data['source']}>")
+    return runs, source
 
 
 def by_group(runs: list[Run]) -> dict[Group, list[Run]]:

@@ -1,0 +1,117 @@
+"""The tables of README.md: each stands between two markers and is written by a command."""
+
+import json
+import re
+from pathlib import Path
+
+from bench.files import ROOT, write_whole
+from bench.ladders import read_state, reference_machine
+from bench.stages import PUBLISHED, read_published, read_runs, table
+from bench.tables import markdown
+from patches import stack
+
+README = ROOT / "README.md"
+BLOCK = re.compile(  # opening, name of the table, what stands there, end
+    r"(<!-- (\w+): written by measure\.py readme -->\n)((?:(?!<!--).)*)(<!-- end -->)?", re.DOTALL
+)
+
+
+def write_readme() -> bool:
+    """Writes README.md's tables anew; returns whether that changed it. Raises what update does."""
+    before = README.read_bytes()
+    after = update(before.decode()).encode()
+    if after != before:
+        write_whole(README, after)
+    return after != before
+
+
+def update(text: str) -> str:
+    """`text` with what stands between its markers written anew.
+
+    Raises ValueError for a marker without its end or of an unknown table, and StackError, OSError,
+    ValueError, LookupError or TypeError where what a table is made from can't be read.
+    """
+    tables = {
+        "techniques": techniques_table,
+        "ladder": lambda: ladder_table(reference_machine()),
+        "stages": lambda: stages_table(reference_machine()),
+    }
+
+    def write(block: re.Match) -> str:
+        opening, name, _, end = block.groups()
+        if name not in tables or not end:
+            raise ValueError(f"README.md: no such table, or no <!-- end -->: {opening.strip()}")
+        return opening + tables[name]() + end
+
+    return BLOCK.sub(write, text)
+
+
+def blank(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def techniques_table() -> str:
+    """What each technique is, what it does to the loss, and its published figures."""
+    patches = stack.load()
+    baseline = json.loads(PUBLISHED.read_text(encoding="utf-8"))["baseline"]
+    rows = [dict(number=0, technique=f"baseline, [`{stack.FIRST}`]({stack.FIRST})", loss="",
+                 speed=baseline["tok_per_sec"], memory=baseline["reserved_gb"])]
+    for number, patch in enumerate(patches, 1):
+        speed, memory, gpus = patch.published or (None, None, 1)
+        link = f"[{patch.fields['Technique']}](patches/{patch.name}.patch)"
+        rows.append(dict(
+            number=number if patch is not patches[-1] else "",  # ddp.patch is none of the series
+            technique=link + f", on {gpus} GPUs" * (gpus > 1),
+            loss=patch.fields["Loss"].split()[0], speed=speed, memory=memory,
+        ))
+    columns = {
+        "#": lambda row: str(row["number"]),
+        "technique": lambda row: row["technique"],
+        "loss": lambda row: row["loss"],
+        "published tok/sec": lambda row: blank(row["speed"], ",.0f"),
+        "GB": lambda row: blank(row["memory"], ".2f"),
+    }
+    return markdown(columns, rows, {"technique", "loss"})
+
+
+def ladder_table(machine: Path) -> str:
+    """The ladder of a folder, and what each technique is worth in 01 by its leave-one-out."""
+    rows = read_state(machine / "ladder" / "ladder.json")["rows"]
+    path = machine / "leave-one-out" / "leave-one-out.json"
+    left_out = {row["name"]: row for row in read_state(path)["rows"]} if path.exists() else {}
+
+    def speed(row: dict) -> str:
+        if not row["tok_per_sec"]:
+            return ""
+        spread = f" ({min(row['speeds']):,.0f}–{max(row['speeds']):,.0f})"
+        return f"{row['tok_per_sec']:,.0f}" + spread * (row["rounds"] > 1)
+
+    def in_01(row: dict) -> str:
+        without = left_out.get(f"without-{row['name']}")
+        if not without:
+            return ""
+        if without["error"]:
+            return without["error"].partition(":")[0]  # "conflict", or "failed"
+        return bold(blank(without["factor_technique"], ".2f"), without["verdict"])
+
+    def bold(text: str, verdict: str | None) -> str:
+        return f"**{text}**" if verdict in ("faster", "slower") else text
+
+    columns = {
+        "#": lambda row: row["label"].partition(" ")[0],
+        "technique": lambda row: row["technique"],
+        "tok/sec (range)": speed,
+        "× before": lambda row: blank(row["factor"], ".2f"),
+        "A100": lambda row: blank(row["published_factor"], ".2f"),
+        "× baseline": lambda row: blank(row["factor_baseline"], ".2f"),
+        "× in 01": in_01,
+        "GB": lambda row: blank(row["reserved_gb"], ".2f"),
+        "val loss": lambda row: blank(row["val_loss"], ".3f"),
+        "verdict": lambda row: row["error"] or bold(row["verdict"] or "", row["verdict"]),
+    }
+    return markdown(columns, rows, {"technique", "verdict"})
+
+
+def stages_table(machine: Path) -> str:
+    published, _ = read_published(stack.load())
+    return table(read_runs(machine), published)

@@ -1,0 +1,119 @@
+"""bench/pictures.py: what the pictures show, and that it can be read."""
+
+import pytest
+
+pytest.importorskip("matplotlib").use("Agg")
+
+from matplotlib import pyplot as plt  # noqa: E402
+from matplotlib.text import Text  # noqa: E402
+from synthetic import ladder_row, ladder_state, write_record  # noqa: E402
+
+from bench import pictures, stages  # noqa: E402
+from patches import stack  # noqa: E402
+
+LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def shown(figure) -> list[str]:
+    """Every text of the picture, after a look that none is cut off and no two overlap."""
+    figure.canvas.draw()
+    hidden = set()  # ticks beyond the limits are kept, but not drawn
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        ticks = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+        hidden |= {label for place, label in ticks if not low <= place <= high}
+    texts = [text for text in figure.findobj(Text)
+             if text.get_visible() and text.get_text() and text not in hidden]
+    boxes = [text.get_window_extent() for text in texts]
+    for i, box in enumerate(boxes):
+        inside = figure.bbox.padded(1)
+        assert inside.contains(*box.min) and inside.contains(*box.max), texts[i]
+        for other, text in zip(boxes[:i], texts[:i], strict=True):
+            assert not box.padded(-1).overlaps(other.padded(-1)), (texts[i], text)
+    for axes in figure.axes:  # what stands beside a bar stays in its panel
+        for text in axes.texts:
+            assert text.get_window_extent().x1 <= axes.bbox.x1 + 1, text
+    return [text.get_text() for text in texts]
+
+
+def runs_of(folder, *machines) -> list[stages.Run]:
+    for day, (gpu, speed) in enumerate(machines, 1):
+        for factor, stage in enumerate(stages.STAGES, 1):
+            write_record(folder, stage, f"2026-01-0{day}T00:00:00Z", speed * factor**4, gpu=gpu)
+    return stages.read_runs(folder)
+
+
+def test_speed(tmp_path):
+    runs = runs_of(tmp_path, (None, 1000), (LONG, 100_000))
+    published, _ = stages.read_published(stack.load())
+    texts = shown(pictures.draw_speed([*runs, *published]))
+    for text in ("Test CPU: cpu-demo, context 256", "16,000  (16.00×)", "8,100,000  (81.00×)",
+                 "1.25", "02 DDP × 2", "02 DDP × 4", "419,259  (33.47×)", "26.26",
+                 "speed, tok/sec (all processes)", "reserved memory, GB (per process)"):
+        assert text in texts
+    assert f"{LONG[:59]}…: cpu-demo, context 256" in texts
+
+
+def test_memory_that_is_not_known(tmp_path):
+    write_record(tmp_path, "00_orig", "2026-01-01T00:00:00Z", 1000, gpu="$x_1$", reserved_gb=None)
+    texts = shown(pictures.draw_speed(stages.read_runs(tmp_path)))
+    assert "n/a" in texts and "$x_1$: cpu-demo, context 256" in texts
+
+
+def test_losses(tmp_path):
+    assert pictures.draw_losses([]) is None
+    published, _ = stages.read_published(stack.load())
+    assert pictures.draw_losses(published) is None
+    figure = pictures.draw_losses(runs_of(tmp_path, (None, 1000)))
+    texts = shown(figure)
+    for text in ("training tokens", "training time, s", "loss, nats per token"):
+        assert text in texts
+    by_tokens, by_time = figure.axes
+    assert list(by_tokens.lines[0].get_xdata()) == [2048, 4096, 6144]
+    assert list(by_time.lines[0].get_xdata()) == [0.5, 1.5, 2.5]
+    assert list(by_time.lines[0].get_ydata()) == [10.5, 9.5, 8.5]  # validation, then training
+    assert list(by_time.lines[1].get_ydata()) == [10, 9, 8]
+
+
+def test_losses_of_many_groups(tmp_path):
+    runs = runs_of(tmp_path, *((f"GPU {i}", 1000) for i in range(4)))
+    assert "GPU 3: cpu-demo, context 256 (latest of 4 groups)" in shown(pictures.draw_losses(runs))
+
+
+def test_ladder():
+    ladder = ladder_state()
+    ladder["rows"].append(ladder_row(
+        13, name="02_opt_multi_gpu_ddp", label="13 DDP", processes=4, tok_per_sec=1_122_464.0,
+        speeds=[1_100_000.0, 1_130_000.0], factor_baseline=43.21, reserved_gb=22.5, val_loss=7.1,
+        published_factor_baseline=33.47))
+    texts = shown(pictures.draw_ladder(ladder))
+    for text in (
+        "The ladder on Test $x_1$ CPU", "technique 0 \u20070", "technique 12 12", "DDP × 4 13",
+        "105  (2.00 GB)", "117  (1.11×, 1.40 GB)", "1,122,464  (43.21×, 22.50 GB)", "1.00×",
+        "33.47×", "failed: out of memory: lower --batch-size"[:39] + "…", "seed noise",
+        "tok/sec, median and range of 4 rounds", "factor over the baseline",
+        "validation loss, nats",
+        "9.01", "7.10",  # far off the seed noise: at the panel's edge
+    ):
+        assert text in texts
+    assert "8.01" not in texts
+
+
+def test_ladder_of_one_round_without_its_baseline():
+    rows = [ladder_row(k, speeds=[105.0], rounds=1, factor_baseline=None,
+                       published_factor_baseline=None) for k in range(5)]
+    rows[0] |= dict(speeds=[], rounds=0, tok_per_sec=None, val_loss=None,
+                    error="failed: ended by signal 9")
+    rows[4] |= dict(error="failed: ended by signal 9")
+    texts = shown(pictures.draw_ladder(ladder_state(name=LONG, rows=rows, count=8,
+                                                    seed_noise=None)))
+    for text in ("tok/sec", "failed: ended by signal 9", "109  (1.80 GB), failed",
+                 f"The ladder on {LONG[:69]}…"):
+        assert text in texts
+    assert "seed noise" not in texts

@@ -1,0 +1,87 @@
+"""bench/readme.py: README.md says what the patches and the reference say."""
+
+import pytest
+from synthetic import ladder_state, rows_of, without_state, write_record, write_state
+
+from bench import ladders, readme
+from patches import stack
+
+
+def test_readme_is_what_the_command_writes():
+    text = readme.README.read_bytes().decode()
+    assert "<!-- techniques: written by measure.py readme -->\n" in text
+    assert readme.update(text) == text
+
+
+def test_techniques_are_those_of_the_headers():
+    rows = rows_of(readme.techniques_table())
+    patches = stack.load()
+    assert rows[0] == ["0", "baseline, [`00_orig.py`](00_orig.py)", "", "12,525", "26.26"]
+    assert rows[2] == [
+        "2", "[tensor cores (TF32 matrix products)](patches/02-tensor-cores.patch)", "rounding",
+        "27,648", "26.24",
+    ]
+    assert rows[-1][0] == "" and rows[-1][1].endswith("(patches/ddp.patch), on 4 GPUs")
+    assert rows[-1][2:] == ["changes", "419,259", "22.80"]
+    assert len(rows) == len(patches) + 1
+    for row, patch in zip(rows[1:], patches, strict=True):
+        assert f"[{patch.fields['Technique']}](patches/{patch.name}.patch)" in row[1]
+        assert bool(patch.published) == bool(row[3])
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """The folder of a reference machine."""
+    monkeypatch.setattr(ladders, "REFERENCE", tmp_path)
+    folder = tmp_path / "some-cpu"
+    write_state(folder, ladder_state())
+    write_record(folder / "stages", "00_orig", "2026-01-01T00:00:00Z", 1000)
+    write_record(folder / "stages", "01_opt_single_gpu", "2026-01-01T00:00:00Z", 4000)
+    return folder
+
+
+def test_ladder_table(machine):
+    rows = rows_of(readme.ladder_table(machine))
+    assert [row[6] for row in rows] == [""] * 13  # no leave-one-out there
+    write_state(machine, without_state(), "leave-one-out")
+    rows = rows_of(readme.ladder_table(machine))
+    assert rows[0] == [
+        "0", "technique number 0", "105 (100–110)", "", "", "", "", "2.00", "8.000", ""]
+    assert rows[3] == ["3", "technique number 3", "108 (103–113)", "1.01", "1.50", "1.03",
+                       "**1.25**", "1.85", "8.003", "**faster**"]
+    assert rows[7] == ["7", "technique number 7", "", "", "1.50", "", "", "", "",
+                       "failed: out of memory: lower --batch-size"]
+    assert [row[6] for row in rows[:6]] == ["", "conflict", "failed", "**1.25**", "1.01", ""]
+
+
+def test_update_writes_every_table(machine):
+    marker = "<!-- {}: written by measure.py readme -->\n"
+    names = "ladder", "stages", "techniques"
+    before = "".join(f"{name}:\n{marker.format(name)}old\n<!-- end -->\nafter\n" for name in names)
+    after = readme.update(before)
+    tables = (readme.ladder_table(machine), readme.stages_table(machine),
+              readme.techniques_table())
+    assert after == "".join(f"{name}:\n{marker.format(name)}{table}<!-- end -->\nafter\n"
+                            for name, table in zip(names, tables, strict=True))
+    assert readme.update(after) == after
+    assert rows_of(tables[1])[1][:5] == [
+        "Test CPU", "cpu-demo / 256", "01 optimized", "4,000", "4.00"]
+
+
+@pytest.mark.parametrize("text", [
+    "<!-- other: written by measure.py readme -->\n<!-- end -->\n",
+    "<!-- techniques: written by measure.py readme -->\n| 1 |\n",
+    "<!-- techniques: written by measure.py readme -->\n"
+    "<!-- techniques: written by measure.py readme -->\n<!-- end -->\n",
+])
+def test_markers_that_do_not_serve(text):
+    with pytest.raises(ValueError, match="no such table"):
+        readme.update(text)
+
+
+def test_write_readme(tmp_path, monkeypatch):
+    monkeypatch.setattr(readme, "README", tmp_path / "README.md")
+    readme.README.write_text("<!-- techniques: written by measure.py readme -->\n<!-- end -->\n")
+    assert readme.write_readme()
+    assert len(rows_of(readme.README.read_text(encoding="utf-8"))) == len(stack.load()) + 1
+    assert not readme.write_readme()
