@@ -18,9 +18,9 @@ INCHES = 10  # of a picture's width, which READMEs show at about 900 pixels
 def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
     """(a figure, for each title a row of panels: its subfigure, then a panel for each width)."""
     # Names of devices may hold a $, which is not mathematics.
-    plt.rcParams.update({"font.size": 11, "text.parse_math": False, "grid.color": "0.9"})
-    plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False})
-    plt.rcParams.update({"axes.grid": True, "axes.axisbelow": True})
+    plt.rcParams.update({"font.size": 11, "text.parse_math": False, "grid.color": "0.9",
+                         "axes.spines.top": False, "axes.spines.right": False,
+                         "axes.grid": True, "axes.axisbelow": True})
     figure = plt.figure(figsize=(INCHES, sum(inches)), dpi=150, layout="constrained")
     figure.get_layout_engine().set(w_pad=0.1, h_pad=0.06)
     rows = figure.subfigures(len(titles), 1, squeeze=False, height_ratios=inches)[:, 0]
