@@ -1,25 +1,24 @@
 """The speed techniques between the scripts, one patch each: read, apply, verify and refresh them.
 
-    python patches/stack.py list                 # the techniques in their order
+    python patches/stack.py list                 # the techniques in their order, and the variants
     python patches/stack.py show 5               # one of them: why, and the lines it changes
     python patches/stack.py write                # the script after each patch -> build/stages/
     python patches/stack.py verify               # 00 + series = 01, + ddp.patch = 02, byte for byte
-    python patches/stack.py refresh 00_orig.py   # carry an edit through everything that follows
-    python patches/stack.py --help               # every command
+    python patches/stack.py refresh 00_orig.py   # carry an edit into everything that builds on it
+    python patches/stack.py new NAME ...         # make an edit of 01 a technique, or a variant
 
 A stage is a script as it stands after a patch: stage 0 is 00_orig.py, the stage after the last
 patch of patches/series is 01_opt_single_gpu.py, and after ddp.patch comes 02_opt_multi_gpu_ddp.py.
-Edit the scripts, never the hunks: 00, 01 or 02 in place, or a stage that `write` has put into
-build/stages/. Then `refresh` names the edited file, merges the edit through the later stages, and
-writes the patches and scripts anew; a conflict, or a second edited file, stops it before it has
-changed anything. `new` makes an edit of 01 a technique of its own.
+A variant, patches/variants/NAME.patch, is an alternative to 01 or 02; nothing builds on it.
 
-Applying is exact, in bytes: a hunk that doesn't match at its very line is an error.
+Edit scripts, never patches: 00, 01 or 02 in place, or a stage or variant in build/stages/, where
+`write` puts them. Then `refresh FILE` merges the edit into every script that builds on that file
+and rewrites the patches; a conflict, or a second edited file, stops it with nothing changed.
 """
 
 import argparse
 import difflib
-import hashlib
+import email
 import os
 import re
 import shutil
@@ -28,247 +27,220 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections import namedtuple
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"
-FIELDS = ("Technique", "Base", "Loss", "Hardware", "Source")
-LOSS = r"unchanged|rounding \(.+\)|changes because .+"
-HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?")
-PLACE = re.compile(rb"(class|def) \w+|\w+ = {$")  # what a hunk header names
+WRITTEN = Path("build", "stages")  # where `write` puts scripts
+PUBLISHED = r"(\d{1,3}(?:,\d{3})*) tok/sec, (\d+\.\d+) GB(?: on (\d+) GPUs)?"
+FIELDS = {  # of a patch's header: the form of each, and what it says
+    "Technique": (r".+", "the technique in a few words"),
+    "Base": (r".+", "the name of the stage before it"),
+    "Loss": (r"unchanged|rounding \(.+\)|changes because .+",
+             "`unchanged` (the same function in exact arithmetic), `rounding (...)`, or"
+             " `changes because ...`"),
+    "Hardware": (r".+", "where it helps"),
+    "Source": (r".+", "where it is described"),
+    "Published": (PUBLISHED, "the published figures (optional), `27,648 tok/sec, 26.2422 GB`, or"
+                  " with ` on 4 GPUs` behind it"),
+}
+NAME = re.compile(r"(?!ddp$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # what a user may call a patch
+HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?\n")
+DEFINITION = re.compile(rb"^(?:(?:class|def) \w+|\w+ = {$)", re.MULTILINE)
 
 
 class StackError(Exception):
-    """What stands in the way, told in one line."""
+    """What is wrong, in one line for the user."""
 
 
 class Conflict(StackError):
     """Two changes of the same lines."""
 
 
-# ------------------------------------------------------------------------------------------------
-# Files and lines
-# ------------------------------------------------------------------------------------------------
+# ---- Files -------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> bytes:
-    """A text file's bytes. Raises StackError where a line doesn't end with \\n alone."""
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise StackError(f"can't read {path}: {error.strerror}")
-    if not text.endswith(b"\n") or b"\r\n" in text:
-        raise StackError(f"{path}: each line has to end with \\n, and with nothing else")
+    """A text file's bytes. Raises StackError for line ends other than \\n, else OSError."""
+    text = path.read_bytes()
+    if not text.endswith(b"\n") or b"\r" in text:
+        raise StackError(f"{path}: every line has to end with \\n, without \\r")
     return text
 
 
 def write_all(files: dict[Path, bytes]) -> list[Path]:
-    """Writes those that differ from what is there, and returns them. Each is written beside its
-    place first; only when all are whole are they renamed."""
+    """Writes all files or none; returns those that changed."""
     changed = [p for p, text in files.items() if not p.exists() or p.read_bytes() != text]
-    temporary = [path.with_name(path.name + ".tmp") for path in changed]
+    temporary = {path: path.with_name(path.name + ".tmp") for path in changed}
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        for path, copy in zip(changed, temporary, strict=True):
+    try:  # write them beside their places, and rename only when all are complete
+        for path, copy in temporary.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(files[path])
             if path.exists():
                 shutil.copymode(path, copy)
-        for number in handlers:  # half of them renamed would be no stack any more
+        for number in handlers:  # an interrupt between two renames would leave a broken stack
             signal.signal(number, signal.SIG_IGN)
-        for path, copy in zip(changed, temporary, strict=True):
+        for path, copy in temporary.items():
             copy.replace(path)
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for copy in temporary:
+        for copy in temporary.values():
             copy.unlink(missing_ok=True)
     return changed
 
 
-def lines_of(text: bytes) -> list[bytes]:
-    return text.split(b"\n")[:-1]
+# ---- A patch -----------------------------------------------------------------------------------
 
-
-def text_of(lines: list[bytes]) -> bytes:
-    return b"".join(line + b"\n" for line in lines)
-
-
-# ------------------------------------------------------------------------------------------------
-# A patch
-# ------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Hunk:
-    number: int  # among the hunks of its patch
-    line: int  # of its "@@" in the patch file
-    old: int  # how many lines of the stage before come before it
-    new: int  # and how many of the stage after
-    lines: list[bytes]  # each behind its " ", "-" or "+"
+# The lines `old`, which come after `old_start` lines, become `new`, after `new_start` lines.
+Hunk = namedtuple("Hunk", "old_start old new_start new")
+Published = namedtuple("Published", "tok_per_sec reserved_gb gpus")
 
 
 @dataclass
 class Patch:
-    """One technique: `fields` and `prose` explain it, `hunks` lead from `base` to `name`."""
+    """One technique: its header explains it, its hunks lead from the script `base` to `name`."""
 
+    file: str  # as seen from the root: "patches/05-bfloat16.patch"
     name: str
+    base: str
     fields: dict[str, str]
-    prose: str
-    header: bytes  # fields and prose as they stand in the file, up to the diff
-    diff: bytes
+    published: Published | None
+    header: bytes  # fields and prose: all of the file before the diff
     hunks: list[Hunk]
 
-    @property
-    def base(self) -> str:
-        return self.fields["Base"]
-
     def apply(self, text: bytes, reverse: bool = False) -> bytes:
-        """The stage after this patch, made from the stage before it; in reverse, the other way.
+        """The script `name` from the script `base`; in reverse, the other way.
 
-        Raises StackError, naming patch, hunk and line, where a line isn't the one it expects.
+        Raises StackError if a hunk's lines aren't exactly where the hunk says.
         """
-        leaves, comes = (b"+", b"-") if reverse else (b"-", b"+")
-        source, result, position = lines_of(text), [], 0
-        for hunk in self.hunks:
-            start, target = (hunk.new, hunk.old) if reverse else (hunk.old, hunk.new)
+        source, result, position = text.splitlines(keepends=True), [], 0
+        for number, hunk in enumerate(self.hunks, 1):
+            start, removed, new_start, added = hunk[2:] + hunk[:2] if reverse else hunk
             result += source[position:start]
-            position = max(position, start)
-            if start != position or target != len(result):
-                raise damage(self.name, hunk, hunk.line, "the hunk isn't where its header says")
-            for number, line in enumerate(hunk.lines, hunk.line + 1):
-                tag, content = line[:1], line[1:]
-                if tag != comes:
-                    if source[position : position + 1] != [content]:
-                        stage = file_of(self.name if reverse else self.base)
-                        reason = f"it doesn't match line {position + 1} of {stage}"
-                        raise damage(self.name, hunk, number, reason)
-                    position += 1
-                if tag != leaves:
-                    result.append(content)
-        return text_of(result + source[position:])
+            end = start + len(removed)
+            if start < position or source[start:end] != removed or len(result) != new_start:
+                script = file_of(self.name if reverse else self.base)
+                reason = f"hunk {number} doesn't match {script} at line {start + 1}"
+                raise patch_error(self.file, reason)
+            result += added
+            position = end
+        return b"".join(result + source[position:])
 
 
-def damage(name: str, hunk: Hunk | None, line: int, reason: str) -> StackError:
-    place = f"hunk {hunk.number}, line {line}" if hunk else f"line {line}"
-    return StackError(f"patches/{name}.patch, {place}: {reason}")
+def patch_error(file: str, reason: str) -> StackError:
+    return StackError(f"{file}: {reason}")
 
 
-def file_of(stage: str) -> str:
-    """The file name of a stage; 02 is the stage after the patch "ddp"."""
-    return DDP if stage == "ddp" else f"{stage}.py"
+def file_of(name: str) -> str:
+    """The file name of a stage's or variant's script; 02 is the stage after ddp.patch."""
+    return DDP if name == "ddp" else f"{name}.py"
 
 
-def parse(name: str, data: bytes) -> Patch:
-    """A patch file: fields, a blank line, prose, a blank line, and a unified diff.
+def parse(file: str, data: bytes) -> Patch:
+    """A patch from its file's content. Raises StackError for one that isn't well-formed."""
+    start = data.find(b"\n--- ") + 1 or len(data)
+    header, diff = data[:start], data[start:]
+    name, fields = Path(file).stem, parse_header(file, header)
+    base, published = fields["Base"], re.fullmatch(PUBLISHED, fields.get("Published", ""))
+    if published:
+        speed, memory, gpus = published.groups("1")
+        published = Published(float(speed.replace(",", "")), float(memory), int(gpus))
+    scripts = f"--- a/{file_of(base)}\n+++ b/{file_of(name)}\n"
+    if not diff.startswith(scripts.encode()):
+        raise patch_error(file, f"its diff has to begin with {' and '.join(scripts.splitlines())}")
+    hunks = parse_hunks(file, diff[len(scripts) :])
+    return Patch(file, name, base, fields, published, header, hunks)
 
-    Raises StackError, naming patch and line, for anything else.
-    """
-    lines = lines_of(data)
-    start = next((i for i, line in enumerate(lines) if line.startswith(b"--- ")), len(lines))
-    header = text_of(lines[:start])
-    fields, prose = parse_header(name, header)
-    between = [f"--- a/{file_of(fields['Base'])}".encode(), f"+++ b/{file_of(name)}".encode()]
-    if lines[start : start + 2] != between:
-        reason = f"the diff has to begin with {between[0].decode()} and {between[1].decode()}"
-        raise damage(name, None, start + 1, reason)
-    hunks = parse_hunks(name, lines, start + 2)
-    return Patch(name, fields, prose, header, text_of(lines[start:]), hunks)
 
-
-def parse_header(name: str, header: bytes) -> tuple[dict[str, str], str]:
-    """(fields, prose). A field goes on in the next line where that begins with a space."""
-    try:
-        top, _, prose = header.decode("utf-8").partition("\n\n")
-    except UnicodeDecodeError:
-        raise StackError(f"patches/{name}.patch: the header isn't UTF-8")
-    fields, field = {}, None
-    for number, line in enumerate(top.splitlines(), 1):
-        field, colon, value = (field, ":", line) if line[:1] == " " else line.partition(":")
-        if field not in FIELDS or not colon:
-            raise damage(name, None, number, f"expected one of the fields {', '.join(FIELDS)}")
-        fields[field] = f"{fields.get(field, '')} {value.strip()}".strip()
-    for field in FIELDS:
-        if not fields.get(field):
-            raise StackError(f"patches/{name}.patch: the header has no {field}:")
-    if not re.fullmatch(LOSS, fields["Loss"]):
-        raise StackError(
-            f"patches/{name}.patch: Loss: is `unchanged`, `rounding (...)` or `changes because ...`"
-        )
+def parse_header(file: str, header: bytes) -> dict[str, str]:
+    text = header.decode(errors="replace")
+    if "\ufffd" in text:
+        raise patch_error(file, "its header isn't UTF-8")
+    message = email.message_from_string(text)
+    fields = {field: " ".join(text.split()) for field, text in message.items()}
+    for field in fields.keys() - FIELDS.keys():
+        raise patch_error(file, f"its header has an unknown field {field}:")
+    for field, (form, meaning) in FIELDS.items():
+        optional = field == "Published" and field not in fields
+        if not optional and not re.fullmatch(form, fields.get(field, "")):
+            raise patch_error(file, f"its header needs {field}: {meaning}")
+    prose = message.get_payload()
     if not prose.strip() or not prose.endswith("\n\n"):
-        raise StackError(f"patches/{name}.patch: prose and a blank line have to precede the diff")
-    return fields, prose.strip()
+        raise patch_error(file, "prose and a blank line have to precede its diff")
+    return fields
 
 
-def parse_hunks(name: str, lines: list[bytes], start: int) -> list[Hunk]:
+def parse_hunks(file: str, diff: bytes) -> list[Hunk]:
     hunks = []
-    while start < len(lines) or not hunks:
-        match = HUNK.fullmatch(lines[start]) if start < len(lines) else None
-        hunk = Hunk(len(hunks) + 1, start + 1, 0, 0, [])
+    for number, text in enumerate(re.split(rb"(?<=\n)(?=@@)", diff), 1):
+        match = HUNK.match(text)
         if not match:
-            raise damage(name, hunk, start + 1, "expected @@ -line,count +line,count @@")
-        first_old, old, first_new, new = (1 if n is None else int(n) for n in match.groups())
-        # An empty side gives the line before it.
-        hunk.old, hunk.new = first_old - (old > 0), first_new - (new > 0)
-        while old > 0 or new > 0:
-            start += 1
-            tag = lines[start][:1] if start < len(lines) else None
-            old -= tag in (b" ", b"-")
-            new -= tag in (b" ", b"+")
-            if tag not in (b" ", b"-", b"+") or min(old, new) < 0:
-                reason = "the hunk has another number of lines than its header says"
-                raise damage(name, hunk, start + 1, reason)
-            hunk.lines.append(lines[start])
-        hunks.append(hunk)
-        start += 1
+            raise patch_error(file, f"hunk {number} has no @@ -line,count +line,count @@")
+        old_line, old_count, new_line, new_count = (int(n) for n in match.groups("1"))
+        lines = text[match.end() :].splitlines(keepends=True)
+        old = [line[1:] for line in lines if line[:1] in b" -"]
+        new = [line[1:] for line in lines if line[:1] in b" +"]
+        unknown = any(line[:1] not in b" -+" for line in lines)
+        if unknown or (len(old), len(new)) != (old_count, new_count):
+            raise patch_error(file, f"hunk {number} doesn't have the lines that its @@ announces")
+        # Lines are counted from 1, but for an empty side a diff gives the line before it.
+        hunks.append(Hunk(old_line - (old_count > 0), old, new_line - (new_count > 0), new))
     return hunks
 
 
-def make_patch(name: str, header: bytes, before: bytes, after: bytes) -> bytes:
-    """A patch file: the header, and what leads from `before` to `after`.
-
-    Raises StackError where the header is incomplete or holds what begins a diff, or nothing is left
-    to do for the patch.
-    """
-    fields, _ = parse_header(name, header)
-    old, new = lines_of(before), lines_of(after)
-    names = f"a/{file_of(fields['Base'])}".encode(), f"b/{file_of(name)}".encode()
-    diff = list(difflib.diff_bytes(difflib.unified_diff, old, new, *names, lineterm=b""))
+def make_patch(file: str, header: bytes, before: bytes, after: bytes) -> bytes:
+    """A patch file's content. Raises StackError for a bad header, or if there is no difference."""
+    base, name = parse_header(file, header)["Base"], Path(file).stem
+    names = f"a/{file_of(base)}".encode(), f"b/{file_of(name)}".encode()
+    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    diff = list(difflib.diff_bytes(difflib.unified_diff, old, new, *names, lineterm=b"\n"))
     if not diff:
-        raise StackError(f"nothing would be left of {name}: the stages around it would be the same")
+        raise StackError(f"nothing would be left of {name}: its script would be the same as {base}")
     for i, line in enumerate(diff):
         if match := HUNK.fullmatch(line):  # name the class or function it is in, as git does
-            above = (PLACE.match(text) for text in reversed(old[: int(match[1]) + 2]))
-            if place := next(filter(None, above), None):
-                diff[i] += b" " + place[0]
-    data = header + text_of(diff)
-    if parse(name, data).apply(before) != after:
-        raise StackError(f"patches/{name}.patch would not lead from one stage to the next")
+            above = DEFINITION.findall(b"".join(old[: int(match[1]) + 2]))
+            diff[i] = b" ".join([line[:-1], *above[-1:]]) + b"\n"
+    data = header + b"".join(diff)
+    if parse(file, data).apply(before) != after:
+        raise patch_error(file, f"the diff would not lead from {base} to {name}")
     return data
 
 
-# ------------------------------------------------------------------------------------------------
-# The stack
-# ------------------------------------------------------------------------------------------------
+# ---- The stack ---------------------------------------------------------------------------------
 
 
 def load(root: Path = ROOT) -> list[Patch]:
-    """The patches of the series in their order, then ddp.patch, each checked to be well-formed."""
+    """The patches of the series in their order, then ddp.patch. Raises StackError for a bad one."""
     patches, base = [], Path(FIRST).stem
-    for number, line in enumerate(read(root / "patches" / "series").decode().splitlines(), 1):
-        name = line.removesuffix(".patch")
+    series = read(root / "patches/series").decode(errors="replace").splitlines()
+    for number, line in enumerate(series, 1):
         if not re.fullmatch(rf"{number:02}-[a-z0-9-]+\.patch", line):
             raise StackError(f"patches/series, line {number}: expected {number:02}-NAME.patch")
-        patches.append(parse(name, read(root / "patches" / line)))
-        if patches[-1].base != base:
-            raise StackError(f"patches/{line}: its Base: has to be {base}")
-        base = name
-    patches.append(parse("ddp", read(root / "patches" / "ddp.patch")))
-    if patches[-1].base != Path(LAST).stem:
-        raise StackError(f"patches/ddp.patch: its Base: has to be {Path(LAST).stem}")
-    return patches
+        patches.append(load_patch(root, f"patches/{line}", base))
+        base = patches[-1].name
+    return [*patches, load_patch(root, "patches/ddp.patch", Path(LAST).stem)]
+
+
+def load_variants(root: Path = ROOT) -> list[Patch]:
+    """The variants, sorted by name. Raises StackError for a bad one."""
+    files = sorted(p.relative_to(root).as_posix() for p in root.glob("patches/variants/*.patch"))
+    for file in files:
+        if not NAME.fullmatch(Path(file).stem):
+            raise patch_error(file, "a variant has a name like sgd or adamw-8bit")
+    return [load_patch(root, file, Path(LAST).stem, Path(DDP).stem) for file in files]
+
+
+def load_patch(root: Path, file: str, *bases: str) -> Patch:
+    patch = parse(file, read(root / file))
+    if patch.base not in bases:
+        raise patch_error(file, f"its Base: has to be {' or '.join(bases)}")
+    return patch
 
 
 def names_of(patches: list[Patch]) -> list[str]:
@@ -276,295 +248,272 @@ def names_of(patches: list[Patch]) -> list[str]:
     return [Path(FIRST).stem, *(patch.name for patch in patches)]
 
 
-def find(patches: list[Patch], name: str) -> int:
-    """The number of the stage meant by "5", "05", "05-bfloat16" or "ddp"; 0 is 00_orig."""
-    names = names_of(patches)
-    if name.isdecimal() and int(name) < len(patches):
-        return int(name)
+def find(name: str, names: list[str]) -> str:
+    """The one of `names` that is meant by "5", "05-bfloat16", "ddp" or a variant's name.
+
+    "01_opt_single_gpu" is the stage before ddp.patch, "02_opt_multi_gpu_ddp" the one after it.
+    """
+    last = names.index("ddp") - 1
+    if name.isdecimal() and int(name) <= last:
+        return names[int(name)]
+    name = {Path(LAST).stem: names[last], Path(DDP).stem: "ddp"}.get(name, name)
     if name not in names:
         raise StackError(f"no patch {name!r}; `list` shows their names")
-    return names.index(name)
+    return name
 
 
 def rebuild(patches: list[Patch], root: Path = ROOT, edited: str | None = None) -> list[bytes]:
-    """Every stage, from 00 to 02; made from 00 forwards, or from 01 backwards if 00 is `edited`.
+    """Every stage, from 00 to 02, as it was before the script `edited` was edited.
 
-    Raises StackError where a patch doesn't match, or where a script of the tree, other than the
-    edited one, isn't its stage byte for byte.
+    Raises StackError if a patch doesn't match, or another one of 00, 01 and 02 isn't its stage.
     """
-    *series, ddp = patches
-    if edited == FIRST:
-        stages = [read(root / LAST)]
-        for patch in reversed(series):
-            stages.insert(0, patch.apply(stages[0], reverse=True))
-    else:
-        stages = [read(root / FIRST)]
-        for patch in series:
-            stages.append(patch.apply(stages[-1]))
-    stages.append(ddp.apply(stages[-1]))
-    for name, stage in ((FIRST, stages[0]), (LAST, stages[-2]), (DDP, stages[-1])):
-        if name != edited and read(root / name) != stage:
-            raise StackError(difference(name, read(root / name), stage))
+    first = read(root / FIRST)
+    if edited == FIRST:  # what it was before comes from 01, backwards
+        first = read(root / LAST)
+        for patch in reversed(patches[:-1]):
+            first = patch.apply(first, reverse=True)
+    stages = [first]
+    for patch in patches:
+        stages.append(patch.apply(stages[-1]))
+    for file, stage in zip((FIRST, LAST, DDP), (first, *stages[-2:]), strict=True):
+        if file != edited and (found := read(root / file)) != stage:
+            line = os.path.commonprefix([found, stage]).count(b"\n") + 1
+            raise StackError(f"{file} isn't what the patches make: line {line} differs"
+                             " (after an edit of a script, `refresh` it)")
     return stages
 
 
-def difference(name: str, found: bytes, expected: bytes) -> str:
-    pairs = zip(lines_of(found) + [None], lines_of(expected) + [None], strict=False)
-    line = next(i for i, (a, b) in enumerate(pairs, 1) if a != b)
-    return (
-        f"{name} isn't what the patches make: sha256 {sha256(found)[:12]}, by the patches"
-        f" {sha256(expected)[:12]}; the first difference is at line {line}"
-    )
+def rebuild_all(root: Path = ROOT, edited: str | None = None) -> dict[str, bytes]:
+    """Every stage, then every variant, by its name. Raises StackError as `rebuild` does."""
+    patches = load(root)
+    names = names_of(patches)
+    scripts = dict(zip(names, rebuild(patches, root, edited), strict=True))
+    for variant in load_variants(root):
+        scripts[variant.name] = variant.apply(scripts[find(variant.base, names)])
+    return scripts
 
 
-def sha256(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
+def script_of(name: str, root: Path = ROOT) -> bytes:
+    """The script of a stage or variant, by any name that `find` knows."""
+    scripts = rebuild_all(root)
+    return scripts[find(name, list(scripts))]
 
 
 def merge(base: bytes, ours: bytes, theirs: bytes, name: str) -> bytes:
-    """`ours` with what changed from `base` to `theirs`.
-
-    Raises Conflict, naming the stage `name` and the line, where the two changes meet.
-    """
+    """`ours`, the script `name`, with what changed from `base` to `theirs`. Raises Conflict."""
     if base == theirs:
         return ours
     with tempfile.TemporaryDirectory() as folder:
         for file, text in (("ours", ours), ("base", base), ("theirs", theirs)):
             Path(folder, file).write_bytes(text)
         command = ["git", "merge-file", "--quiet", "-p", "ours", "base", "theirs"]
-        try:
-            result = subprocess.run(command, cwd=folder, capture_output=True)
-        except FileNotFoundError:
-            raise StackError("git isn't installed, and `git merge-file` is needed for this")
-    if result.returncode == 0:
-        return result.stdout
-    if result.returncode > 127:
+        result = subprocess.run(command, cwd=folder, capture_output=True)
+    if result.returncode > 127:  # up to 127 it is the number of conflicts
         raise StackError(f"git merge-file: {result.stderr.decode(errors='replace').strip()}")
-    lines = lines_of(result.stdout)
-    line = next(i for i, text in enumerate(lines, 1) if text.startswith(b"<<<<<<< "))
-    raise Conflict(
-        f"stage {name}, line {line}: the edit conflicts with what the stage has there; nothing is"
-        " changed"
-    )
+    if result.returncode:
+        line = result.stdout.partition(b"<<<<<<< ours\n")[0].count(b"\n") + 1
+        raise Conflict(f"{name}, line {line}: the edit conflicts with it; nothing is changed")
+    return result.stdout
 
 
-def updated(patches: list[Patch], old: list[bytes], new: list[bytes], root: Path) -> dict:
-    """{path: bytes} of the scripts and patches for the `new` stages, which were `old` before."""
-    files = {root / FIRST: new[0], root / LAST: new[-2], root / DDP: new[-1]}
-    for i, patch in enumerate(patches):
-        if new[i : i + 2] != old[i : i + 2]:
-            data = make_patch(patch.name, patch.header, *new[i : i + 2])
-            files[root / "patches" / f"{patch.name}.patch"] = data
-    return files
+def before_edit(file: Path, root: Path) -> dict[str, bytes]:
+    """Every script as before the edit of `file`. Raises StackError if another is edited too."""
+    try:
+        scripts = rebuild_all(root, edited=file.name if file.parent == root else None)
+        for name, script in scripts.items():
+            path = root / WRITTEN / file_of(name)
+            if path != file and path.exists() and read(path) != script:
+                raise StackError(f"{WRITTEN / path.name} is edited too, or old: `write` it anew")
+    except StackError as error:
+        raise StackError(f"only {file.name} may be edited, but {error}")
+    return scripts
+
+
+def carry(patches: list, old: dict, new: dict[str, bytes], root: Path) -> dict[Path, bytes]:
+    """The files to write, {path: content}, if the scripts in `new` replace those in `old`.
+
+    Into every script that isn't in `new`, what changed in its base is merged.
+    """
+    names, files = names_of(patches), {}
+    new = {names[0]: old[names[0]]} | new  # a copy, with 00
+    for patch in patches:
+        name, base = patch.name, find(patch.base, names)
+        if name not in new:
+            new[name] = merge(old[base], old[name], new[base], name)
+        if (old[base], old[name]) != (new[base], new[name]):
+            files[root / patch.file] = make_patch(patch.file, patch.header, new[base], new[name])
+    for file in (FIRST, LAST, DDP):
+        files[root / file] = new[find(Path(file).stem, names)]
+    written = {root / WRITTEN / file_of(name): script for name, script in new.items()}
+    return files | {path: script for path, script in written.items() if path.exists()}
 
 
 def refresh(
-    file: Path, into: str | None = None, until: str | None = None, root: Path = ROOT
+    file: Path, into: str | None = None, until: Iterable[str] = (), root: Path = ROOT
 ) -> list[Path]:
-    """Carries the edit in `file` through the stages, writes what follows, returns what changed.
+    """Carries the edit in `file` into all that builds on it; returns the changed files.
 
-    An edit of 01 goes back to the stage `into`, and so into all from there on. From the stage
-    `until` on, all stay as they are. Raises StackError, with nothing changed, for a conflict or a
-    second edited file.
+    An edit of 01 goes back to the stage `into`, and from there into all later ones. A stage or
+    variant in `until` keeps its script, and so do the stages after that stage. Raises StackError,
+    with nothing changed, for a conflict or a second edited file.
     """
-    patches = load(root)
-    names, file = names_of(patches), file.resolve()
-    numbers = {file_of(name): i for i, name in enumerate(names)} | {LAST: len(names) - 2}
-    if file.name not in numbers:
-        raise StackError(f"{file.name} isn't a script of this stack")
-    edited = first = numbers[file.name]
+    patches, variants, file = load(root), load_variants(root), file.resolve()
+    stages, names = names_of(patches), names_of(patches + variants)
+    edited = find(file.name.removesuffix(".py"), names)
+    old, new = before_edit(file, root), {edited: read(file)}
     if file.name == LAST:
         if into is None:
-            raise StackError(
-                "which technique does this edit belong to? --into NAME says it, and `new NAME`"
-                " makes it one of its own"
-            )
-        first = find(patches, into)
-        if first > edited:
-            raise StackError(f"for ddp.patch, edit {DDP}")
+            raise StackError("say with --into NAME to which patch the edit belongs, or make it a"
+                             " patch of its own with `new NAME`")
+        first = find(into, names)
+        if first not in stages[:-1]:
+            raise StackError(f"{first} isn't part of {LAST}: edit {file_of(first)}")
+        for i in reversed(range(stages.index(first), stages.index(edited))):
+            name, later = stages[i], stages[i + 1]
+            new[name] = merge(old[later], old[name], new[later], name)
     elif into is not None:
-        raise StackError(f"--into is for edits of {LAST}; this one belongs to {names[edited]}")
-
-    end = find(patches, until) if until else len(names)
-    if end <= edited:
-        raise StackError(f"--until: {names[end]} isn't behind {names[edited]}")
-
-    text, in_place = read(file), file.parent == root
-    written = root / "build" / "stages"
-    try:
-        old = rebuild(patches, root, edited=file.name if in_place else None)
-        for name, stage in zip(names, old, strict=True):
-            path = written / file_of(name)
-            if path != file and path.exists() and read(path) != stage:
-                raise StackError(f"{path.relative_to(root)} is edited too, or old: `write` it anew")
-    except StackError as error:
-        raise StackError(f"only {file.name} may be edited, but {error}")
-
-    new = list(old)
-    new[edited] = text
-    for i in reversed(range(first, edited)):
-        new[i] = merge(old[i + 1], old[i], new[i + 1], names[i])
-    for i in range(edited + 1, end):
-        new[i] = merge(old[i - 1], old[i], new[i - 1], names[i])
-    files = updated(patches, old, new, root)
-    for name, stage in zip(names, new, strict=True):
-        if (written / file_of(name)).exists():
-            files[written / file_of(name)] = stage
-    return write_all(files)
+        raise StackError(f"--into is for edits of {LAST}; this one belongs to {edited}")
+    for name in until:
+        name = find(name, names)
+        kept = stages[stages.index(name) :] if name in stages else [name]
+        if edited in kept:
+            raise StackError(f"--until: {name} doesn't come after {edited}")
+        new |= {name: old[name] for name in kept}
+    return write_all(carry(patches + variants, old, new, root))
 
 
-def add(name: str, fields: dict[str, str], prose: str, root: Path = ROOT) -> list[Path]:
-    """Makes the edit of 01 a patch at the end of the series, and returns the changed files.
+def add(name: str, fields: dict[str, str | None], prose: str, variant_of: str | None = None,
+        root: Path = ROOT) -> list[Path]:
+    """Makes the edit of 01 a patch at the end of the series; returns the changed files.
 
-    `fields` are the header's, in small letters, all but "base".
+    With `variant_of`, LAST or DDP, the edit of that script becomes a variant, and the script is put
+    back to what it was. `fields` are the header's without Base.
     """
-    patches = load(root)
-    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
-        raise StackError(f"{name!r}: a name has small letters, digits, and hyphens between them")
-    name = f"{len(patches):02}-{name}"
-    *old, old_ddp = rebuild(patches, root, edited=LAST)
-    after = read(root / LAST)
-    new_ddp = merge(old[-1], old_ddp, after, "ddp")
-    fields = fields | {"base": names_of(patches)[-2]}
-    fields = {field: fields[field.lower()] for field in FIELDS}
+    if not NAME.fullmatch(name):
+        raise StackError(f"{name!r} isn't a name like sgd or adamw-8bit")
+    patches, variants, edited = load(root), load_variants(root), variant_of or LAST
+    file, base = f"patches/{len(patches):02}-{name}.patch", names_of(patches)[-2]
+    if variant_of:
+        file, base = f"patches/variants/{name}.patch", Path(edited).stem
+    if (root / file).exists():
+        raise StackError(f"there is a {file} already")
+    old, text = before_edit(root / edited, root), read(root / edited)
+    before, fields = old[find(base, list(old))], fields | {"Base": base}
     wrap = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
-    header = [wrap(f"{field}: {text}", subsequent_indent="  ") for field, text in fields.items()]
-    header = "\n".join([*header, "", wrap(prose), "", ""]).encode()
-    folder = root / "patches"
-    return write_all({
-        folder / f"{name}.patch": make_patch(name, header, old[-1], after),
-        folder / "series": read(folder / "series") + f"{name}.patch\n".encode(),
-        folder / "ddp.patch": make_patch("ddp", patches[-1].header, after, new_ddp),
-        root / DDP: new_ddp,
-    })
+    header = [wrap(f"{field}: {fields[field]}", subsequent_indent="  ")
+              for field in FIELDS if fields.get(field)]
+    data = make_patch(file, "\n".join([*header, "", wrap(prose), "", ""]).encode(), before, text)
+    if variant_of:
+        return write_all({root / file: data, root / edited: before})
+    # Insert it as a patch that changes nothing yet; then its edit is carried like any other.
+    patch, series = parse(file, data), root / "patches" / "series"
+    old[patch.name] = before
+    files = carry([*patches[:-1], patch, patches[-1], *variants], old, {patch.name: text}, root)
+    return write_all(files | {series: read(series) + f"{patch.name}.patch\n".encode()})
 
 
-# ------------------------------------------------------------------------------------------------
-# The commands
-# ------------------------------------------------------------------------------------------------
+# ---- The commands ------------------------------------------------------------------------------
 
 
-def list_command(args) -> None:
-    """the techniques in their order, and what each does to the loss"""
-    patches = load()
-    width = max(len(patch.name) for patch in patches)
-    broad = max(len(patch.fields["Technique"]) for patch in patches)
-    print(f"{'#':>3}  {'name':{width}}  {'technique':{broad}}  loss")
-    for number, patch in enumerate(patches, 1):
-        number = "" if patch.name == "ddp" else number
-        technique, loss = patch.fields["Technique"], patch.fields["Loss"].split()[0]
-        print(f"{number:>3}  {patch.name:{width}}  {technique:{broad}}  {loss}")
+def list_command(args) -> list[str]:
+    """the techniques in their order, then the variants: what each does to the loss, and its base"""
+    row = "{:22}  {:9}  {:20}  {}".format
+    rows = [row("name", "loss", "base", "technique")]
+    for patch in load(args.root) + load_variants(args.root):
+        loss = patch.fields["Loss"].split()[0]
+        rows.append(row(patch.name, loss, patch.base, patch.fields["Technique"]))
+    return rows
 
 
-def show_command(args) -> None:
-    """one technique: what it is, and the lines it changes"""
-    patches = load()
-    number = find(patches, args.name)
+def show_command(args) -> list[str]:
+    """one technique or variant: what it is, and the lines it changes"""
+    patches = load(args.root) + load_variants(args.root)
+    number = names_of(patches).index(find(args.name, names_of(patches)))
     if number == 0:
         raise StackError(f"{FIRST} is what the patches begin with, no patch")
-    patch = patches[number - 1]
-    text = (patch.header + patch.diff).decode(errors="replace")
-    if not sys.stdout.isatty() or "NO_COLOR" in os.environ:
-        print(text, end="")
-        return
-    colours = {"---": "1", "+++": "1", "@@ ": "36", "+": "32", "-": "31"}
-    colours |= {f"{field}:": "1" for field in FIELDS}
-    for line in text.splitlines():
-        colour = next((c for start, c in colours.items() if line.startswith(start)), None)
-        print(f"\033[{colour}m{line}\033[0m" if colour else line)
+    return [read(args.root / patches[number - 1].file).decode(errors="replace")[:-1]]
 
 
-def write_command(args) -> None:
+def write_command(args) -> list[str]:
     """the scripts as they stand after the named patches (run them with --data data)"""
-    patches = load()
-    stages, names = rebuild(patches), names_of(patches)
-    numbers = [find(patches, name) for name in args.name] or range(len(names))
-    out = args.out or ROOT / "build" / "stages"
-    write_all({out / file_of(names[i]): stages[i] for i in numbers})
-    for i in numbers:
-        print(os.path.relpath(out / file_of(names[i])))
+    scripts = rebuild_all(args.root)
+    names = [find(name, list(scripts)) for name in args.name] or scripts
+    files = {args.root / WRITTEN / file_of(name): scripts[name] for name in names}
+    write_all(files)
+    return [os.path.relpath(path) for path in files]
 
 
-def new_command(args) -> None:
-    """makes what was edited in 01_opt_single_gpu.py a patch of its own, at the series' end"""
-    report(add(args.name, vars(args), args.text))
+def verify_command(args) -> list[str]:
+    """checks that 00 + series is 01, and + ddp.patch is 02, byte for byte, and every variant"""
+    root, patches, variants = args.root, load(args.root), load_variants(args.root)
+    known = {patch.file for patch in patches + variants}
+    found = [*root.glob("patches/*.patch"), *root.glob("patches/variants/*")]
+    for file in sorted({path.relative_to(root).as_posix() for path in found} - known):
+        raise StackError(f"{file} is neither in patches/series nor a variant's patch")
+    rebuild_all(root)
+    return [f"ok: {FIRST} + {len(patches) - 1} patches = {LAST}, + ddp.patch = {DDP};"
+            f" variants that apply: {len(variants)}"]
 
 
-def verify_command(args) -> None:
-    """checks that 00 + series is 01, and + ddp.patch is 02, byte for byte"""
-    patches = load()
-    listed = {f"{patch.name}.patch" for patch in patches}
-    for path in sorted((ROOT / "patches").glob("*.patch")):
-        if path.name not in listed:
-            raise StackError(f"patches/{path.name} isn't in patches/series")
-    try:
-        *_, last, ddp = rebuild(patches)
-    except StackError as error:
-        raise StackError(f"{error} (after an edit of a script: `refresh` it)")
-    print(
-        f"ok: {FIRST} + {len(patches) - 1} patches = {LAST} (sha256 {sha256(last)[:12]}),"
-        f" + ddp.patch = {DDP} (sha256 {sha256(ddp)[:12]})"
-    )
+def refresh_command(args) -> list[str]:
+    """carries an edit into all that builds on it: patches, 01, 02, variants, build/stages/"""
+    changed = refresh(args.file, args.into, args.until, args.root)
+    return [os.path.relpath(path) for path in changed] or ["nothing to change"]
 
 
-def refresh_command(args) -> None:
-    """carries an edit through every later stage; rewrites the patches, 01, 02 and build/stages/"""
-    report(refresh(args.file, args.into, args.until))
+def new_command(args) -> list[str]:
+    """makes what was edited in 01 a patch of its own: at the series' end, or a variant"""
+    if args.base and not args.variant:
+        raise StackError("--base is for a --variant; other patches go to the end of the series")
+    fields = {field: getattr(args, field.lower()) for field in FIELDS if field != "Base"}
+    variant_of = (DDP if args.base == "02" else LAST) if args.variant else None
+    changed = add(args.name, fields, args.text, variant_of, args.root)
+    return [os.path.relpath(path) for path in changed]
 
 
-def report(changed: list[Path]) -> None:
-    for path in changed:
-        print(os.path.relpath(path))
-    if not changed:
-        print("nothing to change")
-
-
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, function) -> argparse.ArgumentParser:
-        text = function.__doc__
+    def command(function):
+        name, text = function.__name__.removesuffix("_command"), function.__doc__
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         sub.set_defaults(function=function)
-        return sub
+        return sub.add_argument
 
-    command("list", list_command)
-    name = 'a patch by its number ("5"), its name ("05-bfloat16"), or "ddp"'
-    command("show", show_command).add_argument("name", metavar="NAME", help=name)
-    sub = command("write", write_command)
-    sub.add_argument("name", metavar="NAME", nargs="*", help=f"{name}; 0 is {FIRST} (default: all)")
-    sub.add_argument("--out", metavar="DIR", type=Path,
-                     help="folder of the scripts (default: build/stages/)")
-    sub = command("new", new_command)
-    sub.add_argument("name", metavar="NAME", help="its name; the number is put before it")
-    for option, text in (
-        ("technique", "the technique in a few words"),
-        ("loss", "`unchanged` (the same function in exact arithmetic), `rounding (...)`, or"
-                 " `changes because ...`"),
-        ("hardware", "where it helps"),
-        ("source", "where it is described"),
-        ("text", "what it does, why it is faster or smaller, and when it doesn't help"),
-    ):
-        sub.add_argument(f"--{option}", metavar="TEXT", required=True, help=text)
-    command("verify", verify_command)
-    sub = command("refresh", refresh_command)
-    sub.add_argument("file", metavar="FILE", type=Path,
-                     help=f"the edited file: {FIRST}, {LAST}, {DDP}, or one of build/stages/")
-    sub.add_argument("--into", metavar="NAME",
-                     help=f"the patch that an edit of {LAST} belongs to; 0 for {FIRST}")
-    sub.add_argument("--until", metavar="NAME",
-                     help="a later patch that takes the edited lines out again: it ends the edit's"
-                          " way, where it would conflict otherwise")
-    return parser.parse_args()
+    command(list_command)
+    name = 'a patch by its number ("5") or name ("05-bfloat16"), "ddp", or a variant'
+    command(show_command)("name", metavar="NAME", help=name)
+    command(write_command)("name", metavar="NAME", nargs="*", help=f"{name} (default: all)")
+    command(verify_command)
+    argument = command(refresh_command)
+    argument("file", metavar="FILE", type=Path,
+             help=f"the edited file: {FIRST}, {LAST}, {DDP}, or one of {WRITTEN}")
+    argument("--into", metavar="NAME",
+             help=f"the patch that an edit of {LAST} belongs to; 0 for {FIRST}")
+    argument("--until", metavar="NAME", action="append", default=[],
+             help="where the edit ends if it would conflict: this stage and those after it, or this"
+                  " variant, keep their scripts (may be given several times)")
+    argument = command(new_command)
+    argument("name", metavar="NAME", help="its name, without a number")
+    for field, (_, meaning) in FIELDS.items():
+        if field != "Base":
+            required = field != "Published"
+            argument(f"--{field.lower()}", metavar="TEXT", required=required, help=meaning)
+    argument("--text", metavar="TEXT", required=True,
+             help="what it does, why it is faster or smaller, and when it doesn't help")
+    argument("--variant", action="store_true",
+             help="make it a variant, and put the edited script back to what it was")
+    argument("--base", choices=("01", "02"), help="the edited script of a variant (default: 01)")
+    return parser.parse_args(argv)
 
 
-def main() -> int:
+def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     sys.stdout.reconfigure(errors="replace")  # a script may hold what a terminal can't show
-    args = parse_arguments()
+    args = parse_arguments(argv)
+    args.root = root
     try:
-        args.function(args)
-        sys.stdout.flush()
+        print("\n".join(args.function(args)), flush=True)
     except BrokenPipeError:  # into `head`, say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (StackError, OSError) as error:

@@ -3,28 +3,31 @@
 import hashlib
 import importlib.util
 import math
+import os
 import py_compile
 import re
+import runpy
 import shutil
-import subprocess
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import ROOT, TINY, load, read_record, run_python, write_tokens
 from test_model import largest_difference, losses_of, model_of, with_weights_of
 from test_runs import END
 
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"
 stack = load(ROOT / "patches" / "stack.py")
-PATCHES = stack.load(ROOT)
+PATCHES, VARIANTS = stack.load(ROOT), stack.load_variants(ROOT)
 SERIES = [patch.name for patch in PATCHES[:-1]]
 UNCHANGED = [patch.name for patch in PATCHES[:-1] if patch.fields["Loss"] == "unchanged"]
-STAGES = ["00_orig", *SERIES, DDP.removesuffix(".py")]
-PREVIOUS = dict(zip(STAGES[1:], STAGES, strict=False))
+# tests/test_runs.py runs 00 and 02.
+ON_ONE_DEVICE = SERIES + [v.name for v in VARIANTS if v.base == Path(LAST).stem]
 
 
-# The series as it is.
+# The stack of this repository.
 
 
 def test_series_leads_from_script_to_script():
@@ -37,16 +40,10 @@ def test_series_leads_from_script_to_script():
             assert sums[0] == sums[1], end
 
 
-def test_commands_that_look():
-    for command, expected in (
-        (["verify"], [f"ok: {FIRST} + {len(SERIES)} patches = {LAST}", DDP]),
-        (["list"], [*SERIES, "ddp"]),
-        (["show", "2"], ["Technique: ", f"\n+++ b/{SERIES[1]}.py\n"]),
-        (["show", "ddp"], [f"\n--- a/{LAST}\n+++ b/{DDP}\n"]),
-    ):
-        result = run_python(ROOT / "patches" / "stack.py", *command)
-        assert result.returncode == 0, result.stderr
-        assert all(text in result.stdout for text in expected) and "\033" not in result.stdout
+def test_the_command_line():
+    result = run_python(ROOT / "patches" / "stack.py", "verify", cwd=ROOT / "tests")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(f"ok: {FIRST} + {len(SERIES)} patches = {LAST}")
 
 
 def test_readme_lists_what_the_headers_say():
@@ -58,11 +55,9 @@ def test_readme_lists_what_the_headers_say():
 
 @pytest.fixture(scope="session")
 def written(tmp_path_factory) -> Path:
-    """Every stage, written out."""
+    """Every stage and variant, written out."""
     out = tmp_path_factory.mktemp("stages")
-    result = run_python(ROOT / "patches" / "stack.py", "write", "--out", out)
-    assert result.returncode == 0, result.stderr
-    assert {path.name for path in out.iterdir()} == {FIRST, DDP, *(f"{n}.py" for n in SERIES)}
+    stack.write_all({out / stack.file_of(n): text for n, text in stack.rebuild_all(ROOT).items()})
     return out
 
 
@@ -74,16 +69,45 @@ def test_stages_lint(written):
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize("stage", SERIES)  # tests/test_runs.py runs 00 and 02
-def test_stage_runs(stage, written, tmp_path):
+@pytest.fixture
+def one_thread():
+    """So small a model is faster without threads that wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def as_program(one_thread, monkeypatch, capsys):
+    """Runs a script in this process, as `python SCRIPT OPTIONS` would."""
+    environment, precision = dict(os.environ), torch.get_float32_matmul_precision()
+    numbers = signal.SIGINT, signal.SIGTERM
+    handlers = [signal.getsignal(number) for number in numbers]
+
+    def run(script: Path, *options) -> None:
+        monkeypatch.setattr(sys, "argv", [str(script), *map(str, options)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(script), run_name="__main__")
+        assert not ended.value.code, capsys.readouterr().err
+
+    yield run
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_float32_matmul_precision(precision)
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("stage", ON_ONE_DEVICE)
+def test_stage_runs(stage, written, tmp_path, as_program):
     script = written / f"{stage}.py"
     py_compile.compile(script, cfile=tmp_path / "compiled", doraise=True)
     plain = ["--no-compile"] if b'"--no-compile"' in script.read_bytes() else []
-    result = run_python(
+    as_program(
         script, *TINY, "--device", "cpu", "--data", write_tokens(tmp_path / "data"),
         "--results-dir", tmp_path / "results", "--max-steps", 3, "--eval-freq", 1, *plain,
     )
-    assert result.returncode == 0, result.stderr
     start, *logs, epoch, end = read_record(tmp_path / "results")
     assert (start["event"], epoch["event"], end["event"]) == ("start", "epoch", "end")
     assert start["stage"] == stage
@@ -94,10 +118,11 @@ def test_stage_runs(stage, written, tmp_path):
 
 
 @pytest.mark.parametrize("stage", UNCHANGED)
-def test_same_losses_as_the_stage_before(stage, written, tmp_path):
+def test_same_losses_as_the_stage_before(stage, written, tmp_path, one_thread):
     """From the same weights, in float32, uncompiled."""
     folder, models = write_tokens(tmp_path), []
-    for name in (PREVIOUS[stage], stage):
+    stages = ["00_orig", *SERIES]
+    for name in (stages[stages.index(stage) - 1], stage):
         script = load(written / f"{name}.py")
         model, config = model_of(script, batch_size=8)
         if hasattr(config, "compile"):
@@ -113,38 +138,72 @@ def test_same_losses_as_the_stage_before(stage, written, tmp_path):
     assert largest_difference(*rows) < 1e-5
 
 
-# Edits, on a copy.
+# A small stack of its own: "scripts" of 70 lines, in which each patch changes one.
+
+HEADER = """\
+Technique: {0} is done better
+Base: {1}
+Loss: changes because
+  it {0}s
+Hardware: any
+Source: this test
+
+What it is about.
+
+"""
+CHANGES = {  # patch: its base, and the line that it changes
+    "01-first": ("00_orig", 10),
+    "02-second": ("01-first", 20),
+    "03-third": ("02-second", 30),
+    "ddp": ("01_opt_single_gpu", 40),
+    "profile": ("01_opt_single_gpu", 50),
+    "shard": ("02_opt_multi_gpu_ddp", 60),
+}
+STAGES = ["00_orig", "01-first", "02-second", "03-third", "ddp"]
+EVERY = [*STAGES, "profile", "shard"]
+NEW = {"technique": "a trial", "loss": "unchanged", "hardware": "any", "source": "this test",
+       "text": "A long text. " * 30}
 
 
 class Tree:
-    """A copy of the scripts and patches, and stack.py in it as a program."""
+    """The stack in a folder, and stack.py's commands on it."""
 
-    def __init__(self, root: Path):
-        self.root = root
-        shutil.copytree(ROOT / "patches", root / "patches", ignore=lambda *_: ["__pycache__"])
-        for name in (FIRST, LAST, DDP):
-            shutil.copy(ROOT / name, root)
+    def __init__(self, root: Path, capsys):
+        self.root, self.capsys = root, capsys
+        text = "".join(f"line {number}\n" for number in range(1, 71)).encode()
+        scripts = {"00_orig": text}
+        files = {"patches/series": "".join(f"{name}.patch\n" for name in STAGES[1:-1]).encode()}
+        for name, (base, line) in CHANGES.items():
+            before = scripts[base]
+            after = before.replace(b"line %d\n" % line, b"%s\n" % name.encode())
+            scripts[name] = scripts[Path(stack.file_of(name)).stem] = after
+            scripts |= {"01_opt_single_gpu": after} if name == "03-third" else {}
+            folder = "patches/variants" if name in ("profile", "shard") else "patches"
+            file, header = f"{folder}/{name}.patch", HEADER.format(name, base).encode()
+            files[file] = stack.make_patch(file, header, before, after)
+        files |= {name: scripts[Path(name).stem] for name in (FIRST, LAST, DDP)}
+        stack.write_all({root / name: text for name, text in files.items()})
 
-    def run(self, *command):
-        return run_python("patches/stack.py", *command, cwd=self.root)
+    def run(self, *command) -> tuple[int, str, str]:
+        code = stack.main([str(part) for part in command], self.root)
+        return code, *self.capsys.readouterr()
 
     def does(self, *command) -> str:
-        result = self.run(*command)
-        assert result.returncode == 0, result.stderr
-        return result.stdout
+        code, out, error = self.run(*command)
+        assert code == 0 and not error, error
+        return out
 
     def refuses(self, *command, says: str) -> None:
         """It ends with one line on stderr that matches, and has changed nothing."""
-        before = self.bytes()
-        result = self.run(*command)
-        assert result.returncode == 1 and not result.stdout
-        assert re.fullmatch(rf"error: .*{says}.*\n", result.stderr), result.stderr
-        assert self.bytes() == before
+        before = self.files()
+        code, out, error = self.run(*command)
+        assert code == 1 and not out
+        assert re.fullmatch(rf"error: .*{says}.*\n", error), error
+        assert self.files() == before
 
-    def bytes(self) -> dict[str, bytes]:
-        return {str(path.relative_to(self.root)): path.read_bytes()
-                for path in self.root.rglob("*")
-                if path.is_file() and "__pycache__" not in path.parts}
+    def files(self) -> dict[str, bytes]:
+        return {path.relative_to(self.root).as_posix(): path.read_bytes()
+                for path in self.root.rglob("*") if path.is_file()}
 
     def edit(self, name: str, old: str, new: str) -> None:
         path = self.root / name
@@ -153,178 +212,413 @@ class Tree:
         path.write_bytes(text.replace(old, new).encode())
 
     def changed(self, before: dict) -> set[str]:
-        after = self.bytes()
+        after = self.files()
         return {name for name in before | after if before.get(name) != after.get(name)}
 
     def holders(self, text: str) -> list[str]:
-        """The stages that hold `text`, as the patches make them, after a check of the patches."""
+        """The stages and variants whose scripts hold `text`, after a check of all patches."""
         assert self.does("verify").startswith("ok: ")
-        shutil.rmtree(self.root / "out", ignore_errors=True)
-        self.does("write", "--out", "out")
-        return [n for n in STAGES if text in (self.root / "out" / f"{n}.py").read_text("utf-8")]
+        return [n for n, script in stack.rebuild_all(self.root).items() if text.encode() in script]
 
 
 @pytest.fixture
-def tree(tmp_path) -> Tree:
-    return Tree(tmp_path / "tree")
+def tree(tmp_path, monkeypatch, capsys) -> Tree:
+    monkeypatch.chdir(tmp_path)
+    return Tree(tmp_path, capsys)
 
 
-SHARED = "Median step tok/sec: "  # a text that all stages have
-COMPILING = "Training without torch.compile: "  # one that comes with this patch
-COMPILE = next(name for name in SERIES if name.endswith("torch-compile"))
-BATCH = next(name for name in SERIES if name.endswith("batch-size"))
+# What the commands show and write.
 
 
-@pytest.mark.parametrize("file", [FIRST, LAST, DDP, f"build/stages/{COMPILE}.py"])
+def test_a_patch_file_in_full():
+    before = b"import os\n\n\nclass Model:\n    a = 1\n    b = 2\n    c = 3\n    d = 4\n"
+    header = HEADER.format("one", "00_orig").encode()
+    data = stack.make_patch("patches/01-one.patch", header, before, before.replace(b"4", b"5"))
+    assert data == header + (
+        b"--- a/00_orig.py\n+++ b/01-one.py\n@@ -5,4 +5,4 @@ class Model\n"
+        b"     a = 1\n     b = 2\n     c = 3\n-    d = 4\n+    d = 5\n"
+    )
+
+
+@pytest.mark.parametrize("before, after", [
+    (b"a\n", b"b\na\n"), (b"a\n", b"a\nb\n"), (b"a\nb\n", b"a\n"), (b"a\n", b"b\n"),
+    (b"-- a\n++ a\n", b"++ a\n@@ a\n"), (b"a\n" * 40, b"b\n" + b"a\n" * 38 + b"b\n"),
+])
+def test_a_patch_leads_both_ways(before, after):
+    file, header = "patches/01-first.patch", HEADER.format("x", "00_orig").encode()
+    patch = stack.parse(file, stack.make_patch(file, header, before, after))
+    assert patch.apply(before) == after and patch.apply(after, reverse=True) == before
+    for moved in (b"moved\n" + before, before.replace(b"a", b"c")):
+        with pytest.raises(stack.StackError, match=f"{file}: hunk 1 doesn't match 00_orig.py at"):
+            patch.apply(moved)
+
+
+def test_list_and_show(tree):
+    rows = tree.does("list").splitlines()
+    assert [row.split()[0] for row in rows[1:]] == EVERY[1:]
+    assert "changes" in rows[1] and "01-first is done better" in rows[1]
+    assert "01_opt_single_gpu" in rows[5] and "02_opt_multi_gpu_ddp" in rows[6]
+    for name, file in (("2", "02-second"), ("03-third", "03-third"), ("ddp", "ddp"),
+                       ("profile", "variants/profile")):
+        assert tree.does("show", name) == (tree.root / f"patches/{file}.patch").read_text()
+    for name in ("4", "second", "variants/profile"):
+        tree.refuses("show", name, says=f"no patch '{name}'")
+    tree.refuses("show", "0", says=f"{FIRST} is what the patches begin with")
+
+
+def test_write(tree):
+    assert tree.does("write", "2", "profile") == (
+        "build/stages/02-second.py\nbuild/stages/profile.py\n"
+    )
+    assert len(list(tree.root.glob("build/stages/*"))) == 2
+    tree.does("write")
+    files = tree.files()
+    assert {n for n in files if n.startswith("build")} == {
+        f"build/stages/{stack.file_of(name)}" for name in EVERY
+    }
+    assert files["build/stages/03-third.py"] == files[LAST]
+    assert files[f"build/stages/{DDP}"] == files[DDP]
+    assert b"profile\n" in files["build/stages/profile.py"]
+    assert tree.does("verify") == (
+        f"ok: {FIRST} + 3 patches = {LAST}, + ddp.patch = {DDP}; variants that apply: 2\n"
+    )
+
+
+def test_script_of(tree):
+    scripts = stack.rebuild_all(tree.root)
+    assert list(scripts) == EVERY
+    for name, same in (("00_orig", "00_orig"), ("2", "02-second"), ("profile", "profile"),
+                       ("01_opt_single_gpu", "03-third"), ("02_opt_multi_gpu_ddp", "ddp")):
+        assert stack.script_of(name, tree.root) == scripts[same]
+    with pytest.raises(stack.StackError, match="no patch 'x'"):
+        stack.script_of("x", tree.root)
+
+
+def test_output_into_a_closed_pipe(tree, monkeypatch):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as pipe, monkeypatch.context() as context:
+        context.setattr(sys, "stdout", pipe)
+        assert stack.main(["show", "ddp"], tree.root) == 0
+    assert tree.capsys.readouterr() == ("", "")
+
+
+# Published figures.
+
+
+def published(tree, text: str):
+    tree.edit("patches/02-second.patch", "Source: this test\n", f"Source: this test\n{text}\n")
+    return stack.load(tree.root)[1].published
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("27,648 tok/sec, 26.2422 GB", (27648.0, 26.2422, 1)),
+    ("419,259 tok/sec, 22.7969 GB on 4 GPUs", (419259.0, 22.7969, 4)),
+    ("1,234,567 tok/sec,\n  0.5 GB", (1234567.0, 0.5, 1)),
+])
+def test_published_figures(tree, text, expected):
+    found = published(tree, f"Published: {text}")
+    assert found == expected and found.tok_per_sec == expected[0]
+    assert (found.reserved_gb, found.gpus) == expected[1:]
+    assert stack.load(tree.root)[0].published is None
+    tree.does("verify")
+
+
+@pytest.mark.parametrize("text", [
+    "", "27648 tok/sec, 26.2422 GB", "27,648 tok/s, 26.2422 GB", "27,648 tok/sec", "fast",
+    "27,648 tok/sec, 26.2422 GB on 4 A100s", "27,648 tok/sec, 26.2422 GB.", "27,64 tok/sec, 26 GB",
+])
+def test_published_figures_in_another_form_are_refused(tree, text):
+    with pytest.raises(stack.StackError, match="patches/02-second.patch: its header needs Publ"):
+        published(tree, f"Published: {text}")
+    tree.refuses("list", says="patches/02-second.patch: its header needs Published: ")
+
+
+# Edits.
+
+
+@pytest.mark.parametrize("file", [FIRST, LAST, DDP, "build/stages/02-second.py",
+                                  "build/stages/profile.py"])
 def test_refresh_changes_no_byte_of_an_unchanged_tree(tree, file):
     tree.does("write")
-    before = tree.bytes()
-    into = ["--into", COMPILE] if file == LAST else []
+    before = tree.files()
+    into = ["--into", "2"] if file == LAST else []
     assert tree.does("refresh", file, *into) == "nothing to change\n"
-    assert tree.bytes() == before
+    assert tree.files() == before
 
 
-def test_edit_of_00_reaches_all_stages(tree):
+def test_edit_of_the_real_00_there_and_back(tree):
+    """Two lines at its top move every hunk; without them again, every byte is as it was."""
+    shutil.rmtree(tree.root / "patches")
+    shutil.copytree(ROOT / "patches", tree.root / "patches", ignore=lambda *_: ["__pycache__"])
+    for name in (FIRST, LAST, DDP):
+        shutil.copy(ROOT / name, tree.root)
+    before = tree.files()
+    text = (tree.root / FIRST).read_bytes()
+    (tree.root / FIRST).write_bytes(b"# one\n# two\n" + text)
+    tree.does("refresh", FIRST)
+    assert len(tree.holders("# one\n# two\n")) == 1 + len(PATCHES + VARIANTS)
+    (tree.root / FIRST).write_bytes(text)
+    tree.does("refresh", FIRST)
+    assert tree.changed(before) == set()
+
+
+def test_edit_of_00_reaches_every_script(tree):
     tree.does("write")
-    tree.edit(FIRST, SHARED, "Speed in the middle: ")
+    tree.edit(FIRST, "line 5\n", "edited\nand longer\n")
     tree.does("refresh", FIRST)
-    assert tree.holders("Speed in the middle: ") == STAGES
-    assert tree.holders(SHARED) == []
-    for name in STAGES:  # what was written out follows
-        assert "Speed in the middle: " in (tree.root / f"build/stages/{name}.py").read_text("utf-8")
-
-
-def test_lines_added_to_00_move_every_hunk(tree):
-    tree.edit(FIRST, "import argparse\n", "# one\n# two\nimport argparse\n")
-    tree.does("refresh", FIRST)
-    assert tree.holders("# one\n# two\nimport argparse\n") == STAGES
+    assert tree.holders("edited\nand longer\n") == EVERY
+    assert tree.holders("line 5\n") == []
+    for name in EVERY:  # what was written out follows
+        path = tree.root / "build" / "stages" / stack.file_of(name)
+        assert "edited\n" in path.read_text()
 
 
 def test_edit_of_01_goes_into_its_patch(tree):
-    before = tree.bytes()
-    tree.edit(LAST, COMPILING, "No compiler: ")
-    tree.refuses("refresh", LAST, says="--into NAME")
-    tree.refuses("refresh", LAST, "--into", "ddp", says=DDP)
-    tree.refuses("refresh", LAST, "--into", BATCH.replace("batch", "none"), says="no patch")
-    earlier = PREVIOUS[COMPILE]  # which doesn't have that line
-    tree.refuses("refresh", LAST, "--into", earlier, says=f"stage {earlier}, line \\d+: .*conflict")
-    tree.does("refresh", LAST, "--into", COMPILE[:2])
-    assert tree.holders("No compiler: ") == STAGES[STAGES.index(COMPILE) :]
-    assert FIRST not in tree.changed(before) and DDP in tree.changed(before)
+    before = tree.files()
+    tree.edit(LAST, "02-second\n", "edited\n")
+    tree.refuses("refresh", LAST, says="--into NAME .*`new NAME`")
+    tree.refuses("refresh", LAST, "--into", "ddp", says=f"ddp isn't part of {LAST}: edit {DDP}")
+    tree.refuses("refresh", LAST, "--into", "profile", says="edit profile.py")
+    tree.refuses("refresh", LAST, "--into", "02-none", says="no patch")
+    tree.refuses("refresh", LAST, "--into", "1", says="01-first, line \\d+: the edit conflicts")
+    tree.does("refresh", LAST, "--into", "2")
+    assert tree.holders("edited\n") == EVERY[2:]
+    assert tree.changed(before) == {LAST, DDP, "patches/02-second.patch"}
 
 
 def test_edit_of_01_goes_back_to_00(tree):
-    tree.edit(LAST, SHARED, "Speed in the middle: ")
+    tree.edit(LAST, "line 5\n", "edited\n")
     tree.does("refresh", LAST, "--into", "0")
-    assert tree.holders("Speed in the middle: ") == STAGES
+    assert tree.holders("edited\n") == EVERY
 
 
 def test_edit_of_02_goes_into_ddp(tree):
-    before = tree.bytes()
-    tree.edit(DDP, SHARED, "Speed in the middle: ")
+    before = tree.files()
+    tree.edit(DDP, "line 5\n", "edited\n")
+    tree.refuses("refresh", DDP, "--into", "2", says=f"--into is for edits of {LAST}")
     tree.does("refresh", DDP)
     assert tree.changed(before) == {DDP, "patches/ddp.patch"}
-    assert tree.holders("Speed in the middle: ") == STAGES[-1:]
+    assert tree.holders("edited\n") == ["ddp", "shard"]
 
 
 def test_edit_of_a_stage(tree):
     tree.does("write")
-    tree.edit(f"build/stages/{COMPILE}.py", SHARED, "Speed in the middle: ")
-    tree.does("refresh", f"build/stages/{COMPILE}.py")
-    later = STAGES[STAGES.index(COMPILE) :]
-    assert tree.holders("Speed in the middle: ") == later
-    assert SHARED not in (tree.root / f"build/stages/{later[1]}.py").read_text("utf-8")
+    tree.edit("build/stages/02-second.py", "line 5\n", "edited\n")
+    tree.does("refresh", "build/stages/02-second.py")
+    assert tree.holders("edited\n") == EVERY[2:]
+    assert "line 5\n" not in (tree.root / "build/stages/03-third.py").read_text()
+
+
+def test_edit_of_a_variant(tree):
+    tree.does("write", "profile", "shard")
+    before = tree.files()
+    tree.edit("build/stages/profile.py", "line 5\n", "edited\n")
+    tree.does("refresh", "build/stages/profile.py")
+    assert tree.holders("edited\n") == ["profile"]
+    assert tree.changed(before) == {"build/stages/profile.py", "patches/variants/profile.patch"}
+    tree.refuses("refresh", "patches/variants/profile.patch", says="no patch 'profile.patch'")
 
 
 def test_conflict_changes_nothing(tree):
     tree.does("write")
-    tree.edit(FIRST, "batch_size: int = 8\n", "batch_size: int = 16\n")
-    tree.refuses("refresh", FIRST, says=f"stage {BATCH}, line \\d+: .*conflict")
-    before = tree.bytes()
-    tree.does("refresh", FIRST, "--until", BATCH)  # which has another size in any case
-    assert tree.holders("batch_size: int = 16\n") == STAGES[: STAGES.index(BATCH)]
+    tree.edit(FIRST, "line 20\n", "edited\n")
+    tree.refuses("refresh", FIRST, says="02-second, line \\d+: .*conflict")
+    before = tree.files()
+    tree.refuses("refresh", FIRST, "--until", "0", says="00_orig doesn't come after 00_orig")
+    tree.does("refresh", FIRST, "--until", "2")  # which replaces that line in any case
+    assert tree.holders("edited\n") == ["00_orig", "01-first"]
     assert LAST not in tree.changed(before)
+
+
+def test_conflict_with_variants_names_them_and_changes_nothing(tree):
+    tree.edit(FIRST, "line 50\n", "edited\n")
+    tree.refuses("refresh", FIRST, says="profile, line \\d+: .*conflict")
+    tree.edit(FIRST, "line 60\n", "edited too\n")
+    tree.refuses("refresh", FIRST, "--until", "profile", says="shard, line \\d+: .*conflict")
+    tree.does("refresh", FIRST, "--until", "profile", "--until", "shard")
+    assert tree.holders("edited\nline 51\n") == tree.holders("edited too\n") == STAGES
+    assert tree.holders("line 60\n") == ["profile"] and tree.holders("line 50\n") == ["shard"]
 
 
 @pytest.mark.parametrize("edited, other", [
     (FIRST, LAST), (FIRST, DDP), (LAST, FIRST), (LAST, DDP), (DDP, FIRST), (DDP, LAST),
-    (f"build/stages/{COMPILE}.py", FIRST), (FIRST, f"build/stages/{COMPILE}.py"),
+    ("build/stages/02-second.py", FIRST), (FIRST, "build/stages/02-second.py"),
+    ("build/stages/profile.py", LAST), (FIRST, "build/stages/profile.py"),
 ])
 def test_second_edited_file_is_refused(tree, edited, other):
     tree.does("write")
-    tree.edit(edited, SHARED, "Speed in the middle: ")
-    tree.edit(other, "import argparse\n", "import argparse  # another edit\n")
+    tree.edit(edited, "line 5\n", "edited\n")
+    tree.edit(other, "line 1\n", "another edit\n")
     into = ["--into", "0"] if edited == LAST else []
     tree.refuses("refresh", edited, *into, says=f"only {Path(edited).name} may be edited")
 
 
+def test_unknown_file_is_refused(tree):
+    (tree.root / "other.py").write_text("pass\n")
+    tree.refuses("refresh", "other.py", says="no patch 'other'")
+
+
+# New patches.
+
+
+def new(name: str, *more: str, **fields: str) -> list[str]:
+    return ["new", name, *(f"--{key}={text}" for key, text in (NEW | fields).items()), *more]
+
+
 def test_edit_of_01_becomes_a_technique(tree):
-    options = {
-        "technique": "a trial", "loss": "unchanged", "hardware": "any", "source": "this test",
-        "text": "A long text. " * 30,
-    }
-    command = ["new", "trial", *(f"--{name}={value}" for name, value in options.items())]
-    tree.refuses(*command, says="nothing would be left")
-    tree.edit(LAST, SHARED, "Speed in the middle: ")
-    tree.refuses(*command, "--loss", "who knows", says="Loss: is")
-    tree.refuses(*command, "--text=--- a line like a diff's first", says="prose and a blank line")
-    tree.does(*command)
-    tree.does("verify")
-    name = f"{len(SERIES) + 1:02}-trial"
-    patch = tree.does("show", name)
-    assert f"Base: {SERIES[-1]}\nLoss: unchanged\n" in patch and "\n+" in patch
+    tree.refuses(*new("trial"), says="nothing would be left")
+    tree.edit(LAST, "line 5\n", "edited\n")
+    tree.refuses(*new("trial", loss="who knows"), says="its header needs Loss: `unchanged`")
+    tree.refuses(*new("trial", published="fast"), says="its header needs Published: ")
+    tree.refuses(*new("trial", text="--- a line like a diff's"), says="prose and a blank line")
+    tree.refuses(*new("Trial"), says="'Trial' isn't a name")
+    tree.refuses(*new("ddp"), says="'ddp' isn't a name")
+    tree.refuses(*new("trial", "--base", "02"), says="--base is for a --variant")
+    assert tree.does(*new("trial", published="28,402 tok/sec, 26.2422 GB")).splitlines() == [
+        "patches/04-trial.patch", DDP, "patches/series"
+    ]
+    assert tree.holders("edited\n") == ["04-trial", *EVERY[4:]]
+    patch = tree.does("show", "4")
+    assert "Base: 03-third\nLoss: unchanged\n" in patch and "\n+edited\n" in patch
     assert max(map(len, patch.partition("\n---")[0].splitlines())) <= 100
-    assert name in tree.does("list")
+    assert "04-trial" in tree.does("list")
+    assert stack.load(tree.root)[3].published == (28402.0, 26.2422, 1)
 
 
-PATCH = SERIES[0]
-
-
-@pytest.mark.parametrize("pattern, replacement, says", [
-    (r"(@@ -.*\n) ", r"\1 another ", r"hunk 1, line {1}: it doesn't match line \d+ of " + FIRST),
-    (r"(@@ -\d+),(\d)", r"\1,9\2", r"hunk 1, line \d+: the hunk has another number"),
-    (r"@@ -\d+,", "@@ -7,", r"hunk 1, line {0}: the hunk isn't where"),
-    (r"\n@@ .*", "\n@@ here @@", r"hunk 1, line {0}: expected @@"),
-    (r"\Z", "\\\\ No newline at end of file\n", r"hunk \d+, line \d+: expected @@"),
-    (r"\n--- .*", r"\n--- a/x.py", r"line \d+: the diff has to begin with"),
-    (r"Hardware: .*\n", "", "the header has no Hardware:"),
-    (r"Source: (.*\n)+?\n", "Source:\n\n", "the header has no Source:"),
-    (r"Loss: .*\n", "Loss: small\n", "Loss: is"),
-    (r"Base: .*\n", "Base 00_orig\n", "line 2: expected one of the fields"),
-    (r"\n\n(.+\n)+\n", "\n\n", "prose and a blank line"),
+@pytest.mark.parametrize("file, base, more", [
+    (LAST, "01_opt_single_gpu", []), (LAST, "01_opt_single_gpu", ["--base", "01"]),
+    (DDP, "02_opt_multi_gpu_ddp", ["--base", "02"]),
 ])
-def test_damaged_patch_is_refused(tree, pattern, replacement, says):
-    path = tree.root / "patches" / f"{PATCH}.patch"
-    text = path.read_bytes().decode()
-    hunk = text[: text.index("\n@@ ")].count("\n") + 2  # the line of its header
-    text, count = re.subn(pattern, replacement, text, count=1)
+def test_edit_becomes_a_variant(tree, file, base, more):
+    before = tree.files()
+    tree.refuses(*new("trial", "--variant", *more), says="nothing would be left")
+    tree.edit(file, "line 5\n", "edited\n")
+    tree.refuses(*new("profile", "--variant", *more), says="a .*/profile.patch already")
+    tree.refuses(*new("4", "--variant", *more), says="'4' isn't a name")
+    tree.does(*new("trial", "--variant", *more))
+    assert tree.changed(before) == {"patches/variants/trial.patch"}  # 01 and 02 are as before
+    assert tree.holders("edited\n") == ["trial"]
+    assert f"Base: {base}\n" in tree.does("show", "trial")
+
+
+def test_new_patch_with_a_second_edited_file_is_refused(tree):
+    tree.edit(LAST, "line 5\n", "edited\n")
+    tree.edit(DDP, "line 6\n", "edited\n")
+    for command in (new("trial"), new("trial", "--variant")):
+        tree.refuses(*command, says=f"only {LAST} may be edited, but {DDP}")
+
+
+def test_new_patch_that_conflicts_with_a_variant_is_refused(tree):
+    tree.edit(LAST, "line 50\n", "edited\n")
+    tree.refuses(*new("trial"), says="profile, line \\d+: .*conflict")
+
+
+# Damage.
+
+
+DAMAGE = [
+    (r"(@@ -.*\n) ", r"\1 another ", r"hunk 1 doesn't match {base} at line \d+"),
+    (r"(@@ -\d+),(\d)", r"\1,9\2", "hunk 1 doesn't have the lines"),
+    (r"@@ -\d+,", "@@ -8,", "hunk 1 doesn't match {base} at line 8"),
+    (r"(@@ -.*) \+\d+,", r"\1 +8,", r"hunk 1 doesn't match {base} at line \d+"),
+    (r"\n@@ .*", "\n@@ here @@", "hunk 1 has no @@"),
+    (r"\n@@ (.*\n)+", "\n", "hunk 1 has no @@"),
+    (r"\Z", "\\\\ No newline at end of file\n", "hunk 1 doesn't have the lines"),
+    (r"\n--- .*", r"\n--- a/x.py", "its diff has to begin with"),
+    (r"Hardware: .*\n", "", "its header needs Hardware"),
+    (r"Source: (.*\n)+?\n", "Source:\n\n", "its header needs Source"),
+    (r"Loss: .*\n(  .*\n)*", "Loss: small\n", "its header needs Loss"),
+    (r"Base: .*\n", "Base 00_orig\n", "its header needs Base"),
+    (r"Base: .*\n", "Base: 03-third\n", "(its diff|its Base: )"),
+    (r"Source: ", "Sources: ", "its header has an unknown field Sources"),
+    (r"\n\n(.+\n)+\n", "\n\n", "prose and a blank line"),
+    (r"\n\Z", "\r\n", r"every line has to end with \\n"),
+]
+
+
+@pytest.mark.parametrize("pattern, replacement, says", DAMAGE)
+@pytest.mark.parametrize("file", ["01-first", "variants/profile"])
+def test_damaged_patch_is_refused(tree, file, pattern, replacement, says):
+    path = tree.root / "patches" / f"{file}.patch"
+    text, count = re.subn(pattern, replacement, path.read_bytes().decode(), count=1)
     assert count == 1
     path.write_bytes(text.encode())
-    for at, line in enumerate((hunk, hunk + 1)):
-        says = says.replace(f"{{{at}}}", str(line))
-    tree.refuses("verify", says=f"patches/{PATCH}.patch(, |: ){says}")
+    base = FIRST if file == "01-first" else LAST
+    tree.refuses("verify", says=f"patches/{file}.patch: {says.format(base=base)}")
+
+
+def test_header_that_is_not_utf8_is_refused(tree):
+    path = tree.root / "patches" / "01-first.patch"
+    path.write_bytes(path.read_bytes().replace(b"Hardware: any", b"Hardware: \xff"))
+    tree.refuses("verify", says="patches/01-first.patch: its header isn't UTF-8")
+
+
+def test_patch_with_another_base_is_refused(tree):
+    for file, base, says in (
+        ("02-second", "00_orig", "its Base: has to be 01-first"),
+        ("ddp", "03-third", "its Base: has to be 01_opt_single_gpu"),
+        ("variants/profile", "03-third", "its Base: has to be 01_opt_single_gpu or 02_opt"),
+    ):
+        path = tree.root / "patches" / f"{file}.patch"
+        text = path.read_text()
+        path.write_text(re.sub(r"(Base: |--- a/)\w+(-\w+)?", rf"\g<1>{base}", text))
+        tree.refuses("verify", says=f"patches/{file}.patch: {says}")
+        path.write_text(text)
 
 
 def test_damaged_series_is_refused(tree):
     series = tree.root / "patches" / "series"
-    series.write_bytes(b"".join(reversed(series.read_bytes().splitlines(keepends=True))))
-    tree.refuses("verify", says="patches/series, line 1")
-    (tree.root / "patches" / f"{PATCH}.patch").unlink()
-    series.write_text(f"{PATCH}.patch\n", newline="\n")
-    tree.refuses("verify", says=f"{PATCH}.patch: No such file")
+    series.write_text("02-second.patch\n01-first.patch\n03-third.patch\n", newline="\n")
+    tree.refuses("verify", says="patches/series, line 1: expected 01-NAME.patch")
+    (tree.root / "patches" / "01-first.patch").unlink()
+    series.write_text("01-first.patch\n", newline="\n")
+    tree.refuses("verify", says="No such file .*01-first.patch")
 
 
-def test_drifted_script_and_forgotten_patch_are_refused(tree):
-    tree.edit(LAST, SHARED, "Speed in the middle: ")
-    tree.refuses("verify", says=f"{LAST} isn't what the patches make: sha256 .* line \\d+")
-    shutil.copy(ROOT / LAST, tree.root)
-    shutil.copy(ROOT / "patches" / "ddp.patch", tree.root / "patches" / "99-left-over.patch")
-    tree.refuses("verify", says="99-left-over.patch isn't in patches/series")
+def test_drifted_script_and_forgotten_patches_are_refused(tree):
+    original = (tree.root / LAST).read_bytes()
+    tree.edit(LAST, "line 5\n", "edited\n")
+    tree.refuses("verify", says=f"{LAST} isn't what the patches make: line 5 differs .*`refresh`")
+    (tree.root / LAST).write_bytes(original)
+    for stray in ("99-left-over.patch", "variants/left.py", "variants/Left.patch"):
+        shutil.copy(tree.root / "patches" / "ddp.patch", tree.root / "patches" / stray)
+        tree.refuses("verify", says=f"patches/{stray}")
+        (tree.root / "patches" / stray).unlink()
+    tree.does("verify")
 
 
-def test_output_into_a_closed_pipe(tree):
-    command = [sys.executable, "patches/stack.py", "show", "ddp"]
-    with subprocess.Popen(command, cwd=tree.root, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE) as process:
-        process.stdout.close()
-        assert process.stderr.read() == b""
+# Writing.
+
+
+def test_all_files_are_written_or_none(tmp_path):
+    (tmp_path / "first").write_bytes(b"old")
+    (tmp_path / "file").write_bytes(b"not a folder")
+    with pytest.raises(OSError):
+        stack.write_all({tmp_path / "first": b"new", tmp_path / "file" / "second": b"new"})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "first": b"old", "file": b"not a folder"
+    }
+
+
+def test_renaming_is_not_interrupted(tmp_path, monkeypatch):
+    rename, handlers = Path.replace, []
+
+    def interrupted(path, target):
+        os.kill(os.getpid(), signal.SIGINT)
+        handlers.append(signal.getsignal(signal.SIGTERM))
+        return rename(path, target)
+
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(Path, "replace", interrupted)
+    files = {tmp_path / name: b"new" for name in ("one", "two")}
+    (tmp_path / "one").write_bytes(b"old")
+    (tmp_path / "one").chmod(0o755)
+    assert stack.write_all(files | {tmp_path / "one": b"new"}) == list(files)
+    assert handlers == [signal.SIG_IGN] * 2
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "one": b"new", "two": b"new"
+    }
+    assert (tmp_path / "one").stat().st_mode & 0o777 == 0o755
+    assert stack.write_all(files) == []
