@@ -9,9 +9,6 @@ with every speed technique applied, 02_opt_multi_gpu_ddp.py the same again on ma
 
     git diff --no-index 00_orig.py 01_opt_single_gpu.py
 
-One file, to be read from top to bottom: configuration, data, model, training; the plumbing
-(clock, records, accidents) comes after what you came for.
-
 Capitals at the end of a name are the dimensions of the tensor: B batch, T tokens of the context,
 C channels (the width), H heads, D channels of one head, V vocabulary.
 """
@@ -24,11 +21,10 @@ import os
 import platform
 import re
 import signal
-import subprocess
 import sys
 import time
 import traceback
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -40,33 +36,42 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 HERE = Path(__file__).resolve().parent
 
-# ------------------------------------------------------------------------------------------------
-# Configuration
-# ------------------------------------------------------------------------------------------------
+# ---- Configuration -----------------------------------------------------------------------------
 
-VOCAB_SIZE = 50_257  # GPT-2's
+def option(default, text: str, low: float | None = None, below: float = math.inf):
+    """A setting that the user can give; a number has to be at least `low` and below `below`."""
+    return field(default=default, metadata=dict(help=text, low=low, below=below))
 
 
 @dataclass
 class Config:
-    """Every setting of a run; the defaults are the published experiment."""
+    """Every setting of a run, by default the published experiment. A setting is declared here,
+    and nowhere else; one that is declared as an option() is an option of the command line."""
 
-    model: str = "gpt2"
+    model: str = option("gpt2", "size; default: gpt2 with an NVIDIA GPU, cpu-demo without")
     layers: int = 12
     heads: int = 12
     width: int = 768
-    vocab_size: int = VOCAB_SIZE
-    context_length: int = 1024
-    dropout: float = 0.1
-    batch_size: int = 8
-    epochs: int = 15
-    max_steps: int | None = None
-    max_tokens: int | None = None
-    eval_freq: int = 15
-    eval_windows: int = 40
-    learning_rate: float = 5e-4
-    weight_decay: float = 0.1
-    seed: int = 123
+    vocab_size: int = 50_257  # GPT-2's
+    context_length: int = option(1024, "tokens per window", 1)
+    dropout: float = option(0.1, "share of the activations zeroed in training", 0, 1)
+
+    batch_size: int = option(8, "windows per step and process", 1)
+
+    learning_rate: float = option(5e-4, "AdamW's learning rate", 0)
+    weight_decay: float = option(0.1, "AdamW's weight decay", 0)
+
+    seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
+    epochs: int = option(15, "passes over the training text", 1)  # the first limit ends the run
+    max_steps: int | None = option(None, "steps", 1)
+    max_tokens: int | None = option(None, "training tokens of all processes together", 1)
+    eval_freq: int = option(15, "steps from one log line to the next", 1)
+    eval_windows: int = option(40, "windows of each text that losses are measured on", 1)
+
+    device: str | None = option(None, "cpu, cuda, cuda:N or mps; default: the fastest there is")
+    data: str = option(str(HERE / "data"), "folder of the tokens; default: data/ beside this file")
+    results_dir: str = option(str(HERE / "results"), "folder of the record; default: results/")
+    name: str = option(Path(__file__).stem, "name of the run in its record")
 
 
 # What each --model sets. cpu-demo has GPT-2's form at a size that two CPU cores train in a minute.
@@ -83,103 +88,53 @@ MODELS = {
     ),
 }
 
-EVAL_BATCH_SIZE = 8
-SAMPLE_PROMPT = "Every effort moves you"
-SAMPLE_TOKENS = 50
-
-
-def number(kind: type, low: float, below: float = math.inf):
-    """An argparse type: a finite number of `kind`, from `low` on and below `below`."""
-
-    def parse(text: str):
-        if not low <= kind(text) < below:
-            raise argparse.ArgumentTypeError(f"{text} is out of range")
-        return kind(text)
-
-    parse.__name__ = "whole number" if kind is int else "number"
-    return parse
-
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The settings that the user gave, and no others. Exits with 2 for a wrong one."""
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [options]", description=__doc__.splitlines()[0], allow_abbrev=False
+        usage="%(prog)s [options]", description=__doc__.splitlines()[0],
+        argument_default=argparse.SUPPRESS, allow_abbrev=False,
     )
-
-    def setting(name: str, kind, text: str) -> None:
-        default, demo = getattr(Config, name), MODELS["cpu-demo"].get(name)
-        text += f" (default: {'no limit' if default is None else default}"
-        text += ")" if demo is None else f"; cpu-demo: {demo})"
-        group.add_argument("--" + name.replace("_", "-"), type=kind, metavar="N", help=text)
-
-    group = parser.add_argument_group("data and model")
-    group.add_argument("--data", default=str(HERE / "data"), metavar="DIR",
-                       help="folder of the tokens (default: data/ beside this script)")
-    group.add_argument("--model", choices=MODELS,
-                       help="default: gpt2 with an NVIDIA GPU, cpu-demo without")
-    setting("context_length", number(int, 1), "tokens of a window")
-    setting("dropout", number(float, 0, 1), "share of the values zeroed in training")
-
-    group = parser.add_argument_group("training")
-    setting("batch_size", number(int, 1), "windows of a step, per process")
-    setting("learning_rate", number(float, 0), "AdamW's learning rate")
-    setting("weight_decay", number(float, 0), "AdamW's weight decay")
-    setting("seed", number(int, 0, 2**63), "seed of weights, dropout and the order of batches")
-
-    group = parser.add_argument_group("length (the limit reached first ends the run)")
-    setting("epochs", number(int, 1), "passes over the training text")
-    setting("max_steps", number(int, 1), "steps")
-    setting("max_tokens", number(int, 1), "tokens of all processes together; cpu-demo's default"
-            " holds where no length is given")
-
-    group = parser.add_argument_group("measurement")
-    setting("eval_freq", number(int, 1), "steps from one log line to the next")
-    setting("eval_windows", number(int, 1), "windows of each text that losses are taken on")
-    group.add_argument("--device", help="cpu, cuda, cuda:N or mps (default: the fastest there is)")
-    group.add_argument("--results-dir", default=str(HERE / "results"), metavar="DIR",
-                       help="folder of the record (default: results/ beside this script)")
-    group.add_argument("--name", default=Path(__file__).stem,
-                       help="name of the stage in the record (default: %(default)s)")
+    settings = {setting.name: setting for setting in fields(Config) if setting.metadata}
+    for name, setting in settings.items():
+        text, demo = setting.metadata["help"], MODELS["cpu-demo"].get(name)
+        if "default" not in text:
+            text += f" (default: {'no limit' if setting.default is None else setting.default}"
+            text += ")" if demo is None else f"; cpu-demo: {demo})"
+        how = {"metavar": "TEXT"} if name != "model" else {"choices": MODELS}
+        if setting.metadata["low"] is not None:
+            how = {"metavar": "N", "type": float if isinstance(setting.default, float) else int}
+        parser.add_argument("--" + name.replace("_", "-"), help=text, **how)
     args = parser.parse_args(argv)
-    if not re.fullmatch(r"[\w.-]+", args.name):
-        parser.error("argument --name: letters, digits, '.', '_' and '-' only")
+    for name, value in vars(args).items():
+        low, below = settings[name].metadata["low"], settings[name].metadata["below"]
+        if low is not None and not low <= value < below:
+            parser.error(f"argument --{name.replace('_', '-')}: {value} is out of range")
     return args
 
 
 def configure(args: argparse.Namespace, device: torch.device) -> Config:
     """The defaults, over them what the model's name sets, over that what the user gave."""
-    model = args.model or ("gpt2" if device.type == "cuda" else "cpu-demo")
-    if model != args.model and model == "cpu-demo":
+    given = vars(args)
+    model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
+    if "model" not in given and model == "cpu-demo":
         print("No NVIDIA GPU: this is the small model cpu-demo;"
               f" the full experiment: python {Path(__file__).name} --model gpt2")
     preset = dict(MODELS[model])
-    if args.epochs or args.max_steps or args.max_tokens:
-        preset.pop("max_tokens", None)
-    names = {field.name for field in fields(Config)}
-    given = {k: v for k, v in vars(args).items() if k in names and v is not None}
-    return Config(**preset | given | {"model": model})
+    if given.keys() & {"epochs", "max_steps", "max_tokens"}:
+        preset.pop("max_tokens", None)  # the user has said how long
+    return Config(**preset | given | {"model": model, "device": device.type})
 
 
-# ------------------------------------------------------------------------------------------------
-# Data
-# ------------------------------------------------------------------------------------------------
+# ---- Data --------------------------------------------------------------------------------------
 
 
 class TokenWindows(Dataset):
-    """Windows of `context_length` tokens that don't overlap, from a file of uint16 token ids.
+    """Windows of tokens that don't overlap. Item i is a pair (x_T, y_T) of int64 tensors, where
+    y_T is x_T moved on by one token."""
 
-    Item i is a pair (x_T, y_T) of int64 tensors, where y is x moved on by one token.
-    Raises UserError where the file isn't `tokens` long or holds an id outside the vocabulary.
-    """
-
-    def __init__(self, path: Path, tokens: int, vocab_size: int, context_length: int):
-        size = path.stat().st_size if path.is_file() else 0
-        if size != 2 * tokens or tokens < 2:
-            raise UserError(
-                f"{path} is damaged: {size} bytes where meta.json says {2 * tokens};"
-                " make the tokens again with data/prepare.py"
-            )
-        self.path, self.vocab_size, self.context_length = path, vocab_size, context_length
-        self.tokens = np.memmap(path, dtype="<u2", mode="r")
+    def __init__(self, tokens: np.ndarray, context_length: int):
+        self.tokens, self.context_length = tokens, context_length
 
     def __len__(self) -> int:
         return (len(self.tokens) - 1) // self.context_length
@@ -187,55 +142,34 @@ class TokenWindows(Dataset):
     def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
         start = i * self.context_length
         window = self.tokens[start : start + self.context_length + 1].astype(np.int64)
-        if window.max() >= self.vocab_size:
-            raise UserError(
-                f"{self.path} is damaged: token {start + window.argmax()} is {window.max()}, and"
-                f" the vocabulary has {self.vocab_size}; make it again with data/prepare.py"
-            )
-        window = torch.from_numpy(window)
-        return window[:-1], window[1:]
-
-
-def prepare_tokens(folder: Path) -> None:
-    """Runs data/prepare.py where `folder` holds no tokens. Raises UserError where that fails."""
-    if (folder / "meta.json").exists():  # written last, so that it vouches for the rest
-        return
-    print(f"No tokens in {folder}: running data/prepare.py", flush=True)
-    command = [sys.executable, str(HERE / "data" / "prepare.py"), "--out", str(folder)]
-    result = subprocess.run(command, stderr=subprocess.PIPE, text=True)
-    if result.returncode != 0:
-        reason = (result.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise UserError(f"data/prepare.py failed: {reason.removeprefix('error: ')}")
+        return torch.from_numpy(window[:-1]), torch.from_numpy(window[1:])
 
 
 def load_tokens(folder: Path, config: Config) -> tuple[dict, TokenWindows, TokenWindows]:
-    """(meta, training windows, validation windows). Raises UserError for damaged or too few."""
-    try:
+    """What meta.json says of the text, the training windows and the validation windows.
+
+    Raises UserError for files that are missing or damaged, and for a text that is too short.
+    """
+    try:  # data/prepare.py writes meta.json last, which marks the data complete
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        counts = [int(meta["tokens"][part]) for part in ("train", "val")]
-        vocabulary = int(meta["vocabulary"])
-        corpus = {key: meta[key] for key in ("corpus", "tokenizer", "tokens", "sha256")}
+        counts, _ = [int(meta["tokens"][part]) for part in ("train", "val")], meta["tokenizer"]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        reason = "missing" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
-        raise UserError(f"{folder / 'meta.json'} is {reason}; make it with data/prepare.py")
-    if vocabulary > config.vocab_size:
-        raise UserError(f"{folder}: {vocabulary} token ids, the model has {config.vocab_size}")
-    train_set, val_set = (
-        TokenWindows(folder / f"{part}.bin", count, vocabulary, config.context_length)
-        for part, count in zip(("train", "val"), counts, strict=True)
-    )
-    for part, windows, needed in (
-        ("training", train_set, config.batch_size),
-        ("validation", val_set, 1),
-    ):
-        if len(windows) < needed:
-            raise UserError(
-                f"the text is too short: {len(windows.tokens):,} {part} tokens, but {needed}"
-                f" window(s) of context length {config.context_length} need"
-                f" {needed * config.context_length + 1:,}; take a longer text,"
-                " or lower --context-length or --batch-size"
-            )
-    return corpus, train_set, val_set
+        reason = "no tokens" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
+        raise UserError(f"{folder / 'meta.json'}: {reason}; run `python data/prepare.py`")
+    windows = []
+    for part, count, needed in zip(("train", "val"), counts, (config.batch_size, 1), strict=True):
+        path = folder / f"{part}.bin"
+        whole = path.is_file() and path.stat().st_size == 2 * count > 0
+        tokens = np.memmap(path, "<u2", "r") if whole else None
+        if not whole or tokens.max() >= config.vocab_size:
+            raise UserError(f"{path} is missing or damaged; run `python data/prepare.py`")
+        windows.append(TokenWindows(tokens, config.context_length))
+        if len(windows[-1]) < needed:
+            raise UserError(f"the text is too short: {part}.bin has {count:,} tokens, {needed}"
+                            f" window(s) of context length {config.context_length} need"
+                            f" {needed * config.context_length + 1:,}; use a longer text,"
+                            " or lower --context-length or --batch-size")
+    return meta, *windows
 
 
 def load_tokenizer(name: str, folder: Path) -> tiktoken.Encoding:
@@ -245,18 +179,20 @@ def load_tokenizer(name: str, folder: Path) -> tiktoken.Encoding:
         return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ids, special_tokens={})
     cache = Path(os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(folder / "tiktoken")))
     # tiktoken names files by the SHA-1 of their URL, and fetches missing ones with no time-out.
-    for url_sha1 in (
-        "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6",
-        "6d1cbeee0f20b3d9449abfede4726ed8212e3aee",
-    ):
-        if not (cache / url_sha1).is_file():
-            raise UserError(f"GPT-2's tokenizer isn't in {cache}; fetch it with data/prepare.py")
+    files = "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6", "6d1cbeee0f20b3d9449abfede4726ed8212e3aee"
+    if not all((cache / file).is_file() for file in files):
+        raise UserError(f"GPT-2's tokenizer isn't in {cache}: fetch it with data/prepare.py")
     return tiktoken.get_encoding(name)
 
 
-# ------------------------------------------------------------------------------------------------
-# Model
-# ------------------------------------------------------------------------------------------------
+def make_loader(windows: TokenWindows, config: Config, device: torch.device) -> DataLoader:
+    """Batches of an epoch. Its order comes from a generator of its own, which the loop seeds, so
+    that every stage sees the same batches."""
+    sampler = RandomSampler(windows, generator=torch.Generator())
+    return DataLoader(windows, config.batch_size, sampler=sampler, drop_last=True)
+
+
+# ---- Model -------------------------------------------------------------------------------------
 
 
 class LayerNorm(nn.Module):
@@ -284,8 +220,6 @@ class MultiHeadAttention(nn.Module):
 
     def __init__(self, config: Config):
         super().__init__()
-        if config.width % config.heads:
-            raise UserError(f"width {config.width} can't be divided among {config.heads} heads")
         self.heads, self.head_dim = config.heads, config.width // config.heads
         self.query = nn.Linear(config.width, config.width, bias=False)
         self.key = nn.Linear(config.width, config.width, bias=False)
@@ -307,11 +241,6 @@ class MultiHeadAttention(nn.Module):
         weights_BHTT = self.dropout(torch.softmax(scores_BHTT, dim=-1))
         y_BHTD = weights_BHTT @ v_BHTD
         return self.out(y_BHTD.transpose(1, 2).reshape(B, T, C))
-
-
-def attention_backend(config: Config, parameter: torch.Tensor) -> str | None:
-    """What computes attention, for the record."""
-    return "manual"
 
 
 class TransformerBlock(nn.Module):
@@ -351,54 +280,106 @@ class GPTModel(nn.Module):
         return self.head(self.norm(x_BTC))  # logits_BTV
 
 
-def build_model(config: Config, device: torch.device) -> nn.Module:
-    # Made on the CPU and then moved, so that a seed gives the same weights on every device.
-    return GPTModel(config).to(device)
+def prepare_model(model: GPTModel, config: Config, device: torch.device) -> nn.Module:
+    """Moves `model` to the device, in place, and returns what a training step calls."""
+    model.to(device)
+    return model
 
 
-def count_parameters(config: Config) -> tuple[int, int]:
+def count_parameters(model: nn.Module, config: Config) -> tuple[int, int]:
     """(parameters, floating-point operations to train on one token).
 
     6 operations for each parameter in a matrix product, 2 forward and 4 backward, and
     12 × layers × context × width for attention (PaLM, arXiv:2204.02311, appendix B).
     """
-    with torch.device("meta"):
-        model = GPTModel(config)
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     attention = 12 * config.layers * config.context_length * config.width
     return sum(p.numel() for p in model.parameters()), 6 * products + attention
 
 
-# ------------------------------------------------------------------------------------------------
-# Training
-# ------------------------------------------------------------------------------------------------
+# ---- Training ----------------------------------------------------------------------------------
+
+
+def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+    )
+
+
+def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy, in nats per token."""
+    logits_BTV = model(x_BT)
+    return F.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten())
+
+
+def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    loss.backward()
+    optimizer.step()
+
+
+def train(model, training_model, train_set, val_set, tokenizer, config, device, run) -> None:
+    """Trains `model` in place and reports to `run`. Raises Diverged at a loss that isn't finite."""
+    optimizer = make_optimizer(model, config)
+    loader = make_loader(train_set, config, device)
+    tokens_per_step = config.batch_size * config.context_length
+    total_steps = min(
+        config.epochs * len(loader),
+        config.max_steps or sys.maxsize,
+        math.ceil((config.max_tokens or sys.maxsize) / tokens_per_step),
+    )
+    print(f"{len(loader)} steps per epoch, {total_steps} in all\n")
+
+    clock = Clock(device)
+    step, done = 0, False
+    for epoch in range(config.epochs):
+        loader.sampler.generator.manual_seed(config.seed + epoch)
+        clock.start()
+        for x_BT, y_BT in loader:
+            x_BT, y_BT = x_BT.to(device), y_BT.to(device)
+
+            optimizer.zero_grad()
+            loss = compute_loss(training_model, x_BT, y_BT)
+            backward_and_update(loss, optimizer)
+            clock.tick()
+
+            step += 1
+            done = step == total_steps
+            if (step - 1) % config.eval_freq == 0 or step % len(loader) == 0 or done:
+                seconds = clock.stop()  # evaluation isn't timed
+                train_loss = evaluate(model, train_set, config, device)
+                val_loss = evaluate(model, val_set, config, device)
+                run.log(epoch + 1, step - 1, step * tokens_per_step, seconds, train_loss, val_loss)
+                clock.start()
+            if done:
+                break
+        run.epoch(epoch + 1, sample(model, tokenizer, config, device))
+        if done:
+            break
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, windows: TokenWindows, count: int, device: torch.device) -> float:
-    """Mean loss (nats a token) over the first `count` windows, summed in float64."""
+def evaluate(model: nn.Module, windows: TokenWindows, config: Config, device) -> float:
+    """Mean loss (nats per token) over the first `eval_windows` windows, summed in float64."""
     model.eval()
     loss_sum, tokens = 0.0, 0
-    indices = range(min(count, len(windows)))
-    for x_BT, y_BT in DataLoader(Subset(windows, indices), batch_size=EVAL_BATCH_SIZE):
+    first = Subset(windows, range(min(config.eval_windows, len(windows))))
+    for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
         logits_BTV = model(x_BT.to(device))
-        # One window at a time: float32 logits of a whole batch would set the peak of memory.
+        # Small batches, and one window at a time: evaluation must not set the peak of memory.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(device), strict=True):
-            losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
-            loss_sum += losses_T.cpu().double().sum().item()
+            losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none").cpu()
+            loss_sum += losses_T.double().sum().item()
             tokens += y_T.numel()
     model.train()
     return loss_sum / tokens
 
 
 @torch.no_grad()
-def sample(
-    model: nn.Module, tokenizer: tiktoken.Encoding, config: Config, device: torch.device
-) -> str:
-    """The prompt and the 50 tokens that the model finds likeliest, one after the other."""
+def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config, device) -> str:
+    """A prompt and the 50 tokens that the model finds likeliest, one after the other."""
     model.eval()
-    ids_BT = torch.tensor([tokenizer.encode(SAMPLE_PROMPT)], device=device)
-    for _ in range(SAMPLE_TOKENS):
+    ids_BT = torch.tensor([tokenizer.encode("Every effort moves you")], device=device)
+    for _ in range(50):
         logits_BTV = model(ids_BT[:, -config.context_length :])
         next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)
         ids_BT = torch.cat([ids_BT, next_B1], dim=1)
@@ -406,67 +387,12 @@ def sample(
     return tokenizer.decode(ids_BT[0].tolist())
 
 
-def train(
-    model: nn.Module,
-    train_set: TokenWindows,
-    val_set: TokenWindows,
-    tokenizer: tiktoken.Encoding,
-    config: Config,
-    device: torch.device,
-    run: "Run",
-) -> None:
-    """Trains `model` in place and reports to `run`. Raises Diverged at a loss that isn't finite."""
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
-    )
-    order = torch.Generator()  # one of its own, so that every stage sees the same batches
-    sampler = RandomSampler(train_set, generator=order)
-    loader = DataLoader(train_set, config.batch_size, sampler=sampler, drop_last=True)
-    tokens_per_step = config.batch_size * config.context_length
-    total_steps = min(
-        config.epochs * len(loader),
-        config.max_steps or sys.maxsize,
-        math.ceil((config.max_tokens or sys.maxsize) / tokens_per_step),
-    )
-    print(f"{len(loader)} steps an epoch, {total_steps} in all\n")
-
-    clock = Clock(device)
-    step = 0
-    for epoch in range(config.epochs):
-        order.manual_seed(config.seed + epoch)
-        clock.start()
-        for x_BT, y_BT in loader:
-            x_BT, y_BT = x_BT.to(device), y_BT.to(device)
-            optimizer.zero_grad()
-            logits_BTV = model(x_BT)
-            loss = F.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten())
-            loss.backward()
-            optimizer.step()
-            clock.tick()
-
-            step += 1
-            end = step == total_steps
-            if (step - 1) % config.eval_freq == 0 or step % len(loader) == 0 or end:
-                seconds = clock.read()  # from here on the clock stands
-                train_loss = evaluate(model, train_set, config.eval_windows, device)
-                val_loss = evaluate(model, val_set, config.eval_windows, device)
-                run.log(epoch + 1, step - 1, step * tokens_per_step, seconds, train_loss, val_loss)
-                clock.start()
-            if end:
-                break
-        run.epoch(epoch + 1, sample(model, tokenizer, config, device))
-        if end:
-            break
-
-
-# ------------------------------------------------------------------------------------------------
-# Plumbing: clock, record, accidents
-# ------------------------------------------------------------------------------------------------
+# ---- Plumbing: clock, record, errors -----------------------------------------------------------
 
 
 class Clock:
-    """Times each training step. The marks on a GPU are events, read only at log lines, so that
-    timing makes nothing wait between them."""
+    """Times each training step. On a GPU it records events, which it reads only when it is
+    stopped, so that timing makes nothing wait."""
 
     def __init__(self, device: torch.device):
         self.event = {"cuda": torch.cuda.Event, "mps": torch.mps.Event}.get(device.type)
@@ -480,7 +406,7 @@ class Clock:
         if self.event:
             self.marks[-1].record()
 
-    def read(self) -> list[float]:
+    def stop(self) -> list[float]:
         """Seconds of each step since the start; waits for the device."""
         steps = list(zip(self.marks, self.marks[1:], strict=False))
         if not self.event:
@@ -490,40 +416,35 @@ class Clock:
 
 
 class Run:
-    """What a run prints, and its record: one JSON object a line, flushed as it happens, and before
-    it is printed, so that a killed run keeps every line one saw."""
+    """What a run prints, and its record: one JSON object per line, flushed as it happens, and
+    before it is printed, so that a killed run keeps every line that was seen."""
 
-    def __init__(self, args, config: Config, corpus: dict, device: torch.device):
-        self.config, self.device, self.began = config, device, time.perf_counter()
+    def __init__(self, config: Config, meta: dict, model: nn.Module, device: torch.device):
+        self.device, self.start_time = device, time.perf_counter()
         self.tokens_per_step = config.batch_size * config.context_length
-        self.seconds, self.first_interval = [], 0
-        self.average = self.val_loss = self.attention = None
+        self.seconds, self.steps_in_first_interval = [], 0
+        self.average, self.val_loss = None, None
+        self.attention = "manual"
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         stamp = re.sub("[-:]", "", now)
-        path = Path(args.results_dir) / f"{args.name}-{device.type}-{stamp}-{os.getpid()}.jsonl"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = open(path, "x", encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"can't write results to {path.parent}: {error.strerror}")
-        machine = environment(device)
-        parameters, self.flops_per_token = count_parameters(config)
-        self.peak_flops = PEAK_FLOPS.get(machine["gpu"])
-        self.write(
-            "start", schema=1, stage=args.name, time=now,
-            argv=[Path(sys.argv[0]).name, *map(relative, sys.argv[1:])],
-            config=asdict(config) | dict(
-                parameters=parameters, flops_per_token=self.flops_per_token,
-                world_size=1, device=device.type, data=relative(args.data),
-            ),
-            data=corpus, environment=machine,
-            source_sha256=hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
+        path = Path(config.results_dir, f"{config.name}-{device.type}-{stamp}-{os.getpid()}.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = open(path, "x", encoding="utf-8")
+        machine, counts = environment(device), count_parameters(model, config)
+        settings = asdict(config) | dict(
+            parameters=counts[0], flops_per_token=counts[1], world_size=1,
+            dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+            matmul_precision=torch.get_float32_matmul_precision(),
         )
+        del settings["data"], settings["results_dir"]  # paths of this machine
+        source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+        self.write("start", schema=1, stage=config.name, time=now, config=settings, data=meta,
+                   environment=machine, source_sha256=source)
         print(f"PyTorch version: {torch.__version__}")
         print(f"Device: {device.type} ({machine['gpu'] or machine['cpu']})")
         print(f"CUDA version: {torch.version.cuda or 'n/a'}")
-        print(f"Model: {config.model}, {parameters:,} parameters")
-        print(f"Record: {relative(str(path))}")
+        print(f"Model: {config.model}, {counts[0]:,} parameters")
+        print(f"Record: {path}")
 
     def write(self, event: str, **figures) -> None:
         for name, value in figures.items():
@@ -535,8 +456,8 @@ class Run:
     def log(self, epoch, step, tokens, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the steps since the last line, which took `seconds` each."""
         self.seconds += seconds
-        self.first_interval = self.first_interval or len(seconds)
-        later = self.seconds[self.first_interval :]  # step 0 is warm-up and compilation
+        self.steps_in_first_interval = self.steps_in_first_interval or len(seconds)
+        later = self.seconds[self.steps_in_first_interval :]  # step 0 is warm-up and compilation
         interval, self.average = self.tok_per_sec(seconds), self.tok_per_sec(later)
         self.val_loss = val_loss
         self.write("log", epoch=epoch, step=step, tokens=tokens, train_loss=train_loss,
@@ -561,65 +482,35 @@ class Run:
 
     def end(self, status: str, error: str | None) -> None:
         memory = memory_gb(self.device)
-        rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # two warm it up
+        rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # two for warm-up
         p25, median, p75 = np.percentile(rates, [25, 50, 75]) if len(rates) >= 3 else [None] * 3
-        mfu = None
-        if median and self.peak_flops:
-            mfu = median * self.flops_per_token / self.peak_flops
         self.write(
             "end", status=status, error=error, avg_tok_per_sec=self.average,
             median_step_tok_per_sec=median, p25_step_tok_per_sec=p25, p75_step_tok_per_sec=p75,
             first_step_seconds=self.seconds[0] if self.seconds else None,
-            train_seconds=sum(self.seconds), wall_seconds=time.perf_counter() - self.began,
+            train_seconds=sum(self.seconds), wall_seconds=time.perf_counter() - self.start_time,
             reserved_gb=memory["reserved_gb"], peak_reserved_gb=memory["peak_reserved_gb"],
-            val_loss=self.val_loss, mfu=mfu, attention_backend=self.attention,
+            val_loss=self.val_loss, attention_backend=self.attention,
         )
         self.file.close()
         if median:
-            print(f"Median step tok/sec: {median:.0f}, MFU: {f'{mfu:.1%}' if mfu else 'n/a'}")
-
-
-# Dense bf16 products a second by NVIDIA's datasheets, by the name that PyTorch gives the GPU.
-PEAK_FLOPS = {
-    "NVIDIA A10G": 70e12,
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA A100-PCIE-40GB": 312e12,
-    "NVIDIA A100 80GB PCIe": 312e12,
-    "NVIDIA B200": 2250e12,
-    "NVIDIA GeForce RTX 3090": 71e12,
-    "NVIDIA GeForce RTX 4090": 165.2e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H100 NVL": 835e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA L4": 121e12,
-    "NVIDIA L40S": 362e12,
-}
+            print(f"Median step tok/sec: {median:.0f}")
 
 
 def environment(device: torch.device) -> dict:
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     cpu = re.search(r"model name\s*: (.+)", cpuinfo)
-    gpu = driver = capability = None
-    if device.type == "cuda":
-        gpu = torch.cuda.get_device_name(device)
-        capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
-        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        try:
-            driver = subprocess.run(query, capture_output=True, text=True).stdout.split()[0]
-        except (OSError, IndexError):  # no nvidia-smi here, or it knows no driver
-            pass
     return dict(
         torch=torch.__version__, python=platform.python_version(),
         os=f"{platform.system()} {platform.machine()}",
         cpu=cpu[1] if cpu else platform.processor() or platform.machine(),
-        threads=torch.get_num_threads(), gpu=gpu, driver=driver, capability=capability,
+        threads=torch.get_num_threads(),
+        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
     )
 
 
 def memory_gb(device: torch.device) -> dict[str, float | None]:
-    """GB (1024³ bytes) now and at the peak; on a CPU the resident set; None where nothing tells."""
+    """GB (1024³ bytes) now and at the peak; on a CPU the resident set; None where it is unknown."""
     figures = [None] * 4
     if device.type == "cuda":
         stats = torch.cuda.memory_stats(device)
@@ -631,69 +522,52 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
         status = Path("/proc/self/status").read_text()
         now, peak = (int(re.search(rf"{k}:\s+(\d+)", status)[1]) for k in ("VmRSS", "VmHWM"))
         figures = [now * 1024, peak * 1024, peak * 1024, peak * 1024]
-    names = ("allocated_gb", "reserved_gb", "peak_allocated_gb", "peak_reserved_gb")
-    return {k: None if v is None else v / 1024**3 for k, v in zip(names, figures, strict=True)}
-
-
-def relative(argument: str) -> str:
-    """An absolute path, alone or behind "--option=", as seen from the current folder."""
-    option, equals, value = argument.rpartition("=")
-    try:
-        return option + equals + (os.path.relpath(value) if os.path.isabs(value) else value)
-    except ValueError:  # on another drive of a Windows machine
-        return option + equals + Path(value).name
+    names = "allocated_gb", "reserved_gb", "peak_allocated_gb", "peak_reserved_gb"
+    return {k: v and v / 1024**3 for k, v in zip(names, figures, strict=True)}
 
 
 def pick_device(name: str | None) -> torch.device:
+    """The device `name`, or the fastest there is. Raises UserError where it doesn't work."""
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     name = name or ("cuda" if cuda else "mps" if mps else "cpu")
-    if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", name):
-        raise UserError(f"unknown device {name!r}: use cpu, cuda, cuda:N or mps")
-    device = torch.device(name)
-    if device.type == "mps" and not mps:
-        raise UserError("no device mps: this machine or this PyTorch has no Metal")
+    try:
+        device = torch.device(name)
+        torch.ones(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA asserts
+        raise UserError(f"no device {name}: " + re.split(r"\n|\. ", str(error))[0])
     if device.type == "cuda":
-        if (device.index or 0) >= torch.cuda.device_count():
-            raise UserError(f"no device {name}: PyTorch sees {torch.cuda.device_count()} GPU(s)")
         torch.cuda.set_device(device.index or 0)
     return device
 
 
 class UserError(Exception):
-    """What the user can mend, told in one line."""
+    """An error that the user can fix, printed as one line."""
 
 
-class Diverged(Exception):
-    """A loss that is NaN or infinite."""
+class Diverged(UserError):
+    status = "diverged"  # the loss is NaN or infinite
 
 
-class Interrupted(BaseException):
-    """Ctrl-C or SIGTERM. No Exception, so that nothing on its way swallows it."""
-
-
-def interrupt(signum, frame) -> None:
-    for signal_number in (signal.SIGINT, signal.SIGTERM):  # a second one mustn't cut the end short
-        signal.signal(signal_number, signal.SIG_IGN)
-    raise Interrupted(signum)
+def interrupt(number, frame) -> None:
+    """Ctrl-C and SIGTERM end a run in the same way; a second one can't cut the end short."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt(number)
 
 
 def explain(error: BaseException) -> tuple[str, str, int]:
     """(status of the run, one line for the user, exit code)."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if isinstance(error, Interrupted):
-        return "interrupted", f"interrupted by signal {error.args[0]}", 128 + error.args[0]
-    if isinstance(error, Diverged):
-        return "diverged", text, 1
-    if isinstance(error, MemoryError | RuntimeError) and re.search(
-        "out of memory|can't allocate memory|bad_alloc|could not create a memory|ALLOC_FAILED",
-        f"{error!r}",
-    ):
-        hint = "lower --batch-size or --context-length, or take a smaller --model"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
+    memory = "out of memory|MemoryError|ALLOC_FAILED|bad_alloc|allocate memory|create a memory"
+    if re.search(memory, repr(error)):
+        hint = "lower --batch-size or --context-length, or use a smaller --model"
         return "out_of_memory", f"out of memory: {hint} ({text})", 1
     if not isinstance(error, UserError | OSError):
-        traceback.print_exception(error)  # a fault of the program, not of its input
+        traceback.print_exception(error)  # an error of the program, not of its input
         text = f"{type(error).__name__}: {text}"
-    return "failed", text, 1
+    return getattr(error, "status", "failed"), text, 1
 
 
 def main() -> int:
@@ -701,24 +575,19 @@ def main() -> int:
     args = parse_arguments()
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
-    run, outcome = None, ("complete", None, 0)
+    run, (status, message, code) = None, ("complete", None, 0)
     try:
-        try:
-            device = pick_device(args.device)
-            config = configure(args, device)
-            prepare_tokens(Path(args.data))
-            corpus, train_set, val_set = load_tokens(Path(args.data), config)
-            tokenizer = load_tokenizer(corpus["tokenizer"], Path(args.data))
-            run = Run(args, config, corpus, device)
-            torch.manual_seed(config.seed)
-            model = build_model(config, device)
-            run.attention = attention_backend(config, next(model.parameters()))
-            train(model, train_set, val_set, tokenizer, config, device, run)
-        except Exception as error:
-            outcome = explain(error)
-    except Interrupted as error:  # out here, because it may come while another error is handled
-        outcome = explain(error)
-    status, message, code = outcome
+        device = pick_device(getattr(args, "device", None))
+        config = configure(args, device)
+        meta, train_set, val_set = load_tokens(Path(config.data), config)
+        tokenizer = load_tokenizer(meta["tokenizer"], Path(config.data))
+        torch.manual_seed(config.seed)
+        model = GPTModel(config)  # on the CPU, so that a seed gives the same weights everywhere
+        training_model = prepare_model(model, config, device)
+        run = Run(config, meta, model, device)
+        train(model, training_model, train_set, val_set, tokenizer, config, device, run)
+    except (Exception, KeyboardInterrupt) as error:
+        status, message, code = explain(error)
     if message:
         print(f"error: {message}", file=sys.stderr)
     if run:

@@ -155,7 +155,7 @@ def read_rungs(patches: list[stack.Patch], gpus: int) -> list[Run]:
         if patch.name == "ddp":
             run.label, run.processes, run.torchrun = f"{number} DDP", gpus, True
             run.expected *= gpus
-        figures = getattr(patch, "published", None)  # once merged: patch.published
+        figures = patch.published
         if figures:
             speed, _, on_gpus = figures
             run.expected = speed / on_gpus * run.processes
