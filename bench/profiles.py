@@ -1,0 +1,83 @@
+"""Where a training step spends its time, from a trace that PyTorch's profiler has written."""
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+
+# What an operation or kernel does, by its name; the first pattern that is found counts. Kernels of
+# matrix products are cuBLAS's, CUTLASS's and oneDNN's; what torch.compile fuses is called
+# triton_…, cpp_fused_… or, where the trace doesn't look into it, CompiledFxGraph.
+KINDS = {
+    "attention": r"flash|fmha|scaled_dot_product|attention|cudnn_generated",
+    "loss": r"log_softmax|LogSoftMax|softmax_loss|nll_loss|cross_entropy|SoftMax(Forward|Backward)",
+    "optimizer": r"[Aa]dam|multi_tensor|Optimizer",
+    "matrix products": r"gemm|nvjet|cutlass|cublas|mm\b|mkl|linear|triton_tem",
+    "other": r"",
+}
+GPU_EVENTS = {"kernel", "gpu_memcpy", "gpu_memset"}
+
+
+def kind_of(name: str) -> str:
+    return next(kind for kind, pattern in KINDS.items() if re.search(pattern, name))
+
+
+def self_times(events: list[dict]) -> list[tuple[str, float]]:
+    """(name, microseconds without those of the operations inside) of one thread's events."""
+    times, open_events = [], []  # of the events that are open: [name, end, time inside]
+
+    def close() -> None:
+        name, start, end, inside = open_events.pop()
+        times.append((name, end - start - inside))
+        if open_events:
+            open_events[-1][3] += end - start
+
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        while open_events and open_events[-1][2] <= event["ts"]:
+            close()
+        open_events.append([event["name"], event["ts"], event["ts"] + event["dur"], 0.0])
+    while open_events:
+        close()
+    return times
+
+
+def read_trace(path: Path) -> dict:
+    """The profiled steps: {steps, seconds, gpu, operations, split}, seconds per step everywhere.
+
+    `operations` has the name, kind, calls and seconds of each operation (on a GPU: kernel), the
+    longest first; `split` the seconds of each kind and of "idle": on a GPU the time in which no
+    kernel ran, on a CPU that outside of PyTorch's operations. Raises ValueError for no such trace.
+    """
+    try:
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        events = [event for event in events if event.get("ph") == "X"]
+        marks = [event for event in events if event["name"].startswith("ProfilerStep#")
+                 and event["cat"] == "user_annotation"]
+        steps = len(marks)
+        kernels = [event for event in events if event.get("cat") in GPU_EVENTS]
+        if kernels:
+            start = min(event["ts"] for event in kernels)
+            total = max(event["ts"] + event["dur"] for event in kernels) - start
+            times = [(event["name"], event["dur"]) for event in kernels]
+        else:
+            total = sum(event["dur"] for event in marks)
+            (thread,) = {event["tid"] for event in marks}
+            inside = [event for event in events if event["tid"] == thread and event not in marks
+                      and event["cat"] in ("cpu_op", "user_annotation")]
+            times = self_times(inside)
+        if not steps or not times:
+            raise ValueError("it holds no training step")
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{path.name} is no trace of training steps: {error}")
+    seconds, calls = defaultdict(float), defaultdict(int)
+    for name, duration in times:
+        seconds[name] += duration / 1e6 / steps
+        calls[name] += 1
+    operations = [dict(name=name, kind=kind_of(name), calls=calls[name] / steps, seconds=time)
+                  for name, time in sorted(seconds.items(), key=lambda item: -item[1])]
+    split = dict.fromkeys(KINDS, 0.0)
+    for operation in operations:
+        split[operation["kind"]] += operation["seconds"]
+    per_step = total / 1e6 / steps
+    split["idle"] = max(0.0, per_step - sum(split.values()))
+    return dict(steps=steps, seconds=per_step, gpu=bool(kernels), operations=operations, split=split)
