@@ -2,14 +2,18 @@
 
     python -m bench.machine this_machine     # as JSON; in a process of its own, so that the one
     python -m bench.machine matmul_peak      # that asks never holds memory of the GPU
+    python -m bench.machine look             # all that a report says of it
 """
 
 import json
+import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from statistics import median
 
@@ -31,6 +35,7 @@ PEAK_FLOPS = {
     "NVIDIA L4": 121e12,
     "NVIDIA L40S": 362e12,
 }
+DEVICES = ("cpu", "cuda")  # without and with a GPU
 A100_FLOPS = PEAK_FLOPS["NVIDIA A100-SXM4-80GB"]  # the GPU of the published figures
 
 
@@ -109,6 +114,123 @@ def matmul_peak() -> dict[str, float]:
     return peak
 
 
+def bandwidth() -> float:
+    """Bytes per second, read and written, of a large copy within the device's memory."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    source = torch.ones(2**30 if cuda else 2**26, dtype=torch.float32, device=DEVICES[cuda])
+    target, seconds = torch.empty_like(source), []
+    for _ in range(8):
+        began = time.perf_counter()
+        target.copy_(source)
+        if cuda:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    return 2 * source.nbytes / median(seconds[3:])
+
+
+def attention_backends() -> list[dict]:
+    """For dropout 0, 0.1 and 0.125 what PyTorch chooses for causal attention in bfloat16, and for
+    each kernel whether it runs, on a GPU its milliseconds forward and backward at batch 8, and the
+    dropout that it really applies."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    cuda = torch.cuda.is_available()
+    shape = (8, 12, 1024, 64) if cuda else (8, 8, 128, 64)
+    rows = []
+    for dropout in (0.0, 0.1, 0.125):
+        q, k, v = (torch.randn(shape, device=DEVICES[cuda], dtype=torch.bfloat16,
+                               requires_grad=True) for _ in range(3))
+        chosen = torch._fused_sdp_choice(q, k, v, dropout_p=dropout, is_causal=True)
+        for backend in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"):
+            row = dict(dropout=dropout, backend=backend.lower(), runs=False, milliseconds=None,
+                       real_dropout=None, chosen=SDPBackend(chosen).name == backend)
+            try:
+                with warnings.catch_warnings(), sdpa_kernel(getattr(SDPBackend, backend)):
+                    warnings.simplefilter("ignore")  # they say why a kernel isn't available
+                    row["real_dropout"] = real_dropout(q.detach(), dropout)
+                    seconds = []
+                    for _ in range(8):
+                        began = time.perf_counter()
+                        y = torch.nn.functional.scaled_dot_product_attention(
+                            q, k, v, dropout_p=dropout, is_causal=True
+                        )
+                        y.sum().backward()
+                        if cuda:
+                            torch.cuda.synchronize()
+                        seconds.append(time.perf_counter() - began)
+                row |= dict(runs=True, milliseconds=1000 * median(seconds[3:]) if cuda else None)
+            except RuntimeError:  # this kernel can't
+                pass
+            rows.append(row)
+    return rows
+
+
+def real_dropout(like, dropout: float) -> float:
+    """The share of the attention weights that are really zeroed, from the spread of the results.
+
+    With equal scores and values of 1 a row is the mean of T weights that are 0 or 1 / (1 - p):
+    its variance is p / (1 - p) / T.
+    """
+    import torch
+
+    zeros, ones = torch.zeros_like(like), torch.ones_like(like)
+    y = torch.nn.functional.scaled_dot_product_attention(zeros, zeros, ones, dropout_p=dropout)
+    odds = y[..., 0].float().var().item() * like.shape[2]
+    return odds / (1 + odds)
+
+
+def compile_error() -> str | None:
+    """Why torch.compile doesn't work here, in one line; None if it does."""
+    import torch
+
+    try:
+        x = torch.ones(8, device=DEVICES[torch.cuda.is_available()])
+        torch.compile(lambda x: 2 * x + 1)(x)
+    except Exception as error:
+        return " ".join(str(error).split("\n")[:2])
+    return None
+
+
+def look() -> dict:
+    """All that a report says of this machine, and for each thing that is missing how to get it."""
+    import torch
+
+    machine = this_machine()
+    machine |= dict(
+        memory_gb=memory_gb(), matmul_peak=matmul_peak(), bandwidth=bandwidth(),
+        attention=attention_backends(), compile_error=compile_error(),
+    )
+    missing = []
+    if not machine["gpus"]:
+        missing.append("an NVIDIA GPU: without one the small model `cpu-demo` runs")
+    if machine["compile_error"]:
+        how = ("Triton: `pip install triton` (on Windows `triton-windows`)" if machine["gpus"] else
+               "a C++ compiler: `apt install g++`, `xcode-select --install`, or on Windows Visual"
+               " Studio's Build Tools; and PyTorch in a path without spaces")
+        missing.append(f"torch.compile, which needs {how} ({machine['compile_error']})")
+    if not shutil.which("git"):
+        missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")
+    if machine["gpus"] and not torch.cuda.is_bf16_supported(including_emulation=False):
+        missing.append("bfloat16 in hardware: an NVIDIA GPU from Ampere on has it")
+    return machine | dict(missing=missing)
+
+
+def memory_gb() -> float | None:
+    """GB (1024³ bytes) of the GPU, or of the machine's RAM; None where it isn't known."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory / 1024**3
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1024**3
+    return None
+
+
+QUESTIONS = {"this_machine": this_machine, "matmul_peak": matmul_peak, "look": look}
+
 if __name__ == "__main__":
     (question,) = sys.argv[1:]
-    print(json.dumps({"this_machine": this_machine, "matmul_peak": matmul_peak}[question]()))
+    print(json.dumps(QUESTIONS[question]()))

@@ -58,9 +58,13 @@ class Plan:
     data: Path = ROOT / "data"
     results: Path = ROOT / "results"  # the plan's folder goes there
     seed_noise: bool = True  # whether each round also runs the baseline with another seed
+    whole: bool = False  # every run trains as long as its script does by itself; tokens is None
+    epochs: int | None = None  # of such a run (None: the script's own)
 
     def __post_init__(self):
         device = self.machine["device"]
+        if self.whole:
+            return
         self.tokens = TOKENS[device] if self.tokens is None else self.tokens
         self.seconds = SECONDS[device] if self.seconds is None else self.seconds
 
@@ -127,7 +131,8 @@ def leave_one_out(machine: dict, rungs: str | None = None, **settings) -> Plan:
 
 def stages(machine: dict, **settings) -> Plan:
     """00, 01, and 02 with one process per GPU, or with two where there is no GPU; the scripts as
-    they stand, edited or not. Raises StackError and UserError as `ladder` does."""
+    they stand, edited or not, at their full length. Raises StackError and UserError as `ladder`
+    does."""
     first, *_, last, ddp = read_rungs(stack.load(), machine["gpus"] or 2)
     ranks = f"{ddp.processes} rank{'s' * (ddp.processes > 1)}"
     runs = [
@@ -137,7 +142,7 @@ def stages(machine: dict, **settings) -> Plan:
                 technique="every technique", loss=None, published=last.expected),
         replace(ddp, label=f"02, {ranks}", script=ROOT / stack.DDP),
     ]
-    return Plan("stages", compared_in_turn(runs), machine, seed_noise=False, **settings)
+    return Plan("stages", compared_in_turn(runs), machine, seed_noise=False, whole=True, **settings)
 
 
 def read_rungs(patches: list[stack.Patch], gpus: int) -> list[Run]:

@@ -80,4 +80,6 @@ def read_trace(path: Path) -> dict:
         split[operation["kind"]] += operation["seconds"]
     per_step = total / 1e6 / steps
     split["idle"] = max(0.0, per_step - sum(split.values()))
-    return dict(steps=steps, seconds=per_step, gpu=bool(kernels), operations=operations, split=split)
+    return dict(
+        steps=steps, seconds=per_step, gpu=bool(kernels), operations=operations, split=split
+    )

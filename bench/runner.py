@@ -26,6 +26,7 @@ from bench.records import RecordError
 
 # What the runner gives every script itself, so that runs can be compared.
 OWN_OPTIONS = {"--data", "--results-dir", "--name", "--device", "--seed", "--help", "-h"}
+EPOCHS = 15  # of the published experiment
 OWN_OPTIONS |= {"--max-tokens", "--max-steps", "--epochs", "--eval-freq"}
 
 
@@ -44,10 +45,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run trains. `seconds` is a rough estimate of all it takes, start included."""
+    """How long a run trains, as options, and a rough estimate of all the seconds it takes."""
 
-    max_tokens: int
-    eval_freq: int
+    options: tuple
     seconds: float
 
 
@@ -164,16 +164,28 @@ def read_tokens_per_step(plan: Plan) -> dict[str, int]:
 
 
 def length_of(run: Run, plan: Plan, per_step: int, matmul_peak: dict) -> Length:
-    """Long enough for the common token count, and for `plan.seconds` by the estimated speed."""
-    compared_at = comparison_point(plan.tokens * run.processes, per_step)
+    """Long enough for the common token count, and for `plan.seconds` by the estimated speed; or,
+    where the plan runs whole scripts, as long as they are."""
+    gpus = plan.machine["gpus"]
     # About how fast it is here: as much faster than an A100 as matrix products are.
-    speed = (run.expected or 0) * matmul_peak.get("bfloat16", 0) / A100_FLOPS
+    speed = (run.expected or 0) * matmul_peak.get("bfloat16", 0) / A100_FLOPS or 20_000
+    if plan.whole:
+        options = ("--epochs", plan.epochs) if plan.epochs else ()
+        seconds = 30 + (plan.epochs or EPOCHS) * seconds_per_epoch(plan, speed) if gpus else 60
+        return Length(options, seconds)
+    compared_at = comparison_point(plan.tokens * run.processes, per_step)
     max_tokens = max(compared_at, math.ceil(plan.seconds * speed / per_step) * per_step)
     # Lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps; so one is at the common count.
     eval_freq = max(1, compared_at // per_step - 1)
-    if plan.machine["gpus"]:
-        return Length(max_tokens, eval_freq, 20 + max_tokens / (speed or 20_000))
-    return Length(max_tokens, eval_freq, 10 + max_tokens / 1_500)
+    options = ("--max-tokens", max_tokens, "--eval-freq", eval_freq)
+    options += ("--epochs", 10**6)  # the tokens alone end the run
+    return Length(options, 20 + max_tokens / speed if gpus else 10 + max_tokens / 1_500)
+
+
+def seconds_per_epoch(plan: Plan, tok_per_sec: float) -> float:
+    """A rough estimate, with the evaluations of an epoch and its sample."""
+    meta = json.loads((plan.data / "meta.json").read_text(encoding="utf-8"))
+    return 1.3 * meta["tokens"]["train"] / tok_per_sec + 1
 
 
 def lengths_of(plan: Plan, per_step: dict[str, int], matmul_peak: dict) -> dict[str, Length]:
@@ -207,9 +219,7 @@ def command_of(job: Job, plan: Plan, length: Length) -> list:
         sys.executable, *launcher, run.script, "--name", run.name,
         "--device", plan.machine["device"], "--data", plan.data,
         "--results-dir", plan.path.parent, "--seed", job.seed,
-        "--max-tokens", length.max_tokens, "--eval-freq", length.eval_freq,
-        "--epochs", 10**6,  # the tokens alone end the run
-        *plan.options, *run.options,
+        *length.options, *plan.options, *run.options,
     ]
 
 
@@ -253,7 +263,7 @@ def new_state(plan: Plan, rounds: int) -> dict:
         schema=2, time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         plan=dict(
             name=plan.name, machine=plan.machine, rounds=rounds, options=plan.options,
-            tokens=plan.tokens, seconds=plan.seconds,
+            tokens=plan.tokens, seconds=plan.seconds, epochs=plan.epochs,
             data=sha256(meta) if meta.exists() else None,
             scripts={run.name: sha256(run.script) for run in runs},
         ),

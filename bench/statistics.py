@@ -31,8 +31,11 @@ def measured_record(path: Path) -> Record:
     return record
 
 
-def val_loss(record: Record, tokens: int) -> float | None:
-    """The validation loss after `tokens` training tokens per process, rounded up to whole steps."""
+def val_loss(record: Record, tokens: int | None) -> float | None:
+    """The validation loss after `tokens` training tokens per process, rounded up to whole steps;
+    for None the last one."""
+    if tokens is None:
+        return record.end["val_loss"]
     world_size = record.config["world_size"]
     per_step = tokens_per_step(record.config, world_size)
     return record.val_loss_at(comparison_point(tokens * world_size, per_step))

@@ -87,7 +87,9 @@ def plan_table(state: dict) -> str:
 def notes_of(state: dict, columns: Collection[str]) -> list[str]:
     plan, rows = state["plan"], state["rows"]
     peaks = ", ".join(f"{name} {flops / 1e12:,.2f}" for name, flops in state["matmul_peak"].items())
-    length = f"{plan['tokens']:,} tokens per run"
+    length = f"{plan['tokens']:,} tokens per run" if plan["tokens"] else "the scripts' own length"
+    if plan["epochs"]:
+        length = f"{plan['epochs']} epochs per run"
     if plan["seconds"]:
         length += f" or about {plan['seconds']:g} s of training, whichever is longer"
     options = f", options `{shlex.join(plan['options'])}`" if plan["options"] else ""
@@ -99,7 +101,8 @@ def notes_of(state: dict, columns: Collection[str]) -> list[str]:
         "tok/sec is the median over the rounds of each run's median step; the range is from the"
         ' slowest round to the fastest. "faster" and "slower" need 4 rounds whose ranges don\'t'
         " overlap.",
-        f"val loss is the validation loss after {plan['tokens']:,} training tokens.",
+        f"val loss is the validation loss after {plan['tokens']:,} training tokens."
+        if plan["tokens"] else "val loss is the validation loss at the end of the run.",
     ]
     if "technique's factor" in columns:
         notes += ["The technique's factor is the speed with it over the speed without it;"
@@ -113,7 +116,7 @@ def notes_of(state: dict, columns: Collection[str]) -> list[str]:
         notes += [f"Seed noise is the range of the first row's losses over"
                   f" {len(rows[0]['losses'])} seeds, {state['seed_noise']:.4f}."]
     if any(row["processes"] > 1 for row in rows):
-        notes += ["02 trains that many tokens on each GPU, and its loss is the one after them."]
+        notes += ["02 trains as many tokens on each GPU, and its loss is the one after them."]
     if any(row["uncompiled"] for row in rows):
         notes += [r"\* without torch.compile: it found no compiler, or was told not to use it."]
     if any(row["speed_is_average"] for row in rows):
