@@ -28,7 +28,6 @@ import sys
 import tempfile
 import textwrap
 from collections import namedtuple
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,8 +40,7 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
     "Technique": (r".+", "the technique in a few words"),
     "Base": (r".+", "the name of the stage before it"),
     "Loss": (r"unchanged|rounding \(.+\)|changes because .+",
-             "`unchanged` (the same function in exact arithmetic), `rounding (...)`, or"
-             " `changes because ...`"),
+             "`unchanged` (in exact arithmetic), `rounding (...)`, or `changes because ...`"),
     "Hardware": (r".+", "where it helps"),
     "Source": (r".+", "where it is described"),
     "Published": (PUBLISHED, "the published figures (optional), `27,648 tok/sec, 26.2422 GB`, or"
@@ -59,9 +57,6 @@ class StackError(Exception):
 
 class Conflict(StackError):
     """Two changes of the same lines."""
-
-
-# ---- Files -------------------------------------------------------------------------------------
 
 
 def read(path: Path) -> bytes:
@@ -115,10 +110,7 @@ class Patch:
     hunks: list[Hunk]
 
     def apply(self, text: bytes, reverse: bool = False) -> bytes:
-        """The script `name` from the script `base`; in reverse, the other way.
-
-        Raises StackError if a hunk's lines aren't exactly where the hunk says.
-        """
+        """`name` from `base`, or the reverse. Raises StackError unless every hunk fits exactly."""
         source, result, position = text.splitlines(keepends=True), [], 0
         for number, hunk in enumerate(self.hunks, 1):
             start, removed, new_start, added = hunk[2:] + hunk[:2] if reverse else hunk
@@ -127,7 +119,7 @@ class Patch:
             if start < position or source[start:end] != removed or len(result) != new_start:
                 script = file_of(self.name if reverse else self.base)
                 reason = f"hunk {number} doesn't match {script} at line {start + 1}"
-                raise patch_error(self.file, reason)
+                raise patch_error(self.file, f"{reason} (edited? `refresh` it)")
             result += added
             position = end
         return b"".join(result + source[position:])
@@ -142,12 +134,14 @@ def file_of(name: str) -> str:
     return DDP if name == "ddp" else f"{name}.py"
 
 
-def parse(file: str, data: bytes) -> Patch:
-    """A patch from its file's content. Raises StackError for one that isn't well-formed."""
+def parse(file: str, data: bytes, *bases: str) -> Patch:
+    """A patch from its file's content. Raises StackError for a bad one, or one on another base."""
     start = data.find(b"\n--- ") + 1 or len(data)
     header, diff = data[:start], data[start:]
-    name, fields = Path(file).stem, parse_header(file, header)
+    fields, name = parse_header(file, header), Path(file).stem
     base, published = fields["Base"], re.fullmatch(PUBLISHED, fields.get("Published", ""))
+    if base not in bases:
+        raise patch_error(file, f"its Base: has to be {' or '.join(bases)}")
     if published:
         speed, memory, gpus = published.groups("1")
         published = Published(float(speed.replace(",", "")), float(memory), int(gpus))
@@ -159,10 +153,7 @@ def parse(file: str, data: bytes) -> Patch:
 
 
 def parse_header(file: str, header: bytes) -> dict[str, str]:
-    text = header.decode(errors="replace")
-    if "\ufffd" in text:
-        raise patch_error(file, "its header isn't UTF-8")
-    message = email.message_from_string(text)
+    message = email.message_from_string(header.decode(errors="replace"))
     fields = {field: " ".join(text.split()) for field, text in message.items()}
     for field in fields.keys() - FIELDS.keys():
         raise patch_error(file, f"its header has an unknown field {field}:")
@@ -207,13 +198,12 @@ def make_patch(file: str, header: bytes, before: bytes, after: bytes) -> bytes:
             above = DEFINITION.findall(b"".join(old[: int(match[1]) + 2]))
             diff[i] = b" ".join([line[:-1], *above[-1:]]) + b"\n"
     data = header + b"".join(diff)
-    if parse(file, data).apply(before) != after:
+    if parse(file, data, base).apply(before) != after:
         raise patch_error(file, f"the diff would not lead from {base} to {name}")
     return data
 
 
 # ---- The stack ---------------------------------------------------------------------------------
-
 
 def load(root: Path = ROOT) -> list[Patch]:
     """The patches of the series in their order, then ddp.patch. Raises StackError for a bad one."""
@@ -222,25 +212,21 @@ def load(root: Path = ROOT) -> list[Patch]:
     for number, line in enumerate(series, 1):
         if not re.fullmatch(rf"{number:02}-[a-z0-9-]+\.patch", line):
             raise StackError(f"patches/series, line {number}: expected {number:02}-NAME.patch")
-        patches.append(load_patch(root, f"patches/{line}", base))
+        patches.append(parse(f"patches/{line}", read(root / "patches" / line), base))
         base = patches[-1].name
-    return [*patches, load_patch(root, "patches/ddp.patch", Path(LAST).stem)]
+    ddp = parse("patches/ddp.patch", read(root / "patches/ddp.patch"), Path(LAST).stem)
+    return [*patches, ddp]
 
 
 def load_variants(root: Path = ROOT) -> list[Patch]:
     """The variants, sorted by name. Raises StackError for a bad one."""
-    files = sorted(p.relative_to(root).as_posix() for p in root.glob("patches/variants/*.patch"))
-    for file in files:
-        if not NAME.fullmatch(Path(file).stem):
+    variants = []
+    for path in sorted(root.glob("patches/variants/*.patch")):
+        file = path.relative_to(root).as_posix()
+        if not NAME.fullmatch(path.stem):
             raise patch_error(file, "a variant has a name like sgd or adamw-8bit")
-    return [load_patch(root, file, Path(LAST).stem, Path(DDP).stem) for file in files]
-
-
-def load_patch(root: Path, file: str, *bases: str) -> Patch:
-    patch = parse(file, read(root / file))
-    if patch.base not in bases:
-        raise patch_error(file, f"its Base: has to be {' or '.join(bases)}")
-    return patch
+        variants.append(parse(file, read(path), Path(LAST).stem, Path(DDP).stem))
+    return variants
 
 
 def names_of(patches: list[Patch]) -> list[str]:
@@ -278,8 +264,7 @@ def rebuild(patches: list[Patch], root: Path = ROOT, edited: str | None = None) 
     for file, stage in zip((FIRST, LAST, DDP), (first, *stages[-2:]), strict=True):
         if file != edited and (found := read(root / file)) != stage:
             line = os.path.commonprefix([found, stage]).count(b"\n") + 1
-            raise StackError(f"{file} isn't what the patches make: line {line} differs"
-                             " (after an edit of a script, `refresh` it)")
+            raise StackError(f"{file}, line {line}: not what patches make (edited? `refresh` it)")
     return stages
 
 
@@ -330,10 +315,7 @@ def before_edit(file: Path, root: Path) -> dict[str, bytes]:
 
 
 def carry(patches: list, old: dict, new: dict[str, bytes], root: Path) -> dict[Path, bytes]:
-    """The files to write, {path: content}, if the scripts in `new` replace those in `old`.
-
-    Into every script that isn't in `new`, what changed in its base is merged.
-    """
+    """The files to write if `new` replaces `old`; the other scripts follow their bases."""
     names, files = names_of(patches), {}
     new = {names[0]: old[names[0]]} | new  # a copy, with 00
     for patch in patches:
@@ -342,87 +324,20 @@ def carry(patches: list, old: dict, new: dict[str, bytes], root: Path) -> dict[P
             new[name] = merge(old[base], old[name], new[base], name)
         if (old[base], old[name]) != (new[base], new[name]):
             files[root / patch.file] = make_patch(patch.file, patch.header, new[base], new[name])
-    for file in (FIRST, LAST, DDP):
-        files[root / file] = new[find(Path(file).stem, names)]
+    files |= {root / file: new[find(Path(file).stem, names)] for file in (FIRST, LAST, DDP)}
     written = {root / WRITTEN / file_of(name): script for name, script in new.items()}
     return files | {path: script for path, script in written.items() if path.exists()}
 
 
-def refresh(
-    file: Path, into: str | None = None, until: Iterable[str] = (), root: Path = ROOT
-) -> list[Path]:
-    """Carries the edit in `file` into all that builds on it; returns the changed files.
-
-    An edit of 01 goes back to the stage `into`, and from there into all later ones. A stage or
-    variant in `until` keeps its script, and so do the stages after that stage. Raises StackError,
-    with nothing changed, for a conflict or a second edited file.
-    """
-    patches, variants, file = load(root), load_variants(root), file.resolve()
-    stages, names = names_of(patches), names_of(patches + variants)
-    edited = find(file.name.removesuffix(".py"), names)
-    old, new = before_edit(file, root), {edited: read(file)}
-    if file.name == LAST:
-        if into is None:
-            raise StackError("say with --into NAME to which patch the edit belongs, or make it a"
-                             " patch of its own with `new NAME`")
-        first = find(into, names)
-        if first not in stages[:-1]:
-            raise StackError(f"{first} isn't part of {LAST}: edit {file_of(first)}")
-        for i in reversed(range(stages.index(first), stages.index(edited))):
-            name, later = stages[i], stages[i + 1]
-            new[name] = merge(old[later], old[name], new[later], name)
-    elif into is not None:
-        raise StackError(f"--into is for edits of {LAST}; this one belongs to {edited}")
-    for name in until:
-        name = find(name, names)
-        kept = stages[stages.index(name) :] if name in stages else [name]
-        if edited in kept:
-            raise StackError(f"--until: {name} doesn't come after {edited}")
-        new |= {name: old[name] for name in kept}
-    return write_all(carry(patches + variants, old, new, root))
-
-
-def add(name: str, fields: dict[str, str | None], prose: str, variant_of: str | None = None,
-        root: Path = ROOT) -> list[Path]:
-    """Makes the edit of 01 a patch at the end of the series; returns the changed files.
-
-    With `variant_of`, LAST or DDP, the edit of that script becomes a variant, and the script is put
-    back to what it was. `fields` are the header's without Base.
-    """
-    if not NAME.fullmatch(name):
-        raise StackError(f"{name!r} isn't a name like sgd or adamw-8bit")
-    patches, variants, edited = load(root), load_variants(root), variant_of or LAST
-    file, base = f"patches/{len(patches):02}-{name}.patch", names_of(patches)[-2]
-    if variant_of:
-        file, base = f"patches/variants/{name}.patch", Path(edited).stem
-    if (root / file).exists():
-        raise StackError(f"there is a {file} already")
-    old, text = before_edit(root / edited, root), read(root / edited)
-    before, fields = old[find(base, list(old))], fields | {"Base": base}
-    wrap = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
-    header = [wrap(f"{field}: {fields[field]}", subsequent_indent="  ")
-              for field in FIELDS if fields.get(field)]
-    data = make_patch(file, "\n".join([*header, "", wrap(prose), "", ""]).encode(), before, text)
-    if variant_of:
-        return write_all({root / file: data, root / edited: before})
-    # Insert it as a patch that changes nothing yet; then its edit is carried like any other.
-    patch, series = parse(file, data), root / "patches" / "series"
-    old[patch.name] = before
-    files = carry([*patches[:-1], patch, patches[-1], *variants], old, {patch.name: text}, root)
-    return write_all(files | {series: read(series) + f"{patch.name}.patch\n".encode()})
-
-
 # ---- The commands ------------------------------------------------------------------------------
-
 
 def list_command(args) -> list[str]:
     """the techniques in their order, then the variants: what each does to the loss, and its base"""
     row = "{:22}  {:9}  {:20}  {}".format
-    rows = [row("name", "loss", "base", "technique")]
-    for patch in load(args.root) + load_variants(args.root):
-        loss = patch.fields["Loss"].split()[0]
-        rows.append(row(patch.name, loss, patch.base, patch.fields["Technique"]))
-    return rows
+    return [row("name", "loss", "base", "technique")] + [
+        row(patch.name, patch.fields["Loss"].split()[0], patch.base, patch.fields["Technique"])
+        for patch in load(args.root) + load_variants(args.root)
+    ]
 
 
 def show_command(args) -> list[str]:
@@ -451,24 +366,66 @@ def verify_command(args) -> list[str]:
     for file in sorted({path.relative_to(root).as_posix() for path in found} - known):
         raise StackError(f"{file} is neither in patches/series nor a variant's patch")
     rebuild_all(root)
-    return [f"ok: {FIRST} + {len(patches) - 1} patches = {LAST}, + ddp.patch = {DDP};"
-            f" variants that apply: {len(variants)}"]
+    series = f"{FIRST} + {len(patches) - 1} patches = {LAST}, + ddp.patch = {DDP}"
+    return [f"ok: {series}; variants that apply: {len(variants)}"]
 
 
 def refresh_command(args) -> list[str]:
     """carries an edit into all that builds on it: patches, 01, 02, variants, build/stages/"""
-    changed = refresh(args.file, args.into, args.until, args.root)
+    root, file, into = args.root, args.file.resolve(), args.into
+    patches, variants = load(root), load_variants(root)
+    stages, names = names_of(patches), names_of(patches + variants)
+    edited = find(file.name.removesuffix(".py"), names)
+    old, new = before_edit(file, root), {edited: read(file)}
+    if file.name == LAST and into is None:
+        raise StackError("say to which patch this edit belongs (--into NAME), or use `new NAME`")
+    if file.name != LAST and into is not None:
+        raise StackError(f"--into is for edits of {LAST}; this one belongs to {edited}")
+    if into is not None:  # back through the stages to that one; all later ones follow below
+        first = find(into, names)
+        if first not in stages[:-1]:
+            raise StackError(f"{first} isn't part of {LAST}: edit {file_of(first)}")
+        for i in reversed(range(stages.index(first), stages.index(edited))):
+            name, later = stages[i], stages[i + 1]
+            new[name] = merge(old[later], old[name], new[later], name)
+    for name in [find(name, names) for name in args.until]:
+        kept = stages[stages.index(name) :] if name in stages else [name]
+        if edited in kept:
+            raise StackError(f"--until: {name} doesn't come after {edited}")
+        new |= {name: old[name] for name in kept}
+    changed = write_all(carry(patches + variants, old, new, root))
     return [os.path.relpath(path) for path in changed] or ["nothing to change"]
 
 
 def new_command(args) -> list[str]:
     """makes what was edited in 01 a patch of its own: at the series' end, or a variant"""
-    if args.base and not args.variant:
+    root, name, edited = args.root, args.name, DDP if args.base == "02" else LAST
+    patches, variants = load(root), load_variants(root)
+    file, base = f"patches/{len(patches):02}-{name}.patch", names_of(patches)[-2]
+    if args.variant:
+        file, base = f"patches/variants/{name}.patch", Path(edited).stem
+    elif args.base:
         raise StackError("--base is for a --variant; other patches go to the end of the series")
-    fields = {field: getattr(args, field.lower()) for field in FIELDS if field != "Base"}
-    variant_of = (DDP if args.base == "02" else LAST) if args.variant else None
-    changed = add(args.name, fields, args.text, variant_of, args.root)
-    return [os.path.relpath(path) for path in changed]
+    if not NAME.fullmatch(name) or (root / file).exists():
+        raise StackError(f"{name!r} is taken, or isn't a name like sgd or adamw-8bit")
+    old, text = before_edit(root / edited, root), read(root / edited)
+    before = old[find(base, list(old))]
+
+    fields = {field: getattr(args, field.lower()) for field in FIELDS} | {"Base": base}
+    wrap = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
+    header = [wrap(f"{field}: {value}", subsequent_indent="  ")
+              for field, value in fields.items() if value]
+    header = "\n".join([*header, "", wrap(args.text), "", ""]).encode()
+    files = {root / file: make_patch(file, header, before, text)}
+    if args.variant:
+        files[root / edited] = before
+    else:  # insert it as a patch that changes nothing yet; then its edit is carried like any other
+        patch, series = parse(file, files[root / file], base), root / "patches" / "series"
+        patches.insert(-1, patch)
+        old[patch.name] = before
+        files |= carry(patches + variants, old, {patch.name: text}, root)
+        files[series] = read(series) + f"{patch.name}.patch\n".encode()
+    return [os.path.relpath(path) for path in write_all(files)]
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -487,10 +444,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     command(write_command)("name", metavar="NAME", nargs="*", help=f"{name} (default: all)")
     command(verify_command)
     argument = command(refresh_command)
-    argument("file", metavar="FILE", type=Path,
-             help=f"the edited file: {FIRST}, {LAST}, {DDP}, or one of {WRITTEN}")
-    argument("--into", metavar="NAME",
-             help=f"the patch that an edit of {LAST} belongs to; 0 for {FIRST}")
+    argument("file", metavar="FILE", type=Path, help=f"{FIRST}, 01, 02, or one of {WRITTEN}")
+    argument("--into", metavar="NAME", help="the patch that an edit of 01 belongs to; 0 for 00")
     argument("--until", metavar="NAME", action="append", default=[],
              help="where the edit ends if it would conflict: this stage and those after it, or this"
                   " variant, keep their scripts (may be given several times)")
@@ -500,10 +455,8 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         if field != "Base":
             required = field != "Published"
             argument(f"--{field.lower()}", metavar="TEXT", required=required, help=meaning)
-    argument("--text", metavar="TEXT", required=True,
-             help="what it does, why it is faster or smaller, and when it doesn't help")
-    argument("--variant", action="store_true",
-             help="make it a variant, and put the edited script back to what it was")
+    argument("--text", metavar="TEXT", required=True, help="what, why, and when it doesn't help")
+    argument("--variant", action="store_true", help="make it a variant, and undo the edit")
     argument("--base", choices=("01", "02"), help="the edited script of a variant (default: 01)")
     return parser.parse_args(argv)
 

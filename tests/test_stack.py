@@ -246,7 +246,7 @@ def test_a_patch_file_in_full():
 ])
 def test_a_patch_leads_both_ways(before, after):
     file, header = "patches/01-first.patch", HEADER.format("x", "00_orig").encode()
-    patch = stack.parse(file, stack.make_patch(file, header, before, after))
+    patch = stack.parse(file, stack.make_patch(file, header, before, after), "00_orig")
     assert patch.apply(before) == after and patch.apply(after, reverse=True) == before
     for moved in (b"moved\n" + before, before.replace(b"a", b"c")):
         with pytest.raises(stack.StackError, match=f"{file}: hunk 1 doesn't match 00_orig.py at"):
@@ -377,7 +377,7 @@ def test_edit_of_00_reaches_every_script(tree):
 def test_edit_of_01_goes_into_its_patch(tree):
     before = tree.files()
     tree.edit(LAST, "02-second\n", "edited\n")
-    tree.refuses("refresh", LAST, says="--into NAME .*`new NAME`")
+    tree.refuses("refresh", LAST, says="--into NAME.*`new NAME`")
     tree.refuses("refresh", LAST, "--into", "ddp", says=f"ddp isn't part of {LAST}: edit {DDP}")
     tree.refuses("refresh", LAST, "--into", "profile", says="edit profile.py")
     tree.refuses("refresh", LAST, "--into", "02-none", says="no patch")
@@ -472,8 +472,8 @@ def test_edit_of_01_becomes_a_technique(tree):
     tree.refuses(*new("trial", loss="who knows"), says="its header needs Loss: `unchanged`")
     tree.refuses(*new("trial", published="fast"), says="its header needs Published: ")
     tree.refuses(*new("trial", text="--- a line like a diff's"), says="prose and a blank line")
-    tree.refuses(*new("Trial"), says="'Trial' isn't a name")
-    tree.refuses(*new("ddp"), says="'ddp' isn't a name")
+    tree.refuses(*new("Trial"), says="'Trial' .*isn't a name")
+    tree.refuses(*new("ddp"), says="'ddp' .*isn't a name")
     tree.refuses(*new("trial", "--base", "02"), says="--base is for a --variant")
     assert tree.does(*new("trial", published="28,402 tok/sec, 26.2422 GB")).splitlines() == [
         "patches/04-trial.patch", DDP, "patches/series"
@@ -494,8 +494,8 @@ def test_edit_becomes_a_variant(tree, file, base, more):
     before = tree.files()
     tree.refuses(*new("trial", "--variant", *more), says="nothing would be left")
     tree.edit(file, "line 5\n", "edited\n")
-    tree.refuses(*new("profile", "--variant", *more), says="a .*/profile.patch already")
-    tree.refuses(*new("4", "--variant", *more), says="'4' isn't a name")
+    tree.refuses(*new("profile", "--variant", *more), says="'profile' is taken")
+    tree.refuses(*new("4", "--variant", *more), says="'4' .*isn't a name")
     tree.does(*new("trial", "--variant", *more))
     assert tree.changed(before) == {"patches/variants/trial.patch"}  # 01 and 02 are as before
     assert tree.holders("edited\n") == ["trial"]
@@ -520,7 +520,7 @@ def test_new_patch_that_conflicts_with_a_variant_is_refused(tree):
 DAMAGE = [
     (r"(@@ -.*\n) ", r"\1 another ", r"hunk 1 doesn't match {base} at line \d+"),
     (r"(@@ -\d+),(\d)", r"\1,9\2", "hunk 1 doesn't have the lines"),
-    (r"@@ -\d+,", "@@ -8,", "hunk 1 doesn't match {base} at line 8"),
+    (r"@@ -\d+,", "@@ -8,", "hunk 1 doesn't match {base} at line 8 .*`refresh`"),
     (r"(@@ -.*) \+\d+,", r"\1 +8,", r"hunk 1 doesn't match {base} at line \d+"),
     (r"\n@@ .*", "\n@@ here @@", "hunk 1 has no @@"),
     (r"\n@@ (.*\n)+", "\n", "hunk 1 has no @@"),
@@ -530,7 +530,7 @@ DAMAGE = [
     (r"Source: (.*\n)+?\n", "Source:\n\n", "its header needs Source"),
     (r"Loss: .*\n(  .*\n)*", "Loss: small\n", "its header needs Loss"),
     (r"Base: .*\n", "Base 00_orig\n", "its header needs Base"),
-    (r"Base: .*\n", "Base: 03-third\n", "(its diff|its Base: )"),
+    (r"Base: .*\n", "Base: ddp\n", "its Base: has to be "),
     (r"Source: ", "Sources: ", "its header has an unknown field Sources"),
     (r"\n\n(.+\n)+\n", "\n\n", "prose and a blank line"),
     (r"\n\Z", "\r\n", r"every line has to end with \\n"),
@@ -546,12 +546,6 @@ def test_damaged_patch_is_refused(tree, file, pattern, replacement, says):
     path.write_bytes(text.encode())
     base = FIRST if file == "01-first" else LAST
     tree.refuses("verify", says=f"patches/{file}.patch: {says.format(base=base)}")
-
-
-def test_header_that_is_not_utf8_is_refused(tree):
-    path = tree.root / "patches" / "01-first.patch"
-    path.write_bytes(path.read_bytes().replace(b"Hardware: any", b"Hardware: \xff"))
-    tree.refuses("verify", says="patches/01-first.patch: its header isn't UTF-8")
 
 
 def test_patch_with_another_base_is_refused(tree):
@@ -579,7 +573,7 @@ def test_damaged_series_is_refused(tree):
 def test_drifted_script_and_forgotten_patches_are_refused(tree):
     original = (tree.root / LAST).read_bytes()
     tree.edit(LAST, "line 5\n", "edited\n")
-    tree.refuses("verify", says=f"{LAST} isn't what the patches make: line 5 differs .*`refresh`")
+    tree.refuses("verify", says=f"{LAST}, line 5: not what patches make .*`refresh`")
     (tree.root / LAST).write_bytes(original)
     for stray in ("99-left-over.patch", "variants/left.py", "variants/Left.patch"):
         shutil.copy(tree.root / "patches" / "ddp.patch", tree.root / "patches" / stray)
