@@ -119,7 +119,7 @@ class Patch:
             if start < position or source[start:end] != removed or len(result) != new_start:
                 script = file_of(self.name if reverse else self.base)
                 reason = f"hunk {number} doesn't match {script} at line {start + 1}"
-                raise patch_error(self.file, f"{reason} (edited? `refresh` it)")
+                raise patch_error(self.file, f"{reason} (edited? `refresh`)")
             result += added
             position = end
         return b"".join(result + source[position:])
@@ -264,7 +264,7 @@ def rebuild(patches: list[Patch], root: Path = ROOT, edited: str | None = None) 
     for file, stage in zip((FIRST, LAST, DDP), (first, *stages[-2:]), strict=True):
         if file != edited and (found := read(root / file)) != stage:
             line = os.path.commonprefix([found, stage]).count(b"\n") + 1
-            raise StackError(f"{file}, line {line}: not what patches make (edited? `refresh` it)")
+            raise StackError(f"{file}, line {line}: not what the patches make (edited? `refresh`)")
     return stages
 
 
@@ -297,7 +297,7 @@ def merge(base: bytes, ours: bytes, theirs: bytes, name: str) -> bytes:
         raise StackError(f"git merge-file: {result.stderr.decode(errors='replace').strip()}")
     if result.returncode:
         line = result.stdout.partition(b"<<<<<<< ours\n")[0].count(b"\n") + 1
-        raise Conflict(f"{name}, line {line}: the edit conflicts with it; nothing is changed")
+        raise Conflict(f"{name}, line {line}: the edit conflicts with what is there; nothing is changed")
     return result.stdout
 
 

@@ -105,8 +105,9 @@ def test_stage_runs(stage, written, tmp_path, as_program):
     py_compile.compile(script, cfile=tmp_path / "compiled", doraise=True)
     plain = ["--no-compile"] if b'"--no-compile"' in script.read_bytes() else []
     as_program(
-        script, *TINY, "--device", "cpu", "--data", write_tokens(tmp_path / "data"),
-        "--results-dir", tmp_path / "results", "--max-steps", 3, "--eval-freq", 1, *plain,
+        script, *TINY, "--context-length", 4, "--eval-windows", 1, "--device", "cpu",
+        "--data", write_tokens(tmp_path / "data"), "--results-dir", tmp_path / "results",
+        "--max-steps", 3, "--eval-freq", 1, *plain,
     )
     start, *logs, epoch, end = read_record(tmp_path / "results")
     assert (start["event"], epoch["event"], end["event"]) == ("start", "epoch", "end")
@@ -573,7 +574,7 @@ def test_damaged_series_is_refused(tree):
 def test_drifted_script_and_forgotten_patches_are_refused(tree):
     original = (tree.root / LAST).read_bytes()
     tree.edit(LAST, "line 5\n", "edited\n")
-    tree.refuses("verify", says=f"{LAST}, line 5: not what patches make .*`refresh`")
+    tree.refuses("verify", says=f"{LAST}, line 5: not what the patches make .*`refresh`")
     (tree.root / LAST).write_bytes(original)
     for stray in ("99-left-over.patch", "variants/left.py", "variants/Left.patch"):
         shutil.copy(tree.root / "patches" / "ddp.patch", tree.root / "patches" / stray)
