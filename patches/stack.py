@@ -297,7 +297,7 @@ def merge(base: bytes, ours: bytes, theirs: bytes, name: str) -> bytes:
         raise StackError(f"git merge-file: {result.stderr.decode(errors='replace').strip()}")
     if result.returncode:
         line = result.stdout.partition(b"<<<<<<< ours\n")[0].count(b"\n") + 1
-        raise Conflict(f"{name}, line {line}: the edit conflicts with what is there; nothing is changed")
+        raise Conflict(f"{name}, line {line}: it conflicts with the edit; nothing is changed")
     return result.stdout
 
 

@@ -382,7 +382,7 @@ def test_edit_of_01_goes_into_its_patch(tree):
     tree.refuses("refresh", LAST, "--into", "ddp", says=f"ddp isn't part of {LAST}: edit {DDP}")
     tree.refuses("refresh", LAST, "--into", "profile", says="edit profile.py")
     tree.refuses("refresh", LAST, "--into", "02-none", says="no patch")
-    tree.refuses("refresh", LAST, "--into", "1", says="01-first, line \\d+: the edit conflicts")
+    tree.refuses("refresh", LAST, "--into", "1", says="01-first, line \\d+: it conflicts")
     tree.does("refresh", LAST, "--into", "2")
     assert tree.holders("edited\n") == EVERY[2:]
     assert tree.changed(before) == {LAST, DDP, "patches/02-second.patch"}
