@@ -131,7 +131,10 @@ def patch_error(file: str, reason: str) -> StackError:
 
 def file_of(name: str) -> str:
     """The file name of a stage's or variant's script; 02 is the stage after ddp.patch."""
-    return DDP if name == "ddp" else f"{name}.py"
+    if name == "ddp":
+        return DDP
+    # No plain name for a variant: Python would import a script profile.py as its module `profile`.
+    return f"{name}.py" if name[0].isdigit() else f"variant-{name}.py"
 
 
 def parse(file: str, data: bytes, *bases: str) -> Patch:

@@ -103,7 +103,7 @@ def as_program(one_thread, monkeypatch, capsys):
 def test_stage_runs(stage, written, tmp_path, as_program):
     script = written / f"{stage}.py"
     py_compile.compile(script, cfile=tmp_path / "compiled", doraise=True)
-    plain = ["--no-compile"] if b'"--no-compile"' in script.read_bytes() else []
+    plain = ["--no-compile"] if b"compile: bool" in script.read_bytes() else []
     as_program(
         script, *TINY, "--context-length", 4, "--eval-windows", 1, "--device", "cpu",
         "--data", write_tokens(tmp_path / "data"), "--results-dir", tmp_path / "results",
@@ -269,7 +269,7 @@ def test_list_and_show(tree):
 
 def test_write(tree):
     assert tree.does("write", "2", "profile") == (
-        "build/stages/02-second.py\nbuild/stages/profile.py\n"
+        "build/stages/02-second.py\nbuild/stages/variant-profile.py\n"
     )
     assert len(list(tree.root.glob("build/stages/*"))) == 2
     tree.does("write")
@@ -279,7 +279,7 @@ def test_write(tree):
     }
     assert files["build/stages/03-third.py"] == files[LAST]
     assert files[f"build/stages/{DDP}"] == files[DDP]
-    assert b"profile\n" in files["build/stages/profile.py"]
+    assert b"profile\n" in files["build/stages/variant-profile.py"]
     assert tree.does("verify") == (
         f"ok: {FIRST} + 3 patches = {LAST}, + ddp.patch = {DDP}; variants that apply: 2\n"
     )
@@ -339,7 +339,7 @@ def test_published_figures_in_another_form_are_refused(tree, text):
 
 
 @pytest.mark.parametrize("file", [FIRST, LAST, DDP, "build/stages/02-second.py",
-                                  "build/stages/profile.py"])
+                                  "build/stages/variant-profile.py"])
 def test_refresh_changes_no_byte_of_an_unchanged_tree(tree, file):
     tree.does("write")
     before = tree.files()
@@ -380,7 +380,7 @@ def test_edit_of_01_goes_into_its_patch(tree):
     tree.edit(LAST, "02-second\n", "edited\n")
     tree.refuses("refresh", LAST, says="--into NAME.*`new NAME`")
     tree.refuses("refresh", LAST, "--into", "ddp", says=f"ddp isn't part of {LAST}: edit {DDP}")
-    tree.refuses("refresh", LAST, "--into", "profile", says="edit profile.py")
+    tree.refuses("refresh", LAST, "--into", "profile", says="edit variant-profile.py")
     tree.refuses("refresh", LAST, "--into", "02-none", says="no patch")
     tree.refuses("refresh", LAST, "--into", "1", says="01-first, line \\d+: it conflicts")
     tree.does("refresh", LAST, "--into", "2")
@@ -414,10 +414,10 @@ def test_edit_of_a_stage(tree):
 def test_edit_of_a_variant(tree):
     tree.does("write", "profile", "shard")
     before = tree.files()
-    tree.edit("build/stages/profile.py", "line 5\n", "edited\n")
-    tree.does("refresh", "build/stages/profile.py")
+    tree.edit("build/stages/variant-profile.py", "line 5\n", "edited\n")
+    tree.does("refresh", "build/stages/variant-profile.py")
     assert tree.holders("edited\n") == ["profile"]
-    assert tree.changed(before) == {"build/stages/profile.py", "patches/variants/profile.patch"}
+    assert tree.changed(before) == {"build/stages/variant-profile.py", "patches/variants/profile.patch"}
     tree.refuses("refresh", "patches/variants/profile.patch", says="no patch 'profile.patch'")
 
 
@@ -445,7 +445,7 @@ def test_conflict_with_variants_names_them_and_changes_nothing(tree):
 @pytest.mark.parametrize("edited, other", [
     (FIRST, LAST), (FIRST, DDP), (LAST, FIRST), (LAST, DDP), (DDP, FIRST), (DDP, LAST),
     ("build/stages/02-second.py", FIRST), (FIRST, "build/stages/02-second.py"),
-    ("build/stages/profile.py", LAST), (FIRST, "build/stages/profile.py"),
+    ("build/stages/variant-profile.py", LAST), (FIRST, "build/stages/variant-profile.py"),
 ])
 def test_second_edited_file_is_refused(tree, edited, other):
     tree.does("write")
