@@ -246,6 +246,7 @@ def find(name: str, names: list[str]) -> str:
     if name.isdecimal() and int(name) <= last:
         return names[int(name)]
     name = {Path(LAST).stem: names[last], Path(DDP).stem: "ddp"}.get(name, name)
+    name = name.removeprefix("variant-")  # as its script is called
     if name not in names:
         raise StackError(f"no patch {name!r}; `list` shows their names")
     return name

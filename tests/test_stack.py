@@ -101,7 +101,7 @@ def as_program(one_thread, monkeypatch, capsys):
 
 @pytest.mark.parametrize("stage", ON_ONE_DEVICE)
 def test_stage_runs(stage, written, tmp_path, as_program):
-    script = written / f"{stage}.py"
+    script = written / stack.file_of(stage)
     py_compile.compile(script, cfile=tmp_path / "compiled", doraise=True)
     plain = ["--no-compile"] if b"compile: bool" in script.read_bytes() else []
     as_program(
@@ -124,7 +124,7 @@ def test_same_losses_as_the_stage_before(stage, written, tmp_path, one_thread):
     folder, models = write_tokens(tmp_path), []
     stages = ["00_orig", *SERIES]
     for name in (stages[stages.index(stage) - 1], stage):
-        script = load(written / f"{name}.py")
+        script = load(written / stack.file_of(name))
         model, config = model_of(script, batch_size=8)
         if hasattr(config, "compile"):
             config.compile = False
