@@ -3,6 +3,8 @@
     python measure.py stages         # the three scripts: 00, 01 and 02
     python measure.py ladder         # 00, then one technique more at a time, up to 01
     python measure.py leave-one-out  # 01 without one technique at a time
+    python measure.py report         # all of it, and what this machine is, on one page
+    python measure.py readme         # writes the tables of README.md anew
 
     python measure.py ladder --rungs 0,5-8       # some of them
     python measure.py ladder --rounds 1          # one round: figures, but no verdicts
@@ -24,7 +26,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from bench import plans, runner
+from bench import plans, readme, report, runner
 from bench.files import ROOT, relative
 from patches.stack import StackError
 
@@ -44,7 +46,24 @@ def duration(text: str) -> float:
 positive.__name__, duration.__name__ = "whole number", "number"
 
 
-def common_options() -> argparse.ArgumentParser:
+def pieces(text: str) -> list[str]:
+    names = text.replace(",", " ").split() or list(report.PIECES)
+    for name in names:
+        if name not in report.PIECES:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(report.PIECES)}")
+    return [name for name in report.PIECES if name in names]
+
+
+def folders() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--data", type=Path, default=ROOT / "data", metavar="DIR",
+                        help="folder of the tokens (default: data/ beside this script)")
+    parser.add_argument("--results-dir", type=Path, default=ROOT / "results", metavar="DIR",
+                        help="folder of the results (default: results/ beside this script)")
+    return parser
+
+
+def options_of_plans() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--rounds", type=positive, default=4, metavar="N",
                         help="how often each script runs; a verdict needs 4 (default: 4)")
@@ -58,10 +77,6 @@ def common_options() -> argparse.ArgumentParser:
                         help="go on where the last start stopped; runs that failed are tried again")
     parser.add_argument("--dry-run", action="store_true",
                         help="only tell what would run, and about how long")
-    parser.add_argument("--data", type=Path, default=ROOT / "data", metavar="DIR",
-                        help="folder of the tokens (default: data/ beside this script)")
-    parser.add_argument("--results-dir", type=Path, default=ROOT / "results", metavar="DIR",
-                        help="folder of the results (default: results/ beside this script)")
     return parser
 
 
@@ -69,7 +84,7 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """(the settings, the options behind --)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    common = common_options()
+    common = [options_of_plans(), folders()]
     for name, make, text in (
         ("stages", plans.stages, "the three scripts: 00, 01 and 02"),
         ("ladder", plans.ladder, "00, then one technique more at a time, up to 01; on several GPUs"
@@ -78,13 +93,29 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
                                                " still worth beside all the others"),
     ):
         sub = commands.add_parser(
-            name, help=text, description=text, parents=[common], allow_abbrev=False,
+            name, help=text, description=text, parents=common, allow_abbrev=False,
             usage=f"measure.py {name} [options] [-- options of the scripts]",
         )
-        sub.set_defaults(make=make)
+        sub.set_defaults(function=measure, make=make)
         if make is not plans.stages:
             sub.add_argument("--rungs", metavar="0,5-8",
                              help="which techniques, by their numbers (default: all)")
+    text = "all of the above and a profile: a page about this machine, results/report.md"
+    sub = commands.add_parser("report", help=text, description=text, parents=[folders()],
+                              usage="measure.py report [options] [-- options of the scripts]",
+                              allow_abbrev=False)
+    sub.add_argument("--minutes", type=duration, default=25, metavar="N",
+                     help="stop before so many are over; started again, it goes on (default: 25)")
+    sub.add_argument("--pieces", type=pieces, default=list(report.PIECES), metavar="A,B",
+                     help=f"some of {', '.join(report.PIECES)} (default: all)")
+    sub.add_argument("--max-tokens", type=positive, metavar="N",
+                     help="training tokens of every run, for a trial")
+    sub.add_argument("--rungs", metavar="0,5-8",
+                     help="which techniques, for ladder and leave-one-out (default: all)")
+    sub.set_defaults(function=write_report)
+    text = "write the tables of README.md anew, from the patches and results/reference/"
+    sub = commands.add_parser("readme", help=text, description=text, allow_abbrev=False)
+    sub.set_defaults(function=write_readme)
     cut = argv.index("--") if "--" in argv else len(argv)
     return parser.parse_args(argv[:cut]), argv[cut + 1 :]
 
@@ -105,18 +136,31 @@ def measure(args: argparse.Namespace, options: list[str]) -> int:
     return 1 if any(result["error"] for result in runner.read_state(plan.path)["results"]) else 0
 
 
+def write_report(args: argparse.Namespace, options: list[str]) -> int:
+    """Measures what the report lacks, and writes it; returns the exit code. Raises as measure."""
+    settings = report.Report(args.results_dir, args.data, args.minutes, args.max_tokens,
+                             args.rungs, options)
+    return report.make_report(settings, args.pieces)
+
+
+def write_readme(args: argparse.Namespace, options: list[str]) -> int:
+    print("README.md: " + ("written" if readme.write_readme() else "nothing to change"))
+    return 0
+
+
 def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # a terminal without × or Δ is no reason to stop
     args, options = parse_arguments(sys.argv[1:])
     runner.on_signals(runner.interrupt)
     try:
-        return measure(args, options)
+        return args.function(args, options)
     except (plans.UserError, StackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
     except runner.Interrupted as error:
         command, *others = sys.argv[1:]
-        again = [command, "--resume", *(option for option in others if option != "--resume")]
+        resume = ["--resume"] * (command != "report")  # which always goes on
+        again = [command, *resume, *(option for option in others if option != "--resume")]
         print(f"interrupted: python measure.py {shlex.join(again)} goes on from here",
               file=sys.stderr)
         return 128 + error.args[0]

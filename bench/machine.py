@@ -199,23 +199,23 @@ def look() -> dict:
     import torch
 
     machine = this_machine()
-    machine |= dict(
-        memory_gb=memory_gb(), matmul_peak=matmul_peak(), bandwidth=bandwidth(),
-        attention=attention_backends(), compile_error=compile_error(),
-    )
+    compile_fails = compile_error()
     missing = []
     if not machine["gpus"]:
         missing.append("an NVIDIA GPU: without one the small model `cpu-demo` runs")
-    if machine["compile_error"]:
+    if compile_fails:
         how = ("Triton: `pip install triton` (on Windows `triton-windows`)" if machine["gpus"] else
                "a C++ compiler: `apt install g++`, `xcode-select --install`, or on Windows Visual"
                " Studio's Build Tools; and PyTorch in a path without spaces")
-        missing.append(f"torch.compile, which needs {how} ({machine['compile_error']})")
+        missing.append(f"torch.compile, which needs {how} ({compile_fails})")
     if not shutil.which("git"):
         missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")
     if machine["gpus"] and not torch.cuda.is_bf16_supported(including_emulation=False):
         missing.append("bfloat16 in hardware: an NVIDIA GPU from Ampere on has it")
-    return machine | dict(missing=missing)
+    return dict(
+        machine=machine, memory_gb=memory_gb(), matmul_peak=matmul_peak(), bandwidth=bandwidth(),
+        attention=attention_backends(), compile_error=compile_fails, missing=missing,
+    )
 
 
 def memory_gb() -> float | None:

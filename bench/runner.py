@@ -107,7 +107,7 @@ def ask(*command, **environment: str) -> str:
 
 
 def ask_machine(question: str) -> dict:
-    """The answer of bench.machine to "this_machine" or "matmul_peak". Raises UserError."""
+    """The answer of bench.machine to "this_machine", "matmul_peak" or "look". Raises UserError."""
     return json.loads(ask("-m", "bench.machine", question).splitlines()[-1])
 
 
@@ -167,10 +167,10 @@ def length_of(run: Run, plan: Plan, per_step: int, matmul_peak: dict) -> Length:
     """Long enough for the common token count, and for `plan.seconds` by the estimated speed; or,
     where the plan runs whole scripts, as long as they are."""
     gpus = plan.machine["gpus"]
-    # About how fast it is here: as much faster than an A100 as matrix products are.
-    speed = (run.expected or 0) * matmul_peak.get("bfloat16", 0) / A100_FLOPS or 20_000
+    speed = expected_speed(run, matmul_peak)
     if plan.whole:
         options = ("--epochs", plan.epochs) if plan.epochs else ()
+        options += ("--max-tokens", plan.tokens) if plan.tokens else ()
         seconds = 30 + (plan.epochs or EPOCHS) * seconds_per_epoch(plan, speed) if gpus else 60
         return Length(options, seconds)
     compared_at = comparison_point(plan.tokens * run.processes, per_step)
@@ -180,6 +180,11 @@ def length_of(run: Run, plan: Plan, per_step: int, matmul_peak: dict) -> Length:
     options = ("--max-tokens", max_tokens, "--eval-freq", eval_freq)
     options += ("--epochs", 10**6)  # the tokens alone end the run
     return Length(options, 20 + max_tokens / speed if gpus else 10 + max_tokens / 1_500)
+
+
+def expected_speed(run: Run, matmul_peak: dict) -> float:
+    """About how many tok/sec: as much faster than an A100 as matrix products are."""
+    return (run.expected or 0) * matmul_peak.get("bfloat16", 0) / A100_FLOPS or 20_000
 
 
 def seconds_per_epoch(plan: Plan, tok_per_sec: float) -> float:

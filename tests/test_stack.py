@@ -417,7 +417,8 @@ def test_edit_of_a_variant(tree):
     tree.edit("build/stages/variant-profile.py", "line 5\n", "edited\n")
     tree.does("refresh", "build/stages/variant-profile.py")
     assert tree.holders("edited\n") == ["profile"]
-    assert tree.changed(before) == {"build/stages/variant-profile.py", "patches/variants/profile.patch"}
+    script = "build/stages/variant-profile.py"
+    assert tree.changed(before) == {script, "patches/variants/profile.patch"}
     tree.refuses("refresh", "patches/variants/profile.patch", says="no patch 'profile.patch'")
 
 

@@ -1,0 +1,354 @@
+"""A machine's page, results/report.md: all that measure.py knows to measure, piece by piece."""
+
+import hashlib
+import json
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench import plans, runner
+from bench.files import relative, write_whole
+from bench.profiles import read_trace
+from bench.stages import read_published, read_runs
+from bench.tables import markdown, plan_table, show
+from patches import stack
+
+STAGES_SECONDS = 480  # of the three stages on a GPU: as many of the 15 epochs as fit
+PAGE_SECONDS = 20  # to draw and write the page at the end
+TOP = 20  # operations of the profile that are shown
+
+
+@dataclass
+class Report:
+    """What the pieces share. All state is in the folder `results`."""
+
+    results: Path
+    data: Path
+    minutes: float
+    tokens: int | None = None  # see plans.Plan; also ends the stages' runs, where it is given
+    rungs: str | None = None  # of the ladder and of leave-one-out, such as "0,5-8"
+    options: list[str] = field(default_factory=list)  # for every script
+    began: float = field(default_factory=time.monotonic)
+    failed: bool = False
+
+    @property
+    def deadline(self) -> float:
+        return self.began + 60 * self.minutes - PAGE_SECONDS
+
+    def read(self, file: str) -> dict:
+        """What an earlier start has left in a JSON file, or {}."""
+        try:
+            return dict(json.loads((self.results / file).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return {}
+
+    def plan(self, make: Callable, **settings) -> plans.Plan:
+        return make(self.machine, data=self.data, results=self.results, tokens=self.tokens,
+                    options=self.options, **settings)
+
+    @property
+    def look(self) -> dict:
+        """What bench.machine.look has found; {} before it has looked."""
+        return self.read("machine.json")
+
+    @property
+    def machine(self) -> dict:
+        return self.look["machine"]
+
+    def run(self, plan: plans.Plan, rounds: int) -> bool:
+        """Goes on with a plan until it is finished, or the time is over: then it returns False."""
+        earlier = bool(runner.read_state(plan.path))
+        try:
+            finished = runner.run_plan(plan, rounds, resume=earlier, deadline=self.deadline)
+        except plans.UserError as error:
+            hint = f"; for a new report, move {relative(self.results)} away, or use --results-dir"
+            raise plans.UserError(f"{error}{hint * earlier}", error.code)
+        results = runner.read_state(plan.path)["results"]
+        self.failed |= any(result["error"] for result in results)
+        return finished
+
+
+# ---- What the pieces run: each returns whether it came to its end -------------------------------
+
+
+def run_machine(report: Report) -> bool:
+    if report.look and report.machine != runner.ask_machine("this_machine"):
+        raise plans.UserError(f"{relative(report.results)} holds the report of another machine or"
+                              " PyTorch: move it away, or use --results-dir")
+    if not report.look:
+        found = runner.ask_machine("look")
+        write_whole(report.results / "machine.json", json.dumps(found, indent=1))
+    for thing in report.look["missing"]:
+        print(f"missing: {thing}")
+    return True
+
+
+def run_stages(report: Report) -> bool:
+    plan = report.plan(plans.stages)
+    earlier = runner.read_state(plan.path)
+    if earlier:
+        plan.epochs = earlier["plan"]["epochs"]
+    elif plan.machine["gpus"] and not plan.tokens:
+        speeds = [runner.expected_speed(run, report.look["matmul_peak"]) for run in plan.runs]
+        per_epoch = sum(runner.seconds_per_epoch(plan, speed) for speed in speeds)
+        fitting = int((STAGES_SECONDS - 30 * len(plan.runs)) / per_epoch)
+        plan.epochs = min(runner.EPOCHS, max(1, fitting))
+    return report.run(plan, rounds=1)
+
+
+def run_ladder(report: Report) -> bool:
+    return report.run(report.plan(plans.ladder, rungs=report.rungs), rounds=1)
+
+
+def run_more_rounds(report: Report) -> bool:
+    return report.run(report.plan(plans.ladder, rungs=report.rungs), rounds=4)
+
+
+def run_leave_one_out(report: Report) -> bool:
+    return report.run(report.plan(plans.leave_one_out, rungs=report.rungs), rounds=4)
+
+
+def run_profile(report: Report) -> bool:
+    if report.read("profile/profile.json"):
+        return True
+    if time.monotonic() + 90 > report.deadline:
+        return False
+    text, folder = stack.script_of("profile"), report.results / "profile"
+    script = plans.BUILD / "profile" / stack.file_of("profile")
+    stack.write_all({script: text})
+    for old in folder.glob("profile-*"):  # of a start that was cut off
+        old.unlink()
+    code, out, err = runner.run_child(
+        [sys.executable, script, "--name", "profile", "--device", report.machine["device"],
+         "--data", report.data, "--results-dir", folder, "--max-steps", 12,
+         "--eval-freq", 10**9, *report.options],
+        TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE="1",  # a CPU's fused loops, by their names
+        TORCHINDUCTOR_CACHE_DIR=str(plans.BUILD / "compiler-cache" / "profile"),
+    )
+    traces = [*folder.glob("profile-*.trace.json")]
+    try:
+        if code or len(traces) != 1:
+            raise ValueError(runner.error_line(err))
+        profile = read_trace(traces[0])
+    except ValueError as error:
+        print(f"profile: failed: {error}", file=sys.stderr)
+        report.failed = True
+        return True
+    profile |= dict(trace=traces[0].name, source_sha256=hashlib.sha256(text).hexdigest())
+    write_whole(folder / "profile.json", json.dumps(profile, indent=1))
+    return True
+
+
+# ---- What they say on the page ------------------------------------------------------------------
+
+
+def machine_section(report: Report) -> str:
+    look, m = report.look, report.machine
+    versions = [f"PyTorch {m['torch']}", f"Python {m['python']}", m["os"],
+                f"{m['threads']} threads"]
+    if m["gpus"]:
+        versions += [f"CUDA {m['cuda']}", f"driver {m['driver']}",
+                     f"compute capability {m['capability']}"]
+    peaks = ", ".join(f"{name} {flops / 1e12:,.2f}" for name, flops in look["matmul_peak"].items())
+    lines = [
+        f"{m['gpus'] or 'No'} GPU(s), {m['name']}; {m['cpu']}. {', '.join(versions)}.",
+        f"Matrix products: {peaks} TFLOP/s. Copy within memory: {look['bandwidth'] / 1e9:,.0f} GB/s"
+        f" (10⁹ bytes, read and written). Memory: {show(look['memory_gb'], '.1f')} GB.",
+        "torch.compile " + (f"doesn't work: {look['compile_error']}" if look["compile_error"]
+                            else "works."),
+        *(f"Missing: {thing}." for thing in look["missing"]),
+        "Which attention kernels run with which dropout (bfloat16, causal), which one PyTorch"
+        " chooses by itself, and the dropout that each really applies; 01 turns cuDNN's off:",
+    ]
+    backends = markdown({
+        "dropout": lambda row: f"{row['dropout']:g}",
+        "kernel": lambda row: row["backend"].replace("_", " "),
+        "runs": lambda row: "yes" if row["runs"] else "no",
+        "PyTorch's choice": lambda row: "←" if row["chosen"] else "",
+        "ms, forward and backward": lambda row: show(row["milliseconds"], ".2f"),
+        "real dropout": lambda row: show(row["real_dropout"], ".3f"),
+    }, look["attention"], {"kernel", "PyTorch's choice"})
+    return "\n\n".join(lines) + f"\n\n{backends}"
+
+
+def plan_section(report: Report, name: str, *pictures: str) -> str:
+    """The table of a plan, as far as it is measured, and its pictures."""
+    state = runner.read_state(report.results / name / f"{name}.json")
+    if not any(row["rounds"] for row in state.get("rows", [])):
+        return ""
+    images = [f"![{file.removesuffix('.png')}]({file})" for file in pictures
+              if (report.results / file).exists()]
+    return "\n\n".join([plan_table(state), *images]) + "\n"
+
+
+def stages_section(report: Report) -> str:
+    text = plan_section(report, "stages", "speed.png", "losses.png")
+    if not text:
+        return ""
+    baseline = json.loads(plans.PUBLISHED.read_text(encoding="utf-8"))["baseline"]
+    lines = []
+    for run in read_runs(report.results / "stages"):
+        if run.curve:
+            (_, _, *first), (_, _, *last) = run.curve[0], run.curve[-1]
+            lines.append(dict(stage=run.label, first=first, last=last))
+    lines.append(dict(stage="00, published", first=list(baseline["first_line"].values()),
+                      last=list(baseline["last_line"].values())))
+    losses = markdown({
+        "stage": lambda row: row["stage"],
+        "first line: train, val": lambda row: "{:.3f}, {:.3f}".format(*row["first"]),
+        "last line: train, val": lambda row: "{:.3f}, {:.3f}".format(*row["last"]),
+    }, lines, {"stage"})
+    return f"{text}\nLosses, the published ones after 15 epochs of the full experiment:\n\n{losses}"
+
+
+def profile_section(report: Report) -> str:
+    profile = report.read("profile/profile.json")
+    if not profile:
+        return ""
+    split = markdown({
+        "kind": lambda row: row[0],
+        "ms per step": lambda row: f"{1000 * row[1]:,.2f}",
+        "share": lambda row: f"{row[1] / profile['seconds']:.1%}",
+    }, list(profile["split"].items()), {"kind"})
+    operations = markdown({
+        "kernel" if profile["gpu"] else "operation": lambda row: f"`{row['name'][:80]}`",
+        "kind": lambda row: row["kind"],
+        "calls per step": lambda row: f"{row['calls']:g}",
+        "ms per step": lambda row: f"{1000 * row['seconds']:,.2f}",
+        "share": lambda row: f"{row['seconds'] / profile['seconds']:.1%}",
+    }, profile["operations"][:TOP], {"kernel", "operation", "kind"})
+    idle = ("no kernel ran" if profile["gpu"] else "none of PyTorch's operations ran")
+    return (f"{profile['steps']} steady steps, {1000 * profile['seconds']:,.1f} ms each while the"
+            f" profiler was recording (which takes time itself). Idle: {idle}. The trace, for"
+            f" ui.perfetto.dev: `profile/{profile['trace']}`.\n\n{split}\n{operations}")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """`make` is the plan behind it, by whose command it can be had alone."""
+
+    title: str
+    run: Callable[[Report], bool]
+    section: Callable[[Report], str] | None  # None: what it measures stands in an earlier section
+    command: str
+
+
+PIECES = {
+    "machine": Piece("This machine", run_machine, machine_section, "python -m bench.machine look"),
+    "stages": Piece("The three stages", run_stages, stages_section,
+                    "python measure.py stages --rounds 1"),
+    "ladder": Piece("The ladder: one technique more at a time", run_ladder,
+                    lambda report: plan_section(report, "ladder", "ladder.png"),
+                    "python measure.py ladder"),
+    "profile": Piece("Where a step of 01 spends its time", run_profile, profile_section,
+                     "python measure.py report --pieces profile"),
+    "rounds": Piece("Further rounds of the ladder", run_more_rounds, None,
+                    "python measure.py ladder --resume"),
+    "leave-one-out": Piece("01 without one technique at a time", run_leave_one_out,
+                           lambda report: plan_section(report, "leave-one-out"),
+                           "python measure.py leave-one-out"),
+}
+
+
+def summary(report: Report) -> list[str]:
+    """What this machine gives, and where it differs from the published table, in five lines."""
+    machine, rows = report.machine, {}
+    for name in ("stages", "ladder"):
+        state = runner.read_state(report.results / name / f"{name}.json")
+        rows[name] = [row for row in state.get("rows", []) if row["tok_per_sec"]]
+    peak = report.look["matmul_peak"]["bfloat16"] / 1e12
+    lines = [f"**{machine['name']}**, PyTorch {machine['torch']}: {peak:,.2f} TFLOP/s in bfloat16"
+             " matrix products" + ("." if machine["gpus"] else
+                                   "; no GPU, so the small model `cpu-demo` is trained.")]
+    stages = {row["label"][:2]: row for row in rows["stages"]}
+    if {"00", "01"} <= stages.keys():
+        plain, fast = stages["00"], stages["01"]
+        lines.append(
+            f"01 trains **{fast['tok_per_sec']:,.0f} tok/sec, {fast['factor_baseline']:.2f} times**"
+            f" 00's {plain['tok_per_sec']:,.0f} (published, on an A100: "
+            f"{fast['published']:,.0f}, {fast['published_factor_baseline']:.2f} times), with"
+            f" {show(fast['reserved_gb'], '.2f')} GB instead of"
+            f" {show(plain['reserved_gb'], '.2f')}; one run each."
+        )
+        if fast["share_of_peak"]:
+            lines.append(f"01 reaches {fast['share_of_peak']:.0%} of this machine's own rate of"
+                         f" matrix products, 00 {plain['share_of_peak'] or 0:.0%}"
+                         " (of that of its precision).")
+    rungs = [row for row in rows["ladder"] if row["factor"]]
+    if rungs:
+        best = sorted(rungs, key=lambda row: -row["factor"])[:4]
+        rounds = min(row["rounds"] for row in rungs)
+        lines.append(f"What brings most in the ladder ({rounds} round{'s' * (rounds != 1)}): "
+                     + ", ".join(f"{row['technique']} {row['factor']:.2f}×" for row in best) + ".")
+        other = [row for row in rungs if row["published_factor"]
+                 and not 0.8 < row["factor"] / row["published_factor"] < 1.25]
+        lines.append("More than a fifth off the published factor: " + (", ".join(
+            f"{row['technique']} {row['factor']:.2f}× ({row['published_factor']:.2f}×)"
+            for row in other) or "none") + ".")
+    return lines
+
+
+def draw(report: Report) -> None:
+    """The pictures of the page. matplotlib is loaded only now."""
+    import matplotlib
+
+    matplotlib.use("Agg")  # draws without a display
+    from bench import pictures
+
+    runs = read_runs(report.results / "stages")
+    published, _ = read_published(stack.load())
+    ladder = runner.read_state(report.results / "ladder" / "ladder.json")
+    figures = {"speed": pictures.draw_speed([*runs, *published]) if runs else None,
+               "losses": pictures.draw_losses(runs),
+               "ladder": pictures.draw_ladder(ladder) if ladder.get("rows") else None}
+    for name, figure in figures.items():
+        if figure:
+            figure.savefig(report.results / f"{name}.png")
+
+
+def write_page(report: Report, missing: list[str]) -> Path:
+    """Writes report.md, its pictures, and report.tar.gz with all of the folder's state."""
+    draw(report)
+    sections = []
+    for piece in PIECES.values():
+        if piece.section:
+            text = piece.section(report) or "Not measured yet.\n"
+            sections.append(f"## {piece.title}\n\n{text}\nAlone: `{piece.command}`\n")
+    head = [f"# GPT training on {report.machine['name']}", *summary(report)]
+    page = head[0] + "\n\n" + "".join(f"{i}. {line}\n" for i, line in enumerate(head[1:], 1))
+    options = f" -- {' '.join(report.options)}" if report.options else ""
+    page += f"\nMade by `python measure.py report{options}`. tok/sec counts training alone.\n"
+    if missing:
+        page += f"\nNot finished: {', '.join(missing)}; started again, it goes on with them.\n"
+    path = report.results / "report.md"
+    write_whole(path, page + "\n" + "\n".join(sections))
+    archive = report.results / "report.tar.gz"
+    temporary = archive.with_name(f".{archive.name}.tmp")
+    with tarfile.open(temporary, "w:gz") as tar:
+        for item in ("machine.json", "report.md", "speed.png", "losses.png", "ladder.png",
+                     "stages", "ladder", "profile", "leave-one-out"):
+            if (report.results / item).exists():
+                tar.add(report.results / item, item)
+    temporary.replace(archive)
+    return path
+
+
+def make_report(report: Report, names: list[str]) -> int:
+    """Runs the pieces until they are finished or the time is over, then writes the page.
+
+    Returns the exit code: 1 if a run failed. Raises UserError, StackError, OSError.
+    """
+    runner.prepare_tokens(report.data)
+    missing = []
+    for name in dict.fromkeys(["machine", *names]):
+        print(f"--- {name}", flush=True)
+        if not PIECES[name].run(report):
+            missing.append(name)
+    path = write_page(report, missing)
+    minutes = (time.monotonic() - report.began) / 60
+    print(f"\n{path.read_text(encoding='utf-8').partition('## ')[0]}{relative(path)}, after"
+          f" {minutes:.1f} minutes; report.tar.gz beside it holds all of it")
+    return 1 if report.failed else 0
