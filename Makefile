@@ -18,7 +18,7 @@ bench: $(ENVIRONMENT)
 	"$(PYTHON)" plot_results.py
 
 test: $(ENVIRONMENT) lint
-	"$(PYTHON)" -m pytest -q
+	"$(PYTHON)" -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
 lint: $(ENVIRONMENT)
 	"$(PYTHON)" -m ruff check .

@@ -2,14 +2,20 @@
 
 import json
 import math
+import os
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
-from conftest import ROOT, STAGES, environment, run_python, write_tokens
+from conftest import ONE_RANK, ROOT, STAGES, load, run_python, settings_restored, write_tokens
 from torch import nn
-from torch.cuda._utils import _get_device_index
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 CPU = torch.device("cpu")
 SIZES = dict(layers=2, heads=2, width=32, vocab_size=256, context_length=16, dropout=0.0)
@@ -60,33 +66,47 @@ def test_attention(stages):
 class Losses:
     """Takes the place of Run: keeps what train() reports."""
 
-    def __init__(self):
-        self.rows = []
+    def __init__(self, at_epoch=lambda: None):
+        self.rows, self.at_epoch = [], at_epoch
 
     def log(self, epoch, step, tokens, seconds, train_loss, val_loss):
         self.rows.append((step, tokens, train_loss, val_loss))
 
     def epoch(self, epoch, text):
-        pass
+        self.at_epoch()
 
 
 def model_of(script, seed: int = 1, **settings):
-    """A float32 model with the weights of 00 under `seed`, whatever the script's names for them."""
+    """(the weights of a stage under `seed`, its configuration)"""
     config = script.Config(**SIZES | settings)
+    if hasattr(config, "compile"):
+        config.compile = settings.get("compile", False)
     torch.manual_seed(seed)
     return script.GPTModel(config), config
 
 
-def losses_of(script, model, config, folder: Path, **settings) -> list[tuple]:
-    config.eval_freq, config.eval_windows, config.max_steps = 1, 3, 20
-    for name, value in settings.items():
-        setattr(config, name, value)
-    windows = [script.TokenWindows(folder / f"{part}.bin", count, 256, 16)
-               for part, count in (("train", 2000), ("val", 200))]
-    losses = Losses()
-    tokenizer = script.load_tokenizer("bytes", folder)
-    script.train(model, *windows, tokenizer, config, CPU, losses)
-    assert len(losses.rows) == 20
+def windows_of(script, folder: Path, context_length: int = 16) -> list:
+    return [script.TokenWindows(np.fromfile(folder / f"{part}.bin", "<u2"), context_length)
+            for part in ("train", "val")]
+
+
+@contextmanager
+def one_rank(script):
+    """A process group with this process alone, which 02 needs."""
+    with settings_restored():
+        if hasattr(script, "WORLD_SIZE"):
+            os.environ.update(ONE_RANK)
+            dist.init_process_group("gloo")
+        yield
+
+
+def losses_of(script, model, config, windows, losses=None) -> list[tuple]:
+    """Trains in float32, so that stages can be compared, whatever prepare_model() converts to."""
+    losses = losses or Losses()
+    tokenizer = script.load_tokenizer("bytes", Path())
+    with mock.patch.object(torch, "bfloat16", torch.float32):
+        training_model = script.prepare_model(model, config, CPU)
+    script.train(model, training_model, *windows, tokenizer, config, CPU, losses)
     return losses.rows
 
 
@@ -108,49 +128,83 @@ def with_weights_of(plain: nn.Module, optimized: nn.Module) -> nn.Module:
     return optimized
 
 
-@pytest.fixture
-def pair(stages, tmp_path):
-    """(losses of 00, 01, its model with the weights of 00, its configuration, token folder)."""
-    folder = write_tokens(tmp_path)
-    plain, optimized = stages["00_orig"], stages["01_opt_single_gpu"]
-    model_0, config_0 = model_of(plain)
-    model_1, config_1 = model_of(optimized, batch_size=config_0.batch_size, compile=False)
-    with_weights_of(model_0, model_1)
-    return losses_of(plain, model_0, config_0, folder), optimized, model_1, config_1, folder
+TWENTY_STEPS = dict(eval_freq=1, eval_windows=3, max_steps=20, batch_size=8)
 
 
-def test_optimized_trains_like_plain(pair):
-    losses, script, model, config, folder = pair
-    assert losses[-1][2] < losses[0][2] - 0.4  # it learns
-    assert largest_difference(losses, losses_of(script, model, config, folder)) < 1e-5
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory) -> Path:
+    return write_tokens(tmp_path_factory.mktemp("tokens"))
 
 
-def test_that_test_notices_another_gelu(pair):
-    losses, script, model, config, folder = pair
-    for block in model.blocks:
-        block.feed_forward[1].approximate = "none"  # erf
-    assert largest_difference(losses, losses_of(script, model, config, folder)) > 1e-5
+@pytest.fixture(scope="module")
+def plain_losses(stages, tokens) -> list[tuple]:
+    script = stages["00_orig"]
+    losses = losses_of(script, *model_of(script, **TWENTY_STEPS), windows_of(script, tokens))
+    assert len(losses) == 20 and losses[-1][2] < losses[0][2] - 0.4  # it learns
+    return losses
 
 
-def test_that_test_notices_another_attention_scale(pair, monkeypatch):
-    losses, script, model, config, folder = pair
+def difference_to_plain(stages, stage, tokens, plain_losses, change=lambda model: None) -> float:
+    """Between the losses of 00 and of `stage`, started with the weights of 00."""
+    script = stages[stage]
+    model, config = model_of(script, **TWENTY_STEPS)
+    with_weights_of(model_of(stages["00_orig"])[0], model)
+    change(model)
+    with one_rank(script):
+        losses = losses_of(script, model, config, windows_of(script, tokens))
+    return largest_difference(plain_losses, losses)
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_optimized_trains_like_plain(stages, stage, tokens, plain_losses):
+    assert difference_to_plain(stages, stage, tokens, plain_losses) < 1e-5
+
+
+def test_that_test_notices_another_gelu(stages, tokens, plain_losses):
+    def use_erf(model):
+        for block in model.blocks:
+            block.feed_forward[1].approximate = "none"
+
+    assert difference_to_plain(stages, STAGES[1], tokens, plain_losses, use_erf) > 1e-5
+
+
+def test_that_test_notices_another_attention_scale(stages, tokens, plain_losses, monkeypatch):
     attention = F.scaled_dot_product_attention
     scale = 0.9 / math.sqrt(SIZES["width"] // SIZES["heads"])
     monkeypatch.setattr(
         F, "scaled_dot_product_attention", lambda *qkv, **how: attention(*qkv, scale=scale, **how)
     )
-    assert largest_difference(losses, losses_of(script, model, config, folder)) > 1e-5
+    assert difference_to_plain(stages, STAGES[1], tokens, plain_losses) > 1e-5
 
 
-def test_compiled_trains_like_uncompiled(stages, tmp_path):
-    script, folder = stages["01_opt_single_gpu"], write_tokens(tmp_path)
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_compiled_trains_like_uncompiled(bench, stage, monkeypatch):
+    """The whole program; under DDP the graph is cut, so that 02 compiles something else."""
+    script, losses = bench.stages[stage], []
     if not script.can_compile(CPU):
         pytest.skip("torch.compile doesn't work here")
-    rows = [
-        losses_of(script, *model_of(script, batch_size=4, compile=on), folder)
-        for on in (True, False)
-    ]
-    assert largest_difference(*rows) < 1e-3
+    for option in ("--compile", "--no-compile"):
+        bench.results = bench.data.parent / option
+        with mock.patch.object(torch, "bfloat16", torch.float32):
+            result = bench.main(stage, option, "--max-steps", 4, "--eval-freq", 1)
+        assert result.returncode == 0, result.stderr
+        assert "torch.compile" not in result.stdout
+        start, *events = bench.record()
+        assert start["config"]["compile"] is (option == "--compile")
+        losses.append([(e["step"], e["tokens"], e["train_loss"], e["val_loss"])
+                       for e in events if e["event"] == "log"])
+    assert largest_difference(*losses) < 1e-3
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_a_trial_decides_whether_to_compile(stages, stage, monkeypatch, capsys):
+    def broken(function):
+        raise RuntimeError("no compiler\nat all\nand a long story")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    assert stages[stage].can_compile(CPU) is False
+    said = "Training without torch.compile; README.md says what it needs (no compiler at all)\n"
+    assert capsys.readouterr().out == said
 
 
 WORKER = """
@@ -159,81 +213,161 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 import torch.distributed as dist
 from conftest import ROOT, load
-from test_model import losses_of, model_of
+from test_model import TWENTY_STEPS, losses_of, model_of, windows_of
 script = load(ROOT / "02_opt_multi_gpu_ddp.py")
 dist.init_process_group("gloo")
-# Each rank starts from weights of its own: DDP has to make them equal.
-model, config = model_of(script, seed=1 + dist.get_rank(), batch_size=4, compile=False)
-rows = losses_of(script, model, config, Path({folder!r}), eval_windows={eval_windows})
-if dist.get_rank() == 0:
-    Path({out!r}).write_text(json.dumps(rows))
+rows = {{}}
+for eval_windows in (1, 3):
+    # Each rank starts from weights of its own: DDP has to make them equal.
+    settings = TWENTY_STEPS | dict(batch_size=4, eval_windows=eval_windows)
+    model, config = model_of(script, seed=1 + dist.get_rank(), **settings)
+    rows[eval_windows] = losses_of(script, model, config, windows_of(script, Path({folder!r})))
+Path({out!r}, str(dist.get_rank())).write_text(json.dumps(rows))
 dist.barrier()
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("eval_windows", [1, 3])  # at 1 the second rank has nothing to evaluate
-def test_two_ranks_train_like_one_process(stages, tmp_path, eval_windows):
-    folder, out, worker = write_tokens(tmp_path / "data"), tmp_path / "out", tmp_path / "worker.py"
-    worker.write_text(WORKER.format(
-        tests=str(ROOT / "tests"), folder=str(folder), out=str(out), eval_windows=eval_windows
-    ))
+def test_two_ranks_train_like_one_process(stages, tokens, tmp_path):
+    """With 1 window to evaluate the second rank has none."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(
+        WORKER.format(tests=str(ROOT / "tests"), folder=str(tokens), out=str(tmp_path))
+    )
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    result = run_python(*launcher, worker, env=environment(OMP_NUM_THREADS="1"))
+    result = run_python(*launcher, worker)
     assert result.returncode == 0, result.stderr
     script = stages["01_opt_single_gpu"]
-    model, config = model_of(script, batch_size=8, compile=False)
-    single = losses_of(script, model, config, folder, eval_windows=eval_windows)
-    rows = [tuple(row) for row in json.loads(out.read_text())]
-    assert largest_difference(single, rows) < 1e-5
+    ranks = [json.loads((tmp_path / str(rank)).read_text()) for rank in (0, 1)]
+    assert ranks[0] == ranks[1]  # each rank is told the same
+    for eval_windows in (1, 3):
+        model, config = model_of(script, **TWENTY_STEPS | dict(eval_windows=eval_windows))
+        single = losses_of(script, model, config, windows_of(script, tokens))
+        rows = [tuple(row) for row in ranks[0][str(eval_windows)]]
+        assert largest_difference(single, rows) < 1e-5
 
 
-@pytest.mark.parametrize("stage", ["00_orig", "01_opt_single_gpu"])
-def test_every_stage_sees_the_same_batches(stages, stage, tmp_path, monkeypatch):
-    """An epoch is the permutation of seed + epoch, cut into batches, the short one dropped."""
-    script, seen = stages[stage], []
-    windows = script.TokenWindows(write_tokens(tmp_path) / "train.bin", 2000, 256, 16)
-
+def spied(windows, seen: list):
+    """`windows`, which notes in `seen` which of them are read."""
     class Spy(type(windows)):
         def __getitem__(self, i):
             seen.append(i)
             return super().__getitem__(i)
 
     windows.__class__ = Spy
-    model, config = model_of(script, batch_size=8, epochs=2, seed=7)
-    config.seed, config.eval_freq, config.eval_windows = 7, 1000, 1
-    if hasattr(config, "compile"):
-        config.compile = False
-    val = script.TokenWindows(tmp_path / "val.bin", 200, 256, 16)
+    return windows
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_stage_sees_the_same_batches(stages, stage, tokens, monkeypatch):
+    """An epoch is the permutation of seed + epoch, cut into batches, the short one dropped."""
+    script, seen = stages[stage], []
+    train, val = windows_of(script, tokens)
+    model, config = model_of(script, epochs=2, seed=7, batch_size=8)
+    config.seed, config.eval_freq = 7, 1000
     monkeypatch.setattr(script, "evaluate", lambda *_: 0.0)
-    tokenizer = script.load_tokenizer("bytes", tmp_path)
-    script.train(model, windows, val, tokenizer, config, CPU, Losses())
-    steps = len(windows) // 8
-    expected = [torch.randperm(len(windows), generator=torch.Generator().manual_seed(7 + epoch))
+    with one_rank(script):
+        losses_of(script, model, config, (spied(train, seen), val))
+    steps = len(train) // 8
+    expected = [torch.randperm(len(train), generator=torch.Generator().manual_seed(7 + epoch))
                 for epoch in range(2)]
-    assert len(windows) == 1999 // 16 and len(windows) % 8  # there is a short batch to drop
+    assert len(train) == 1999 // 16 and len(train) % 8  # there is a short batch to drop
     assert seen == torch.cat([order[: 8 * steps] for order in expected]).tolist()
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_pick_device_with_gpus(stages, stage, monkeypatch):
-    """Without a GPU, but with PyTorch's own check of what it is given."""
-    chosen = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda d: chosen.append(_get_device_index(d)))
-    pick = stages[stage].pick_device
-    assert [pick(None).type, pick("cuda").type] == ["cuda", "cuda"]
-    if not stage.startswith("02"):
-        pick("cuda:1")
-        with pytest.raises(stages[stage].UserError, match="sees 2 GPU"):
-            pick("cuda:2")
-    assert chosen == ([0, 0] if stage.startswith("02") else [0, 0, 1])
+def test_evaluation(stages, stage, tokens):
+    """The mean over the first windows, at every batch size the same, 8 at most in a batch."""
+    script, shapes = stages[stage], []
+    train, _ = windows_of(script, tokens)
+    model, config = model_of(script, dropout=0.5)
+    model.register_forward_pre_hook(lambda _, inputs: shapes.append(tuple(inputs[0].shape)))
+    config.eval_windows = 19
+    losses = []
+    for batch_size in (32, 8, 3):
+        config.batch_size = batch_size
+        with one_rank(script):
+            losses.append(script.evaluate(model, train, config, CPU))
+    assert [shape[0] for shape in shapes] == [8, 8, 3] * 2 + [3] * 6 + [1]
+    assert model.training and all(p.grad is None for p in model.parameters())
+    x_BT, y_BT = (torch.stack(part) for part in zip(*(train[i] for i in range(19)), strict=True))
+    with torch.no_grad():
+        expected = F.cross_entropy(model.eval()(x_BT).double().flatten(0, 1), y_BT.flatten())
+    assert losses == pytest.approx([expected.item()] * 3, abs=1e-6)
+    config.eval_windows = 10**6  # more than there are
+    with one_rank(script):
+        assert math.isfinite(script.evaluate(model, train, config, CPU))
 
 
-def test_parameters_and_operations(stages):
+@pytest.mark.parametrize("stage", STAGES)
+def test_no_logits_are_alive_when_memory_is_read(stages, stage, tokens):
+    """What run.epoch() reports is the model's memory, not what a variable still holds."""
+    script, size = stages[stage], 256 * 64
+    storages, alive = {}, []
+
+    class Watch(TorchDispatchMode):  # sees what gradients are computed with, too
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            for tensor in result if isinstance(result, tuple | list) else [result]:
+                if isinstance(tensor, torch.Tensor) and tensor.numel() >= size:
+                    storage = tensor.untyped_storage()
+                    storages[storage.data_ptr(), len(storages)] = StorageWeakRef(storage)
+            return result
+
+    losses = Losses(lambda: alive.append([not ref.expired() for ref in storages.values()]))
+    # Every parameter is smaller than the logits of one window; all together too (DDP's buckets).
+    model, config = model_of(script, layers=1, width=8, context_length=64, batch_size=2,
+                             epochs=2, eval_windows=3)
+    assert sum(p.numel() for p in model.parameters()) < size
+    with one_rank(script), Watch():
+        losses_of(script, model, config, windows_of(script, tokens, 64), losses)
+    assert len(alive) == 2 and len(alive[0]) > 50  # it saw some
+    assert not any(alive[0] + alive[1])
+
+
+def test_optimized_model_is_bfloat16(stages):
+    """Parameters, gradients and AdamW's state, in one fused update."""
+    script = stages["01_opt_single_gpu"]
+    model, config = model_of(script)
+    training_model = script.prepare_model(model, config, CPU)
+    assert training_model is model
+    optimizer = script.make_optimizer(model, config)
+    assert optimizer.defaults["fused"] is True
+    loss = script.compute_loss(model, *torch.randint(256, (2, 2, 16)))
+    script.backward_and_update(loss, optimizer)
+    state = [value for values in optimizer.state.values() for key, value in values.items()
+             if key != "step"]
+    tensors = [*model.parameters(), *(p.grad for p in model.parameters()), *state]
+    assert {tensor.dtype for tensor in tensors} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_cudnn_attention_is_off_where_attention_is_pytorchs(stage):
+    with settings_restored():
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        load(ROOT / f"{stage}.py")
+        assert torch.backends.cuda.cudnn_sdp_enabled() is (stage == "00_orig")
+
+
+def test_sample_draws_no_id_that_only_pads(stages, tokens):
+    script = stages["01_opt_single_gpu"]
+    model, config = model_of(script, vocab_size=320)
+    with torch.no_grad():
+        model.head.weight[256:] = 1000 * model.head.weight[:64]  # these would win
+    tokenizer = script.load_tokenizer("bytes", tokens)
+    text = script.sample(model, tokenizer, config, CPU)
+    assert text.startswith("Every effort moves you") and model.training
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_parameters_and_operations(stages, stage):
     """GPT-2 124M with an untied head and no QKV bias, and 0.855 GFLOP a token."""
-    script = stages["00_orig"]
-    parameters, flops = script.count_parameters(script.Config())
-    assert parameters == 163_009_536  # as the book counts them
-    assert flops == 6 * (12 * 12 * 768**2 + 768 * 50_257) + 12 * 12 * 1024 * 768
+    script = stages[stage]
+    config = script.Config()
+    with torch.device("meta"):
+        model = script.GPTModel(config)
+    parameters, flops = script.count_parameters(model, config)
+    padding = config.vocab_size - 50_257
+    assert parameters == 163_009_536 + 2 * padding * 768  # as the book counts them
+    products = 12 * 12 * 768**2 + 768 * config.vocab_size
+    assert flops == 6 * products + 12 * 12 * 1024 * 768

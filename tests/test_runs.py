@@ -3,35 +3,49 @@
 import hashlib
 import math
 import re
-from pathlib import Path
+from dataclasses import fields
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from conftest import ROOT, STAGES, environment, run_python
+import torch
+from conftest import ROOT, STAGES, call_main, environment
 
 LINE = re.compile(
     r"Ep (\d+), Step (\d{6}), Train: (\d+\.\d{3}), Val: (\d+\.\d{3}),"
     r" Step tok/sec: (\d+), Avg tok/sec: (\d+)"
 )
+START = {"event", "schema", "stage", "time", "config", "data", "environment", "source_sha256"}
+EPOCH = {
+    "event", "epoch", "allocated_gb", "reserved_gb", "peak_allocated_gb", "peak_reserved_gb",
+    "sample",
+}
 END = {
     "event", "status", "error", "avg_tok_per_sec", "median_step_tok_per_sec",
     "p25_step_tok_per_sec", "p75_step_tok_per_sec", "first_step_seconds", "train_seconds",
-    "wall_seconds", "reserved_gb", "peak_reserved_gb", "val_loss", "mfu", "attention_backend",
+    "wall_seconds", "reserved_gb", "peak_reserved_gb", "val_loss", "attention_backend",
 }
 
 
-def options(stage: str, *more) -> list:
-    return [*more, *(["--no-compile"] if stage != "00_orig" else [])]
+def logs_of(bench) -> list[dict]:
+    return [event for event in bench.record() if event["event"] == "log"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_output_and_record(stage, bench):
-    result = bench.run(stage, *options(stage, "--max-steps", 6, "--eval-freq", 2))
-    assert result.returncode == 0, result.stderr
+    """02 with two ranks; its limit counts the tokens of both."""
     ranks = 2 if stage.startswith("02") else 1
+    limit = ["--max-tokens", 330] if ranks == 2 else ["--max-steps", 6]
+    run = bench.run if ranks == 2 else bench.main
+    result = run(stage, *limit, "--eval-freq", 2)
+    assert result.returncode == 0, result.stderr
     out = result.stdout
-    for form in (r"^PyTorch version: \S+$", r"^Device: cpu \(.+\)$", r"^CUDA version: n/a$",
-                 r"^Allocated memory: \d+\.\d{4} GB$", r"^Reserved memory: \d+\.\d{4} GB$",
-                 r"^Every effort moves you", r"^Median step tok/sec: \d+, MFU: n/a$"):
+    assert "torch.compile" not in out + result.stderr  # --no-compile is silent
+    cuda = re.escape(torch.version.cuda or "n/a")
+    for form in (r"^PyTorch version: \S+$", r"^Device: cpu \(.+\)$", rf"^CUDA version: {cuda}$",
+                 r"^Model: cpu-demo, [\d,]+ parameters$", r"^Record: .+\.jsonl$",
+                 r"^\d+ steps per epoch, 6 in all$", r"^Every effort moves you",
+                 r"^Allocated memory: \d+\.\d{4} GB$", r"^Reserved memory: \d+\.\d{4} GB$"):
         assert len(re.findall(form, out, re.M)) == 1, form
     lines = LINE.findall(out)
     assert len(lines) == out.count("Step tok/sec: ") == 4  # nothing but the published form
@@ -48,116 +62,176 @@ def test_output_and_record(stage, bench):
         )
     seconds = [log["train_seconds"] for log in logs]
     assert seconds == sorted(seconds) and seconds[-1] == end["train_seconds"] < end["wall_seconds"]
-    if ranks == 1:  # the average leaves out the first interval, and only that
-        expected = (logs[-1]["tokens"] - logs[0]["tokens"]) / (seconds[-1] - seconds[0])
-        assert math.isclose(logs[-1]["avg_tok_per_sec"], expected)
-        assert math.isclose(end["first_step_seconds"], seconds[0])
+    # The average leaves out the first interval, and only that.
+    expected = (logs[-1]["tokens"] - logs[0]["tokens"]) / (seconds[-1] - seconds[0])
+    assert math.isclose(logs[-1]["avg_tok_per_sec"], expected)
+    assert math.isclose(end["first_step_seconds"], seconds[0])
 
-    source = ROOT / f"{stage}.py"
-    assert start["event"] == "start" and start["schema"] == 1 and start["stage"] == stage
+    source, optimized = ROOT / f"{stage}.py", stage != "00_orig"
+    assert start.keys() == START and start["schema"] == 1 and start["stage"] == stage
     assert start["source_sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
-    assert start["config"]["world_size"] == ranks and start["config"]["batch_size"] == 2
-    assert start["config"]["vocab_size"] == (50_257 if stage == "00_orig" else 50_304)
     assert start["data"]["corpus"] == "alphabet" and start["data"]["tokenizer"] == "bytes"
-    assert {"torch", "python", "os", "cpu", "threads", "gpu", "driver", "capability"} == set(
-        start["environment"]
-    )
-    assert not any(Path(argument).is_absolute() for argument in start["argv"])
+    assert start["environment"].keys() == {"torch", "python", "os", "cpu", "threads", "gpu"}
+    assert start["environment"]["torch"] == torch.__version__
+    assert start["environment"]["gpu"] is None
+    config = start["config"]
+    settings = {setting.name for setting in fields(bench.stages[stage].Config)}
+    of_the_model = {"parameters", "flops_per_token", "world_size", "dtype", "matmul_precision"}
+    assert config.keys() == (settings | of_the_model) - {"data", "results_dir"}
+    known = dict(
+        model="cpu-demo", name=stage, device="cpu", world_size=ranks, batch_size=2,
+        context_length=16, eval_freq=2, eval_windows=2,
+        vocab_size=50_304 if optimized else 50_257,
+        dtype="bfloat16" if optimized else "float32",
+        matmul_precision="high" if optimized else "highest",
+    ) | ({"compile": False} if optimized else {})
+    assert config | known == config
+    assert str(bench.data.parent) not in str(start)  # nothing of this machine's paths
+
+    assert epoch.keys() == EPOCH
+    assert epoch["sample"].startswith("Every effort moves you")
+    assert f"Allocated memory: {epoch['allocated_gb']:.4f} GB" in out
+    assert f"Reserved memory: {epoch['reserved_gb']:.4f} GB" in out
     assert end.keys() == END and end["status"] == "complete" and end["error"] is None
     assert end["avg_tok_per_sec"] == logs[-1]["avg_tok_per_sec"]
     assert end["p25_step_tok_per_sec"] <= end["median_step_tok_per_sec"]
     assert end["median_step_tok_per_sec"] <= end["p75_step_tok_per_sec"]
-    assert end["val_loss"] == logs[-1]["val_loss"] and end["mfu"] is None
-    assert end["attention_backend"] == ("manual" if stage == "00_orig" else "flash_attention")
-    assert f"Reserved memory: {epoch['reserved_gb']:.4f} GB" in out
+    assert end["val_loss"] == logs[-1]["val_loss"]
+    assert end["attention_backend"] == ("flash_attention" if optimized else "manual")
+    last = out.rstrip().splitlines()[-1]
+    assert last == f"Median step tok/sec: {end['median_step_tok_per_sec']:.0f}"
 
 
-def test_steps_and_epochs(bench):
-    """After step 0, every eval_freq steps and the last of each epoch; the first limit ends it."""
-    result = bench.run("00_orig", "--batch-size", 25, "--epochs", 2, "--eval-freq", 3)
-    logs = [event for event in bench.record() if event["event"] == "log"]
-    # 124 windows make 4 steps an epoch.
+class HandClock(SimpleNamespace):
+    """Stands in for the module `time`, and moves only when it is told to."""
+
+    def __init__(self):
+        super().__init__(now=100.0)
+
+    def __getattr__(self, name):
+        return getattr(__import__("time"), name)
+
+    def perf_counter(self):
+        return self.now
+
+    def during(self, function, seconds):
+        """`function`, which takes the next of `seconds`."""
+        def slow(*arguments):
+            self.now += next(seconds)
+            return function(*arguments)
+        return slow
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_figures_are_exact_and_of_training_alone(stage, bench, monkeypatch):
+    """Two epochs of four steps of 1 to 8 seconds, between evaluations and samples of an hour."""
+    script, clock = bench.stages[stage], HandClock()
+    monkeypatch.setattr(script, "time", clock)
+    for name, seconds in (("compute_loss", range(1, 9)), ("evaluate", [3600] * 8),
+                          ("sample", [3600] * 2)):
+        function = clock.during(getattr(script, name), iter(seconds))
+        monkeypatch.setattr(script, name, function)
+    result = bench.main(stage, "--batch-size", 25, "--epochs", 2, "--eval-freq", 3)
+    assert result.returncode == 0, result.stderr
+    logs, end = logs_of(bench), bench.record()[-1]
+    # 124 windows make 4 steps an epoch. A line after step 0, every 3 steps, and at an epoch's end.
     assert [(log["epoch"], log["step"]) for log in logs] == [(1, 0), (1, 3), (2, 6), (2, 7)]
     assert result.stdout.count("Every effort moves you") == 2
-    assert bench.record()[-1]["median_step_tok_per_sec"] is not None
+    tokens = 25 * 16
+    assert [log["train_seconds"] for log in logs] == [1, 10, 28, 36]
+    assert [log["step_tok_per_sec"] for log in logs] == pytest.approx(
+        [tokens, 3 * tokens / 9, 3 * tokens / 18, tokens / 8])
+    assert [log["avg_tok_per_sec"] or 0 for log in logs] == pytest.approx(
+        [0, 3 * tokens / 9, 6 * tokens / 27, 7 * tokens / 35])
+    assert end["first_step_seconds"] == 1 and end["train_seconds"] == 36
+    assert end["wall_seconds"] == 36 + 10 * 3600  # two evaluations a line, a sample an epoch
+    figures = [end[f"{kind}_step_tok_per_sec"] for kind in ("p25", "median", "p75")]
+    steps = [tokens / seconds for seconds in range(3, 9)]  # without the first two
+    assert figures == pytest.approx(np.percentile(steps, [25, 50, 75]))
 
 
-def test_max_tokens_counts_all_ranks(bench):
-    bench.run("02_opt_multi_gpu_ddp", "--no-compile", "--max-tokens", 130)
-    assert [e["tokens"] for e in bench.record() if e["event"] == "log"] == [64, 192]
-    assert bench.record()[-1]["median_step_tok_per_sec"] is None  # fewer than three steps
+def test_a_step_takes_what_it_takes_the_mean_rank(bench, monkeypatch):
+    script, rows = bench.stages["02_opt_multi_gpu_ddp"], []
+    monkeypatch.setattr(script, "WORLD_SIZE", 2)
+    monkeypatch.setattr(script, "sum_over_ranks", lambda mine: [a + 3 for a in mine])
+    run = object.__new__(script.Run)
+    run.seconds, run.steps_in_first_interval, run.tokens_per_step = [], 0, 64
+    run.write = lambda event, **figures: rows.append(figures)
+    run.log(1, 1, 128, [1.0, 5.0], 2.0, 2.0)
+    assert run.seconds == [2.0, 4.0] and rows[0]["step_tok_per_sec"] == 128 / 6
 
 
-SLOW_EVALUATION = """
-import sys, time
-sys.path.insert(0, {tests!r})
-from conftest import load
-from pathlib import Path
-script = load(Path(sys.argv[1]))
-evaluate = script.evaluate
-script.evaluate = lambda *arguments: (time.sleep(0.5), evaluate(*arguments))[1]
-sys.argv = sys.argv[1:]
-sys.exit(script.main())
-"""
+def test_too_few_steps_for_a_median(bench):
+    result = bench.main("00_orig", "--max-tokens", 70)  # three steps, two of them warm-up
+    assert [log["tokens"] for log in logs_of(bench)] == [32, 96]
+    assert bench.record()[-1]["median_step_tok_per_sec"] is None
+    assert "Median" not in result.stdout
 
 
-@pytest.mark.parametrize("stage", ["00_orig", "01_opt_single_gpu"])
-def test_clock_stands_during_evaluation(stage, bench):
-    command = bench.command(stage, *options(stage, "--max-steps", 4, "--eval-freq", 1))
-    result = run_python("-c", SLOW_EVALUATION.format(tests=str(ROOT / "tests")), *command)
+def test_without_options(bench, monkeypatch):
+    """Where there is no GPU it trains the small model, and says so."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    for stage in STAGES:
+        script = bench.stages[stage]
+        device = script.pick_device(None)
+        assert device == torch.device("cpu")
+        config = script.configure(script.parse_arguments([]) if stage[1] != "2" else
+                                  SimpleNamespace(), device)
+        demo = dict(model="cpu-demo", layers=4, heads=4, width=256, context_length=256,
+                    dropout=0.0, batch_size=2 if stage == "00_orig" else 8, eval_windows=16,
+                    max_tokens=40_960, max_steps=None, epochs=15, device="cpu")
+        assert vars(config) | demo == vars(config)
+    folders = ["--data", bench.data, "--results-dir", bench.results]
+    result = call_main(bench.stages["00_orig"], *folders, "--max-steps", 1, "--context-length", 8)
     assert result.returncode == 0, result.stderr
-    end = bench.record()[-1]
-    assert end["train_seconds"] <= end["wall_seconds"] - 4 * 2 * 0.5
-
-
-def test_compiled_run(bench):
-    """With a compiler it compiles; without one it says what is missing and trains all the same."""
-    result = bench.run("01_opt_single_gpu", "--max-steps", 2)
-    assert result.returncode == 0, result.stderr
-    said = "Training without torch.compile: it needs" in result.stdout
-    assert bench.record()[0]["config"]["compile"] is not said
+    assert result.stdout.startswith(
+        "No NVIDIA GPU: this is the small model cpu-demo;"
+        " the full experiment: python 00_orig.py --model gpt2\n"
+    )
+    assert bench.record()[0]["config"]["max_tokens"] is None  # the user has said how long
 
 
 def test_without_a_compiler(bench, tmp_path):
+    """It says what is missing and trains all the same."""
     env = environment(CXX=str(tmp_path / "none"), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
-    result = bench.run("01_opt_single_gpu", "--max-steps", 2, env=env)
+    result = bench.run("01_opt_single_gpu", "--compile", "--max-steps", 1, env=env)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("Training without torch.compile: it needs a C++ compiler") == 1
+    form = r"^Training without torch\.compile; README\.md says what it needs \(\S.*\)$"
+    assert len(re.findall(form, result.stdout, re.M)) == 1
     assert bench.record()[0]["config"]["compile"] is False
     assert bench.record()[-1]["status"] == "complete"
 
 
-def test_no_compile_is_silent(bench):
-    result = bench.run("01_opt_single_gpu", "--no-compile", "--max-steps", 1)
-    assert "torch.compile" not in result.stdout + result.stderr
-    assert bench.record()[0]["config"]["compile"] is False
-
-
 def test_names_and_settings_reach_the_record(bench):
-    bench.run("00_orig", "--name", "rung", "--max-steps", 1, "--seed", 5, "--learning-rate", 0.01,
-              "--weight-decay", 0, "--dropout", 0.5, "--epochs", 3, cwd=bench.data)
+    given = dict(seed=5, learning_rate=0.01, weight_decay=0, dropout=0.5, epochs=3, max_steps=1,
+                 name="rung", eval_windows=3, eval_freq=4, batch_size=3, context_length=12)
+    options = [text for name, value in given.items()
+               for text in ("--" + name.replace("_", "-"), value)]
+    assert bench.main("00_orig", *options).returncode == 0
     start = bench.record()[0]
-    given = dict(seed=5, learning_rate=0.01, weight_decay=0, dropout=0.5, epochs=3, max_steps=1)
     assert start["stage"] == "rung" and start["config"] | given == start["config"]
     (path,) = bench.results.iterdir()
     assert re.fullmatch(r"rung-cpu-\d{8}T\d{6}Z-\d+\.jsonl", path.name)
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_help_explains_every_option(stage):
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node=1"] if stage[1] == "2" else []
-    out = run_python(*launcher, ROOT / f"{stage}.py", "--help").stdout
-    for option in ("data", "model", "context-length", "batch-size", "epochs", "max-steps",
-                   "max-tokens", "eval-freq", "eval-windows", "learning-rate", "weight-decay",
-                   "dropout", "seed", "device", "results-dir", "name"):
-        assert re.search(rf"^  --{option} \S+\s+\S", out, re.M), option
-    assert ("--no-compile" in out) is (stage != "00_orig")
+def test_help_explains_every_option(stage, stages):
+    script = stages[stage]
+    result = call_main(script, "--help")
+    assert result.returncode == 0
+    options = [setting.name.replace("_", "-") for setting in fields(script.Config)
+               if setting.metadata and setting.name != "compile"]
+    assert {"data", "model", "batch-size", "max-tokens", "learning-rate", "device"} <= {*options}
+    for option in options:
+        assert re.search(rf"^  --{option} \S+\s+\S", result.stdout, re.M), option
+    assert ("--compile, --no-compile" in result.stdout) is (stage != "00_orig")
 
 
 def test_same_seed_same_losses(bench, tmp_path):
     losses = []
     for seed in (1, 1, 2):
         bench.results = tmp_path / str(len(losses))
-        bench.run("00_orig", "--max-steps", 2, "--seed", seed)
+        bench.main("00_orig", "--max-steps", 2, "--seed", seed)
         losses.append(bench.record()[-1]["val_loss"])
     assert losses[0] == losses[1] != losses[2]

@@ -1,0 +1,336 @@
+"""Bad input and accidents: one clear line, a non-zero exit, and nothing lost or half-written."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from conftest import (
+    ONE_RANK, ROOT, STAGES, TINY, call_main, environment, load, one_error_line, run_python,
+    settings_restored, write_tokens,
+)
+
+PREPARE = "run `python data/prepare.py`"
+
+
+def test_text_too_short(bench):
+    write_tokens(bench.data, train=60, val=30)
+    says = "the text is too short: train.bin has 60 tokens, 4 window(s) of context length 16 need 65"
+    bench.fails("--batch-size", 4, says=says)
+    write_tokens(bench.data, val=16)
+    bench.fails(says="1 window(s) of context length 16 need 17")
+    assert bench.no_record()
+
+
+def test_text_too_short_for_all_ranks(bench, monkeypatch):
+    script = bench.stages["02_opt_multi_gpu_ddp"]
+    monkeypatch.setattr(script, "WORLD_SIZE", 5)
+    config = script.Config(context_length=16, batch_size=25)
+    with pytest.raises(script.UserError, match=r"125 window\(s\) of context length 16 need 2,001"):
+        script.load_tokens(bench.data, config)
+
+
+@pytest.mark.parametrize("part", ["train.bin", "val.bin"])
+@pytest.mark.parametrize("contents", [None, b"", b"a", slice(-2), slice(-1), b"\xff\xff"])
+def test_damaged_tokens(bench, part, contents):
+    """Missing, empty, cut off, and (as long as they were) with ids that no model has."""
+    path = bench.data / part
+    whole = path.read_bytes()
+    if contents is None:
+        path.unlink()
+    elif isinstance(contents, slice):
+        path.write_bytes(whole[contents])
+    else:
+        path.write_bytes(contents if len(contents) < 2 else whole[:-2] + contents)
+    bench.fails(says=f"{path} is missing or damaged; {PREPARE}")
+    assert bench.no_record()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", "7", "\0", '{"tokens": {"train": "many"}}', None,
+             '{"tokens": {"train": 2000, "val": 200}}']
+)
+def test_damaged_meta(bench, text):
+    path = bench.data / "meta.json"
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    bench.fails(says=f"{path}: " + ("no tokens; run" if text is None else "damaged ("))
+    assert PREPARE in bench.fails().stderr and bench.no_record()
+
+
+def test_no_folder_of_tokens(bench):
+    bench.fails("--data", bench.data / "none", says=f"no tokens; {PREPARE}")
+
+
+def test_tokenizer_files_are_missing(bench, monkeypatch):
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
+    meta = json.loads((bench.data / "meta.json").read_text())
+    (bench.data / "meta.json").write_text(json.dumps(meta | {"tokenizer": "gpt2"}))
+    bench.fails(says="GPT-2's tokenizer isn't in")
+    assert "TIKTOKEN_CACHE_DIR" not in os.environ  # call_main() leaves nothing behind
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:x", "cuda:-1", "cuda:99", "meta", "xpu"])
+def test_unknown_device(bench, name):
+    bench.fails("--device", name, says=f"no device {name}: ")
+    assert bench.no_record()
+
+
+@pytest.mark.parametrize("name", ["tpu", "cpu:0", "cuda:0", "mps"])
+def test_unknown_device_of_ranks(bench, name):
+    bench.fails("--device", name, stage="02_opt_multi_gpu_ddp",
+                says=f"unknown device {name!r}: use cpu, or cuda for one GPU per rank")
+
+
+def test_no_gpu(bench):
+    """A process of its own: in this one a GPU may be in sight."""
+    result = bench.run("00_orig", "--device", "cuda")
+    assert result.returncode == 1
+    one_error_line(result.stderr, "00_orig", says="no device cuda: ")
+    assert bench.no_record()
+
+
+@pytest.mark.parametrize(
+    "options", ["--batch-size 0", "--batch-size 1.5", "--dropout 1", "--dropout -0.1",
+                "--learning-rate nan", "--learning-rate inf", "--weight-decay -1", "--seed -1",
+                "--seed 9223372036854775808", "--context-length 0", "--epochs some",
+                "--max-steps 0", "--max-tokens 0", "--eval-freq 0", "--eval-windows 0",
+                "--model gpt5", "--unknown", "--batch 4", "left over"]
+)
+def test_options_out_of_range(bench, options):
+    bench.fails(*options.split(), code=2)
+    assert bench.no_record()
+
+
+def test_options_of_other_stages(bench):
+    bench.fails("--compile", code=2)  # 00 has nothing to compile
+    bench.fails("--batch-size", 0, stage="01_opt_single_gpu", code=2, says="0 is out of range")
+    bench.fails("--batch-size", 0, stage="02_opt_multi_gpu_ddp", code=2, says="0 is out of range")
+
+
+def test_results_cannot_be_written(bench):
+    bench.results.write_text("a file where the folder should be")
+    for stage in STAGES:
+        bench.fails(stage=stage, says="File exists")
+    bench.results = bench.results / "below"
+    bench.fails(says="Not a directory")
+
+
+LITTLE_MEMORY = """
+import re, resource, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from conftest import load
+script = load(Path(sys.argv[1]))
+script.MODELS["cpu-demo"].update(layers=1, heads=2, width=32)  # the logits are what is too large
+# From here on: builds for CUDA need several GB of addresses for their libraries alone.
+size = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (size + 3 * 1024**3,) * 2)
+sys.argv = sys.argv[1:]
+sys.exit(script.main())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
+@pytest.mark.parametrize("stage", STAGES[:2])
+def test_out_of_memory(bench, stage):
+    write_tokens(bench.data, train=70_000)
+    program = LITTLE_MEMORY.format(tests=str(ROOT / "tests"))
+    result = run_python("-c", program, *bench.command(stage, "--batch-size", 4000))
+    assert result.returncode == 1, result.stderr
+    hint = "lower --batch-size or --context-length, or use a smaller --model"
+    one_error_line(result.stderr, stage, says=f"out of memory: {hint} (")
+    end = bench.record()[-1]
+    assert end["status"] == "out_of_memory" and end["error"].startswith("out of memory: ")
+
+
+def raised(function, *arguments, **how) -> Exception:
+    with pytest.raises((MemoryError, RuntimeError)) as caught:
+        function(*arguments, **how)
+    return caught.value
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_counts_as_out_of_memory(stages, stage, capsys):
+    script = stages[stage]
+    for error in (
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12.27 GiB. GPU 0 has"),
+        torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("could not create a memory object"),  # oneDNN, on a CPU
+        RuntimeError("std::bad_alloc"),
+        MemoryError(),
+        raised(np.empty, 2**60, np.uint8),
+        raised(torch.empty, 2**60, dtype=torch.uint8),
+    ):
+        status, text, code = script.explain(error)
+        assert (status, code) == ("out_of_memory", 1), error
+        assert text.startswith("out of memory: lower --batch-size") and "\n" not in text
+    assert capsys.readouterr().err == ""  # no traceback
+    for error in (
+        script.UserError("the text is too short"), OSError(28, "No space left on device"),
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied"), KeyError("memory"),
+        ValueError("cublas"), AssertionError(),
+    ):
+        try:
+            raise error
+        except Exception:
+            status, text, code = script.explain(error)
+        assert (status, code) == ("failed", 1), error
+        surprising = not isinstance(error, script.UserError | OSError)
+        assert text.startswith(type(error).__name__) is surprising
+        assert ("Traceback" in capsys.readouterr().err) is surprising  # for a report of the bug
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals(stages, stage, number, code):
+    script = stages[stage]
+    with settings_restored():
+        with pytest.raises(KeyboardInterrupt) as caught:
+            script.interrupt(number, None)
+        for either in (signal.SIGINT, signal.SIGTERM):  # a second one can't cut the end short
+            assert signal.getsignal(either) is signal.SIG_IGN
+    text = f"interrupted by signal {int(number)}"
+    assert script.explain(caught.value) == ("interrupted", text, code)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_diverged(bench, stage):
+    options = "--learning-rate", 1e30, "--max-steps", 20, "--eval-freq", 2
+    bench.fails(*options, stage=stage, says="is not finite: lower --learning-rate")
+    *_, log, end = bench.record()
+    assert log["event"] == "log" and log["train_loss"] is None  # JSON has no NaN
+    assert end["status"] == "diverged"
+
+
+def test_diverged_on_all_ranks(bench):
+    stage = "02_opt_multi_gpu_ddp"
+    result = bench.run(stage, "--learning-rate", 1e30, "--eval-freq", 2)
+    assert result.returncode != 0
+    assert result.stderr.count("error: rank 0: the loss at step") == 1
+    assert bench.record()[-1]["status"] == "diverged"
+
+
+def events_while_it_runs(bench, stage, lines: int, stop) -> tuple[subprocess.Popen, str]:
+    """Starts an endless run, calls `stop` after some log lines; (the process, its stderr)."""
+    command = bench.command(stage, "--eval-freq", 1, "--epochs", 1000)
+    process = subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
+    )
+    for line in process.stdout:
+        lines -= "Step tok/sec" in line
+        if lines == 0:
+            stop(process)
+            break
+    _, stderr = process.communicate(timeout=120)
+    return process, stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+@pytest.mark.parametrize(
+    "stage, number, code",
+    [("00_orig", signal.SIGINT, 130), ("01_opt_single_gpu", signal.SIGTERM, 143),
+     ("02_opt_multi_gpu_ddp", signal.SIGTERM, None)],
+)
+def test_interrupted(bench, stage, number, code):
+    process, stderr = events_while_it_runs(bench, stage, 2, lambda p: p.send_signal(number))
+    assert process.returncode == code if code else process.returncode != 0
+    rank = "" if code else "rank 0: "
+    assert f"error: {rank}interrupted by signal {int(number)}\n" in stderr
+    events = bench.record()
+    assert events[-1]["status"] == "interrupted" and events[-1]["val_loss"] is not None
+    assert sum(event["event"] == "log" for event in events) >= 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+def test_killed_run_keeps_its_lines(bench):
+    events_while_it_runs(bench, "00_orig", 3, lambda process: process.kill())
+    assert sum(event["event"] == "log" for event in bench.record()) >= 3
+
+
+def test_two_runs_at_once_write_two_records(bench, monkeypatch):
+    """Two processes in the same second; and no run ever writes into another's record."""
+    script = bench.stages["00_orig"]
+    monkeypatch.setattr(script.time, "gmtime", lambda: (2026, 1, 2, 3, 4, 5, 4, 2, 0))
+    for process in (11, 12):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
+        assert bench.main("00_orig", "--max-steps", 1).returncode == 0
+    records = {path.name: path.read_bytes() for path in bench.results.iterdir()}
+    assert records.keys() == {f"00_orig-cpu-20260102T030405Z-{n}.jsonl" for n in (11, 12)}
+    bench.fails("--max-steps", 1, says="File exists")
+    assert records == {path.name: path.read_bytes() for path in bench.results.iterdir()}
+
+
+def test_ddp_without_torchrun(bench, monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    stage = "02_opt_multi_gpu_ddp"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    result = call_main(bench.stages[stage], *bench.options(stage), variables={})
+    assert result.returncode == 2
+    one_error_line(result.stderr, stage, code=2, says="torchrun starts this script, one process per"
+                   " GPU: torchrun --nproc_per_node=4 02_opt_multi_gpu_ddp.py")
+    assert bench.no_record()
+
+
+def test_every_rank_names_itself(bench):
+    """Rank 1 of 2: nothing on stdout, no record, and its number in its error line."""
+    stage, variables = "02_opt_multi_gpu_ddp", ONE_RANK | dict(RANK="1", WORLD_SIZE="2")
+    with mock.patch.dict(os.environ, variables):
+        script = load(ROOT / f"{stage}.py")
+    (bench.data / "meta.json").write_text("{")
+    with mock.patch.object(script, "join_ranks"):
+        result = call_main(script, *bench.options(stage), variables=variables)
+        assert result.returncode == 1 and result.stdout == "" and bench.no_record()
+        assert result.stderr.startswith(f"error: rank 1: {bench.data / 'meta.json'}: damaged (")
+        assert result.stderr.count("\n") == 1
+
+
+def test_ddp_error_ends_all_ranks(bench):
+    (bench.data / "meta.json").unlink()
+    result = bench.run("02_opt_multi_gpu_ddp")
+    assert result.returncode != 0 and bench.no_record()
+    # torchrun stops the others when the first one ends, so that either may be the one to tell.
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error: rank ")]
+    assert any(f"no tokens; {PREPARE}" in line for line in errors)
+
+
+def test_more_ranks_than_gpus(stages, monkeypatch):
+    script = stages["02_opt_multi_gpu_ddp"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(script, "LOCAL_WORLD_SIZE", 2)
+    for name in (None, "cuda"):
+        with pytest.raises(script.UserError, match=r"^2 ranks here and 1 GPU\(s\): --nproc_per_no"):
+            script.pick_device(name)
+    assert script.pick_device("cpu") == torch.device("cpu")
+
+
+def test_text_that_a_terminal_cannot_show(bench, monkeypatch):
+    """A sample is what an untrained model makes of bytes; the terminal may know only ASCII."""
+    script = bench.stages["00_orig"]
+    monkeypatch.setattr(script, "sample", lambda *_: "Every \u2603 \ud800 effort\x1b[2J\n")
+    out = io.TextIOWrapper(io.BytesIO(), "ascii", write_through=True)
+    monkeypatch.setattr(io, "TextIOWrapper", lambda *_, **__: out)
+    assert bench.main("00_orig", "--max-steps", 1).returncode == 0
+
+
+def test_paths_with_spaces_from_elsewhere(tmp_path):
+    """Copied beside data/ into a path with a space, and started from another folder."""
+    home = tmp_path / "a folder"
+    write_tokens(home / "data")
+    for stage in STAGES[:2]:
+        (home / f"{stage}.py").write_bytes((ROOT / f"{stage}.py").read_bytes())
+        extra = [] if stage == "00_orig" else ["--no-compile"]
+        result = run_python(home / f"{stage}.py", *TINY, "--max-steps", 1, *extra, cwd=tmp_path)
+        assert result.returncode == 0, result.stderr
+    assert len(list((home / "results").iterdir())) == 2
