@@ -94,7 +94,9 @@ def call_main(script, *options, variables: dict[str, str] = ONE_RANK):
     """`python script options` in this process, which saves the seconds of importing torch."""
     command = [script.__file__, *map(str, options)]
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    with settings_restored(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    one_core = mock.patch.object(os, "cpu_count", lambda: 1)  # 02 would use them all
+    with (settings_restored(), one_core, contextlib.redirect_stdout(out),
+          contextlib.redirect_stderr(err)):
         sys.argv = command
         os.environ.update(variables)
         try:

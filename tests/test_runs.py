@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import os
 import re
 from dataclasses import fields
 from types import SimpleNamespace
@@ -74,6 +75,8 @@ def test_output_and_record(stage, bench):
     assert start["environment"].keys() == {"torch", "python", "os", "cpu", "threads", "gpu"}
     assert start["environment"]["torch"] == torch.__version__
     assert start["environment"]["gpu"] is None
+    # torchrun gives each rank one thread, and 02 its share of the cores.
+    assert start["environment"]["threads"] == (max(1, os.cpu_count() // 2) if ranks == 2 else 1)
     config = start["config"]
     settings = {setting.name for setting in fields(bench.stages[stage].Config)}
     of_the_model = {"parameters", "flops_per_token", "world_size", "dtype", "matmul_precision"}

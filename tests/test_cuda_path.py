@@ -1,0 +1,229 @@
+"""The scripts' CUDA branches, on a CPU: every call that names a CUDA device gets the CPU, and
+stand-ins take the place of what only a GPU has. (On a machine with a GPU they hide it.)"""
+
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import STAGES, call_main
+from torch.cuda._utils import _get_device_index
+from torch.overrides import TorchFunctionMode
+
+GB = 1024**3
+GPU = "Stand-In A100"
+MEMORY = {
+    "allocated_bytes.all.current": 1.5 * GB, "reserved_bytes.all.current": 2.5 * GB,
+    "allocated_bytes.all.peak": 3.5 * GB, "reserved_bytes.all.peak": 4.5 * GB,
+}
+STEP = 250  # milliseconds from one event to the next
+
+# A loader that pins says so where it finds no GPU to pin for.
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+
+
+class OnTheCPU(TorchFunctionMode):
+    """Gives the CPU to every call that names a CUDA device, and notes what moved where."""
+
+    def __init__(self):
+        super().__init__()
+        self.devices, self.copies = set(), []
+
+    def instead(self, value):
+        named = isinstance(value, torch.device) or (isinstance(value, str) and value[:4] == "cuda")
+        if named and torch.device(value).type == "cuda":
+            self.devices.add(str(value))
+            return torch.device("cpu")
+        return value
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.device:  # a name for a device, not yet a use of it
+            return function(*args, **(kwargs or {}))
+        if function is torch.Tensor.pin_memory:  # a loader does this where it finds a GPU
+            return args[0]
+        new = [self.instead(value) for value in args]
+        named = {name: self.instead(value) for name, value in (kwargs or {}).items()}
+        result = function(*new, **named)
+        if function is torch.Tensor.to and new[1:] and new[1] is not args[1]:
+            self.copies.append(named.get("non_blocking", False))
+            result.was_moved = True
+        return result
+
+
+class Event:
+    """torch.cuda.Event: a time in milliseconds, known once somebody has waited for it."""
+
+    count, known, waits = 0, -1, 0
+
+    def __init__(self, enable_timing=False):
+        assert enable_timing
+
+    def record(self):
+        self.number, Event.count = Event.count, Event.count + 1
+
+    def synchronize(self):
+        Event.known, Event.waits = self.number, Event.waits + 1
+
+    def elapsed_time(self, end):
+        assert self.number < end.number <= Event.known, "read before it had happened"
+        return float(STEP * (end.number - self.number))
+
+
+class Distributed:
+    """torch.distributed: gloo, where NCCL is asked for."""
+
+    def __init__(self):
+        self.groups = []
+
+    def __getattr__(self, name):
+        return getattr(dist, name)
+
+    def init_process_group(self, backend, device_id=None):
+        self.groups.append((backend, device_id))
+        dist.init_process_group("gloo")
+
+    def get_backend(self):
+        return self.groups[-1][0]
+
+
+@pytest.fixture
+def gpus(monkeypatch, stages) -> SimpleNamespace:
+    """Two GPUs; what was asked of them."""
+    seen = SimpleNamespace(mode=OnTheCPU(), chosen=[], distributed=Distributed(), asked=set())
+    for name, value in (("count", 0), ("known", -1), ("waits", 0)):
+        monkeypatch.setattr(Event, name, value)
+
+    def noting(value):
+        return lambda device: seen.asked.add(str(device)) or value
+
+    for name, stand_in in (
+        ("is_available", lambda: True), ("device_count", lambda: 2), ("Event", Event),
+        ("memory_stats", noting(MEMORY)), ("get_device_name", noting(GPU)),
+        # With PyTorch's own check of what it is given.
+        ("set_device", lambda device: seen.chosen.append(_get_device_index(device))),
+        ("is_current_stream_capturing", lambda: False),  # optimizers ask
+    ):
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(stages["02_opt_multi_gpu_ddp"], "dist", seen.distributed)
+    return seen
+
+
+@pytest.fixture
+def run_on_gpu(bench, gpus, monkeypatch):
+    """Runs a stage with the options of a GPU's run, but a gpt2 and a text of a moment."""
+    def run(stage, *options):
+        script = bench.stages[stage]
+        monkeypatch.setitem(script.MODELS, "gpt2", dict(layers=2, heads=2, width=32))
+        folders = ["--data", bench.data, "--results-dir", bench.results]
+        small = ["--context-length", 16, "--batch-size", 2, "--max-steps", 8, "--eval-freq", 3]
+        off = [] if stage == "00_orig" else ["--no-compile"]
+        compute_loss, make_loader = script.compute_loss, script.make_loader
+
+        def checked_loss(model, x_BT, y_BT):
+            moved = [hasattr(tensor, "was_moved") for tensor in (x_BT, y_BT)]
+            assert moved == [bool(gpus.chosen)] * 2
+            return compute_loss(model, x_BT, y_BT)
+
+        def noted_loader(*arguments):
+            gpus.loader = make_loader(*arguments)
+            return gpus.loader
+
+        seams = dict(compute_loss=checked_loss, make_loader=noted_loader)
+        with mock.patch.multiple(script, **seams), gpus.mode:
+            return call_main(script, *folders, *small, *off, *options)
+    return run
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_defaults_are_the_published_experiment(stage, stages):
+    script = stages[stage]
+    config = script.configure(SimpleNamespace(), torch.device("cuda"))
+    published = dict(
+        model="gpt2", layers=12, heads=12, width=768, context_length=1024, dropout=0.1,
+        vocab_size=50_257, batch_size=8, learning_rate=5e-4, weight_decay=0.1, seed=123,
+        epochs=15, max_steps=None, max_tokens=None, eval_freq=15, eval_windows=40, device="cuda",
+    )
+    if stage != "00_orig":
+        published |= dict(vocab_size=50_304, batch_size=32, compile=True)
+    assert {name: getattr(config, name) for name in published} == published
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_record_of_a_gpu(stage, bench, gpus, run_on_gpu, monkeypatch):
+    script, rank, optimized = bench.stages[stage], stage.startswith("02"), stage != "00_orig"
+    device = "cuda:1" if rank else "cuda"
+    if rank:  # of a job whose second rank here is the first of all: only LOCAL_RANK is the GPU
+        monkeypatch.setattr(script, "LOCAL_RANK", 1)
+    result = run_on_gpu(stage)
+    assert result.returncode == 0, result.stderr
+    start, *logs, epoch, end = bench.record()
+    config = start["config"]
+    expected = dict(
+        model="gpt2", device="cuda", dropout=0.1, epochs=15, learning_rate=5e-4,
+        weight_decay=0.1, seed=123, eval_windows=40, max_tokens=None, world_size=1,
+        dtype="bfloat16" if optimized else "float32",
+        matmul_precision="high" if optimized else "highest",
+    )
+    assert config | expected == config
+    assert start["environment"]["gpu"] == GPU
+    assert f"\nDevice: cuda ({GPU})\n" in result.stdout
+    assert next(bench.results.iterdir()).name.startswith(f"{stage}-cuda-")
+
+    memory = dict(allocated_gb=1.5, reserved_gb=2.5, peak_allocated_gb=3.5, peak_reserved_gb=4.5)
+    assert epoch | memory == epoch
+    assert (end["reserved_gb"], end["peak_reserved_gb"]) == (2.5, 4.5)
+    assert "\nAllocated memory: 1.5000 GB\nReserved memory: 2.5000 GB\n" in result.stdout
+    assert gpus.asked == {device}
+
+    # Events a quarter of a second apart; evaluation lies between two intervals and isn't timed.
+    assert [log["step"] for log in logs] == [0, 3, 6, 7]
+    assert [log["train_seconds"] for log in logs] == [0.25, 1, 1.75, 2]
+    rate = 2 * 16 / 0.25
+    assert {log["step_tok_per_sec"] for log in logs} == {rate}
+    assert {end[f"{kind}_tok_per_sec"] for kind in
+            ("avg", "p25_step", "median_step", "p75_step")} == {rate}
+    assert end["first_step_seconds"] == 0.25 and end["status"] == "complete"
+    assert Event.waits == len(logs)  # between two lines nothing waits for the GPU
+
+    assert gpus.chosen == [1 if rank else 0]
+    assert gpus.mode.devices == ({"cuda:1", "cuda"} if rank else {"cuda"})
+    assert gpus.distributed.groups == ([("nccl", torch.device("cuda:1"))] if rank else [])
+    assert gpus.loader.pin_memory is optimized
+    assert any(gpus.mode.copies) is optimized  # non-blocking ones, from pinned memory
+    assert (end["attention_backend"] == "manual") is not optimized
+    assert end["attention_backend"] is not None
+
+
+def test_device_with_a_number(bench, gpus, run_on_gpu):
+    result = run_on_gpu("00_orig", "--device", "cuda:1")
+    assert result.returncode == 0, result.stderr
+    assert gpus.chosen == [1] and gpus.asked == gpus.mode.devices == {"cuda:1"}
+    assert bench.record()[0]["config"]["device"] == "cuda"
+
+
+def test_cpu_beside_a_gpu(bench, gpus, run_on_gpu):
+    """--device cpu leaves the GPU alone."""
+    for stage in STAGES[1:]:
+        bench.results = bench.data.parent / stage
+        result = run_on_gpu(stage, "--device", "cpu", "--model", "cpu-demo")
+        assert result.returncode == 0, result.stderr
+        assert bench.record()[0]["config"]["device"] == "cpu" and not gpus.loader.pin_memory
+    assert not gpus.chosen and not gpus.asked and not gpus.mode.devices
+
+
+def test_diverged_on_a_gpu(bench, run_on_gpu):
+    result = run_on_gpu("01_opt_single_gpu", "--learning-rate", 1e30)
+    assert result.returncode == 1 and "is not finite" in result.stderr
+    assert bench.record()[-1]["status"] == "diverged"
+
+
+def test_gpu_out_of_memory(bench, run_on_gpu, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12.27 GiB.")
+
+    monkeypatch.setattr(bench.stages["00_orig"], "backward_and_update", full)
+    result = run_on_gpu("00_orig")
+    assert result.returncode == 1 and result.stderr.startswith("error: out of memory: lower --b")
+    end = bench.record()[-1]
+    assert end["status"] == "out_of_memory" and end["peak_reserved_gb"] == 4.5
