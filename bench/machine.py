@@ -215,6 +215,8 @@ def look() -> dict:
     return dict(
         machine=machine, memory_gb=memory_gb(), matmul_peak=matmul_peak(), bandwidth=bandwidth(),
         attention=attention_backends(), compile_error=compile_fails, missing=missing,
+        # Last, since an illegal memory access would end all use of the GPU.
+        large_loss=large_loss_error() if machine["gpus"] and memory_gb() > 30 else "not tried",
     )
 
 
@@ -227,6 +229,25 @@ def memory_gb() -> float | None:
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1024**3
     return None
+
+
+def large_loss_error() -> str | None:
+    """Whether cross entropy is right on logits of more than 2³¹ elements (batch 42 and up at
+    context 1,024), which older CUDA kernels took for less: the error, or None. Needs 20 GB."""
+    import torch
+
+    rows, ids = 42 * 1024, 50_304
+    try:
+        logits = torch.randn(rows, ids, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        targets = torch.randint(ids, (rows,), device="cuda")
+        torch.nn.functional.cross_entropy(logits, targets).backward()
+        part = slice(rows - 1024, rows)  # the end lies behind the limit
+        last = logits.detach()[part].clone().requires_grad_()
+        torch.nn.functional.cross_entropy(last, targets[part]).backward()
+        difference = (logits.grad[part] * (rows / 1024) - last.grad).abs().max().item()
+        return None if difference < 1e-4 else f"the gradient is wrong by {difference:.1e}"
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
 
 
 QUESTIONS = {"this_machine": this_machine, "matmul_peak": matmul_peak, "look": look}

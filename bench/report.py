@@ -159,6 +159,8 @@ def machine_section(report: Report) -> str:
         f" (10⁹ bytes, read and written). Memory: {show(look['memory_gb'], '.1f')} GB.",
         "torch.compile " + (f"doesn't work: {look['compile_error']}" if look["compile_error"]
                             else "works."),
+        "Cross entropy on more than 2³¹ logits (batch 42 and up at context 1,024): "
+        + (look["large_loss"] or "right") + ".",
         *(f"Missing: {thing}." for thing in look["missing"]),
         "Which attention kernels run with which dropout (bfloat16, causal), which one PyTorch"
         " chooses by itself, and the dropout that each really applies; 01 turns cuDNN's off:",

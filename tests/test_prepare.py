@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -78,29 +77,6 @@ def test_out_cannot_be_written(tmp_path):
     result = prepare(tmp_path / "file", tmp_path / "file")
     assert result.returncode == 1
     assert len(result.stderr.splitlines()) == 1
-
-
-def test_a_stage_prepares_what_it_lacks(tmp_path):
-    """A copy of the script beside data/prepare.py, started where there are no tokens yet."""
-    (tmp_path / "data").mkdir()
-    shutil.copy(ROOT / "00_orig.py", tmp_path)
-    shutil.copy(PREPARE, tmp_path / "data")
-    options = "--context-length 16 --batch-size 2 --max-steps 1 --eval-windows 1".split()
-    result = run_python(tmp_path / "00_orig.py", "--device", "cpu", *options)
-    assert result.returncode == 0, result.stderr
-    check(tmp_path / "data")
-
-
-def test_two_ranks_prepare_once(tmp_path):
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    options = "--context-length 16 --batch-size 2 --max-steps 1 --eval-windows 1".split()
-    result = run_python(
-        *launcher, ROOT / "02_opt_multi_gpu_ddp.py", "--device", "cpu", "--no-compile", *options,
-        "--data", tmp_path / "data", "--results-dir", tmp_path / "results",
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("running data/prepare.py") == 1
-    check(tmp_path / "data")
 
 
 def test_download_is_checked(tmp_path, monkeypatch):

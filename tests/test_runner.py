@@ -55,7 +55,7 @@ def test_rounds(fake, plan, capsys):
     assert [(r["name"], r["round"], r["seed"]) for r in state["results"]] == fake.ran
     assert set(state) == {"schema", "time", "plan", "matmul_peak", "results", "rows", "seed_noise"}
     assert set(state["plan"]) == {
-        "name", "machine", "rounds", "options", "tokens", "seconds", "data", "scripts"
+        "name", "machine", "rounds", "options", "tokens", "seconds", "epochs", "data", "scripts"
     }
     assert [row["factor"] for row in state["rows"]] == [None, 1.0]
     assert plan.path.with_suffix(".md").read_text().startswith("| run |")
@@ -172,27 +172,42 @@ def test_dry_run(fake, plan, capsys):
 
 
 def test_length(tmp_path):
+    def options(per_step, peak):
+        given = runner.length_of(run, plan, per_step, peak).options
+        return dict(zip(given[::2], given[1::2], strict=True))
+
     plan = make_plan(tmp_path, "a", tokens=10_000, seconds=10)
     run = plan.runs[0]
     run.expected, peak = 12_000, dict(bfloat16=312e12 * 2)  # twice an A100
-    length = runner.length_of(run, plan, 1024, peak)
-    assert length.max_tokens == 235 * 1024  # 240,000, in whole steps
-    assert length.eval_freq == 9  # a line after 1, 10, 19 ... steps; 10 reach 10,000 tokens
+    length = options(1024, peak)
+    assert length["--max-tokens"] == 235 * 1024  # 240,000, in whole steps
+    assert length["--eval-freq"] == 9  # a line after 1, 10, 19 ... steps; 10 reach 10,000 tokens
+    assert length["--epochs"] >= 1000  # the tokens alone end the run
     run.expected = 500  # so the common count takes longer
-    assert runner.length_of(run, plan, 1024, peak).max_tokens == 10 * 1024
+    assert options(1024, peak)["--max-tokens"] == 10 * 1024
     run.processes = 4
-    length = runner.length_of(run, plan, 4096, peak)
-    assert (length.max_tokens, length.eval_freq) == (10 * 4096, 9)
-    assert runner.length_of(run, plan, 10**6, peak).eval_freq == 1
+    length = options(4096, peak)
+    assert (length["--max-tokens"], length["--eval-freq"]) == (10 * 4096, 9)
+    assert options(10**6, peak)["--eval-freq"] == 1
     plan.seconds = 0
-    assert runner.length_of(run, plan, 4096, {}).max_tokens == 10 * 4096
+    assert options(4096, {})["--max-tokens"] == 10 * 4096
+
+
+def test_whole_scripts_train_as_long_as_they_do_alone(tmp_path):
+    """Or for fewer epochs, and on a GPU the estimate counts them."""
+    plan = make_plan(tmp_path, "a", whole=True, tokens=None)
+    plan.runs[0].expected, peak = 31_200, dict(bfloat16=312e12)
+    (plan.data / "meta.json").write_text('{"tokens": {"train": 312000}}')
+    whole, short = (runner.length_of(plan.runs[0], plan, 1024, peak) for plan.epochs in (None, 2))
+    assert (whole.options, short.options) == ((), ("--epochs", 2))
+    assert (whole.seconds, short.seconds) == (30 + 15 * 14, 30 + 2 * 14)
 
 
 def test_command(plan):
     """02 runs by torchrun, also with one process; a run's own options come last."""
     plan.options = ["--dropout", "0"]
     plan.runs[1].options = ("--batch-size", "2")
-    length = runner.Length(8192, 7, 1.0)
+    length = runner.Length(("--max-tokens", 8192, "--eval-freq", 7), 1.0)
     for torchrun in (False, True):
         plan.runs[1].torchrun = torchrun
         command = [*map(str, runner.command_of(runner.Job(plan.runs[1], 1, 124), plan, length))]
@@ -206,7 +221,7 @@ def test_command(plan):
 def test_time_left(plan):
     jobs = runner.make_jobs(plan, 2, [])
     assert [job.key for job in jobs] == ROUND + NEXT
-    lengths = {"a": runner.Length(1, 1, 30), "b": runner.Length(1, 1, 50)}
+    lengths = {"a": runner.Length((), 30), "b": runner.Length((), 50)}
     results = [dict(name="a", seconds=second) for second in (10, 20, 90)]
     assert runner.seconds_left(jobs, results, lengths) == 6 * 20
     assert runner.seconds_left(jobs, [], lengths) == 4 * 30 + 2 * 50
@@ -240,7 +255,7 @@ def job_of(tmp_path, source: str, machine=MACHINE) -> dict:
     """The result of a script with this source."""
     plan = make_plan(tmp_path, "a", machine=machine)
     (tmp_path / "script.py").write_text(source)
-    return runner.run_job(runner.Job(plan.runs[0], 1), plan, runner.Length(1, 1, 1.0))
+    return runner.run_job(runner.Job(plan.runs[0], 1), plan, runner.Length((), 1.0))
 
 
 def test_why_a_run_failed(tmp_path, monkeypatch):
@@ -276,7 +291,7 @@ def test_compile_cache(tmp_path, monkeypatch):
         "(path / str(len([*path.iterdir()]))).touch()\n"
     )
     for round, files in ((1, ["0"]), (2, ["0", "1"]), (1, ["0"])):
-        runner.run_job(runner.Job(plan.runs[0], round), plan, runner.Length(1, 1, 1.0))
+        runner.run_job(runner.Job(plan.runs[0], round), plan, runner.Length((), 1.0))
         cache = tmp_path / "compiler-cache" / "plan" / "a"
         assert sorted(path.name for path in cache.iterdir()) == files
 
