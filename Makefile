@@ -1,6 +1,7 @@
 # make bench   trains the three stages and draws the comparison
+# make report  measures all that can be measured here within MINUTES; started again, it goes on
 # make test    runs every test and the linter
-# With PYTHON=... both use an environment that is already there.
+# With PYTHON=... they use an environment that is already there.
 
 ifeq ($(origin PYTHON), undefined)
 PYTHON := .venv/bin/python
@@ -8,7 +9,10 @@ ENVIRONMENT := .venv
 endif
 NPROC := "$(PYTHON)" -c "import torch; print(torch.cuda.device_count() or 2)"
 
-.PHONY: bench test lint
+MINUTES := 25
+PIECES :=
+
+.PHONY: bench report test lint
 
 bench: $(ENVIRONMENT)
 	test -e data/meta.json || "$(PYTHON)" data/prepare.py
@@ -16,6 +20,9 @@ bench: $(ENVIRONMENT)
 	"$(PYTHON)" 01_opt_single_gpu.py
 	"$(PYTHON)" -m torch.distributed.run --standalone --nproc_per_node=$$($(NPROC)) 02_opt_multi_gpu_ddp.py
 	"$(PYTHON)" plot_results.py
+
+report: $(ENVIRONMENT)
+	"$(PYTHON)" measure.py report --minutes $(MINUTES) --pieces "$(PIECES)"
 
 test: $(ENVIRONMENT) lint
 	"$(PYTHON)" -m pytest -q -n auto --maxprocesses 4 --dist worksteal

@@ -169,10 +169,11 @@ def length_of(run: Run, plan: Plan, per_step: int, matmul_peak: dict) -> Length:
     gpus = plan.machine["gpus"]
     speed = expected_speed(run, matmul_peak)
     if plan.whole:
+        if plan.tokens:
+            return Length(("--max-tokens", plan.tokens), 30 + plan.tokens / speed)
         options = ("--epochs", plan.epochs) if plan.epochs else ()
-        options += ("--max-tokens", plan.tokens) if plan.tokens else ()
-        seconds = 30 + (plan.epochs or EPOCHS) * seconds_per_epoch(plan, speed) if gpus else 60
-        return Length(options, seconds)
+        seconds = 30 + (plan.epochs or EPOCHS) * seconds_per_epoch(plan, speed)
+        return Length(options, seconds if gpus else 60)
     compared_at = comparison_point(plan.tokens * run.processes, per_step)
     max_tokens = max(compared_at, math.ceil(plan.seconds * speed / per_step) * per_step)
     # Lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps; so one is at the common count.

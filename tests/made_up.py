@@ -27,10 +27,13 @@ def write_record(
     end = dict(
         status="complete", error=None, avg_tok_per_sec=5.0, median_step_tok_per_sec=speed,
         reserved_gb=1.0, first_step_seconds=10.0 / round, val_loss=1.0, attention_backend="manual",
+        p25_step_tok_per_sec=speed, p75_step_tok_per_sec=speed,
     ) | end
     events = [
-        dict(event="start", schema=1, stage=name, config=config, environment=environment),
-        *(dict(event="log", tokens=tokens, train_seconds=tokens / 1000, val_loss=val_loss)
+        dict(event="start", schema=1, stage=name, time="2026-01-01T00:00:00Z", config=config,
+             environment=environment),
+        *(dict(event="log", tokens=tokens, train_seconds=tokens / 1000, train_loss=9.0,
+               val_loss=val_loss)
           for tokens, val_loss in ((1024, 10.0), (4096, loss), (9216, 1.0))),
         dict(event="epoch", epoch=1), dict(event="end", **end),
     ]

@@ -1,0 +1,182 @@
+"""bench/report.py: the page, its pieces, and how it goes on after an end at any place."""
+
+import json
+import signal
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT
+from made_up import CPU, MACHINE, PEAK, write_record
+from test_profiles import STEPS, write_trace
+
+from bench import report, runner
+from bench.plans import UserError
+
+LOOK = dict(
+    memory_gb=24.0, matmul_peak=PEAK, bandwidth=3e10, compile_error=None, large_loss=None,
+    missing=["a thing: how to get it"],
+    attention=[dict(dropout=0.1, backend="flash_attention", runs=True, chosen=True,
+                    milliseconds=1.5, real_dropout=0.0998)],
+)
+PLANS = ("stages", "ladder", "leave-one-out")
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Made-up runs in place of real ones; `stop_at` names the one that a signal ends."""
+    speeds = {"00_orig": 100.0, "03-fused-adamw": 120.0, "01_opt_single_gpu": 900.0}
+
+    def run_job(job, plan, length):
+        fake.started += 1
+        if fake.started == fake.stop_at:
+            raise runner.Interrupted(signal.SIGTERM)
+        fake.ran.append((plan.name, *job.key))
+        if job.run.name in fake.fails:
+            return dict(name=job.run.name, round=job.round, seed=job.seed, record=None,
+                        error="failed: it broke", seconds=1.0)
+        speed = speeds.get(job.run.name, 150.0) + job.round
+        return write_record(plan.path.parent, job.run.name, job.round, speed, seed=job.seed,
+                            loss=8 + job.seed / 1000, gpu="Some | GPU")
+
+    def run_child(command, *_, **environment):  # the profile's
+        fake.started += 1
+        folder = Path(command[command.index("--results-dir") + 1])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "profile-1.jsonl").write_text("{}")
+        if fake.started == fake.stop_at:
+            raise runner.Interrupted(signal.SIGTERM)
+        fake.ran.append("profile")
+        kernel = ("kernel", "some_gemm", 2000, 900, 7)
+        write_trace(folder / "profile-1.trace.json", [*STEPS, kernel])
+        return 0, "", ""
+
+    def ask_machine(question):
+        answers = dict(this_machine=fake.machine, matmul_peak=PEAK,
+                       look=dict(machine=fake.machine) | LOOK)
+        return answers[question]
+
+    fake = SimpleNamespace(ran=[], fails=set(), started=0, stop_at=None, machine=MACHINE)
+    for name, stand_in in (("run_job", run_job), ("run_child", run_child),
+                           ("ask_machine", ask_machine)):
+        monkeypatch.setattr(runner, name, stand_in)
+    monkeypatch.setattr(runner, "read_tokens_per_step",
+                        lambda plan: {run.name: 1024 for run in plan.runs if not run.error})
+    return fake
+
+
+def make(folder: Path, names=tuple(report.PIECES), minutes: float = 600, **settings) -> int:
+    folder.mkdir(exist_ok=True)
+    (folder / "meta.json").write_text('{"tokens": {"train": 414009}}')
+    settings = dict(tokens=4096, rungs="0,1,3") | settings
+    return report.make_report(report.Report(folder, folder, minutes, **settings), list(names))
+
+
+def rows_of(folder: Path) -> dict:
+    states = {name: runner.read_state(folder / name / f"{name}.json") for name in PLANS}
+    profile = json.loads((folder / "profile" / "profile.json").read_text())
+    return {name: state["rows"] for name, state in states.items()} | dict(profile=profile)
+
+
+def test_stopped_anywhere_it_ends_with_the_same_rows(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "draw", lambda _: None)
+    assert make(tmp_path / "whole") == 0
+    whole, rows = fake.ran, rows_of(tmp_path / "whole")
+    assert [row["rounds"] for row in rows["ladder"]] == [4, 4, 4]
+    assert rows["leave-one-out"][1]["error"].startswith("conflict")
+    assert whole.index("profile") == 3 + 4  # after the stages and a round of the ladder
+    for number in range(1, len(whole) + 1):
+        fake.ran, fake.started, fake.stop_at = [], 0, number
+        folder = tmp_path / str(number)
+        with pytest.raises(runner.Interrupted):
+            make(folder)
+        fake.stop_at = None
+        assert make(folder) == 0
+        assert fake.ran == whole  # none of them twice
+        assert rows_of(folder) == rows
+
+
+def test_page(fake, tmp_path):
+    assert make(tmp_path) == 0
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    head, *sections = text.split("\n## ")
+    for piece in report.PIECES.values():
+        if piece.section:
+            (section,) = (part for part in sections if part.startswith(piece.title))
+            assert piece.command in section and "Not measured yet" not in section
+    assert "01 trains **901 tok/sec, 8.92 times** 00's 101 (published, on an A100: 142,156" in head
+    assert "fused AdamW" in head and "Not finished" not in head
+    assert "Missing: a thing: how to get it." in text
+    assert "| 0.1 | flash attention | yes | ← | 1.50 | 0.100 |" in text
+    assert "| matrix products | 0.45 | 100.0% |" in text
+    assert "| 00, published | 9.535, 9.609 | 0.150, 6.914 |" in text
+    for picture in ("speed.png", "losses.png", "ladder.png"):
+        assert f"]({picture})" in text and (tmp_path / picture).stat().st_size > 10_000
+    with tarfile.open(tmp_path / "report.tar.gz") as tar:
+        names = set(tar.getnames())
+    assert {"report.md", "machine.json", "speed.png", "ladder/ladder.json",
+            "profile/profile-1.trace.json"} <= names
+    # Carried to another place, it goes on there.
+    with tarfile.open(tmp_path / "report.tar.gz") as tar:
+        tar.extractall(tmp_path / "elsewhere", filter="data")
+    fake.ran.clear()
+    assert make(tmp_path / "elsewhere") == 0 and not fake.ran
+
+
+def test_time_is_over(fake, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "draw", lambda _: None)
+    assert make(tmp_path, minutes=0.1) == 0
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    missing = ", ".join(name for name in report.PIECES if name != "machine")
+    assert f"Not finished: {missing}; started again" in text
+    assert text.count("Not measured yet.") == 4 and not fake.ran
+    assert "after 0.0 minutes" in capsys.readouterr().out
+
+
+def test_some_pieces(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "draw", lambda _: None)
+    assert make(tmp_path, ["stages"]) == 0
+    assert [key[0] for key in fake.ran] == ["stages"] * 3
+
+
+def test_epochs_that_fit(fake, tmp_path, monkeypatch):
+    """On a GPU the published 15, or as many as the time of the piece holds; kept for a restart."""
+    monkeypatch.setattr(report, "draw", lambda _: None)
+    for peak, epochs in ((312e12, range(1, 15)), (312e13, range(15, 16))):
+        folder = tmp_path / str(peak)
+        monkeypatch.setitem(LOOK, "matmul_peak", dict(bfloat16=peak))
+        make(folder, ["stages"], tokens=None)
+        found = runner.read_state(folder / "stages" / "stages.json")["plan"]["epochs"]
+        assert found in epochs
+        assert make(folder, ["stages"], tokens=None) == 0
+    fake.machine = CPU
+    make(tmp_path / "cpu", ["stages"], tokens=None)
+    assert runner.read_state(tmp_path / "cpu/stages/stages.json")["plan"]["epochs"] is None
+
+
+def test_failures(fake, tmp_path, monkeypatch):
+    """A run that fails is a row, and the exit code tells."""
+    monkeypatch.setattr(report, "draw", lambda _: None)
+    fake.fails.add("01_opt_single_gpu")
+    assert make(tmp_path, ["stages"]) == 1
+    assert "failed: it broke" in (tmp_path / "report.md").read_text(encoding="utf-8")
+    with pytest.raises(UserError, match="was measured with other tokens.*move .* away"):
+        make(tmp_path, ["stages"], tokens=8192)
+    fake.machine = CPU
+    with pytest.raises(UserError, match="the report of another machine"):
+        make(tmp_path)
+
+
+def test_profile_that_fails(fake, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "draw", lambda _: None)
+    monkeypatch.setattr(runner, "run_child", lambda *_, **__: (1, "", "error: out of memory"))
+    assert make(tmp_path, ["profile"]) == 1
+    assert "profile: failed: out of memory" in capsys.readouterr().err
+    assert "Not measured yet" in (tmp_path / "report.md").read_text(encoding="utf-8")
+
+
+def test_makefile_and_pieces():
+    """Every piece has a name that the command knows, and `make report` passes them on."""
+    text = (ROOT / "Makefile").read_text()
+    assert "measure.py report --minutes" in text and "--pieces" in text
