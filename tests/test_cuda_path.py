@@ -7,6 +7,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from conftest import STAGES, call_main
 from torch.cuda._utils import _get_device_index
 from torch.overrides import TorchFunctionMode
@@ -23,8 +24,17 @@ STEP = 250  # milliseconds from one event to the next
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 
 
+def tensors_in(values) -> list[torch.Tensor]:
+    nested = [values] if isinstance(values, torch.Tensor) else values
+    if not isinstance(nested, list | tuple):
+        return []
+    return [tensor for value in nested for tensor in (
+        [value] if isinstance(value, torch.Tensor) else tensors_in(value))]
+
+
 class OnTheCPU(TorchFunctionMode):
-    """Gives the CPU to every call that names a CUDA device, and notes what moved where."""
+    """Gives the CPU to every call that names a CUDA device; marks what it returns, and what is
+    computed from that, `on_gpu`, so that a test sees what nobody has moved."""
 
     def __init__(self):
         super().__init__()
@@ -38,16 +48,22 @@ class OnTheCPU(TorchFunctionMode):
         return value
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is torch.device:  # a name for a device, not yet a use of it
-            return function(*args, **(kwargs or {}))
-        if function is torch.Tensor.pin_memory:  # a loader does this where it finds a GPU
-            return args[0]
+        kwargs = kwargs or {}
+        # These two name a device, and don't use it yet; Module.to() has the second.
+        if function in (torch.device, torch._C._nn._parse_to):
+            return function(*args, **kwargs)
         new = [self.instead(value) for value in args]
-        named = {name: self.instead(value) for name, value in (kwargs or {}).items()}
-        result = function(*new, **named)
-        if function is torch.Tensor.to and new[1:] and new[1] is not args[1]:
-            self.copies.append(named.get("non_blocking", False))
-            result.was_moved = True
+        new_named = {name: self.instead(value) for name, value in kwargs.items()}
+        moves = any(a is not b for a, b in zip([*args, *kwargs.values()],
+                                               [*new, *new_named.values()], strict=True))
+        if function is F.cross_entropy and self.devices:
+            assert all(hasattr(tensor, "on_gpu") for tensor in args[:2])
+        result = function(*new, **new_named)
+        if function is torch.Tensor.to and moves:
+            self.copies.append(kwargs.get("non_blocking", False))
+        if moves or any(hasattr(tensor, "on_gpu") for tensor in tensors_in(args)):
+            for tensor in tensors_in(result):
+                tensor.on_gpu = True
         return result
 
 
@@ -90,7 +106,8 @@ class Distributed:
 @pytest.fixture
 def gpus(monkeypatch, stages) -> SimpleNamespace:
     """Two GPUs; what was asked of them."""
-    seen = SimpleNamespace(mode=OnTheCPU(), chosen=[], distributed=Distributed(), asked=set())
+    seen = SimpleNamespace(mode=OnTheCPU(), chosen=[], distributed=Distributed(), asked=set(),
+                           inputs=[])
     for name, value in (("count", 0), ("known", -1), ("waits", 0)):
         monkeypatch.setattr(Event, name, value)
 
@@ -105,6 +122,10 @@ def gpus(monkeypatch, stages) -> SimpleNamespace:
         ("is_current_stream_capturing", lambda: False),  # optimizers ask
     ):
         monkeypatch.setattr(torch.cuda, name, stand_in)
+    # The scripts don't ask for an accelerator; PyTorch's loaders and optimizers do, and must not
+    # be told of one that they would then use.
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
     monkeypatch.setattr(stages["02_opt_multi_gpu_ddp"], "dist", seen.distributed)
     return seen
 
@@ -118,18 +139,19 @@ def run_on_gpu(bench, gpus, monkeypatch):
         folders = ["--data", bench.data, "--results-dir", bench.results]
         small = ["--context-length", 16, "--batch-size", 2, "--max-steps", 8, "--eval-freq", 3]
         off = [] if stage == "00_orig" else ["--no-compile"]
-        compute_loss, make_loader = script.compute_loss, script.make_loader
+        prepare_model, make_loader = script.prepare_model, script.make_loader
 
-        def checked_loss(model, x_BT, y_BT):
-            moved = [hasattr(tensor, "was_moved") for tensor in (x_BT, y_BT)]
-            assert moved == [bool(gpus.chosen)] * 2
-            return compute_loss(model, x_BT, y_BT)
+        def checked_model(model, config, device):
+            model.register_forward_pre_hook(lambda _, inputs: gpus.inputs.append(inputs[0]))
+            prepared = prepare_model(model, config, device)
+            gpus.moved = len(gpus.mode.copies), len([*model.parameters(), *model.buffers()])
+            return prepared
 
         def noted_loader(*arguments):
             gpus.loader = make_loader(*arguments)
             return gpus.loader
 
-        seams = dict(compute_loss=checked_loss, make_loader=noted_loader)
+        seams = dict(prepare_model=checked_model, make_loader=noted_loader)
         with mock.patch.multiple(script, **seams), gpus.mode:
             return call_main(script, *folders, *small, *off, *options)
     return run
@@ -186,11 +208,15 @@ def test_record_of_a_gpu(stage, bench, gpus, run_on_gpu, monkeypatch):
     assert end["first_step_seconds"] == 0.25 and end["status"] == "complete"
     assert Event.waits == len(logs)  # between two lines nothing waits for the GPU
 
+    assert gpus.moved[0] == gpus.moved[1] > 0  # every parameter and buffer
+    assert len(gpus.inputs) > 8 + 50  # of training, evaluation and the sample
+    assert all(hasattr(ids_BT, "on_gpu") for ids_BT in gpus.inputs)
     assert gpus.chosen == [1 if rank else 0]
     assert gpus.mode.devices == ({"cuda:1", "cuda"} if rank else {"cuda"})
     assert gpus.distributed.groups == ([("nccl", torch.device("cuda:1"))] if rank else [])
     assert gpus.loader.pin_memory is optimized
-    assert any(gpus.mode.copies) is optimized  # non-blocking ones, from pinned memory
+    # From pinned memory x and y of each of the 8 steps are copied without waiting.
+    assert sum(gpus.mode.copies) == (2 * 8 if optimized else 0)
     assert (end["attention_backend"] == "manual") is not optimized
     assert end["attention_backend"] is not None
 
