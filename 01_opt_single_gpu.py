@@ -160,7 +160,9 @@ def load_tokens(folder: Path, config: Config) -> tuple[dict, TokenWindows, Token
     """
     try:  # data/prepare.py writes meta.json last, which marks the data complete
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        counts, _ = [int(meta["tokens"][part]) for part in ("train", "val")], meta["tokenizer"]
+        counts = [int(meta["tokens"][part]) for part in ("train", "val")]
+        if meta["tokenizer"] not in ("gpt2", "bytes"):
+            raise ValueError("unknown tokenizer")
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = "no tokens" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
         raise UserError(f"{folder / 'meta.json'}: {reason}; run `python data/prepare.py`")
@@ -502,10 +504,9 @@ def environment(device: torch.device) -> dict:
     cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     cpu = re.search(r"model name\s*: (.+)", cpuinfo)
     return dict(
-        torch=torch.__version__, python=platform.python_version(),
+        torch=torch.__version__, python=platform.python_version(), threads=torch.get_num_threads(),
         os=f"{platform.system()} {platform.machine()}",
         cpu=cpu[1] if cpu else platform.processor() or platform.machine(),
-        threads=torch.get_num_threads(),
         gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
     )
 
@@ -534,7 +535,7 @@ def pick_device(name: str | None) -> torch.device:
     try:
         device = torch.device(name)
         torch.ones(1, device=device).item()
-    except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA asserts
+    except (RuntimeError, AssertionError, ImportError) as error:  # by PyTorch's build
         raise UserError(f"no device {name}: " + re.split(r"\n|\. ", str(error))[0])
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)

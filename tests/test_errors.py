@@ -52,7 +52,8 @@ def test_damaged_tokens(bench, part, contents):
 
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "{}", "7", "\0", '{"tokens": {"train": "many"}}', None,
-             '{"tokens": {"train": 2000, "val": 200}}']
+             '{"tokens": {"train": 2000, "val": 200}}',
+             '{"tokens": {"train": 2000, "val": 200}, "tokenizer": "a"}']
 )
 def test_damaged_meta(bench, text):
     path = bench.data / "meta.json"
@@ -76,7 +77,7 @@ def test_tokenizer_files_are_missing(bench, monkeypatch):
     assert "TIKTOKEN_CACHE_DIR" not in os.environ  # call_main() leaves nothing behind
 
 
-@pytest.mark.parametrize("name", ["tpu", "cuda:x", "cuda:-1", "cuda:99", "meta", "xpu"])
+@pytest.mark.parametrize("name", ["tpu", "cuda:x", "cuda:-1", "cuda:99", "meta", "xpu", "hpu"])
 def test_unknown_device(bench, name):
     bench.fails("--device", name, says=f"no device {name}: ")
     assert bench.no_record()
