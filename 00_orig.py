@@ -62,7 +62,7 @@ class Config:
     weight_decay: float = option(0.1, "AdamW's weight decay", 0)
 
     seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
-    epochs: int = option(15, "passes over the training text", 1)  # the first limit ends the run
+    epochs: int = option(15, "passes over the training text; the first limit ends the run", 1)
     max_steps: int | None = option(None, "steps", 1)
     max_tokens: int | None = option(None, "training tokens of all processes together", 1)
     eval_freq: int = option(15, "steps from one log line to the next", 1)
@@ -354,6 +354,7 @@ def train(model, training_model, train_set, val_set, tokenizer, config, device, 
                 clock.start()
             if done:
                 break
+        # Not timed either: the next start forgets what the clock has seen until then.
         run.epoch(epoch + 1, sample(model, tokenizer, config, device))
         if done:
             break
@@ -424,7 +425,7 @@ class Run:
     def __init__(self, config: Config, meta: dict, model: nn.Module, device: torch.device):
         self.device, self.start_time = device, time.perf_counter()
         self.tokens_per_step = config.batch_size * config.context_length
-        self.seconds, self.steps_in_first_interval = [], 0
+        self.seconds = []
         self.average, self.val_loss = None, None
         self.attention = "manual"
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -458,9 +459,8 @@ class Run:
     def log(self, epoch, step, tokens, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the steps since the last line, which took `seconds` each."""
         self.seconds += seconds
-        self.steps_in_first_interval = self.steps_in_first_interval or len(seconds)
-        later = self.seconds[self.steps_in_first_interval :]  # step 0 is warm-up and compilation
-        interval, self.average = self.tok_per_sec(seconds), self.tok_per_sec(later)
+        interval = self.tok_per_sec(seconds)
+        self.average = self.tok_per_sec(self.seconds[1:])  # step 0 is warm-up and compilation
         self.val_loss = val_loss
         self.write("log", epoch=epoch, step=step, tokens=tokens, train_loss=train_loss,
                    val_loss=val_loss, step_tok_per_sec=interval, avg_tok_per_sec=self.average,
@@ -522,7 +522,7 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
     elif Path("/proc/self/status").exists():
         status = Path("/proc/self/status").read_text()
         now, peak = (int(re.search(rf"{k}:\s+(\d+)", status)[1]) for k in ("VmRSS", "VmHWM"))
-        figures = [now * 1024, peak * 1024, peak * 1024, peak * 1024]
+        figures = [1024 * kib for kib in (now, peak, peak, peak)]  # the peak stands for reserved
     names = "allocated_gb", "reserved_gb", "peak_allocated_gb", "peak_reserved_gb"
     return {k: v and v / 1024**3 for k, v in zip(names, figures, strict=True)}
 

@@ -79,7 +79,7 @@ class Config:
     compile: bool = option(True, "train with torch.compile")
 
     seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
-    epochs: int = option(15, "passes over the training text", 1)  # the first limit ends the run
+    epochs: int = option(15, "passes over the training text; the first limit ends the run", 1)
     max_steps: int | None = option(None, "steps", 1)
     max_tokens: int | None = option(None, "training tokens of all processes together", 1)
     eval_freq: int = option(15, "steps from one log line to the next", 1)
@@ -373,6 +373,7 @@ def train(model, training_model, train_set, val_set, tokenizer, config, device, 
                 clock.start()
             if done:
                 break
+        # Not timed either: the next start forgets what the clock has seen until then.
         run.epoch(epoch + 1, sample(model, tokenizer, config, device))
         if done:
             break
@@ -445,7 +446,7 @@ class Run:
     def __init__(self, config: Config, meta: dict, model: nn.Module, device: torch.device):
         self.device, self.start_time = device, time.perf_counter()
         self.tokens_per_step = config.batch_size * config.context_length * WORLD_SIZE
-        self.seconds, self.steps_in_first_interval = [], 0
+        self.seconds = []
         self.average, self.val_loss = None, None
         self.attention = attention_backend(model, config)
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -479,11 +480,10 @@ class Run:
 
     def log(self, epoch, step, tokens, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the steps since the last line, which took `seconds` each."""
-        seconds = [total / WORLD_SIZE for total in sum_over_ranks(seconds)]  # of the mean rank
+        seconds = [total / WORLD_SIZE for total in sum_over_ranks(seconds)]  # mean of the ranks
         self.seconds += seconds
-        self.steps_in_first_interval = self.steps_in_first_interval or len(seconds)
-        later = self.seconds[self.steps_in_first_interval :]  # step 0 is warm-up and compilation
-        interval, self.average = self.tok_per_sec(seconds), self.tok_per_sec(later)
+        interval = self.tok_per_sec(seconds)
+        self.average = self.tok_per_sec(self.seconds[1:])  # step 0 is warm-up and compilation
         self.val_loss = val_loss
         self.write("log", epoch=epoch, step=step, tokens=tokens, train_loss=train_loss,
                    val_loss=val_loss, step_tok_per_sec=interval, avg_tok_per_sec=self.average,
@@ -545,7 +545,7 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
     elif Path("/proc/self/status").exists():
         status = Path("/proc/self/status").read_text()
         now, peak = (int(re.search(rf"{k}:\s+(\d+)", status)[1]) for k in ("VmRSS", "VmHWM"))
-        figures = [now * 1024, peak * 1024, peak * 1024, peak * 1024]
+        figures = [1024 * kib for kib in (now, peak, peak, peak)]  # the peak stands for reserved
     names = "allocated_gb", "reserved_gb", "peak_allocated_gb", "peak_reserved_gb"
     return {k: v and v / 1024**3 for k, v in zip(names, figures, strict=True)}
 
@@ -572,11 +572,14 @@ def join_ranks(device: torch.device) -> None:
     if device.type == "cuda":
         dist.init_process_group("nccl", device_id=device)
     else:
-        torch.set_num_threads(max(1, os.cpu_count() // LOCAL_WORLD_SIZE))  # torchrun leaves it one
+        # torchrun allows each process one thread; here it gets its share of the cores.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        torch.set_num_threads(max(1, cores // LOCAL_WORLD_SIZE))
         dist.init_process_group("gloo")
 
 
 def sum_over_ranks(values: list[float]) -> list[float]:
+    """Each value's sum, in float64; NCCL wants it on this rank's GPU."""
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     totals = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(totals)
@@ -650,7 +653,7 @@ def main() -> int:
         print(f"error: rank {RANK}: {message}", file=sys.stderr)
     if run:
         run.end(status, message)
-    if status == "complete":
+    if status == "complete":  # else other ranks may be gone, and it would wait for them
         dist.destroy_process_group()
     return code
 

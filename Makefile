@@ -5,14 +5,14 @@
 
 ifeq ($(origin PYTHON), undefined)
 PYTHON := .venv/bin/python
-ENVIRONMENT := .venv
+ENVIRONMENT := .venv/complete
 endif
 NPROC := "$(PYTHON)" -c "import torch; print(torch.cuda.device_count() or 2)"
 
 MINUTES := 25
 PIECES :=
 
-.PHONY: bench report test lint
+.PHONY: bench report test lint .venv
 
 bench: $(ENVIRONMENT)
 	test -e data/meta.json || "$(PYTHON)" data/prepare.py
@@ -30,9 +30,11 @@ test: $(ENVIRONMENT) lint
 lint: $(ENVIRONMENT)
 	"$(PYTHON)" -m ruff check .
 
-# Renamed when it is whole, so that an interrupted installation is not taken for an environment.
-.venv: requirements.txt requirements-dev.txt
+.venv: .venv/complete
+
+# The last step marks it complete, so that an interrupted installation isn't taken for one.
+.venv/complete: requirements.txt requirements-dev.txt
 	rm -rf .venv
 	python3 -m venv .venv
-	.venv/bin/python -m pip install --quiet -r requirements-dev.txt || { rm -rf .venv; exit 1; }
-	touch .venv
+	.venv/bin/python -m pip install --quiet -r requirements-dev.txt
+	touch .venv/complete

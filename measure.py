@@ -26,7 +26,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from bench import plans, readme, report, runner
+from bench import plans, readme, report, runner, states
 from bench.files import ROOT, relative
 from patches.stack import StackError
 
@@ -43,7 +43,7 @@ def duration(text: str) -> float:
     return float(text)
 
 
-positive.__name__, duration.__name__ = "whole number", "number"
+positive.__name__, duration.__name__ = "whole number", "number"  # argparse: "invalid number value"
 
 
 def pieces(text: str) -> list[str]:
@@ -65,14 +65,6 @@ def folders() -> argparse.ArgumentParser:
 
 def options_of_plans() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--rounds", type=positive, default=4, metavar="N",
-                        help="how often each script runs; a verdict needs 4 (default: 4)")
-    parser.add_argument("--max-tokens", type=positive, metavar="N",
-                        help="training tokens, per process, after which losses are compared"
-                             " (default: 393,216 on a GPU, 16,384 on a CPU)")
-    parser.add_argument("--seconds", type=duration, metavar="N",
-                        help="train for about N seconds where --max-tokens takes less, so that the"
-                             " speed is a steady one (default: 10 on a GPU, 0 on a CPU)")
     parser.add_argument("--resume", action="store_true",
                         help="go on where the last start stopped; runs that failed are tried again")
     parser.add_argument("--dry-run", action="store_true",
@@ -84,7 +76,6 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """(the settings, the options behind --)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    common = [options_of_plans(), folders()]
     for name, make, text in (
         ("stages", plans.stages, "the three scripts: 00, 01 and 02"),
         ("ladder", plans.ladder, "00, then one technique more at a time, up to 01; on several GPUs"
@@ -93,13 +84,29 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
                                                " still worth beside all the others"),
     ):
         sub = commands.add_parser(
-            name, help=text, description=text, parents=common, allow_abbrev=False,
-            usage=f"measure.py {name} [options] [-- options of the scripts]",
+            name, help=text, description=text, parents=[options_of_plans(), folders()],
+            usage=f"measure.py {name} [options] [-- options of the scripts]", allow_abbrev=False,
         )
         sub.set_defaults(function=measure, make=make)
-        if make is not plans.stages:
-            sub.add_argument("--rungs", metavar="0,5-8",
-                             help="which techniques, by their numbers (default: all)")
+        whole = make is plans.stages  # scripts at their full length
+        sub.add_argument("--rounds", type=positive, default=1 if whole else 4, metavar="N",
+                         help="how often each script runs (default: %(default)s; a verdict needs 4)"
+                         )
+        if whole:
+            sub.add_argument("--max-tokens", type=positive, metavar="N",
+                             help="training tokens of each run, per process (default: the scripts'"
+                                  " own length)")
+            sub.add_argument("--epochs", type=positive, metavar="N",
+                             help="passes over the text on a GPU (default: the scripts' own 15)")
+            continue
+        sub.add_argument("--max-tokens", type=positive, metavar="N",
+                         help="training tokens, per process, after which losses are compared"
+                              " (default: 393,216 on a GPU, 16,384 on a CPU)")
+        sub.add_argument("--seconds", type=duration, metavar="N",
+                         help="train for about N seconds where --max-tokens takes less, so that the"
+                              " speed is a steady one (default: 10 on a GPU, 0 on a CPU)")
+        sub.add_argument("--rungs", metavar="0,5-8",
+                         help="which techniques, by their numbers (default: all)")
     text = "all of the above and a profile: a page about this machine, results/report.md"
     sub = commands.add_parser("report", help=text, description=text, parents=[folders()],
                               usage="measure.py report [options] [-- options of the scripts]",
@@ -122,10 +129,10 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def measure(args: argparse.Namespace, options: list[str]) -> int:
     """Does what the options say; returns the exit code. Raises UserError, StackError, OSError."""
-    choice = {"rungs": args.rungs} if "rungs" in args else {}
+    own = {name: vars(args)[name] for name in ("rungs", "seconds", "epochs") if name in args}
     plan = args.make(
-        runner.ask_machine("this_machine"), **choice, tokens=args.max_tokens, seconds=args.seconds,
-        options=options, data=args.data, results=args.results_dir,
+        runner.ask_machine("this_machine"), **own, tokens=args.max_tokens, options=options,
+        data=args.data, results=args.results_dir,
     )
     if args.dry_run:
         runner.dry_run(plan, args.rounds, args.resume)
@@ -133,7 +140,7 @@ def measure(args: argparse.Namespace, options: list[str]) -> int:
     runner.run_plan(plan, args.rounds, args.resume)
     table = plan.path.with_suffix(".md")
     print(f"\n{table.read_text(encoding='utf-8')}\n{relative(table)}\n{relative(plan.path)}")
-    return 1 if any(result["error"] for result in runner.read_state(plan.path)["results"]) else 0
+    return 1 if any(result["error"] for result in states.earlier_state(plan.path)["results"]) else 0
 
 
 def write_report(args: argparse.Namespace, options: list[str]) -> int:
@@ -144,7 +151,11 @@ def write_report(args: argparse.Namespace, options: list[str]) -> int:
 
 
 def write_readme(args: argparse.Namespace, options: list[str]) -> int:
-    print("README.md: " + ("written" if readme.write_readme() else "nothing to change"))
+    """Writes README.md's tables anew. Raises UserError where one can't be made."""
+    try:
+        print("README.md: " + ("written" if readme.write_readme() else "nothing to change"))
+    except (ValueError, LookupError, TypeError) as error:
+        raise plans.UserError(f"README.md's tables can't be made: {error}")
     return 0
 
 

@@ -14,7 +14,6 @@ counts the tokens of all processes together; reserved memory is that of one proc
 """
 
 import argparse
-import io
 import sys
 from pathlib import Path
 
@@ -22,7 +21,7 @@ import matplotlib
 
 from bench import pictures, stages
 from bench.files import ROOT, relative, write_whole
-from bench.ladders import latest_ladder
+from bench.states import latest_ladder
 from patches import stack
 
 
@@ -58,26 +57,12 @@ def main(argv: list[str] | None = None) -> int:
     runs = stages.read_runs(args.results)
     if not runs:
         print("no complete runs: the published figures alone")
-    figures = {"speed": pictures.draw_speed([*runs, *published])}
-    if losses := pictures.draw_losses(runs):
-        figures["losses"] = losses
-    else:
-        print(f"no losses to draw: no losses.{args.format}")
-    if ladder := latest_ladder(args.results):
-        try:
-            figures["ladder"] = pictures.draw_ladder(ladder)
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            print(f"skipped: ladder.json is damaged: {error!r}", file=sys.stderr)
+    drawn = pictures.draw_all(runs, published, latest_ladder(args.results), args.format)
     summary = f"{stages.table(runs, published)}\n{source}\n"
     print(f"\n{summary}")
 
-    files = {"summary.md": summary}
-    for name, figure in figures.items():
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=args.format)
-        files[f"{name}.{args.format}"] = buffer.getvalue()
     try:
-        for name, content in files.items():
+        for name, content in {"summary.md": summary, **drawn}.items():
             write_whole(out / name, content)
             print(relative(out / name))
     except OSError as error:

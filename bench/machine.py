@@ -2,7 +2,8 @@
 
     python -m bench.machine this_machine     # as JSON; in a process of its own, so that the one
     python -m bench.machine matmul_peak      # that asks never holds memory of the GPU
-    python -m bench.machine look             # all that a report says of it
+    python -m bench.machine look             # what a report says of it
+    python -m bench.machine large_loss       # whether cross entropy takes very large batches
 """
 
 import json
@@ -35,7 +36,6 @@ PEAK_FLOPS = {
     "NVIDIA L4": 121e12,
     "NVIDIA L40S": 362e12,
 }
-DEVICES = ("cpu", "cuda")  # without and with a GPU
 A100_FLOPS = PEAK_FLOPS["NVIDIA A100-SXM4-80GB"]  # the GPU of the published figures
 
 
@@ -71,8 +71,8 @@ def cpu_name() -> str:
 def driver_version() -> str | None:
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return subprocess.run(query, capture_output=True, text=True).stdout.split()[0]
-    except (OSError, IndexError):  # there is no nvidia-smi, or it knows no driver
+        return subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.split()[0]
+    except (OSError, IndexError, subprocess.TimeoutExpired):  # no nvidia-smi, or it knows none
         return None
 
 
@@ -102,15 +102,17 @@ def matmul_peak() -> dict[str, float]:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         for _ in range(3):  # warm-up
             a @ b
-        marks = [now()]
-        for _ in range(products):
-            a @ b
-            marks.append(now())
-        if cuda:
-            torch.cuda.synchronize()
-        seconds = [start.elapsed_time(end) / 1000 if cuda else end - start
-                   for start, end in zip(marks, marks[1:], strict=False)]
-        peak[name] = 2 * size**3 / median(seconds)
+        seconds, began = [], time.perf_counter()
+        while time.perf_counter() - began < 1:  # until clock rate and power are those of long work
+            marks = [now()]
+            for _ in range(products):
+                a @ b
+                marks.append(now())
+            if cuda:
+                torch.cuda.synchronize()
+            seconds += [start.elapsed_time(end) / 1000 if cuda else end - start
+                        for start, end in zip(marks, marks[1:], strict=False)]
+        peak[name] = 2 * size**3 / median(seconds[len(seconds) // 2 :])
     return peak
 
 
@@ -119,7 +121,7 @@ def bandwidth() -> float:
     import torch
 
     cuda = torch.cuda.is_available()
-    source = torch.ones(2**30 if cuda else 2**26, dtype=torch.float32, device=DEVICES[cuda])
+    source = torch.ones(2**28 if cuda else 2**26, device="cuda" if cuda else "cpu")
     target, seconds = torch.empty_like(source), []
     for _ in range(8):
         began = time.perf_counter()
@@ -136,32 +138,36 @@ def attention_backends() -> list[dict]:
     dropout that it really applies."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
 
     cuda = torch.cuda.is_available()
-    shape = (8, 12, 1024, 64) if cuda else (8, 8, 128, 64)
+    device, shape = ("cuda", (8, 12, 1024, 64)) if cuda else ("cpu", (8, 8, 128, 64))
+
+    def milliseconds(qkv, dropout: float) -> float:
+        marks = []
+        for _ in range(25):
+            marks.append(torch.cuda.Event(enable_timing=True))
+            marks[-1].record()
+            y = scaled_dot_product_attention(*qkv, dropout_p=dropout, is_causal=True)
+            torch.autograd.grad(y, qkv, y)
+        torch.cuda.synchronize()
+        return median(a.elapsed_time(b) for a, b in zip(marks[5:], marks[6:], strict=False))
+
     rows = []
     for dropout in (0.0, 0.1, 0.125):
-        q, k, v = (torch.randn(shape, device=DEVICES[cuda], dtype=torch.bfloat16,
-                               requires_grad=True) for _ in range(3))
-        chosen = torch._fused_sdp_choice(q, k, v, dropout_p=dropout, is_causal=True)
-        for backend in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"):
-            row = dict(dropout=dropout, backend=backend.lower(), runs=False, milliseconds=None,
-                       real_dropout=None, chosen=SDPBackend(chosen).name == backend)
+        qkv = [torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
+               for _ in range(3)]
+        choice = SDPBackend(torch._fused_sdp_choice(*qkv, dropout_p=dropout, is_causal=True))
+        for name in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"):
+            backend = getattr(SDPBackend, name)
+            row = dict(dropout=dropout, backend=name.lower(), chosen=backend == choice, runs=False,
+                       milliseconds=None, real_dropout=None)
             try:
-                with warnings.catch_warnings(), sdpa_kernel(getattr(SDPBackend, backend)):
+                with warnings.catch_warnings(), sdpa_kernel(backend):
                     warnings.simplefilter("ignore")  # they say why a kernel isn't available
-                    row["real_dropout"] = real_dropout(q.detach(), dropout)
-                    seconds = []
-                    for _ in range(8):
-                        began = time.perf_counter()
-                        y = torch.nn.functional.scaled_dot_product_attention(
-                            q, k, v, dropout_p=dropout, is_causal=True
-                        )
-                        y.sum().backward()
-                        if cuda:
-                            torch.cuda.synchronize()
-                        seconds.append(time.perf_counter() - began)
-                row |= dict(runs=True, milliseconds=1000 * median(seconds[3:]) if cuda else None)
+                    row |= dict(real_dropout=real_dropout(qkv[0].detach(), dropout),
+                                milliseconds=milliseconds(qkv, dropout) if cuda else None)
+                row["runs"] = True
             except RuntimeError:  # this kernel can't
                 pass
             rows.append(row)
@@ -171,14 +177,15 @@ def attention_backends() -> list[dict]:
 def real_dropout(like, dropout: float) -> float:
     """The share of the attention weights that are really zeroed, from the spread of the results.
 
-    With equal scores and values of 1 a row is the mean of T weights that are 0 or 1 / (1 - p):
-    its variance is p / (1 - p) / T.
+    With equal scores, and values 1 and -1 in turn, a result is the mean of T numbers that are 0 or
+    ±1 / (1 - p): around 0, with the variance p / (1 - p) / T.
     """
     import torch
 
-    zeros, ones = torch.zeros_like(like), torch.ones_like(like)
-    y = torch.nn.functional.scaled_dot_product_attention(zeros, zeros, ones, dropout_p=dropout)
-    odds = y[..., 0].float().var().item() * like.shape[2]
+    zeros, values = torch.zeros_like(like), torch.ones_like(like)
+    values[..., 1::2, :] = -1
+    y = torch.nn.functional.scaled_dot_product_attention(zeros, zeros, values, dropout_p=dropout)
+    odds = y[..., 0].float().square().mean().item() * like.shape[2]
     return odds / (1 + odds)
 
 
@@ -187,7 +194,7 @@ def compile_error() -> str | None:
     import torch
 
     try:
-        x = torch.ones(8, device=DEVICES[torch.cuda.is_available()])
+        x = torch.ones(8, device="cuda" if torch.cuda.is_available() else "cpu")
         torch.compile(lambda x: 2 * x + 1)(x)
     except Exception as error:
         return " ".join(str(error).split("\n")[:2])
@@ -204,9 +211,10 @@ def look() -> dict:
     if not machine["gpus"]:
         missing.append("an NVIDIA GPU: without one the small model `cpu-demo` runs")
     if compile_fails:
-        how = ("Triton: `pip install triton` (on Windows `triton-windows`)" if machine["gpus"] else
-               "a C++ compiler: `apt install g++`, `xcode-select --install`, or on Windows Visual"
-               " Studio's Build Tools; and PyTorch in a path without spaces")
+        how = ("Triton, which PyTorch brings along on Linux (on Windows: `pip install"
+               " triton-windows`), and a C compiler" if machine["gpus"] else
+               "a C++ compiler (`apt install g++`, `xcode-select --install`, or on Windows Visual"
+               " Studio's Build Tools), and PyTorch in a path without spaces")
         missing.append(f"torch.compile, which needs {how} ({compile_fails})")
     if not shutil.which("git"):
         missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")
@@ -215,8 +223,6 @@ def look() -> dict:
     return dict(
         machine=machine, memory_gb=memory_gb(), matmul_peak=matmul_peak(), bandwidth=bandwidth(),
         attention=attention_backends(), compile_error=compile_fails, missing=missing,
-        # Last, since an illegal memory access would end all use of the GPU.
-        large_loss=large_loss_error() if machine["gpus"] and memory_gb() > 30 else "not tried",
     )
 
 
@@ -231,26 +237,27 @@ def memory_gb() -> float | None:
     return None
 
 
-def large_loss_error() -> str | None:
+def large_loss() -> str:
     """Whether cross entropy is right on logits of more than 2³¹ elements (batch 42 and up at
-    context 1,024), which older CUDA kernels took for less: the error, or None. Needs 20 GB."""
+    context 1,024), which older CUDA kernels took for less. Needs 30 GB; asked in a process of its
+    own, since an illegal memory access ends all use of the GPU."""
     import torch
 
+    if not torch.cuda.is_available() or memory_gb() < 30:
+        return "not tried"
     rows, ids = 42 * 1024, 50_304
-    try:
-        logits = torch.randn(rows, ids, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        targets = torch.randint(ids, (rows,), device="cuda")
-        torch.nn.functional.cross_entropy(logits, targets).backward()
-        part = slice(rows - 1024, rows)  # the end lies behind the limit
-        last = logits.detach()[part].clone().requires_grad_()
-        torch.nn.functional.cross_entropy(last, targets[part]).backward()
-        difference = (logits.grad[part] * (rows / 1024) - last.grad).abs().max().item()
-        return None if difference < 1e-4 else f"the gradient is wrong by {difference:.1e}"
-    except RuntimeError as error:
-        return str(error).splitlines()[0]
+    logits = torch.randn(rows, ids, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.randint(ids, (rows,), device="cuda")
+    torch.nn.functional.cross_entropy(logits, targets).backward()
+    part = slice(rows - 1024, rows)  # the end lies behind the limit
+    last = logits.detach()[part].clone().requires_grad_()
+    torch.nn.functional.cross_entropy(last, targets[part]).backward()
+    difference = (logits.grad[part] * (rows / 1024) - last.grad).abs().max().item()
+    return "right" if difference < 1e-4 else f"wrong by {difference:.1e} in the gradient"
 
 
-QUESTIONS = {"this_machine": this_machine, "matmul_peak": matmul_peak, "look": look}
+QUESTIONS = {"this_machine": this_machine, "matmul_peak": matmul_peak, "look": look,
+             "large_loss": large_loss}
 
 if __name__ == "__main__":
     (question,) = sys.argv[1:]

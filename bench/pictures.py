@@ -1,6 +1,8 @@
 """The pictures: speed and losses of the three stages, and the ladder."""
 
+import io
 import math
+import sys
 
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
@@ -13,6 +15,27 @@ from bench.tables import show
 COLOURS = {"00_orig": "#E69F00", "01_opt_single_gpu": "#0072B2", "02_opt_multi_gpu_ddp": "#009E73"}
 OWN, PUBLISHED, NOISE, ERROR = COLOURS["01_opt_single_gpu"], "0.75", "#F6DBA6", "#D55E00"
 INCHES = 10  # of a picture's width, which READMEs show at about 900 pixels
+
+
+def draw_all(
+    runs: list[Run], published: list[Run], ladder: dict | None, form: str = "png"
+) -> dict[str, bytes]:
+    """{file name: picture} of what there is to draw; says what there isn't."""
+    figures = {"speed": draw_speed([*runs, *published]), "losses": draw_losses(runs)}
+    if ladder and ladder["rows"]:
+        try:
+            figures["ladder"] = draw_ladder(ladder)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            print(f"skipped: ladder.json is damaged: {error!r}", file=sys.stderr)
+    if not figures["losses"]:
+        print(f"no losses to draw: no losses.{form}")
+    pictures = {}
+    for name, figure in figures.items():
+        if figure:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=form)
+            pictures[f"{name}.{form}"] = buffer.getvalue()
+    return pictures
 
 
 def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):

@@ -16,6 +16,7 @@ PUBLISHED = REFERENCE / "published-a100.json"
 TOKENS = {"cuda": 393_216, "cpu": 16_384}
 SECONDS = {"cuda": 10.0, "cpu": 0.0}  # a run trains about that long, if the tokens take less
 SEED = 123
+EPOCHS = 15  # of the published experiment
 
 
 class UserError(Exception):
@@ -58,12 +59,14 @@ class Plan:
     data: Path = ROOT / "data"
     results: Path = ROOT / "results"  # the plan's folder goes there
     seed_noise: bool = True  # whether each round also runs the baseline with another seed
-    whole: bool = False  # every run trains as long as its script does by itself; tokens is None
+    whole: bool = False  # every run is as long as its script by itself, or has `tokens` in all
     epochs: int | None = None  # of such a run (None: the script's own)
+    cold: bool = True  # the first round compiles anew, so that its first step tells the time
 
     def __post_init__(self):
         device = self.machine["device"]
         if self.whole:
+            self.seconds = None
             return
         self.tokens = TOKENS[device] if self.tokens is None else self.tokens
         self.seconds = SECONDS[device] if self.seconds is None else self.seconds
@@ -126,7 +129,7 @@ def leave_one_out(machine: dict, rungs: str | None = None, **settings) -> Plan:
         except stack.Conflict:
             run.error = "conflict: later patches build on the lines that it changes"
     stack.write_all(scripts)
-    return Plan("leave-one-out", runs, machine, **settings)
+    return Plan("leave-one-out", runs, machine, cold=False, **settings)
 
 
 def stages(machine: dict, **settings) -> Plan:

@@ -6,13 +6,13 @@ from collections import defaultdict
 from pathlib import Path
 
 # What an operation or kernel does, by its name; the first pattern that is found counts. Kernels of
-# matrix products are cuBLAS's, CUTLASS's and oneDNN's; what torch.compile fuses is called
-# triton_…, cpp_fused_… or, where the trace doesn't look into it, CompiledFxGraph.
+# matrix products are cuBLAS's, CUTLASS's and oneDNN's.
 KINDS = {
     "attention": r"flash|fmha|scaled_dot_product|attention|cudnn_generated",
     "loss": r"log_softmax|LogSoftMax|softmax_loss|nll_loss|cross_entropy|SoftMax(Forward|Backward)",
     "optimizer": r"[Aa]dam|multi_tensor|Optimizer",
     "matrix products": r"gemm|nvjet|cutlass|cublas|mm\b|mkl|linear|triton_tem",
+    "fused by torch.compile": r"triton_|cpp_fused_|CompiledFxGraph",
     "other": r"",
 }
 GPU_EVENTS = {"kernel", "gpu_memcpy", "gpu_memset"}
@@ -41,7 +41,7 @@ def self_times(events: list[dict]) -> list[tuple[str, float]]:
     return times
 
 
-def read_trace(path: Path) -> dict:
+def read_trace(path: Path, gpu: bool) -> dict:
     """The profiled steps: {steps, seconds, gpu, operations, split}, seconds per step everywhere.
 
     `operations` has the name, kind, calls and seconds of each operation (on a GPU: kernel), the
@@ -54,8 +54,8 @@ def read_trace(path: Path) -> dict:
         marks = [event for event in events if event["name"].startswith("ProfilerStep#")
                  and event["cat"] == "user_annotation"]
         steps = len(marks)
-        kernels = [event for event in events if event.get("cat") in GPU_EVENTS]
-        if kernels:
+        if gpu:
+            kernels = [event for event in events if event.get("cat") in GPU_EVENTS]
             start = min(event["ts"] for event in kernels)
             total = max(event["ts"] + event["dur"] for event in kernels) - start
             times = [(event["name"], event["dur"]) for event in kernels]
@@ -80,6 +80,4 @@ def read_trace(path: Path) -> dict:
         split[operation["kind"]] += operation["seconds"]
     per_step = total / 1e6 / steps
     split["idle"] = max(0.0, per_step - sum(split.values()))
-    return dict(
-        steps=steps, seconds=per_step, gpu=bool(kernels), operations=operations, split=split
-    )
+    return dict(steps=steps, seconds=per_step, gpu=gpu, operations=operations, split=split)

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 from bench.files import ROOT, write_whole
-from bench.ladders import read_state, reference_machine
 from bench.stages import PUBLISHED, read_published, read_runs, table
+from bench.states import read_state, reference_machine
 from bench.tables import markdown
 from patches import stack
 

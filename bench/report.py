@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import plans, runner
+from bench import plans, runner, states
 from bench.files import relative, write_whole
 from bench.profiles import read_trace
 from bench.stages import read_published, read_runs
@@ -58,15 +58,19 @@ class Report:
     def machine(self) -> dict:
         return self.look["machine"]
 
+    @property
+    def time_is_over(self) -> bool:
+        return time.monotonic() > self.deadline
+
     def run(self, plan: plans.Plan, rounds: int) -> bool:
         """Goes on with a plan until it is finished, or the time is over: then it returns False."""
-        earlier = bool(runner.read_state(plan.path))
+        earlier = bool(states.earlier_state(plan.path))
         try:
             finished = runner.run_plan(plan, rounds, resume=earlier, deadline=self.deadline)
         except plans.UserError as error:
             hint = f"; for a new report, move {relative(self.results)} away, or use --results-dir"
             raise plans.UserError(f"{error}{hint * earlier}", error.code)
-        results = runner.read_state(plan.path)["results"]
+        results = states.earlier_state(plan.path)["results"]
         self.failed |= any(result["error"] for result in results)
         return finished
 
@@ -75,11 +79,16 @@ class Report:
 
 
 def run_machine(report: Report) -> bool:
-    if report.look and report.machine != runner.ask_machine("this_machine"):
+    machine = runner.ask_machine("this_machine")
+    if report.look and not runner.same_machine(report.machine, machine):
         raise plans.UserError(f"{relative(report.results)} holds the report of another machine or"
                               " PyTorch: move it away, or use --results-dir")
     if not report.look:
         found = runner.ask_machine("look")
+        try:
+            found["large_loss"] = runner.ask_machine("large_loss")
+        except plans.UserError as error:
+            found["large_loss"] = f"wrong: {error}"
         write_whole(report.results / "machine.json", json.dumps(found, indent=1))
     for thing in report.look["missing"]:
         print(f"missing: {thing}")
@@ -88,7 +97,7 @@ def run_machine(report: Report) -> bool:
 
 def run_stages(report: Report) -> bool:
     plan = report.plan(plans.stages)
-    earlier = runner.read_state(plan.path)
+    earlier = states.earlier_state(plan.path)
     if earlier:
         plan.epochs = earlier["plan"]["epochs"]
     elif plan.machine["gpus"] and not plan.tokens:
@@ -112,11 +121,13 @@ def run_leave_one_out(report: Report) -> bool:
 
 
 def run_profile(report: Report) -> bool:
-    if report.read("profile/profile.json"):
+    text, folder = stack.script_of("profile"), report.results / "profile"
+    what = dict(source_sha256=hashlib.sha256(text).hexdigest(), options=report.options)
+    earlier = report.read("profile/profile.json")
+    if all(earlier.get(name) == value for name, value in what.items()):
         return True
     if time.monotonic() + 90 > report.deadline:
         return False
-    text, folder = stack.script_of("profile"), report.results / "profile"
     script = plans.BUILD / "profile" / stack.file_of("profile")
     stack.write_all({script: text})
     for old in folder.glob("profile-*"):  # of a start that was cut off
@@ -126,19 +137,19 @@ def run_profile(report: Report) -> bool:
          "--data", report.data, "--results-dir", folder, "--max-steps", 12,
          "--eval-freq", 10**9, *report.options],
         TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE="1",  # a CPU's fused loops, by their names
-        TORCHINDUCTOR_CACHE_DIR=str(plans.BUILD / "compiler-cache" / "profile"),
+        timeout=600, TORCHINDUCTOR_CACHE_DIR=str(plans.BUILD / "compiler-cache" / "profile"),
     )
     traces = [*folder.glob("profile-*.trace.json")]
     try:
         if code or len(traces) != 1:
             raise ValueError(runner.error_line(err))
-        profile = read_trace(traces[0])
+        profile = read_trace(traces[0], gpu=bool(report.machine["gpus"]))
     except ValueError as error:
         print(f"profile: failed: {error}", file=sys.stderr)
         report.failed = True
         return True
-    profile |= dict(trace=traces[0].name, source_sha256=hashlib.sha256(text).hexdigest())
-    write_whole(folder / "profile.json", json.dumps(profile, indent=1))
+    write_whole(folder / "profile.json",
+                json.dumps(profile | what | dict(trace=traces[0].name), indent=1))
     return True
 
 
@@ -160,7 +171,7 @@ def machine_section(report: Report) -> str:
         "torch.compile " + (f"doesn't work: {look['compile_error']}" if look["compile_error"]
                             else "works."),
         "Cross entropy on more than 2³¹ logits (batch 42 and up at context 1,024): "
-        + (look["large_loss"] or "right") + ".",
+        + look["large_loss"] + ".",
         *(f"Missing: {thing}." for thing in look["missing"]),
         "Which attention kernels run with which dropout (bfloat16, causal), which one PyTorch"
         " chooses by itself, and the dropout that each really applies; 01 turns cuDNN's off:",
@@ -178,7 +189,7 @@ def machine_section(report: Report) -> str:
 
 def plan_section(report: Report, name: str, *pictures: str) -> str:
     """The table of a plan, as far as it is measured, and its pictures."""
-    state = runner.read_state(report.results / name / f"{name}.json")
+    state = states.earlier_state(report.results / name / f"{name}.json")
     if not any(row["rounds"] for row in state.get("rows", [])):
         return ""
     images = [f"![{file.removesuffix('.png')}]({file})" for file in pictures
@@ -230,11 +241,12 @@ def profile_section(report: Report) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """`make` is the plan behind it, by whose command it can be had alone."""
+    """What `run` measures stands in a `section` of the page (None: in that of an earlier piece),
+    and can be had alone by `command`."""
 
     title: str
     run: Callable[[Report], bool]
-    section: Callable[[Report], str] | None  # None: what it measures stands in an earlier section
+    section: Callable[[Report], str] | None
     command: str
 
 
@@ -259,7 +271,7 @@ def summary(report: Report) -> list[str]:
     """What this machine gives, and where it differs from the published table, in five lines."""
     machine, rows = report.machine, {}
     for name in ("stages", "ladder"):
-        state = runner.read_state(report.results / name / f"{name}.json")
+        state = states.earlier_state(report.results / name / f"{name}.json")
         rows[name] = [row for row in state.get("rows", []) if row["tok_per_sec"]]
     peak = report.look["matmul_peak"]["bfloat16"] / 1e12
     lines = [f"**{machine['name']}**, PyTorch {machine['torch']}: {peak:,.2f} TFLOP/s in bfloat16"
@@ -294,21 +306,20 @@ def summary(report: Report) -> list[str]:
 
 
 def draw(report: Report) -> None:
-    """The pictures of the page. matplotlib is loaded only now."""
-    import matplotlib
-
+    """The pictures of the page. matplotlib is loaded only now, and nothing else needs it."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        print(f"the page has no pictures: {error}", file=sys.stderr)
+        return
     matplotlib.use("Agg")  # draws without a display
     from bench import pictures
 
-    runs = read_runs(report.results / "stages")
     published, _ = read_published(stack.load())
-    ladder = runner.read_state(report.results / "ladder" / "ladder.json")
-    figures = {"speed": pictures.draw_speed([*runs, *published]) if runs else None,
-               "losses": pictures.draw_losses(runs),
-               "ladder": pictures.draw_ladder(ladder) if ladder.get("rows") else None}
-    for name, figure in figures.items():
-        if figure:
-            figure.savefig(report.results / f"{name}.png")
+    ladder = states.earlier_state(report.results / "ladder" / "ladder.json")
+    runs = read_runs(report.results / "stages")
+    for name, picture in pictures.draw_all(runs, published, ladder).items():
+        write_whole(report.results / name, picture)
 
 
 def write_page(report: Report, missing: list[str]) -> Path:
@@ -339,17 +350,30 @@ def write_page(report: Report, missing: list[str]) -> Path:
 
 
 def make_report(report: Report, names: list[str]) -> int:
-    """Runs the pieces until they are finished or the time is over, then writes the page.
+    """Runs the pieces until they are finished or the time is over; the page is written in any case.
 
-    Returns the exit code: 1 if a run failed. Raises UserError, StackError, OSError.
+    Returns the exit code: 1 if something failed. Raises UserError where nothing can be measured.
     """
     runner.prepare_tokens(report.data)
+    run_machine(report)
     missing = []
-    for name in dict.fromkeys(["machine", *names]):
-        print(f"--- {name}", flush=True)
-        if not PIECES[name].run(report):
-            missing.append(name)
-    path = write_page(report, missing)
+    try:
+        for name in names:
+            finished = False
+            if not report.time_is_over:
+                print(f"--- {name}", flush=True)
+                try:
+                    finished = PIECES[name].run(report)
+                except (plans.UserError, stack.StackError, OSError) as error:
+                    print(f"error: {name}: {error}", file=sys.stderr)
+                    report.failed = True
+            if not finished:
+                missing.append(name)
+    except runner.Interrupted:
+        missing += [name for name in names if name not in missing]
+        raise
+    finally:
+        path = write_page(report, missing)
     minutes = (time.monotonic() - report.began) / 60
     print(f"\n{path.read_text(encoding='utf-8').partition('## ')[0]}{relative(path)}, after"
           f" {minutes:.1f} minutes; report.tar.gz beside it holds all of it")

@@ -21,13 +21,26 @@ from statistics import median
 from bench import statistics, tables
 from bench.files import ROOT, relative, write_whole
 from bench.machine import A100_FLOPS
-from bench.plans import BUILD, SEED, Plan, Run, UserError, comparison_point, tokens_per_step
+from bench.plans import (
+    BUILD,
+    EPOCHS,
+    SEED,
+    Plan,
+    Run,
+    UserError,
+    comparison_point,
+    tokens_per_step,
+)
 from bench.records import RecordError
+from bench.states import SCHEMA, earlier_state
 
 # What the runner gives every script itself, so that runs can be compared.
-OWN_OPTIONS = {"--data", "--results-dir", "--name", "--device", "--seed", "--help", "-h"}
-EPOCHS = 15  # of the published experiment
-OWN_OPTIONS |= {"--max-tokens", "--max-steps", "--epochs", "--eval-freq"}
+OWN_OPTIONS = {
+    "--data", "--results-dir", "--name", "--device", "--seed", "--max-tokens", "--max-steps",
+    "--epochs", "--eval-freq", "--help", "-h",
+}
+MACHINE = ("name", "device", "gpus", "torch")  # what has to be the same for a plan to go on
+COMPILE_SECONDS = 40  # of a script that compiles its model, in round 1: a rough estimate
 
 
 @dataclass(frozen=True)
@@ -72,15 +85,20 @@ def interrupt(signum, frame) -> None:
 # ---- Child processes ---------------------------------------------------------------------------
 
 
-def run_child(command: list, cwd: Path | None = None, **environment: str) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr). The child doesn't outlive this process."""
+def run_child(
+    command: list, cwd: Path | None = None, timeout: float | None = None, **environment: str
+) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr). The child ends with this process, unless that is killed.
+
+    Raises subprocess.TimeoutExpired, with the child ended, after `timeout` seconds.
+    """
     child = subprocess.Popen(
         [str(part) for part in command], env=os.environ | environment, cwd=cwd, text=True,
         encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
     )
     try:
-        out, err = child.communicate()
+        out, err = child.communicate(timeout=timeout)
     except BaseException:
         child.terminate()
         try:
@@ -133,8 +151,8 @@ def read_configurations(requests: list) -> list[dict]:
                 functions = runpy.run_path(script)
                 args = functions["parse_arguments"](options)
                 config = functions["configure"](args, torch.device(args.device))
-            names = ("batch_size", "context_length")
-            answers.append({name: getattr(config, name) for name in names})
+            answers.append(dict(batch_size=config.batch_size, context_length=config.context_length,
+                                compile=getattr(config, "compile", False)))
         except SystemExit:  # argparse has printed why
             answers.append({"error": error_line(messages.getvalue())})
         except Exception as error:
@@ -142,8 +160,8 @@ def read_configurations(requests: list) -> list[dict]:
     return answers
 
 
-def read_tokens_per_step(plan: Plan) -> dict[str, int]:
-    """The training tokens per step, of all processes, of each run that can run, by its name.
+def configurations(plan: Plan) -> dict[str, dict]:
+    """Batch size, context length and whether it compiles, of each run that can run, by its name.
 
     Each script's own parser judges the options. Raises UserError where one refuses them.
     """
@@ -159,28 +177,30 @@ def read_tokens_per_step(plan: Plan) -> dict[str, int]:
     for run, answer in zip(runs, answers, strict=True):
         if "error" in answer:
             raise UserError(f"{run.name}: {answer['error']}", 2)
-    return {run.name: tokens_per_step(answer, run.processes)
-            for run, answer in zip(runs, answers, strict=True)}
+    return {run.name: answer for run, answer in zip(runs, answers, strict=True)}
 
 
-def length_of(run: Run, plan: Plan, per_step: int, matmul_peak: dict) -> Length:
+def length_of(run: Run, plan: Plan, config: dict, matmul_peak: dict) -> Length:
     """Long enough for the common token count, and for `plan.seconds` by the estimated speed; or,
     where the plan runs whole scripts, as long as they are."""
     gpus = plan.machine["gpus"]
     speed = expected_speed(run, matmul_peak)
+    extra = COMPILE_SECONDS if gpus and config["compile"] else 0
+    if plan.whole and plan.tokens:
+        tokens = plan.tokens * run.processes
+        return Length(("--max-tokens", tokens), 20 + extra + tokens / (speed if gpus else 1_500))
     if plan.whole:
-        if plan.tokens:
-            return Length(("--max-tokens", plan.tokens), 30 + plan.tokens / speed)
         options = ("--epochs", plan.epochs) if plan.epochs else ()
-        seconds = 30 + (plan.epochs or EPOCHS) * seconds_per_epoch(plan, speed)
-        return Length(options, seconds if gpus else 60)
+        seconds = 20 + (plan.epochs or EPOCHS) * seconds_per_epoch(plan, speed)
+        return Length(options, seconds + extra if gpus else 60)
+    per_step = tokens_per_step(config, run.processes)
     compared_at = comparison_point(plan.tokens * run.processes, per_step)
     max_tokens = max(compared_at, math.ceil(plan.seconds * speed / per_step) * per_step)
     # Lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps; so one is at the common count.
     eval_freq = max(1, compared_at // per_step - 1)
     options = ("--max-tokens", max_tokens, "--eval-freq", eval_freq)
     options += ("--epochs", 10**6)  # the tokens alone end the run
-    return Length(options, 20 + max_tokens / speed if gpus else 10 + max_tokens / 1_500)
+    return Length(options, 20 + extra + max_tokens / speed if gpus else 10 + max_tokens / 1_500)
 
 
 def expected_speed(run: Run, matmul_peak: dict) -> float:
@@ -190,26 +210,31 @@ def expected_speed(run: Run, matmul_peak: dict) -> float:
 
 def seconds_per_epoch(plan: Plan, tok_per_sec: float) -> float:
     """A rough estimate, with the evaluations of an epoch and its sample."""
-    meta = json.loads((plan.data / "meta.json").read_text(encoding="utf-8"))
-    return 1.3 * meta["tokens"]["train"] / tok_per_sec + 1
+    meta = plan.data / "meta.json"
+    tokens = json.loads(meta.read_bytes())["tokens"]["train"] if meta.exists() else 414_009
+    return 1.3 * tokens / tok_per_sec + 1
 
 
-def lengths_of(plan: Plan, per_step: dict[str, int], matmul_peak: dict) -> dict[str, Length]:
+def lengths_of(plan: Plan, configs: dict[str, dict], matmul_peak: dict) -> dict[str, Length]:
     """The length of each run that can run, by its name."""
-    return {run.name: length_of(run, plan, per_step[run.name], matmul_peak)
-            for run in plan.runs if run.name in per_step}
+    return {run.name: length_of(run, plan, configs[run.name], matmul_peak)
+            for run in plan.runs if run.name in configs}
 
 
 def seconds_left(jobs: list[Job], results: list[dict], lengths: dict[str, Length]) -> float:
-    """By the median time of each run's results; for a run without any, of all; or by its length."""
+    """By the median time of each run's results; for a run without any by its length's estimate,
+    corrected by how far the others' were off."""
     times = {}
     for result in results:
         times.setdefault(result["name"], []).append(result["seconds"])
-    of_all = [second for seconds in times.values() for second in seconds]
+    off = [median(known) / lengths[name].seconds for name, known in times.items()
+           if name in lengths]
 
     def seconds(job: Job) -> float:
-        known = times.get(job.run.name, of_all)
-        return median(known) if known else lengths[job.run.name].seconds
+        name = job.run.name
+        if name in times:
+            return median(times[name])
+        return lengths[name].seconds * (median(off) if off else 1)
 
     return sum(map(seconds, jobs))
 
@@ -231,15 +256,19 @@ def command_of(job: Job, plan: Plan, length: Length) -> list:
 
 def run_job(job: Job, plan: Plan, length: Length) -> dict:
     """Runs it; returns its result for the state file."""
-    # torch.compile keeps what it made: the first round mustn't find it, later ones may.
-    cache = BUILD / "compiler-cache" / plan.name / job.run.name
-    if job.round == 1:
+    # torch.compile keeps what it made, here by script, so that plans share it.
+    cache = BUILD / "compiler-cache" / sha256(job.run.script)[:16]
+    if plan.cold and (job.round, job.seed) == (1, SEED):
         shutil.rmtree(cache, ignore_errors=True)
     began = time.perf_counter()
-    code, out, err = run_child(
-        command_of(job, plan, length),
-        TORCHINDUCTOR_CACHE_DIR=str(cache), TRITON_CACHE_DIR=str(cache / "triton"),
-    )
+    timeout = 300 + 5 * length.seconds  # one that hangs mustn't take all the time there is
+    try:
+        code, out, err = run_child(
+            command_of(job, plan, length), timeout=timeout,
+            TORCHINDUCTOR_CACHE_DIR=str(cache), TRITON_CACHE_DIR=str(cache / "triton"),
+        )
+    except subprocess.TimeoutExpired:
+        code, out, err = 1, "", f"error: ended after {timeout:.0f} s: it hung, or is far too slow"
     seconds = time.perf_counter() - began
     record = re.search(r"^Record: .*?([^/\\\n]+\.jsonl)$", out, re.MULTILINE)
     error = None
@@ -266,7 +295,7 @@ def new_state(plan: Plan, rounds: int) -> dict:
     meta = plan.data / "meta.json"
     runs = [run for run in plan.runs if not run.error]
     return dict(
-        schema=2, time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        schema=SCHEMA, time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         plan=dict(
             name=plan.name, machine=plan.machine, rounds=rounds, options=plan.options,
             tokens=plan.tokens, seconds=plan.seconds, epochs=plan.epochs,
@@ -285,28 +314,20 @@ def save(state: dict, path: Path) -> None:
     write_whole(path, json.dumps(state, indent=1))
 
 
-def read_state(path: Path) -> dict:
-    """The state that an earlier start has left, or {} where there is none that can be read."""
-    fields = {"name", "round", "seed", "record", "error", "seconds"}
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-        dict(state["plan"]), dict(state["matmul_peak"]), state["time"]  # raise what is caught here
-        whole = state["schema"] == 2 and all(fields <= result.keys() for result in state["results"])
-        return state if whole else {}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return {}
-
-
 def resume_state(plan: Plan, rounds: int) -> dict:
     """The earlier state of the same plan, without the runs that have to be tried again.
 
     Raises UserError where there is none, or where it was measured in another way.
     """
-    state, new = read_state(plan.path), new_state(plan, rounds)
+    state, new = earlier_state(plan.path), new_state(plan, rounds)
     if not state:
         raise UserError(f"nothing to resume: {relative(plan.path)} is missing or damaged", 2)
     for name, value in new["plan"].items():
-        if state["plan"].get(name) != value and name != "rounds":  # more rounds are welcome
+        earlier = state["plan"].get(name)
+        same = earlier == value or name == "rounds"  # more rounds are welcome
+        if name == "machine":
+            same = isinstance(earlier, dict) and same_machine(earlier, value)
+        if not same:
             raise UserError(f"can't resume {relative(plan.path)}: it was measured with other"
                             f" {name}; without --resume a new one begins", 2)
 
@@ -319,6 +340,11 @@ def resume_state(plan: Plan, rounds: int) -> dict:
 
     kept = {name: state[name] for name in ("time", "matmul_peak")}
     return new | kept | {"results": [*filter(stands, state["results"])]}
+
+
+def same_machine(one: dict, other: dict) -> bool:
+    """Whether figures of the one stand for the other; the rest may differ, as between hosts."""
+    return all(one.get(name) == other.get(name) for name in MACHINE)
 
 
 def put_aside(path: Path) -> None:
@@ -351,14 +377,15 @@ def run_plan(
 ) -> bool:
     """Runs what is left of `rounds` rounds; returns whether it came to their end.
 
-    State and table are left at `plan.path` (see `read_state`), the state after every run. With
+    State and table are left at `plan.path` (see bench.states), the state after every run. With
     `resume` an earlier start of the same plan goes on; else its files are put aside. No run is
     started that by estimate would end after `deadline`, in seconds of time.monotonic(). A run that
     fails isn't repeated in later rounds; a later `resume` tries it again. Raises UserError.
     """
-    per_step = read_tokens_per_step(plan)
     prepare_tokens(plan.data)
     state = resume_state(plan, rounds) if resume else new_state(plan, rounds)
+    # Before anything is written: wrong options are told here.
+    configs = configurations(plan) if make_jobs(plan, rounds, state["results"]) else {}
     if not resume:
         put_aside(plan.path)
     save(state, plan.path)
@@ -366,8 +393,10 @@ def run_plan(
         print("Measuring this machine's matrix products", flush=True)
         state["matmul_peak"] = ask_machine("matmul_peak")
         save(state, plan.path)
-    lengths = lengths_of(plan, per_step, state["matmul_peak"])
-    finished = run_jobs(make_jobs(plan, rounds, state["results"]), plan, state, lengths, deadline)
+    finished, jobs = True, make_jobs(plan, rounds, state["results"])
+    if jobs:
+        lengths = lengths_of(plan, configs, state["matmul_peak"])
+        finished = run_jobs(jobs, plan, state, lengths, deadline)
     state["rows"], state["seed_noise"] = statistics.make_rows(plan, state, plan.path.parent)
     save(state, plan.path)
     write_whole(plan.path.with_suffix(".md"), tables.plan_table(state))
@@ -408,11 +437,11 @@ def told(result: dict, plan: Plan) -> str:
 
 def dry_run(plan: Plan, rounds: int = 4, resume: bool = False) -> None:
     """Prints the commands that `run_plan` would run, and how long it would take."""
-    per_step = read_tokens_per_step(plan)
-    earlier = read_state(plan.path)
+    configs = configurations(plan)
+    earlier = earlier_state(plan.path)
     state = resume_state(plan, rounds) if resume else new_state(plan, rounds)
-    peak = earlier.get("matmul_peak") or (ask_machine("matmul_peak") if plan.seconds else {})
-    lengths = lengths_of(plan, per_step, peak)
+    peak = earlier.get("matmul_peak") or ask_machine("matmul_peak")
+    lengths = lengths_of(plan, configs, peak)
     jobs = make_jobs(plan, rounds, state["results"])
     for job in jobs:
         _, *command = command_of(job, plan, lengths[job.run.name])

@@ -41,7 +41,7 @@ TRIES = 3
 
 
 class UserError(Exception):
-    """Something that the user can mend: told in one line."""
+    """An error that the user can fix, printed as one line."""
 
 
 def sha256(data: bytes) -> str:
@@ -150,19 +150,20 @@ def prepare(files: list[str], out: Path) -> None:
     text = read_files(files) if files else book(out)
     tokenizer = gpt2_tokenizer(Path(os.environ.get("TIKTOKEN_CACHE_DIR") or out / "tiktoken"))
     if tokenizer is None:
-        print("GPT-2's tokenizer can't be had: the tokens are bytes")
+        print("GPT-2's tokenizer isn't available: the tokens are bytes")
         tokenizer = byte_tokenizer()
+    whole_text = True
     if files:
         corpus = ", ".join(Path(file).name for file in files)
     elif text is not None:
         corpus = BOOK_TITLE
     else:
         corpus = f"standard library of Python {sys.version.split()[0]}"
-        print(f"{BOOK_TITLE} can't be had: the text is the {corpus}")
+        print(f"{BOOK_TITLE} isn't available: the text is the {corpus}")
         # GPT-2's tokens of source text are 2 to 4 characters long.
-        text = standard_library(4 * BOOK_TOKENS)
+        text, whole_text = standard_library(4 * BOOK_TOKENS), False
     ids = tokenizer.encode_ordinary(text)
-    if corpus.startswith("standard"):
+    if not whole_text:
         ids = ids[:BOOK_TOKENS]
     if len(ids) < 2 / (1 - TRAIN_SHARE):
         raise UserError(f"the text is too short: {len(ids)} tokens")

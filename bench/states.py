@@ -1,4 +1,4 @@
-"""Find the ladders that there are: the state files that a plan leaves, ladder/ladder.json."""
+"""The state file of a plan, such as ladder/ladder.json: its results and, at the end, its rows."""
 
 import json
 import sys
@@ -6,15 +6,30 @@ from pathlib import Path
 
 from bench.files import REFERENCE, relative
 
-DAMAGE = (OSError, ValueError, LookupError, TypeError, RecursionError)  # what a bad file raises
+SCHEMA = 2
+RESULT = {"name", "round", "seed", "record", "error", "seconds"}
 
 
 def read_state(path: Path) -> dict:
-    """What a plan has measured. Raises one of DAMAGE where it can't be read."""
-    state = json.loads(path.read_text(encoding="utf-8"))
-    if state["schema"] != 2:
-        raise ValueError(f"schema {state['schema']} is not the present one, 2: measure it anew")
-    return state
+    """What a plan has measured so far. Raises ValueError, with the reason, for a bad file."""
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+        if state["schema"] != SCHEMA:
+            raise ValueError(f"schema {state['schema']} is not the present one, {SCHEMA}")
+        dict(state["plan"]["machine"]), dict(state["matmul_peak"]), list(state["rows"])
+        if not all(RESULT <= result.keys() for result in state["results"]):
+            raise ValueError("a result lacks a field")
+        return state
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{relative(path)}: {error!r}")
+
+
+def earlier_state(path: Path) -> dict:
+    """What an earlier start has left, or {} where there is none that can be read."""
+    try:
+        return read_state(path)
+    except ValueError:
+        return {}
 
 
 def latest_ladder(folder: Path) -> dict | None:
@@ -30,8 +45,8 @@ def latest_ladder(folder: Path) -> dict | None:
                 ladder["plan"]["machine"]["name"] += note
                 if ladder["rows"]:  # they come at the end
                     ladders.append((ladder["time"], ladder))
-            except DAMAGE as error:
-                print(f"skipped: {relative(path)}, {error!r}", file=sys.stderr)
+            except (ValueError, LookupError, TypeError) as error:
+                print(f"skipped: {error}", file=sys.stderr)
         if ladders:
             return max(ladders, key=lambda ladder: ladder[0])[1]
     return None
