@@ -40,6 +40,7 @@ OWN_OPTIONS = {
     "--epochs", "--eval-freq", "--help", "-h",
 }
 MACHINE = ("name", "device", "gpus", "torch")  # what has to be the same for a plan to go on
+HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended
 COMPILE_SECONDS = 40  # of a script that compiles its model, in round 1: a rough estimate
 
 
@@ -261,7 +262,7 @@ def run_job(job: Job, plan: Plan, length: Length) -> dict:
     if plan.cold and (job.round, job.seed) == (1, SEED):
         shutil.rmtree(cache, ignore_errors=True)
     began = time.perf_counter()
-    timeout = 300 + 5 * length.seconds  # one that hangs mustn't take all the time there is
+    timeout = HANG_SECONDS + 5 * length.seconds
     try:
         code, out, err = run_child(
             command_of(job, plan, length), timeout=timeout,

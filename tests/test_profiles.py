@@ -24,7 +24,7 @@ def test_cpu(tmp_path):
         ("cpu_op", "aten::_log_softmax", 3000, 200, 1), ("cpu_op", "aten::add", 3300, 100, 1),
         ("cpu_op", "aten::addmm", 3500, 300, 1), ("cpu_op", "aten::mm", 3600, 300, 2),
     ]
-    profile = read_trace(write_trace(tmp_path / "trace", [*reversed(inside), *STEPS]))
+    profile = read_trace(write_trace(tmp_path / "trace", [*reversed(inside), *STEPS]), gpu=False)
     assert (profile["steps"], profile["seconds"], profile["gpu"]) == (2, 1e-3, False)
     ours = {operation["name"]: operation for operation in profile["operations"]}
     assert ours["aten::linear"]["seconds"] == pytest.approx(100e-6)
@@ -32,8 +32,8 @@ def test_cpu(tmp_path):
                                        seconds=pytest.approx(300e-6))
     assert profile["operations"][0]["name"] == "aten::addmm"  # the longest first
     assert profile["split"] == pytest.approx({
-        "attention": 0, "loss": 100e-6, "optimizer": 0, "matrix products": 400e-6, "other": 50e-6,
-        "idle": 450e-6,
+        "attention": 0, "loss": 100e-6, "optimizer": 0, "matrix products": 400e-6,
+        "fused by torch.compile": 0, "other": 50e-6, "idle": 450e-6,
     })
 
 
@@ -44,11 +44,11 @@ def test_gpu(tmp_path):
         ("gpu_user_annotation", "ProfilerStep#2", 2000, 1000, 7),
         ("kernel", "nvjet_hsh_128x256", 2500, 600, 7), ("gpu_memcpy", "Memcpy HtoD", 3100, 100, 7),
         ("kernel", "void pytorch_flash::flash_bwd_kernel", 3300, 1200, 7),
-    ]))
+    ]), gpu=True)
     assert profile["seconds"] == pytest.approx(1e-3) and profile["gpu"]
     assert profile["split"] == pytest.approx({
         "attention": 600e-6, "loss": 0, "optimizer": 0, "matrix products": 300e-6,
-        "other": 50e-6, "idle": 50e-6,
+        "fused by torch.compile": 0, "other": 50e-6, "idle": 50e-6,
     })
 
 
@@ -65,8 +65,8 @@ def test_kinds():
         ("ampere_bf16_s16816gemm_bf16_128x256", "matrix products"),
         ("void cutlass::Kernel2<cutlass_80_tensorop_bf16>", "matrix products"),
         ("triton_tem_fused_mm_4", "matrix products"), ("aten::mm", "matrix products"),
-        ("triton_poi_fused_gelu_2", "other"), ("aten::copy_", "other"),
-        ("graph_1_cpp_fused_add_native_layer_norm_view_3", "other"),
+        ("triton_poi_fused_gelu_2", "fused by torch.compile"), ("aten::copy_", "other"),
+        ("graph_1_cpp_fused_add_native_layer_norm_view_3", "fused by torch.compile"),
     ):
         assert kind_of(name) == kind, name
 
@@ -76,6 +76,8 @@ def test_no_trace(tmp_path):
     for text in ("{", "[]", '{"traceEvents": []}', '{"traceEvents": [{"ph": "X"}]}'):
         path.write_text(text)
         with pytest.raises(ValueError, match="trace is no trace of training steps"):
-            read_trace(path)
+            read_trace(path, gpu=False)
     with pytest.raises(ValueError, match="no trace"):
-        read_trace(tmp_path / "none")
+        read_trace(tmp_path / "none", gpu=False)
+    with pytest.raises(ValueError, match="no trace"):  # a GPU's run in which no kernel was seen
+        read_trace(write_trace(path, STEPS), gpu=True)

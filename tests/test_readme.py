@@ -3,7 +3,7 @@
 import pytest
 from synthetic import ladder_state, rows_of, without_state, write_record, write_state
 
-from bench import ladders, readme
+from bench import readme, states
 from patches import stack
 
 
@@ -32,7 +32,7 @@ def test_techniques_are_those_of_the_headers():
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """The folder of a reference machine."""
-    monkeypatch.setattr(ladders, "REFERENCE", tmp_path)
+    monkeypatch.setattr(states, "REFERENCE", tmp_path)
     folder = tmp_path / "some-cpu"
     write_state(folder, ladder_state())
     write_record(folder / "stages", "00_orig", "2026-01-01T00:00:00Z", 1000)

@@ -12,8 +12,8 @@ import pytest
 from conftest import ROOT, TINY, environment, run_python
 from made_up import CPU, MACHINE, PEAK, make_plan, make_state, write_record
 
-from bench import runner
-from bench.plans import UserError
+from bench import runner, states
+from bench.plans import SEED, UserError
 
 
 @pytest.fixture
@@ -29,8 +29,9 @@ def fake(monkeypatch):
 
     fake = SimpleNamespace(ran=[], fails=set(), run_job=run_job)
     monkeypatch.setattr(runner, "run_job", run_job)
-    monkeypatch.setattr(runner, "read_tokens_per_step",
-                        lambda plan: {run.name: 1024 for run in plan.runs})
+    config = dict(batch_size=4, context_length=256, compile=False)
+    monkeypatch.setattr(runner, "configurations",
+                        lambda plan: {run.name: config for run in plan.runs})
     monkeypatch.setattr(runner, "ask_machine", lambda question: PEAK)
     return fake
 
@@ -51,7 +52,7 @@ NEXT = [("a", 2, 123), ("a", 2, 125), ("b", 2, 123)]
 def test_rounds(fake, plan, capsys):
     assert runner.run_plan(plan, 2)
     assert fake.ran == ROUND + NEXT
-    state = runner.read_state(plan.path)
+    state = states.earlier_state(plan.path)
     assert [(r["name"], r["round"], r["seed"]) for r in state["results"]] == fake.ran
     assert set(state) == {"schema", "time", "plan", "matmul_peak", "results", "rows", "seed_noise"}
     assert set(state["plan"]) == {
@@ -68,7 +69,7 @@ def test_failed_and_lost_runs(fake, plan, capsys):
     fake.fails.add("b")
     assert runner.run_plan(plan, 2)
     assert fake.ran == [*ROUND, *NEXT[:2]]
-    state = runner.read_state(plan.path)
+    state = states.earlier_state(plan.path)
     assert state["rows"][1]["error"] == "failed: it broke"
     assert "b: failed: it broke; 2 s left" in capsys.readouterr().out
     (plan.path.parent / state["results"][0]["record"]).unlink()
@@ -76,7 +77,7 @@ def test_failed_and_lost_runs(fake, plan, capsys):
     fake.ran.clear()
     assert runner.run_plan(plan, 2, resume=True)
     assert fake.ran == [ROUND[0], ROUND[2], NEXT[2]]
-    rows = runner.read_state(plan.path)["rows"]
+    rows = states.earlier_state(plan.path)["rows"]
     assert [(row["rounds"], row["error"]) for row in rows] == [(2, None), (2, None)]
     fake.ran.clear()
     assert runner.run_plan(plan, 2, resume=True)
@@ -87,7 +88,7 @@ def test_a_run_that_cannot_run(fake, plan):
     plan.runs[1].error = "conflict: here"
     assert runner.run_plan(plan, 1)
     assert fake.ran == ROUND[:2]
-    assert runner.read_state(plan.path)["rows"][1]["error"] == "conflict: here"
+    assert states.earlier_state(plan.path)["rows"][1]["error"] == "conflict: here"
 
 
 def test_deadline(fake, plan):
@@ -97,7 +98,7 @@ def test_deadline(fake, plan):
     assert runner.run_plan(plan, 1, resume=True, deadline=time.monotonic() + 60)
     assert fake.ran == ROUND
     assert not runner.run_plan(plan, 2, resume=True, deadline=time.monotonic() + 0.5)
-    assert len(runner.read_state(plan.path)["rows"]) == 2
+    assert len(states.earlier_state(plan.path)["rows"]) == 2
     assert runner.run_plan(plan, 2, resume=True, deadline=time.monotonic() + 9)  # 1 s by round 1
     assert fake.ran == ROUND + NEXT
 
@@ -155,7 +156,7 @@ def test_damaged_states(tmp_path):
         (json.dumps(good), True),
     ):
         plan.path.write_text(text)
-        assert bool(runner.read_state(plan.path)) is whole, text
+        assert bool(states.earlier_state(plan.path)) is whole, text
 
 
 def test_dry_run(fake, plan, capsys):
@@ -173,7 +174,8 @@ def test_dry_run(fake, plan, capsys):
 
 def test_length(tmp_path):
     def options(per_step, peak):
-        given = runner.length_of(run, plan, per_step, peak).options
+        config = dict(batch_size=per_step // run.processes, context_length=1, compile=False)
+        given = runner.length_of(run, plan, config, peak).options
         return dict(zip(given[::2], given[1::2], strict=True))
 
     plan = make_plan(tmp_path, "a", tokens=10_000, seconds=10)
@@ -198,9 +200,12 @@ def test_whole_scripts_train_as_long_as_they_do_alone(tmp_path):
     plan = make_plan(tmp_path, "a", whole=True, tokens=None)
     plan.runs[0].expected, peak = 31_200, dict(bfloat16=312e12)
     (plan.data / "meta.json").write_text('{"tokens": {"train": 312000}}')
-    whole, short = (runner.length_of(plan.runs[0], plan, 1024, peak) for plan.epochs in (None, 2))
+    config = dict(batch_size=4, context_length=256, compile=True)
+    whole, short = (runner.length_of(plan.runs[0], plan, config, peak) for plan.epochs in (None, 2))
     assert (whole.options, short.options) == ((), ("--epochs", 2))
-    assert (whole.seconds, short.seconds) == (30 + 15 * 14, 30 + 2 * 14)
+    assert (whole.seconds, short.seconds) == (20 + 40 + 15 * 14, 20 + 40 + 2 * 14)
+    plan.tokens, plan.runs[0].processes = 4096, 4
+    assert runner.length_of(plan.runs[0], plan, config, peak).options == ("--max-tokens", 4 * 4096)
 
 
 def test_command(plan):
@@ -223,7 +228,8 @@ def test_time_left(plan):
     assert [job.key for job in jobs] == ROUND + NEXT
     lengths = {"a": runner.Length((), 30), "b": runner.Length((), 50)}
     results = [dict(name="a", seconds=second) for second in (10, 20, 90)]
-    assert runner.seconds_left(jobs, results, lengths) == 6 * 20
+    # b is estimated at 50 s, and a took 20 where 30 were estimated.
+    assert runner.seconds_left(jobs, results, lengths) == pytest.approx(4 * 20 + 2 * 50 * 20 / 30)
     assert runner.seconds_left(jobs, [], lengths) == 4 * 30 + 2 * 50
     plan.seed_noise = False
     assert len(runner.make_jobs(plan, 2, [])) == 4
@@ -238,14 +244,17 @@ def test_options(tmp_path, monkeypatch):
     plan.runs[2].processes = 2
     plan.options = TINY
     plan.runs[1].options = ("--batch-size", "3")
-    assert [*runner.read_tokens_per_step(plan).values()] == [32, 48, 64]
+    assert [*runner.configurations(plan).values()] == [
+        dict(batch_size=size, context_length=16, compile=compiles)
+        for size, compiles in ((2, False), (3, True), (2, True))
+    ]
     plan.options = [*TINY, "--no-compile"]
     with pytest.raises(UserError, match="00_orig: unrecognized arguments: --no-compile"):
-        runner.read_tokens_per_step(plan)
+        runner.configurations(plan)
     for options in (["--seed", "1"], ["-h"], ["--eval-freq=3"]):
         plan.options = options
         with pytest.raises(UserError, match=f"{options[0].split('=')[0]} is set by measure.py"):
-            runner.read_tokens_per_step(plan)
+            runner.configurations(plan)
 
 
 # Child processes
@@ -282,7 +291,8 @@ def test_why_a_run_failed(tmp_path, monkeypatch):
 
 
 def test_compile_cache(tmp_path, monkeypatch):
-    """The first round starts with an empty one, the second keeps it."""
+    """The first round of a plan that wants cold compilations starts with an empty one. Scripts
+    that are the same share theirs."""
     monkeypatch.setattr(runner, "BUILD", tmp_path)
     plan = make_plan(tmp_path, "a")
     (tmp_path / "script.py").write_text(
@@ -290,10 +300,22 @@ def test_compile_cache(tmp_path, monkeypatch):
         "path.mkdir(parents=True, exist_ok=True)\n"
         "(path / str(len([*path.iterdir()]))).touch()\n"
     )
-    for round, files in ((1, ["0"]), (2, ["0", "1"]), (1, ["0"])):
-        runner.run_job(runner.Job(plan.runs[0], round), plan, runner.Length((), 1.0))
-        cache = tmp_path / "compiler-cache" / "plan" / "a"
-        assert sorted(path.name for path in cache.iterdir()) == files
+    for round, seed, plan.cold, files in (
+        (1, SEED, True, 1), (1, SEED + 1, True, 2), (2, SEED, True, 3), (1, SEED, False, 4),
+        (1, SEED, True, 1),
+    ):
+        runner.run_job(runner.Job(plan.runs[0], round, seed), plan, runner.Length((), 1.0))
+        (cache,) = (tmp_path / "compiler-cache").iterdir()
+        assert len([*cache.iterdir()]) == files
+
+
+def test_a_run_that_hangs_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "BUILD", tmp_path)
+    monkeypatch.setattr(runner, "HANG_SECONDS", 1)
+    plan = make_plan(tmp_path, "a")
+    (tmp_path / "script.py").write_text("import time; time.sleep(60)")
+    result = runner.run_job(runner.Job(plan.runs[0], 1), plan, runner.Length((), 0.0))
+    assert result["error"] == "ended after 1 s: it hung, or is far too slow"
 
 
 def test_a_child_does_not_outlive_the_tool(tmp_path):

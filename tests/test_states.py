@@ -1,9 +1,9 @@
-"""bench/ladders.py: which ladder is shown."""
+"""bench/states.py: what a plan leaves, and which ladder is shown."""
 
 import pytest
 from synthetic import ladder_state, write_state
 
-from bench import ladders
+from bench import states
 
 
 def name_of(ladder: dict) -> str:
@@ -11,34 +11,34 @@ def name_of(ladder: dict) -> str:
 
 
 def test_own_ladder_before_the_reference(tmp_path, capsys):
-    assert ladders.latest_ladder(tmp_path) is None
+    assert states.latest_ladder(tmp_path) is None
     write_state(tmp_path / "reference" / "a", ladder_state(name="older"))
     write_state(tmp_path / "reference" / "b", ladder_state(name="b", time="2026-01-02T00:00:00Z"))
     write_state(tmp_path, ladder_state(name="unfinished", rows=[]))
-    assert name_of(ladders.latest_ladder(tmp_path)) == "b (reference)"
+    assert name_of(states.latest_ladder(tmp_path)) == "b (reference)"
     write_state(tmp_path, ladder_state(name="own"))
-    assert name_of(ladders.latest_ladder(tmp_path)) == "own"
+    assert name_of(states.latest_ladder(tmp_path)) == "own"
     assert capsys.readouterr().err == ""
 
 
 def test_damaged_ladders_are_named(tmp_path, capsys):
     for state in ([], {}, ladder_state(schema=1), ladder_state(plan=None)):
         path = write_state(tmp_path, state)
-        assert ladders.latest_ladder(tmp_path) is None
+        assert states.latest_ladder(tmp_path) is None
     path.write_text("[" * 100_000)
-    assert ladders.latest_ladder(tmp_path) is None
+    assert states.latest_ladder(tmp_path) is None
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 5 and all("ladder.json, " in line for line in said)
     assert "schema 1 is not the present one, 2" in said[2]
 
 
 def test_reference_machine(tmp_path, monkeypatch):
-    monkeypatch.setattr(ladders, "REFERENCE", tmp_path)
+    monkeypatch.setattr(states, "REFERENCE", tmp_path)
     with pytest.raises(ValueError, match="no ladder"):
-        ladders.reference_machine()
+        states.reference_machine()
     for name, device in (("b-cpu", "cpu"), ("a-cpu", "cpu")):
         write_state(tmp_path / name, ladder_state(device))
-    assert ladders.reference_machine().name == "a-cpu"
+    assert states.reference_machine().name == "a-cpu"
     for name, device in (("d-gpu", "cuda"), ("c-gpu", "cuda")):
         write_state(tmp_path / name, ladder_state(device))
-    assert ladders.reference_machine().name == "c-gpu"
+    assert states.reference_machine().name == "c-gpu"
