@@ -356,22 +356,18 @@ def make_report(report: Report, names: list[str]) -> int:
     """
     runner.prepare_tokens(report.data)
     run_machine(report)
-    missing = []
+    missing = [name for name in names if name != "machine"]
     try:
-        for name in names:
-            finished = False
-            if not report.time_is_over:
-                print(f"--- {name}", flush=True)
-                try:
-                    finished = PIECES[name].run(report)
-                except (plans.UserError, stack.StackError, OSError) as error:
-                    print(f"error: {name}: {error}", file=sys.stderr)
-                    report.failed = True
-            if not finished:
-                missing.append(name)
-    except runner.Interrupted:
-        missing += [name for name in names if name not in missing]
-        raise
+        for name in list(missing):
+            if report.time_is_over:
+                break
+            print(f"--- {name}", flush=True)
+            try:
+                if PIECES[name].run(report):
+                    missing.remove(name)
+            except (plans.UserError, stack.StackError, OSError) as error:
+                print(f"error: {name}: {error}", file=sys.stderr)
+                report.failed = True
     finally:
         path = write_page(report, missing)
     minutes = (time.monotonic() - report.began) / 60

@@ -51,7 +51,8 @@ def ladder_state(device="cpu", name="Test $x_1$ CPU", count=13, **changes) -> di
     rows[7] = ladder_row(7, speeds=[], rounds=0, tok_per_sec=None, factor_baseline=None,
                          factor=None, reserved_gb=None, val_loss=None, verdict=None,
                          error="failed: out of memory: lower --batch-size")
-    return dict(schema=2, time="2026-01-01T00:00:00Z", rows=rows, seed_noise=0.05,
+    return dict(schema=2, time="2026-01-01T00:00:00Z", rows=rows, seed_noise=0.05, results=[],
+                matmul_peak={},
                 plan=dict(machine=dict(device=device, name=name))) | changes
 
 
@@ -65,7 +66,7 @@ def without_state() -> dict:
     ):
         rows.append(dict(name=f"without-{k:02}-a-technique", error=error, verdict=verdict,
                          factor_technique=factor))
-    return dict(schema=2, rows=rows)
+    return ladder_state(rows=rows)
 
 
 def write_state(folder: Path, state: dict, kind: str = "ladder") -> Path:

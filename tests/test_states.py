@@ -28,7 +28,7 @@ def test_damaged_ladders_are_named(tmp_path, capsys):
     path.write_text("[" * 100_000)
     assert states.latest_ladder(tmp_path) is None
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 5 and all("ladder.json, " in line for line in said)
+    assert len(said) == 5 and all("ladder.json: " in line for line in said)
     assert "schema 1 is not the present one, 2" in said[2]
 
 
