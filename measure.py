@@ -26,7 +26,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from bench import plans, readme, report, runner, states
+from bench import plans, processes, readme, report, runner, states
 from bench.files import ROOT, relative
 from patches.stack import StackError
 
@@ -131,7 +131,7 @@ def measure(args: argparse.Namespace, options: list[str]) -> int:
     """Does what the options say; returns the exit code. Raises UserError, StackError, OSError."""
     own = {name: vars(args)[name] for name in ("rungs", "seconds", "epochs") if name in args}
     plan = args.make(
-        runner.ask_machine("this_machine"), **own, tokens=args.max_tokens, options=options,
+        processes.ask_machine("this_machine"), **own, tokens=args.max_tokens, options=options,
         data=args.data, results=args.results_dir,
     )
     if args.dry_run:
@@ -162,13 +162,13 @@ def write_readme(args: argparse.Namespace, options: list[str]) -> int:
 def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # a terminal without × or Δ is no reason to stop
     args, options = parse_arguments(sys.argv[1:])
-    runner.on_signals(runner.interrupt)
+    processes.on_signals(processes.interrupt)
     try:
         return args.function(args, options)
     except (plans.UserError, StackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
-    except runner.Interrupted as error:
+    except processes.Interrupted as error:
         command, *others = sys.argv[1:]
         resume = ["--resume"] * (command != "report")  # which always goes on
         again = [command, *resume, *(option for option in others if option != "--resume")]

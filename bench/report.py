@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import plans, runner, states
+from bench import lengths, plans, processes, runner, states
 from bench.files import relative, write_whole
 from bench.profiles import read_trace
 from bench.stages import read_published, read_runs
@@ -79,14 +79,14 @@ class Report:
 
 
 def run_machine(report: Report) -> bool:
-    machine = runner.ask_machine("this_machine")
+    machine = processes.ask_machine("this_machine")
     if report.look and not runner.same_machine(report.machine, machine):
         raise plans.UserError(f"{relative(report.results)} holds the report of another machine or"
                               " PyTorch: move it away, or use --results-dir")
     if not report.look:
-        found = runner.ask_machine("look")
+        found = processes.ask_machine("look")
         try:
-            found["large_loss"] = runner.ask_machine("large_loss")
+            found["large_loss"] = processes.ask_machine("large_loss")
         except plans.UserError as error:
             found["large_loss"] = f"wrong: {error}"
         write_whole(report.results / "machine.json", json.dumps(found, indent=1))
@@ -101,10 +101,10 @@ def run_stages(report: Report) -> bool:
     if earlier:
         plan.epochs = earlier["plan"]["epochs"]
     elif plan.machine["gpus"] and not plan.tokens:
-        speeds = [runner.expected_speed(run, report.look["matmul_peak"]) for run in plan.runs]
-        per_epoch = sum(runner.seconds_per_epoch(plan, speed) for speed in speeds)
+        speeds = [lengths.expected_speed(run, report.look["matmul_peak"]) for run in plan.runs]
+        per_epoch = sum(lengths.seconds_per_epoch(plan, speed) for speed in speeds)
         fitting = int((STAGES_SECONDS - 30 * len(plan.runs)) / per_epoch)
-        plan.epochs = min(runner.EPOCHS, max(1, fitting))
+        plan.epochs = min(plans.EPOCHS, max(1, fitting))
     return report.run(plan, rounds=1)
 
 
@@ -132,7 +132,7 @@ def run_profile(report: Report) -> bool:
     stack.write_all({script: text})
     for old in folder.glob("profile-*"):  # of a start that was cut off
         old.unlink()
-    code, out, err = runner.run_child(
+    code, out, err = processes.run_child(
         [sys.executable, script, "--name", "profile", "--device", report.machine["device"],
          "--data", report.data, "--results-dir", folder, "--max-steps", 12,
          "--eval-freq", 10**9, *report.options],
@@ -142,7 +142,7 @@ def run_profile(report: Report) -> bool:
     traces = [*folder.glob("profile-*.trace.json")]
     try:
         if code or len(traces) != 1:
-            raise ValueError(runner.error_line(err))
+            raise ValueError(processes.error_line(err))
         profile = read_trace(traces[0], gpu=bool(report.machine["gpus"]))
     except ValueError as error:
         print(f"profile: failed: {error}", file=sys.stderr)
@@ -354,7 +354,7 @@ def make_report(report: Report, names: list[str]) -> int:
 
     Returns the exit code: 1 if something failed. Raises UserError where nothing can be measured.
     """
-    runner.prepare_tokens(report.data)
+    processes.prepare_tokens(report.data)
     run_machine(report)
     missing = [name for name in names if name != "machine"]
     try:

@@ -14,7 +14,7 @@ from conftest import ROOT
 from made_up import CPU, MACHINE, PEAK, write_record
 from test_profiles import STEPS, write_trace
 
-from bench import report, runner, states
+from bench import lengths, processes, report, runner, states
 from bench.plans import UserError
 
 LOOK = dict(
@@ -34,7 +34,7 @@ def fake(monkeypatch):
     def run_job(job, plan, length):
         fake.started += 1
         if fake.started == fake.stop_at:
-            raise runner.Interrupted(signal.SIGTERM)
+            raise processes.Interrupted(signal.SIGTERM)
         fake.ran.append((plan.name, *job.key))
         if job.run.name in fake.fails:
             return dict(name=job.run.name, round=job.round, seed=job.seed, record=None,
@@ -49,7 +49,7 @@ def fake(monkeypatch):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "profile-1.jsonl").write_text("{}")
         if fake.started == fake.stop_at:
-            raise runner.Interrupted(signal.SIGTERM)
+            raise processes.Interrupted(signal.SIGTERM)
         fake.ran.append("profile")
         kernel = ("kernel", "some_gemm", 2000, 900, 7)
         write_trace(folder / "profile-1.trace.json", [*STEPS, kernel])
@@ -61,11 +61,11 @@ def fake(monkeypatch):
         return answers[question]
 
     fake = SimpleNamespace(ran=[], fails=set(), started=0, stop_at=None, machine=MACHINE)
-    for name, stand_in in (("run_job", run_job), ("run_child", run_child),
-                           ("ask_machine", ask_machine)):
-        monkeypatch.setattr(runner, name, stand_in)
+    monkeypatch.setattr(runner, "run_job", run_job)
+    monkeypatch.setattr(processes, "run_child", run_child)
+    monkeypatch.setattr(processes, "ask_machine", ask_machine)
     config = dict(batch_size=4, context_length=256, compile=False)
-    monkeypatch.setattr(runner, "configurations",
+    monkeypatch.setattr(lengths, "configurations",
                         lambda plan: {run.name: config for run in plan.runs if not run.error})
     return fake
 
@@ -93,7 +93,7 @@ def test_stopped_anywhere_it_ends_with_the_same_rows(fake, tmp_path, monkeypatch
     for number in range(1, len(whole) + 1):
         fake.ran, fake.started, fake.stop_at = [], 0, number
         folder = tmp_path / str(number)
-        with pytest.raises(runner.Interrupted):
+        with pytest.raises(processes.Interrupted):
             make(folder)
         fake.stop_at = None
         assert make(folder) == 0
@@ -149,7 +149,7 @@ def test_the_page_is_written_whatever_happens(fake, tmp_path, monkeypatch, capsy
     assert text.count("Not measured yet.") == 1
     fake.stop_at = 2
     fake.started = 0
-    with pytest.raises(runner.Interrupted):
+    with pytest.raises(processes.Interrupted):
         make(tmp_path / "stopped")
     text = (tmp_path / "stopped" / "report.md").read_text(encoding="utf-8")
     missing = [name for name in report.PIECES if name != "machine"]
@@ -202,7 +202,7 @@ def test_failures(fake, tmp_path, monkeypatch, capsys):
 
 def test_profile_that_fails(fake, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(report, "draw", lambda _: None)
-    monkeypatch.setattr(runner, "run_child", lambda *_, **__: (1, "", "error: out of memory"))
+    monkeypatch.setattr(processes, "run_child", lambda *_, **__: (1, "", "error: out of memory"))
     assert make(tmp_path, ["profile"]) == 1
     assert "profile: failed: out of memory" in capsys.readouterr().err
     assert "Not measured yet" in (tmp_path / "report.md").read_text(encoding="utf-8")

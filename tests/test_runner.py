@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, TINY, environment, run_python
 from made_up import CPU, MACHINE, PEAK, make_plan, make_state, write_record
 
-from bench import runner, states
+from bench import lengths, processes, runner, states
 from bench.plans import SEED, UserError
 
 
@@ -30,9 +30,9 @@ def fake(monkeypatch):
     fake = SimpleNamespace(ran=[], fails=set(), run_job=run_job)
     monkeypatch.setattr(runner, "run_job", run_job)
     config = dict(batch_size=4, context_length=256, compile=False)
-    monkeypatch.setattr(runner, "configurations",
+    monkeypatch.setattr(lengths, "configurations",
                         lambda plan: {run.name: config for run in plan.runs})
-    monkeypatch.setattr(runner, "ask_machine", lambda question: PEAK)
+    monkeypatch.setattr(processes, "ask_machine", lambda question: PEAK)
     return fake
 
 
@@ -106,12 +106,12 @@ def test_deadline(fake, plan):
 def test_interrupted(fake, plan, monkeypatch):
     def run_job(job, plan, length):
         if job.key == ROUND[1]:
-            raise runner.Interrupted(signal.SIGINT)
+            raise processes.Interrupted(signal.SIGINT)
         return fake.run_job(job, plan, length)
 
     with monkeypatch.context() as patch:
         patch.setattr(runner, "run_job", run_job)
-        with pytest.raises(runner.Interrupted):
+        with pytest.raises(processes.Interrupted):
             runner.run_plan(plan, 1)
     assert runner.run_plan(plan, 1, resume=True)
     assert fake.ran == ROUND
@@ -175,7 +175,7 @@ def test_dry_run(fake, plan, capsys):
 def test_length(tmp_path):
     def options(per_step, peak):
         config = dict(batch_size=per_step // run.processes, context_length=1, compile=False)
-        given = runner.length_of(run, plan, config, peak).options
+        given = lengths.length_of(run, plan, config, peak).options
         return dict(zip(given[::2], given[1::2], strict=True))
 
     plan = make_plan(tmp_path, "a", tokens=10_000, seconds=10)
@@ -201,18 +201,19 @@ def test_whole_scripts_train_as_long_as_they_do_alone(tmp_path):
     plan.runs[0].expected, peak = 31_200, dict(bfloat16=312e12)
     (plan.data / "meta.json").write_text('{"tokens": {"train": 312000}}')
     config = dict(batch_size=4, context_length=256, compile=True)
-    whole, short = (runner.length_of(plan.runs[0], plan, config, peak) for plan.epochs in (None, 2))
+    run = plan.runs[0]
+    whole, short = (lengths.length_of(run, plan, config, peak) for plan.epochs in (None, 2))
     assert (whole.options, short.options) == ((), ("--epochs", 2))
     assert (whole.seconds, short.seconds) == (20 + 40 + 15 * 14, 20 + 40 + 2 * 14)
     plan.tokens, plan.runs[0].processes = 4096, 4
-    assert runner.length_of(plan.runs[0], plan, config, peak).options == ("--max-tokens", 4 * 4096)
+    assert lengths.length_of(plan.runs[0], plan, config, peak).options == ("--max-tokens", 4 * 4096)
 
 
 def test_command(plan):
     """02 runs by torchrun, also with one process; a run's own options come last."""
     plan.options = ["--dropout", "0"]
     plan.runs[1].options = ("--batch-size", "2")
-    length = runner.Length(("--max-tokens", 8192, "--eval-freq", 7), 1.0)
+    length = lengths.Length(("--max-tokens", 8192, "--eval-freq", 7), 1.0)
     for torchrun in (False, True):
         plan.runs[1].torchrun = torchrun
         command = [*map(str, runner.command_of(runner.Job(plan.runs[1], 1, 124), plan, length))]
@@ -226,11 +227,11 @@ def test_command(plan):
 def test_time_left(plan):
     jobs = runner.make_jobs(plan, 2, [])
     assert [job.key for job in jobs] == ROUND + NEXT
-    lengths = {"a": runner.Length((), 30), "b": runner.Length((), 50)}
+    estimates = {"a": lengths.Length((), 30), "b": lengths.Length((), 50)}
     results = [dict(name="a", seconds=second) for second in (10, 20, 90)]
     # b is estimated at 50 s, and a took 20 where 30 were estimated.
-    assert runner.seconds_left(jobs, results, lengths) == pytest.approx(4 * 20 + 2 * 50 * 20 / 30)
-    assert runner.seconds_left(jobs, [], lengths) == 4 * 30 + 2 * 50
+    assert lengths.seconds_left(jobs, results, estimates) == pytest.approx(4 * 20 + 2 * 50 * 20 / 30)
+    assert lengths.seconds_left(jobs, [], estimates) == 4 * 30 + 2 * 50
     plan.seed_noise = False
     assert len(runner.make_jobs(plan, 2, [])) == 4
 
@@ -244,17 +245,17 @@ def test_options(tmp_path, monkeypatch):
     plan.runs[2].processes = 2
     plan.options = TINY
     plan.runs[1].options = ("--batch-size", "3")
-    assert [*runner.configurations(plan).values()] == [
+    assert [*lengths.configurations(plan).values()] == [
         dict(batch_size=size, context_length=16, compile=compiles)
         for size, compiles in ((2, False), (3, True), (2, True))
     ]
     plan.options = [*TINY, "--no-compile"]
     with pytest.raises(UserError, match="00_orig: unrecognized arguments: --no-compile"):
-        runner.configurations(plan)
+        lengths.configurations(plan)
     for options in (["--seed", "1"], ["-h"], ["--eval-freq=3"]):
         plan.options = options
         with pytest.raises(UserError, match=f"{options[0].split('=')[0]} is set by measure.py"):
-            runner.configurations(plan)
+            lengths.configurations(plan)
 
 
 # Child processes
@@ -264,7 +265,7 @@ def job_of(tmp_path, source: str, machine=MACHINE) -> dict:
     """The result of a script with this source."""
     plan = make_plan(tmp_path, "a", machine=machine)
     (tmp_path / "script.py").write_text(source)
-    return runner.run_job(runner.Job(plan.runs[0], 1), plan, runner.Length((), 1.0))
+    return runner.run_job(runner.Job(plan.runs[0], 1), plan, lengths.Length((), 1.0))
 
 
 def test_why_a_run_failed(tmp_path, monkeypatch):
@@ -304,7 +305,7 @@ def test_compile_cache(tmp_path, monkeypatch):
         (1, SEED, True, 1), (1, SEED + 1, True, 2), (2, SEED, True, 3), (1, SEED, False, 4),
         (1, SEED, True, 1),
     ):
-        runner.run_job(runner.Job(plan.runs[0], round, seed), plan, runner.Length((), 1.0))
+        runner.run_job(runner.Job(plan.runs[0], round, seed), plan, lengths.Length((), 1.0))
         (cache,) = (tmp_path / "compiler-cache").iterdir()
         assert len([*cache.iterdir()]) == files
 
@@ -314,7 +315,7 @@ def test_a_run_that_hangs_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "HANG_SECONDS", 1)
     plan = make_plan(tmp_path, "a")
     (tmp_path / "script.py").write_text("import time; time.sleep(60)")
-    result = runner.run_job(runner.Job(plan.runs[0], 1), plan, runner.Length((), 0.0))
+    result = runner.run_job(runner.Job(plan.runs[0], 1), plan, lengths.Length((), 0.0))
     assert result["error"] == "ended after 1 s: it hung, or is far too slow"
 
 
@@ -327,8 +328,8 @@ def test_a_child_does_not_outlive_the_tool(tmp_path):
         "signal.signal(signal.SIGTERM, end); signal.signal(signal.SIGINT, end)\n"
         "pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)\n"
     )
-    code = ("import sys; from bench import runner; runner.on_signals(runner.interrupt)\n"
-            "runner.run_child([sys.executable, 'child.py'])")
+    code = ("import sys; from bench import processes; processes.on_signals(processes.interrupt)\n"
+            "processes.run_child([sys.executable, 'child.py'])")
     tool = subprocess.Popen(
         [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.DEVNULL,
         env=environment(PYTHONPATH=str(ROOT)), start_new_session=True,
@@ -345,8 +346,8 @@ def test_a_child_does_not_outlive_the_tool(tmp_path):
 
 def test_nohup():
     """What ignores SIGHUP goes on to do so."""
-    code = ("import signal; from bench import runner; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
-            "runner.on_signals(runner.interrupt);"
+    code = ("import signal; from bench import processes; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
+            "processes.on_signals(processes.interrupt);"
             "print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN,"
-            " signal.getsignal(signal.SIGTERM) == runner.interrupt)")
+            " signal.getsignal(signal.SIGTERM) == processes.interrupt)")
     assert run_python("-c", code, cwd=ROOT).stdout == "True True\n"

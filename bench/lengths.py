@@ -1,0 +1,137 @@
+"""How long each run of a plan trains, and about how many seconds that takes."""
+
+import contextlib
+import io
+import json
+import math
+import runpy
+import sys
+from dataclasses import dataclass
+from statistics import median
+
+from bench import processes
+from bench.machine import A100_FLOPS
+from bench.plans import EPOCHS, Plan, Run, UserError, comparison_point, tokens_per_step
+
+# What the runner gives every script itself, so that runs can be compared.
+OWN_OPTIONS = {
+    "--data", "--results-dir", "--name", "--device", "--seed", "--max-tokens", "--max-steps",
+    "--epochs", "--eval-freq", "--help", "-h",
+}
+COMPILE_SECONDS = 40  # of a script that compiles its model, in round 1: a rough estimate
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run trains, as options, and a rough estimate of all the seconds it takes."""
+
+    options: tuple
+    seconds: float
+
+
+def read_configurations(requests: list) -> list[dict]:
+    """For each [script, options]: its configuration, or {"error": why it has none}."""
+    import torch
+
+    answers = []
+    for script, options in requests:
+        messages = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages):
+                functions = runpy.run_path(script)
+                args = functions["parse_arguments"](options)
+                config = functions["configure"](args, torch.device(args.device))
+            answers.append(dict(batch_size=config.batch_size, context_length=config.context_length,
+                                compile=getattr(config, "compile", False)))
+        except SystemExit:  # argparse has printed why
+            answers.append({"error": processes.error_line(messages.getvalue())})
+        except Exception as error:
+            answers.append({"error": f"{type(error).__name__}: {error}"})
+    return answers
+
+
+def configurations(plan: Plan) -> dict[str, dict]:
+    """Batch size, context length and whether it compiles, of each run that can run, by its name.
+
+    Each script's own parser judges the options. Raises UserError where one refuses them.
+    """
+    for option in plan.options:
+        name = option.split("=")[0]
+        if name in OWN_OPTIONS:
+            raise UserError(f"{name} is set by measure.py itself, for every run alike", 2)
+    runs = [run for run in plan.runs if not run.error]
+    device = ["--device", plan.machine["device"]]
+    requests = [[str(run.script), [*device, *plan.options, *run.options]] for run in runs]
+    # RANK: for 02, as if torchrun had started it.
+    answers = json.loads(processes.ask("-m", "bench.lengths", json.dumps(requests), RANK="0"))
+    for run, answer in zip(runs, answers, strict=True):
+        if "error" in answer:
+            raise UserError(f"{run.name}: {answer['error']}", 2)
+    return {run.name: answer for run, answer in zip(runs, answers, strict=True)}
+
+
+def length_of(run: Run, plan: Plan, config: dict, matmul_peak: dict) -> Length:
+    """Long enough for the common token count, and for `plan.seconds` by the estimated speed; or,
+    where the plan runs whole scripts, as long as they are."""
+    gpus = plan.machine["gpus"]
+    speed = expected_speed(run, matmul_peak)
+    extra = COMPILE_SECONDS if gpus and config["compile"] else 0
+    if plan.whole and plan.tokens:
+        tokens = plan.tokens * run.processes
+        return Length(("--max-tokens", tokens), 20 + extra + tokens / (speed if gpus else 1_500))
+    if plan.whole:
+        options = ("--epochs", plan.epochs) if plan.epochs else ()
+        seconds = 20 + (plan.epochs or EPOCHS) * seconds_per_epoch(plan, speed)
+        return Length(options, seconds + extra if gpus else 60)
+    per_step = tokens_per_step(config, run.processes)
+    compared_at = comparison_point(plan.tokens * run.processes, per_step)
+    max_tokens = max(compared_at, math.ceil(plan.seconds * speed / per_step) * per_step)
+    # Lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps; so one is at the common count.
+    eval_freq = max(1, compared_at // per_step - 1)
+    options = ("--max-tokens", max_tokens, "--eval-freq", eval_freq)
+    options += ("--epochs", 10**6)  # the tokens alone end the run
+    return Length(options, 20 + extra + max_tokens / speed if gpus else 10 + max_tokens / 1_500)
+
+
+def expected_speed(run: Run, matmul_peak: dict) -> float:
+    """About how many tok/sec: as much faster than an A100 as matrix products are."""
+    return (run.expected or 0) * matmul_peak.get("bfloat16", 0) / A100_FLOPS or 20_000
+
+
+def seconds_per_epoch(plan: Plan, tok_per_sec: float) -> float:
+    """A rough estimate, with the evaluations of an epoch and its sample."""
+    meta = plan.data / "meta.json"
+    tokens = json.loads(meta.read_bytes())["tokens"]["train"] if meta.exists() else 414_009
+    return 1.3 * tokens / tok_per_sec + 1
+
+
+def lengths_of(plan: Plan, configs: dict[str, dict], matmul_peak: dict) -> dict[str, Length]:
+    """The length of each run that can run, by its name."""
+    return {run.name: length_of(run, plan, configs[run.name], matmul_peak)
+            for run in plan.runs if run.name in configs}
+
+
+def seconds_left(jobs: list, results: list[dict], lengths: dict[str, Length]) -> float:
+    """By the median time of each run's results; for a run without any by its length's estimate,
+    corrected by how far the others' were off."""
+    times = {}
+    for result in results:
+        times.setdefault(result["name"], []).append(result["seconds"])
+    off = [median(known) / lengths[name].seconds for name, known in times.items()
+           if name in lengths]
+
+    def seconds(job) -> float:
+        name = job.run.name
+        if name in times:
+            return median(times[name])
+        return lengths[name].seconds * (median(off) if off else 1)
+
+    return sum(map(seconds, jobs))
+
+
+def in_words(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
+
+
+if __name__ == "__main__":
+    print(json.dumps(read_configurations(json.loads(sys.argv[1]))))

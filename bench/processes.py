@@ -1,0 +1,87 @@
+"""Child processes of the tools: they end with the tool, and a signal reaches them once."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.files import ROOT, relative
+from bench.plans import UserError
+
+
+class Interrupted(BaseException):
+    """Ctrl-C, SIGTERM or SIGHUP. No Exception, so that nothing on its way swallows it."""
+
+
+def on_signals(handler) -> None:
+    """Sets the handler of what ends a program; but `nohup` goes on to protect from SIGHUP."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number and (name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN):
+            signal.signal(number, handler)
+
+
+def interrupt(signum, frame) -> None:
+    """A signal handler. Raises Interrupted."""
+    on_signals(signal.SIG_IGN)  # a second one mustn't cut the end short
+    raise Interrupted(signum)
+
+
+def run_child(
+    command: list, cwd: Path | None = None, timeout: float | None = None, **environment: str
+) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr). The child ends with this process, unless that is killed.
+
+    Raises subprocess.TimeoutExpired, with the child ended, after `timeout` seconds.
+    """
+    child = subprocess.Popen(
+        [str(part) for part in command], env=os.environ | environment, cwd=cwd, text=True,
+        encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
+    )
+    try:
+        out, err = child.communicate(timeout=timeout)
+    except BaseException:
+        child.terminate()
+        try:
+            child.communicate(timeout=40)  # torchrun gives its ranks 30 seconds
+        except subprocess.TimeoutExpired:
+            child.kill()
+        raise
+    return child.returncode, out, err
+
+
+def error_line(text: str) -> str:
+    """The last line of `text` that tells an error, or else its last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
+    told = [line for line in lines if re.match(r"([\w.-]+: )?error: ", line)] or lines
+    return re.sub(r"^([\w.-]+: )?error: ", "", told[-1])
+
+
+def ask(*command, **environment: str) -> str:
+    """What Python prints for a script or module of this repository. Raises UserError."""
+    code, out, err = run_child([sys.executable, *command], ROOT, **environment)
+    if code:
+        raise UserError(f"{shlex.join(map(relative_part, command))} failed: {error_line(err)}")
+    return out
+
+
+def ask_machine(question: str) -> dict:
+    """The answer of bench.machine to "this_machine", "matmul_peak" or "look". Raises UserError."""
+    return json.loads(ask("-m", "bench.machine", question).splitlines()[-1])
+
+
+def prepare_tokens(folder: Path) -> None:
+    """Runs data/prepare.py where `folder` holds no tokens. Raises UserError where that fails."""
+    if not (folder / "meta.json").exists():  # written last
+        print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
+        ask(ROOT / "data" / "prepare.py", "--out", folder.resolve())
+
+
+def relative_part(part) -> str:
+    """A part of a command, as a user would type it."""
+    return relative(part) if isinstance(part, Path) else str(part)
