@@ -20,7 +20,7 @@ EPOCHS = 15  # of the published experiment
 
 
 class UserError(Exception):
-    """What the user can mend, told in one line; `code` is the exit code."""
+    """An error that the user can fix, printed as one line; `code` is the exit code."""
 
     def __init__(self, text: str, code: int = 1):
         super().__init__(text)

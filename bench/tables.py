@@ -22,7 +22,7 @@ def markdown(
 
 
 def plan_table(state: dict) -> str:
-    """The rows of a plan's state as a table, and what one has to know about them below it.
+    """The rows of a plan's state as a table, with notes below it.
 
     A column that has no figure on this machine is left out.
     """

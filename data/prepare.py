@@ -59,7 +59,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def fetch(url: str) -> bytes | None:
-    """The bytes at `url`, or None, said in a line, where they can't be had."""
+    """The bytes at `url`, or None, said in a line, where that fails."""
     for attempt in range(1, TRIES + 1):
         try:
             with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
@@ -173,7 +173,7 @@ def prepare(files: list[str], out: Path) -> None:
         for part, ids_of_part in (("train", ids[:split]), ("val", ids[split:]))
     }
     meta = out / "meta.json"
-    meta.unlink(missing_ok=True)  # while the parts change, nothing vouches for them
+    meta.unlink(missing_ok=True)  # it marks the data complete, which they aren't while the parts change
     for part, data in parts.items():
         write_whole(out / f"{part}.bin", data)
     figures = dict(

@@ -142,7 +142,7 @@ class Bench:
         return not self.results.exists() or not list(self.results.iterdir())
 
     def fails(self, *options, stage: str = "00_orig", code: int = 1, says: str = ""):
-        """Runs main() and checks what every accident owes the user."""
+        """Runs main() and checks what every error owes the user."""
         result = self.main(stage, *options)
         assert result.returncode == code, result.stderr
         one_error_line(result.stderr, stage, code, says)

@@ -1,4 +1,4 @@
-"""Bad input and accidents: one clear line, a non-zero exit, and nothing lost or half-written."""
+"""Bad input and errors: one clear line, a non-zero exit, and nothing lost or half-written."""
 
 import io
 import json

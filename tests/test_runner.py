@@ -230,7 +230,8 @@ def test_time_left(plan):
     estimates = {"a": lengths.Length((), 30), "b": lengths.Length((), 50)}
     results = [dict(name="a", seconds=second) for second in (10, 20, 90)]
     # b is estimated at 50 s, and a took 20 where 30 were estimated.
-    assert lengths.seconds_left(jobs, results, estimates) == pytest.approx(4 * 20 + 2 * 50 * 20 / 30)
+    left = lengths.seconds_left(jobs, results, estimates)
+    assert left == pytest.approx(4 * 20 + 2 * 50 * 20 / 30)
     assert lengths.seconds_left(jobs, [], estimates) == 4 * 30 + 2 * 50
     plan.seed_noise = False
     assert len(runner.make_jobs(plan, 2, [])) == 4
@@ -346,7 +347,8 @@ def test_a_child_does_not_outlive_the_tool(tmp_path):
 
 def test_nohup():
     """What ignores SIGHUP goes on to do so."""
-    code = ("import signal; from bench import processes; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
+    code = ("import signal; from bench import processes;"
+            "signal.signal(signal.SIGHUP, signal.SIG_IGN);"
             "processes.on_signals(processes.interrupt);"
             "print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN,"
             " signal.getsignal(signal.SIGTERM) == processes.interrupt)")
