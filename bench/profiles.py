@@ -52,7 +52,7 @@ def read_trace(path: Path, gpu: bool) -> dict:
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
         events = [event for event in events if event.get("ph") == "X"]
         marks = [event for event in events if event["name"].startswith("ProfilerStep#")
-                 and event["cat"] == "user_annotation"]
+                 and event.get("cat") == "user_annotation"]
         steps = len(marks)
         if gpu:
             kernels = [event for event in events if event.get("cat") in GPU_EVENTS]
@@ -63,7 +63,7 @@ def read_trace(path: Path, gpu: bool) -> dict:
             total = sum(event["dur"] for event in marks)
             (thread,) = {event["tid"] for event in marks}
             inside = [event for event in events if event["tid"] == thread and event not in marks
-                      and event["cat"] in ("cpu_op", "user_annotation")]
+                      and event.get("cat") in ("cpu_op", "user_annotation")]
             times = self_times(inside)
         if not steps or not times:
             raise ValueError("it holds no training step")

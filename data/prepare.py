@@ -173,7 +173,7 @@ def prepare(files: list[str], out: Path) -> None:
         for part, ids_of_part in (("train", ids[:split]), ("val", ids[split:]))
     }
     meta = out / "meta.json"
-    meta.unlink(missing_ok=True)  # it marks the data complete, which they aren't while the parts change
+    meta.unlink(missing_ok=True)  # it marks the parts complete: not while they change
     for part, data in parts.items():
         write_whole(out / f"{part}.bin", data)
     figures = dict(
