@@ -21,6 +21,7 @@ failed; its row says why.
 """
 
 import argparse
+import inspect
 import math
 import shlex
 import sys
@@ -105,8 +106,9 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         sub.add_argument("--seconds", type=duration, metavar="N",
                          help="train for about N seconds where --max-tokens takes less, so that the"
                               " speed is a steady one (default: 10 on a GPU, 0 on a CPU)")
-        sub.add_argument("--rungs", metavar="0,5-8",
-                         help="which techniques, by their numbers (default: all)")
+        if "rungs" in inspect.signature(make).parameters:
+            sub.add_argument("--rungs", metavar="0,5-8",
+                             help="which techniques, by their numbers (default: all)")
     text = "all of the above and a profile: a page about this machine, results/report.md"
     sub = commands.add_parser("report", help=text, description=text, parents=[folders()],
                               usage="measure.py report [options] [-- options of the scripts]",

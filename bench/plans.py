@@ -87,6 +87,9 @@ def comparison_point(tokens: int, per_step: int) -> int:
 
 
 # ---- The plans ---------------------------------------------------------------------------------
+# To add one: a function that returns a Plan, and a line in measure.py's parse_arguments. 01 with
+# other options is replace(last, name="batch-16", script=ROOT / stack.LAST, published=None,
+# options=("--batch-size", "16")), with `last` as in `stages`; the name has to tell the options.
 
 
 def ladder(machine: dict, rungs: str | None = None, **settings) -> Plan:

@@ -341,10 +341,9 @@ def write_page(report: Report, missing: list[str]) -> Path:
     archive = report.results / "report.tar.gz"
     temporary = archive.with_name(f".{archive.name}.tmp")
     with tarfile.open(temporary, "w:gz") as tar:
-        for item in ("machine.json", "report.md", "speed.png", "losses.png", "ladder.png",
-                     "stages", "ladder", "profile", "leave-one-out"):
-            if (report.results / item).exists():
-                tar.add(report.results / item, item)
+        for item in sorted(report.results.iterdir()):
+            if item.name != "reference" and item.suffix != ".gz" and item.suffix != ".tmp":
+                tar.add(item, item.name)
     temporary.replace(archive)
     return path
 

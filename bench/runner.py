@@ -52,8 +52,8 @@ def command_of(job: Job, plan: Plan, length: Length) -> list:
 
 def run_job(job: Job, plan: Plan, length: Length) -> dict:
     """Runs it; returns its result for the state file."""
-    # torch.compile keeps what it made, here by script, so that plans share it.
-    cache = BUILD / "compiler-cache" / sha256(job.run.script)[:16]
+    # torch.compile keeps what it made, here by script and options, so that plans share it.
+    cache = BUILD / "compiler-cache" / "-".join([sha256(job.run.script)[:16], *job.run.options])
     if plan.cold and (job.round, job.seed) == (1, SEED):
         shutil.rmtree(cache, ignore_errors=True)
     began = time.perf_counter()

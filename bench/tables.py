@@ -29,7 +29,6 @@ def plan_table(state: dict) -> str:
     rows = state["rows"]
     techniques = any("factor_technique" in row for row in rows)
     published = " (A100)" if any(row["published_factor_baseline"] for row in rows) else ""
-    one_reference = all(row["factor"] == row["factor_baseline"] for row in rows)
 
     def number(name: str, form: str):
         return lambda row: show(row.get(name), form)
@@ -75,13 +74,18 @@ def plan_table(state: dict) -> str:
     }
     if techniques:  # whose factor is the inverse of the other
         del columns[f"factor{published}"]
-    if one_reference:
+    if one_reference(rows):
         del columns[f"over the baseline{published}"], columns["Δ loss, baseline"]
     columns = {heading: cell for heading, cell in columns.items()
                if any(cell(row) != "n/a" for row in rows)}
     texts = {"run", "technique", "loss by the patch", "attention", "verdict"}
     notes = "".join(f"\n{note}\n" for note in notes_of(state, columns))
     return markdown(columns, rows, texts) + notes
+
+
+def one_reference(rows: list[dict]) -> bool:
+    """Whether every row is compared to the first one."""
+    return all(row["factor"] == row["factor_baseline"] for row in rows)
 
 
 def notes_of(state: dict, columns: Collection[str]) -> list[str]:
@@ -109,8 +113,10 @@ def notes_of(state: dict, columns: Collection[str]) -> list[str]:
                   ' "faster" means that the script is faster with it.']
     elif any(row["factor"] for row in rows):
         published = any(row["published_factor"] for row in rows)
-        notes += ["The factor is over the row above, or the nearest one above that has figures; the"
-                  " baseline is the first row."
+        first = one_reference(rows) and len(rows) > 2
+        notes += [("The factor is over the first row." if first else
+                   "The factor is over the row above, or the nearest one above that has figures; the"
+                   " baseline is the first row.")
                   + " The published factors, from an A100, are in brackets." * published]
     if state["seed_noise"] is not None:
         notes += [f"Seed noise is the range of the first row's losses over"
