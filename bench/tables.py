@@ -115,8 +115,8 @@ def notes_of(state: dict, columns: Collection[str]) -> list[str]:
         published = any(row["published_factor"] for row in rows)
         first = one_reference(rows) and len(rows) > 2
         notes += [("The factor is over the first row." if first else
-                   "The factor is over the row above, or the nearest one above that has figures; the"
-                   " baseline is the first row.")
+                   "The factor is over the row above, or the nearest one above that has figures;"
+                   " the baseline is the first row.")
                   + " The published factors, from an A100, are in brackets." * published]
     if state["seed_noise"] is not None:
         notes += [f"Seed noise is the range of the first row's losses over"
