@@ -109,6 +109,8 @@ def ladder_table(machine: Path) -> str:
         "val loss": lambda row: blank(row["val_loss"], ".3f"),
         "verdict": lambda row: row["error"] or bold(row["verdict"] or "", row["verdict"]),
     }
+    if not left_out:
+        del columns["× in 01"]
     return markdown(columns, rows, {"technique", "verdict"})
 
 
