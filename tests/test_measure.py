@@ -12,7 +12,7 @@ from conftest import ROOT, environment, run_python, write_tokens
 from made_up import CPU
 
 import measure
-from bench import plans, runner
+from bench import plans, processes, runner
 
 # Batches of 4 windows, and of 8 from the rung "batch size" on.
 TINY = "--model cpu-demo --context-length 16 --eval-windows 2".split()
@@ -120,7 +120,7 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys):
     published.write_text('{"baseline": {"tok_per_sec": 12525}}')
     monkeypatch.setattr(plans, "PUBLISHED", published)
     monkeypatch.setattr(plans, "BUILD", tmp_path / "build")
-    monkeypatch.setattr(runner, "ask_machine", lambda question: CPU)
+    monkeypatch.setattr(processes, "ask_machine", lambda question: CPU)
     monkeypatch.setattr(runner, "on_signals", lambda handler: None)
     monkeypatch.setattr(measure.sys.stdout, "reconfigure", lambda **how: None, raising=False)
     results = ["--results-dir", str(tmp_path)]
