@@ -178,10 +178,10 @@ def run_plan(
     started that by estimate would end after `deadline`, in seconds of time.monotonic(). A run that
     fails isn't repeated in later rounds; a later `resume` tries it again. Raises UserError.
     """
+    # Before anything is written: wrong options are told here.
+    configs = {} if resume else lengths.configurations(plan)
     processes.prepare_tokens(plan.data)
     state = resume_state(plan, rounds) if resume else new_state(plan, rounds)
-    # Before anything is written: wrong options are told here.
-    configs = lengths.configurations(plan) if make_jobs(plan, rounds, state["results"]) else {}
     if not resume:
         put_aside(plan.path)
     save(state, plan.path)
@@ -191,6 +191,7 @@ def run_plan(
         save(state, plan.path)
     finished, jobs = True, make_jobs(plan, rounds, state["results"])
     if jobs:
+        configs = configs or lengths.configurations(plan)
         run_lengths = lengths.lengths_of(plan, configs, state["matmul_peak"])
         finished = run_jobs(jobs, plan, state, run_lengths, deadline)
     state["rows"], state["seed_noise"] = statistics.make_rows(plan, state, plan.path.parent)

@@ -12,7 +12,7 @@ from conftest import ROOT, environment, run_python, write_tokens
 from made_up import CPU
 
 import measure
-from bench import plans, processes, runner
+from bench import plans, processes
 
 # Batches of 4 windows, and of 8 from the rung "batch size" on.
 TINY = "--model cpu-demo --context-length 16 --eval-windows 2".split()
@@ -121,7 +121,7 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(plans, "PUBLISHED", published)
     monkeypatch.setattr(plans, "BUILD", tmp_path / "build")
     monkeypatch.setattr(processes, "ask_machine", lambda question: CPU)
-    monkeypatch.setattr(runner, "on_signals", lambda handler: None)
+    monkeypatch.setattr(processes, "on_signals", lambda handler: None)
     monkeypatch.setattr(measure.sys.stdout, "reconfigure", lambda **how: None, raising=False)
     results = ["--results-dir", str(tmp_path)]
     for argv, says in (
