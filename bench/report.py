@@ -164,14 +164,15 @@ def machine_section(report: Report) -> str:
         versions += [f"CUDA {m['cuda']}", f"driver {m['driver']}",
                      f"compute capability {m['capability']}"]
     peaks = ", ".join(f"{name} {flops / 1e12:,.2f}" for name, flops in look["matmul_peak"].items())
+    device = f"{m['gpus']} × {m['name']}, host {m['cpu']}" if m["gpus"] else f"No GPU; {m['cpu']}"
     lines = [
-        f"{m['gpus'] or 'No'} GPU(s), {m['name']}; {m['cpu']}. {', '.join(versions)}.",
+        f"{device}. {', '.join(versions)}.",
         f"Matrix products: {peaks} TFLOP/s. Copy within memory: {look['bandwidth'] / 1e9:,.0f} GB/s"
         f" (10⁹ bytes, read and written). Memory: {show(look['memory_gb'], '.1f')} GB.",
         "torch.compile " + (f"doesn't work: {look['compile_error']}" if look["compile_error"]
                             else "works."),
-        "Cross entropy on more than 2³¹ logits (batch 42 and up at context 1,024): "
-        + look["large_loss"] + ".",
+        *(["Cross entropy on more than 2³¹ logits (batch 42 and up at context 1,024): "
+           + look["large_loss"] + "."] if m["gpus"] else []),
         *(f"Missing: {thing}." for thing in look["missing"]),
         "Which attention kernels run with which dropout (bfloat16, causal), which one PyTorch"
         " chooses by itself, and the dropout that each really applies; 01 turns cuDNN's off:",
