@@ -76,10 +76,17 @@ def ask_machine(question: str) -> dict:
 
 
 def prepare_tokens(folder: Path) -> None:
-    """Runs data/prepare.py where `folder` holds no tokens. Raises UserError where that fails."""
-    if not (folder / "meta.json").exists():  # written last
+    """Runs data/prepare.py where `folder` holds no tokens. Raises UserError where that fails, or
+    where meta.json is damaged."""
+    meta = folder / "meta.json"  # written last
+    if not meta.exists():
         print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
         ask(ROOT / "data" / "prepare.py", "--out", folder.resolve())
+    try:
+        if json.loads(meta.read_text(encoding="utf-8"))["tokens"]["train"] < 1:
+            raise ValueError("no tokens")
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"{relative(meta)} is damaged ({error!r}): run data/prepare.py")
 
 
 def relative_part(part) -> str:

@@ -18,6 +18,8 @@ from patches import stack
 
 STAGES_SECONDS = 480  # of the three stages on a GPU: as many of the 15 epochs as fit
 PAGE_SECONDS = 20  # to draw and write the page at the end
+LOOK = {"machine", "memory_gb", "matmul_peak", "bandwidth", "attention", "compile_error",
+        "missing", "large_loss"}
 TOP = 20  # operations of the profile that are shown
 
 
@@ -42,7 +44,7 @@ class Report:
         """What an earlier start has left in a JSON file, or {}."""
         try:
             return dict(json.loads((self.results / file).read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return {}
 
     def plan(self, make: Callable, **settings) -> plans.Plan:
@@ -52,7 +54,8 @@ class Report:
     @property
     def look(self) -> dict:
         """What bench.machine.look has found; {} before it has looked."""
-        return self.read("machine.json")
+        look = self.read("machine.json")
+        return look if look.keys() >= LOOK else {}
 
     @property
     def machine(self) -> dict:
@@ -329,11 +332,16 @@ def write_page(report: Report, missing: list[str]) -> Path:
     sections = []
     for piece in PIECES.values():
         if piece.section:
-            text = piece.section(report) or "Not measured yet.\n"
+            try:
+                text = piece.section(report) or "Not measured yet.\n"
+            except (LookupError, TypeError, ValueError) as error:
+                text = f"What is left of it in the folder is damaged: {error!r}\n"
             sections.append(f"## {piece.title}\n\n{text}\nAlone: `{piece.command}`\n")
     head = [f"# GPT training on {report.machine['name']}", *summary(report)]
     page = head[0] + "\n\n" + "".join(f"{i}. {line}\n" for i, line in enumerate(head[1:], 1))
-    options = f" -- {' '.join(report.options)}" if report.options else ""
+    options = f" --max-tokens {report.tokens}" if report.tokens else ""
+    options += f" --rungs {report.rungs}" if report.rungs else ""
+    options += f" -- {' '.join(report.options)}" if report.options else ""
     page += f"\nMade by `python measure.py report{options}`. tok/sec counts training alone.\n"
     if missing:
         page += f"\nNot finished: {', '.join(missing)}; started again, it goes on with them.\n"

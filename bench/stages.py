@@ -68,8 +68,9 @@ def run_of(record: Record, note: str) -> Run:
     group = Group(record.device_name + note, config["model"], int(config["context_length"]))
     names = ("reserved_gb", "p25_step_tok_per_sec", "p75_step_tok_per_sec")
     figures = [record.tok_per_sec, *(end[name] for name in names), record.mfu, end["val_loss"]]
-    if not all(figure is None or math.isfinite(figure) for figure in figures):
-        raise ValueError("a figure is not finite")
+    if not all(figure is None or 0 <= figure < 1e15 for figure in figures):
+        raise ValueError("a figure is out of range")
+    hash(group)
     curve = tuple(tuple(math.nan if log[name] is None else float(log[name]) for name in CURVE)
                   for log in record.logs)
     began = record.start["time"], record.path.name
@@ -92,7 +93,8 @@ def read_runs(folder: Path) -> list[Run]:
                     left_out += 1
                     continue
                 run = run_of(record, " (reference)" if place.startswith("reference") else "")
-            except (OSError, RecordError, LookupError, TypeError, ValueError) as error:
+            except (OSError, RecordError, LookupError, ArithmeticError, TypeError,
+                    ValueError) as error:
                 reason = error if isinstance(error, RecordError) else repr(error)
                 print(f"skipped: {relative(path)}, {reason}", file=sys.stderr)
                 continue

@@ -16,9 +16,15 @@ def read_state(path: Path) -> dict:
         state = json.loads(path.read_text(encoding="utf-8"))
         if state["schema"] != SCHEMA:
             raise ValueError(f"schema {state['schema']} is not the present one, {SCHEMA}")
-        dict(state["plan"]["machine"]), dict(state["matmul_peak"]), list(state["rows"])
-        if not all(RESULT <= result.keys() for result in state["results"]):
-            raise ValueError("a result lacks a field")
+        str(state["time"]), dict(state["plan"]["machine"])
+        if not all(isinstance(flops, float) for flops in dict(state["matmul_peak"]).values()):
+            raise ValueError("matmul_peak holds something else than figures")
+        for result in state["results"]:
+            if not RESULT <= result.keys() or not isinstance(result["seconds"], int | float):
+                raise ValueError("a result lacks a field")
+            hash((result["name"], result["round"], result["seed"]))
+        if not all(isinstance(row, dict) and row for row in state["rows"]):
+            raise ValueError("a row has no figures")
         return state
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{relative(path)}: {error!r}")

@@ -28,6 +28,12 @@ def measured_record(path: Path) -> Record:
         raise RecordError(record.error)
     if not record.tok_per_sec:
         raise RecordError("too short for a speed: raise --max-tokens")
+    needed = {name: record.end.get(name) for name in ("reserved_gb", "first_step_seconds")}
+    needed |= {name: record.config.get(name)
+               for name in ("flops_per_token", "batch_size", "context_length", "world_size")}
+    for name, value in needed.items():
+        if not isinstance(value, int | float) and (name, value) != ("reserved_gb", None):
+            raise RecordError(f"its record can't be read: {name} is {value!r}")
     return record
 
 

@@ -476,6 +476,9 @@ def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     except (StackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -9,7 +9,8 @@ from patches import stack
 
 def test_readme_is_what_the_command_writes():
     text = readme.README.read_bytes().decode()
-    assert "<!-- techniques: written by measure.py readme -->\n" in text
+    for name in ("techniques", "ladder", "stages"):
+        assert text.count(f"<!-- {name}: written by measure.py readme -->\n") == 1
     assert readme.update(text) == text
 
 

@@ -38,7 +38,7 @@ def fake(monkeypatch):
 
 @pytest.fixture
 def plan(tmp_path):
-    (tmp_path / "meta.json").write_text("{}")
+    (tmp_path / "meta.json").write_text('{"tokens": {"train": 4096}}')
     return make_plan(tmp_path, "a", "b")
 
 
@@ -131,7 +131,7 @@ def test_resume_needs_the_same_plan(fake, plan):
         with pytest.raises(UserError, match=f"can't resume .*{says}"):
             runner.run_plan(plan, 1, resume=True)
         setattr(plan, field, earlier)
-    (plan.data / "meta.json").write_text("{} ")
+    (plan.data / "meta.json").write_text('{"tokens": {"train": 9}}')
     with pytest.raises(UserError, match="other data"):
         runner.run_plan(plan, 1, resume=True)
 
@@ -143,6 +143,23 @@ def test_a_new_start_puts_the_earlier_one_aside(fake, plan):
     aside = sorted(path for path in plan.path.parent.glob("plan-*") if path.suffix != ".jsonl")
     assert [path.name[len("plan-20260101T000000Z"):] for path in aside] == [".json", ".md"]
     assert aside[0].read_text() == earlier
+
+
+def test_damaged_tokens_leave_what_was_there(fake, plan):
+    assert runner.run_plan(plan, 1)
+    for text in ("", "[]", '{"tokens": {"train": "x"}}'):
+        (plan.data / "meta.json").write_text(text)
+        with pytest.raises(UserError, match="meta.json is damaged"):
+            runner.run_plan(plan, 1)
+    assert len(states.earlier_state(plan.path)["results"]) == len(ROUND)
+
+
+def test_a_record_without_a_figure_is_measured_again(fake, plan):
+    assert runner.run_plan(plan, 1)
+    path = plan.path.with_name(states.earlier_state(plan.path)["results"][2]["record"])
+    path.write_text(path.read_text().replace("first_step_seconds", "seconds"))
+    fake.ran.clear()
+    assert runner.run_plan(plan, 1, resume=True) and fake.ran == ROUND[2:]
 
 
 def test_damaged_states(tmp_path):
