@@ -274,11 +274,15 @@ class GPTModel(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
 
-    def forward(self, ids_BT):
+    def forward(self, ids_BT, targets_BT=None):
+        """Logits; with targets their mean cross entropy, so that one graph holds model and loss."""
         positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
         x_BTC = self.token_embedding(ids_BT) + self.position_embedding(positions_T)
         x_BTC = self.blocks(self.dropout(x_BTC))
-        return self.head(self.norm(x_BTC))  # logits_BTV
+        logits_BTV = self.head(self.norm(x_BTC))
+        if targets_BT is None:
+            return logits_BTV
+        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
 
 
 def prepare_model(model: GPTModel, config: Config, device: torch.device) -> nn.Module:
@@ -310,8 +314,7 @@ def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
 
 def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
     """Mean cross entropy, in nats per token."""
-    logits_BTV = model(x_BT)
-    return F.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten())
+    return model(x_BT, y_BT)
 
 
 def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
