@@ -71,6 +71,7 @@ class Config:
     epochs: int = option(15, "passes over the training text; the first limit ends the run", 1)
     max_steps: int | None = option(None, "steps", 1)
     max_tokens: int | None = option(None, "training tokens of all processes together", 1)
+    target_loss: float = option(0.0, "end at a validation loss of so much; default: no limit", 0)
     eval_freq: int = option(15, "steps from one log line to the next", 1)
     eval_windows: int = option(40, "windows of each text that losses are measured on", 1)
 
@@ -97,10 +98,9 @@ MODELS = {
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     """The settings that the user gave, and no others. Exits with 2 for a wrong one."""
-    parser = argparse.ArgumentParser(
-        usage="%(prog)s [options]", description=__doc__.splitlines()[0],
-        argument_default=argparse.SUPPRESS, allow_abbrev=False,
-    )
+    parser = argparse.ArgumentParser(usage="%(prog)s [options]", allow_abbrev=False,
+                                     description=__doc__.splitlines()[0],
+                                     argument_default=argparse.SUPPRESS)
     settings = {setting.name: setting for setting in fields(Config) if setting.metadata}
     for name, setting in settings.items():
         text, demo = setting.metadata["help"], MODELS["cpu-demo"].get(name)
@@ -355,11 +355,11 @@ def train(model, training_model, train_set, val_set, tokenizer, config, device, 
                 train_loss = evaluate(model, train_set, config, device)
                 val_loss = evaluate(model, val_set, config, device)
                 run.log(epoch + 1, step - 1, step * tokens_per_step, seconds, train_loss, val_loss)
+                done = done or val_loss <= config.target_loss
                 clock.start()
             if done:
                 break
-        # Not timed either: the next start forgets what the clock has seen until then.
-        run.epoch(epoch + 1, sample(model, tokenizer, config, device))
+        run.epoch(epoch + 1, sample(model, tokenizer, config, device))  # not timed either
         if done:
             break
 
