@@ -3,7 +3,10 @@
     python measure.py stages         # the three scripts: 00, 01 and 02
     python measure.py ladder         # 00, then one technique more at a time, up to 01
     python measure.py leave-one-out  # 01 without one technique at a time
-    python measure.py report         # all of it, and what this machine is, on one page
+    python measure.py variants       # 01, and alternatives to what it does
+    python measure.py search         # the best batch size and learning rate of 00 and of 01
+    python measure.py time-to-loss   # seconds until the validation loss has fallen to a target
+    python measure.py report         # stages, ladder and leave-one-out, and what this machine is
     python measure.py readme         # writes the tables of README.md anew
 
     python measure.py ladder --rungs 0,5-8       # some of them
@@ -27,7 +30,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from bench import plans, processes, readme, report, runner, states
+from bench import plans, processes, readme, report, runner, states, time_to_loss
 from bench.files import ROOT, relative
 from patches.stack import StackError
 
@@ -64,12 +67,10 @@ def folders() -> argparse.ArgumentParser:
     return parser
 
 
-def options_of_plans() -> argparse.ArgumentParser:
+def resuming() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--resume", action="store_true",
                         help="go on where the last start stopped; runs that failed are tried again")
-    parser.add_argument("--dry-run", action="store_true",
-                        help="only tell what would run, and about how long")
     return parser
 
 
@@ -83,12 +84,16 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
                                  " also 02"),
         ("leave-one-out", plans.leave_one_out, "01 without one technique at a time: what each is"
                                                " still worth beside all the others"),
+        ("variants", plans.variants, "01, and alternatives to what it does: each is a patch in"
+                                     " patches/variants"),
     ):
         sub = commands.add_parser(
-            name, help=text, description=text, parents=[options_of_plans(), folders()],
+            name, help=text, description=text, parents=[resuming(), folders()],
             usage=f"measure.py {name} [options] [-- options of the scripts]", allow_abbrev=False,
         )
         sub.set_defaults(function=measure, make=make)
+        sub.add_argument("--dry-run", action="store_true",
+                         help="only tell what would run, and about how long")
         whole = make is plans.stages  # scripts at their full length
         sub.add_argument("--rounds", type=positive, default=1 if whole else 4, metavar="N",
                          help="how often each script runs (default: %(default)s; a verdict needs 4)"
@@ -106,10 +111,34 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         sub.add_argument("--seconds", type=duration, metavar="N",
                          help="train for about N seconds where --max-tokens takes less, so that the"
                               " speed is a steady one (default: 10 on a GPU, 0 on a CPU)")
+        if make is plans.variants:
+            sub.add_argument("--names", metavar="A,B", help="which variants (default: all)")
         if "rungs" in inspect.signature(make).parameters:
             sub.add_argument("--rungs", metavar="0,5-8",
                              help="which techniques, by their numbers (default: all)")
-    text = "all of the above and a profile: a page about this machine, results/report.md"
+    for name, function, seeds, text in (
+        ("search", search, time_to_loss.TUNING_ROUNDS,
+         "the batch size and learning rate with which 00, and 01, come soonest to the lowest"
+         " validation loss of 00 at its best learning rate"),
+        ("time-to-loss", measure_time, 3,
+         "how long 00 and 01 train until their validation loss has fallen to the lowest of 00's"
+         " default run; after a search also at the settings that it has found"),
+    ):
+        sub = commands.add_parser(
+            name, help=text, description=text, parents=[resuming(), folders()],
+            usage=f"measure.py {name} [options] [-- options of the scripts]", allow_abbrev=False,
+        )
+        sub.set_defaults(function=function)
+        sub.add_argument("--rounds", type=positive, default=seeds, metavar="N",
+                         help="how many seeds (default: %(default)s; search has others than"
+                              " time-to-loss)")
+        sub.add_argument("--max-tokens", type=positive, metavar="N",
+                         help="training tokens of the run that sets the target (default: 00's own"
+                              f" length); the others have at most {time_to_loss.LIMIT} times as"
+                              " many")
+    sub.add_argument("--rungs", metavar="0,5-8",
+                     help="which rungs of the ladder (default: 00 and 01)")
+    text = "stages, ladder, leave-one-out and a profile: a page about this machine, report.md"
     sub = commands.add_parser("report", help=text, description=text, parents=[folders()],
                               usage="measure.py report [options] [-- options of the scripts]",
                               allow_abbrev=False)
@@ -131,7 +160,8 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def measure(args: argparse.Namespace, options: list[str]) -> int:
     """Does what the options say; returns the exit code. Raises UserError, StackError, OSError."""
-    own = {name: vars(args)[name] for name in ("rungs", "seconds", "epochs") if name in args}
+    own = {name: vars(args)[name] for name in ("rungs", "names", "seconds", "epochs")
+           if name in args}
     plan = args.make(
         processes.ask_machine("this_machine"), **own, tokens=args.max_tokens, options=options,
         data=args.data, results=args.results_dir,
@@ -140,9 +170,39 @@ def measure(args: argparse.Namespace, options: list[str]) -> int:
         runner.dry_run(plan, args.rounds, args.resume)
         return 0
     runner.run_plan(plan, args.rounds, args.resume)
+    return tell(plan)
+
+
+def tell(plan: plans.Plan) -> int:
+    """Prints the table of a plan that was run; returns the exit code."""
     table = plan.path.with_suffix(".md")
     print(f"\n{table.read_text(encoding='utf-8')}\n{relative(table)}\n{relative(plan.path)}")
     return 1 if any(result["error"] for result in states.earlier_state(plan.path)["results"]) else 0
+
+
+def time_settings(args: argparse.Namespace, options: list[str]) -> time_to_loss.Settings:
+    machine = processes.ask_machine("this_machine")
+    return time_to_loss.Settings(machine, args.data, args.results_dir, options, args.max_tokens,
+                                 args.resume)
+
+
+def search(args: argparse.Namespace, options: list[str]) -> int:
+    """Finds the best settings of 00 and 01; returns the exit code. Raises as measure.
+
+    Settings with which training fails are part of a search, not its failure.
+    """
+    settings = time_settings(args, options)
+    found = time_to_loss.search(settings, args.rounds)
+    print(f"\n{(settings.results / 'search' / 'search.md').read_text(encoding='utf-8')}")
+    for stage, (batch_size, rate) in found["points"].items():
+        print(f"{stage}: --batch-size {batch_size} --learning-rate {rate:g}")
+    print(relative(settings.best))
+    return 0
+
+
+def measure_time(args: argparse.Namespace, options: list[str]) -> int:
+    """Measures the time to a loss; returns the exit code. Raises as measure."""
+    return tell(time_to_loss.time_to_loss(time_settings(args, options), args.rounds, args.rungs))
 
 
 def write_report(args: argparse.Namespace, options: list[str]) -> int:

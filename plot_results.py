@@ -1,13 +1,14 @@
-"""Draw and tabulate the speed, memory and losses of the three stages, and the ladder.
+"""Draw the speed, memory and losses of the three stages, the ladder and the time to a loss.
 
-    python plot_results.py               # results/ -> speed.png, losses.png, ladder.png, summary.md
+    python plot_results.py               # pictures, and the stages' table summary.md, in results/
     python plot_results.py --format svg  # the pictures as SVG
     python plot_results.py --help        # every setting
 
 It reads the records in results/, results/stages/ and the folders of results/reference/, and takes
 the latest complete run of each stage for each group: a device, a model and a context length; those
 of the reference are groups of their own. The published A100 figures stand beside them. ladder.png
-shows the ladder in results/ladder/, or else the latest one of the reference.
+and time-to-loss.png show what measure.py has left in the folders of these names, or else the latest
+of the reference.
 
 tok/sec is the median over the steps of a run, or the average of a run too short for a median. It
 counts the tokens of all processes together; reserved memory is that of one process.
@@ -21,7 +22,7 @@ import matplotlib
 
 from bench import pictures, stages
 from bench.files import ROOT, relative, write_whole
-from bench.states import latest_ladder
+from bench.states import latest
 from patches import stack
 
 
@@ -57,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     runs = stages.read_runs(args.results)
     if not runs:
         print("no complete runs: the published figures alone")
-    drawn = pictures.draw_all(runs, published, latest_ladder(args.results), args.format)
+    plans = {name: latest(name, args.results) for name in pictures.PLANS}
+    drawn = pictures.draw_all(runs, published, plans, args.format)
     summary = f"{stages.table(runs, published)}\n{source}\n"
     print(f"\n{summary}")
 

@@ -16,7 +16,7 @@ from bench.plans import EPOCHS, Plan, Run, UserError, comparison_point, tokens_p
 # What the runner gives every script itself, so that runs can be compared.
 OWN_OPTIONS = {
     "--data", "--results-dir", "--name", "--device", "--seed", "--max-tokens", "--max-steps",
-    "--epochs", "--eval-freq", "--help", "-h",
+    "--epochs", "--eval-freq", "--target-loss", "--help", "-h",
 }
 COMPILE_SECONDS = 40  # of a script that compiles its model, in round 1: a rough estimate
 
@@ -42,6 +42,7 @@ def read_configurations(requests: list) -> list[dict]:
                 args = functions["parse_arguments"](options)
                 config = functions["configure"](args, torch.device(args.device))
             answers.append(dict(batch_size=config.batch_size, context_length=config.context_length,
+                                learning_rate=config.learning_rate,
                                 compile=getattr(config, "compile", False)))
         except SystemExit:  # argparse has printed why
             answers.append({"error": processes.error_line(messages.getvalue())})
@@ -51,7 +52,8 @@ def read_configurations(requests: list) -> list[dict]:
 
 
 def configurations(plan: Plan) -> dict[str, dict]:
-    """Batch size, context length and whether it compiles, of each run that can run, by its name.
+    """Batch size, context length, learning rate and whether it compiles, of each run that can run,
+    by its name.
 
     Each script's own parser judges the options. Raises UserError where one refuses them.
     """
@@ -76,14 +78,18 @@ def length_of(run: Run, plan: Plan, config: dict, matmul_peak: dict) -> Length:
     gpus = plan.machine["gpus"]
     speed = expected_speed(run, matmul_peak)
     extra = COMPILE_SECONDS if gpus and config["compile"] else 0
-    if plan.whole and plan.tokens:
-        tokens = plan.tokens * run.processes
-        return Length(("--max-tokens", tokens), 20 + extra + tokens / (speed if gpus else 1_500))
+    per_step = tokens_per_step(config, run.processes)
     if plan.whole:
         options = ("--epochs", plan.epochs) if plan.epochs else ()
-        seconds = 20 + (plan.epochs or EPOCHS) * seconds_per_epoch(plan, speed)
-        return Length(options, seconds + extra if gpus else 60)
-    per_step = tokens_per_step(config, run.processes)
+        seconds = 20 + (plan.epochs or EPOCHS) * seconds_per_epoch(plan, speed) if gpus else 60
+        if plan.tokens:
+            options = ("--max-tokens", plan.tokens * run.processes)
+            seconds = 20 + plan.tokens * run.processes / (speed if gpus else 1_500)
+        if plan.log_tokens:
+            options += ("--eval-freq", max(1, plan.log_tokens // per_step))
+        if plan.targets:  # one of them, or the tokens, ends the run
+            options += ("--target-loss", min(plan.targets.values()), "--epochs", 10**6)
+        return Length(options, seconds + extra)
     compared_at = comparison_point(plan.tokens * run.processes, per_step)
     max_tokens = max(compared_at, math.ceil(plan.seconds * speed / per_step) * per_step)
     # Lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps; so one is at the common count.

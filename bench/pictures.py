@@ -1,14 +1,17 @@
-"""The pictures: speed and losses of the three stages, and the ladder."""
+"""The pictures: speed and losses of the three stages, the ladder, and the time to a loss."""
 
 import io
 import math
 import sys
+from pathlib import Path
 
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
+from bench.records import Record
 from bench.stages import CURVE, Run, by_group, factor, shorten
+from bench.statistics import first_step_excess, records_of
 from bench.tables import show
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
@@ -18,15 +21,20 @@ INCHES = 10  # of a picture's width, which READMEs show at about 900 pixels
 
 
 def draw_all(
-    runs: list[Run], published: list[Run], ladder: dict | None, form: str = "png"
+    runs: list[Run], published: list[Run], plans: dict[str, tuple[dict, Path] | None],
+    form: str = "png",
 ) -> dict[str, bytes]:
-    """{file name: picture} of what there is to draw; says what there isn't."""
+    """{file name: picture} of what there is to draw; says what there isn't.
+
+    `plans`: for each name in PLANS, its state and the folder of its records.
+    """
     figures = {"speed": draw_speed([*runs, *published]), "losses": draw_losses(runs)}
-    if ladder and ladder["rows"]:
+    for name, found in plans.items():
         try:
-            figures["ladder"] = draw_ladder(ladder)
+            if found and found[0].get("rows"):
+                figures[name] = PLANS[name](*found)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            print(f"skipped: ladder.json is damaged: {error!r}", file=sys.stderr)
+            print(f"skipped: {name}.json is damaged: {error!r}", file=sys.stderr)
     if not figures["losses"]:
         print(f"no losses to draw: no losses.{form}")
     pictures = {}
@@ -235,3 +243,74 @@ def draw_rung_losses(axes, losses: list[float | None], noise: float | None) -> N
     axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
     axes.margins(x=0.15)
     axes.set_xlabel("validation loss, nats")
+
+
+def draw_time_to_loss(state: dict, folder: Path):
+    """Losses over time, with the targets; and the factors in tok/sec and in time to the target."""
+    rows, targets = state["rows"], state["plan"]["targets"]
+    figure, [(subfigure, curves, bars)] = rows_of_panels(
+        [f"Time to a loss on {shorten(state['plan']['machine']['name'], 60)}"],
+        [max(4.2, 1.6 + 0.5 * len(rows))], [1, 1],
+    )
+    tuned = [row for row in rows if row["options"]]  # at the best settings
+    ends = [row for row in (rows[0], rows[len(rows) - len(tuned) - 1]) if row not in tuned]
+    keys = []
+    for row in [*ends, *tuned]:
+        colour = COLOURS["00_orig"] if "00_orig" in row["name"] else OWN
+        style = {"color": colour, "linestyle": "-" if row["options"] or not tuned else "--"}
+        drawn = [draw_curve(curves, record, style) for record in records_of(row, state, folder)]
+        if drawn:
+            keys.append(Line2D([], [], linewidth=2, label=row["label"], **style))
+    times = [time for row in [*ends, *tuned] for target in row["time_to"].values()
+             for time in target["all_seconds"] if time]
+    if times:
+        curves.set_xlim(0, 1.05 * max(times))
+    low = min(targets.values())
+    curves.set_ylim(low - 0.3, low + 3)
+    for name, loss in targets.items():
+        curves.axhline(loss, color="0.3", linewidth=1, linestyle=":")
+        curves.annotate(f"{name}: {loss:.3f}", (1, loss), (-4, 2), xycoords=("axes fraction", "data"),
+                        textcoords="offset points", ha="right", va="bottom", fontsize=9)
+    curves.set_xlabel("training time, s")
+    curves.set_ylabel("validation loss, nats per token")
+    thousands(curves.xaxis)
+    draw_time_factors(bars, rows, next(iter(targets)))
+    keys += [Line2D([], [], color=PUBLISHED, linewidth=8, label="tok/sec"),
+             Line2D([], [], color=OWN, linewidth=8, label="time to the loss")]
+    subfigure.legend(handles=keys, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def draw_curve(axes, record: Record, style: dict) -> None:
+    excess = first_step_excess(record)
+    points = [(log["train_seconds"] - excess, log["val_loss"]) for log in record.logs]
+    axes.plot(*zip(*points, strict=True), linewidth=1.3, **style)
+
+
+def draw_time_factors(axes, rows: list[dict], target: str) -> None:
+    """A pair of bars for each row, over the first one: how many times as many tok/sec, and how many
+    times as fast to the target."""
+    lay_rows(axes, len(rows))
+    ends, texts = [], []
+    for place, row in enumerate(rows):
+        first = row is rows[0] and row["tok_per_sec"]
+        speed = 1 if first else row["factor_baseline"]
+        time = row["time_to"][target]
+        factor = 1 if first and time["seconds"] else time.get("factor_baseline_seconds")
+        for value, shift, colour in ((speed, -0.2, PUBLISHED), (factor, 0.2, OWN)):
+            text = f"{value:.2f}×" if value else row["error"] or "not reached"
+            axes.barh(place + shift, value or 0, 0.38, color=colour)
+            axes.annotate(shorten(text, 24), (value or 0, place + shift), (4, 0), va="center",
+                          textcoords="offset points", fontsize=9)
+            ends.append(value or 0)
+            texts.append(shorten(text, 24))
+    axes.set_yticks(range(len(rows)), [row["label"].replace(", ", "\n", 1) for row in rows])
+    axes.set_xlim(0, room_for(texts, ends, 3.4))
+    axes.axvline(1, color="0.5", linewidth=1)
+    axes.set_xlabel(f"factor over {rows[0]['label']}")
+
+
+PLANS = {  # how to draw a plan, by its name, from its state and the folder of its records
+    "ladder": lambda state, folder: draw_ladder(state),
+    "time-to-loss": draw_time_to_loss,
+}

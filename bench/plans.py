@@ -1,5 +1,6 @@
 """What is measured: a plan is a list of runs, each with the run that it is compared to."""
 
+import importlib.util
 import json
 import math
 import re
@@ -62,6 +63,12 @@ class Plan:
     whole: bool = False  # every run is as long as its script by itself, or has `tokens` in all
     epochs: int | None = None  # of such a run (None: the script's own)
     cold: bool = True  # the first round compiles anew, so that its first step tells the time
+    first_seed: int = SEED
+    new_seeds: bool = False  # round k has the seed first_seed + k - 1; else all have first_seed
+    log_tokens: int | None = None  # from one log line to the next (None: lines where they matter)
+    targets: dict[str, float] = field(default_factory=dict)  # validation losses; the lowest ends
+    #                                                          a run, which then has to be `whole`
+    grows: bool = False  # a later start may have other runs, whose results come to the earlier ones
 
     def __post_init__(self):
         device = self.machine["device"]
@@ -70,6 +77,15 @@ class Plan:
             return
         self.tokens = TOKENS[device] if self.tokens is None else self.tokens
         self.seconds = SECONDS[device] if self.seconds is None else self.seconds
+
+    def seed_of(self, number: int) -> int:
+        """The seed of all runs in round `number`, which counts from 1."""
+        return self.first_seed + (number - 1) * self.new_seeds
+
+    @property
+    def loss_tokens(self) -> int | None:
+        """The tokens after which losses are compared; None: at the end of a run."""
+        return None if self.targets else self.tokens
 
     @property
     def path(self) -> Path:
@@ -133,6 +149,48 @@ def leave_one_out(machine: dict, rungs: str | None = None, **settings) -> Plan:
             run.error = "conflict: later patches build on the lines that it changes"
     stack.write_all(scripts)
     return Plan("leave-one-out", runs, machine, cold=False, **settings)
+
+
+def variants(machine: dict, names: str | None = None, **settings) -> Plan:
+    """01, and each measured variant of it, compared to 01.
+
+    `names`: a choice such as "compile-mode,head-chunked" (None: all). Raises StackError, UserError.
+    """
+    patches = {patch.name: patch for patch in stack.load_variants() if "Slot" in patch.fields}
+    chosen = list(patches) if names is None else [name.strip() for name in names.split(",")]
+    for name in chosen:
+        if name not in patches:
+            raise UserError(f"no variant {name!r}; there are {', '.join(patches)}", 2)
+    texts = stack.rebuild_all()
+    *stages_to_01, _ = read_rungs(stack.load(), gpus=1)
+    last = replace(stages_to_01[-1], name=Path(stack.LAST).stem, label="01", loss=None,
+                   technique="every technique", script=BUILD / "variants" / stack.LAST,
+                   published=None)
+    runs, scripts = [last], {last.script: texts[stages_to_01[-1].name]}
+    for patch in (patches[name] for name in chosen):
+        script = BUILD / "variants" / stack.file_of(patch.name)
+        scripts[script] = texts[patch.name]
+        for options in patch.option_sets:
+            name = "-".join(["variant", patch.name, *re.findall(r"[\w.]+", " ".join(options))])
+            runs.append(replace(
+                last, name=name, label=" ".join([patch.name, *options]), script=script,
+                technique=patch.fields["Technique"], loss=patch.fields["Loss"].split()[0],
+                options=tuple(options), compared_to=last.name,
+                error=lacking(patch.fields.get("Needs"), machine),
+            ))
+    stack.write_all(scripts)
+    return Plan("variants", runs, machine, **settings)
+
+
+def lacking(needs: str | None, machine: dict) -> str | None:
+    """What a variant needs and this machine doesn't have, as a row tells it."""
+    for need in needs.split(", ") if needs else []:
+        package = need.removeprefix("package ")
+        if package != need and not importlib.util.find_spec(package):
+            return f"needs the package {package}: pip install -r requirements-extras.txt"
+        if package == need and not machine["gpus"]:
+            return f"needs {need}"
+    return None
 
 
 def stages(machine: dict, **settings) -> Plan:

@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.files import ROOT, write_whole
 from bench.stages import PUBLISHED, read_published, read_runs, table
 from bench.states import read_state, reference_machine
-from bench.tables import markdown
+from bench.tables import blank, markdown, time_tables
 from patches import stack
 
 README = ROOT / "README.md"
@@ -35,6 +35,7 @@ def update(text: str) -> str:
         "techniques": techniques_table,
         "ladder": lambda: ladder_table(reference_machine()),
         "stages": lambda: stages_table(reference_machine()),
+        "time": lambda: time_to_loss_tables(reference_machine()),
     }
 
     def write(block: re.Match) -> str:
@@ -44,10 +45,6 @@ def update(text: str) -> str:
         return opening + tables[name]() + end
 
     return BLOCK.sub(write, text)
-
-
-def blank(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
 
 
 def techniques_table() -> str:
@@ -112,6 +109,12 @@ def ladder_table(machine: Path) -> str:
     if not left_out:
         del columns["× in 01"]
     return markdown(columns, rows, {"technique", "verdict"})
+
+
+def time_to_loss_tables(machine: Path) -> str:
+    """How long 00 and 01 take to each target."""
+    state = read_state(machine / "time-to-loss" / "time-to-loss.json")
+    return "\n" + time_tables(state["rows"], state["plan"]["targets"]) + "\n"
 
 
 def stages_table(machine: Path) -> str:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import lengths, plans, processes, runner, states
+from bench import lengths, plans, processes, runner, states, statistics
 from bench.files import relative, write_whole
 from bench.profiles import read_trace
 from bench.stages import read_published, read_runs
-from bench.tables import markdown, plan_table, show
+from bench.tables import markdown, plan_table, show, time_tables
 from patches import stack
 
 STAGES_SECONDS = 480  # of the three stages on a GPU: as many of the 15 epochs as fit
@@ -123,6 +123,10 @@ def run_leave_one_out(report: Report) -> bool:
     return report.run(report.plan(plans.leave_one_out, rungs=report.rungs), rounds=4)
 
 
+def run_variants(report: Report) -> bool:
+    return report.run(report.plan(plans.variants), rounds=4)
+
+
 def run_profile(report: Report) -> bool:
     text, folder = stack.script_of("profile"), report.results / "profile"
     what = dict(source_sha256=hashlib.sha256(text).hexdigest(), options=report.options)
@@ -221,6 +225,27 @@ def stages_section(report: Report) -> str:
     return f"{text}\nLosses, the published ones after 15 epochs of the full experiment:\n\n{losses}"
 
 
+def time_section(report: Report) -> str:
+    """What measure.py time-to-loss has measured, or else what the stages' records tell."""
+    text = plan_section(report, "time-to-loss", "time-to-loss.png")
+    state = states.earlier_state(report.results / "stages" / "stages.json")
+    if text or not state.get("rows"):
+        return text
+    rows, folder = state["rows"], report.results / "stages"
+    plain = statistics.records_of(rows[0], state, folder)
+    target = plain and statistics.lowest_val_loss(plain[0])
+    if not target:
+        return ""
+    for row in rows:
+        row["time_to"] = {"published": statistics.time_to(
+            target, statistics.records_of(row, state, folder))}
+    for row, other in zip(rows[1:], rows, strict=False):
+        statistics.compare_times(row, other)
+    return (f"From the records of the three stages. {time_tables(rows, {'published': target})}\n"
+            "Not reached: not within the length of that run; `measure.py time-to-loss` trains for"
+            " longer, and with several seeds.\n")
+
+
 def profile_section(report: Report) -> str:
     profile = report.read("profile/profile.json")
     if not profile:
@@ -258,6 +283,8 @@ PIECES = {
     "machine": Piece("This machine", run_machine, machine_section, "python -m bench.machine look"),
     "stages": Piece("The three stages", run_stages, stages_section,
                     "python measure.py stages --rounds 1"),
+    "time-to-loss": Piece("The time to a loss", lambda report: True, time_section,
+                          "python measure.py time-to-loss"),
     "ladder": Piece("The ladder: one technique more at a time", run_ladder,
                     lambda report: plan_section(report, "ladder", "ladder.png"),
                     "python measure.py ladder"),
@@ -268,6 +295,9 @@ PIECES = {
     "leave-one-out": Piece("01 without one technique at a time", run_leave_one_out,
                            lambda report: plan_section(report, "leave-one-out"),
                            "python measure.py leave-one-out"),
+    "variants": Piece("01 with one alternative at a time", run_variants,
+                      lambda report: plan_section(report, "variants"),
+                      "python measure.py variants"),
 }
 
 
@@ -320,9 +350,11 @@ def draw(report: Report) -> None:
     from bench import pictures
 
     published, _ = read_published(stack.load())
-    ladder = states.earlier_state(report.results / "ladder" / "ladder.json")
+    folders = {name: report.results / name for name in pictures.PLANS}
+    measured = {name: (states.earlier_state(folder / f"{name}.json"), folder)
+                for name, folder in folders.items()}
     runs = read_runs(report.results / "stages")
-    for name, picture in pictures.draw_all(runs, published, ladder).items():
+    for name, picture in pictures.draw_all(runs, published, measured).items():
         write_whole(report.results / name, picture)
 
 

@@ -18,6 +18,7 @@ from bench.plans import BUILD, SEED, Plan, Run, UserError
 from bench.records import RecordError
 from bench.states import SCHEMA, earlier_state
 
+DEFAULTS = dict(first_seed=SEED, new_seeds=False, targets={})  # states of before lack them
 MACHINE = ("name", "device", "gpus", "torch")  # what has to be the same for a plan to go on
 HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended
 
@@ -54,7 +55,7 @@ def run_job(job: Job, plan: Plan, length: Length) -> dict:
     """Runs it; returns its result for the state file."""
     # torch.compile keeps what it made, here by script and options, so that plans share it.
     cache = BUILD / "compiler-cache" / "-".join([sha256(job.run.script)[:16], *job.run.options])
-    if plan.cold and (job.round, job.seed) == (1, SEED):
+    if plan.cold and (job.round, job.seed) == (1, plan.first_seed):
         shutil.rmtree(cache, ignore_errors=True)
     began = time.perf_counter()
     timeout = HANG_SECONDS + 5 * length.seconds
@@ -95,6 +96,8 @@ def new_state(plan: Plan, rounds: int) -> dict:
         plan=dict(
             name=plan.name, machine=plan.machine, rounds=rounds, options=plan.options,
             tokens=plan.tokens, seconds=plan.seconds, epochs=plan.epochs,
+            first_seed=plan.first_seed, new_seeds=plan.new_seeds, log_tokens=plan.log_tokens,
+            targets=plan.targets,
             data=sha256(meta) if meta.exists() else None,
             scripts={run.name: sha256(run.script) for run in runs},
         ),
@@ -110,8 +113,9 @@ def save(state: dict, path: Path) -> None:
     write_whole(path, json.dumps(state, indent=1))
 
 
-def resume_state(plan: Plan, rounds: int) -> dict:
-    """The earlier state of the same plan, without the runs that have to be tried again.
+def resume_state(plan: Plan, rounds: int, retry: bool = True) -> dict:
+    """The earlier state of the same plan, without the runs that have to be tried again: those
+    whose record is gone and, to `retry`, those that failed.
 
     Raises UserError where there is none, or where it was measured in another way.
     """
@@ -119,18 +123,23 @@ def resume_state(plan: Plan, rounds: int) -> dict:
     if not state:
         raise UserError(f"nothing to resume: {relative(plan.path)} is missing or damaged", 2)
     for name, value in new["plan"].items():
-        earlier = state["plan"].get(name)
+        earlier = state["plan"].get(name, DEFAULTS.get(name))
         same = earlier == value or name == "rounds"  # more rounds are welcome
         if name == "machine":
             same = isinstance(earlier, dict) and same_machine(earlier, value)
+        if name == "scripts" and plan.grows and isinstance(earlier, dict):
+            new["plan"][name] = earlier | value
+            same = all(earlier[run] == value[run] for run in earlier.keys() & value.keys())
         if not same:
             raise UserError(f"can't resume {relative(plan.path)}: it was measured with other"
                             f" {name}; without --resume a new one begins", 2)
 
     def stands(result: dict) -> bool:
+        if result["error"]:
+            return not retry
         try:
             statistics.measured_record(plan.path.parent / str(result["record"]))
-            return not result["error"]
+            return True
         except RecordError:
             return False
 
@@ -161,27 +170,29 @@ def make_jobs(plan: Plan, rounds: int, results: list[dict]) -> list[Job]:
     for number in range(1, rounds + 1):
         for run in plan.runs:
             if not run.error:
-                jobs.append(Job(run, number))
+                jobs.append(Job(run, number, plan.seed_of(number)))
                 if plan.seed_noise and run is plan.runs[0]:
-                    jobs.append(Job(run, number, SEED + number))
+                    jobs.append(Job(run, number, plan.first_seed + number))
     done = {(result["name"], result["round"], result["seed"]) for result in results}
     return [job for job in jobs if job.key not in done]
 
 
 def run_plan(
-    plan: Plan, rounds: int = 4, resume: bool = False, deadline: float | None = None
+    plan: Plan, rounds: int = 4, resume: bool = False, deadline: float | None = None,
+    retry: bool = True,
 ) -> bool:
     """Runs what is left of `rounds` rounds; returns whether it came to their end.
 
     State and table are left at `plan.path` (see bench.states), the state after every run. With
     `resume` an earlier start of the same plan goes on; else its files are put aside. No run is
     started that by estimate would end after `deadline`, in seconds of time.monotonic(). A run that
-    fails isn't repeated in later rounds; a later `resume` tries it again. Raises UserError.
+    fails isn't repeated in later rounds; a later `resume` tries it again, unless `retry` is False.
+    Raises UserError.
     """
     # Before anything is written: wrong options are told here.
     configs = {} if resume else lengths.configurations(plan)
     processes.prepare_tokens(plan.data)
-    state = resume_state(plan, rounds) if resume else new_state(plan, rounds)
+    state = resume_state(plan, rounds, retry) if resume else new_state(plan, rounds)
     if not resume:
         put_aside(plan.path)
     save(state, plan.path)
@@ -205,7 +216,7 @@ def run_jobs(
     deadline: float | None,
 ) -> bool:
     """Runs them in order, each result into `state`; False where the deadline ended it."""
-    failed = set()
+    failed = {result["name"] for result in state["results"] if result["error"]}
     for i, job in enumerate(jobs):
         if job.run.name in failed:
             continue
@@ -219,7 +230,7 @@ def run_jobs(
             failed.add(job.run.name)
         later = [job for job in jobs[i + 1 :] if job.run.name not in failed]
         left = in_words(seconds_left(later, state["results"], run_lengths))
-        seed = f", seed {job.seed}" if job.seed != SEED else ""
+        seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
         print(f"round {job.round}: {job.run.name}{seed}: {told(result, plan)}; {left} left",
               flush=True)
     return True
@@ -229,7 +240,7 @@ def told(result: dict, plan: Plan) -> str:
     if result["error"]:
         return f"failed: {result['error'].removeprefix('failed: ')}"
     record = statistics.measured_record(plan.path.with_name(result["record"]))
-    loss = tables.show(statistics.val_loss(record, plan.tokens), ".3f")
+    loss = tables.show(statistics.val_loss(record, plan.loss_tokens), ".3f")
     return f"{record.tok_per_sec:,.0f} tok/sec, val loss {loss}, {result['seconds']:.0f} s"
 
 

@@ -38,23 +38,21 @@ def earlier_state(path: Path) -> dict:
         return {}
 
 
-def latest_ladder(folder: Path) -> dict | None:
-    """The finished ladder in `folder`, or else the latest of its reference; None without one.
-
-    One that is damaged is named.
-    """
+def latest(name: str, folder: Path) -> tuple[dict, Path] | None:
+    """(the state of a finished plan called `name` in `folder`, or else the latest of its reference,
+    the folder that it lies in); None without one. One that is damaged is named."""
     for place, note in (("", ""), ("reference/*/", " (reference)")):
-        ladders = []
-        for path in sorted(folder.glob(f"{place}ladder/ladder.json")):
+        found = []
+        for path in sorted(folder.glob(f"{place}{name}/{name}.json")):
             try:
-                ladder = read_state(path)
-                ladder["plan"]["machine"]["name"] += note
-                if ladder["rows"]:  # they come at the end
-                    ladders.append((ladder["time"], ladder))
+                state = read_state(path)
+                state["plan"]["machine"]["name"] += note
+                if state["rows"]:  # they come at the end
+                    found.append((state["time"], state, path.parent))
             except (ValueError, LookupError, TypeError) as error:
                 print(f"skipped: {error}", file=sys.stderr)
-        if ladders:
-            return max(ladders, key=lambda ladder: ladder[0])[1]
+        if found:
+            return max(found, key=lambda state: state[0])[1:]
     return None
 
 

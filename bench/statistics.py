@@ -1,9 +1,10 @@
 """From records to rows: medians over the rounds, factors, losses, and verdicts."""
 
+import math
 from pathlib import Path
 from statistics import median
 
-from bench.plans import SEED, Plan, Run, comparison_point, tokens_per_step
+from bench.plans import Plan, Run, comparison_point, tokens_per_step
 from bench.records import Record, RecordError, read_record
 
 ROUNDS_FOR_A_VERDICT = 4
@@ -47,6 +48,54 @@ def val_loss(record: Record, tokens: int | None) -> float | None:
     return record.val_loss_at(comparison_point(tokens * world_size, per_step))
 
 
+def lowest_val_loss(record: Record) -> float | None:
+    """The lowest of all log lines."""
+    return min((log["val_loss"] for log in record.logs if log["val_loss"] is not None),
+               default=None)
+
+
+def reached(record: Record, target: float) -> tuple[float, float] | None:
+    """(tokens, seconds of training) after which the validation loss has fallen to `target`, by a
+    straight line between the log lines around it; None where it never does.
+
+    The first step counts as long as a median one: see first_step_excess for the rest of it.
+    """
+    before = None
+    for log in record.logs:
+        loss = log["val_loss"]
+        here = log["tokens"], log["train_seconds"] - first_step_excess(record)
+        if loss is not None and loss <= target:
+            if before is None:
+                return here
+            loss_before, there = before
+            share = (loss_before - target) / (loss_before - loss)
+            return tuple(a + share * (b - a) for a, b in zip(there, here, strict=True))
+        before = (loss, here) if loss is not None else before
+    return None
+
+
+def first_step_excess(record: Record) -> float:
+    """The seconds, compilation above all, that the first step takes more than a median one."""
+    per_step = tokens_per_step(record.config, record.config["world_size"])
+    return record.end["first_step_seconds"] - per_step / record.tok_per_sec
+
+
+def time_to(target: float, records: list[Record]) -> dict:
+    """Medians over `records`, of which those that didn't reach it count as slower than all others;
+    None where the median did not, or where there are no records."""
+    runs = [reached(record, target) or (math.inf, math.inf) for record in records]
+    tokens, seconds = (median(figures) for figures in zip(*runs)) if runs else (math.inf, math.inf)
+    excess = first_step_excess(records[0]) if records else math.inf
+
+    def known(figure: float) -> float | None:
+        return None if math.isinf(figure) else figure
+
+    return dict(
+        tokens=known(tokens), seconds=known(seconds), with_first_step=known(seconds + excess),
+        all_seconds=[known(seconds) for _, seconds in runs],
+    )
+
+
 def ratio(a: float | None, b: float | None) -> float | None:
     return a / b if a and b else None
 
@@ -55,7 +104,7 @@ def difference(a: float | None, b: float | None) -> float | None:
     return None if None in (a, b) else a - b
 
 
-def figures_of(run: Run, state: dict, folder: Path) -> dict:
+def figures_of(run: Run, plan: Plan, state: dict, folder: Path) -> dict:
     """A run's row, as far as its own records tell."""
     records, losses, losses_by_round, error = [], {}, [], run.error
     results = [result for result in state["results"] if result["name"] == run.name]
@@ -67,8 +116,8 @@ def figures_of(run: Run, state: dict, folder: Path) -> dict:
             record = measured_record(folder / result["record"])
         except RecordError:  # gone since; --resume runs it again
             continue
-        loss = losses[result["seed"]] = val_loss(record, state["plan"]["tokens"])
-        if result["seed"] == SEED:
+        loss = losses[result["seed"]] = val_loss(record, plan.loss_tokens)
+        if result["seed"] == plan.seed_of(result["round"]):
             records.append(record)
             losses_by_round.append(loss)
     first = records[0] if records else None  # round 1's, whose first step compiles
@@ -91,7 +140,29 @@ def figures_of(run: Run, state: dict, folder: Path) -> dict:
         share_of_peak=ratio(flops, state["matmul_peak"].get(precision)),
         attention_backend=first and first.end["attention_backend"],
         uncompiled=any(record.uncompiled for record in records), published=run.published,
+        options=list(run.options), lowest_val_loss=middle(map(lowest_val_loss, records)),
+        time_to={name: time_to(target, records) for name, target in plan.targets.items()},
     )
+
+
+def records_of(row: dict, state: dict, folder: Path) -> list[Record]:
+    """Those of a row's runs that are complete and have a speed, in the order of their rounds."""
+    records = []
+    for result in sorted(state["results"], key=lambda result: result["round"]):
+        if result["name"] == row["name"] and not result["error"]:
+            try:
+                records.append(measured_record(folder / result["record"]))
+            except RecordError:  # gone since
+                continue
+    return records
+
+
+def compare_times(row: dict, other: dict, suffix: str = "") -> None:
+    """Adds how many times as fast as `other` the row's runs came to each target."""
+    for target, time in row["time_to"].items():
+        for kind in ("seconds", "with_first_step"):
+            theirs = other["time_to"][target][kind]
+            time[f"factor{suffix}_{kind}"] = ratio(theirs, time[kind])
 
 
 def make_rows(plan: Plan, state: dict, folder: Path) -> tuple[list[dict], float | None]:
@@ -102,7 +173,7 @@ def make_rows(plan: Plan, state: dict, folder: Path) -> tuple[list[dict], float 
     are over the first run of the plan. Where the run is a script without a technique, the verdict
     and `factor_technique` are the technique's: of the other run over this one.
     """
-    rows = {run.name: figures_of(run, state, folder) for run in plan.runs}
+    rows = {run.name: figures_of(run, plan, state, folder) for run in plan.runs}
     compared_to = {run.name: run.compared_to for run in plan.runs}
     baseline = rows[plan.runs[0].name]
     losses = baseline["losses"].values()
@@ -116,6 +187,8 @@ def make_rows(plan: Plan, state: dict, folder: Path) -> tuple[list[dict], float 
             row[f"factor{suffix}"] = ratio(row["tok_per_sec"], other.get("tok_per_sec"))
             row[f"published_factor{suffix}"] = ratio(row["published"], other.get("published"))
             row[f"loss_difference{suffix}"] = difference(row["val_loss"], other.get("val_loss"))
+            if other:
+                compare_times(row, other, suffix)
         change = row["loss_difference_baseline"]
         row["within_seed_noise"] = None if None in (change, noise) else abs(change) <= noise
         with_it, without = row["speeds"], others[""].get("speeds")
@@ -123,4 +196,5 @@ def make_rows(plan: Plan, state: dict, folder: Path) -> tuple[list[dict], float 
             row["factor_technique"] = ratio(1, row["factor"])
             with_it, without = without, with_it
         row["verdict"] = verdict(with_it, without) if with_it and without else None
+        row["compared_to"] = others[""].get("label")
     return list(rows.values()), noise

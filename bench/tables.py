@@ -4,10 +4,21 @@ import shlex
 from collections.abc import Callable, Collection
 
 from bench.plans import SEED
+from bench.statistics import difference
+
+
+TARGETS = {  # what the targets of bench.time_to_loss are
+    "published": "the lowest validation loss of 00 in its default run",
+    "best": "the lowest validation loss of 00 at its best learning rate",
+}
 
 
 def show(value: float | None, form: str) -> str:
     return "n/a" if value is None else format(value, form)
+
+
+def blank(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def markdown(
@@ -26,6 +37,8 @@ def plan_table(state: dict) -> str:
 
     A column that has no figure on this machine is left out.
     """
+    if state["plan"].get("log_tokens"):
+        return loss_tables(state)
     rows = state["rows"]
     techniques = any("factor_technique" in row for row in rows)
     published = " (A100)" if any(row["published_factor_baseline"] for row in rows) else ""
@@ -79,13 +92,94 @@ def plan_table(state: dict) -> str:
     columns = {heading: cell for heading, cell in columns.items()
                if any(cell(row) != "n/a" for row in rows)}
     texts = {"run", "technique", "loss by the patch", "attention", "verdict"}
-    notes = "".join(f"\n{note}\n" for note in notes_of(state, columns))
-    return markdown(columns, rows, texts) + notes
+    return markdown(columns, rows, texts) + paragraphs(notes_of(state, columns))
+
+
+def paragraphs(notes: list[str]) -> str:
+    return "".join(f"\n{note}\n" for note in notes)
 
 
 def one_reference(rows: list[dict]) -> bool:
     """Whether every row is compared to the first one."""
     return all(row["factor"] == row["factor_baseline"] for row in rows)
+
+
+def loss_tables(state: dict) -> str:
+    """The lowest validation loss of each run, or how long it took to each target."""
+    plan, rows = state["plan"], state["rows"]
+    if not plan["targets"]:
+        columns = {
+            "run": lambda row: row["label"],
+            "lowest val loss": lambda row: row["error"] or show(row["lowest_val_loss"], ".4f"),
+            "tok/sec": lambda row: show(row["tok_per_sec"], ",.0f"),
+        }
+        note = "Medians over the seeds. What is compared to the lowest of them is its time to it."
+        return markdown(columns, rows, {"run"}) + paragraphs([machine_note(state), note])
+    notes = [
+        machine_note(state),
+        "Seconds of training until the validation loss has fallen to the target, by a straight line"
+        " between log lines; medians over the seeds, with their range. The first step counts as"
+        " long as a median one; the rest of it, compilation with an empty cache above all, is"
+        " \"first step, s\" and is in \"× time in all\".",
+        "\"× tok/sec\" and \"× time\" are over the row named in \"compared to\". A run that has trained"
+        f" on {plan['tokens']:,} tokens without coming to the target hasn't reached it.",
+    ]
+    return time_tables(rows, plan["targets"]) + paragraphs(notes)
+
+
+def time_tables(rows: list[dict], targets: dict[str, float]) -> str:
+    """How long each run took to each target."""
+    return "\n".join(f"Target {loss:.4f}, {TARGETS[name]}:\n\n{time_table(rows, name)}"
+                     for name, loss in targets.items())
+
+
+def time_table(rows: list[dict], target: str) -> str:
+    """How long each run took to a target."""
+
+    def seconds(row: dict) -> str:
+        time = row["time_to"][target]
+        if row["error"] or time["seconds"] is None:
+            return row["error"] or "not reached"
+        return f"{time['seconds']:,.1f}"
+
+    def spread(row: dict) -> str:
+        runs = row["time_to"][target]["all_seconds"]
+        if len(runs) < 2:
+            return ""
+        known = [run for run in runs if run is not None]
+        low, high = (f"{end(known):,.1f}" if known else "" for end in (min, max))
+        return f"{low}–{high}" if len(known) == len(runs) else f"{low}–not reached"
+
+    def number(name: str, form: str):
+        return lambda row: blank(row["time_to"][target].get(name), form)
+
+    def first_step(row: dict) -> str:
+        time = row["time_to"][target]
+        return blank(difference(time["with_first_step"], time["seconds"]), ".1f")
+
+    columns = {
+        "run": lambda row: row["label"],
+        "tok/sec": lambda row: blank(row["tok_per_sec"], ",.0f"),
+        "× tok/sec": lambda row: blank(row["factor"], ".2f"),
+        "tokens": number("tokens", ",.0f"),
+        "seconds": seconds,
+        "range": spread,
+        "× time": number("factor_seconds", ".2f"),
+        "first step, s": first_step,
+        "× time in all": number("factor_with_first_step", ".2f"),
+        "compared to": lambda row: row.get("compared_to") or "",
+    }
+    return markdown(columns, rows, {"run", "compared to"})
+
+
+def machine_note(state: dict) -> str:
+    """What was measured on, with which seeds and options."""
+    plan = state["plan"]
+    rounds = max((row["rounds"] for row in state["rows"]), default=0)
+    last = plan["first_seed"] + max(rounds - 1, 0)
+    seeds = f"seed {last}" if rounds < 2 else f"seeds {plan['first_seed']} to {last}"
+    options = f", options `{shlex.join(plan['options'])}`" if plan["options"] else ""
+    return f"{plan['machine']['name']}, PyTorch {plan['machine']['torch']}; {seeds}{options}."
 
 
 def notes_of(state: dict, columns: Collection[str]) -> list[str]:

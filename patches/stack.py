@@ -21,6 +21,7 @@ import difflib
 import email
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -45,7 +46,13 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
     "Source": (r".+", "where it is described"),
     "Published": (PUBLISHED, "the published figures (optional), `27,648 tok/sec, 26.2422 GB`, or"
                   " with ` on 4 GPUs` behind it"),
+    "Slot": (r"[a-z]+", "for a variant that is measured: what it is a choice of; its name begins"
+             " with it"),
+    "Needs": (r"(?:package [\w.-]+|an NVIDIA GPU)(?:, (?:package [\w.-]+|an NVIDIA GPU))*",
+              "what a variant can't do without: `package NAME`, `an NVIDIA GPU`"),
+    "Measure": (r".+", "the options to measure a variant with, ` | ` between one row's and the next"),
 }
+OPTIONAL = ("Published", "Slot", "Needs", "Measure")
 NAME = re.compile(r"(?!ddp$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # what a user may call a patch
 HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?\n")
 DEFINITION = re.compile(rb"^(?:(?:class|def) \w+|\w+ = {$)", re.MULTILINE)
@@ -109,6 +116,11 @@ class Patch:
     header: bytes  # fields and prose: all of the file before the diff
     hunks: list[Hunk]
 
+    @property
+    def option_sets(self) -> list[list[str]]:
+        """The options of each row that a variant has in its plan."""
+        return [shlex.split(part) for part in self.fields.get("Measure", "").split("|")]
+
     def apply(self, text: bytes, reverse: bool = False) -> bytes:
         """`name` from `base`, or the reverse. Raises StackError unless every hunk fits exactly."""
         source, result, position = text.splitlines(keepends=True), [], 0
@@ -161,7 +173,7 @@ def parse_header(file: str, header: bytes) -> dict[str, str]:
     for field in fields.keys() - FIELDS.keys():
         raise patch_error(file, f"its header has an unknown field {field}:")
     for field, (form, meaning) in FIELDS.items():
-        optional = field == "Published" and field not in fields
+        optional = field in OPTIONAL and field not in fields
         if not optional and not re.fullmatch(form, fields.get(field, "")):
             raise patch_error(file, f"its header needs {field}: {meaning}")
     prose = message.get_payload()
@@ -228,7 +240,10 @@ def load_variants(root: Path = ROOT) -> list[Patch]:
         file = path.relative_to(root).as_posix()
         if not NAME.fullmatch(path.stem):
             raise patch_error(file, "a variant has a name like sgd or adamw-8bit")
-        variants.append(parse(file, read(path), Path(LAST).stem, Path(DDP).stem))
+        variant = parse(file, read(path), Path(LAST).stem, Path(DDP).stem)
+        if not variant.name.startswith(variant.fields.get("Slot", "")):
+            raise patch_error(file, "a variant's name has to begin with its Slot:")
+        variants.append(variant)
     return variants
 
 
@@ -457,7 +472,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     argument("name", metavar="NAME", help="its name, without a number")
     for field, (_, meaning) in FIELDS.items():
         if field != "Base":
-            required = field != "Published"
+            required = field not in OPTIONAL
             argument(f"--{field.lower()}", metavar="TEXT", required=required, help=meaning)
     argument("--text", metavar="TEXT", required=True, help="what, why, and when it doesn't help")
     argument("--variant", action="store_true", help="make it a variant, and undo the edit")

@@ -56,7 +56,8 @@ def test_rounds(fake, plan, capsys):
     assert [(r["name"], r["round"], r["seed"]) for r in state["results"]] == fake.ran
     assert set(state) == {"schema", "time", "plan", "matmul_peak", "results", "rows", "seed_noise"}
     assert set(state["plan"]) == {
-        "name", "machine", "rounds", "options", "tokens", "seconds", "epochs", "data", "scripts"
+        "name", "machine", "rounds", "options", "tokens", "seconds", "epochs", "data", "scripts",
+        "first_seed", "new_seeds", "log_tokens", "targets",
     }
     assert [row["factor"] for row in state["rows"]] == [None, 1.0]
     assert plan.path.with_suffix(".md").read_text().startswith("| run |")
