@@ -171,7 +171,7 @@ def variants(machine: dict, names: str | None = None, **settings) -> Plan:
         script = BUILD / "variants" / stack.file_of(patch.name)
         scripts[script] = texts[patch.name]
         for options in patch.option_sets:
-            name = "-".join(["variant", patch.name, *re.findall(r"[\w.]+", " ".join(options))])
+            name = "-".join(["variant", patch.name, *re.findall(r"\w[\w.-]*", " ".join(options))])
             runs.append(replace(
                 last, name=name, label=" ".join([patch.name, *options]), script=script,
                 technique=patch.fields["Technique"], loss=patch.fields["Loss"].split()[0],
