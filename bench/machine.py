@@ -55,7 +55,8 @@ def this_machine() -> dict:
     return dict(
         device="cuda" if gpus else "cpu", gpus=gpus, name=" ".join((gpu or cpu).split()),
         torch=torch.__version__, python=platform.python_version(),
-        os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(), cpu=cpu,
+        os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
+        cpu=" ".join([cpu, *cpu_generation()]),
         driver=driver_version() if gpus else None,
         capability="{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None,
         cuda=torch.version.cuda,
@@ -66,6 +67,14 @@ def cpu_name() -> str:
     path = Path("/proc/cpuinfo")
     model = re.search(r"model name\s*: (.+)", path.read_text()) if path.exists() else None
     return model[1] if model else platform.processor() or platform.machine()
+
+
+def cpu_generation() -> list[str]:
+    """Such as ["(family 25, model 17)"]: on a rented machine one name may stand for several."""
+    path = Path("/proc/cpuinfo")
+    numbers = re.search(r"cpu family\s*: (\d+)\nmodel\s*: (\d+)\n",
+                        path.read_text() if path.exists() else "")
+    return [f"(family {numbers[1]}, model {numbers[2]})"] if numbers else []
 
 
 def driver_version() -> str | None:
