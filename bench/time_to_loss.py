@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import lengths, plans, runner, states
 from bench.files import relative, write_whole
 from bench.plans import Plan, Run, UserError
-from bench.records import read_record
+from bench.records import RecordError, read_record
 from patches import stack
 
 TUNING_SEED = 1  # and those after it; the times that are told come from plans.SEED and those after
@@ -129,7 +129,7 @@ def search(settings: Settings, rounds: int) -> dict:
         raise UserError(f"00 came to no end: see {relative(settings.results / 'target')}")
     print(f"targets: {targets['published']:.4f}, and {targets['best']:.4f} at learning rate"
           f" {best[1]:g}", flush=True)
-    found = dict(targets=targets, points={})
+    found = dict(targets=targets, points={}, options=settings.options)
     series = Series(settings, "search", rounds, dict(
         tokens=LIMIT * default_tokens(settings), targets={"best": targets["best"]}))
     for name, stage in stages.items():
@@ -197,9 +197,12 @@ def points_of(settings: Settings, stages: dict[str, Run]) -> dict[str, Point]:
 def default_tokens(settings: Settings) -> int:
     """The training tokens of the run that sets the target."""
     path = settings.results / "target" / "target.json"
-    records = [result["record"] for result in states.read_state(path)["results"]
-               if not result["error"]]
-    return read_record(path.with_name(records[0])).logs[-1]["tokens"]
+    try:
+        records = [result["record"] for result in states.read_state(path)["results"]
+                   if not result["error"]]
+        return read_record(path.with_name(records[0])).logs[-1]["tokens"]
+    except (OSError, ValueError, LookupError, TypeError, RecordError) as error:
+        raise UserError(f"{relative(path)}: no run that set the target ({error!r}): search again")
 
 
 def read_best(settings: Settings) -> dict:
@@ -211,6 +214,9 @@ def read_best(settings: Settings) -> dict:
         targets = {name: float(found["targets"][name]) for name in ("published", "best")}
         points = {name: (int(size), float(rate)) for name, (size, rate) in found["points"].items()
                   if name in STAGES}
+        if found["options"] != settings.options:
+            raise UserError(f"{relative(settings.best)} was found with other options: search again,"
+                            " or use another --results-dir")
         return dict(targets=targets, points=points)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{relative(settings.best)} is damaged ({error!r}): search again")

@@ -191,6 +191,17 @@ def test_damaged_search(fake, text):
         ttl.time_to_loss(fake.settings, 1)
 
 
+def test_search_of_something_else(fake):
+    ttl.search(fake.settings, 1)
+    fake.settings.options = ["--dropout", "0"]
+    with pytest.raises(UserError, match="best.json was found with other options"):
+        ttl.time_to_loss(fake.settings, 1)
+    fake.settings.options = []
+    (fake.settings.results / "target" / "target.json").unlink()
+    with pytest.raises(UserError, match="no run that set the target .*: search again"):
+        ttl.time_to_loss(fake.settings, 1)
+
+
 def test_climb():
     """To the best point of a bowl, with points of which none is measured twice."""
     seen = []
