@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib import pyplot as plt
 from matplotlib.lines import Line2D
+from matplotlib.patches import ConnectionPatch
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
 from bench.records import Record
@@ -310,7 +311,41 @@ def draw_time_factors(axes, rows: list[dict], target: str) -> None:
     axes.set_xlabel(f"factor over {rows[0]['label']}")
 
 
+def draw_variants(state: dict):
+    """Speed over memory, both as factors over the first row, with a name for each point."""
+    base, *rows = state["rows"]
+    rows = [row for row in rows if row["factor"] and row["memory_factor"]]
+    rows.sort(key=lambda row: row["memory_factor"])
+    figure, [(_, points, names)] = rows_of_panels(
+        [f"Alternatives to {base['label']} on {shorten(state['plan']['machine']['name'], 60)}"],
+        [max(4.0, 1.0 + 0.24 * len(rows))], [3, 2],
+    )
+    points.axhline(1, color="0.5", linewidth=1)
+    points.axvline(1, color="0.5", linewidth=1)
+    points.plot(1, 1, "s", color=COLOURS["00_orig"], markersize=8, clip_on=False, zorder=3)
+    for row in rows:
+        points.plot(row["factor"], row["memory_factor"], "o", color=OWN, markersize=5)
+    points.set_xlabel(f"speed, factor over {base['label']}")
+    points.set_ylabel(f"memory, factor over {base['label']}")
+    points.margins(0.08)
+    # The names stand in a column beside it, in the order of the memory, each with a line to its
+    # point: many points lie close together.
+    names.axis("off")
+    names.set_xlim(0, 1)
+    names.set_ylim(-0.5, len(rows) - 0.5)
+    for place, row in enumerate(rows):
+        names.annotate(shorten(row["label"], 48), (0.08, place), va="center", fontsize=9,
+                       annotation_clip=False)
+        line = ConnectionPatch(
+            (row["factor"], row["memory_factor"]), (0.06, place), "data", "data", points, names,
+            color="0.7", linewidth=0.6, zorder=0,
+        )
+        figure.add_artist(line)
+    return figure
+
+
 PLANS = {  # how to draw a plan, by its name, from its state and the folder of its records
     "ladder": lambda state, folder: draw_ladder(state),
     "time-to-loss": draw_time_to_loss,
+    "variants": lambda state, folder: draw_variants(state),
 }

@@ -170,19 +170,19 @@ def variants(machine: dict, names: str | None = None, **settings) -> Plan:
     for patch in (patches[name] for name in chosen):
         script = BUILD / "variants" / stack.file_of(patch.name)
         scripts[script] = texts[patch.name]
-        for options in patch.option_sets:
+        for options, needs in patch.option_sets:
             name = "-".join(["variant", patch.name, *re.findall(r"\w[\w.-]*", " ".join(options))])
             runs.append(replace(
                 last, name=name, label=" ".join([patch.name, *options]), script=script,
                 technique=patch.fields["Technique"], loss=patch.fields["Loss"].split()[0],
                 options=tuple(options), compared_to=last.name,
-                error=lacking(patch.fields.get("Needs"), machine),
+                error=lacking(needs, machine),
             ))
     stack.write_all(scripts)
     return Plan("variants", runs, machine, **settings)
 
 
-def lacking(needs: str | None, machine: dict) -> str | None:
+def lacking(needs: str, machine: dict) -> str | None:
     """What a variant needs and this machine doesn't have, as a row tells it."""
     for need in needs.split(", ") if needs else []:
         package = need.removeprefix("package ")

@@ -7,6 +7,7 @@ from pathlib import Path
 from bench.files import ROOT, write_whole
 from bench.stages import PUBLISHED, read_published, read_runs, table
 from bench.states import read_state, reference_machine
+from bench.statistics import ratio
 from bench.tables import blank, markdown, time_tables
 from patches import stack
 
@@ -35,6 +36,8 @@ def update(text: str) -> str:
         "techniques": techniques_table,
         "ladder": lambda: ladder_table(reference_machine()),
         "stages": lambda: stages_table(reference_machine()),
+        "variants": lambda: variants_table(reference_machine()),
+        "guide": lambda: guide_table(reference_machine()),
         "time": lambda: time_to_loss_tables(reference_machine()),
     }
 
@@ -115,6 +118,64 @@ def time_to_loss_tables(machine: Path) -> str:
     """How long 00 and 01 take to each target."""
     state = read_state(machine / "time-to-loss" / "time-to-loss.json")
     return "\n" + time_tables(state["rows"], state["plan"]["targets"]) + "\n"
+
+
+# What the guide "Methods and tools for efficient training on a single GPU" says of each method: its
+# name, whether it is faster, whether it saves memory; then the rungs and variants that show it.
+GUIDE = (
+    ("batch size", "yes", "yes", ["10-batch-size"]),
+    ("gradient accumulation", "no", "yes", ["step-accumulation"]),
+    ("gradient checkpointing", "no", "yes", ["memory-checkpoint", "memory-selective"]),
+    ("mixed precision", "yes", "(no)", ["05-bfloat16", "precision-autocast", "precision-fp16"]),
+    ("choice of the optimizer", "yes", "yes",
+     ["optimizer-adafactor", "optimizer-adamw-8bit", "optimizer-muon", "optimizer-foreach"]),
+    ("data preloading", "yes", "no", ["data-workers", "data-on-device"]),
+    ("torch.compile", "yes", "no", ["08-torch-compile", "compile-mode"]),
+)
+
+
+def guide_table(machine: Path) -> str:
+    """The guide's claims, and beside them the factors of this machine."""
+    ladder = read_state(machine / "ladder" / "ladder.json")["rows"]
+    rungs = {row["name"]: (row, before) for row, before in zip(ladder[1:], ladder, strict=False)}
+    variants = read_state(machine / "variants" / "variants.json")["rows"]
+    lines = []
+    for method, faster, smaller, names in GUIDE:
+        for name in names:
+            found = [rungs[name]] if name in rungs else [
+                (row, variants[0]) for row in variants[1:]
+                if row["label"].split()[0] == name]
+            lines += [dict(method=method, faster=faster, smaller=smaller, row=row,
+                           memory=ratio(row["reserved_gb"], before["reserved_gb"]))
+                      for row, before in found]
+            method, faster, smaller = "", "", ""
+    return markdown({
+        "method": lambda line: line["method"],
+        "faster?": lambda line: line["faster"],
+        "saves memory?": lambda line: line["smaller"],
+        "measured as": lambda line: f"`{line['row']['label']}`",
+        "× speed": lambda line: line["row"]["error"] or blank(line["row"]["factor"], ".2f"),
+        "× memory": lambda line: blank(line["memory"], ".2f"),
+    }, lines, {"method", "faster?", "saves memory?", "measured as"})
+
+
+def variants_table(machine: Path) -> str:
+    """The variants of a folder, compared to 01."""
+    rows = read_state(machine / "variants" / "variants.json")["rows"]
+
+    def bold(text: str, verdict: str | None) -> str:
+        return f"**{text}**" if verdict in ("faster", "slower", "less", "more") else text
+
+    return markdown({
+        "variant": lambda row: f"`{row['label']}`",
+        "tok/sec": lambda row: blank(row["tok_per_sec"], ",.0f"),
+        "× speed": lambda row: row["error"] or bold(blank(row["factor"], ".2f"), row["verdict"]),
+        "GB": lambda row: blank(row["reserved_gb"], ".2f"),
+        "× memory": lambda row: bold(blank(row["memory_factor"], ".2f"), row["memory_verdict"]),
+        "first step, s": lambda row: blank(row["first_step_seconds"], ".1f"),
+        "Δ loss": lambda row: blank(row["loss_difference"], "+.3f"),
+        "loss by the patch": lambda row: row["loss"] or "",
+    }, rows, {"variant", "loss by the patch"})
 
 
 def stages_table(machine: Path) -> str:

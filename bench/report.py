@@ -296,7 +296,7 @@ PIECES = {
                            lambda report: plan_section(report, "leave-one-out"),
                            "python measure.py leave-one-out"),
     "variants": Piece("01 with one alternative at a time", run_variants,
-                      lambda report: plan_section(report, "variants"),
+                      lambda report: plan_section(report, "variants", "variants.png"),
                       "python measure.py variants"),
 }
 

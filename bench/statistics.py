@@ -19,6 +19,13 @@ def verdict(new: list[float], old: list[float]) -> str:
     return "slower" if max(new) < min(old) else "no measurable change"
 
 
+def memory_verdict(new: list[float | None], old: list[float | None]) -> str:
+    """As verdict, of memory."""
+    if None in (*new, *old):
+        return "no verdict"
+    return {"faster": "more", "slower": "less"}.get(text := verdict(new, old), text)
+
+
 def measured_record(path: Path) -> Record:
     """The record of a complete run with a speed. Raises RecordError with the reason for others."""
     try:
@@ -135,6 +142,7 @@ def figures_of(run: Run, plan: Plan, state: dict, folder: Path) -> dict:
         tok_per_sec=speed, speed_is_average=any(record.speed_is_average for record in records),
         losses=losses, val_loss=middle(losses_by_round),
         reserved_gb=middle(record.end["reserved_gb"] for record in records),
+        all_reserved_gb=[record.end["reserved_gb"] for record in records],
         mfu=middle(record.mfu for record in records), precision=precision,
         first_step_seconds=first and first.end["first_step_seconds"],
         share_of_peak=ratio(flops, state["matmul_peak"].get(precision)),
@@ -197,4 +205,7 @@ def make_rows(plan: Plan, state: dict, folder: Path) -> tuple[list[dict], float 
             with_it, without = without, with_it
         row["verdict"] = verdict(with_it, without) if with_it and without else None
         row["compared_to"] = others[""].get("label")
+        row["memory_factor"] = ratio(row["reserved_gb"], others[""].get("reserved_gb"))
+        row["memory_verdict"] = (memory_verdict(row["all_reserved_gb"], others[""]["all_reserved_gb"])
+                                 if row["speeds"] and without else None)
     return list(rows.values()), noise

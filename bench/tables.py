@@ -73,6 +73,7 @@ def plan_table(state: dict) -> str:
         f"factor{published}": factor(""),
         f"over the baseline{published}": factor("_baseline"),
         "reserved GB": number("reserved_gb", ".2f"),
+        "× GB": number("memory_factor", ".2f"),
         "first step s": number("first_step_seconds", ".1f"),
         "val loss": number("val_loss", ".4f"),
         "Δ loss": number("loss_difference", "+.4f"),
@@ -84,14 +85,17 @@ def plan_table(state: dict) -> str:
         "MFU": number("mfu", ".1%"),
         "attention": lambda row: row["attention_backend"] or "n/a",
         "verdict": outcome,
+        "memory": lambda row: row.get("memory_verdict") or "n/a",
     }
     if techniques:  # whose factor is the inverse of the other
         del columns[f"factor{published}"]
     if one_reference(rows):
         del columns[f"over the baseline{published}"], columns["Δ loss, baseline"]
+    if techniques or not one_reference(rows):
+        del columns["memory"]  # of an alternative only
     columns = {heading: cell for heading, cell in columns.items()
                if any(cell(row) != "n/a" for row in rows)}
-    texts = {"run", "technique", "loss by the patch", "attention", "verdict"}
+    texts = {"run", "technique", "loss by the patch", "attention", "verdict", "memory"}
     return markdown(columns, rows, texts) + paragraphs(notes_of(state, columns))
 
 

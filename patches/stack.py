@@ -6,6 +6,7 @@
     python patches/stack.py verify               # 00 + series = 01, + ddp.patch = 02, byte for byte
     python patches/stack.py refresh 00_orig.py   # carry an edit into everything that builds on it
     python patches/stack.py new NAME ...         # make an edit of 01 a technique, or a variant
+    python patches/stack.py compose NAME... --out FILE    # 01 or 02 with variants of your choice
 
 A stage is a script as it stands after a patch: stage 0 is 00_orig.py, the stage after the last
 patch of patches/series is 01_opt_single_gpu.py, and after ddp.patch comes 02_opt_multi_gpu_ddp.py.
@@ -50,11 +51,15 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
              " with it"),
     "Needs": (r"(?:package [\w.-]+|an NVIDIA GPU)(?:, (?:package [\w.-]+|an NVIDIA GPU))*",
               "what a variant can't do without: `package NAME`, `an NVIDIA GPU`"),
-    "Measure": (r".+", "the options to measure a variant with, ` | ` between one row's and the next"),
+    "Measure": (r".+", "the options to measure a variant with, ` | ` between one row's and the"
+                " next; what only one row needs stands behind it, `[an NVIDIA GPU]`"),
 }
 OPTIONAL = ("Published", "Slot", "Needs", "Measure")
 NAME = re.compile(r"(?!ddp$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # what a user may call a patch
 HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?\n")
+CONFLICT = re.compile(  # in git merge-file --diff3: ours, what both come from, theirs
+    rb"<<<<<<< ours\n(.*?)\|\|\|\|\|\|\| base\n(.*?)=======\n(.*?)>>>>>>> theirs\n", re.DOTALL
+)
 DEFINITION = re.compile(rb"^(?:(?:class|def) \w+|\w+ = {$)", re.MULTILINE)
 
 
@@ -117,9 +122,13 @@ class Patch:
     hunks: list[Hunk]
 
     @property
-    def option_sets(self) -> list[list[str]]:
-        """The options of each row that a variant has in its plan."""
-        return [shlex.split(part) for part in self.fields.get("Measure", "").split("|")]
+    def option_sets(self) -> list[tuple[list[str], str]]:
+        """(the options, what they need) of each row that a variant has in its plan."""
+        rows = []
+        for part in self.fields.get("Measure", "").split("|"):
+            options, _, needs = part.strip().removesuffix("]").partition("[")
+            rows.append((shlex.split(options), needs or self.fields.get("Needs", "")))
+        return rows
 
     def apply(self, text: bytes, reverse: bool = False) -> bytes:
         """`name` from `base`, or the reverse. Raises StackError unless every hunk fits exactly."""
@@ -307,17 +316,74 @@ def merge(base: bytes, ours: bytes, theirs: bytes, name: str) -> bytes:
     """`ours`, the script `name`, with what changed from `base` to `theirs`. Raises Conflict."""
     if base == theirs:
         return ours
+    merged = merge_file(base, ours, theirs)
+    before, conflict, _ = merged.partition(b"<<<<<<< ours\n")
+    if conflict:
+        line = before.count(b"\n") + 1
+        raise Conflict(f"{name}, line {line}: it conflicts with the edit; nothing is changed")
+    return merged
+
+
+def merge_file(base: bytes, ours: bytes, theirs: bytes, *options: str) -> bytes:
+    """What git merge-file makes, with its marks where there are conflicts. Raises StackError."""
     with tempfile.TemporaryDirectory() as folder:
         for file, text in (("ours", ours), ("base", base), ("theirs", theirs)):
             Path(folder, file).write_bytes(text)
-        command = ["git", "merge-file", "--quiet", "-p", "ours", "base", "theirs"]
+        command = ["git", "merge-file", "--quiet", "-p", *options, "ours", "base", "theirs"]
         result = subprocess.run(command, cwd=folder, capture_output=True)
     if result.returncode > 127:  # up to 127 it is the number of conflicts
         raise StackError(f"git merge-file: {result.stderr.decode(errors='replace').strip()}")
-    if result.returncode:
-        line = result.stdout.partition(b"<<<<<<< ours\n")[0].count(b"\n") + 1
-        raise Conflict(f"{name}, line {line}: it conflicts with the edit; nothing is changed")
     return result.stdout
+
+
+def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> bytes:
+    """01 or 02, the script `base`, with variants. Raises StackError, Conflict for two that meet."""
+    known = {variant.name: variant for variant in load_variants(root)}
+    for name in names:
+        if name not in known:
+            raise StackError(f"no variant {name!r}; `list` shows their names")
+    variants = [known[name] for name in sorted(set(names))]
+    base = base or max(f"{variant.base}.py" for variant in variants)
+    scripts, text, slots = rebuild_all(root), read(root / base), {}
+    for variant in variants:
+        if (slot := variant.fields.get("Slot", variant.name)) in slots:
+            raise StackError(f"{slots[slot]} and {variant.name} exclude each other")
+        if variant.base == Path(DDP).stem != Path(base).stem:
+            raise StackError(f"{variant.name} is a variant of {DDP}: --base 02")
+        slots[slot] = variant.name
+        before = scripts[find(variant.base, list(scripts))]
+        text = merge_joining(before, text, scripts[variant.name], variant.name)
+    note = f"# {base} with {', '.join(slots.values())}; composed by patches/stack.py.\n"
+    text = note.encode() + text
+    try:
+        compile(text, "composed", "exec")
+    except SyntaxError as error:
+        raise Conflict(f"{', '.join(slots.values())} don't go together: line {error.lineno}")
+    return text
+
+
+def merge_joining(base: bytes, ours: bytes, theirs: bytes, name: str) -> bytes:
+    """As merge, but where both sides change the imports or the fields of Config at one place, the
+    lines of both are taken, since their order doesn't matter there; no field may come twice."""
+    result = merge_file(base, ours, theirs, "--diff3")
+    *pieces, rest = re.split(CONFLICT, result)
+    merged = b""
+    for before, mine, common, other in zip(*[iter(pieces)] * 4, strict=True):
+        merged += before
+        place = (DEFINITION.findall(merged) or [b"the imports"])[-1]
+        lines = join_lines(*(part.splitlines(keepends=True) for part in (mine, common, other)))
+        fields = re.findall(rb"^    (\w+):", b"".join(lines), re.MULTILINE)
+        if place not in (b"the imports", b"class Config") or len(fields) > len(set(fields)):
+            line = merged.count(b"\n") + 1
+            raise Conflict(f"{name} conflicts with the others at line {line}, {place.decode()}")
+        merged += b"".join(lines)
+    return merged + rest
+
+
+def join_lines(mine: list[bytes], common: list[bytes], other: list[bytes]) -> list[bytes]:
+    """The lines that both have kept, and those that either has added."""
+    return [line for line in mine if line in other or line not in common] + [
+        line for line in other if line not in mine and line not in common]
 
 
 def before_edit(file: Path, root: Path) -> dict[str, bytes]:
@@ -447,6 +513,14 @@ def new_command(args) -> list[str]:
     return [os.path.relpath(path) for path in write_all(files)]
 
 
+def compose_command(args) -> list[str]:
+    """a script of your own: 01 or 02 with the named variants, in one file that needs no other"""
+    if args.out.exists():
+        raise StackError(f"{args.out} exists: nothing is overwritten")
+    text = compose(args.name, {"01": LAST, "02": DDP}.get(args.base), args.root)
+    return [os.path.relpath(path) for path in write_all({args.out: text})]
+
+
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -468,6 +542,11 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     argument("--until", metavar="NAME", action="append", default=[],
              help="where the edit ends if it would conflict: this stage and those after it, or this"
                   " variant, keep their scripts (may be given several times)")
+    argument = command(compose_command)
+    argument("name", metavar="NAME", nargs="+", help="a variant")
+    argument("--base", choices=("01", "02"),
+             help="the script to change (default: 01, or 02 if a variant is one of it)")
+    argument("--out", metavar="FILE", type=Path, required=True, help="the script to write")
     argument = command(new_command)
     argument("name", metavar="NAME", help="its name, without a number")
     for field, (_, meaning) in FIELDS.items():

@@ -9,8 +9,8 @@ from bench import plans
 from patches import stack
 
 VARIANTS = {patch.name: patch for patch in stack.load_variants() if "Slot" in patch.fields}
-ROWS = [pytest.param(name, options, id=" ".join([name, *options]))
-        for name, patch in VARIANTS.items() for options in patch.option_sets]
+ROWS = [pytest.param(name, options, needs, id=" ".join([name, *options]))
+        for name, patch in VARIANTS.items() for options, needs in patch.option_sets]
 STEPS = dict(eval_freq=1, eval_windows=3, max_steps=6, batch_size=8)
 
 
@@ -34,16 +34,16 @@ def scripts(tmp_path_factory):
     return script
 
 
-def skip_without(patch) -> None:
-    lacking = plans.lacking(patch.fields.get("Needs"), dict(gpus=0))
+def skip_without(needs: str) -> None:
+    lacking = plans.lacking(needs, dict(gpus=0))
     if lacking:
         pytest.skip(lacking)
 
 
-@pytest.mark.parametrize(("name", "options"), ROWS)
-def test_it_trains(scripts, tokens, tmp_path, name, options):
+@pytest.mark.parametrize(("name", "options", "needs"), ROWS)
+def test_it_trains(scripts, tokens, tmp_path, name, options, needs):
     patch = VARIANTS[name]
-    skip_without(patch)
+    skip_without(needs)
     compiled = "--compile" if patch.fields["Slot"] in ("compile", "embedding") else "--no-compile"
     result = call_main(scripts(name), *TINY, "--device", "cpu", "--data", tokens, "--results-dir",
                        tmp_path, "--max-steps", 3, compiled, *options)
@@ -57,7 +57,7 @@ def test_it_trains(scripts, tokens, tmp_path, name, options):
 def test_unchanged_is_unchanged(scripts, stages, tokens, name):
     """Same weights, same batches, float32: the losses of its base."""
     patch, losses = VARIANTS[name], []
-    skip_without(patch)
+    skip_without(patch.fields.get("Needs", ""))
     for script in (stages[patch.base], scripts(name)):
         with one_rank(script):
             losses.append(losses_of(script, *model_of(script, **STEPS), windows_of(script, tokens)))
@@ -95,7 +95,7 @@ def test_plan(tmp_path, monkeypatch):
 
 
 def test_what_is_lacking():
-    assert plans.lacking(None, dict(gpus=0)) is None
+    assert plans.lacking("", dict(gpus=0)) is None
     assert plans.lacking("package torch", dict(gpus=0)) is None
     assert plans.lacking("an NVIDIA GPU, package torch", dict(gpus=1)) is None
     assert plans.lacking("an NVIDIA GPU", dict(gpus=0)) == "needs an NVIDIA GPU"

@@ -1,0 +1,100 @@
+"""stack.py compose: a script of one's own from 01 or 02 and variants."""
+
+from itertools import combinations
+
+import pytest
+from conftest import ROOT, TINY, call_main, load, read_record, run_python, write_tokens
+
+from patches import stack
+
+VARIANTS = {patch.name: patch for patch in stack.load_variants()}
+PAIRS = [pair for pair in combinations(VARIANTS, 2)
+         if VARIANTS[pair[0]].fields.get("Slot") != VARIANTS[pair[1]].fields.get("Slot")]
+# Reviewed: these change the same lines, and would not be right if they were joined.
+CONFLICTS = {
+    ("compile-mode", "embedding-eager"), ("compile-switch", "embedding-eager"),
+    ("precision-fp16", "step-accumulation"),  # every piece's gradients have to be scaled
+    ("profile", "schedule-cosine"),
+}
+CONFLICTS_WITH_02 = {"compile-mode", "compile-switch", "data-on-device", "embedding-eager"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts_are_made_once():
+    scripts = stack.rebuild_all()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stack, "rebuild_all", lambda root: scripts)
+        yield
+
+
+def test_all_pairs_merge_but_those_that_were_reviewed():
+    found = set()
+    for pair in PAIRS:
+        try:
+            text = stack.compose(list(pair))
+            assert text.startswith(f"# {stack.LAST} with {pair[0]}, {pair[1]}; ".encode())
+        except stack.Conflict:
+            found.add(pair)
+    assert found == CONFLICTS
+
+
+def test_alone_it_is_the_variant():
+    for name, patch in VARIANTS.items():
+        note, _, text = stack.compose([name]).partition(b"\n")
+        assert text == stack.rebuild_all(ROOT)[name] and patch.name.encode() in note
+
+
+def test_variants_of_01_on_02():
+    found = set()
+    for name, patch in VARIANTS.items():
+        try:
+            text = stack.compose([name], stack.DDP)
+            assert b"import torch.distributed as dist" in text
+        except stack.Conflict:
+            found.add(name)
+    assert found == CONFLICTS_WITH_02
+
+
+@pytest.mark.parametrize(("base", "names", "options"), [
+    ("01", ["step-accumulation", "memory-checkpoint", "optimizer-muon"], ["--micro-batches", "2"]),
+    ("01", ["schedule-cosine", "precision-autocast", "data-on-device"], []),
+    ("02", ["step-accumulation", "memory-selective", "schedule-scaled"], ["--micro-batches", "2"]),
+])
+def test_a_composed_script_trains(tmp_path, base, names, options):
+    own = tmp_path / "own.py"
+    result = run_python(ROOT / "patches" / "stack.py", "compose", *names, "--base", base, "--out",
+                        own)
+    assert result.returncode == 0, result.stderr
+    data = write_tokens(tmp_path / "data")
+    result = call_main(load(own), *TINY, "--device", "cpu", "--data", data, "--results-dir",
+                       tmp_path / "results", "--max-steps", 3, "--no-compile", *options)
+    assert result.returncode == 0, result.stderr
+    start, *_, end = read_record(tmp_path / "results")
+    assert (start["stage"], end["status"]) == ("own", "complete")
+    # Nothing is overwritten.
+    result = run_python(ROOT / "patches" / "stack.py", "compose", *names, "--out", own)
+    assert result.returncode == 1 and "exists: nothing is overwritten" in result.stderr
+
+
+@pytest.mark.parametrize(("names", "says"), [
+    (["optimizer-muon", "optimizer-adafactor"], "adafactor and optimizer-muon exclude each other"),
+    (["precision-fp16", "no-such"], "no variant 'no-such'; `list` shows their names"),
+    (["precision-fp16", "step-accumulation"], "step-accumulation conflicts with the others at"),
+])
+def test_refused(names, says):
+    with pytest.raises(stack.StackError, match=says):
+        stack.compose(names)
+
+
+def test_lines_that_both_sides_add_are_joined():
+    """Among imports and fields; a field that both change, and any other place, is a conflict."""
+    base = b"import a\nimport b\nclass Config:\n    x: int = 1\ndef f():\n    return 1\n"
+    ours = base.replace(b"import b", b"import c").replace(b"= 1\n", b"= 1\n    y: int = 2\n")
+    theirs = base.replace(b"import b\n", b"import b\nimport d\n").replace(
+        b"= 1\n", b"= 1\n    z: int = 3\n")
+    assert stack.merge_joining(base, ours, theirs, "it") == base.replace(
+        b"import b", b"import c\nimport d").replace(b"= 1\n", b"= 1\n    y: int = 2\n    z: int = 3\n")
+    for line, place in ((b"    x: int = 1", "class Config"), (b"    return 1", "def f")):
+        with pytest.raises(stack.Conflict, match=f"it conflicts with the others at .*{place}"):
+            stack.merge_joining(base, base.replace(line, line + b"2"),
+                                base.replace(line, line + b"3"), "it")
