@@ -138,6 +138,7 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
                               " many")
     sub.add_argument("--rungs", metavar="0,5-8",
                      help="which rungs of the ladder (default: 00 and 01)")
+    sub.add_argument("--names", metavar="A,B", help="variants to measure besides")
     text = "stages, ladder, leave-one-out and a profile: a page about this machine, report.md"
     sub = commands.add_parser("report", help=text, description=text, parents=[folders()],
                               usage="measure.py report [options] [-- options of the scripts]",
@@ -202,7 +203,8 @@ def search(args: argparse.Namespace, options: list[str]) -> int:
 
 def measure_time(args: argparse.Namespace, options: list[str]) -> int:
     """Measures the time to a loss; returns the exit code. Raises as measure."""
-    return tell(time_to_loss.time_to_loss(time_settings(args, options), args.rounds, args.rungs))
+    settings = time_settings(args, options)
+    return tell(time_to_loss.time_to_loss(settings, args.rounds, args.rungs, args.names))
 
 
 def write_report(args: argparse.Namespace, options: list[str]) -> int:

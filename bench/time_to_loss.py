@@ -144,10 +144,12 @@ def search(settings: Settings, rounds: int) -> dict:
     return found
 
 
-def time_to_loss(settings: Settings, rounds: int, rungs: str | None = None) -> Plan:
-    """Measures how long rungs of the ladder (None: 00 and 01) at their published settings, and 00
-    and 01 at those that a search has found, take to the targets; `rounds` is the number of seeds.
-    Returns the plan that was run. Raises UserError."""
+def time_to_loss(
+    settings: Settings, rounds: int, rungs: str | None = None, names: str | None = None
+) -> Plan:
+    """Measures how long rungs of the ladder (None: 00 and 01) at their published settings, the
+    variants `names`, and 00 and 01 at the settings that a search has found, take to the targets;
+    `rounds` is the number of seeds. Returns the plan that was run. Raises UserError."""
     stages = stages_of(settings.machine)
     found = read_best(settings)
     if not found:
@@ -161,6 +163,9 @@ def time_to_loss(settings: Settings, rounds: int, rungs: str | None = None) -> P
     ladder = plans.ladder(settings.machine, rungs).runs if rungs else [*stages.values()]
     first = replace(ladder[0], compared_to=None)
     runs = [first, *(replace(run, compared_to=first.name) for run in ladder[1:])]
+    if names:
+        runs += [replace(run, compared_to=runs[-1].name)
+                 for run in plans.variants(settings.machine, names).runs[1:]]
     compared_to = first.name
     for name, point in found["points"].items():
         run = at(stages[name], point)
