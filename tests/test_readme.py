@@ -1,7 +1,7 @@
 """bench/readme.py: README.md says what the patches and the reference say."""
 
 import pytest
-from synthetic import ladder_state, rows_of, without_state, write_record, write_state
+from synthetic import ladder_row, ladder_state, rows_of, without_state, write_record, write_state
 
 from bench import readme, states
 from patches import stack
@@ -87,3 +87,41 @@ def test_write_readme(tmp_path, monkeypatch):
     assert readme.write_readme()
     assert len(rows_of(readme.README.read_text(encoding="utf-8"))) == len(stack.load()) + 1
     assert not readme.write_readme()
+
+
+def write_variants(machine) -> None:
+    base = ladder_row(0, name="01_opt_single_gpu", label="01", reserved_gb=4.0)
+    extra = dict(memory_factor=0.5, memory_verdict="less", reserved_gb=2.0, loss_difference=0.01,
+                 first_step_seconds=3.0)
+    rows = [
+        base | extra | dict(memory_factor=None, memory_verdict=None, loss_difference=None),
+        ladder_row(1, label="step-accumulation --micro-batches 4", factor=0.9) | extra
+        | dict(verdict="slower"),
+        ladder_row(2, label="optimizer-adamw-8bit", error="needs the package x") | extra
+        | dict(factor=None, memory_factor=None, memory_verdict=None),
+    ]
+    write_state(machine, ladder_state(rows=rows), "variants")
+
+
+def test_variants_table(machine):
+    write_variants(machine)
+    rows = rows_of(readme.variants_table(machine))
+    assert rows[1] == ["`step-accumulation --micro-batches 4`", "106", "**0.90**", "2.00",
+                       "**0.50**", "3.0", "+0.010", "unchanged"]
+    assert rows[2][2:5] == ["needs the package x", "2.00", ""]
+
+
+def test_guide_table(machine):
+    """What the guide claims, with the factors of the variants and of the ladder's rungs."""
+    write_variants(machine)
+    ladder = ladder_state()
+    for row, name in ((10, "10-batch-size"), (8, "08-torch-compile"), (5, "05-bfloat16")):
+        ladder["rows"][row] |= dict(name=name, label=name[1:] if name[0] == "0" else name)
+    write_state(machine, ladder)
+    rows = rows_of(readme.guide_table(machine))
+    assert rows[0][:4] == ["batch size", "yes", "yes", "`10-batch-size`"]
+    assert rows[0][5] == f"{(2 - 10 / 20) / (2 - 9 / 20):.2f}"  # GB of rung 10 over those of rung 9
+    assert ["gradient accumulation", "no", "yes", "`step-accumulation --micro-batches 4`", "0.90",
+            "0.50"] in rows
+    assert ["choice of the optimizer", "yes", "yes", "`optimizer-adamw-8bit`",
+            "needs the package x", "0.50"] in rows

@@ -126,3 +126,22 @@ def test_markdown():
     assert tables.markdown(columns, rows, ["a|b"]) == (
         "| a\\|b | n |\n| :-- | --: |\n| x \\| y | 2.0 |\n|  | n/a |\n"
     )
+
+
+@pytest.mark.parametrize(("new", "old", "says"), [
+    ([2, 2, 2, 2], [3, 3, 3, 3], "less"), ([3, 3, 3, 3], [2, 2, 2, 2], "more"),
+    ([2, 3, 2, 3], [3, 3, 3, 3], "no measurable change"), ([2, 2], [3, 3], "no verdict"),
+    ([None, 2, 2, 2], [3, 3, 3, 3], "no verdict"),
+])
+def test_memory_verdict(new, old, says):
+    assert statistics.memory_verdict(new, old) == says
+
+
+def test_alternatives_have_a_memory_verdict(tmp_path):
+    plan = make_plan(tmp_path, "base", "other")
+    results = [write_record(plan.path.parent, name, number, reserved_gb=gb)
+               for name, gb in (("base", 2.0), ("other", 1.0)) for number in range(1, 5)]
+    rows, _, text = rows_of(plan, results)
+    assert (rows[1]["memory_factor"], rows[1]["memory_verdict"]) == (0.5, "less")
+    assert rows[0]["memory_factor"] is None
+    assert "| less |" in text and "| 0.50 |" in text
