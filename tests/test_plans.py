@@ -78,12 +78,12 @@ def test_some_rungs():
 
 def test_leave_one_out(tmp_path):
     """The last technique leaves 01 as the stage before it; the first conflicts."""
-    plan = plans.leave_one_out(gpus(2), "1,12")
+    plan = plans.leave_one_out(gpus(2), "1,13")
     whole, first, last = plan.runs
     assert (whole.name, whole.published, whole.compared_to) == ("01_opt_single_gpu", None, None)
     assert whole.script.read_bytes() == (stack.ROOT / stack.LAST).read_bytes()
     assert first.error.startswith("conflict: ") and not first.script.exists()
-    assert (last.name, last.label) == ("without-12-huge-pages", "without 12 huge pages")
+    assert (last.name, last.label) == ("without-13-loss-in-graph", "without 13 loss in graph")
     assert (last.compared_to, last.without_technique) == ("01_opt_single_gpu", True)
     assert last.expected == whole.expected == 142_156
     assert last.script.read_bytes() == stack.rebuild(stack.load())[-3]

@@ -23,7 +23,7 @@ LOOK = dict(
     attention=[dict(dropout=0.1, backend="flash_attention", runs=True, chosen=True,
                     milliseconds=1.5, real_dropout=0.0998)],
 )
-PLANS = ("stages", "ladder", "leave-one-out")
+PLANS = ("stages", "ladder", "leave-one-out", "variants")
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_time_is_over(fake, tmp_path, monkeypatch, capsys):
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     missing = [name for name in report.PIECES if name != "machine"]
     assert f"Not finished: {', '.join(missing)}; started again" in text
-    assert text.count("Not measured yet.") == 4 and not fake.ran
+    assert text.count("Not measured yet.") == 6 and not fake.ran
     assert "after 0.0 minutes" in capsys.readouterr().out
 
 

@@ -265,7 +265,7 @@ def test_options(tmp_path, monkeypatch):
     plan.options = TINY
     plan.runs[1].options = ("--batch-size", "3")
     assert [*lengths.configurations(plan).values()] == [
-        dict(batch_size=size, context_length=16, compile=compiles)
+        dict(batch_size=size, context_length=16, learning_rate=5e-4, compile=compiles)
         for size, compiles in ((2, False), (3, True), (2, True))
     ]
     plan.options = [*TINY, "--no-compile"]
