@@ -93,6 +93,20 @@ def test_leave_one_out(tree):
     assert table.read_text(encoding="utf-8") in result.stdout
 
 
+def test_time_to_loss(tree):
+    result = tree.run("time-to-loss", "--rounds", "1", "--", *TINY, "--batch-size", "2")
+    target, state = tree.state("target"), tree.state("time-to-loss")
+    assert [(run["name"], run["seed"]) for run in target["results"]] == [
+        ("00_orig-batch-2-rate-0.0005", 1), ("00_orig-batch-2-rate-0.0005", 2)]
+    assert state["plan"]["targets"] == {"published": target["rows"][0]["lowest_val_loss"]}
+    assert state["plan"]["tokens"] == 3 * 128
+    assert [(run["name"], run["seed"], run["error"]) for run in state["results"]] == [
+        ("00_orig", 123, None), ("01_opt_single_gpu", 123, None)]
+    assert all(row["time_to"]["published"]["seconds"] for row in state["rows"])  # it learns
+    table = tree.folder / "results" / "time-to-loss" / "time-to-loss.md"
+    assert table.read_text(encoding="utf-8") in result.stdout
+
+
 # What can't work is refused before anything runs
 
 
