@@ -268,14 +268,16 @@ def draw_time_to_loss(state: dict, folder: Path):
         curves.set_xlim(0, 1.05 * max(times))
     low = min(targets.values())
     curves.set_ylim(low - 0.3, low + 3)
-    for name, loss in targets.items():
+    for loss in targets.values():
         curves.axhline(loss, color="0.3", linewidth=1, linestyle=":")
-        curves.annotate(f"{name}: {loss:.3f}", (1, loss), (-4, 2), xycoords=("axes fraction", "data"),
-                        textcoords="offset points", ha="right", va="bottom", fontsize=9)
+        curves.annotate(f"{loss:.3f}", (1, loss), (4, 0), xycoords=("axes fraction", "data"),
+                        textcoords="offset points", va="center", fontsize=9)
     curves.set_xlabel("training time, s")
     curves.set_ylabel("validation loss, nats per token")
     thousands(curves.xaxis)
-    draw_time_factors(bars, rows, next(iter(targets)))
+    name, loss = next(iter(targets.items()))
+    draw_time_factors(bars, rows, name)
+    bars.set_xlabel(f"factor over {rows[0]['label']}; the loss is {loss:.3f}")
     keys += [Line2D([], [], color=PUBLISHED, linewidth=8, label="tok/sec"),
              Line2D([], [], color=OWN, linewidth=8, label="time to the loss")]
     subfigure.legend(handles=keys, loc="outside lower center", ncols=3, frameon=False)
@@ -308,7 +310,6 @@ def draw_time_factors(axes, rows: list[dict], target: str) -> None:
     axes.set_yticks(range(len(rows)), [row["label"].replace(", ", "\n", 1) for row in rows])
     axes.set_xlim(0, room_for(texts, ends, 3.4))
     axes.axvline(1, color="0.5", linewidth=1)
-    axes.set_xlabel(f"factor over {rows[0]['label']}")
 
 
 def draw_variants(state: dict):

@@ -148,11 +148,11 @@ def time_table(rows: list[dict], target: str) -> str:
 
     def spread(row: dict) -> str:
         runs = row["time_to"][target]["all_seconds"]
-        if len(runs) < 2:
-            return ""
         known = [run for run in runs if run is not None]
-        low, high = (f"{end(known):,.1f}" if known else "" for end in (min, max))
-        return f"{low}–{high}" if len(known) == len(runs) else f"{low}–not reached"
+        if len(runs) < 2 or not known:
+            return ""
+        high = f"{max(known):,.1f}" if len(known) == len(runs) else "not reached"
+        return f"{min(known):,.1f}–{high}"
 
     def number(name: str, form: str):
         return lambda row: blank(row["time_to"][target].get(name), form)
