@@ -91,7 +91,7 @@ def time_to(target: float, records: list[Record]) -> dict:
     """Medians over `records`, of which those that didn't reach it count as slower than all others;
     None where the median did not, or where there are no records."""
     runs = [reached(record, target) or (math.inf, math.inf) for record in records]
-    tokens, seconds = (median(figures) for figures in zip(*runs)) if runs else (math.inf, math.inf)
+    tokens, seconds = (median(figures) for figures in zip(*(runs or [(math.inf,) * 2]), strict=True))
     excess = first_step_excess(records[0]) if records else math.inf
 
     def known(figure: float) -> float | None:
@@ -206,6 +206,7 @@ def make_rows(plan: Plan, state: dict, folder: Path) -> tuple[list[dict], float 
         row["verdict"] = verdict(with_it, without) if with_it and without else None
         row["compared_to"] = others[""].get("label")
         row["memory_factor"] = ratio(row["reserved_gb"], others[""].get("reserved_gb"))
-        row["memory_verdict"] = (memory_verdict(row["all_reserved_gb"], others[""]["all_reserved_gb"])
-                                 if row["speeds"] and without else None)
+        theirs = others[""].get("all_reserved_gb")
+        row["memory_verdict"] = (memory_verdict(row["all_reserved_gb"], theirs)
+                                 if row["speeds"] and theirs else None)
     return list(rows.values()), noise

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 from bench.plans import SEED
 from bench.statistics import difference
 
-
 TARGETS = {  # what the targets of bench.time_to_loss are
     "published": "the lowest validation loss of 00 in its default run",
     "best": "the lowest validation loss of 00 at its best learning rate",
@@ -124,8 +123,8 @@ def loss_tables(state: dict) -> str:
         "Seconds of training until the validation loss has fallen to the target, by a straight line"
         " between log lines; medians over the seeds, with their range. The first step counts as"
         " long as a median one; the rest of it, compilation with an empty cache above all, is"
-        " \"first step, s\" and is in \"× time in all\".",
-        "\"× tok/sec\" and \"× time\" are over the row named in \"compared to\". A run that has trained"
+        ' "first step, s" and is in "× time in all".',
+        '"× tok/sec" and "× time" are over the row named in "compared to". A run that has trained'
         f" on {plan['tokens']:,} tokens without coming to the target hasn't reached it.",
     ]
     return time_tables(rows, plan["targets"]) + paragraphs(notes)

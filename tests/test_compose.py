@@ -46,7 +46,7 @@ def test_alone_it_is_the_variant():
 
 def test_variants_of_01_on_02():
     found = set()
-    for name, patch in VARIANTS.items():
+    for name in VARIANTS:
         try:
             text = stack.compose([name], stack.DDP)
             assert b"import torch.distributed as dist" in text
@@ -92,8 +92,9 @@ def test_lines_that_both_sides_add_are_joined():
     ours = base.replace(b"import b", b"import c").replace(b"= 1\n", b"= 1\n    y: int = 2\n")
     theirs = base.replace(b"import b\n", b"import b\nimport d\n").replace(
         b"= 1\n", b"= 1\n    z: int = 3\n")
-    assert stack.merge_joining(base, ours, theirs, "it") == base.replace(
-        b"import b", b"import c\nimport d").replace(b"= 1\n", b"= 1\n    y: int = 2\n    z: int = 3\n")
+    joined = base.replace(b"import b", b"import c\nimport d").replace(
+        b"= 1\n", b"= 1\n    y: int = 2\n    z: int = 3\n")
+    assert stack.merge_joining(base, ours, theirs, "it") == joined
     for line, place in ((b"    x: int = 1", "class Config"), (b"    return 1", "def f")):
         with pytest.raises(stack.Conflict, match=f"it conflicts with the others at .*{place}"):
             stack.merge_joining(base, base.replace(line, line + b"2"),
