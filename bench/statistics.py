@@ -91,7 +91,8 @@ def time_to(target: float, records: list[Record]) -> dict:
     """Medians over `records`, of which those that didn't reach it count as slower than all others;
     None where the median did not, or where there are no records."""
     runs = [reached(record, target) or (math.inf, math.inf) for record in records]
-    tokens, seconds = (median(figures) for figures in zip(*(runs or [(math.inf,) * 2]), strict=True))
+    never = [(math.inf, math.inf)]
+    tokens, seconds = (median(figures) for figures in zip(*runs or never, strict=True))
     excess = first_step_excess(records[0]) if records else math.inf
 
     def known(figure: float) -> float | None:
