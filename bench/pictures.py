@@ -268,10 +268,10 @@ def draw_time_to_loss(state: dict, folder: Path):
         curves.set_xlim(0, 1.05 * max(times))
     low = min(targets.values())
     curves.set_ylim(low - 0.3, low + 3)
-    for loss in targets.values():
+    for loss, side in zip(sorted(targets.values()), ("top", "bottom"), strict=False):
         curves.axhline(loss, color="0.3", linewidth=1, linestyle=":")
         curves.annotate(f"{loss:.3f}", (1, loss), (4, 0), xycoords=("axes fraction", "data"),
-                        textcoords="offset points", va="center", fontsize=9)
+                        textcoords="offset points", va=side, fontsize=9)
     curves.set_xlabel("training time, s")
     curves.set_ylabel("validation loss, nats per token")
     thousands(curves.xaxis)
@@ -332,14 +332,14 @@ def draw_variants(state: dict):
     # The names stand in a column beside it, in the order of the memory, each with a line to its
     # point: many points lie close together.
     names.axis("off")
-    names.set_xlim(0, 1)
+    names.set(xlim=(0, 1), xticks=[], yticks=[])
     names.set_ylim(-0.5, len(rows) - 0.5)
     for place, row in enumerate(rows):
         names.annotate(shorten(row["label"], 48), (0.08, place), va="center", fontsize=9,
                        annotation_clip=False)
         line = ConnectionPatch(
-            (row["factor"], row["memory_factor"]), (0.06, place), "data", "data", points, names,
-            color="0.7", linewidth=0.6, zorder=0,
+            (row["factor"], row["memory_factor"]), (0.06, place), "data", "data", axesA=points,
+            axesB=names, color="0.7", linewidth=0.6, zorder=1,
         )
         figure.add_artist(line)
     return figure

@@ -4,11 +4,13 @@ import pytest
 
 pytest.importorskip("matplotlib").use("Agg")
 
+import made_up  # noqa: E402
+from made_up import CPU, make_plan, make_state  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.text import Text  # noqa: E402
 from synthetic import ladder_row, ladder_state, write_record  # noqa: E402
 
-from bench import pictures, stages  # noqa: E402
+from bench import pictures, stages, statistics  # noqa: E402
 from patches import stack  # noqa: E402
 
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
@@ -20,8 +22,9 @@ def close_figures():
     plt.close("all")
 
 
-def shown(figure) -> list[str]:
-    """Every text of the picture, after a look that none is cut off and no two overlap."""
+def shown(figure, margins: tuple[str, ...] = ()) -> list[str]:
+    """Every text of the picture, after a look that none is cut off and no two overlap; `margins`
+    are those that stand beside their panel."""
     figure.canvas.draw()
     hidden = set()  # ticks beyond the limits are kept, but not drawn
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
@@ -37,7 +40,7 @@ def shown(figure) -> list[str]:
         for other, text in zip(boxes[:i], texts[:i], strict=True):
             assert not box.padded(-1).overlaps(other.padded(-1)), (texts[i], text)
     for axes in figure.axes:  # what stands beside a bar stays in its panel
-        for text in axes.texts:
+        for text in (text for text in axes.texts if text.get_text() not in margins):
             assert text.get_window_extent().x1 <= axes.bbox.x1 + 1, text
     return [text.get_text() for text in texts]
 
@@ -118,3 +121,38 @@ def test_ladder_of_one_round_without_its_baseline():
                  f"The ladder on {LONG[:69]}…"):
         assert text in texts
     assert "seed noise" not in texts
+
+
+def variant_row(k: int, **changes) -> dict:
+    return ladder_row(k, label=f"some-variant --with-option {k}", factor=1 + k / 50,
+                      memory_factor=1 - k % 3 / 10) | changes
+
+
+def test_variants():
+    """Many points close together, one of which has no figures."""
+    rows = [variant_row(0, label="01", factor=None, memory_factor=None)]
+    rows += [variant_row(k) for k in range(1, 22)]
+    rows.append(variant_row(30, label="lacking", factor=None, memory_factor=None,
+                            error="needs an NVIDIA GPU"))
+    names = tuple(row["label"] for row in rows)
+    texts = shown(pictures.draw_variants(ladder_state(rows=rows, count=8)), names)
+    assert "some-variant --with-option 21" in texts and "lacking" not in texts
+    assert "speed, factor over 01" in texts and "memory, factor over 01" in texts
+
+
+def test_time_to_loss(tmp_path):
+    """Two seeds of 00 and 01, and of both at the settings of a search; one never gets there."""
+    plan = make_plan(tmp_path, "00_orig", "01_opt_single_gpu", "00_orig-best", "01-best",
+                     machine=CPU, whole=True, new_seeds=True, log_tokens=1024,
+                     targets=dict(published=7.0, best=6.9))
+    for run in plan.runs[2:]:
+        run.options = ("--batch-size", "1")
+    results = [made_up.write_record(plan.path.parent, run.name, number, 100.0, seed=122 + number)
+               for run in plan.runs[:3] for number in (1, 2)]
+    state = make_state(plan, results)
+    state["rows"], _ = statistics.make_rows(plan, state, plan.path.parent)
+    texts = shown(pictures.draw_time_to_loss(state, plan.path.parent), ("7.000", "6.900"))
+    for text in ("Time to a loss on Some CPU", "training time, s", "7.000", "6.900", "1.00×",
+                 "not reached", "tok/sec", "time to the loss", "00_orig-best",
+                 "factor over 00_orig; the loss is 7.000"):
+        assert text in texts
