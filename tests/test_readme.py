@@ -94,7 +94,8 @@ def write_variants(machine) -> None:
     extra = dict(memory_factor=0.5, memory_verdict="less", reserved_gb=2.0, loss_difference=0.01,
                  first_step_seconds=3.0)
     rows = [
-        base | extra | dict(memory_factor=None, memory_verdict=None, loss_difference=None),
+        base | extra | dict(memory_factor=None, memory_verdict=None, loss_difference=None,
+                            reserved_gb=4.0),
         ladder_row(1, label="step-accumulation --micro-batches 4", factor=0.9) | extra
         | dict(verdict="slower"),
         ladder_row(2, label="optimizer-adamw-8bit", error="needs the package x") | extra
