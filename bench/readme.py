@@ -145,10 +145,10 @@ def guide_table(machine: Path) -> str:
             found = [rungs[name]] if name in rungs else [
                 (row, variants[0]) for row in variants[1:]
                 if row["label"].split()[0] == name]
-            lines += [dict(method=method, faster=faster, smaller=smaller, row=row,
-                           memory=ratio(row["reserved_gb"], before["reserved_gb"]))
-                      for row, before in found]
-            method, faster, smaller = "", "", ""
+            for row, before in found:
+                lines.append(dict(method=method, faster=faster, smaller=smaller, row=row,
+                                  memory=ratio(row["reserved_gb"], before["reserved_gb"])))
+                method, faster, smaller = "", "", ""
     return markdown({
         "method": lambda line: line["method"],
         "faster?": lambda line: line["faster"],

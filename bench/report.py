@@ -319,7 +319,8 @@ def summary(report: Report) -> list[str]:
             f" 00's {plain['tok_per_sec']:,.0f} (published, on an A100: "
             f"{fast['published']:,.0f}, {fast['published_factor_baseline']:.2f} times), with"
             f" {show(fast['reserved_gb'], '.2f')} GB instead of"
-            f" {show(plain['reserved_gb'], '.2f')}; one run each."
+            f" {show(plain['reserved_gb'], '.2f')};"
+            f" {min(plain['rounds'], fast['rounds'])} run(s) each."
         )
         if fast["share_of_peak"]:
             lines.append(f"01 reaches {fast['share_of_peak']:.0%} of this machine's own rate of"

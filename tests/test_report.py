@@ -14,7 +14,7 @@ from conftest import ROOT
 from made_up import CPU, MACHINE, PEAK, write_record
 from test_profiles import STEPS, write_trace
 
-from bench import lengths, processes, report, runner, states
+from bench import lengths, plans, processes, report, runner, states
 from bench.plans import UserError
 
 LOOK = dict(
@@ -27,7 +27,7 @@ PLANS = ("stages", "ladder", "leave-one-out", "variants")
 
 
 @pytest.fixture
-def fake(monkeypatch):
+def fake(monkeypatch, tmp_path_factory):
     """Made-up runs in place of real ones; `stop_at` names the one that a signal ends."""
     speeds = {"00_orig": 100.0, "03-fused-adamw": 120.0, "01_opt_single_gpu": 900.0}
 
@@ -61,6 +61,7 @@ def fake(monkeypatch):
         return answers[question]
 
     fake = SimpleNamespace(ran=[], fails=set(), started=0, stop_at=None, machine=MACHINE)
+    monkeypatch.setattr(plans, "BUILD", tmp_path_factory.mktemp("build"))
     monkeypatch.setattr(runner, "run_job", run_job)
     monkeypatch.setattr(processes, "run_child", run_child)
     monkeypatch.setattr(processes, "ask_machine", ask_machine)

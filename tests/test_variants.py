@@ -46,8 +46,8 @@ def test_it_trains(scripts, tokens, tmp_path, name, options, needs):
     skip_without(needs)
     eager = ("allocator", "data", "optimizer", "schedule", "step")  # leave the graph as it is
     compiled = "--no-compile" if patch.fields["Slot"] in eager else "--compile"
-    result = call_main(scripts(name), *TINY, "--device", "cpu", "--data", tokens, "--results-dir",
-                       tmp_path, "--max-steps", 3, compiled, *options)
+    result = call_main(scripts(name), *TINY, "--batch-size", 4, "--device", "cpu", "--data", tokens,
+                       "--results-dir", tmp_path, "--max-steps", 3, compiled, *options)
     assert result.returncode == 0, result.stderr
     start, *_, end = read_record(tmp_path)
     assert (start["stage"], end["status"]) == (f"variant-{name}", "complete")
