@@ -6,7 +6,7 @@
     python measure.py variants       # 01, and alternatives to what it does
     python measure.py search         # the best batch size and learning rate of 00 and of 01
     python measure.py time-to-loss   # seconds until the validation loss has fallen to a target
-    python measure.py report         # stages, ladder and leave-one-out, and what this machine is
+    python measure.py report         # stages, ladder, profile, leave-one-out, variants: one page
     python measure.py readme         # writes the tables of README.md anew
 
     python measure.py ladder --rungs 0,5-8       # some of them
@@ -84,7 +84,7 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
                                  " also 02"),
         ("leave-one-out", plans.leave_one_out, "01 without one technique at a time: what each is"
                                                " still worth beside all the others"),
-        ("variants", plans.variants, "01, and alternatives to what it does: each is a patch in"
+        ("variants", plans.variants, "01, and 01 with one variant at a time: each is a patch in"
                                      " patches/variants"),
     ):
         sub = commands.add_parser(
@@ -118,8 +118,8 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
                              help="which techniques, by their numbers (default: all)")
     for name, function, seeds, text in (
         ("search", search, time_to_loss.TUNING_ROUNDS,
-         "the batch size and learning rate with which 00, and 01, come soonest to the lowest"
-         " validation loss of 00 at its best learning rate"),
+         "finds 00's best learning rate, whose lowest validation loss is the target; then the batch"
+         " size and learning rate with which 00, and 01, reach it soonest"),
         ("time-to-loss", measure_time, 3,
          "how long 00 and 01 train until their validation loss has fallen to the lowest of 00's"
          " default run; after a search also at the settings that it has found"),
@@ -130,8 +130,8 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         )
         sub.set_defaults(function=function)
         sub.add_argument("--rounds", type=positive, default=seeds, metavar="N",
-                         help="how many seeds (default: %(default)s; search has others than"
-                              " time-to-loss)")
+                         help="how many seeds (default: %(default)s): search uses 1, 2 and so on,"
+                              " time-to-loss 123, 124 and so on")
         sub.add_argument("--max-tokens", type=positive, metavar="N",
                          help="training tokens of the run that sets the target (default: 00's own"
                               f" length); the others have at most {time_to_loss.LIMIT} times as"
@@ -139,7 +139,8 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     sub.add_argument("--rungs", metavar="0,5-8",
                      help="which rungs of the ladder (default: 00 and 01)")
     sub.add_argument("--names", metavar="A,B", help="variants to measure besides")
-    text = "stages, ladder, leave-one-out and a profile: a page about this machine, report.md"
+    text = ("stages, ladder, profile, leave-one-out and variants: a page about this machine,"
+            " results/report.md")
     sub = commands.add_parser("report", help=text, description=text, parents=[folders()],
                               usage="measure.py report [options] [-- options of the scripts]",
                               allow_abbrev=False)
