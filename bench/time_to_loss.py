@@ -151,6 +151,9 @@ def time_to_loss(
     variants `names`, and 00 and 01 at the settings that a search has found, take to the targets;
     `rounds` is the number of seeds. Returns the plan that was run. Raises UserError."""
     stages = stages_of(settings.machine)
+    # Before anything runs: wrong names are told here.
+    ladder = plans.ladder(settings.machine, rungs).runs if rungs else [*stages.values()]
+    variants = plans.variants(settings.machine, names).runs[1:] if names else []
     found = read_best(settings)
     if not found:
         point = points_of(settings, stages)["00"]
@@ -160,12 +163,9 @@ def time_to_loss(
         found = dict(targets={"published": rows[row]["lowest_val_loss"]}, points={})
         if rows[row]["error"]:
             raise UserError(f"00 came to no end, so there is no target: {rows[row]['error']}")
-    ladder = plans.ladder(settings.machine, rungs).runs if rungs else [*stages.values()]
     first = replace(ladder[0], compared_to=None)
     runs = [first, *(replace(run, compared_to=first.name) for run in ladder[1:])]
-    if names:
-        runs += [replace(run, compared_to=runs[-1].name)
-                 for run in plans.variants(settings.machine, names).runs[1:]]
+    runs += [replace(run, compared_to=ladder[-1].name) for run in variants]
     compared_to = first.name
     for name, point in found["points"].items():
         run = at(stages[name], point)
@@ -223,5 +223,6 @@ def read_best(settings: Settings) -> dict:
             raise UserError(f"{relative(settings.best)} was found with other options: search again,"
                             " or use another --results-dir")
         return dict(targets=targets, points=points)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+            RecursionError) as error:
         raise UserError(f"{relative(settings.best)} is damaged ({error!r}): search again")

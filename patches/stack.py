@@ -515,7 +515,7 @@ def new_command(args) -> list[str]:
 
 def compose_command(args) -> list[str]:
     """a script of your own: 01 or 02 with the named variants, in one file that needs no other"""
-    if args.out.exists():
+    if os.path.lexists(args.out):
         raise StackError(f"{args.out} exists: nothing is overwritten")
     text = compose(args.name, {"01": LAST, "02": DDP}.get(args.base), args.root)
     return [os.path.relpath(path) for path in write_all({args.out: text})]

@@ -14,7 +14,7 @@ PAIRS = [pair for pair in combinations(VARIANTS, 2)
 CONFLICTS = {
     ("compile-mode", "embedding-eager"), ("compile-switch", "embedding-eager"),
     ("precision-fp16", "step-accumulation"),  # every piece's gradients have to be scaled
-    ("profile", "schedule-cosine"),
+    ("profile", "schedule-cosine"), ("profile", "schedule-scaled"),
 }
 CONFLICTS_WITH_02 = {"compile-mode", "compile-switch", "data-on-device", "embedding-eager"}
 
