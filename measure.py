@@ -4,9 +4,12 @@
     python measure.py ladder         # 00, then one technique more at a time, up to 01
     python measure.py leave-one-out  # 01 without one technique at a time
     python measure.py variants       # 01, and alternatives to what it does
+    python measure.py compile-modes  # each mode of torch.compile: seconds to compile, and per step
+    python measure.py sharded        # 02, and 02 with its memory shared out over the ranks
+    python measure.py trainer        # 01, and the same training by Hugging Face's Trainer
     python measure.py search         # the best batch size and learning rate of 00 and of 01
     python measure.py time-to-loss   # seconds until the validation loss has fallen to a target
-    python measure.py report         # stages, ladder, profile, leave-one-out, variants: one page
+    python measure.py report         # all of it but the searches: one page
     python measure.py readme         # writes the tables of README.md anew
 
     python measure.py ladder --rungs 0,5-8       # some of them
@@ -86,6 +89,12 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
                                                " still worth beside all the others"),
         ("variants", plans.variants, "01, and 01 with one variant at a time: each is a patch in"
                                      " patches/variants"),
+        ("compile-modes", plans.compile_modes, "01 without torch.compile, and with each of its"
+                                               " modes and backends, compiled anew in each round"),
+        ("sharded", plans.sharded, "02, and 02 with optimizer state, gradients or weights shared"
+                                   " out over the ranks"),
+        ("trainer", plans.trainer, "01, and the same training by Hugging Face's Trainer"
+                                   " (peers/hf_trainer.py)"),
     ):
         sub = commands.add_parser(
             name, help=text, description=text, parents=[resuming(), folders()],
@@ -112,7 +121,12 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
                          help="train for about N seconds where --max-tokens takes less, so that the"
                               " speed is a steady one (default: 10 on a GPU, 0 on a CPU)")
         if make is plans.variants:
-            sub.add_argument("--names", metavar="A,B", help="which variants (default: all)")
+            sub.add_argument("--names", metavar="A,B",
+                             help="which variants (default: all but compile-mode)")
+        if make is plans.sharded:
+            sub.add_argument("--model", metavar="NAME",
+                             help="another size, such as gpt2-medium, at a smaller batch; on a CPU"
+                                  " also a short context and run (default: the scripts' own)")
         if "rungs" in inspect.signature(make).parameters:
             sub.add_argument("--rungs", metavar="0,5-8",
                              help="which techniques, by their numbers (default: all)")
@@ -139,8 +153,8 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     sub.add_argument("--rungs", metavar="0,5-8",
                      help="which rungs of the ladder (default: 00 and 01)")
     sub.add_argument("--names", metavar="A,B", help="variants to measure besides")
-    text = ("stages, ladder, profile, leave-one-out and variants: a page about this machine,"
-            " results/report.md")
+    text = ("a page about this machine, results/report.md: all of these but search and"
+            " time-to-loss")
     sub = commands.add_parser("report", help=text, description=text, parents=[folders()],
                               usage="measure.py report [options] [-- options of the scripts]",
                               allow_abbrev=False)
@@ -162,7 +176,7 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def measure(args: argparse.Namespace, options: list[str]) -> int:
     """Does what the options say; returns the exit code. Raises UserError, StackError, OSError."""
-    own = {name: vars(args)[name] for name in ("rungs", "names", "seconds", "epochs")
+    own = {name: vars(args)[name] for name in ("rungs", "names", "model", "seconds", "epochs")
            if name in args}
     plan = args.make(
         processes.ask_machine("this_machine"), **own, tokens=args.max_tokens, options=options,

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 from bench.records import Record
 from bench.stages import CURVE, Run, by_group, factor, shorten
 from bench.statistics import first_step_excess, records_of
-from bench.tables import show
+from bench.tables import by_model, compile_cost, pays_from, show
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 COLOURS = {"00_orig": "#E69F00", "01_opt_single_gpu": "#0072B2", "02_opt_multi_gpu_ddp": "#009E73"}
@@ -314,7 +314,7 @@ def draw_time_factors(axes, rows: list[dict], target: str) -> None:
 
 def draw_variants(state: dict):
     """Speed over memory, both as factors over the first row, with a name for each point."""
-    base, *rows = state["rows"]
+    base, *rows = by_model(state)[0]
     rows = [row for row in rows if row["factor"] and row["memory_factor"]]
     rows.sort(key=lambda row: row["memory_factor"])
     figure, [(_, points, names)] = rows_of_panels(
@@ -345,8 +345,30 @@ def draw_variants(state: dict):
     return figure
 
 
+def draw_compile_modes(state: dict):
+    """Total seconds over steps: how long each mode compiles, and where its line crosses others."""
+    rows = [row for row in state["rows"] if compile_cost(row)]
+    costs = [compile_cost(row) for row in rows]
+    crossings = [pays_from(one, other) for one in costs for other in costs if one is not other]
+    last = 1.5 * max([step for step in crossings if step and step < 10_000], default=100)
+    figure, [(subfigure, axes)] = rows_of_panels(
+        [f"Compiling and training on {shorten(state['plan']['machine']['name'], 70)}"], [4.6], [1])
+    colours = plt.get_cmap("tab10").colors
+    styles = "-", "--", "-.", ":"
+    for place, (row, (once, step)) in enumerate(zip(rows, costs, strict=True)):
+        axes.plot([0, last], [once, once + last * step], styles[place % 4], linewidth=2,
+                  color="0.2" if place == 0 else colours[(place - 1) % 10],
+                  label=f"{row['label']}: {once:,.1f} s + {step:,.3f} s per step")
+    axes.set(xlim=(0, last), ylim=(0, None), xlabel="steps", ylabel="total, s")
+    thousands(axes.xaxis)
+    subfigure.legend(loc="outside right center", frameon=False)
+    return figure
+
+
 PLANS = {  # how to draw a plan, by its name, from its state and the folder of its records
     "ladder": lambda state, folder: draw_ladder(state),
     "time-to-loss": draw_time_to_loss,
     "variants": lambda state, folder: draw_variants(state),
+    "compile-modes": lambda state, folder: draw_compile_modes(state),
+    "sharded": lambda state, folder: draw_variants(state),
 }

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import re
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,6 +18,11 @@ PUBLISHED = REFERENCE / "published-a100.json"
 TOKENS = {"cuda": 393_216, "cpu": 16_384}
 SECONDS = {"cuda": 10.0, "cpu": 0.0}  # a run trains about that long, if the tokens take less
 SEED = 123
+COMPILER = "compile-mode"  # the variant whose rows are the compiler's modes and backends
+# How a larger model is run: 40 GB of a GPU, or half a minute of two cores, are enough for it.
+MODEL_OPTIONS = {"cuda": ["--batch-size", "8"],
+                 "cpu": ["--batch-size", "1", "--context-length", "256"]}
+MODEL_TOKENS = {"cuda": 131_072, "cpu": 2_048}
 EPOCHS = 15  # of the published experiment
 
 
@@ -62,7 +68,7 @@ class Plan:
     seed_noise: bool = True  # whether each round also runs the baseline with another seed
     whole: bool = False  # every run is as long as its script by itself, or has `tokens` in all
     epochs: int | None = None  # of such a run (None: the script's own)
-    cold: bool = True  # the first round compiles anew, so that its first step tells the time
+    cold_rounds: int = 1  # that compile anew, so that their first step tells how long it takes
     first_seed: int = SEED
     new_seeds: bool = False  # round k has the seed first_seed + k - 1; else all have first_seed
     log_tokens: int | None = None  # from one log line to the next (None: lines where they matter)
@@ -148,38 +154,104 @@ def leave_one_out(machine: dict, rungs: str | None = None, **settings) -> Plan:
         except stack.Conflict:
             run.error = "conflict: later patches build on the lines that it changes"
     stack.write_all(scripts)
-    return Plan("leave-one-out", runs, machine, cold=False, **settings)
+    return Plan("leave-one-out", runs, machine, cold_rounds=0, **settings)
 
 
 def variants(machine: dict, names: str | None = None, **settings) -> Plan:
     """01, and each measured variant of it, compared to 01.
 
-    `names`: a choice such as "compile-mode,head-chunked" (None: all). Raises StackError, UserError.
+    `names`: a choice such as "optimizer-muon,head-chunked" (None: all but the compiler's modes,
+    which have a plan of their own). Raises StackError, UserError.
     """
-    patches = {patch.name: patch for patch in stack.load_variants() if "Slot" in patch.fields}
-    chosen = list(patches) if names is None else [name.strip() for name in names.split(",")]
-    for name in chosen:
-        if name not in patches:
-            raise UserError(f"no variant {name!r}; there are {', '.join(patches)}", 2)
-    texts = stack.rebuild_all()
     *stages_to_01, _ = read_rungs(stack.load(), gpus=1)
-    last = replace(stages_to_01[-1], name=Path(stack.LAST).stem, label="01", loss=None,
-                   technique="every technique", script=BUILD / "variants" / stack.LAST,
-                   published=None)
-    runs, scripts = [last], {last.script: texts[stages_to_01[-1].name]}
-    for patch in (patches[name] for name in chosen):
-        script = BUILD / "variants" / stack.file_of(patch.name)
+    base = replace(stages_to_01[-1], name=Path(stack.LAST).stem, label="01", loss=None,
+                   technique="every technique", published=None)
+    return Plan("variants", with_variants("variants", base, names, machine), machine, **settings)
+
+
+def with_variants(folder: str, base: Run, names: str | None, machine: dict) -> list[Run]:
+    """The script of `base`, and a run for each row of its measured variants, compared to it; all
+    are written to build/`folder`. Raises StackError, UserError."""
+    known = {patch.name: patch for patch in stack.load_variants()
+             if "Slot" in patch.fields and patch.base == base.name}
+    chosen = [name for name in known if name != COMPILER]
+    if names is not None:
+        chosen = [name.strip() for name in names.split(",")]
+    for name in chosen:
+        if name not in known:
+            raise UserError(f"no variant {name!r} of {base.label}; there are {', '.join(known)}", 2)
+    texts = stack.rebuild_all()
+    base = replace(base, script=BUILD / folder / f"{base.name}.py")
+    runs, scripts = [base], {base.script: texts[stack.find(base.name, list(texts))]}
+    for patch in (known[name] for name in chosen):
+        script = BUILD / folder / stack.file_of(patch.name)
         scripts[script] = texts[patch.name]
         for options, needs in patch.option_sets:
             name = "-".join(["variant", patch.name, *re.findall(r"\w[\w.-]*", " ".join(options))])
             runs.append(replace(
-                last, name=name, label=" ".join([patch.name, *options]), script=script,
+                base, name=name, label=" ".join([patch.name, *options]), script=script,
                 technique=patch.fields["Technique"], loss=patch.fields["Loss"].split()[0],
-                options=tuple(options), compared_to=last.name,
+                options=tuple(options), compared_to=base.name,
                 error=lacking(needs, machine),
             ))
     stack.write_all(scripts)
-    return Plan("variants", runs, machine, **settings)
+    return runs
+
+
+def sharded(machine: dict, model: str | None = None, **settings) -> Plan:
+    """02, and each variant that shares its memory out over the ranks: one per GPU, two on a CPU.
+
+    `model`: a size such as "gpt2-medium" (None: the scripts' own), for which a smaller batch, and
+    on a CPU a shorter context and run, are chosen. Raises StackError, UserError.
+    """
+    *_, ddp = read_rungs(stack.load(), machine["gpus"] or 2)
+    base = replace(ddp, name=Path(stack.DDP).stem, label=f"02, {ddp.processes} ranks", loss=None,
+                   published=None)
+    runs = with_variants("sharded", base, None, machine)
+    if machine["gpus"] == 1:
+        runs = [replace(run, error="needs two or more GPUs") for run in runs]
+    if model is None:
+        return Plan("sharded", runs, machine, **settings)
+    device = machine["device"]
+    settings["tokens"] = settings.get("tokens") or MODEL_TOKENS[device]
+    settings["options"] = ["--model", model, *MODEL_OPTIONS[device], *settings.get("options", [])]
+    return Plan(f"sharded-{model}", runs, machine, **settings)
+
+
+def compile_modes(machine: dict, **settings) -> Plan:
+    """01 without the compiler, and with each of its modes and backends, compiled anew in each
+    round. On a GPU they train 5 epochs, as the published study did. Raises StackError, UserError.
+    """
+    base, *runs = variants(machine, COMPILER, **settings).runs
+    none = next(run for run in runs if run.options == ("--no-compile",))
+    runs = [replace(run, label=run.options[-1].removeprefix("--"), compared_to=none.name)
+            for run in (replace(base, options=("--compile-mode", "default"), script=none.script),
+                        *(run for run in runs if run is not none))]
+    first = replace(none, label="none", compared_to=None)
+    whole = {"epochs": 5, "whole": True} if machine["gpus"] else {}
+    return Plan("compile-modes", [first, *runs], machine, cold_rounds=sys.maxsize,
+                **whole | settings)
+
+
+def trainer(machine: dict, **settings) -> Plan:
+    """01, and the same training by Hugging Face's Trainer, from its defaults to its fastest
+    settings. Raises StackError, UserError."""
+    *_, last, _ = read_rungs(stack.load(), gpus=1)
+    base = replace(last, name=Path(stack.LAST).stem, label="01", loss=None, published=None,
+                   technique="every technique", script=ROOT / stack.LAST)
+    batch = ("--per_device_train_batch_size", "32" if machine["gpus"] else "8")  # as 01
+    mixed = ("--bf16", "--tf32", "True") if machine["gpus"] else ("--bf16",)
+    half = ("--dtype", "bfloat16")
+    rows = [(), mixed, (*mixed, "--torch_compile"), (*half, "--torch_compile")]
+    if not machine["gpus"]:
+        rows.append((*rows[-1], "--huge_pages"))
+    error = lacking("package transformers, package accelerate", machine)
+    runs = [replace(base, name="-".join(["trainer", *re.findall(r"\w+", " ".join(options))]),
+                    label=" ".join(["Trainer", *options]), script=ROOT / "peers" / "hf_trainer.py",
+                    technique="Hugging Face's Trainer", loss="rounding", options=batch + options,
+                    compared_to=base.name, error=error)
+            for options in rows]
+    return Plan("trainer", [base, *runs], machine, **settings)
 
 
 def lacking(needs: str, machine: dict) -> str | None:

@@ -127,6 +127,19 @@ def run_variants(report: Report) -> bool:
     return report.run(report.plan(plans.variants), rounds=4)
 
 
+def run_compile_modes(report: Report) -> bool:
+    return report.run(report.plan(plans.compile_modes), rounds=4 - 3 * bool(report.machine["gpus"]))
+
+
+def run_sharded(report: Report) -> bool:
+    return all(report.run(report.plan(plans.sharded, model=model), rounds=4)
+               for model in (None, "gpt2-medium"))
+
+
+def run_trainer(report: Report) -> bool:
+    return report.run(report.plan(plans.trainer), rounds=4)
+
+
 def run_profile(report: Report) -> bool:
     text, folder = stack.script_of("profile"), report.results / "profile"
     what = dict(source_sha256=hashlib.sha256(text).hexdigest(), options=report.options)
@@ -203,6 +216,12 @@ def plan_section(report: Report, name: str, *pictures: str) -> str:
     images = [f"![{file.removesuffix('.png')}]({file})" for file in pictures
               if (report.results / file).exists()]
     return "\n\n".join([plan_table(state), *images]) + "\n"
+
+
+def sharded_section(report: Report) -> str:
+    parts = [plan_section(report, f"sharded{suffix}", *pictures)
+             for suffix, pictures in (("", ["sharded.png"]), ("-gpt2-medium", []))]
+    return "\n".join(part for part in parts if part)
 
 
 def stages_section(report: Report) -> str:
@@ -298,6 +317,16 @@ PIECES = {
     "variants": Piece("01 with one alternative at a time", run_variants,
                       lambda report: plan_section(report, "variants", "variants.png"),
                       "python measure.py variants"),
+    "compile-modes": Piece("The compiler's modes: seconds to compile and per step",
+                           run_compile_modes,
+                           lambda report: plan_section(report, "compile-modes",
+                                                       "compile-modes.png"),
+                           "python measure.py compile-modes"),
+    "sharded": Piece("02 with its memory shared out over the ranks", run_sharded, sharded_section,
+                     "python measure.py sharded --model gpt2-medium"),
+    "trainer": Piece("Hugging Face's Trainer", run_trainer,
+                     lambda report: plan_section(report, "trainer"),
+                     "python measure.py trainer"),
 }
 
 

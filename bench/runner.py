@@ -55,7 +55,7 @@ def run_job(job: Job, plan: Plan, length: Length) -> dict:
     """Runs it; returns its result for the state file."""
     # torch.compile keeps what it made, here by script and options, so that plans share it.
     cache = BUILD / "compiler-cache" / "-".join([sha256(job.run.script)[:16], *job.run.options])
-    if plan.cold and (job.round, job.seed) == (1, plan.first_seed):
+    if job.round <= plan.cold_rounds and job.seed == plan.seed_of(job.round):
         shutil.rmtree(cache, ignore_errors=True)
     began = time.perf_counter()
     timeout = HANG_SECONDS + 5 * length.seconds

@@ -104,6 +104,15 @@ def time_to(target: float, records: list[Record]) -> dict:
     )
 
 
+def steps_per_epoch(record: Record) -> int | None:
+    """Whole batches of the training text; None for a record that doesn't tell its tokens."""
+    try:
+        windows = (record.start["data"]["tokens"]["train"] - 1) // record.config["context_length"]
+        return windows // (record.config["batch_size"] * record.config["world_size"])
+    except (LookupError, TypeError):
+        return None
+
+
 def ratio(a: float | None, b: float | None) -> float | None:
     return a / b if a and b else None
 
@@ -140,12 +149,18 @@ def figures_of(run: Run, plan: Plan, state: dict, folder: Path) -> dict:
     return dict(
         name=run.name, label=run.label, technique=run.technique, loss=run.loss,
         processes=run.processes, error=error, rounds=len(records), speeds=speeds,
-        tok_per_sec=speed, speed_is_average=any(record.speed_is_average for record in records),
+        tok_per_sec=speed, parameters=first and first.config.get("parameters"),
+        speed_is_average=any(record.speed_is_average for record in records),
         losses=losses, val_loss=middle(losses_by_round),
         reserved_gb=middle(record.end["reserved_gb"] for record in records),
         all_reserved_gb=[record.end["reserved_gb"] for record in records],
         mfu=middle(record.mfu for record in records), precision=precision,
         first_step_seconds=first and first.end["first_step_seconds"],
+        first_step_excess=[first_step_excess(record) for record in records],
+        train_seconds=middle(record.end.get("train_seconds") for record in records),
+        tokens_per_step=first and tokens_per_step(first.config, first.config["world_size"]),
+        steps_per_epoch=first and steps_per_epoch(first),
+        expert_shares=first and first.logs and first.logs[-1].get("expert_shares") or None,
         share_of_peak=ratio(flops, state["matmul_peak"].get(precision)),
         attention_backend=first and first.end["attention_backend"],
         uncompiled=any(record.uncompiled for record in records), published=run.published,

@@ -1,15 +1,21 @@
 """Markdown tables, all of them: the one place that knows how a cell is written."""
 
+import math
 import shlex
 from collections.abc import Callable, Collection
 
 from bench.plans import SEED
-from bench.statistics import difference
+from bench.statistics import difference, median, ratio
 
 TARGETS = {  # what the targets of bench.time_to_loss are
     "published": "the lowest validation loss of 00 in its default run",
     "best": "the lowest validation loss of 00 at its best learning rate",
 }
+
+
+# Total seconds of 5 epochs with Adafactor, in a study of the compiler's modes on one GPU.
+STUDY_SECONDS = {"none": 1059.0, "default": 497.9, "reduce-overhead": 497.6, "max-autotune": 769.1}
+STUDY_EPOCHS = 5
 
 
 def show(value: float | None, form: str) -> str:
@@ -38,7 +44,9 @@ def plan_table(state: dict) -> str:
     """
     if state["plan"].get("log_tokens"):
         return loss_tables(state)
-    rows = state["rows"]
+    if state["plan"].get("name") == "compile-modes":
+        return compile_table(state["rows"]) + paragraphs(compile_notes(state))
+    rows, others = by_model(state)
     techniques = any("factor_technique" in row for row in rows)
     published = " (A100)" if any(row["published_factor_baseline"] for row in rows) else ""
 
@@ -95,7 +103,40 @@ def plan_table(state: dict) -> str:
     columns = {heading: cell for heading, cell in columns.items()
                if any(cell(row) != "n/a" for row in rows)}
     texts = {"run", "technique", "loss by the patch", "attention", "verdict", "memory"}
-    return markdown(columns, rows, texts) + paragraphs(notes_of(state, columns))
+    text = markdown(columns, rows, texts) + paragraphs(notes_of(state, columns))
+    return text + "\n" + model_table([rows[0], *others]) if others else text
+
+
+def by_model(state: dict) -> tuple[list[dict], list[dict]]:
+    """(the rows that train the model of the first one, those that train another), of variants."""
+    rows = state["rows"]
+    if state["plan"].get("name") != "variants":
+        return rows, []
+    own, others = [], []
+    for row in rows:
+        same = row.get("parameters") in (None, rows[0].get("parameters"))
+        (own if same else others).append(row)
+    return own, others
+
+
+def model_table(rows: list[dict]) -> str:
+    """Another model beside that of the first row, at as much compute for each token."""
+
+    def shares(row: dict) -> str:
+        each = [share for layer in row["expert_shares"] or [] for share in layer]
+        return f"{min(each):.0%}–{max(each):.0%}" if each else ""
+
+    return markdown({
+        "another model": lambda row: f"`{row['label']}`",
+        "parameters": lambda row: blank(row["parameters"], ","),
+        "tok/sec": lambda row: blank(row["tok_per_sec"], ",.0f"),
+        "× speed": lambda row: row["error"] or blank(row["factor"], ".2f"),
+        "GB": lambda row: blank(row["reserved_gb"], ".2f"),
+        "× memory": lambda row: blank(row["memory_factor"], ".2f"),
+        "val loss": lambda row: blank(row["val_loss"], ".4f"),
+        "Δ loss": lambda row: blank(row["loss_difference"], "+.4f"),
+        "experts' shares of the tokens": shares,
+    }, rows, {"another model"})
 
 
 def paragraphs(notes: list[str]) -> str:
@@ -105,6 +146,79 @@ def paragraphs(notes: list[str]) -> str:
 def one_reference(rows: list[dict]) -> bool:
     """Whether every row is compared to the first one."""
     return all(row["factor"] == row["factor_baseline"] for row in rows)
+
+
+def compile_cost(row: dict) -> tuple[float, float] | None:
+    """(seconds that the first step takes more than a median one, seconds of a step)."""
+    if not row["first_step_excess"] or not row["tok_per_sec"]:
+        return None
+    return median(row["first_step_excess"]), row["tokens_per_step"] / row["tok_per_sec"]
+
+
+def pays_from(cost: tuple[float, float] | None, other: tuple[float, float] | None) -> float | None:
+    """The step from which on a run with the one cost is ahead of one with the other; infinite
+    where it never is, None where that isn't known."""
+    if not cost or not other:
+        return None
+    (once, step), (other_once, other_step) = cost, other
+    if step >= other_step:
+        return 0 if once < other_once and step == other_step else math.inf
+    return max(0, math.ceil((once - other_once) / (other_step - step)))
+
+
+def total_seconds(row: dict) -> float | None:
+    """Of STUDY_EPOCHS epochs, with compilation."""
+    cost, steps = compile_cost(row), row["steps_per_epoch"]
+    return cost[0] + STUDY_EPOCHS * steps * cost[1] if cost and steps else None
+
+
+def compile_table(rows: list[dict]) -> str:
+    """What each mode of the compiler costs at first and for each step, and when it pays."""
+    none, default = (next((compile_cost(row) for row in rows if row["label"] == label), None)
+                     for label in ("none", "default"))
+
+    def part(place: int, form: str):
+        return lambda row: format(compile_cost(row)[place], form) if compile_cost(row) else ""
+
+    def from_step(other):
+        def cell(row: dict) -> str:
+            step = pays_from(compile_cost(row), other)
+            if step is None or compile_cost(row) == other:
+                return ""
+            return "never" if step == math.inf else f"{step:,}"
+
+        return cell
+
+    def study(row: dict) -> str:
+        seconds = STUDY_SECONDS.get(row["label"])
+        return "" if seconds is None else f"{STUDY_SECONDS['none'] / seconds:.2f}"
+
+    total = total_seconds(rows[0])
+    columns = {
+        "mode or backend": lambda row: row["label"],
+        "compiling, s": part(0, ".1f"),
+        "s/step": part(1, ".3f"),
+        "× speed": lambda row: row["error"] or blank(row["factor"], ".2f"),
+        f"{STUDY_EPOCHS} epochs, s": lambda row: blank(total_seconds(row), ",.0f"),
+        "× none": lambda row: blank(ratio(total, total_seconds(row)), ".2f"),
+        "study": study,
+        "ahead of none from step": from_step(none),
+        "of default from step": from_step(default),
+        "GB": lambda row: blank(row["reserved_gb"], ".2f"),
+        "val loss": lambda row: blank(row["val_loss"], ".4f"),
+    }
+    return markdown(columns, rows, {"mode or backend"})
+
+
+def compile_notes(state: dict) -> list[str]:
+    steps = next((row["steps_per_epoch"] for row in state["rows"] if row["steps_per_epoch"]), None)
+    return [
+        machine_note(state),
+        "Compiling is what the first step takes more than a median one, with an empty cache;"
+        f" medians over the rounds. {STUDY_EPOCHS} epochs are that and the seconds of"
+        f" {show(steps and STUDY_EPOCHS * steps, ',')} steps. \"× none\" is over the run without"
+        ' the compiler; "study" is the same of a published study, on a GPU and with Adafactor.',
+    ]
 
 
 def loss_tables(state: dict) -> str:

@@ -67,7 +67,7 @@ class Series:
         first = not self.runs
         self.runs |= {run.name: run for run in runs}
         plan = self.settings.plan(self.name, [*self.runs.values()], first_seed=TUNING_SEED,
-                                  grows=True, cold=False, **self.plan_settings)
+                                  grows=True, cold_rounds=0, **self.plan_settings)
         resume = not first or self.settings.resume and plan.path.exists()
         runner.run_plan(plan, self.rounds, resume, retry=first)
         return {row["name"]: row for row in states.read_state(plan.path)["rows"]}

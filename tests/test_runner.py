@@ -311,8 +311,8 @@ def test_why_a_run_failed(tmp_path, monkeypatch):
 
 
 def test_compile_cache(tmp_path, monkeypatch):
-    """The first round of a plan that wants cold compilations starts with an empty one. Scripts
-    that are the same share theirs."""
+    """The rounds of a plan that compile anew start with an empty one. Scripts that are the same
+    share theirs."""
     monkeypatch.setattr(runner, "BUILD", tmp_path)
     plan = make_plan(tmp_path, "a")
     (tmp_path / "script.py").write_text(
@@ -320,9 +320,9 @@ def test_compile_cache(tmp_path, monkeypatch):
         "path.mkdir(parents=True, exist_ok=True)\n"
         "(path / str(len([*path.iterdir()]))).touch()\n"
     )
-    for round, seed, plan.cold, files in (
-        (1, SEED, True, 1), (1, SEED + 1, True, 2), (2, SEED, True, 3), (1, SEED, False, 4),
-        (1, SEED, True, 1),
+    for round, seed, plan.cold_rounds, files in (
+        (1, SEED, 1, 1), (1, SEED + 1, 1, 2), (2, SEED, 1, 3), (1, SEED, 0, 4), (2, SEED, 2, 1),
+        (2, SEED, 1, 2), (1, SEED, 1, 1),
     ):
         runner.run_job(runner.Job(plan.runs[0], round, seed), plan, lengths.Length((), 1.0))
         (cache,) = (tmp_path / "compiler-cache").iterdir()

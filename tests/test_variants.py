@@ -1,8 +1,19 @@
 """patches/variants: each one trains, and where it says so, as its base does."""
 
+from pathlib import Path
+
 import pytest
 import torch
-from conftest import ROOT, TINY, call_main, load, read_record, write_tokens
+from conftest import (
+    ONE_RANK,
+    ROOT,
+    TINY,
+    call_main,
+    load,
+    read_record,
+    run_python,
+    write_tokens,
+)
 from test_model import CPU, largest_difference, losses_of, model_of, one_rank, windows_of
 
 from bench import plans
@@ -43,11 +54,14 @@ def skip_without(needs: str) -> None:
 @pytest.mark.parametrize(("name", "options", "needs"), ROWS)
 def test_it_trains(scripts, tokens, tmp_path, name, options, needs):
     patch = VARIANTS[name]
-    skip_without(needs)
+    if name != "precision-fp16":  # a few products it can do without a GPU
+        skip_without(needs)
     eager = ("allocator", "data", "optimizer", "schedule", "step")  # leave the graph as it is
+    ranks = ONE_RANK if patch.base == Path(stack.DDP).stem else {}
     compiled = "--no-compile" if patch.fields["Slot"] in eager else "--compile"
     result = call_main(scripts(name), *TINY, "--batch-size", 4, "--device", "cpu", "--data", tokens,
-                       "--results-dir", tmp_path, "--max-steps", 3, compiled, *options)
+                       "--results-dir", tmp_path, "--max-steps", 3, compiled, *options,
+                       variables=ranks)
     assert result.returncode == 0, result.stderr
     start, *_, end = read_record(tmp_path)
     assert (start["stage"], end["status"]) == (f"variant-{name}", "complete")
@@ -85,13 +99,15 @@ def test_plan(tmp_path, monkeypatch):
     base, *runs = plan.runs
     assert base.name == "01_opt_single_gpu" and base.script.read_bytes() == (
         ROOT / stack.LAST).read_bytes()
-    assert len(runs) == len(ROWS) and len({run.name for run in runs}) == len(runs)
+    assert len(runs) == sum(VARIANTS[row.values[0]].base == base.name
+                            and row.values[0] != "compile-mode" for row in ROWS)
+    assert len({run.name for run in runs}) == len(runs)
     assert {run.compared_to for run in runs} == {base.name}
     assert "profile" not in " ".join(run.name for run in runs)  # no technique, so never measured
-    mode = plans.variants(machine, "compile-mode").runs[1]
+    mode = plans.variants(machine, "compile-mode").runs[2]
     assert mode.name == "variant-compile-mode-compile-mode-max-autotune-no-cudagraphs"
     assert mode.options == ("--compile-mode", "max-autotune-no-cudagraphs")
-    with pytest.raises(plans.UserError, match="no variant 'x'; there are allocator-keep, "):
+    with pytest.raises(plans.UserError, match="no variant 'x' of 01; there are allocator-keep, "):
         plans.variants(machine, "compile-mode,x")
 
 
@@ -102,3 +118,103 @@ def test_what_is_lacking():
     assert plans.lacking("an NVIDIA GPU", dict(gpus=0)) == "needs an NVIDIA GPU"
     assert plans.lacking("package torch, package no_such", dict(gpus=1)).startswith(
         "needs the package no_such: pip install")
+
+
+def test_sharded_ranks_train_as_02_does(tmp_path):
+    """Two ranks, of which the second has no window of its own to evaluate, or one less; float32."""
+    data, losses = write_tokens(tmp_path / "data"), {}
+    rows = {"ddp": [], "parallel-zero1": [], "parallel-sharded": ["--zero", 2],
+            "parallel-sharded-3": ["--zero", 3]}
+    for name, options in rows.items():
+        script = tmp_path / f"{name}.py"
+        text = stack.script_of(name.removesuffix("-3")).decode()
+        script.write_text(text.replace("torch.bfloat16", "torch.float32"))
+        for windows in (1, 3):
+            results = tmp_path / f"{name}-{windows}"
+            result = run_python(
+                "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, *TINY,
+                "--device", "cpu", "--data", data, "--results-dir", results, "--max-steps", 4,
+                "--eval-freq", 1, "--no-compile", "--eval-windows", windows, *options)
+            assert result.returncode == 0, result.stderr
+            _, *logs, _, end = read_record(results)
+            losses[name, windows] = torch.tensor(
+                [[log["train_loss"], log["val_loss"]] for log in logs])
+            assert end["status"] == "complete"
+    for (name, windows), rows in losses.items():
+        torch.testing.assert_close(rows, losses["ddp", windows], atol=1e-5, rtol=0, msg=name)
+    assert losses["ddp", 1].shape == (4, 2)
+
+
+def test_experts(scripts):
+    """The grouped products are those of each token's experts, one by one; and the balance loss is
+    1 where all experts have the same share."""
+    script = scripts("model-mixture")
+    model, config = model_of(script)
+    layer = model.blocks[0].feed_forward
+    x_BTC = torch.randn(2, 5, config.width)
+    y_BTC = layer(x_BTC)
+    weights_E = layer.router(x_BTC).softmax(-1)
+    for x_C, y_C, weights in zip(x_BTC.flatten(0, 1), y_BTC.flatten(0, 1),
+                                 weights_E.flatten(0, 1), strict=True):
+        values, experts = weights.topk(2)
+        parts = [torch.nn.functional.gelu(x_C @ layer.up[e], approximate="tanh") @ layer.down[e]
+                 for e in experts]
+        expected = sum(v * part for v, part in zip(values / values.sum(), parts, strict=True))
+        torch.testing.assert_close(y_C, expected)
+    assert layer.share_E.sum().item() == pytest.approx(1) and layer.share_E.max() <= 0.5
+    with torch.no_grad():
+        layer.router.weight.zero_()
+    layer(x_BTC)
+    assert layer.balance_loss.item() == pytest.approx(1)
+    plain, _ = model_of(scripts("optimizer-foreach"))
+    _, flops = script.count_parameters(model, config)
+    _, plain_flops = script.count_parameters(plain, config)
+    router = 6 * layer.router.weight.numel() * config.layers
+    assert flops == plain_flops + router  # as many products for a token as without experts
+
+
+def test_the_experts_are_in_the_record(scripts, tokens, tmp_path):
+    result = call_main(scripts("model-mixture"), *TINY, "--device", "cpu", "--data", tokens,
+                       "--results-dir", tmp_path, "--max-steps", 3, "--no-compile")
+    assert result.returncode == 0, result.stderr
+    *_, log, _, _ = read_record(tmp_path)
+    assert [pytest.approx(1)] * 4 == [sum(shares) for shares in log["expert_shares"]]
+
+
+def test_sharded_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(plans, "BUILD", tmp_path)
+    plan = plans.sharded(dict(device="cpu", gpus=0))
+    base, *runs = plan.runs
+    assert (base.name, base.processes, base.torchrun) == ("02_opt_multi_gpu_ddp", 2, True)
+    assert base.script.read_bytes() == (ROOT / stack.DDP).read_bytes()
+    assert [run.label for run in runs] == [
+        "parallel-sharded --zero 2", "parallel-sharded --zero 3",
+        "parallel-sharded --zero 3 --offload", "parallel-zero1"]
+    assert [run.error for run in runs] == [None, None, "needs an NVIDIA GPU", None]
+    assert all(run.torchrun and run.processes == 2 for run in runs)
+    large = plans.sharded(dict(device="cpu", gpus=0), "gpt2-medium", options=["--seed", "1"])
+    assert large.path.name == "sharded-gpt2-medium.json" and large.tokens == 2_048
+    assert large.options == ["--model", "gpt2-medium", "--batch-size", "1", "--context-length",
+                             "256", "--seed", "1"]
+    alone = plans.sharded(dict(device="cuda", gpus=1))
+    assert {run.error for run in alone.runs} == {"needs two or more GPUs"}
+
+
+def test_compile_modes_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(plans, "BUILD", tmp_path)
+    plan = plans.compile_modes(dict(device="cpu", gpus=0))
+    assert [run.label for run in plan.runs] == [
+        "none", "default", "max-autotune-no-cudagraphs", "max-autotune", "reduce-overhead",
+        "eager", "aot_eager", "cudagraphs"]
+    assert plan.runs[0].options == ("--no-compile",) and plan.runs[0].compared_to is None
+    assert {run.compared_to for run in plan.runs[1:]} == {plan.runs[0].name}
+    assert len({run.name for run in plan.runs}) == len(plan.runs)
+    assert plan.runs[-1].error == "needs an NVIDIA GPU" and plan.cold_rounds > 4
+    assert not plan.whole and plans.compile_modes(dict(device="cuda", gpus=1)).epochs == 5
+
+
+def test_accelerate_refuses_uneven_pieces(scripts, tokens, tmp_path):
+    skip_without(VARIANTS["loop-accelerate"].fields["Needs"])
+    result = call_main(scripts("loop-accelerate"), *TINY, "--device", "cpu", "--data", tokens,
+                       "--results-dir", tmp_path, "--no-compile", "--micro-batches", 3, variables={})
+    assert result.returncode == 1 and "a multiple of --micro-batches" in result.stderr
