@@ -259,7 +259,9 @@ def lacking(needs: str, machine: dict) -> str | None:
     for need in needs.split(", ") if needs else []:
         package = need.removeprefix("package ")
         if package != need and not importlib.util.find_spec(package):
-            return f"needs the package {package}: pip install -r requirements-extras.txt"
+            pinned = package in (ROOT / "requirements-extras.txt").read_text(encoding="utf-8")
+            source = "-r requirements-extras.txt" if pinned else package
+            return f"needs the package {package}: pip install {source}"
         if package == need and not machine["gpus"]:
             return f"needs {need}"
     return None

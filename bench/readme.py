@@ -8,7 +8,7 @@ from bench.files import ROOT, write_whole
 from bench.stages import PUBLISHED, read_published, read_runs, table
 from bench.states import read_state, reference_machine
 from bench.statistics import ratio
-from bench.tables import blank, markdown, time_tables
+from bench.tables import blank, by_model, compile_table, markdown, model_table, time_tables
 from patches import stack
 
 README = ROOT / "README.md"
@@ -36,7 +36,12 @@ def update(text: str) -> str:
         "techniques": techniques_table,
         "ladder": lambda: ladder_table(reference_machine()),
         "stages": lambda: stages_table(reference_machine()),
-        "variants": lambda: variants_table(reference_machine()),
+        "variants": lambda: alternatives_table(reference_machine(), "variants"),
+        "model": lambda: models_table(reference_machine()),
+        "compiler": lambda: compile_table(rows_of(reference_machine(), "compile-modes")),
+        "sharded": lambda: alternatives_table(reference_machine(), "sharded"),
+        "medium": lambda: alternatives_table(reference_machine(), "sharded-gpt2-medium"),
+        "trainer": lambda: alternatives_table(reference_machine(), "trainer"),
         "guide": lambda: guide_table(reference_machine()),
         "time": lambda: time_to_loss_tables(reference_machine()),
     }
@@ -121,7 +126,8 @@ def time_to_loss_tables(machine: Path) -> str:
 
 
 # What the guide "Methods and tools for efficient training on a single GPU" says of each method: its
-# name, whether it is faster, whether it saves memory; then the rungs and variants that show it.
+# name, whether it is faster, whether it saves memory; then the rungs, variants and compiler's modes
+# that show it.
 GUIDE = (
     ("batch size", "yes", "yes", ["10-batch-size"]),
     ("gradient accumulation", "no", "yes", ["step-accumulation"]),
@@ -130,25 +136,30 @@ GUIDE = (
     ("choice of the optimizer", "yes", "yes",
      ["optimizer-adafactor", "optimizer-adamw-8bit", "optimizer-muon", "optimizer-foreach"]),
     ("data preloading", "yes", "no", ["data-workers", "data-on-device"]),
-    ("torch.compile", "yes", "no", ["08-torch-compile", "compile-mode"]),
+    ("ZeRO", "no", "yes", ["parallel-zero1", "parallel-sharded"]),
+    ("torch.compile", "yes", "no", ["08-torch-compile", "default", "max-autotune"]),
 )
+
+
+def rows_of(machine: Path, name: str) -> list[dict]:
+    """The rows of a plan that a machine's folder holds; none where it wasn't measured."""
+    path = machine / name / f"{name}.json"
+    return read_state(path)["rows"] if path.exists() else []
 
 
 def guide_table(machine: Path) -> str:
     """The guide's claims, and beside them the factors of this machine."""
-    ladder = read_state(machine / "ladder" / "ladder.json")["rows"]
-    rungs = {row["name"]: (row, before) for row, before in zip(ladder[1:], ladder, strict=False)}
-    variants = read_state(machine / "variants" / "variants.json")["rows"]
+    ladder = rows_of(machine, "ladder")
+    found = {row["name"]: [(row, before)] for row, before in zip(ladder[1:], ladder, strict=False)}
+    for plan in ("variants", "sharded-gpt2-medium", "compile-modes"):
+        for row in (rows := rows_of(machine, plan))[1:]:
+            found.setdefault(row["label"].split()[0], []).append((row, rows[0]))
     lines = []
     for method, faster, smaller, names in GUIDE:
-        for name in names:
-            found = [rungs[name]] if name in rungs else [
-                (row, variants[0]) for row in variants[1:]
-                if row["label"].split()[0] == name]
-            for row, before in found:
-                lines.append(dict(method=method, faster=faster, smaller=smaller, row=row,
-                                  memory=ratio(row["reserved_gb"], before["reserved_gb"])))
-                method, faster, smaller = "", "", ""
+        for row, before in (pair for name in names for pair in found.get(name, [])):
+            lines.append(dict(method=method, faster=faster, smaller=smaller, row=row,
+                              memory=ratio(row["reserved_gb"], before["reserved_gb"])))
+            method, faster, smaller = "", "", ""
     return markdown({
         "method": lambda line: line["method"],
         "faster?": lambda line: line["faster"],
@@ -159,15 +170,16 @@ def guide_table(machine: Path) -> str:
     }, lines, {"method", "faster?", "saves memory?", "measured as"})
 
 
-def variants_table(machine: Path) -> str:
-    """The variants of a folder, compared to 01."""
-    rows = read_state(machine / "variants" / "variants.json")["rows"]
+def alternatives_table(machine: Path, plan: str) -> str:
+    """The rows of a plan of alternatives, compared to its first one; of those that train the same
+    model."""
+    rows, _ = by_model(read_state(machine / plan / f"{plan}.json"))
 
     def bold(text: str, verdict: str | None) -> str:
         return f"**{text}**" if verdict in ("faster", "slower", "less", "more") else text
 
     return markdown({
-        "variant": lambda row: f"`{row['label']}`",
+        "run": lambda row: f"`{row['label']}`",
         "tok/sec": lambda row: blank(row["tok_per_sec"], ",.0f"),
         "× speed": lambda row: row["error"] or bold(blank(row["factor"], ".2f"), row["verdict"]),
         "GB": lambda row: blank(row["reserved_gb"], ".2f"),
@@ -175,7 +187,13 @@ def variants_table(machine: Path) -> str:
         "first step, s": lambda row: blank(row["first_step_seconds"], ".1f"),
         "Δ loss": lambda row: blank(row["loss_difference"], "+.3f"),
         "loss by the patch": lambda row: row["loss"] or "",
-    }, rows, {"variant", "loss by the patch"})
+    }, rows, {"run", "loss by the patch"})
+
+
+def models_table(machine: Path) -> str:
+    """01, and the variants that train another model."""
+    state = read_state(machine / "variants" / "variants.json")
+    return model_table([state["rows"][0], *by_model(state)[1]])
 
 
 def stages_table(machine: Path) -> str:

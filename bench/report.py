@@ -128,7 +128,7 @@ def run_variants(report: Report) -> bool:
 
 
 def run_compile_modes(report: Report) -> bool:
-    return report.run(report.plan(plans.compile_modes), rounds=4 - 3 * bool(report.machine["gpus"]))
+    return report.run(report.plan(plans.compile_modes), rounds=1 if report.machine["gpus"] else 4)
 
 
 def run_sharded(report: Report) -> bool:
@@ -211,7 +211,8 @@ def machine_section(report: Report) -> str:
 def plan_section(report: Report, name: str, *pictures: str) -> str:
     """The table of a plan, as far as it is measured, and its pictures."""
     state = states.earlier_state(report.results / name / f"{name}.json")
-    if not any(row["rounds"] for row in state.get("rows", [])):
+    rows = state.get("rows", [])
+    if not rows or not (any(row["rounds"] for row in rows) or all(row["error"] for row in rows)):
         return ""
     images = [f"![{file.removesuffix('.png')}]({file})" for file in pictures
               if (report.results / file).exists()]

@@ -333,7 +333,8 @@ def notes_of(state: dict, columns: Collection[str]) -> list[str]:
         notes += [f"Seed noise is the range of the first row's losses over"
                   f" {len(rows[0]['losses'])} seeds, {state['seed_noise']:.4f}."]
     if any(row["processes"] > 1 for row in rows):
-        notes += ["02 trains as many tokens on each GPU, and its loss is the one after them."]
+        notes += ["02 trains as many tokens on each GPU; its loss is the one after them, and its"
+                  " memory that of rank 0."]
     if any(row["uncompiled"] for row in rows):
         notes += [r"\* without torch.compile: it found no compiler, or was told not to use it."]
     if any(row["speed_is_average"] for row in rows):

@@ -19,6 +19,7 @@ CONFLICTS = {
     ("loop-accelerate", "precision-fp16"), ("loop-accelerate", "step-accumulation"),
     *((f"optimizer-{name}", "parallel-zero1")
       for name in ("adafactor", "adamw-8bit", "foreach", "muon")),
+    ("parallel-deepspeed", "precision-fp16"), ("parallel-deepspeed", "step-accumulation"),
 }
 CONFLICTS_WITH_02 = {
     "compile-mode", "compile-switch", "data-on-device", "embedding-eager", "loop-accelerate",

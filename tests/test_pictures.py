@@ -8,9 +8,9 @@ import made_up  # noqa: E402
 from made_up import CPU, make_plan, make_state  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.text import Text  # noqa: E402
-from synthetic import ladder_row, ladder_state, write_record  # noqa: E402
+from synthetic import ladder_row, ladder_state, rows_of, write_record  # noqa: E402
 
-from bench import pictures, stages, statistics  # noqa: E402
+from bench import pictures, stages, statistics, tables  # noqa: E402
 from patches import stack  # noqa: E402
 
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
@@ -126,6 +126,40 @@ def test_ladder_of_one_round_without_its_baseline():
 def variant_row(k: int, **changes) -> dict:
     return ladder_row(k, label=f"some-variant --with-option {k}", factor=1 + k / 50,
                       memory_factor=1 - k % 3 / 10) | changes
+
+
+def compile_state() -> dict:
+    """Without the compiler, and two modes: one pays from step 50 on, one never."""
+    common = dict(tokens_per_step=2048, steps_per_epoch=100, train_seconds=1.0)
+    rows = [
+        ladder_row(0, label="none", tok_per_sec=2048.0, first_step_excess=[0.0, 0.2, 0.0]) | common,
+        ladder_row(1, label="default", tok_per_sec=4096.0, first_step_excess=[25.0]) | common,
+        ladder_row(2, label="eager", tok_per_sec=1024.0, first_step_excess=[1.0]) | common,
+        ladder_row(3, label="cudagraphs", error="needs an NVIDIA GPU", tok_per_sec=None,
+                   first_step_excess=[], factor=None, reserved_gb=None, val_loss=None) | common,
+    ]
+    machine = dict(device="cpu", name="Test CPU", torch="2.13")
+    return ladder_state(rows=rows, plan=dict(name="compile-modes", options=[], first_seed=123,
+                                             machine=machine))
+
+
+def test_compile_modes():
+    figure = pictures.draw_compile_modes(compile_state())
+    (axes,) = figure.axes
+    assert "default: 25.0 s + 0.500 s per step" in shown(figure)
+    assert [line.get_label() for line in axes.get_lines()] == [
+        "none: 0.0 s + 1.000 s per step", "default: 25.0 s + 0.500 s per step",
+        "eager: 1.0 s + 2.000 s per step"]
+    assert axes.get_xlim()[1] >= 50 and axes.get_xlabel() == "steps"
+
+
+def test_compile_table():
+    text = tables.plan_table(compile_state())
+    none, default, eager, graphs = rows_of(text)
+    assert default[:9] == ["default", "25.0", "0.500", "1.01", "275", "1.82", "2.13", "50", ""]
+    assert none[1:6] == ["0.0", "1.000", "", "500", "1.00"] and none[7] == ""
+    assert eager[7] == "never" and graphs[3] == "needs an NVIDIA GPU"
+    assert "5 epochs are that and the seconds of 500 steps" in text
 
 
 def test_variants():

@@ -106,7 +106,7 @@ def write_variants(machine) -> None:
 
 def test_variants_table(machine):
     write_variants(machine)
-    rows = rows_of(readme.variants_table(machine))
+    rows = rows_of(readme.alternatives_table(machine, "variants"))
     assert rows[1] == ["`step-accumulation --micro-batches 4`", "106", "**0.90**", "2.00",
                        "**0.50**", "3.0", "+0.010", "unchanged"]
     assert rows[2][2:5] == ["needs the package x", "2.00", ""]
@@ -126,3 +126,26 @@ def test_guide_table(machine):
             "0.50"] in rows
     assert ["choice of the optimizer", "yes", "yes", "`optimizer-adamw-8bit`",
             "needs the package x", "0.50"] in rows
+    assert "ZeRO" not in [row[0] for row in rows]  # not measured there
+    sharded = [ladder_row(0, label="02, 2 ranks", reserved_gb=4.0),
+               ladder_row(1, label="parallel-sharded --zero 3", factor=0.75, reserved_gb=3.0)]
+    write_state(machine, ladder_state(rows=sharded), "sharded-gpt2-medium")
+    assert ["ZeRO", "no", "yes", "`parallel-sharded --zero 3`", "0.75", "0.75"] in rows_of(
+        readme.guide_table(machine))
+
+
+def test_another_model_stands_apart(machine):
+    base = ladder_row(0, name="01", label="01", parameters=100, memory_factor=None)
+    same = ladder_row(1, label="same", parameters=100, memory_factor=1.0)
+    other = ladder_row(2, label="model-mixture", parameters=200, memory_factor=1.5,
+                       expert_shares=[[0.2, 0.3, 0.25, 0.25], [0.1, 0.4, 0.25, 0.25]])
+    extra = dict(memory_verdict=None, first_step_seconds=1.0, loss_difference=0.5)
+    rows = [row | dict(expert_shares=None) | row | extra for row in (base, same, other)]
+    state = ladder_state(rows=rows)
+    state["plan"]["name"] = "variants"
+    write_state(machine, state, "variants")
+    own = rows_of(readme.alternatives_table(machine, "variants"))
+    assert [row[0] for row in own] == ["`01`", "`same`"]
+    base, other = rows_of(readme.models_table(machine))
+    assert other == ["`model-mixture`", "200", "107", "1.02", "1.90", "1.50", "8.0020", "+0.5000",
+                     "10%–40%"]
