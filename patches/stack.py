@@ -49,7 +49,7 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
                   " with ` on 4 GPUs` behind it"),
     "Slot": (r"[a-z]+", "for a variant that is measured: what it is a choice of; its name begins"
              " with it"),
-    "Needs": (r"(?:package [\w.-]+|an NVIDIA GPU)(?:, (?:package [\w.-]+|an NVIDIA GPU))*",
+    "Needs": (r"(?:package [\w-]+|an NVIDIA GPU)(?:, (?:package [\w-]+|an NVIDIA GPU))*",
               "what a variant can't do without: `package NAME`, `an NVIDIA GPU`"),
     "Measure": (r".+", "the options to measure a variant with, ` | ` between one row's and the"
                 " next; what only one row needs stands behind it, `[an NVIDIA GPU]`"),
@@ -82,7 +82,7 @@ def read(path: Path) -> bytes:
 def write_all(files: dict[Path, bytes]) -> list[Path]:
     """Writes all files or none; returns those that changed."""
     changed = [p for p, text in files.items() if not p.exists() or p.read_bytes() != text]
-    temporary = {path: path.with_name(path.name + ".tmp") for path in changed}
+    temporary = {path: path.with_name(f"{path.name}.{os.getpid()}.tmp") for path in changed}
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:  # write them beside their places, and rename only when all are complete
         for path, copy in temporary.items():
@@ -252,6 +252,10 @@ def load_variants(root: Path = ROOT) -> list[Patch]:
         variant = parse(file, read(path), Path(LAST).stem, Path(DDP).stem)
         if not variant.name.startswith(variant.fields.get("Slot", "")):
             raise patch_error(file, "a variant's name has to begin with its Slot:")
+        try:
+            variant.option_sets  # noqa: B018
+        except ValueError as error:  # of shlex
+            raise patch_error(file, f"its Measure: can't be read: {error}")
         variants.append(variant)
     return variants
 

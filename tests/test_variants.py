@@ -188,7 +188,8 @@ def test_sharded_plan(tmp_path, monkeypatch):
     assert (base.name, base.processes, base.torchrun) == ("02_opt_multi_gpu_ddp", 2, True)
     assert base.script.read_bytes() == (ROOT / stack.DDP).read_bytes()
     assert [run.label for run in runs] == [
-        "parallel-deepspeed --zero 1", "parallel-deepspeed --zero 2", "parallel-sharded --zero 2", "parallel-sharded --zero 3",
+        "parallel-deepspeed --zero 1", "parallel-deepspeed --zero 2",
+        "parallel-sharded --zero 2", "parallel-sharded --zero 3",
         "parallel-sharded --zero 3 --offload", "parallel-zero1"]
     assert [run.error for run in runs[2:]] == [None, None, "needs an NVIDIA GPU", None]
     assert all(run.torchrun and run.processes == 2 for run in runs)
