@@ -116,7 +116,13 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
             continue
         sub.add_argument("--max-tokens", type=positive, metavar="N",
                          help="training tokens, per process, after which losses are compared"
-                              " (default: 393,216 on a GPU, 16,384 on a CPU)")
+                              + {plans.compile_modes: " (default: 5 epochs on a GPU, 16,384 on a"
+                                                      " CPU)",
+                                 plans.sharded: " (default: 393,216 on a GPU, 16,384 on a CPU; with"
+                                                " --model 131,072 and 768)",
+                                 }.get(make, " (default: 393,216 on a GPU, 16,384 on a CPU)"))
+        if make is plans.compile_modes:
+            continue
         sub.add_argument("--seconds", type=duration, metavar="N",
                          help="train for about N seconds where --max-tokens takes less, so that the"
                               " speed is a steady one (default: 10 on a GPU, 0 on a CPU)")

@@ -317,6 +317,8 @@ def draw_variants(state: dict):
     base, *rows = by_model(state)[0]
     rows = [row for row in rows if row["factor"] and row["memory_factor"]]
     rows.sort(key=lambda row: row["memory_factor"])
+    if not rows:
+        return None
     figure, [(_, points, names)] = rows_of_panels(
         [f"Alternatives to {base['label']} on {shorten(state['plan']['machine']['name'], 60)}"],
         [max(4.0, 1.0 + 0.24 * len(rows))], [3, 2],

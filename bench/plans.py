@@ -207,8 +207,8 @@ def sharded(machine: dict, model: str | None = None, **settings) -> Plan:
     on a CPU a shorter context and run, are chosen. Raises StackError, UserError.
     """
     *_, ddp = read_rungs(stack.load(), machine["gpus"] or 2)
-    base = replace(ddp, name=Path(stack.DDP).stem, label=f"02, {ddp.processes} ranks", loss=None,
-                   published=None)
+    base = replace(ddp, name=Path(stack.DDP).stem, loss=None, published=None,
+                   label=f"02, {ddp.processes} rank{'s' * (ddp.processes > 1)}")
     runs = with_variants("sharded", base, None, machine)
     if machine["gpus"] == 1:
         runs = [replace(run, error="needs two or more GPUs") for run in runs]
@@ -242,7 +242,8 @@ def trainer(machine: dict, **settings) -> Plan:
     base = replace(last, name=Path(stack.LAST).stem, label="01", loss=None, published=None,
                    technique="every technique", script=ROOT / stack.LAST)
     batch = ("--per_device_train_batch_size", "32" if machine["gpus"] else "8")  # as 01
-    mixed = ("--bf16", "--tf32", "True") if machine["gpus"] else ("--bf16",)
+    tf32 = ("--tf32", "True") if float(machine.get("capability") or 0) >= 8 else ()
+    mixed = ("--bf16", *tf32)
     half = ("--dtype", "bfloat16")
     rows = [(), mixed, (*mixed, "--torch_compile"), (*half, "--torch_compile")]
     if not machine["gpus"]:
@@ -250,7 +251,7 @@ def trainer(machine: dict, **settings) -> Plan:
     error = lacking("package transformers, package accelerate", machine)
     runs = [replace(base, name="-".join(["trainer", *re.findall(r"\w+", " ".join(options))]),
                     label=" ".join(["Trainer", *options]), script=ROOT / "peers" / "hf_trainer.py",
-                    technique="Hugging Face's Trainer", loss="rounding", options=batch + options,
+                    technique="Hugging Face's Trainer", loss="changes", options=batch + options,
                     compared_to=base.name, error=error)
             for options in rows]
     return Plan("trainer", [base, *runs], machine, **settings)

@@ -38,7 +38,8 @@ def update(text: str) -> str:
         "stages": lambda: stages_table(reference_machine()),
         "variants": lambda: alternatives_table(reference_machine(), "variants"),
         "model": lambda: models_table(reference_machine()),
-        "compiler": lambda: compile_table(rows_of(reference_machine(), "compile-modes")),
+        "compiler": lambda: compile_table(
+            read_state(reference_machine() / "compile-modes" / "compile-modes.json")),
         "sharded": lambda: alternatives_table(reference_machine(), "sharded"),
         "medium": lambda: alternatives_table(reference_machine(), "sharded-gpt2-medium"),
         "trainer": lambda: alternatives_table(reference_machine(), "trainer"),

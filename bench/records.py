@@ -62,7 +62,7 @@ class Record:
     @property
     def precision(self) -> str | None:
         """What matrices were multiplied in; None for a record of before `dtype` was kept."""
-        dtype = self.config.get("dtype")
+        dtype = self.config.get("autocast") or self.config.get("dtype")
         if dtype == "float32" and self.config["device"] == "cuda":
             return "float32" if self.config["matmul_precision"] == "highest" else "TF32"
         return dtype

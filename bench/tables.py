@@ -45,7 +45,7 @@ def plan_table(state: dict) -> str:
     if state["plan"].get("log_tokens"):
         return loss_tables(state)
     if state["plan"].get("name") == "compile-modes":
-        return compile_table(state["rows"]) + paragraphs(compile_notes(state))
+        return compile_table(state) + paragraphs(compile_notes(state))
     rows, others = by_model(state)
     techniques = any("factor_technique" in row for row in rows)
     published = " (A100)" if any(row["published_factor_baseline"] for row in rows) else ""
@@ -114,7 +114,8 @@ def by_model(state: dict) -> tuple[list[dict], list[dict]]:
         return rows, []
     own, others = [], []
     for row in rows:
-        same = row.get("parameters") in (None, rows[0].get("parameters"))
+        counts = row.get("parameters"), rows[0].get("parameters")
+        same = None in counts or counts[0] == counts[1]
         (own if same else others).append(row)
     return own, others
 
@@ -166,14 +167,17 @@ def pays_from(cost: tuple[float, float] | None, other: tuple[float, float] | Non
     return max(0, math.ceil((once - other_once) / (other_step - step)))
 
 
-def total_seconds(row: dict) -> float | None:
-    """Of STUDY_EPOCHS epochs, with compilation."""
+def total_seconds(row: dict, measured: bool) -> float | None:
+    """Of STUDY_EPOCHS epochs, with compilation; where they weren't `measured`, by the steps."""
+    if measured:
+        return row["train_seconds"]
     cost, steps = compile_cost(row), row["steps_per_epoch"]
     return cost[0] + STUDY_EPOCHS * steps * cost[1] if cost and steps else None
 
 
-def compile_table(rows: list[dict]) -> str:
+def compile_table(state: dict) -> str:
     """What each mode of the compiler costs at first and for each step, and when it pays."""
+    rows, measured = state["rows"], state["plan"].get("epochs") == STUDY_EPOCHS
     none, default = (next((compile_cost(row) for row in rows if row["label"] == label), None)
                      for label in ("none", "default"))
 
@@ -193,14 +197,19 @@ def compile_table(rows: list[dict]) -> str:
         seconds = STUDY_SECONDS.get(row["label"])
         return "" if seconds is None else f"{STUDY_SECONDS['none'] / seconds:.2f}"
 
-    total = total_seconds(rows[0])
+    def outcome(row: dict) -> str:
+        if row["uncompiled"] and row is not rows[0]:
+            return "torch.compile doesn't work here"
+        return row["error"] or blank(row["factor"], ".2f")
+
+    total = total_seconds(rows[0], measured)
     columns = {
         "mode or backend": lambda row: row["label"],
         "compiling, s": part(0, ".1f"),
         "s/step": part(1, ".3f"),
-        "× speed": lambda row: row["error"] or blank(row["factor"], ".2f"),
-        f"{STUDY_EPOCHS} epochs, s": lambda row: blank(total_seconds(row), ",.0f"),
-        "× none": lambda row: blank(ratio(total, total_seconds(row)), ".2f"),
+        "× speed": outcome,
+        f"{STUDY_EPOCHS} epochs, s": lambda row: blank(total_seconds(row, measured), ",.0f"),
+        "× none": lambda row: blank(ratio(total, total_seconds(row, measured)), ".2f"),
         "study": study,
         "ahead of none from step": from_step(none),
         "of default from step": from_step(default),
@@ -215,9 +224,14 @@ def compile_notes(state: dict) -> list[str]:
     return [
         machine_note(state),
         "Compiling is what the first step takes more than a median one, with an empty cache;"
-        f" medians over the rounds. {STUDY_EPOCHS} epochs are that and the seconds of"
-        f" {show(steps and STUDY_EPOCHS * steps, ',')} steps. \"× none\" is over the run without"
-        ' the compiler; "study" is the same of a published study, on a GPU and with Adafactor.',
+        " medians over the rounds. (CUDA graphs are recorded in the second step, which is in no"
+        " column but the sum, where that was measured.)",
+        (f"The {STUDY_EPOCHS} epochs were run: {show(steps and STUDY_EPOCHS * steps, ',')} steps."
+         if state["plan"].get("epochs") == STUDY_EPOCHS else
+         f"{STUDY_EPOCHS} epochs are compiling and the seconds of"
+         f" {show(steps and STUDY_EPOCHS * steps, ',')} steps.")
+        + ' "× none" is over the run without the compiler; "study" is the same of a published'
+        " study, on a GPU and with Adafactor.",
     ]
 
 

@@ -49,12 +49,14 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
                   " with ` on 4 GPUs` behind it"),
     "Slot": (r"[a-z]+", "for a variant that is measured: what it is a choice of; its name begins"
              " with it"),
+    "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*",
+                 "variants of other slots that a variant can't work with"),
     "Needs": (r"(?:package [\w-]+|an NVIDIA GPU)(?:, (?:package [\w-]+|an NVIDIA GPU))*",
               "what a variant can't do without: `package NAME`, `an NVIDIA GPU`"),
     "Measure": (r".+", "the options to measure a variant with, ` | ` between one row's and the"
                 " next; what only one row needs stands behind it, `[an NVIDIA GPU]`"),
 }
-OPTIONAL = ("Published", "Slot", "Needs", "Measure")
+OPTIONAL = ("Published", "Slot", "Excludes", "Needs", "Measure")
 NAME = re.compile(r"(?!ddp$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # what a user may call a patch
 HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?\n")
 CONFLICT = re.compile(  # in git merge-file --diff3: ours, what both come from, theirs
@@ -354,6 +356,9 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
             raise StackError(f"{slots[slot]} and {variant.name} exclude each other")
         if variant.base == Path(DDP).stem != Path(base).stem:
             raise StackError(f"{variant.name} is a variant of {DDP}: --base 02")
+        for other in variant.fields.get("Excludes", "").split(", "):
+            if other in names:
+                raise StackError(f"{variant.name} and {other} exclude each other")
         slots[slot] = variant.name
         before = scripts[find(variant.base, list(scripts))]
         text = merge_joining(before, text, scripts[variant.name], variant.name)

@@ -30,7 +30,7 @@ if {"--huge_pages", "--huge-pages"} & {*sys.argv}:
 import numpy as np
 import torch
 import torch.nn as nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 try:
     import transformers
@@ -74,7 +74,6 @@ class Experiment:
     dtype: str = option("float32", "of the weights: float32, or bfloat16 as in 01")
     attn_implementation: str = option("sdpa", "eager, sdpa or flash_attention_2")
     huge_pages: bool = option(False, "huge pages for tensors on a CPU, as in 01")
-    epochs: int = option(15, "passes over the training text")
     max_tokens: int = option(0, "training tokens after which it ends (default: no limit; cpu-demo:"
                                 f" {DEMO_TOKENS:,})")
     eval_freq: int = option(15, "steps from one log line to the next")
@@ -90,6 +89,8 @@ class Experiment:
 class Settings(TrainingArguments):
     """The Trainer's own, with the experiment's values as defaults."""
 
+    num_train_epochs: float = field(default=15, metadata=dict(
+        help="passes over the training text", aliases=["--epochs"]))
     learning_rate: float = option(5e-4, "learning rate")
     weight_decay: float = option(0.1, "AdamW's weight decay")
     lr_scheduler_type: str = option("constant", "schedule")
@@ -100,7 +101,10 @@ class Settings(TrainingArguments):
     report_to: str = option("none", "where the Trainer logs")
     disable_tqdm: bool = option(True, "no progress bar")
     dataloader_drop_last: bool = option(True, "drop a short last batch")
-    remove_unused_columns: bool = option(False, "keep all inputs")
+    remove_unused_columns: bool = option(False, "drop inputs that the model's forward doesn't name")
+    # Else the host waits for the GPU in each step, to look for NaN and to copy a batch.
+    logging_nan_inf_filter: bool = option(False, "leave losses that aren't finite out of its logs")
+    accelerator_config: str = option('{"non_blocking": true}', "settings of Accelerate")
 
 
 # ---- Configuration -----------------------------------------------------------------------------
@@ -125,9 +129,13 @@ def parse_arguments(argv: list[str] | None = None) -> Experiment:
         parser.error("argument --train_file: needs --model_name_or_path, whose tokenizer reads it")
     if args.device not in ("", "cpu", "cuda"):
         parser.error(f"argument --device: {args.device!r} is neither cpu nor cuda")
-    for name in ("epochs", "eval_freq"):
-        if getattr(args, name) < 1:
-            parser.error(f"argument --{name}: {getattr(args, name)} is out of range")
+    for name, value in (("eval_freq", args.eval_freq),
+                        ("num_train_epochs", trainer.num_train_epochs)):
+        if value <= 0:
+            parser.error(f"argument --{name}: {value} is out of range")
+    if torch.backends.cuda.matmul.fp32_precision == "tf32":  # by --tf32
+        torch.set_float32_matmul_precision("high")  # the same, by the name that the record reads
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as in 01: it rounds dropout to sixteenths
     args.trainer = trainer
     return args
 
@@ -145,14 +153,13 @@ def configure(args: Experiment, device: torch.device) -> orig.Config:
     if args.batch_size:
         trainer.per_device_train_batch_size = args.batch_size
     windows = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps
-    config = orig.Config(**preset | dict(
-        model=model, device=device.type, batch_size=windows, epochs=args.epochs,
+    return orig.Config(**preset | dict(
+        model=model, device=device.type, batch_size=windows,
+        epochs=math.ceil(trainer.num_train_epochs),
         learning_rate=trainer.learning_rate, weight_decay=trainer.weight_decay, seed=trainer.seed,
         eval_freq=args.eval_freq, max_steps=max(trainer.max_steps, 0) or None,
         data=args.data, results_dir=args.results_dir, name=args.name,
     ))
-    config.compile = trainer.torch_compile
-    return config
 
 
 # ---- Data and model ----------------------------------------------------------------------------
@@ -264,7 +271,8 @@ class Record(orig.Run):
             trainer = self.args.trainer
             config |= dict(
                 flops_per_token=6 * sum(layer.weight.numel() for layer in layers) + attention,
-                compile=trainer.torch_compile, bf16=trainer.bf16, optim=str(trainer.optim.value),
+                compile=trainer.torch_compile, optim=str(trainer.optim.value),
+                autocast="bfloat16" if trainer.bf16 else "float16" if trainer.fp16 else None,
                 gradient_accumulation_steps=trainer.gradient_accumulation_steps,
                 gradient_checkpointing=bool(trainer.gradient_checkpointing),
                 huge_pages=os.environ.get("THP_MEM_ALLOC_ENABLE") == "1",
@@ -303,13 +311,16 @@ class Watch(TrainerCallback):
 
 def train(model, train_set, val_set, tokenizer, config, device, run, settings: Settings) -> Trainer:
     """Trains `model` in place and reports to `run`."""
-    steps = config.epochs * (len(train_set) // config.batch_size)
+    steps_per_epoch = len(train_set) // config.batch_size
+    steps = math.ceil(settings.num_train_epochs * steps_per_epoch)
     if config.max_tokens:
         steps = min(steps, math.ceil(config.max_tokens / run.tokens_per_step))
     settings.max_steps = min(steps, config.max_steps or steps)
     settings._n_gpu = min(1, settings.n_gpu)  # with more the Trainer would use DataParallel
     watch = Watch(run, Logits(model), train_set, val_set, tokenizer, config, device)
-    trainer = Trainer(model, settings, train_dataset=Examples(train_set), callbacks=[watch])
+    # Whole steps only: with accumulation the Trainer would make a smaller last one in each epoch.
+    examples = Subset(Examples(train_set), range(steps_per_epoch * config.batch_size))
+    trainer = Trainer(model, settings, train_dataset=examples, callbacks=[watch])
     trainer.train()
     return trainer
 
@@ -323,6 +334,8 @@ def main() -> int:
     try:
         device = orig.pick_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         config = configure(args, device)
+        if not args.model_name_or_path:
+            args.trainer.output_dir = config.results_dir  # nothing is saved there
         torch.manual_seed(config.seed)
         model = make_model(args, config).to(device)
         meta, train_set, val_set, tokenizer = read_tokens(args, config)

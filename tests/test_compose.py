@@ -20,6 +20,11 @@ CONFLICTS = {
     *((f"optimizer-{name}", "parallel-zero1")
       for name in ("adafactor", "adamw-8bit", "foreach", "muon")),
     ("parallel-deepspeed", "precision-fp16"), ("parallel-deepspeed", "step-accumulation"),
+    ("parallel-sharded", "precision-autocast"), ("parallel-sharded", "precision-fp16"),
+}
+EXCLUDED = {  # as their headers say
+    ("model-mixture", "precision-autocast"), ("model-mixture", "precision-fp16"),
+    ("optimizer-adafactor", "parallel-deepspeed"), ("optimizer-muon", "parallel-deepspeed"),
 }
 CONFLICTS_WITH_02 = {
     "compile-mode", "compile-switch", "data-on-device", "embedding-eager", "loop-accelerate",
@@ -46,6 +51,8 @@ def test_all_pairs_merge_but_those_that_were_reviewed():
             assert text.startswith(f"# {base} with {pair[0]}, {pair[1]}; ".encode())
         except stack.Conflict:
             found.add(pair)
+        except stack.StackError as error:
+            assert "exclude each other" in str(error) and pair in EXCLUDED
     assert found == CONFLICTS
 
 
@@ -91,6 +98,8 @@ def test_a_composed_script_trains(tmp_path, base, names, options):
 @pytest.mark.parametrize(("names", "says"), [
     (["optimizer-muon", "optimizer-adafactor"], "adafactor and optimizer-muon exclude each other"),
     (["precision-fp16", "no-such"], "no variant 'no-such'; `list` shows their names"),
+    (["parallel-deepspeed", "optimizer-muon"], "parallel-deepspeed and optimizer-muon exclude"),
+    (["model-mixture", "precision-autocast"], "model-mixture and precision-autocast exclude"),
     (["precision-fp16", "step-accumulation"], "step-accumulation conflicts with the others at"),
 ])
 def test_refused(names, says):

@@ -130,7 +130,7 @@ def variant_row(k: int, **changes) -> dict:
 
 def compile_state() -> dict:
     """Without the compiler, and two modes: one pays from step 50 on, one never."""
-    common = dict(tokens_per_step=2048, steps_per_epoch=100, train_seconds=1.0)
+    common = dict(tokens_per_step=2048, steps_per_epoch=100, train_seconds=1.0, uncompiled=False)
     rows = [
         ladder_row(0, label="none", tok_per_sec=2048.0, first_step_excess=[0.0, 0.2, 0.0]) | common,
         ladder_row(1, label="default", tok_per_sec=4096.0, first_step_excess=[25.0]) | common,
@@ -159,7 +159,13 @@ def test_compile_table():
     assert default[:9] == ["default", "25.0", "0.500", "1.01", "275", "1.82", "2.13", "50", ""]
     assert none[1:6] == ["0.0", "1.000", "", "500", "1.00"] and none[7] == ""
     assert eager[7] == "never" and graphs[3] == "needs an NVIDIA GPU"
-    assert "5 epochs are that and the seconds of 500 steps" in text
+    assert "5 epochs are compiling and the seconds of 500 steps" in text
+    state = compile_state()
+    state["plan"]["epochs"] = 5
+    state["rows"][2]["uncompiled"] = True
+    text = tables.plan_table(state)
+    assert rows_of(text)[1][4] == "1" and "The 5 epochs were run: 500 steps." in text
+    assert rows_of(text)[2][3] == "torch.compile doesn't work here"
 
 
 def test_variants():
