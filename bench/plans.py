@@ -231,7 +231,7 @@ def compile_modes(machine: dict, **settings) -> Plan:
                         *(run for run in runs if run is not none))]
     first = replace(none, label="none", compared_to=None)
     whole = {"epochs": 5, "whole": True} if machine["gpus"] else {}
-    return Plan("compile-modes", [first, *runs], machine, cold_rounds=sys.maxsize,
+    return Plan("compile-modes", [first, *runs], machine, cold_rounds=sys.maxsize, seed_noise=False,
                 **whole | settings)
 
 
@@ -254,7 +254,7 @@ def trainer(machine: dict, **settings) -> Plan:
                     technique="Hugging Face's Trainer", loss="changes", options=batch + options,
                     compared_to=base.name, error=error)
             for options in rows]
-    return Plan("trainer", [base, *runs], machine, **settings)
+    return Plan("trainer", [base, *runs], machine, seed_noise=False, **settings)
 
 
 def lacking(needs: str, machine: dict) -> str | None:
