@@ -547,6 +547,20 @@ def test_damaged_patch_is_refused(tree, file, pattern, replacement, says):
     tree.refuses("verify", says=f"patches/{file}.patch: {says.format(base=base)}")
 
 
+@pytest.mark.parametrize("field, says", [
+    ("Slot: data", "a variant's name has to begin with its Slot:"),
+    ("Slot: Two Words", "its header needs Slot:"),
+    ("Measure: --text 'open", "its Measure: can't be read: No closing quotation"),
+    ("Needs: package torch.nn", "its header needs Needs:"),
+    ("Needs: luck", "its header needs Needs:"),
+    ("Excludes: ", "its header needs Excludes:"),
+])
+def test_wrong_field_of_a_variant_is_refused(tree, field, says):
+    path = tree.root / "patches" / "variants" / "profile.patch"
+    path.write_text(re.sub(r"(Loss: .*\n)", rf"\1{field}\n", path.read_text(), count=1))
+    tree.refuses("verify", says=f"patches/variants/profile.patch: {says}")
+
+
 def test_patch_with_another_base_is_refused(tree):
     for file, base, says in (
         ("02-second", "00_orig", "its Base: has to be 01-first"),
