@@ -1,6 +1,7 @@
 """The pictures: speed and losses of the three stages, the ladder, and the time to a loss."""
 
 import io
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -312,6 +313,25 @@ def draw_time_factors(axes, rows: list[dict], target: str) -> None:
     axes.axvline(1, color="0.5", linewidth=1)
 
 
+def uncrossed(rows: list[dict], points: list[tuple[float, float]]) -> list[dict]:
+    """The rows in the order, from below, of names in a column right of their points (in a panel of
+    size 1) whose lines are shortest in all: those don't cross."""
+    order, count = list(range(len(rows))), max(1, len(rows) - 1)
+
+    def length(place: int, i: int) -> float:
+        x, y = points[i]
+        return math.hypot(1.06 - x, place / count - y)
+
+    better = True
+    while better:
+        better = False
+        for a, b in itertools.combinations(range(len(rows)), 2):
+            i, j = order[a], order[b]
+            if length(a, j) + length(b, i) < length(a, i) + length(b, j) - 1e-9:
+                order[a], order[b], better = j, i, True
+    return [rows[i] for i in order]
+
+
 def draw_variants(state: dict):
     """Speed over memory, both as factors over the first row, with a name for each point."""
     base, *rows = by_model(state)[0]
@@ -331,8 +351,10 @@ def draw_variants(state: dict):
     points.set_xlabel(f"speed, factor over {base['label']}")
     points.set_ylabel(f"memory, factor over {base['label']}")
     points.margins(0.08)
-    # The names stand in a column beside it, in the order of the memory, each with a line to its
-    # point: many points lie close together.
+    # The names stand in a column beside it, each with a line to its point: many lie close together.
+    (left, right), (low, high) = points.get_xlim(), points.get_ylim()
+    rows = uncrossed(rows, [((row["factor"] - left) / (right - left),
+                             (row["memory_factor"] - low) / (high - low)) for row in rows])
     names.axis("off")
     names.set(xlim=(0, 1), xticks=[], yticks=[])
     names.set_ylim(-0.5, len(rows) - 0.5)
