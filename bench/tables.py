@@ -193,6 +193,12 @@ def compile_table(state: dict) -> str:
 
         return cell
 
+    def spread(row: dict) -> str:
+        if len(row["speeds"]) < 2:
+            return ""
+        return "–".join(f"{row['tokens_per_step'] / speed:.3f}"
+                        for speed in (max(row["speeds"]), min(row["speeds"])))
+
     def study(row: dict) -> str:
         seconds = STUDY_SECONDS.get(row["label"])
         return "" if seconds is None else f"{STUDY_SECONDS['none'] / seconds:.2f}"
@@ -207,6 +213,7 @@ def compile_table(state: dict) -> str:
         "mode or backend": lambda row: row["label"],
         "compiling, s": part(0, ".1f"),
         "s/step": part(1, ".3f"),
+        "range": spread,
         "× speed": outcome,
         f"{STUDY_EPOCHS} epochs, s": lambda row: blank(total_seconds(row, measured), ",.0f"),
         "× none": lambda row: blank(ratio(total, total_seconds(row, measured)), ".2f"),
@@ -307,8 +314,10 @@ def machine_note(state: dict) -> str:
     """What was measured on, with which seeds and options."""
     plan = state["plan"]
     rounds = max((row["rounds"] for row in state["rows"]), default=0)
-    last = plan["first_seed"] + max(rounds - 1, 0)
-    seeds = f"seed {last}" if rounds < 2 else f"seeds {plan['first_seed']} to {last}"
+    first = plan["first_seed"]
+    seeds = f"seeds {first} to {first + rounds - 1}" if rounds > 1 else f"seed {first}"
+    if not plan.get("new_seeds"):
+        seeds = f"seed {first}, {rounds} round{'s' * (rounds != 1)}"
     options = f", options `{shlex.join(plan['options'])}`" if plan["options"] else ""
     return f"{plan['machine']['name']}, PyTorch {plan['machine']['torch']}; {seeds}{options}."
 

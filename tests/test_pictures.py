@@ -156,16 +156,17 @@ def test_compile_modes():
 def test_compile_table():
     text = tables.plan_table(compile_state())
     none, default, eager, graphs = rows_of(text)
-    assert default[:9] == ["default", "25.0", "0.500", "1.01", "275", "1.82", "2.13", "50", ""]
-    assert none[1:6] == ["0.0", "1.000", "", "500", "1.00"] and none[7] == ""
-    assert eager[7] == "never" and graphs[3] == "needs an NVIDIA GPU"
+    assert default[:4] == ["default", "25.0", "0.500", f"{2048 / 111:.3f}–{2048 / 101:.3f}"]
+    assert default[4:10] == ["1.01", "275", "1.82", "2.13", "50", ""]
+    assert none[4:7] == ["", "500", "1.00"] and none[1:3] == ["0.0", "1.000"] and none[8] == ""
+    assert eager[8] == "never" and graphs[4] == "needs an NVIDIA GPU"
     assert "5 epochs are compiling and the seconds of 500 steps" in text
     state = compile_state()
     state["plan"]["epochs"] = 5
     state["rows"][2]["uncompiled"] = True
     text = tables.plan_table(state)
-    assert rows_of(text)[1][4] == "1" and "The 5 epochs were run: 500 steps." in text
-    assert rows_of(text)[2][3] == "torch.compile doesn't work here"
+    assert rows_of(text)[1][5] == "1" and "The 5 epochs were run: 500 steps." in text
+    assert rows_of(text)[2][4] == "torch.compile doesn't work here"
 
 
 def test_variants():
