@@ -59,7 +59,8 @@ def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
     rows = figure.subfigures(len(titles), 1, squeeze=False, height_ratios=inches)[:, 0]
     for row, text in zip(rows, titles, strict=True):
         row.suptitle(text, x=0.01, ha="left", fontsize=12, fontweight="bold")
-    return figure, [(row, *row.subplots(1, len(widths), width_ratios=widths)) for row in rows]
+    return figure, [
+        (row, *row.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]) for row in rows]
 
 
 def thousands(axis, count: int = 5) -> None:

@@ -166,10 +166,10 @@ def test_settings_that_fail_are_worse_than_all_others(fake):
 
 
 def test_without_a_search_the_target_is_that_of_the_default_run(fake):
-    plan = ttl.time_to_loss(fake.settings, 1, "0,5,13", "optimizer-muon,compile-mode")
+    plan = ttl.time_to_loss(fake.settings, 1, "0,5,13", "optimizer-muon,compile-switch")
     state = states.read_state(plan.path)
     assert [row["name"] for row in state["rows"]][::3][:2] == ["00_orig", "variant-optimizer-muon"]
-    assert [run.compared_to for run in plan.runs[3:]] == [plan.runs[2].name] * 4
+    assert [run.compared_to for run in plan.runs[3:]] == [plan.runs[2].name] * 3
     assert set(state["plan"]["targets"]) == {"published"}
     assert len([key for key in fake.ran if key[0] == "target"]) == ttl.TUNING_ROUNDS
 
