@@ -7,6 +7,7 @@
     python measure.py compile-modes  # each mode of torch.compile: seconds to compile, and per step
     python measure.py sharded        # 02, and 02 with its memory shared out over the ranks
     python measure.py trainer        # 01, and the same training by Hugging Face's Trainer
+    python measure.py sweep batch    # what fits, and how fast; also `sweep model`, `sweep context`
     python measure.py search         # the best batch size and learning rate of 00 and of 01
     python measure.py time-to-loss   # seconds until the validation loss has fallen to a target
     python measure.py report         # all of it but the searches: one page
@@ -33,7 +34,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from bench import plans, processes, readme, report, runner, states, time_to_loss
+from bench import plans, processes, readme, report, runner, states, sweeps, time_to_loss
 from bench.files import ROOT, relative
 from patches.stack import StackError
 
@@ -136,6 +137,21 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         if "rungs" in inspect.signature(make).parameters:
             sub.add_argument("--rungs", metavar="0,5-8",
                              help="which techniques, by their numbers (default: all)")
+    text = "speed and memory over batch sizes, models or context lengths, up to what fits"
+    sub = commands.add_parser(
+        "sweep", help=text, description=text, parents=[resuming(), folders()],
+        usage="measure.py sweep KIND [options] [-- options of the scripts]", allow_abbrev=False,
+    )
+    sub.set_defaults(function=sweep)
+    sub.add_argument("kind", choices=sweeps.KINDS, metavar="KIND",
+                     help=f"{', '.join(sweeps.KINDS[:-1])} or {sweeps.KINDS[-1]}")
+    sub.add_argument("--stage", choices=sweeps.STAGES, default="01",
+                     help="which script (default: 01)")
+    sub.add_argument("--rounds", type=positive, default=4, metavar="N",
+                     help="how often each script runs (default: %(default)s)")
+    sub.add_argument("--max-tokens", type=positive, metavar="N",
+                     help="training tokens of each run, at least six steps (default: 393,216 on a"
+                          " GPU, 16,384 on a CPU)")
     for name, function, seeds, text in (
         ("search", search, time_to_loss.TUNING_ROUNDS,
          "finds 00's best learning rate, whose lowest validation loss is the target; then the batch"
@@ -193,6 +209,24 @@ def measure(args: argparse.Namespace, options: list[str]) -> int:
         return 0
     runner.run_plan(plan, args.rounds, args.resume)
     return tell(plan)
+
+
+def sweep(args: argparse.Namespace, options: list[str]) -> int:
+    """Sweeps over sizes; returns the exit code. Raises as measure.
+
+    A size that doesn't fit ends a sweep; it is no failure.
+    """
+    settings = dict(stage=args.stage, tokens=args.max_tokens, options=options, data=args.data,
+                    results=args.results_dir)
+    machine = processes.ask_machine("this_machine")
+    plan = sweeps.sweep(machine, args.kind, **settings)
+    runner.run_plan(plan, 1 if args.kind == "model" else args.rounds,
+                    args.resume and plan.path.exists(), retry=False)
+    if args.kind == "model":  # that was the search of each model's batch size
+        plan = sweeps.models(machine, states.read_state(plan.path)["rows"], **settings)
+        runner.run_plan(plan, args.rounds, args.resume and plan.path.exists(), retry=False)
+    tell(plan)
+    return 0
 
 
 def tell(plan: plans.Plan) -> int:

@@ -91,7 +91,8 @@ def length_of(run: Run, plan: Plan, config: dict, matmul_peak: dict) -> Length:
             options += ("--target-loss", min(plan.targets.values()), "--epochs", 10**6)
         return Length(options, seconds + extra)
     compared_at = comparison_point(plan.tokens * run.processes, per_step)
-    max_tokens = max(compared_at, math.ceil(plan.seconds * speed / per_step) * per_step)
+    steps = max(plan.min_steps, math.ceil(plan.seconds * speed / per_step))
+    max_tokens = max(compared_at, steps * per_step)
     # Lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps; so one is at the common count.
     eval_freq = max(1, compared_at // per_step - 1)
     options = ("--max-tokens", max_tokens, "--eval-freq", eval_freq)

@@ -390,10 +390,42 @@ def draw_compile_modes(state: dict):
     return figure
 
 
+def draw_sweep(state: dict):
+    """What a sweep over batch sizes, models or contexts shows, as far as its runs fit."""
+    plan, rows = state["plan"], [row for row in state["rows"] if row["tok_per_sec"]]
+    kind, machine = plan["name"].split("-")[1], shorten(plan["machine"]["name"], 70)
+    if not rows:
+        return None
+    title = {"batch": "Batch size", "model": "Model", "context": "Context length"}[kind]
+    figure, [(_, *panels)] = rows_of_panels(
+        [f"{title} on {machine}"], [3.6], [1] if kind == "context" else [1, 1])
+    places = range(len(rows))
+    names = [row["label"].replace(", ", "\n").removeprefix(f"{kind} ") for row in rows]
+    figures = {"speed, tok/sec": [row["tok_per_sec"] for row in rows],
+               "reserved memory, GB": [row["reserved_gb"] or 0 for row in rows],
+               "share of the product rate, %": [100 * (row["share_of_peak"] or 0) for row in rows]}
+    shown = {"batch": ["speed, tok/sec", "reserved memory, GB"],
+             "model": ["share of the product rate, %", "speed, tok/sec"],
+             "context": ["speed, tok/sec"]}[kind]
+    for axes, label in zip(panels, shown, strict=True):
+        axes.plot(places, figures[label], "o-", color=OWN, linewidth=2)
+        if label.startswith("speed"):
+            low, high = zip(*((min(row["speeds"]), max(row["speeds"])) for row in rows),
+                            strict=True)
+            axes.fill_between(places, low, high, color=OWN, alpha=0.2, linewidth=0)
+        axes.set(ylim=(0, None), ylabel=label, xlabel="" if kind == "model" else title.lower())
+        axes.set_xticks(places, names)
+        thousands(axes.yaxis)
+    return figure
+
+
 PLANS = {  # how to draw a plan, by its name, from its state and the folder of its records
     "ladder": lambda state, folder: draw_ladder(state),
     "time-to-loss": draw_time_to_loss,
     "variants": lambda state, folder: draw_variants(state),
     "compile-modes": lambda state, folder: draw_compile_modes(state),
     "sharded": lambda state, folder: draw_variants(state),
+    "sweep-batch": lambda state, folder: draw_sweep(state),
+    "sweep-model": lambda state, folder: draw_sweep(state),
+    "sweep-context": lambda state, folder: draw_sweep(state),
 }

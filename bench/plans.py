@@ -53,6 +53,7 @@ class Run:
     without_technique: bool = False  # its technique is what it lacks: the other run has it
     options: tuple[str, ...] = ()  # beside those of the plan
     error: str | None = None  # why it can't run
+    after: str | None = None  # the name of an earlier, smaller run: it isn't tried unless that fits
 
 
 @dataclass
@@ -77,6 +78,8 @@ class Plan:
     targets: dict[str, float] = field(default_factory=dict)  # validation losses; the lowest ends
     #                                                          a run, which then has to be `whole`
     grows: bool = False  # a later start may have other runs, whose results come to the earlier ones
+    min_steps: int = 1  # of every run, if its tokens are fewer
+    memory_limit_gb: float | None = None  # a run isn't tried if twice that of `after` is more
 
     def __post_init__(self):
         device = self.machine["device"]

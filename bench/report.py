@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import lengths, plans, processes, runner, states, statistics
+from bench import lengths, plans, processes, runner, states, statistics, sweeps
 from bench.files import relative, write_whole
 from bench.profiles import read_trace
 from bench.stages import read_published, read_runs
@@ -65,16 +65,20 @@ class Report:
     def time_is_over(self) -> bool:
         return time.monotonic() > self.deadline
 
-    def run(self, plan: plans.Plan, rounds: int) -> bool:
-        """Goes on with a plan until it is finished, or the time is over: then it returns False."""
+    def run(self, plan: plans.Plan, rounds: int, to_the_end: bool = False) -> bool:
+        """Goes on with a plan until it is finished, or the time is over: then it returns False.
+
+        A run that fails is a failure of the report, unless the plan goes on to_the_end of what
+        fits."""
         earlier = bool(states.earlier_state(plan.path))
         try:
-            finished = runner.run_plan(plan, rounds, resume=earlier, deadline=self.deadline)
+            finished = runner.run_plan(plan, rounds, resume=earlier, deadline=self.deadline,
+                                       retry=not to_the_end)
         except plans.UserError as error:
             hint = f"; for a new report, move {relative(self.results)} away, or use --results-dir"
             raise plans.UserError(f"{error}{hint * earlier}", error.code)
         results = states.earlier_state(plan.path)["results"]
-        self.failed |= any(result["error"] for result in results)
+        self.failed |= not to_the_end and any(result["error"] for result in results)
         return finished
 
 
@@ -138,6 +142,16 @@ def run_sharded(report: Report) -> bool:
 
 def run_trainer(report: Report) -> bool:
     return report.run(report.plan(plans.trainer), rounds=4)
+
+
+def run_sweeps(report: Report) -> bool:
+    for kind in ("batch", "context"):
+        if not report.run(report.plan(sweeps.sweep, kind=kind), 4, to_the_end=True):
+            return False
+    search = report.plan(sweeps.sweep, kind="model")
+    return report.run(search, 1, to_the_end=True) and report.run(
+        report.plan(sweeps.models, found=states.read_state(search.path)["rows"]), 4,
+        to_the_end=True)
 
 
 def run_profile(report: Report) -> bool:
@@ -217,6 +231,11 @@ def plan_section(report: Report, name: str, *pictures: str) -> str:
     images = [f"![{file.removesuffix('.png')}]({file})" for file in pictures
               if (report.results / file).exists()]
     return "\n\n".join([plan_table(state), *images]) + "\n"
+
+
+def sweeps_section(report: Report) -> str:
+    parts = [plan_section(report, f"sweep-{kind}", f"sweep-{kind}.png") for kind in sweeps.KINDS]
+    return "\n".join(part for part in parts if part)
 
 
 def sharded_section(report: Report) -> str:
@@ -328,6 +347,8 @@ PIECES = {
     "trainer": Piece("Hugging Face's Trainer", run_trainer,
                      lambda report: plan_section(report, "trainer"),
                      "python measure.py trainer"),
+    "sweeps": Piece("What it carries: batch, model, context", run_sweeps, sweeps_section,
+                    "python measure.py sweep batch"),
 }
 
 

@@ -218,6 +218,8 @@ def run_jobs(
     """Runs them in order, each result into `state`; False where the deadline ended it."""
     failed = {result["name"] for result in state["results"] if result["error"]}
     for i, job in enumerate(jobs):
+        if job.run.after in failed or statistics.fills_memory(job.run.after, plan, state):
+            failed.add(job.run.name)  # and so are all that come after it
         if job.run.name in failed:
             continue
         seconds = seconds_left([job], state["results"], run_lengths)

@@ -121,6 +121,15 @@ def difference(a: float | None, b: float | None) -> float | None:
     return None if None in (a, b) else a - b
 
 
+def fills_memory(name: str | None, plan: Plan, state: dict) -> bool:
+    """Whether twice the memory of the run `name` is more than a plan's limit."""
+    if not name or not plan.memory_limit_gb:
+        return False
+    records = records_of(dict(name=name), state, plan.path.parent)
+    used = [record.end["reserved_gb"] for record in records]
+    return any(gb and 2 * gb > plan.memory_limit_gb for gb in used)
+
+
 def figures_of(run: Run, plan: Plan, state: dict, folder: Path) -> dict:
     """A run's row, as far as its own records tell."""
     records, losses, losses_by_round, error = [], {}, [], run.error
@@ -204,6 +213,13 @@ def make_rows(plan: Plan, state: dict, folder: Path) -> tuple[list[dict], float 
     noise = max(losses) - min(losses) if len(losses) > 1 and None not in losses else None
     for run in plan.runs:
         row, name = rows[run.name], run.compared_to
+        if run.after and not row["rounds"] and not row["error"]:
+            before = rows[run.after]
+            if before["error"]:
+                row["error"] = f"not tried: {before['label']} doesn't fit"
+            elif fills_memory(run.after, plan, state):
+                row["error"] = (f"not tried: twice the {before['reserved_gb']:.1f} GB of"
+                                f" {before['label']} is more than half of the memory")
         while name and not rows[name]["speeds"]:
             name = compared_to[name]
         others = {"": rows[name] if name else {}, "_baseline": {} if row is baseline else baseline}

@@ -44,6 +44,8 @@ def plan_table(state: dict) -> str:
     """
     if state["plan"].get("log_tokens"):
         return loss_tables(state)
+    if state["plan"].get("name", "").startswith("sweep-"):
+        return sweep_table(state["rows"]) + paragraphs(sweep_notes(state))
     if state["plan"].get("name") == "compile-modes":
         return compile_table(state) + paragraphs(compile_notes(state))
     rows, others = by_model(state)
@@ -118,6 +120,30 @@ def by_model(state: dict) -> tuple[list[dict], list[dict]]:
         same = None in counts or counts[0] == counts[1]
         (own if same else others).append(row)
     return own, others
+
+
+def sweep_table(rows: list[dict]) -> str:
+    """Speed and memory of each size, up to the first that doesn't fit."""
+    shown = []
+    for row in rows:
+        if not (row["error"] or "").startswith("not tried") or shown[-1]["rounds"]:
+            shown.append(row)
+
+    def spread(row: dict) -> str:
+        speeds = row["speeds"]
+        return f"{min(speeds):,.0f}–{max(speeds):,.0f}" if len(speeds) > 1 else ""
+
+    columns = {
+        "run": lambda row: row["label"],
+        "tok/sec": lambda row: row["error"] or show(row["tok_per_sec"], ",.0f"),
+        "range": spread,
+        "reserved GB": lambda row: blank(row["reserved_gb"], ".2f"),
+        "MFU": lambda row: blank(row["mfu"], ".1%"),
+        "of matmul peak": lambda row: blank(row["share_of_peak"], ".1%"),
+        "first step, s": lambda row: blank(row["first_step_seconds"], ".1f"),
+    }
+    columns = {heading: cell for heading, cell in columns.items() if any(map(cell, shown))}
+    return markdown(columns, shown, {"run"})
 
 
 def model_table(rows: list[dict]) -> str:
@@ -240,6 +266,12 @@ def compile_notes(state: dict) -> list[str]:
         + ' "× none" is over the run without the compiler; "study" is the same of a published'
         " study, on a GPU and with Adafactor.",
     ]
+
+
+def sweep_notes(state: dict) -> list[str]:
+    peaks = ", ".join(f"{name} {flops / 1e12:,.2f}" for name, flops in state["matmul_peak"].items())
+    return [f"{machine_note(state)} Matrix products (matmul peak): {peaks} TFLOP/s.",
+            "tok/sec is the median over the rounds of each run's median step."]
 
 
 def loss_tables(state: dict) -> str:

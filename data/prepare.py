@@ -6,6 +6,10 @@
 
 Without a network the text is the Python standard library's own source, and without GPT-2's
 tokenizer files the tokens are bytes. meta.json, written last, says what was used.
+
+A text of any size is read, encoded over all cores and written in pieces, so that memory stays
+small. It is cut only right before a line break that something else than space follows: there
+GPT-2's tokenizer begins anew in any case, so that the ids are those of the whole text in one piece.
 """
 
 import argparse
@@ -17,6 +21,9 @@ import sysconfig
 import time
 import urllib.error
 import urllib.request
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +42,9 @@ TOKENIZER_SHA256 = {
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
 }
+
+PIECE = 1_000_000  # characters, at least, that are encoded at once
+BLOCK = 2**20  # bytes that are copied at once
 
 TIMEOUT_SECONDS = 15
 TRIES = 3
@@ -76,18 +86,96 @@ def fetch(url: str) -> bytes | None:
     return None
 
 
-def read_files(paths: list[str]) -> str:
-    texts = []
-    for path in paths:
+def read_files(paths: list[str], progress: "Progress") -> Iterator[str]:
+    """The lines of all files, with a line break between two files. Raises UserError."""
+    for number, path in enumerate(paths):
+        if number:
+            yield "\n"
+        empty = True
         try:
-            texts.append(Path(path).read_text(encoding="utf-8"))
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not UTF-8 text (byte {error.start})")
+            with open(path, encoding="utf-8") as file:
+                for line in file:
+                    empty = empty and line.isspace()
+                    progress.add(len(line))
+                    yield line
+        except UnicodeDecodeError:
+            raise UserError(f"{path} is not UTF-8 text (byte {first_bad_byte(path)})")
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}")
-        if not texts[-1].strip():
+        if empty:
             raise UserError(f"{path} is empty")
-    return "\n".join(texts)
+
+
+def first_bad_byte(path: str) -> int:
+    """The place of the first byte that isn't UTF-8."""
+    place = 0
+    with open(path, "rb") as file:
+        for line in file:
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return place + error.start
+            place += len(line)
+    return place
+
+
+def pieces(lines: Iterable[str]) -> Iterator[str]:
+    """The text in pieces that are encoded as they are in the whole: each ends right before a line
+    break that something else than space follows. Where there is none it is one piece."""
+    held, size = [], 0
+    for line in lines:
+        if size >= PIECE and held[-1].endswith("\n") and not line[0].isspace():
+            held[-1] = held[-1][:-1]
+            yield "".join(held)
+            held, size = ["\n"], 0
+        held.append(line)
+        size += len(line)
+    if size > 10 * PIECE:
+        print("The text has few line breaks to cut it at: a large piece is encoded at once")
+    if held:
+        yield "".join(held)
+
+
+def encode(tokenizer: tiktoken.Encoding, texts: Iterable[str]) -> Iterator[np.ndarray]:
+    """The ids of each text, in their order, encoded by as many threads as there are cores; the
+    tokenizer doesn't hold Python's lock."""
+    cores = available_cores()
+
+    def ids_of(text: str) -> np.ndarray:
+        return tokenizer.encode_to_numpy(text, disallowed_special=()).astype("<u2")
+
+    with ThreadPoolExecutor(cores) as threads:
+        waiting = deque()
+        for text in texts:
+            waiting.append(threads.submit(ids_of, text))
+            if len(waiting) > 2 * cores:  # few at a time, for memory's sake
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+class Progress:
+    """A bar on the terminal, where there is one, by the characters that were read."""
+
+    def __init__(self, total: int):
+        self.total, self.done, self.shown, self.began = total, 0, -1, time.perf_counter()
+
+    def add(self, characters: int) -> None:
+        self.done += characters
+        percent = min(100, 100 * self.done // max(1, self.total))
+        if percent > self.shown and sys.stderr.isatty():
+            self.shown, bar = percent, "#" * (percent // 4)
+            print(f"\r[{bar:25}] {percent} %", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> float:
+        """Clears the bar; returns the seconds since the start."""
+        if self.shown >= 0:
+            print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
+        return time.perf_counter() - self.began
 
 
 def book(out: Path) -> str | None:
@@ -146,46 +234,71 @@ def byte_tokenizer() -> tiktoken.Encoding:
 
 
 def prepare(files: list[str], out: Path) -> None:
+    """Writes train.bin, val.bin and meta.json. Raises UserError, OSError."""
     out.mkdir(parents=True, exist_ok=True)
-    text = read_files(files) if files else book(out)
+    text = None if files else book(out)
     tokenizer = gpt2_tokenizer(Path(os.environ.get("TIKTOKEN_CACHE_DIR") or out / "tiktoken"))
     if tokenizer is None:
         print("GPT-2's tokenizer isn't available: the tokens are bytes")
         tokenizer = byte_tokenizer()
-    whole_text = True
+    limit, size = None, sum(os.stat(file).st_size for file in files if os.path.isfile(file))
+    progress = Progress(size)
     if files:
         corpus = ", ".join(Path(file).name for file in files)
+        lines = read_files(files, progress)
     elif text is not None:
-        corpus = BOOK_TITLE
+        corpus, lines = BOOK_TITLE, text.splitlines(keepends=True)
     else:
         corpus = f"standard library of Python {sys.version.split()[0]}"
         print(f"{BOOK_TITLE} isn't available: the text is the {corpus}")
         # GPT-2's tokens of source text are 2 to 4 characters long.
-        text, whole_text = standard_library(4 * BOOK_TOKENS), False
-    ids = tokenizer.encode_ordinary(text)
-    if not whole_text:
-        ids = ids[:BOOK_TOKENS]
-    if len(ids) < 2 / (1 - TRAIN_SHARE):
-        raise UserError(f"the text is too short: {len(ids)} tokens")
-    split = int(TRAIN_SHARE * len(ids))
-    parts = {
-        part: np.array(ids_of_part, dtype="<u2").tobytes()
-        for part, ids_of_part in (("train", ids[:split]), ("val", ids[split:]))
-    }
-    meta = out / "meta.json"
-    meta.unlink(missing_ok=True)  # it marks the parts complete: not while they change
-    for part, data in parts.items():
-        write_whole(out / f"{part}.bin", data)
-    figures = dict(
-        corpus=corpus,
-        tokenizer=tokenizer.name,
-        vocabulary=tokenizer.n_vocab,
-        tokens={part: len(data) // 2 for part, data in parts.items()},
-        sha256={part: sha256(data) for part, data in parts.items()},
-    )
+        lines = standard_library(4 * BOOK_TOKENS).splitlines(keepends=True)
+        limit = BOOK_TOKENS
+    temporary = {part: out / f"{part}.bin.{os.getpid()}.tmp" for part in ("train", "val")}
+    try:
+        counts = write_parts(encode(tokenizer, pieces(lines)), temporary, limit)
+        seconds = progress.end()
+        figures = dict(
+            corpus=corpus, tokenizer=tokenizer.name, vocabulary=tokenizer.n_vocab, tokens=counts,
+            sha256={part: sha256_of_file(path) for part, path in temporary.items()},
+        )
+        meta = out / "meta.json"
+        meta.unlink(missing_ok=True)  # it marks the parts complete: not while they change
+        for part, path in temporary.items():
+            path.replace(out / f"{part}.bin")
+    finally:
+        progress.end()
+        for path in temporary.values():
+            path.unlink(missing_ok=True)
     write_whole(meta, (json.dumps(figures, indent=2) + "\n").encode())
-    counts = ", ".join(f"{count:,} {part}" for part, count in figures["tokens"].items())
-    print(f"{corpus}: {counts} tokens ({tokenizer.name}) in {out}")
+    told = ", ".join(f"{count:,} {part}" for part, count in counts.items())
+    print(f"{corpus}: {told} tokens ({tokenizer.name}) in {out}")
+    if size > 100 * PIECE:
+        print(f"{size / 1e6:,.0f} MB in {seconds:,.0f} s: {size / 1e6 / seconds:.1f} MB/s on"
+              f" {available_cores()} core(s)")
+
+
+def write_parts(ids: Iterable[np.ndarray], paths: dict[str, Path], limit: int | None) -> dict:
+    """Writes the ids, up to `limit`, and cuts them into the two parts, without ever holding them
+    all; returns the tokens of each. Raises UserError for too few."""
+    with open(paths["train"], "wb+") as train, open(paths["val"], "wb") as val:
+        for some in ids:
+            train.write(some.tobytes())
+        count = min(train.tell() // 2, limit or sys.maxsize)
+        if count < 2 / (1 - TRAIN_SHARE):
+            raise UserError(f"the text is too short: {count} tokens")
+        split = int(TRAIN_SHARE * count)
+        train.truncate(2 * count)
+        train.seek(2 * split)
+        while block := train.read(BLOCK):
+            val.write(block)
+        train.truncate(2 * split)
+    return dict(train=split, val=count - split)
+
+
+def sha256_of_file(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def main() -> int:

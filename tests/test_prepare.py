@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+import tiktoken
 from conftest import ROOT, load, run_python
 
 PREPARE = ROOT / "data" / "prepare.py"
@@ -114,3 +115,32 @@ def test_tokenizer_files_are_checked(tmp_path, monkeypatch):
     assert script.gpt2_tokenizer(tmp_path / "cache") is None
     assert not (tmp_path / "cache").exists()
 
+
+
+def test_pieces_are_encoded_as_the_whole(tmp_path, monkeypatch):
+    """With a tokenizer that splits as GPT-2's does and merges what a wrong cut would part."""
+    script = load(PREPARE)
+    merges = [b"\n\n", b"  ", b" \n", b"\n ", b" a", b"ab", b"\n\n\n", b"    "]
+    ranks = {bytes([i]): i for i in range(256)} | {
+        merge: 256 + i for i, merge in enumerate(merges)}
+    pattern = (r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|"""
+               r"""\s+(?!\S)|\s""")
+    tokenizer = tiktoken.Encoding("test", pat_str=pattern, mergeable_ranks=ranks,
+                                  special_tokens={"<|endoftext|>": 300})
+    rng = np.random.default_rng(0)
+    parts = np.array(["ab", "a", " ", "\n", "\n\n", "\t", "1", "'s", ".", "ü", "<|endoftext|>"])
+    monkeypatch.setattr(script, "PIECE", 20)
+    for _ in range(100):
+        text = "".join(rng.choice(parts, 300))
+        found = [*script.pieces(text.splitlines(keepends=True))]
+        assert "".join(found) == text and len(found) > 3
+        ids = np.concatenate([*script.encode(tokenizer, found)])
+        assert ids.tolist() == tokenizer.encode_ordinary(text)
+
+
+def test_a_text_without_places_to_cut_is_one_piece(monkeypatch, capsys):
+    script = load(PREPARE)
+    monkeypatch.setattr(script, "PIECE", 20)
+    text = "word " * 100 + "\n indented" * 50
+    assert [*script.pieces(text.splitlines(keepends=True))] == [text]
+    assert "a large piece is encoded at once" in capsys.readouterr().out
