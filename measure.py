@@ -147,11 +147,11 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
                      help=f"{', '.join(sweeps.KINDS[:-1])} or {sweeps.KINDS[-1]}")
     sub.add_argument("--stage", choices=sweeps.STAGES, default="01",
                      help="which script (default: 01)")
-    sub.add_argument("--rounds", type=positive, default=4, metavar="N",
-                     help="how often each script runs (default: %(default)s)")
+    sub.add_argument("--rounds", type=positive, default=3, metavar="N",
+                     help="how often each size runs (default: %(default)s)")
     sub.add_argument("--max-tokens", type=positive, metavar="N",
                      help="training tokens of each run, at least six steps (default: 393,216 on a"
-                          " GPU, 16,384 on a CPU)")
+                          " GPU, six steps on a CPU and for models)")
     for name, function, seeds, text in (
         ("search", search, time_to_loss.TUNING_ROUNDS,
          "finds 00's best learning rate, whose lowest validation loss is the target; then the batch"
@@ -214,7 +214,7 @@ def measure(args: argparse.Namespace, options: list[str]) -> int:
 def sweep(args: argparse.Namespace, options: list[str]) -> int:
     """Sweeps over sizes; returns the exit code. Raises as measure.
 
-    A size that doesn't fit ends a sweep; it is no failure.
+    A size that doesn't fit ends a sweep; it is no failure, unless it is the first one.
     """
     settings = dict(stage=args.stage, tokens=args.max_tokens, options=options, data=args.data,
                     results=args.results_dir)
@@ -226,7 +226,7 @@ def sweep(args: argparse.Namespace, options: list[str]) -> int:
         plan = sweeps.models(machine, states.read_state(plan.path)["rows"], **settings)
         runner.run_plan(plan, args.rounds, args.resume and plan.path.exists(), retry=False)
     tell(plan)
-    return 0
+    return 0 if any(row["tok_per_sec"] for row in states.read_state(plan.path)["rows"]) else 1
 
 
 def tell(plan: plans.Plan) -> int:

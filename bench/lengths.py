@@ -94,7 +94,7 @@ def length_of(run: Run, plan: Plan, config: dict, matmul_peak: dict) -> Length:
     steps = max(plan.min_steps, math.ceil(plan.seconds * speed / per_step))
     max_tokens = max(compared_at, steps * per_step)
     # Lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps; so one is at the common count.
-    eval_freq = max(1, compared_at // per_step - 1)
+    eval_freq = compared_at // per_step - 1 or max_tokens // per_step
     options = ("--max-tokens", max_tokens, "--eval-freq", eval_freq)
     options += ("--epochs", 10**6)  # the tokens alone end the run
     return Length(options, 20 + extra + max_tokens / speed if gpus else 10 + max_tokens / 1_500)

@@ -393,12 +393,14 @@ def draw_compile_modes(state: dict):
 def draw_sweep(state: dict):
     """What a sweep over batch sizes, models or contexts shows, as far as its runs fit."""
     plan, rows = state["plan"], [row for row in state["rows"] if row["tok_per_sec"]]
-    kind, machine = plan["name"].split("-")[1], shorten(plan["machine"]["name"], 70)
+    _, kind, *stage = plan["name"].split("-")
+    machine = shorten(plan["machine"]["name"], 60)
     if not rows:
         return None
     title = {"batch": "Batch size", "model": "Model", "context": "Context length"}[kind]
     figure, [(_, *panels)] = rows_of_panels(
-        [f"{title} on {machine}"], [3.6], [1] if kind == "context" else [1, 1])
+        [f"{title}: {stage[0] if stage else '01'} on {machine}"], [3.6],
+        [1] if kind == "context" else [1, 1])
     places = range(len(rows))
     names = [row["label"].replace(", ", "\n").removeprefix(f"{kind} ") for row in rows]
     figures = {"speed, tok/sec": [row["tok_per_sec"] for row in rows],
@@ -422,10 +424,10 @@ def draw_sweep(state: dict):
 PLANS = {  # how to draw a plan, by its name, from its state and the folder of its records
     "ladder": lambda state, folder: draw_ladder(state),
     "time-to-loss": draw_time_to_loss,
+    "time-to-loss-variants": draw_time_to_loss,
     "variants": lambda state, folder: draw_variants(state),
     "compile-modes": lambda state, folder: draw_compile_modes(state),
     "sharded": lambda state, folder: draw_variants(state),
-    "sweep-batch": lambda state, folder: draw_sweep(state),
-    "sweep-model": lambda state, folder: draw_sweep(state),
-    "sweep-context": lambda state, folder: draw_sweep(state),
+    **{f"sweep-{kind}{stage}": lambda state, folder: draw_sweep(state)
+       for kind in ("batch", "model", "context") for stage in ("", "-00")},
 }

@@ -8,7 +8,15 @@ from bench.files import ROOT, write_whole
 from bench.stages import PUBLISHED, read_published, read_runs, table
 from bench.states import read_state, reference_machine
 from bench.statistics import ratio
-from bench.tables import blank, by_model, compile_table, markdown, model_table, time_tables
+from bench.tables import (
+    blank,
+    by_model,
+    compile_table,
+    markdown,
+    model_table,
+    sweep_table,
+    time_tables,
+)
 from patches import stack
 
 README = ROOT / "README.md"
@@ -44,7 +52,12 @@ def update(text: str) -> str:
         "medium": lambda: alternatives_table(reference_machine(), "sharded-gpt2-medium"),
         "trainer": lambda: alternatives_table(reference_machine(), "trainer"),
         "guide": lambda: guide_table(reference_machine()),
-        "time": lambda: time_to_loss_tables(reference_machine()),
+        "time": lambda: time_to_loss_tables(reference_machine(), "time-to-loss"),
+        "alternatives": lambda: time_to_loss_tables(
+            reference_machine(), "time-to-loss-variants"),
+        "batches": lambda: sweep_of(reference_machine(), "batch"),
+        "models": lambda: sweep_of(reference_machine(), "model"),
+        "contexts": lambda: sweep_of(reference_machine(), "context"),
     }
 
     def write(block: re.Match) -> str:
@@ -120,9 +133,13 @@ def ladder_table(machine: Path) -> str:
     return markdown(columns, rows, {"technique", "verdict"})
 
 
-def time_to_loss_tables(machine: Path) -> str:
-    """How long 00 and 01 take to each target."""
-    state = read_state(machine / "time-to-loss" / "time-to-loss.json")
+def sweep_of(machine: Path, kind: str) -> str:
+    return sweep_table(read_state(machine / f"sweep-{kind}" / f"sweep-{kind}.json")["rows"])
+
+
+def time_to_loss_tables(machine: Path, plan: str) -> str:
+    """How long the runs of a plan take to each target."""
+    state = read_state(machine / plan / f"{plan}.json")
     return "\n" + time_tables(state["rows"], state["plan"]["targets"]) + "\n"
 
 
@@ -130,7 +147,7 @@ def time_to_loss_tables(machine: Path) -> str:
 # name, whether it is faster, whether it saves memory; then the rungs, variants and compiler's modes
 # that show it.
 GUIDE = (
-    ("batch size", "yes", "yes", ["10-batch-size"]),
+    ("batch size", "yes", "yes", ["batch", "09-padded-vocabulary"]),
     ("gradient accumulation", "no", "yes", ["step-accumulation"]),
     ("gradient checkpointing", "no", "yes", ["memory-checkpoint", "memory-selective"]),
     ("mixed precision", "yes", "(no)", ["05-bfloat16", "precision-autocast", "precision-fp16"]),
@@ -156,6 +173,14 @@ def guide_table(machine: Path) -> str:
     for plan in ("variants", "sharded-gpt2-medium" if medium else "sharded", "compile-modes"):
         for row in (rows := rows_of(machine, plan))[1:]:
             found.setdefault(row["label"].split()[0], []).append((row, rows[0]))
+    batches = [row for row in rows_of(machine, "sweep-batch") if row["tok_per_sec"]]
+    if batches:
+        best = max(batches, key=lambda row: row["tok_per_sec"])
+        found["batch"] = [(best | dict(
+            label=f"{best['label']} over {batches[0]['label']}",
+            factor=ratio(best["tok_per_sec"], batches[0]["tok_per_sec"])), batches[0])]
+    else:
+        found["batch"] = found.get("10-batch-size", [])
     lines = []
     for method, faster, smaller, names in GUIDE:
         for row, before in (pair for name in names for pair in found.get(name, [])):

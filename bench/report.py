@@ -146,11 +146,11 @@ def run_trainer(report: Report) -> bool:
 
 def run_sweeps(report: Report) -> bool:
     for kind in ("batch", "context"):
-        if not report.run(report.plan(sweeps.sweep, kind=kind), 4, to_the_end=True):
+        if not report.run(report.plan(sweeps.sweep, kind=kind), 3, to_the_end=True):
             return False
     search = report.plan(sweeps.sweep, kind="model")
     return report.run(search, 1, to_the_end=True) and report.run(
-        report.plan(sweeps.models, found=states.read_state(search.path)["rows"]), 4,
+        report.plan(sweeps.models, found=states.read_state(search.path)["rows"]), 3,
         to_the_end=True)
 
 
@@ -267,6 +267,7 @@ def stages_section(report: Report) -> str:
 def time_section(report: Report) -> str:
     """What measure.py time-to-loss has measured, or else what the stages' records tell."""
     text = plan_section(report, "time-to-loss", "time-to-loss.png")
+    text += plan_section(report, "time-to-loss-variants", "time-to-loss-variants.png")
     state = states.earlier_state(report.results / "stages" / "stages.json")
     if text or not state.get("rows"):
         return text

@@ -216,10 +216,10 @@ def make_rows(plan: Plan, state: dict, folder: Path) -> tuple[list[dict], float 
         if run.after and not row["rounds"] and not row["error"]:
             before = rows[run.after]
             if before["error"]:
-                row["error"] = f"not tried: {before['label']} doesn't fit"
+                row["error"] = f"not tried, since {before['label']} failed"
             elif fills_memory(run.after, plan, state):
                 row["error"] = (f"not tried: twice the {before['reserved_gb']:.1f} GB of"
-                                f" {before['label']} is more than half of the memory")
+                                f" {before['label']} are more than half of the memory")
         while name and not rows[name]["speeds"]:
             name = compared_to[name]
         others = {"": rows[name] if name else {}, "_baseline": {} if row is baseline else baseline}

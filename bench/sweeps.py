@@ -15,11 +15,13 @@ from patches import stack
 KINDS = ("batch", "model", "context")
 STAGES = {"00": stack.FIRST, "01": stack.LAST}
 BATCHES = [2**k for k in range(13)]
+# What each model's best batch size is searched among.
+MODEL_BATCHES = {"cuda": [4, 16, 64], "cpu": [1, 4, 16]}
 BATCH_TOKENS = {"cuda": 32_768, "cpu": 2_048}  # of every batch in a sweep over contexts
 CONTEXTS = {"cuda": [2**k for k in range(8, 15)], "cpu": [2**k for k in range(6, 12)]}
 MODELS = {"cuda": ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"],
           "cpu": ["cpu-demo", "gpt2", "gpt2-medium"]}
-MODEL_OPTIONS = {"cuda": (), "cpu": ("--context-length", "256", "--eval-windows", "4")}
+MODEL_OPTIONS = {"cuda": (), "cpu": ("--context-length", "128", "--eval-windows", "2")}
 MIN_STEPS = 6  # of a run, so that it has a median: two of them are warm-up
 
 
@@ -51,7 +53,8 @@ def sweep(machine: dict, kind: str, stage: str = "01", **settings) -> Plan:
         for model in MODELS[device]:
             options = ("--model", model, *MODEL_OPTIONS[device])
             runs += growing(script, [(f"{model}, batch {size}",
-                                      (*options, "--batch-size", str(size))) for size in BATCHES])
+                                      (*options, "--batch-size", str(size)))
+                                     for size in MODEL_BATCHES[device]])
     return plan(machine, kind, stage, runs, settings)
 
 
@@ -93,7 +96,7 @@ def growing(script: Run, sizes: list[tuple[str, tuple[str, ...]]]) -> list[Run]:
 
 def plan(machine: dict, kind: str, stage: str, runs: list[Run], settings: dict) -> Plan:
     suffix = "" if stage == "01" else f"-{stage}"
-    if kind.startswith("model"):  # of which MIN_STEPS are enough
+    if kind.startswith("model") or not machine["gpus"]:  # MIN_STEPS are enough
         settings["tokens"] = settings.get("tokens") or 1
     return Plan(f"sweep-{kind}{suffix}", runs, machine, seed_noise=False, min_steps=MIN_STEPS,
                 memory_limit_gb=memory_limit_gb(machine), cold_rounds=0, **settings)

@@ -140,7 +140,6 @@ def sweep_table(rows: list[dict]) -> str:
         "reserved GB": lambda row: blank(row["reserved_gb"], ".2f"),
         "MFU": lambda row: blank(row["mfu"], ".1%"),
         "of matmul peak": lambda row: blank(row["share_of_peak"], ".1%"),
-        "first step, s": lambda row: blank(row["first_step_seconds"], ".1f"),
     }
     columns = {heading: cell for heading, cell in columns.items() if any(map(cell, shown))}
     return markdown(columns, shown, {"run"})

@@ -171,8 +171,8 @@ def time_to_loss(
         run = at(stages[name], point)
         runs.append(replace(run, compared_to=compared_to))
         compared_to = run.name  # 01 at its best to 00 at its best
-    plan = settings.plan("time-to-loss", runs, tokens=LIMIT * default_tokens(settings),
-                         targets=found["targets"])
+    plan = settings.plan("time-to-loss" + "-variants" * bool(names), runs,
+                         tokens=LIMIT * default_tokens(settings), targets=found["targets"])
     runner.run_plan(plan, rounds, settings.resume and plan.path.exists())
     return plan
 

@@ -8,8 +8,8 @@ Without a network the text is the Python standard library's own source, and with
 tokenizer files the tokens are bytes. meta.json, written last, says what was used.
 
 A text of any size is read, encoded over all cores and written in pieces, so that memory stays
-small. It is cut only right before a line break that something else than space follows: there
-GPT-2's tokenizer begins anew in any case, so that the ids are those of the whole text in one piece.
+small. It is cut only right before a line break that something else than space follows: there the
+tokenizer begins anew in any case, so that the ids are those of the whole text in one piece.
 """
 
 import argparse
@@ -24,7 +24,9 @@ import urllib.request
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from io import StringIO
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import tiktoken
@@ -43,8 +45,7 @@ TOKENIZER_SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
 }
 
-PIECE = 1_000_000  # characters, at least, that are encoded at once
-BLOCK = 2**20  # bytes that are copied at once
+BLOCK = 2**20  # characters that are read and encoded at once
 
 TIMEOUT_SECONDS = 15
 TRIES = 3
@@ -86,18 +87,22 @@ def fetch(url: str) -> bytes | None:
     return None
 
 
+def blocks_of(file: TextIO) -> Iterator[str]:
+    return iter(lambda: file.read(BLOCK), "")
+
+
 def read_files(paths: list[str], progress: "Progress") -> Iterator[str]:
-    """The lines of all files, with a line break between two files. Raises UserError."""
+    """The text of all files in blocks, with a line break between two files. Raises UserError."""
     for number, path in enumerate(paths):
         if number:
             yield "\n"
         empty = True
         try:
             with open(path, encoding="utf-8") as file:
-                for line in file:
-                    empty = empty and line.isspace()
-                    progress.add(len(line))
-                    yield line
+                for block in blocks_of(file):
+                    empty = empty and block.isspace()
+                    progress.add(len(block.encode()))
+                    yield block
         except UnicodeDecodeError:
             raise UserError(f"{path} is not UTF-8 text (byte {first_bad_byte(path)})")
         except OSError as error:
@@ -119,21 +124,29 @@ def first_bad_byte(path: str) -> int:
     return place
 
 
-def pieces(lines: Iterable[str]) -> Iterator[str]:
-    """The text in pieces that are encoded as they are in the whole: each ends right before a line
-    break that something else than space follows. Where there is none it is one piece."""
-    held, size = [], 0
-    for line in lines:
-        if size >= PIECE and held[-1].endswith("\n") and not line[0].isspace():
-            held[-1] = held[-1][:-1]
-            yield "".join(held)
-            held, size = ["\n"], 0
-        held.append(line)
-        size += len(line)
-    if size > 10 * PIECE:
-        print("The text has few line breaks to cut it at: a large piece is encoded at once")
-    if held:
-        yield "".join(held)
+def last_cut(text: str) -> int:
+    """The place of the last line break that something else than space follows, or -1."""
+    place = len(text) - 1
+    while (place := text.rfind("\n", 0, place)) >= 0 and text[place + 1].isspace():
+        pass
+    return place
+
+
+def pieces(blocks: Iterable[str]) -> Iterator[str]:
+    """The text, one piece for each block that it can be cut in; all of it where it can't be."""
+    held, uncut = [], 0
+    for block in blocks:
+        cut = last_cut(block)
+        if cut < 0:
+            held.append(block)
+            uncut = max(uncut, len(held))
+            continue
+        yield "".join([*held, block[:cut]])
+        held = [block[cut:]]
+    if uncut > 1:
+        print(f"{uncut * BLOCK / 1e6:,.0f} million characters of the text have no line break that"
+              " something else than space follows: they were encoded in one piece")
+    yield "".join(held)
 
 
 def encode(tokenizer: tiktoken.Encoding, texts: Iterable[str]) -> Iterator[np.ndarray]:
@@ -159,13 +172,13 @@ def available_cores() -> int:
 
 
 class Progress:
-    """A bar on the terminal, where there is one, by the characters that were read."""
+    """A bar on the terminal, where there is one, by the bytes that were read."""
 
     def __init__(self, total: int):
         self.total, self.done, self.shown, self.began = total, 0, -1, time.perf_counter()
 
-    def add(self, characters: int) -> None:
-        self.done += characters
+    def add(self, count: int) -> None:
+        self.done += count
         percent = min(100, 100 * self.done // max(1, self.total))
         if percent > self.shown and sys.stderr.isatty():
             self.shown, bar = percent, "#" * (percent // 4)
@@ -241,28 +254,29 @@ def prepare(files: list[str], out: Path) -> None:
     if tokenizer is None:
         print("GPT-2's tokenizer isn't available: the tokens are bytes")
         tokenizer = byte_tokenizer()
-    limit, size = None, sum(os.stat(file).st_size for file in files if os.path.isfile(file))
-    progress = Progress(size)
+    limit = None
     if files:
         corpus = ", ".join(Path(file).name for file in files)
-        lines = read_files(files, progress)
-    elif text is not None:
-        corpus, lines = BOOK_TITLE, text.splitlines(keepends=True)
+        progress = Progress(sum(os.stat(file).st_size for file in files if os.path.isfile(file)))
+        blocks = read_files(files, progress)
     else:
-        corpus = f"standard library of Python {sys.version.split()[0]}"
-        print(f"{BOOK_TITLE} isn't available: the text is the {corpus}")
-        # GPT-2's tokens of source text are 2 to 4 characters long.
-        lines = standard_library(4 * BOOK_TOKENS).splitlines(keepends=True)
-        limit = BOOK_TOKENS
+        if text is not None:
+            corpus = BOOK_TITLE
+        else:
+            corpus = f"standard library of Python {sys.version.split()[0]}"
+            print(f"{BOOK_TITLE} isn't available: the text is the {corpus}")
+            # GPT-2's tokens of source text are 2 to 4 characters long.
+            text, limit = standard_library(4 * BOOK_TOKENS), BOOK_TOKENS
+        progress, blocks = Progress(len(text.encode())), blocks_of(StringIO(text))
     temporary = {part: out / f"{part}.bin.{os.getpid()}.tmp" for part in ("train", "val")}
+    meta = out / "meta.json"
     try:
-        counts = write_parts(encode(tokenizer, pieces(lines)), temporary, limit)
+        counts = write_parts(encode(tokenizer, pieces(blocks)), temporary, limit)
         seconds = progress.end()
         figures = dict(
             corpus=corpus, tokenizer=tokenizer.name, vocabulary=tokenizer.n_vocab, tokens=counts,
             sha256={part: sha256_of_file(path) for part, path in temporary.items()},
         )
-        meta = out / "meta.json"
         meta.unlink(missing_ok=True)  # it marks the parts complete: not while they change
         for part, path in temporary.items():
             path.replace(out / f"{part}.bin")
@@ -273,9 +287,9 @@ def prepare(files: list[str], out: Path) -> None:
     write_whole(meta, (json.dumps(figures, indent=2) + "\n").encode())
     told = ", ".join(f"{count:,} {part}" for part, count in counts.items())
     print(f"{corpus}: {told} tokens ({tokenizer.name}) in {out}")
-    if size > 100 * PIECE:
-        print(f"{size / 1e6:,.0f} MB in {seconds:,.0f} s: {size / 1e6 / seconds:.1f} MB/s on"
-              f" {available_cores()} core(s)")
+    megabytes = progress.total / 1e6
+    print(f"{megabytes:,.1f} MB in {seconds:,.1f} s, {megabytes / seconds:,.1f} MB/s, with"
+          f" {available_cores()} threads")
 
 
 def write_parts(ids: Iterable[np.ndarray], paths: dict[str, Path], limit: int | None) -> dict:

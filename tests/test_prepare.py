@@ -1,6 +1,7 @@
 """data/prepare.py: text to tokens, with and without files, network and tokenizer."""
 
 import hashlib
+import io
 import json
 
 import numpy as np
@@ -116,7 +117,6 @@ def test_tokenizer_files_are_checked(tmp_path, monkeypatch):
     assert not (tmp_path / "cache").exists()
 
 
-
 def test_pieces_are_encoded_as_the_whole(tmp_path, monkeypatch):
     """With a tokenizer that splits as GPT-2's does and merges what a wrong cut would part."""
     script = load(PREPARE)
@@ -129,10 +129,10 @@ def test_pieces_are_encoded_as_the_whole(tmp_path, monkeypatch):
                                   special_tokens={"<|endoftext|>": 300})
     rng = np.random.default_rng(0)
     parts = np.array(["ab", "a", " ", "\n", "\n\n", "\t", "1", "'s", ".", "ü", "<|endoftext|>"])
-    monkeypatch.setattr(script, "PIECE", 20)
+    monkeypatch.setattr(script, "BLOCK", 20)
     for _ in range(100):
         text = "".join(rng.choice(parts, 300))
-        found = [*script.pieces(text.splitlines(keepends=True))]
+        found = [*script.pieces(script.blocks_of(io.StringIO(text)))]
         assert "".join(found) == text and len(found) > 3
         ids = np.concatenate([*script.encode(tokenizer, found)])
         assert ids.tolist() == tokenizer.encode_ordinary(text)
@@ -140,7 +140,10 @@ def test_pieces_are_encoded_as_the_whole(tmp_path, monkeypatch):
 
 def test_a_text_without_places_to_cut_is_one_piece(monkeypatch, capsys):
     script = load(PREPARE)
-    monkeypatch.setattr(script, "PIECE", 20)
+    monkeypatch.setattr(script, "BLOCK", 20)
     text = "word " * 100 + "\n indented" * 50
-    assert [*script.pieces(text.splitlines(keepends=True))] == [text]
-    assert "a large piece is encoded at once" in capsys.readouterr().out
+    assert [*script.pieces(script.blocks_of(io.StringIO(text)))] == [text]
+    assert "encoded in one piece" in capsys.readouterr().out
+    text = "line\nline\n"
+    assert "".join(script.pieces(script.blocks_of(io.StringIO(text)))) == text
+    assert not capsys.readouterr().out

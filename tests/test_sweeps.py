@@ -78,7 +78,7 @@ def test_nothing_larger_than_what_does_not_fit(tmp_path, monkeypatch):
     ran, rows = swept(tmp_path, monkeypatch, {"1": 1.0, "2": 2.0, "4": None, "8": 1.0})
     assert ran == [("1", 1), ("2", 1), ("4", 1), ("1", 2), ("2", 2)]
     assert [row["error"] for row in rows] == [
-        None, None, "failed: out of memory: lower it", "not tried: batch 4 doesn't fit"]
+        None, None, "failed: out of memory: lower it", "not tried, since batch 4 failed"]
     table = rows_of(tables.sweep_table(rows))
     assert [row[:2] for row in table] == [
         ["batch 1", "100"], ["batch 2", "100"], ["batch 4", "failed: out of memory: lower it"]]
@@ -88,7 +88,7 @@ def test_half_of_a_cpus_memory(tmp_path, monkeypatch):
     ran, rows = swept(tmp_path, monkeypatch, {"1": 1.0, "2": 2.5, "4": 5.0, "8": 10.0}, limit=6.0)
     assert [name for name, number in ran if number == 1] == ["1", "2", "4"]
     assert rows[3]["error"] == (
-        "not tried: twice the 5.0 GB of batch 4 is more than half of the memory")
+        "not tried: twice the 5.0 GB of batch 4 are more than half of the memory")
     assert len(rows_of(tables.sweep_table(rows))) == 4
 
 
