@@ -150,8 +150,8 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     sub.add_argument("--rounds", type=positive, default=3, metavar="N",
                      help="how often each size runs (default: %(default)s)")
     sub.add_argument("--max-tokens", type=positive, metavar="N",
-                     help="training tokens of each run, at least six steps (default: 393,216 on a"
-                          " GPU, six steps on a CPU and for models)")
+                     help="training tokens of each run, at least six steps (default: six steps on a"
+                          " CPU and for models; else 393,216, or for 10 seconds)")
     for name, function, seeds, text in (
         ("search", search, time_to_loss.TUNING_ROUNDS,
          "finds 00's best learning rate, whose lowest validation loss is the target; then the batch"
@@ -212,28 +212,28 @@ def measure(args: argparse.Namespace, options: list[str]) -> int:
 
 
 def sweep(args: argparse.Namespace, options: list[str]) -> int:
-    """Sweeps over sizes; returns the exit code. Raises as measure.
-
-    A size that doesn't fit ends a sweep; it is no failure, unless it is the first one.
-    """
+    """Sweeps over sizes; returns the exit code. Raises as measure."""
     settings = dict(stage=args.stage, tokens=args.max_tokens, options=options, data=args.data,
                     results=args.results_dir)
     machine = processes.ask_machine("this_machine")
     plan = sweeps.sweep(machine, args.kind, **settings)
-    runner.run_plan(plan, 1 if args.kind == "model" else args.rounds,
-                    args.resume and plan.path.exists(), retry=False)
-    if args.kind == "model":  # that was the search of each model's batch size
-        plan = sweeps.models(machine, states.read_state(plan.path)["rows"], **settings)
-        runner.run_plan(plan, args.rounds, args.resume and plan.path.exists(), retry=False)
-    tell(plan)
-    return 0 if any(row["tok_per_sec"] for row in states.read_state(plan.path)["rows"]) else 1
+    if args.kind != "model":
+        runner.run_plan(plan, args.rounds, args.resume)
+        return tell(plan)
+    # First the search of each model's best batch size, then each model at its best.
+    runner.run_plan(plan, 1, args.resume)
+    search = states.read_state(plan.path)
+    plan = sweeps.models(machine, search["rows"], **settings)
+    later = states.earlier_state(plan.path).get("time", "") >= search["time"]  # than the search
+    runner.run_plan(plan, args.rounds, args.resume and later)
+    return tell(plan)
 
 
 def tell(plan: plans.Plan) -> int:
     """Prints the table of a plan that was run; returns the exit code."""
     table = plan.path.with_suffix(".md")
     print(f"\n{table.read_text(encoding='utf-8')}\n{relative(table)}\n{relative(plan.path)}")
-    return 1 if any(result["error"] for result in states.earlier_state(plan.path)["results"]) else 0
+    return 1 if runner.failures(plan, states.earlier_state(plan.path)) else 0
 
 
 def time_settings(args: argparse.Namespace, options: list[str]) -> time_to_loss.Settings:

@@ -241,6 +241,11 @@ def memory_gb() -> float | None:
 
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(0).total_memory / 1024**3
+    return ram_gb()
+
+
+def ram_gb() -> float | None:
+    """GB (1024³ bytes) of the machine's RAM; None where it isn't known."""
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1024**3
     return None

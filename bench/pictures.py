@@ -255,16 +255,20 @@ def draw_time_to_loss(state: dict, folder: Path):
         [f"Time to a loss on {shorten(state['plan']['machine']['name'], 60)}"],
         [max(4.2, 1.6 + 0.5 * len(rows))], [1, 1],
     )
-    tuned = [row for row in rows if row["options"]]  # at the best settings
-    ends = [row for row in (rows[0], rows[len(rows) - len(tuned) - 1]) if row not in tuned]
+    tuned = [row for row in rows if "--learning-rate" in row["options"]]  # at the best settings
+    variants = [row for row in rows if row["name"].startswith("variant-")]
+    last = rows[len(rows) - len(tuned) - len(variants) - 1]  # of the rungs
+    shown = [rows[0], *([last] if last is not rows[0] else []), *variants, *tuned]
     keys = []
-    for row in [*ends, *tuned]:
+    for row in shown:
         colour = COLOURS["00_orig"] if "00_orig" in row["name"] else OWN
-        style = {"color": colour, "linestyle": "-" if row["options"] or not tuned else "--"}
+        if row in variants:
+            colour = plt.get_cmap("Dark2").colors[variants.index(row) % 8]
+        style = {"color": colour, "linestyle": "--" if tuned and row not in tuned else "-"}
         drawn = [draw_curve(curves, record, style) for record in records_of(row, state, folder)]
         if drawn:
             keys.append(Line2D([], [], linewidth=2, label=row["label"], **style))
-    times = [time for row in [*ends, *tuned] for target in row["time_to"].values()
+    times = [time for row in shown for target in row["time_to"].values()
              for time in target["all_seconds"] if time]
     if times:
         curves.set_xlim(0, 1.05 * max(times))
@@ -402,7 +406,7 @@ def draw_sweep(state: dict):
         [f"{title}: {stage[0] if stage else '01'} on {machine}"], [3.6],
         [1] if kind == "context" else [1, 1])
     places = range(len(rows))
-    names = [row["label"].replace(", ", "\n").removeprefix(f"{kind} ") for row in rows]
+    names = [row["label"].removeprefix(f"{kind} ").replace(", ", "\n") for row in rows]
     figures = {"speed, tok/sec": [row["tok_per_sec"] for row in rows],
                "reserved memory, GB": [row["reserved_gb"] or 0 for row in rows],
                "share of the product rate, %": [100 * (row["share_of_peak"] or 0) for row in rows]}

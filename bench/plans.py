@@ -53,7 +53,8 @@ class Run:
     without_technique: bool = False  # its technique is what it lacks: the other run has it
     options: tuple[str, ...] = ()  # beside those of the plan
     error: str | None = None  # why it can't run
-    after: str | None = None  # the name of an earlier, smaller run: it isn't tried unless that fits
+    after: str | None = None  # an earlier, smaller run: this one isn't tried unless that fits
+    growth: float = 1  # about how many times the memory of that one it takes
 
 
 @dataclass
@@ -79,7 +80,8 @@ class Plan:
     #                                                          a run, which then has to be `whole`
     grows: bool = False  # a later start may have other runs, whose results come to the earlier ones
     min_steps: int = 1  # of every run, if its tokens are fewer
-    memory_limit_gb: float | None = None  # a run isn't tried if twice that of `after` is more
+    until_full: bool = False  # that a run doesn't fit is no failure
+    memory_limit_gb: float | None = None  # runs that by their growth would take more aren't tried
 
     def __post_init__(self):
         device = self.machine["device"]

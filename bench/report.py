@@ -65,20 +65,15 @@ class Report:
     def time_is_over(self) -> bool:
         return time.monotonic() > self.deadline
 
-    def run(self, plan: plans.Plan, rounds: int, to_the_end: bool = False) -> bool:
-        """Goes on with a plan until it is finished, or the time is over: then it returns False.
-
-        A run that fails is a failure of the report, unless the plan goes on to_the_end of what
-        fits."""
+    def run(self, plan: plans.Plan, rounds: int) -> bool:
+        """Goes on with a plan until it is finished, or the time is over: then it returns False."""
         earlier = bool(states.earlier_state(plan.path))
         try:
-            finished = runner.run_plan(plan, rounds, resume=earlier, deadline=self.deadline,
-                                       retry=not to_the_end)
+            finished = runner.run_plan(plan, rounds, resume=earlier, deadline=self.deadline)
         except plans.UserError as error:
             hint = f"; for a new report, move {relative(self.results)} away, or use --results-dir"
             raise plans.UserError(f"{error}{hint * earlier}", error.code)
-        results = states.earlier_state(plan.path)["results"]
-        self.failed |= not to_the_end and any(result["error"] for result in results)
+        self.failed |= runner.failures(plan, states.earlier_state(plan.path))
         return finished
 
 
@@ -145,13 +140,13 @@ def run_trainer(report: Report) -> bool:
 
 
 def run_sweeps(report: Report) -> bool:
-    for kind in ("batch", "context"):
-        if not report.run(report.plan(sweeps.sweep, kind=kind), 3, to_the_end=True):
-            return False
-    search = report.plan(sweeps.sweep, kind="model")
-    return report.run(search, 1, to_the_end=True) and report.run(
-        report.plan(sweeps.models, found=states.read_state(search.path)["rows"]), 3,
-        to_the_end=True)
+    finished = [report.run(report.plan(sweeps.sweep, kind=kind), rounds)
+                for kind, rounds in (("batch", 3), ("context", 3), ("model", 1))]
+    if not finished[-1]:
+        return False
+    found = states.read_state(report.results / "sweep-model-batch" / "sweep-model-batch.json")
+    finished.append(report.run(report.plan(sweeps.models, found=found["rows"]), 3))
+    return all(finished)
 
 
 def run_profile(report: Report) -> bool:
@@ -266,8 +261,9 @@ def stages_section(report: Report) -> str:
 
 def time_section(report: Report) -> str:
     """What measure.py time-to-loss has measured, or else what the stages' records tell."""
-    text = plan_section(report, "time-to-loss", "time-to-loss.png")
-    text += plan_section(report, "time-to-loss-variants", "time-to-loss-variants.png")
+    parts = [plan_section(report, name, f"{name}.png")
+             for name in ("time-to-loss", "time-to-loss-variants")]
+    text = "\n".join(part for part in parts if part)
     state = states.earlier_state(report.results / "stages" / "stages.json")
     if text or not state.get("rows"):
         return text

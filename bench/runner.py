@@ -136,7 +136,7 @@ def resume_state(plan: Plan, rounds: int, retry: bool = True) -> dict:
 
     def stands(result: dict) -> bool:
         if result["error"]:
-            return not retry
+            return not retry or plan.until_full and statistics.does_not_fit(result["error"])
         try:
             statistics.measured_record(plan.path.parent / str(result["record"]))
             return True
@@ -216,10 +216,8 @@ def run_jobs(
     deadline: float | None,
 ) -> bool:
     """Runs them in order, each result into `state`; False where the deadline ended it."""
-    failed = {result["name"] for result in state["results"] if result["error"]}
+    failed = out_of_reach(plan, state)
     for i, job in enumerate(jobs):
-        if job.run.after in failed or statistics.fills_memory(job.run.after, plan, state):
-            failed.add(job.run.name)  # and so are all that come after it
         if job.run.name in failed:
             continue
         seconds = seconds_left([job], state["results"], run_lengths)
@@ -228,14 +226,28 @@ def run_jobs(
         result = run_job(job, plan, run_lengths[job.run.name])
         state["results"].append(result)
         save(state, plan.path)
-        if result["error"]:
-            failed.add(job.run.name)
+        failed = out_of_reach(plan, state)
         later = [job for job in jobs[i + 1 :] if job.run.name not in failed]
         left = in_words(seconds_left(later, state["results"], run_lengths))
         seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
         print(f"round {job.round}: {job.run.name}{seed}: {told(result, plan)}; {left} left",
               flush=True)
     return True
+
+
+def out_of_reach(plan: Plan, state: dict) -> set[str]:
+    """The names of the runs that failed, and of those that aren't tried for it."""
+    names = {result["name"] for result in state["results"] if result["error"]}
+    for run in plan.runs:  # the smaller ones come first
+        if run.after and (run.after in names or statistics.blocked(run, plan, state)):
+            names.add(run.name)
+    return names
+
+
+def failures(plan: Plan, state: dict) -> bool:
+    """Whether a run failed; where a plan goes on until nothing more fits, in another way."""
+    errors = [result["error"] for result in state["results"] if result["error"]]
+    return any(not (plan.until_full and statistics.does_not_fit(error)) for error in errors)
 
 
 def told(result: dict, plan: Plan) -> str:

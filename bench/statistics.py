@@ -1,6 +1,7 @@
 """From records to rows: medians over the rounds, factors, losses, and verdicts."""
 
 import math
+import re
 from pathlib import Path
 from statistics import median
 
@@ -121,13 +122,27 @@ def difference(a: float | None, b: float | None) -> float | None:
     return None if None in (a, b) else a - b
 
 
-def fills_memory(name: str | None, plan: Plan, state: dict) -> bool:
-    """Whether twice the memory of the run `name` is more than a plan's limit."""
-    if not name or not plan.memory_limit_gb:
-        return False
-    records = records_of(dict(name=name), state, plan.path.parent)
-    used = [record.end["reserved_gb"] for record in records]
-    return any(gb and 2 * gb > plan.memory_limit_gb for gb in used)
+def does_not_fit(error: str | None) -> bool:
+    """Whether a run's error tells that it is too large: for the memory, or for the text."""
+    return bool(re.search("out of memory|text is too short|ended by signal 9", error or ""))
+
+
+def blocked(run: Run, plan: Plan, state: dict) -> str | None:
+    """Why a run isn't tried, by the results of the smaller run before it; None if it may be."""
+    results = [result for result in state["results"] if result["name"] == run.after]
+    (label,) = [other.label for other in plan.runs if other.name == run.after] or [None]
+    if any(result["error"] for result in results):
+        return f"not tried, since {label} failed"
+    if not plan.memory_limit_gb or not results:
+        return None
+    used = [record.end["reserved_gb"]
+            for record in records_of(dict(name=run.after), state, plan.path.parent)]
+    if None in used:
+        return f"not tried: the memory of {label} isn't known"
+    if used and run.growth * max(used) > plan.memory_limit_gb:
+        return (f"not tried: {run.growth:g} times the {max(used):.1f} GB of {label} would be more"
+                " than half of the RAM")
+    return None
 
 
 def figures_of(run: Run, plan: Plan, state: dict, folder: Path) -> dict:
@@ -213,13 +228,9 @@ def make_rows(plan: Plan, state: dict, folder: Path) -> tuple[list[dict], float 
     noise = max(losses) - min(losses) if len(losses) > 1 and None not in losses else None
     for run in plan.runs:
         row, name = rows[run.name], run.compared_to
-        if run.after and not row["rounds"] and not row["error"]:
-            before = rows[run.after]
-            if before["error"]:
-                row["error"] = f"not tried, since {before['label']} failed"
-            elif fills_memory(run.after, plan, state):
-                row["error"] = (f"not tried: twice the {before['reserved_gb']:.1f} GB of"
-                                f" {before['label']} are more than half of the memory")
+        if run.after and all(result["name"] != run.name for result in state["results"]):
+            earlier = (rows[run.after]["error"] or "").startswith("not tried")
+            row["error"] = rows[run.after]["error"] if earlier else blocked(run, plan, state)
         while name and not rows[name]["speeds"]:
             name = compared_to[name]
         others = {"": rows[name] if name else {}, "_baseline": {} if row is baseline else baseline}

@@ -123,10 +123,11 @@ def by_model(state: dict) -> tuple[list[dict], list[dict]]:
 
 
 def sweep_table(rows: list[dict]) -> str:
-    """Speed and memory of each size, up to the first that doesn't fit."""
+    """Speed and memory of each size, up to the first that isn't tried."""
     shown = []
     for row in rows:
-        if not (row["error"] or "").startswith("not tried") or shown[-1]["rounds"]:
+        untried = (row["error"] or "").startswith("not tried")
+        if not untried or not shown or not shown[-1]["error"]:
             shown.append(row)
 
     def spread(row: dict) -> str:

@@ -8,8 +8,8 @@ Without a network the text is the Python standard library's own source, and with
 tokenizer files the tokens are bytes. meta.json, written last, says what was used.
 
 A text of any size is read, encoded over all cores and written in pieces, so that memory stays
-small. It is cut only right before a line break that something else than space follows: there the
-tokenizer begins anew in any case, so that the ids are those of the whole text in one piece.
+small. It is cut only at line breaks before a character that isn't white space: there the tokenizer
+begins anew in any case, so that the ids are those of the whole text in one piece.
 """
 
 import argparse
@@ -125,7 +125,7 @@ def first_bad_byte(path: str) -> int:
 
 
 def last_cut(text: str) -> int:
-    """The place of the last line break that something else than space follows, or -1."""
+    """The place of the last line break before a character that isn't white space, or -1."""
     place = len(text) - 1
     while (place := text.rfind("\n", 0, place)) >= 0 and text[place + 1].isspace():
         pass
@@ -134,18 +134,18 @@ def last_cut(text: str) -> int:
 
 def pieces(blocks: Iterable[str]) -> Iterator[str]:
     """The text, one piece for each block that it can be cut in; all of it where it can't be."""
-    held, uncut = [], 0
+    held, longest = [], 0
     for block in blocks:
         cut = last_cut(block)
-        if cut < 0:
+        if cut >= 0:
+            yield "".join([*held, block[:cut]])
+            held = [block[cut:]]
+        else:
             held.append(block)
-            uncut = max(uncut, len(held))
-            continue
-        yield "".join([*held, block[:cut]])
-        held = [block[cut:]]
-    if uncut > 1:
-        print(f"{uncut * BLOCK / 1e6:,.0f} million characters of the text have no line break that"
-              " something else than space follows: they were encoded in one piece")
+            longest = max(longest, sum(map(len, held)))
+    if longest > 2 * BLOCK:
+        print(f"\n{longest:,} characters of the text have no line break before a character that"
+              " isn't white space: they were encoded in one piece")
     yield "".join(held)
 
 
@@ -161,7 +161,7 @@ def encode(tokenizer: tiktoken.Encoding, texts: Iterable[str]) -> Iterator[np.nd
         waiting = deque()
         for text in texts:
             waiting.append(threads.submit(ids_of, text))
-            if len(waiting) > 2 * cores:  # few at a time, for memory's sake
+            if len(waiting) >= min(2 * cores, 32):  # few at a time, for memory's sake
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
@@ -287,7 +287,7 @@ def prepare(files: list[str], out: Path) -> None:
     write_whole(meta, (json.dumps(figures, indent=2) + "\n").encode())
     told = ", ".join(f"{count:,} {part}" for part, count in counts.items())
     print(f"{corpus}: {told} tokens ({tokenizer.name}) in {out}")
-    megabytes = progress.total / 1e6
+    megabytes = (progress.done or progress.total) / 1e6
     print(f"{megabytes:,.1f} MB in {seconds:,.1f} s, {megabytes / seconds:,.1f} MB/s, with"
           f" {available_cores()} threads")
 

@@ -49,6 +49,7 @@ def test_files(tmp_path):
     assert result.returncode == 0, result.stderr
     meta = check(tmp_path / "out")
     assert meta["corpus"] == "one text.txt, two.txt"
+    assert "in one piece" not in result.stdout and " MB/s" in result.stdout
     parts = [(tmp_path / "out" / f"{part}.bin").read_bytes() for part in ("train", "val")]
     ids = np.frombuffer(b"".join(parts), "<u2")
     assert bytes(ids.astype(np.uint8)).decode() == "\n".join(texts)
