@@ -102,6 +102,7 @@ def test_half_of_a_cpus_memory(tmp_path, monkeypatch):
     assert rows[3]["error"] == (
         "not tried: 2 times the 5.0 GB of batch 4 would be more than half of the RAM")
     assert len(rows_of(tables.sweep_table(rows))) == 4
+    (tmp_path / "b").mkdir()
     ran, rows = swept(tmp_path / "b", monkeypatch, {"1": 4.0, "2": 1.0, "4": 1.0}, limit=6.0)
     assert ran == [("1", 1), ("1", 2)]
     assert rows[1]["error"] == rows[2]["error"]  # told once
