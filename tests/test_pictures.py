@@ -187,7 +187,7 @@ def test_time_to_loss(tmp_path):
                      machine=CPU, whole=True, new_seeds=True, log_tokens=1024,
                      targets=dict(published=7.0, best=6.9))
     for run in plan.runs[2:]:
-        run.options = ("--batch-size", "1")
+        run.options = ("--batch-size", "1", "--learning-rate", "0.001")
     results = [made_up.write_record(plan.path.parent, run.name, number, 100.0, seed=122 + number)
                for run in plan.runs[:3] for number in (1, 2)]
     state = make_state(plan, results)
@@ -197,3 +197,40 @@ def test_time_to_loss(tmp_path):
                  "not reached", "tok/sec", "time to the loss", "00_orig-best",
                  "factor over 00_orig; the loss is 7.000"):
         assert text in texts
+
+
+def test_time_to_loss_of_variants(tmp_path):
+    """A curve for the first and the last rung, and for each variant."""
+    names = "00_orig", "05-bfloat16", "01_opt_single_gpu", "variant-a", "variant-b-x"
+    plan = make_plan(tmp_path, *names, machine=CPU, whole=True, new_seeds=True, log_tokens=1024,
+                     targets=dict(published=7.0))
+    plan.runs[-1].options = ("--x", "1")
+    results = [made_up.write_record(plan.path.parent, run.name, number, 100.0, seed=122 + number)
+               for run in plan.runs for number in (1, 2)]
+    state = make_state(plan, results)
+    state["rows"], _ = statistics.make_rows(plan, state, plan.path.parent)
+    figure = pictures.draw_time_to_loss(state, plan.path.parent)
+    texts = shown(figure, ("7.000",))
+    assert texts.count("05-bfloat16") == 1  # beside its bars
+    assert all(texts.count(name) == 2 for name in names if name != "05-bfloat16")
+    colours = [line.get_color() for line in figure.axes[0].get_lines() if len(line.get_xdata()) > 2]
+    assert len(colours) == 8 and len(set(colours)) == 4
+
+
+@pytest.mark.parametrize("kind, label, panels", [
+    ("batch", "batch {}", ["speed, tok/sec", "reserved memory, GB"]),
+    ("model", "gpt2-medium{}, batch 4", ["share of the product rate, %", "speed, tok/sec"]),
+    ("context", "context {}, batch 64", ["speed, tok/sec"]),
+])
+def test_sweeps(kind, label, panels):
+    rows = [ladder_row(k, label=label.format(2**k), share_of_peak=0.5) for k in range(6)]
+    rows.append(ladder_row(7, label=label.format(256), speeds=[], rounds=0, tok_per_sec=None,
+                           error="out of memory"))
+    state = ladder_state(rows=rows)
+    for stage in ("", "-00"):
+        state["plan"]["name"] = f"sweep-{kind}{stage}"
+        figure = pictures.PLANS[state["plan"]["name"]](state, None)
+        texts = shown(figure)
+        assert [axes.get_ylabel() for axes in figure.axes] == panels
+        assert any(f"{stage[1:] or '01'} on Test $x_1$ CPU" in text for text in texts)
+    assert not any("256" in text for text in texts)  # it has no figures

@@ -122,6 +122,12 @@ def test_guide_table(machine):
     rows = rows_of(readme.guide_table(machine))
     assert rows[0][:4] == ["batch size", "yes", "yes", "`10-batch-size`"]
     assert rows[0][5] == f"{(2 - 10 / 20) / (2 - 9 / 20):.2f}"  # GB of rung 10 over those of rung 9
+    sizes = [ladder_row(0, label="batch 1", tok_per_sec=100.0, reserved_gb=1.0),
+             ladder_row(1, label="batch 2", tok_per_sec=150.0, reserved_gb=1.5),
+             ladder_row(2, label="batch 4", tok_per_sec=None, reserved_gb=None)]
+    write_state(machine, ladder_state(rows=sizes), "sweep-batch")
+    assert rows_of(readme.guide_table(machine))[0] == [
+        "batch size", "yes", "yes", "`batch 2 over batch 1`", "1.50", "1.50"]
     assert ["gradient accumulation", "no", "yes", "`step-accumulation --micro-batches 4`", "0.90",
             "0.50"] in rows
     assert ["choice of the optimizer", "yes", "yes", "`optimizer-adamw-8bit`",
