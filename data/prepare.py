@@ -144,7 +144,7 @@ def pieces(blocks: Iterable[str]) -> Iterator[str]:
             held.append(block)
             longest = max(longest, sum(map(len, held)))
     if longest > 2 * BLOCK:
-        print(f"\n{longest:,} characters of the text have no line break before a character that"
+        print(f"{longest:,} characters of the text have no line break before a character that"
               " isn't white space: they were encoded in one piece")
     yield "".join(held)
 
@@ -183,11 +183,16 @@ class Progress:
         if percent > self.shown and sys.stderr.isatty():
             self.shown, bar = percent, "#" * (percent // 4)
             print(f"\r[{bar:25}] {percent} %", end="", file=sys.stderr, flush=True)
+            if percent == 100:
+                self.clear()
 
-    def end(self) -> float:
-        """Clears the bar; returns the seconds since the start."""
+    def clear(self) -> None:
         if self.shown >= 0:
             print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
+        self.shown = -1
+
+    @property
+    def seconds(self) -> float:
         return time.perf_counter() - self.began
 
 
@@ -272,7 +277,7 @@ def prepare(files: list[str], out: Path) -> None:
     meta = out / "meta.json"
     try:
         counts = write_parts(encode(tokenizer, pieces(blocks)), temporary, limit)
-        seconds = progress.end()
+        seconds = progress.seconds
         figures = dict(
             corpus=corpus, tokenizer=tokenizer.name, vocabulary=tokenizer.n_vocab, tokens=counts,
             sha256={part: sha256_of_file(path) for part, path in temporary.items()},
@@ -281,7 +286,7 @@ def prepare(files: list[str], out: Path) -> None:
         for part, path in temporary.items():
             path.replace(out / f"{part}.bin")
     finally:
-        progress.end()
+        progress.clear()
         for path in temporary.values():
             path.unlink(missing_ok=True)
     write_whole(meta, (json.dumps(figures, indent=2) + "\n").encode())
