@@ -133,7 +133,8 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         if make is plans.sharded:
             sub.add_argument("--model", metavar="NAME",
                              help="another size, such as gpt2-medium, at a smaller batch; on a CPU"
-                                  " also a short context and run (default: the scripts' own)")
+                                  " also a short context and run, not compiled (default: the"
+                                  " scripts' own)")
         if "rungs" in inspect.signature(make).parameters:
             sub.add_argument("--rungs", metavar="0,5-8",
                              help="which techniques, by their numbers (default: all)")

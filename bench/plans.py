@@ -19,10 +19,11 @@ TOKENS = {"cuda": 393_216, "cpu": 16_384}
 SECONDS = {"cuda": 10.0, "cpu": 0.0}  # a run trains about that long, if the tokens take less
 SEED = 123
 COMPILER = "compile-mode"  # the variant whose rows are the compiler's modes and backends
-# How a larger model is run: 40 GB of a GPU, or a minute of two cores, are enough for it.
+# How a larger model is run: 40 GB of a GPU, or a minute of two cores, are enough for it. (Compiling
+# gpt2-medium takes them three minutes.)
 MODEL_OPTIONS = {
     "cuda": ["--batch-size", "8"],
-    "cpu": ["--batch-size", "1", "--context-length", "128", "--eval-windows", "2"],
+    "cpu": ["--batch-size", "1", "--context-length", "128", "--eval-windows", "2", "--no-compile"],
 }
 MODEL_TOKENS = {"cuda": 131_072, "cpu": 768}
 EPOCHS = 15  # of the published experiment

@@ -193,10 +193,10 @@ def test_sharded_plan(tmp_path, monkeypatch):
         "parallel-sharded --zero 3 --offload", "parallel-zero1"]
     assert [run.error for run in runs[2:]] == [None, None, "needs an NVIDIA GPU", None]
     assert all(run.torchrun and run.processes == 2 for run in runs)
-    large = plans.sharded(dict(device="cpu", gpus=0), "gpt2-medium", options=["--no-compile"])
+    large = plans.sharded(dict(device="cpu", gpus=0), "gpt2-medium", options=["--seed", "1"])
     assert large.path.name == "sharded-gpt2-medium.json" and large.tokens == 768
     assert large.options == ["--model", "gpt2-medium", "--batch-size", "1", "--context-length",
-                             "128", "--eval-windows", "2", "--no-compile"]
+                             "128", "--eval-windows", "2", "--no-compile", "--seed", "1"]
     alone = plans.sharded(dict(device="cuda", gpus=1))
     assert {run.error for run in alone.runs} == {"needs two or more GPUs"}
 
