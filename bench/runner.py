@@ -228,7 +228,11 @@ def run_jobs(
         save(state, plan.path)
         failed = out_of_reach(plan, state)
         later = [job for job in jobs[i + 1 :] if job.run.name not in failed]
+        if plan.until_full:  # how large it gets isn't known
+            tried = {result["name"] for result in state["results"]}
+            later = [job for job in later if job.run.after in tried | {None}]
         left = in_words(seconds_left(later, state["results"], run_lengths))
+        left += " or more" * plan.until_full
         seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
         print(f"round {job.round}: {job.run.name}{seed}: {told(result, plan)}; {left} left",
               flush=True)
