@@ -32,6 +32,7 @@ def test_plans():
     assert search.path.name == "sweep-model-batch.json" and search.memory_limit_gb > 0
     assert search.options == [*sweeps.MODEL_OPTIONS["cpu"], "--dropout", "0.1"]
     assert (search.tokens, search.seconds, search.min_steps) == (1, 0, 6)
+    assert "--no-compile" not in sweeps.sweep(CPU, "model", "00").options
     before = {run.label: run.after for run in search.runs}
     assert before["cpu-demo, batch 1"] is None
     assert before["cpu-demo, batch 4"] == "01_opt_single_gpu-cpu-demo-batch-1"
