@@ -232,7 +232,7 @@ def run_jobs(
             tried = {result["name"] for result in state["results"]}
             later = [job for job in later if job.run.after in tried | {None}]
         left = in_words(seconds_left(later, state["results"], run_lengths))
-        left += " or more" * plan.until_full
+        left += " or more" * any(run.after for run in plan.runs)
         seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
         print(f"round {job.round}: {job.run.name}{seed}: {told(result, plan)}; {left} left",
               flush=True)
