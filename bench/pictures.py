@@ -415,11 +415,13 @@ def draw_sweep(state: dict):
              "context": ["speed, tok/sec"]}[kind]
     for axes, label in zip(panels, shown, strict=True):
         axes.plot(places, figures[label], "o-", color=OWN, linewidth=2)
+        top = max(figures[label])
         if label.startswith("speed"):
             low, high = zip(*((min(row["speeds"]), max(row["speeds"])) for row in rows),
                             strict=True)
             axes.fill_between(places, low, high, color=OWN, alpha=0.2, linewidth=0)
-        axes.set(ylim=(0, None), ylabel=label, xlabel="" if kind == "model" else title.lower())
+            top = max(high)
+        axes.set(ylim=(0, 1.08 * top or 1), ylabel=label, xlabel="" if kind == "model" else title.lower())
         axes.set_xticks(places, names)
         thousands(axes.yaxis)
     return figure
