@@ -421,7 +421,8 @@ def draw_sweep(state: dict):
                             strict=True)
             axes.fill_between(places, low, high, color=OWN, alpha=0.2, linewidth=0)
             top = max(high)
-        axes.set(ylim=(0, 1.08 * top or 1), ylabel=label, xlabel="" if kind == "model" else title.lower())
+        axes.set(ylim=(0, 1.08 * top or 1), ylabel=label,
+                 xlabel="" if kind == "model" else title.lower())
         axes.set_xticks(places, names)
         thousands(axes.yaxis)
     return figure
