@@ -21,9 +21,9 @@ SEED = 123
 COMPILER = "compile-mode"  # the variant whose rows are the compiler's modes and backends
 # How a larger model is run: 40 GB of a GPU, or a minute of two cores, are enough for it. (Compiling
 # gpt2-medium takes them three minutes.)
+MODEL_BATCH = {"cuda": "8", "cpu": "1"}
 MODEL_OPTIONS = {
-    "cuda": ["--batch-size", "8"],
-    "cpu": ["--batch-size", "1", "--context-length", "128", "--eval-windows", "2", "--no-compile"],
+    "cuda": [], "cpu": ["--context-length", "128", "--eval-windows", "2", "--no-compile"],
 }
 MODEL_TOKENS = {"cuda": 131_072, "cpu": 768}
 EPOCHS = 15  # of the published experiment
@@ -222,7 +222,8 @@ def sharded(machine: dict, model: str | None = None, **settings) -> Plan:
         return Plan("sharded", runs, machine, **settings)
     device = machine["device"]
     settings["tokens"] = settings.get("tokens") or MODEL_TOKENS[device]
-    settings["options"] = ["--model", model, *MODEL_OPTIONS[device], *settings.get("options", [])]
+    settings["options"] = ["--model", model, "--batch-size", MODEL_BATCH[device],
+                           *MODEL_OPTIONS[device], *settings.get("options", [])]
     return Plan(f"sharded-{model}", runs, machine, seed_noise=False, **settings)
 
 

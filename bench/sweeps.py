@@ -19,9 +19,6 @@ BATCHES = [2**k for k in range(13)]
 MODELS = {"cuda": ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"],
           "cpu": ["cpu-demo", "gpt2", "gpt2-medium"]}
 MODEL_BATCHES = {"cuda": [4, 16, 64], "cpu": [1, 4, 16]}  # of which each model's best is taken
-# (Compiling gpt2-medium takes two cores minutes.)
-MODEL_OPTIONS = {"cuda": [], "cpu": ["--context-length", "128", "--eval-windows", "2",
-                                     "--no-compile"]}
 CONTEXTS = {"cuda": [2**k for k in range(8, 15)], "cpu": [2**k for k in range(6, 12)]}
 CONTEXT_TOKENS = {"cuda": 32_768, "cpu": 2_048}  # of each batch in a sweep over contexts
 MIN_STEPS = 6  # of a run, so that it has a median: two of them are warm-up
@@ -96,7 +93,7 @@ def plan(machine: dict, kind: str, stage: str, runs: list[Run], settings: dict) 
         if option.split("=")[0] in own:
             raise UserError(f"{option.split('=')[0]} is set by the sweep itself", 2)
     if kind.startswith("model"):
-        more = [option for option in MODEL_OPTIONS[device]
+        more = [option for option in plans.MODEL_OPTIONS[device]
                 if stage != "00" or option != "--no-compile"]  # 00 has no such option
         options = [*more, *options]
         settings["seconds"] = 0.0

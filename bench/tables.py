@@ -269,8 +269,7 @@ def compile_notes(state: dict) -> list[str]:
 
 
 def sweep_notes(state: dict) -> list[str]:
-    peaks = ", ".join(f"{name} {flops / 1e12:,.2f}" for name, flops in state["matmul_peak"].items())
-    return [f"{machine_note(state)} Matrix products (matmul peak): {peaks} TFLOP/s.",
+    return [f"{machine_note(state)} {peak_note(state)}",
             "tok/sec is the median over the rounds of each run's median step."]
 
 
@@ -354,9 +353,13 @@ def machine_note(state: dict) -> str:
     return f"{plan['machine']['name']}, PyTorch {plan['machine']['torch']}; {seeds}{options}."
 
 
+def peak_note(state: dict) -> str:
+    peaks = ", ".join(f"{name} {flops / 1e12:,.2f}" for name, flops in state["matmul_peak"].items())
+    return f"Matrix products (matmul peak): {peaks} TFLOP/s."
+
+
 def notes_of(state: dict, columns: Collection[str]) -> list[str]:
     plan, rows = state["plan"], state["rows"]
-    peaks = ", ".join(f"{name} {flops / 1e12:,.2f}" for name, flops in state["matmul_peak"].items())
     length = f"{plan['tokens']:,} tokens per run" if plan["tokens"] else "the scripts' own length"
     if plan["epochs"]:
         length = f"{plan['epochs']} epochs per run"
@@ -367,7 +370,7 @@ def notes_of(state: dict, columns: Collection[str]) -> list[str]:
     notes = [
         f"{plan['machine']['name']}, PyTorch {plan['machine']['torch']}. {length},"
         f" {rounds} round{'s' * (rounds != 1)}, seed {SEED}{options}."
-        f" Matrix products (matmul peak): {peaks} TFLOP/s.",
+        f" {peak_note(state)}",
         "tok/sec is the median over the rounds of each run's median step; the range is from the"
         ' slowest round to the fastest. "faster" and "slower" need 4 rounds whose ranges don\'t'
         " overlap.",

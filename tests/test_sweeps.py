@@ -30,7 +30,7 @@ def test_plans():
         ("--context-length", "16384", "--batch-size", "2")]
     search = sweeps.sweep(CPU, "model", options=["--dropout", "0.1"])
     assert search.path.name == "sweep-model-batch.json" and search.memory_limit_gb > 0
-    assert search.options == [*sweeps.MODEL_OPTIONS["cpu"], "--dropout", "0.1"]
+    assert search.options == [*plans.MODEL_OPTIONS["cpu"], "--dropout", "0.1"]
     assert (search.tokens, search.seconds, search.min_steps) == (1, 0, 6)
     assert "--no-compile" not in sweeps.sweep(CPU, "model", "00").options
     before = {run.label: run.after for run in search.runs}
