@@ -20,6 +20,8 @@ class Record:
     logs: list[dict]
     epochs: list[dict]
     end: dict
+    checkpoints: list[dict]  # each with its step and the seconds that training waited for it
+    resume: dict  # of a run that went on from a checkpoint, else empty
 
     @property
     def stage(self) -> str:
@@ -91,7 +93,8 @@ def read_record(path: Path) -> Record:
 
     Raises RecordError for anything else that isn't a record, OSError where it can't be read.
     """
-    events = {"start": [], "log": [], "epoch": [], "end": []}
+    events = {name: [] for name in ("start", "log", "epoch", "end", "checkpoint",
+                                    "checkpoint_failed", "resume")}
     lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], 1):  # each whole line ends with \n
         try:
@@ -103,7 +106,11 @@ def read_record(path: Path) -> Record:
         (start,) = events["start"]
         if start["schema"] != 1:
             raise RecordError(f"line 1: schema {start['schema']} is unknown")
-        record = Record(path, start, events["log"], events["epoch"], dict(*events["end"]))
+        resume = dict(*events["resume"])
+        for log in events["log"] if resume else []:  # which count from where it went on
+            log["train_seconds"] += resume["train_seconds"]
+        record = Record(path, start, events["log"], events["epoch"], dict(*events["end"]),
+                        events["checkpoint"], resume)
         # What every reader needs, asked for once.
         record.stage, record.device_name, record.precision, record.mfu, record.error  # noqa: B018
         [(log["tokens"], log["train_seconds"], log["val_loss"]) for log in record.logs]

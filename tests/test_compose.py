@@ -1,6 +1,7 @@
 """stack.py compose: a script of one's own from 01 or 02 and variants."""
 
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, TINY, call_main, load, read_record, run_python, write_tokens
@@ -15,6 +16,8 @@ CONFLICTS = {
     ("compile-mode", "embedding-eager"), ("compile-switch", "embedding-eager"),
     ("precision-fp16", "step-accumulation"),  # every piece's gradients have to be scaled
     ("profile", "schedule-cosine"), ("profile", "schedule-scaled"),
+    ("checkpoint-resume", "profile"),
+    ("ddp-options", "parallel-deepspeed"), ("ddp-options", "parallel-sharded"),
     ("attention-backend", "parallel-sharded"), ("head-chunked", "model-mixture"),
     ("loop-accelerate", "precision-fp16"), ("loop-accelerate", "step-accumulation"),
     *((f"optimizer-{name}", "parallel-zero1")
@@ -25,6 +28,10 @@ CONFLICTS = {
 EXCLUDED = {  # as their headers say
     ("model-mixture", "precision-autocast"), ("model-mixture", "precision-fp16"),
     ("optimizer-adafactor", "parallel-deepspeed"), ("optimizer-muon", "parallel-deepspeed"),
+    # More state than weights and optimizer have.
+    *(("checkpoint-resume", name) for name in (
+        "data-on-device", "loop-accelerate", "parallel-deepspeed", "parallel-zero1",
+        "precision-fp16", "schedule-cosine")),
 }
 CONFLICTS_WITH_02 = {
     "compile-mode", "compile-switch", "data-on-device", "embedding-eager", "loop-accelerate",
@@ -42,7 +49,7 @@ def scripts_are_made_once():
 def test_all_pairs_merge_but_those_that_were_reviewed():
     found = set()
     for pair in PAIRS:
-        on_02 = any(name.startswith("parallel-") for name in pair)
+        on_02 = any(VARIANTS[name].base == Path(stack.DDP).stem for name in pair)
         if on_02 and CONFLICTS_WITH_02 & {*pair}:
             continue
         base = stack.DDP if on_02 else stack.LAST

@@ -1,0 +1,290 @@
+"""The variant checkpoint-resume: what is saved, and that a run goes on as if nothing had been."""
+
+import json
+import os
+import resource
+import signal
+from random import Random
+
+import pytest
+from conftest import TINY, environment, load, run_python, write_tokens
+
+from patches import stack
+
+ONE, TWO = [], ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+BASES = [pytest.param("01", ONE, id="01"), pytest.param("02", TWO, id="02")]
+# Does something on one rank, once, after the update of a step.
+ONCE = """
+            mark = Path({mark!r})
+            if (step, int(os.environ.get("RANK", 0))) == ({step}, {rank}) and not mark.exists():
+                mark.touch()
+                {how}
+"""
+KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+class Trial:
+    """A small composed script, and runs of it of 2 epochs: 21 steps each of 01, 10 of 02."""
+
+    def __init__(self, folder):
+        self.folder, self.data = folder, write_tokens(folder / "data", train=700)
+
+    def script(self, base: str = "01", *others: str, how: str = "", step: int = 0, rank: int = 0):
+        """On 01 or 02, with more variants; `how`: what it does after `step` on `rank`."""
+        text = stack.compose(["checkpoint-resume", *others],
+                             base={"01": stack.LAST, "02": stack.DDP}[base]).decode()
+        text = text.replace("layers=4, heads=4, width=256", "layers=1, heads=2, width=32")
+        number = len(list(self.folder.glob("script-*")))
+        if how:
+            mark = str(self.folder / f"mark-{number}")
+            lines = ONCE.format(mark=mark, step=step, rank=rank, how=how)
+            text = text.replace("            step += 1\n", "            step += 1\n" + lines, 1)
+        path = self.folder / f"script-{base}-{number}.py"
+        path.write_text(text)
+        return path
+
+    def run(self, script, results: str, *options, launch=ONE, saved: str | None = None, **how):
+        """`saved`: the folder of the checkpoints, made every 4 steps."""
+        where = ["--checkpoint-dir", self.folder / saved, "--checkpoint-every", 4] if saved else []
+        return run_python(
+            *launch, script, *TINY, "--device", "cpu", "--no-compile", "--dropout", "0.1",
+            "--data", self.data, "--results-dir", self.folder / results, "--eval-freq", "1",
+            "--epochs", "2", *where, *options, **how)
+
+    def events(self, results: str, kind: str | None = None) -> list[dict]:
+        """Of all records of a folder, in the order of their files' last change."""
+        paths = sorted((self.folder / results).glob("*.jsonl"),
+                       key=lambda path: path.stat().st_mtime_ns)
+        events = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        return [event for event in events if kind in (None, event["event"])]
+
+    def losses(self, results: str) -> dict:
+        """By step; of a step that was made again, the later one."""
+        return {log["step"]: (log["train_loss"], log["val_loss"])
+                for log in self.events(results, "log")}
+
+    def saved(self, folder: str) -> list[str]:
+        return sorted(path.name for path in (self.folder / folder).glob("step-*"))
+
+
+@pytest.fixture
+def trial(tmp_path) -> Trial:
+    return Trial(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The losses of a run of 01 or 02 that nothing happens to, by step."""
+    known = {}
+
+    def losses(base: str) -> dict:
+        if base not in known:
+            trial = Trial(tmp_path_factory.mktemp("whole"))
+            result = trial.run(trial.script(base), "whole", launch=ONE if base == "01" else TWO)
+            assert result.returncode == 0, result.stderr
+            known[base] = trial.losses("whole")
+            assert len(known[base]) == (42 if base == "01" else 20)
+        return known[base]
+
+    return losses
+
+
+@pytest.mark.parametrize(("base", "launch", "step"), [
+    pytest.param("01", ONE, 6, id="01-between two saves"),
+    pytest.param("01", ONE, 24, id="01-right before a save, in epoch 2"),
+    pytest.param("02", TWO, 8, id="02-right before a save"),
+    pytest.param("02", TWO, 15, id="02-in epoch 2"),
+])
+def test_killed_and_resumed_is_never_killed(trial, whole, base, launch, step):
+    script = trial.script(base, step=step, rank=0 if base == "01" else 1, how=KILLED)
+    first = trial.run(script, "killed", "--resume", "auto", saved="saved", launch=launch)
+    assert first.returncode != 0
+    assert "No complete checkpoint in" in first.stdout and "this is a new run" in first.stdout
+    second = trial.run(script, "killed", "--resume", "auto", saved="saved", launch=launch)
+    assert second.returncode == 0, second.stderr
+    before = (step - 1) // 4 * 4
+    assert f"Resuming after step {before} from" in second.stdout
+    assert trial.losses("killed") == whole(base)
+    (resume,) = trial.events("killed", "resume")
+    assert resume["step"] == before and resume["ranks"] == resume["earlier_ranks"]
+    # No tokens of before are in the speed.
+    end = trial.events("killed", "end")[-1]
+    tokens = resume["tokens"] // before * (len(whole(base)) - before - 1)
+    seconds = end["train_seconds"] - end["first_step_seconds"]
+    assert end["avg_tok_per_sec"] == pytest.approx(tokens / seconds)
+
+
+def test_compiled_it_goes_on_within_a_thousandth(trial):
+    """Of the loss; so far it was bit for bit here too."""
+    options = ["--compile", "--max-steps", 8]
+    assert trial.run(trial.script(), "whole", *options).returncode == 0
+    script = trial.script(step=6, how=KILLED)
+    for _ in range(2):
+        result = trial.run(script, "killed", *options, "--resume", "auto", saved="saved")
+    assert "Resuming after step 4 from" in result.stdout, result.stderr
+    assert trial.events("killed", "start")[-1]["config"]["compile"] is True
+    whole, killed = trial.losses("whole"), trial.losses("killed")
+    assert len(whole) == 8 and killed.keys() == whole.keys()
+    for step, losses in whole.items():
+        assert killed[step] == pytest.approx(losses, abs=1e-3)
+
+
+@pytest.mark.parametrize("number", range(int(os.environ.get("KILLS", 1))))
+def test_torchrun_restarts_from_the_last_checkpoint(trial, whole, number):
+    """KILLS=20 makes it 20 times, each with a rank and a step of its own."""
+    random = Random(number)
+    step, rank = random.randint(5, 19), random.randint(0, 1)
+    script = trial.script("02", step=step, rank=rank, how=KILLED)
+    result = trial.run(script, "killed", "--resume", "auto", saved="saved",
+                       launch=[*TWO, "--max-restarts=3"],
+                       env=environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1"))
+    assert result.returncode == 0, result.stderr
+    before = (step - 1) // 4 * 4
+    assert [resume["step"] for resume in trial.events("killed", "resume")] == [before]
+    assert trial.losses("killed") == whole("02")
+
+
+@pytest.mark.parametrize(("base", "launch"), BASES)
+def test_written_beside_the_training(trial, base, launch):
+    """What is saved is the state of its step, not of a later one."""
+    script = trial.script(base)
+    result = trial.run(script, "whole", "--checkpoint-async", saved="saved", launch=launch)
+    assert result.returncode == 0, result.stderr
+    before, last = ("step-40", "step-42") if base == "01" else ("step-16", "step-20")
+    assert trial.saved("saved") == [before, last]
+    again = trial.run(script, "again", "--resume", trial.folder / "saved" / before, launch=launch)
+    assert again.returncode == 0, again.stderr
+    whole, again = trial.losses("whole"), trial.losses("again")
+    assert again and again == {step: whole[step] for step in again}
+
+
+def test_the_newest_two_are_kept_and_half_a_one_is_none(trial):
+    script = trial.script()
+    trial.run(script, "one", "--max-steps", "14", saved="saved")
+    assert trial.saved("saved") == ["step-12", "step-14"]
+    (trial.folder / "saved" / "step-14" / ".metadata").unlink()
+    result = trial.run(script, "two", "--max-steps", "15", "--resume", "auto", saved="saved")
+    assert "Resuming after step 12" in result.stdout
+    assert trial.saved("saved") == ["step-12", "step-15"]
+    result = trial.run(script, "three", saved="saved")
+    assert result.returncode == 1
+    assert "holds checkpoints of an earlier run: go on from them by --resume auto" in result.stderr
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    (["--batch-size", "1"], "was trained with batch_size 2, and this run has 1"),
+    (["--max-steps", "4"], "is the end of the training: nothing is left to do"),
+])
+def test_a_mismatch_is_one_line(trial, options, says):
+    script = trial.script()
+    trial.run(script, "one", "--max-steps", "4", saved="saved")
+    result = trial.run(script, "two", "--resume", trial.folder / "saved" / "step-4", *options)
+    assert result.returncode == 1
+    assert says in result.stderr and "Traceback" not in result.stderr
+
+
+def test_damaged_checkpoints_and_other_tokens(trial):
+    script = trial.script()
+    trial.run(script, "one", "--max-steps", "4", saved="saved")
+    saved = trial.folder / "saved" / "step-4"
+
+    def refused(folder) -> str:
+        result = trial.run(script, "two", "--resume", folder)
+        assert result.returncode == 1 and "Traceback" not in result.stderr, result.stderr
+        return result.stderr
+
+    assert "holds no complete checkpoint" in refused(trial.folder / "nowhere")
+    meta = trial.data / "meta.json"
+    text = meta.read_text()
+    meta.write_text(json.dumps(json.loads(text) | {"sha256": {"train": "0"}}))
+    assert "was trained on other tokens" in refused(saved)
+    meta.write_text(text)
+    for path in saved.glob("*.distcp"):
+        path.write_bytes(path.read_bytes()[:100])
+    assert "can't be read" in refused(saved)
+
+
+def test_another_number_of_ranks(trial):
+    """From one process to two: the place in the text is kept, and so are the weights."""
+    trial.run(trial.script(), "one", "--max-steps", "8", saved="saved")
+    result = trial.run(trial.script("02"), "two", "--learning-rate", "5e-4", "--resume",
+                       trial.folder / "saved" / "step-8", launch=TWO)
+    assert result.returncode == 0, result.stderr
+    assert "on 2 rank(s), cpu, after 1, cpu, so other random numbers" in result.stdout
+    (resume,) = trial.events("two", "resume")
+    assert (resume["step"], resume["tokens"]) == (4, 8 * 2 * 16)
+    losses = trial.losses("two")
+    assert min(losses) == 4  # the first step that is made, the fifth
+    at_the_end, (first, _) = trial.losses("one")[7], losses[4]
+    assert abs(first - at_the_end[0]) < abs(first - trial.losses("one")[0][0])
+
+
+@pytest.mark.parametrize(("base", "launch"), BASES)
+def test_a_full_disk_costs_a_line(trial, base, launch):
+    script = trial.script(base)
+    trial.run(script, "one", "--max-steps", "4", saved="saved", launch=launch)
+
+    def full():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+
+    result = trial.run(script, "two", "--max-steps", "14", "--resume", "auto", saved="saved",
+                       launch=launch, preexec_fn=full)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("couldn't be written, training goes on without") == 1
+    assert trial.saved("saved") == ["step-4"]
+    assert trial.events("two", "end")[-1]["status"] == "complete"
+    assert len(trial.events("two", "checkpoint_failed")) >= 3
+
+
+@pytest.mark.parametrize(("base", "launch"), BASES)
+def test_sigterm_saves_at_the_next_line_and_ends(trial, whole, base, launch):
+    script = trial.script(base, step=6, how="os.kill(os.getpid(), signal.SIGTERM)")
+    first = trial.run(script, "ended", "--resume", "auto", saved="saved", launch=launch)
+    assert "interrupted by signal 15" in first.stderr
+    assert first.returncode == (128 + signal.SIGTERM if base == "01" else 1)
+    assert trial.saved("saved") == ["step-4", "step-6"]
+    second = trial.run(script, "ended", "--resume", "auto", saved="saved", launch=launch)
+    assert second.returncode == 0, second.stderr
+    assert trial.losses("ended") == whole(base)
+
+
+def test_nan_on_one_rank_stops_all(trial):
+    script = trial.script("02", step=3, rank=1, how="model.head.weight.data.fill_(float('nan'))")
+    result = trial.run(script, "nan", launch=TWO)
+    assert result.returncode != 0
+    assert "error: rank 0: the loss at step" in result.stderr
+    assert "error: rank 1: the loss at step" in result.stderr
+    assert trial.events("nan")[-1]["status"] == "diverged"
+
+
+def test_weights_that_are_not_finite_take_no_good_ones_place(trial):
+    script = trial.script("02", step=11, rank=1, how="model.head.weight.data.fill_(float('nan'))")
+    result = trial.run(script, "nan", "--eval-freq", "50", saved="saved", launch=TWO)
+    assert result.returncode != 0
+    assert "step-12 couldn't be written, training goes on without: the weights aren't finite" in (
+        result.stdout)
+    assert trial.saved("saved") == ["step-4", "step-8"]
+
+
+def test_a_stuck_rank_is_named(trial):
+    script = trial.script("02", "timeout-ranks", step=6, rank=1, how="time.sleep(600)")
+    result = trial.run(script, "stuck", "--rank-timeout", "5", launch=TWO, timeout=120)
+    assert result.returncode != 0
+    assert "error: rank 0: rank 1 is stuck or gone: it doesn't answer" in result.stderr
+    assert trial.events("stuck")[-1]["status"] == "failed"
+
+
+@pytest.mark.parametrize(("base", "launch"), BASES)
+def test_weights_for_others(trial, base, launch):
+    """Text from the weights that were saved is the text at the end of the run."""
+    from safetensors.torch import load_file
+
+    result = trial.run(trial.script(base), "one", "--max-steps", "3", saved="saved", launch=launch)
+    assert result.returncode == 0, result.stderr
+    module = load(trial.script())
+    weights = load_file(trial.folder / "saved" / "model.safetensors")
+    config = module.Config(**module.MODELS["cpu-demo"] | dict(context_length=16))
+    model = module.GPTModel(config).bfloat16()
+    model.load_state_dict(weights)
+    text = module.sample(model, module.load_tokenizer("bytes", trial.data), config, "cpu")
+    assert text == trial.events("one", "epoch")[-1]["sample"]
