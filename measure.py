@@ -8,6 +8,9 @@
     python measure.py sharded        # 02, and 02 with its memory shared out over the ranks
     python measure.py trainer        # 01, and the same training by Hugging Face's Trainer
     python measure.py sweep batch    # what fits, and how fast; also `sweep model`, `sweep context`
+    python measure.py ddp            # 02, and 02 with each of DDP's own switches
+    python measure.py scaling 1,2,4  # 02 with so many processes
+    python measure.py checkpoints    # 01 and 02, and what their checkpoints cost
     python measure.py search         # the best batch size and learning rate of 00 and of 01
     python measure.py time-to-loss   # seconds until the validation loss has fallen to a target
     python measure.py report         # all of it but the searches: one page
@@ -34,7 +37,17 @@ import shlex
 import sys
 from pathlib import Path
 
-from bench import plans, processes, readme, report, runner, states, sweeps, time_to_loss
+from bench import (
+    plans,
+    processes,
+    readme,
+    report,
+    runner,
+    scaling,
+    states,
+    sweeps,
+    time_to_loss,
+)
 from bench.files import ROOT, relative
 from patches.stack import StackError
 
@@ -96,6 +109,10 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
                                    " out over the ranks"),
         ("trainer", plans.trainer, "01, and the same training by Hugging Face's Trainer"
                                    " (peers/hf_trainer.py)"),
+        ("ddp", plans.ddp, "02, and 02 with each of DDP's own switches"),
+        ("scaling", scaling.scaling, "02 with more and more processes, each with the same batch"),
+        ("checkpoints", plans.checkpoints, "01 and 02, both with checkpoints, and with checkpoints"
+                                           " written beside the training"),
     ):
         sub = commands.add_parser(
             name, help=text, description=text, parents=[resuming(), folders()],
@@ -127,9 +144,16 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
         sub.add_argument("--seconds", type=duration, metavar="N",
                          help="train for about N seconds where --max-tokens takes less, so that the"
                               " speed is a steady one (default: 10 on a GPU, 0 on a CPU)")
+        if make is scaling.scaling:
+            sub.add_argument("sizes", nargs="?", default="1,2,4", metavar="1,2,4",
+                             help="how many processes (default: %(default)s)")
+            sub.add_argument("--links", metavar="200,400",
+                             help="Mbit/s: also on two hosts that send so much, made on this"
+                                  " machine (Linux, root, no GPU)")
         if make is plans.variants:
             sub.add_argument("--names", metavar="A,B",
-                             help="which variants (default: all but compile-mode)")
+                             help="which variants (default: all but those that compile-modes and"
+                                  " checkpoints measure)")
         if make is plans.sharded:
             sub.add_argument("--model", metavar="NAME",
                              help="another size, such as gpt2-medium, at a smaller batch; on a CPU"
@@ -199,8 +223,8 @@ def parse_arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def measure(args: argparse.Namespace, options: list[str]) -> int:
     """Does what the options say; returns the exit code. Raises UserError, StackError, OSError."""
-    own = {name: vars(args)[name] for name in ("rungs", "names", "model", "seconds", "epochs")
-           if name in args}
+    own = {name: vars(args)[name] for name in ("rungs", "names", "model", "sizes", "links",
+                                               "seconds", "epochs") if name in args}
     plan = args.make(
         processes.ask_machine("this_machine"), **own, tokens=args.max_tokens, options=options,
         data=args.data, results=args.results_dir,

@@ -12,6 +12,7 @@ from matplotlib.patches import ConnectionPatch
 from matplotlib.ticker import LogLocator, MaxNLocator, StrMethodFormatter
 
 from bench.records import Record
+from bench.scaling import efficiency_of, predict, published_points
 from bench.stages import CURVE, Run, by_group, factor, shorten
 from bench.statistics import first_step_excess, records_of
 from bench.tables import by_model, compile_cost, pays_from, show
@@ -428,6 +429,45 @@ def draw_sweep(state: dict):
     return figure
 
 
+def draw_scaling(state: dict):
+    """Efficiency over processes, this machine's and that of the published A100s; and over the rate
+    of the link between two hosts, where that was measured."""
+    measured = [row for row in state["rows"] if row["tok_per_sec"]]
+    linked = [row for row in measured if row["mbit"]]
+    rows = [row for row in measured[1:] if not row["mbit"]]
+    if not rows:
+        return None
+    first = measured[0]
+    figure, [(subfigure, axes, *others)] = rows_of_panels(
+        [f"Weak scaling on {shorten(state['plan']['machine']['name'], 70)}"], [3.9],
+        [1, 1] if linked else [1])
+
+    def percent(row: dict) -> float:
+        return 100 * efficiency_of(row, first)
+
+    counts = [row["processes"] for row in rows]
+    axes.axhline(100, color="0.5", linewidth=1, linestyle="--", label="ideal")
+    axes.plot(counts, [percent(row) for row in rows], "o-", color=OWN, linewidth=2,
+              label="this machine")
+    published, *_ = published_points()
+    axes.plot([1, 4], [100, 100 * published["measured"]], "s:", color="0.5", linewidth=1.5,
+              label=f"{published['label']} (its clock held evaluation too)")
+    axes.set(xlabel="processes", ylabel="efficiency, %", ylim=(0, 112))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted({*counts, 1, 4}), sorted({*counts, 1, 4}))
+    for axes in others:
+        rates = [row["mbit"] for row in linked]
+        axes.axhline(100, color="0.5", linewidth=1, linestyle="--")
+        axes.plot(rates, [percent(row) for row in linked], "o-", color=OWN, linewidth=2)
+        axes.plot(rates, [100 * predict(row, measured) for row in linked], "^--", color="0.2",
+                  linewidth=1.5, label="by the model")
+        axes.set(xlabel="Mbit/s between two hosts", ylim=(0, 112))
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(rates, [f"{rate:g}" for rate in rates])
+    subfigure.legend(loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
 PLANS = {  # how to draw a plan, by its name, from its state and the folder of its records
     "ladder": lambda state, folder: draw_ladder(state),
     "time-to-loss": draw_time_to_loss,
@@ -435,6 +475,8 @@ PLANS = {  # how to draw a plan, by its name, from its state and the folder of i
     "variants": lambda state, folder: draw_variants(state),
     "compile-modes": lambda state, folder: draw_compile_modes(state),
     "sharded": lambda state, folder: draw_variants(state),
+    "ddp": lambda state, folder: draw_variants(state),
+    "scaling": lambda state, folder: draw_scaling(state),
     **{f"sweep-{kind}{stage}": lambda state, folder: draw_sweep(state)
        for kind in ("batch", "model", "context") for stage in ("", "-00")},
 }

@@ -19,6 +19,11 @@ TOKENS = {"cuda": 393_216, "cpu": 16_384}
 SECONDS = {"cuda": 10.0, "cpu": 0.0}  # a run trains about that long, if the tokens take less
 SEED = 123
 COMPILER = "compile-mode"  # the variant whose rows are the compiler's modes and backends
+CHECKPOINTS = "checkpoint-resume"
+SCRATCH = "{scratch}"  # in options: a new folder, removed after the run
+# Steps from one checkpoint to the next, where their price is measured.
+CHECKPOINT_EVERY = {"cuda": 25, "cpu": 4}
+CHECKPOINT_TOKENS = {"cuda": 1_310_720, "cpu": 32_768}  # four saves or more
 # How a larger model is run: 40 GB of a GPU, or a minute of two cores, are enough for it. (Compiling
 # gpt2-medium takes them three minutes.)
 MODEL_BATCH = {"cuda": "8", "cpu": "1"}
@@ -56,6 +61,8 @@ class Run:
     error: str | None = None  # why it can't run
     after: str | None = None  # an earlier, smaller run: this one isn't tried unless that fits
     growth: float = 1  # about how many times the memory of that one it takes
+    cores: int | None = None  # of a CPU that it may use (None: all)
+    mbit: float | None = None  # on two hosts made on this machine: Mbit/s that each sends
 
 
 @dataclass
@@ -168,8 +175,8 @@ def leave_one_out(machine: dict, rungs: str | None = None, **settings) -> Plan:
 def variants(machine: dict, names: str | None = None, **settings) -> Plan:
     """01, and each measured variant of it, compared to 01.
 
-    `names`: a choice such as "optimizer-muon,head-chunked" (None: all but the compiler's modes,
-    which have a plan of their own). Raises StackError, UserError.
+    `names`: a choice such as "optimizer-muon,head-chunked" (None: all but the compiler's modes and
+    checkpoints, which have plans of their own). Raises StackError, UserError.
     """
     *stages_to_01, _ = read_rungs(stack.load(), gpus=1)
     base = replace(stages_to_01[-1], name=Path(stack.LAST).stem, label="01", loss=None,
@@ -177,12 +184,14 @@ def variants(machine: dict, names: str | None = None, **settings) -> Plan:
     return Plan("variants", with_variants("variants", base, names, machine), machine, **settings)
 
 
-def with_variants(folder: str, base: Run, names: str | None, machine: dict) -> list[Run]:
-    """The script of `base`, and a run for each row of its measured variants, compared to it; all
-    are written to build/`folder`. Raises StackError, UserError."""
+def with_variants(folder: str, base: Run, names: str | None, machine: dict,
+                  slot: str | None = None) -> list[Run]:
+    """The script of `base`, and a run for each row of its measured variants, or those of a slot,
+    compared to it; all are written to build/`folder`. Raises StackError, UserError."""
     known = {patch.name: patch for patch in stack.load_variants()
-             if "Slot" in patch.fields and patch.base == base.name}
-    chosen = [name for name in known if name != COMPILER]
+             if patch.base == base.name and "Slot" in patch.fields
+             and slot in (None, patch.fields["Slot"])}
+    chosen = [name for name in known if name not in (COMPILER, CHECKPOINTS)]
     if names is not None:
         chosen = [name.strip() for name in names.split(",")]
     for name in chosen:
@@ -212,12 +221,7 @@ def sharded(machine: dict, model: str | None = None, **settings) -> Plan:
     `model`: a size such as "gpt2-medium" (None: the scripts' own), for which a smaller batch, and
     on a CPU a shorter context and run, are chosen. Raises StackError, UserError.
     """
-    *_, ddp = read_rungs(stack.load(), machine["gpus"] or 2)
-    base = replace(ddp, name=Path(stack.DDP).stem, loss=None, published=None,
-                   label=f"02, {ddp.processes} rank{'s' * (ddp.processes > 1)}")
-    runs = with_variants("sharded", base, None, machine)
-    if machine["gpus"] == 1:
-        runs = [replace(run, error="needs two or more GPUs") for run in runs]
+    runs = variants_of_02("sharded", "parallel", machine)
     if model is None:
         return Plan("sharded", runs, machine, **settings)
     device = machine["device"]
@@ -225,6 +229,23 @@ def sharded(machine: dict, model: str | None = None, **settings) -> Plan:
     settings["options"] = ["--model", model, "--batch-size", MODEL_BATCH[device],
                            *MODEL_OPTIONS[device], *settings.get("options", [])]
     return Plan(f"sharded-{model}", runs, machine, seed_noise=False, **settings)
+
+
+def ddp(machine: dict, **settings) -> Plan:
+    """02, and 02 with each of DDP's own switches, on as many ranks as `sharded`. Raises StackError,
+    UserError."""
+    return Plan("ddp", variants_of_02("ddp", "ddp", machine), machine, **settings)
+
+
+def variants_of_02(folder: str, slot: str, machine: dict) -> list[Run]:
+    """02, and its variants of a slot, on all GPUs or on two ranks of a CPU."""
+    *_, ddp = read_rungs(stack.load(), machine["gpus"] or 2)
+    base = replace(ddp, name=Path(stack.DDP).stem, loss=None, published=None,
+                   label=f"02, {ddp.processes} rank{'s' * (ddp.processes > 1)}")
+    runs = with_variants(folder, base, None, machine, slot)
+    if machine["gpus"] == 1:
+        runs = [replace(run, error="needs two or more GPUs") for run in runs]
+    return runs
 
 
 def compile_modes(machine: dict, **settings) -> Plan:
@@ -240,6 +261,33 @@ def compile_modes(machine: dict, **settings) -> Plan:
     whole = {"epochs": 5, "whole": True} if machine["gpus"] else {}
     return Plan("compile-modes", [first, *runs], machine, cold_rounds=sys.maxsize, seed_noise=False,
                 **whole | settings)
+
+
+def checkpoints(machine: dict, **settings) -> Plan:
+    """01, and 02 with one process per GPU or two on a CPU: each without checkpoints, with, and with
+    such that are written beside the training. Raises StackError, UserError."""
+    *_, last, ddp = read_rungs(stack.load(), machine["gpus"] or 2)
+    every = CHECKPOINT_EVERY[machine["device"]]
+    settings["tokens"] = settings.get("tokens") or CHECKPOINT_TOKENS[machine["device"]]
+    saving = ("--checkpoint-every", str(every), "--checkpoint-dir", SCRATCH)
+    error = lacking("package safetensors", machine)
+    runs, scripts = [], {}
+    for run, file, label in (
+        (last, stack.LAST, "01"),
+        (ddp, stack.DDP, f"02, {ddp.processes} rank{'s' * (ddp.processes > 1)}"),
+    ):
+        name = Path(file).stem
+        base = replace(run, name=name, label=label, script=BUILD / "checkpoints" / file, loss=None,
+                       technique="none are saved", published=None)
+        own = base.script.with_stem(f"{name}-checkpoints")
+        scripts |= {base.script: stack.script_of(name), own: stack.compose([CHECKPOINTS], file)}
+        runs.append(base)
+        for kind, options in (("saved", saving), ("async", (*saving, "--checkpoint-async"))):
+            runs.append(replace(
+                base, name=f"{name}-{kind}", label=f"{label}, {kind}", script=own, options=options,
+                technique=f"saved every {every} steps", compared_to=name, error=error))
+    stack.write_all(scripts)
+    return Plan("checkpoints", runs, machine, seed_noise=False, **settings)
 
 
 def trainer(machine: dict, **settings) -> Plan:

@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.files import ROOT, relative
@@ -31,18 +32,34 @@ def interrupt(signum, frame) -> None:
     raise Interrupted(signum)
 
 
+@contextmanager
+def only_cores(count: int | None):
+    """What is started within may use so many of the cores; on Linux only."""
+    allowed = os.sched_getaffinity(0) if count and hasattr(os, "sched_setaffinity") else None
+    if allowed:
+        os.sched_setaffinity(0, sorted(allowed)[:count])
+    try:
+        yield
+    finally:
+        if allowed:
+            os.sched_setaffinity(0, allowed)
+
+
 def run_child(
-    command: list, cwd: Path | None = None, timeout: float | None = None, **environment: str
+    command: list, cwd: Path | None = None, timeout: float | None = None, cores: int | None = None,
+    **environment: str,
 ) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr). The child ends with this process, unless that is killed.
+    """(exit code, stdout, stderr) of a child on so many `cores` (None: all). It ends with this
+    process, unless that is killed.
 
     Raises subprocess.TimeoutExpired, with the child ended, after `timeout` seconds.
     """
-    child = subprocess.Popen(
-        [str(part) for part in command], env=os.environ | environment, cwd=cwd, text=True,
-        encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
-    )
+    with only_cores(cores):
+        child = subprocess.Popen(
+            [str(part) for part in command], env=os.environ | environment, cwd=cwd, text=True,
+            encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
+        )
     try:
         out, err = child.communicate(timeout=timeout)
     except BaseException:

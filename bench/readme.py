@@ -11,9 +11,13 @@ from bench.statistics import ratio
 from bench.tables import (
     blank,
     by_model,
+    checkpoint_table,
     compile_table,
     markdown,
     model_table,
+    points_table,
+    predictions_table,
+    scaling_table,
     sweep_table,
     time_tables,
 )
@@ -58,6 +62,10 @@ def update(text: str) -> str:
         "batches": lambda: sweep_of(reference_machine(), "batch"),
         "models": lambda: sweep_of(reference_machine(), "model"),
         "contexts": lambda: sweep_of(reference_machine(), "context"),
+        "scaling": lambda: scaling_table(rows_of(reference_machine(), "scaling")),
+        "predictions": predictions_table,
+        "points": points_table,
+        "checkpoints": lambda: checkpoint_table(rows_of(reference_machine(), "checkpoints")),
     }
 
     def write(block: re.Match) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench import lengths, plans, processes, runner, states, statistics, sweeps
+from bench import lengths, plans, processes, runner, scaling, states, statistics, sweeps
 from bench.files import relative, write_whole
 from bench.profiles import read_trace
 from bench.stages import read_published, read_runs
@@ -135,6 +135,15 @@ def run_sharded(report: Report) -> bool:
                for model in (None, "gpt2-medium"))
 
 
+def run_scaling(report: Report) -> bool:
+    return all([report.run(report.plan(scaling.scaling, sizes="1,2,4,8"), rounds=4),
+                report.run(report.plan(plans.ddp), rounds=4)])
+
+
+def run_checkpoints(report: Report) -> bool:
+    return report.run(report.plan(plans.checkpoints), rounds=4)
+
+
 def run_trainer(report: Report) -> bool:
     return report.run(report.plan(plans.trainer), rounds=4)
 
@@ -236,6 +245,11 @@ def sweeps_section(report: Report) -> str:
 def sharded_section(report: Report) -> str:
     parts = [plan_section(report, f"sharded{suffix}", *pictures)
              for suffix, pictures in (("", ["sharded.png"]), ("-gpt2-medium", []))]
+    return "\n".join(part for part in parts if part)
+
+
+def scaling_section(report: Report) -> str:
+    parts = [plan_section(report, "scaling", "scaling.png"), plan_section(report, "ddp")]
     return "\n".join(part for part in parts if part)
 
 
@@ -341,6 +355,11 @@ PIECES = {
                            "python measure.py compile-modes"),
     "sharded": Piece("02 with its memory shared out over the ranks", run_sharded, sharded_section,
                      "python measure.py sharded --model gpt2-medium"),
+    "scaling": Piece("How 02 scales over processes", run_scaling, scaling_section,
+                     "python measure.py scaling 1,2,4,8"),
+    "checkpoints": Piece("What checkpoints cost", run_checkpoints,
+                         lambda report: plan_section(report, "checkpoints"),
+                         "python measure.py checkpoints"),
     "trainer": Piece("Hugging Face's Trainer", run_trainer,
                      lambda report: plan_section(report, "trainer"),
                      "python measure.py trainer"),

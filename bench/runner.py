@@ -7,14 +7,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench import lengths, processes, statistics, tables
-from bench.files import relative, write_whole
+from bench.files import ROOT, relative, write_whole
 from bench.lengths import Length, in_words, seconds_left
-from bench.plans import BUILD, SEED, Plan, Run, UserError
+from bench.plans import BUILD, SCRATCH, SEED, Plan, Run, UserError
 from bench.records import RecordError
 from bench.states import SCHEMA, earlier_state
 
@@ -40,9 +41,12 @@ class Job:
 
 
 def command_of(job: Job, plan: Plan, length: Length) -> list:
-    run = job.run
-    launcher = ["-m", "torch.distributed.run", "--standalone",
-                f"--nproc_per_node={run.processes}"] if run.torchrun else []
+    run, launcher = job.run, []
+    if run.mbit:
+        launcher = ["-m", "bench.hosts", "--mbit", f"{run.mbit:g}"]
+    elif run.torchrun:
+        launcher = ["-m", "torch.distributed.run", "--standalone",
+                    f"--nproc_per_node={run.processes}"]
     return [
         sys.executable, *launcher, run.script, "--name", run.name,
         "--device", plan.machine["device"], "--data", plan.data,
@@ -55,15 +59,20 @@ def run_job(job: Job, plan: Plan, length: Length) -> dict:
     """Runs it; returns its result for the state file."""
     # torch.compile keeps what it made, here by script and options, so that plans share it.
     cache = BUILD / "compiler-cache" / "-".join([sha256(job.run.script)[:16], *job.run.options])
+    environment = dict(TORCHINDUCTOR_CACHE_DIR=str(cache), TRITON_CACHE_DIR=str(cache / "triton"))
+    if job.run.mbit:
+        environment["PYTHONPATH"] = str(ROOT)  # for the module that makes the hosts
     if job.round <= plan.cold_rounds and job.seed == plan.seed_of(job.round):
         shutil.rmtree(cache, ignore_errors=True)
     began = time.perf_counter()
     timeout = HANG_SECONDS + 5 * length.seconds
     try:
-        code, out, err = processes.run_child(
-            command_of(job, plan, length), timeout=timeout,
-            TORCHINDUCTOR_CACHE_DIR=str(cache), TRITON_CACHE_DIR=str(cache / "triton"),
-        )
+        BUILD.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=BUILD) as scratch:
+            command = [scratch if part == SCRATCH else part
+                       for part in command_of(job, plan, length)]
+            code, out, err = processes.run_child(command, timeout=timeout, cores=job.run.cores,
+                                                 **environment)
     except subprocess.TimeoutExpired:
         code, out, err = 1, "", f"error: ended after {timeout:.0f} s: it hung, or is far too slow"
     seconds = time.perf_counter() - began

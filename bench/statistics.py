@@ -172,7 +172,8 @@ def figures_of(run: Run, plan: Plan, state: dict, folder: Path) -> dict:
     flops = speed * first.config["flops_per_token"] / run.processes if first else None
     return dict(
         name=run.name, label=run.label, technique=run.technique, loss=run.loss,
-        processes=run.processes, error=error, rounds=len(records), speeds=speeds,
+        processes=run.processes, mbit=run.mbit, model=first and first.config.get("model"),
+        error=error, rounds=len(records), speeds=speeds,
         tok_per_sec=speed, parameters=first and first.config.get("parameters"),
         speed_is_average=any(record.speed_is_average for record in records),
         losses=losses, val_loss=middle(losses_by_round),
@@ -190,6 +191,8 @@ def figures_of(run: Run, plan: Plan, state: dict, folder: Path) -> dict:
         uncompiled=any(record.uncompiled for record in records), published=run.published,
         options=list(run.options), lowest_val_loss=middle(map(lowest_val_loss, records)),
         time_to={name: time_to(target, records) for name, target in plan.targets.items()},
+        average=middle(record.end.get("avg_tok_per_sec") for record in records),
+        save_seconds=[save["seconds"] for record in records for save in record.checkpoints],
     )
 
 

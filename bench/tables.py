@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Collection
 
 from bench.plans import SEED
+from bench.scaling import GPUS, efficiency_of, predict, predictions, published_points
 from bench.statistics import difference, median, ratio
 
 TARGETS = {  # what the targets of bench.time_to_loss are
@@ -16,6 +17,7 @@ TARGETS = {  # what the targets of bench.time_to_loss are
 # Total seconds of 5 epochs with Adafactor, in a study of the compiler's modes on one GPU.
 STUDY_SECONDS = {"none": 1059.0, "default": 497.9, "reduce-overhead": 497.6, "max-autotune": 769.1}
 STUDY_EPOCHS = 5
+CHECKPOINT_DISTANCES = 10, 50, 200  # steps from one to the next
 
 
 def show(value: float | None, form: str) -> str:
@@ -46,6 +48,10 @@ def plan_table(state: dict) -> str:
         return loss_tables(state)
     if state["plan"].get("name", "").startswith("sweep-"):
         return sweep_table(state["rows"]) + paragraphs(sweep_notes(state))
+    if state["plan"].get("name") == "scaling":
+        return scaling_table(state["rows"]) + paragraphs(scaling_notes(state))
+    if state["plan"].get("name") == "checkpoints":
+        return checkpoint_table(state["rows"]) + paragraphs(checkpoint_notes(state))
     if state["plan"].get("name") == "compile-modes":
         return compile_table(state) + paragraphs(compile_notes(state))
     rows, others = by_model(state)
@@ -130,20 +136,122 @@ def sweep_table(rows: list[dict]) -> str:
         if not untried or not shown or not shown[-1]["error"]:
             shown.append(row)
 
-    def spread(row: dict) -> str:
-        speeds = row["speeds"]
-        return f"{min(speeds):,.0f}–{max(speeds):,.0f}" if len(speeds) > 1 else ""
-
     columns = {
         "run": lambda row: row["label"],
         "tok/sec": lambda row: row["error"] or show(row["tok_per_sec"], ",.0f"),
-        "range": spread,
+        "range": lambda row: spread_of(row["speeds"]),
         "reserved GB": lambda row: blank(row["reserved_gb"], ".2f"),
         "MFU": lambda row: blank(row["mfu"], ".1%"),
         "of matmul peak": lambda row: blank(row["share_of_peak"], ".1%"),
     }
     columns = {heading: cell for heading, cell in columns.items() if any(map(cell, shown))}
     return markdown(columns, shown, {"run"})
+
+
+def scaling_table(rows: list[dict]) -> str:
+    """Speed of all processes and of each, over that of one alone; and what the model says."""
+    columns = {
+        "run": lambda row: row["label"],
+        "tok/sec": lambda row: row["error"] or show(row["tok_per_sec"], ",.0f"),
+        "range": lambda row: spread_of(row["speeds"]),
+        "of each": lambda row: blank(ratio(row["tok_per_sec"], row["processes"]), ",.0f"),
+        "efficiency": lambda row: blank(efficiency_of(row, rows[0]), ".1%"),
+        "by the model": lambda row: blank(predict(row, rows), ".1%"),
+        "GB of each": lambda row: blank(row["reserved_gb"], ".2f"),
+        "val loss": lambda row: blank(row["val_loss"], ".4f"),
+    }
+    columns = {heading: cell for heading, cell in columns.items() if any(map(cell, rows))}
+    return markdown(columns, rows, {"run"})
+
+
+def scaling_notes(state: dict) -> list[str]:
+    machine, measured = state["plan"]["machine"], [row for row in state["rows"] if row["rounds"]]
+    cores = machine["threads"] // max((row["processes"] for row in measured), default=1)
+    shares = "" if machine["gpus"] else (
+        f" Each process has {cores} of the {machine['threads']} cores at every size.")
+    notes = [machine_note(state) + shares,
+             "Weak scaling: each process has the same batch. Efficiency is the speed of each"
+             " process over that of 01."]
+    if any(row["mbit"] for row in measured):
+        notes.append("Two hosts are network namespaces of this machine. By the model: what it"
+                     " leaves for the link's cost, times the efficiency of as many processes"
+                     " without it (bench/scaling.py).")
+    return notes
+
+
+def predictions_table() -> str:
+    """The efficiency that the model of scaling predicts for H100s, by size and number of them."""
+    return markdown({
+        "model": lambda row: row["model"],
+        "step, ms": lambda row: f"{1000 * row['step']:,.0f}",
+        "gradients, MB": lambda row: f"{row['megabytes']:,.0f}",
+        **{f"{gpus} GPUs": lambda row, gpus=gpus: f"{row['efficiency'][gpus]:.1%}"
+           for gpus in GPUS},
+    }, predictions(), {"model"})
+
+
+def points_table() -> str:
+    """Published efficiencies beside those of the model. Raises StackError, UserError."""
+    return markdown({
+        "published": lambda row: row["label"],
+        "efficiency": lambda row: f"{row['measured']:.1%}",
+        "by the model": lambda row: f"{row['predicted']:.1%}",
+    }, published_points(), {"published"})
+
+
+def checkpoint_cost(row: dict, rows: list[dict]) -> tuple[float, float, float] | None:
+    """(seconds that training waits for a save, seconds that the steps up to the next one take
+    longer, seconds of a step without checkpoints) of a row that saves."""
+    base = next((other for other in rows if other["label"] == row["compared_to"]), None)
+    if not base or not row["save_seconds"] or not base["average"]:
+        return None
+    every = int(row["options"][row["options"].index("--checkpoint-every") + 1])
+    # By the average, since few of the steps may be slower.
+    step, alone = (each["tokens_per_step"] / each["average"] for each in (row, base))
+    return median(row["save_seconds"]), every * (step - alone), alone
+
+
+def checkpoint_table(rows: list[dict]) -> str:
+    """What a save costs, and its share of the wall time at several distances."""
+
+    def share(every: int):
+        def cell(row: dict) -> str:
+            cost = checkpoint_cost(row, rows)
+            if not cost:
+                return ""
+            waiting, slower, step = cost
+            price = waiting + max(0, slower)
+            return f"{price / (price + every * step):.1%}"
+
+        return cell
+
+    def part(place: int):
+        return lambda row: blank((checkpoint_cost(row, rows) or [None] * 3)[place], ".2f")
+
+    return markdown({
+        "run": lambda row: row["label"],
+        "checkpoints": lambda row: row["technique"],
+        "tok/sec": lambda row: row["error"] or show(row["tok_per_sec"], ",.0f"),
+        "range": lambda row: spread_of(row["speeds"]),
+        "s per save": part(0),
+        "slower steps, s": part(1),
+        **{f"share, every {every}": share(every) for every in CHECKPOINT_DISTANCES},
+        "GB": lambda row: blank(row["reserved_gb"], ".2f"),
+        "val loss": lambda row: blank(row["val_loss"], ".4f"),
+    }, rows, {"run", "checkpoints"})
+
+
+def checkpoint_notes(state: dict) -> list[str]:
+    distances = ", ".join(map(str, CHECKPOINT_DISTANCES[:-1]))
+    return [machine_note(state),
+            "s per save is how long training waits for one, which tok/sec doesn't count; slower"
+            " steps is how much longer than without checkpoints the steps from one to the next"
+            " take. The shares are of wall time, by both, with a save every"
+            f" {distances} or {CHECKPOINT_DISTANCES[-1]} steps."]
+
+
+def spread_of(speeds: list[float]) -> str:
+    return f"{min(speeds):,.0f}–{max(speeds):,.0f}" if len(speeds) > 1 else ""
 
 
 def model_table(rows: list[dict]) -> str:

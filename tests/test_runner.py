@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, TINY, environment, run_python
 from made_up import CPU, MACHINE, PEAK, make_plan, make_state, write_record
 
-from bench import lengths, processes, runner, states
+from bench import lengths, plans, processes, runner, states
 from bench.plans import SEED, UserError
 
 
@@ -327,6 +327,29 @@ def test_compile_cache(tmp_path, monkeypatch):
         runner.run_job(runner.Job(plan.runs[0], round, seed), plan, lengths.Length((), 1.0))
         (cache,) = (tmp_path / "compiler-cache").iterdir()
         assert len([*cache.iterdir()]) == files
+
+
+def test_a_scratch_folder_lives_as_long_as_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "BUILD", tmp_path / "build")
+    plan = make_plan(tmp_path, "a")
+    plan.runs[0].options = ("--folder", plans.SCRATCH)
+    seen = tmp_path / "seen"
+    (tmp_path / "script.py").write_text(
+        f"import os, pathlib, sys\npathlib.Path({str(seen)!r}).write_text(sys.argv[-1])\n"
+        "assert os.path.isdir(sys.argv[-1])\n")
+    result = runner.run_job(runner.Job(plan.runs[0], 1), plan, lengths.Length((), 1.0))
+    assert result["error"] == "it left no record"
+    folder = seen.read_text()
+    assert folder.startswith(str(tmp_path)) and not os.path.exists(folder)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
+def test_a_share_of_the_cores():
+    command = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
+    cores = len(os.sched_getaffinity(0))
+    assert processes.run_child(command, cores=1)[1].strip() == "1"
+    assert len(os.sched_getaffinity(0)) == cores
+    assert processes.run_child(command)[1].strip() == str(cores)
 
 
 def test_a_run_that_hangs_is_ended(tmp_path, monkeypatch):

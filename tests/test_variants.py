@@ -100,7 +100,8 @@ def test_plan(tmp_path, monkeypatch):
     assert base.name == "01_opt_single_gpu" and base.script.read_bytes() == (
         ROOT / stack.LAST).read_bytes()
     assert len(runs) == sum(VARIANTS[row.values[0]].base == base.name
-                            and row.values[0] != "compile-mode" for row in ROWS)
+                            and row.values[0] not in ("compile-mode", "checkpoint-resume")
+                            for row in ROWS)
     assert len({run.name for run in runs}) == len(runs)
     assert {run.compared_to for run in runs} == {base.name}
     assert "profile" not in " ".join(run.name for run in runs)  # no technique, so never measured
@@ -199,6 +200,30 @@ def test_sharded_plan(tmp_path, monkeypatch):
                              "128", "--eval-windows", "2", "--no-compile", "--seed", "1"]
     alone = plans.sharded(dict(device="cuda", gpus=1))
     assert {run.error for run in alone.runs} == {"needs two or more GPUs"}
+
+
+def test_ddp_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(plans, "BUILD", tmp_path)
+    base, *runs = plans.ddp(dict(device="cpu", gpus=0)).runs
+    assert base.label == "02, 2 ranks" and {run.processes for run in runs} == {2}
+    assert [run.label for run in runs] == [
+        "ddp-options --bucket-mb 1", "ddp-options --bucket-mb 5", "ddp-options --bucket-mb 100",
+        "ddp-options --static-graph", "ddp-options --compile-first"]
+
+
+def test_checkpoints_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(plans, "BUILD", tmp_path)
+    monkeypatch.setattr(plans, "lacking", lambda needs, machine: None)
+    plan = plans.checkpoints(dict(device="cpu", gpus=0))
+    assert [(run.label, run.compared_to, run.processes) for run in plan.runs] == [
+        ("01", None, 1), ("01, saved", "01_opt_single_gpu", 1),
+        ("01, async", "01_opt_single_gpu", 1),
+        ("02, 2 ranks", None, 2), ("02, 2 ranks, saved", "02_opt_multi_gpu_ddp", 2),
+        ("02, 2 ranks, async", "02_opt_multi_gpu_ddp", 2)]
+    saved, written_beside = plan.runs[4:]
+    assert b"class Checkpoints" in saved.script.read_bytes()
+    assert saved.options == ("--checkpoint-every", "4", "--checkpoint-dir", "{scratch}")
+    assert written_beside.options == (*saved.options, "--checkpoint-async")
 
 
 def test_compile_modes_plan(tmp_path, monkeypatch):

@@ -1,0 +1,159 @@
+"""Weak scaling: 02 with as many processes as asked, each with the same batch; what they reach, and
+what a model of the link between them says.
+
+The model: alone, a process needs `step` seconds for a step, two thirds of them for the backward
+pass. DDP sends each bucket of gradients as soon as it is complete, around a ring: of B bytes each
+of N processes sends 2 (N - 1) / N × B (Patarasuk and Yuan, 2009, doi:10.1016/j.jpdc.2008.09.002).
+The first bucket is complete when the backward pass has gone through the output head; what is sent
+from then to its end costs nothing. The last bucket, with the token embedding's gradient, is
+complete only at that end. So the longer of two times is added to the step: that of the last bucket,
+or what all of them take beyond the rest of the backward pass.
+
+It tells what the link costs. Waiting for the slowest process, and the computing that the reduction
+itself takes, come on top.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import plans
+from bench.plans import Plan, UserError, read_rungs
+from bench.statistics import ratio
+from patches import stack
+
+BACKWARD = 2 / 3  # of a step: 4 of the 6 operations for each weight and token
+MODELS = {  # layers, width, context
+    "cpu-demo": (4, 256, 256), "gpt2": (12, 768, 1024), "gpt2-medium": (24, 1024, 1024),
+    "gpt2-large": (36, 1280, 1024), "gpt2-xl": (48, 1600, 1024),
+}
+VOCABULARY = 50_304
+GPUS = (2, 4, 8, 16, 32, 64)
+HOST = 8  # GPUs that a fast link joins
+# Bytes per second at which a ring passes, by what all-reduces reach: an H100's NVLink, a host's
+# single network card of 400 Gbit/s, an A100's NVLink.
+NVLINK, NETWORK, A100_LINK = 370e9, 45e9, 230e9
+MFU, PEAK, BATCH = 0.4, 989e12, 32  # of the GPUs that are predicted: H100s, bfloat16
+
+
+class Load(NamedTuple):
+    """What a link has to carry in a step, and when."""
+
+    total: int  # bytes of all gradients
+    last: int  # of the token embedding's
+    overlap: float  # of a step's time: from the first bucket to the end of the backward pass
+
+
+def products(model: str) -> tuple[int, int]:
+    """Multiplications for each token, forward: (of the blocks, of the output head)."""
+    layers, width, context = MODELS[model]
+    return layers * (12 * width**2 + 2 * context * width), VOCABULARY * width
+
+
+def load_of(model: str, each: int = 2, tied: bool = False) -> Load:
+    """With `each` bytes for a gradient, and no bias on query, key and value. `tied`: the token
+    embedding is the output head too."""
+    layers, width, context = MODELS[model]
+    embedding = VOCABULARY * width
+    blocks = layers * (12 * width**2 + 10 * width)
+    total = (2 - tied) * embedding + context * width + blocks + 2 * width
+    in_blocks, in_head = products(model)
+    return Load(each * total, each * embedding, BACKWARD * in_blocks / (in_blocks + in_head))
+
+
+def efficiency(processes: int, step: float, load: Load, link: float) -> float:
+    """Speed of each of N processes as a share of one alone. `step`: seconds of one alone; `link`:
+    bytes per second that a process sends."""
+    if processes < 2:
+        return 1.0
+    total, last = (2 * (processes - 1) / processes * size / link for size in load[:2])
+    return step / (step + max(last, total - load.overlap * step))
+
+
+def step_seconds(model: str) -> float:
+    """Of one such GPU, by its MFU."""
+    return 6 * sum(products(model)) * BATCH * MODELS[model][2] / (MFU * PEAK)
+
+
+def predictions() -> list[dict]:
+    """For each size of the model, its step and efficiency by number of GPUs, in hosts of 8."""
+    rows = []
+    for model in list(MODELS)[1:]:
+        step, load = step_seconds(model), load_of(model)
+        rows.append(dict(model=model, step=step, megabytes=load.total / 1e6, efficiency={
+            gpus: efficiency(gpus, step, load, NVLINK if gpus <= HOST else NETWORK)
+            for gpus in GPUS}))
+    return rows
+
+
+# Published figures: tok/sec of one GPU and of each of several, and what the model needs to know.
+# The suite's own reference is in the patches. gollem: github.com/Jjschwartz/gollem,
+# experiments/gpt2/6_gpt2_124M_DDP.ipynb: tied head, float32 gradients, batch 64.
+GOLLEM = dict(label="8 × H100, gollem", gpus=8, one=412_000, each=381_000, batch=64,
+              load=load_of("gpt2", 4, tied=True), link=NVLINK)
+
+
+def published_points() -> list[dict]:
+    """Published efficiencies beside those that the model predicts. Raises StackError, UserError."""
+    *_, last, ddp = read_rungs(stack.load(), gpus=4)
+    ours = dict(label="4 × A100, the published 02", gpus=4, one=last.expected,
+                each=ddp.published / 4, batch=32, load=load_of("gpt2"), link=A100_LINK)
+    return [dict(label=point["label"], measured=point["each"] / point["one"], predicted=efficiency(
+                point["gpus"], point["batch"] * 1024 / point["one"], point["load"],
+                point["link"])) for point in (ours, GOLLEM)]
+
+
+def numbers(text: str, least: float, kind: type = int) -> list:
+    """The numbers in "1,2,4", each once, from the smallest on. Raises UserError."""
+    try:
+        found = sorted({kind(part) for part in text.split(",")})
+    except ValueError:
+        raise UserError(f"{text!r} isn't a list of numbers like 1,2,4", 2)
+    if not found[0] >= least:
+        raise UserError(f"{text!r}: {found[0]} is less than {least:g}", 2)
+    return found
+
+
+def scaling(machine: dict, sizes: str = "1,2,4", links: str | None = None, **settings) -> Plan:
+    """01, and 02 with each number of processes, compared to 01. On a CPU each process has as many
+    cores at every size. `links`: Mbit/s, such as "200,400": also 02 on two hosts, made on this
+    machine, that send so much. Raises StackError, UserError."""
+    there, unit = (machine["gpus"], "GPUs") if machine["gpus"] else (machine["threads"], "cores")
+    sizes = numbers(sizes, 1)
+    fitting = [size for size in sizes if size <= there]
+    if links and machine["gpus"]:
+        raise UserError("--links needs a machine without a GPU: its hosts talk by gloo", 2)
+    share = None if machine["gpus"] else max(1, there // max([2 if links else 1, *fitting]))
+    *_, last, ddp = read_rungs(stack.load(), gpus=1)
+    folder = plans.BUILD / "scaling"
+    last, ddp = (replace(run, name=Path(file).stem, script=folder / file, loss=None, published=None,
+                         compared_to=None) for run, file in ((last, stack.LAST), (ddp, stack.DDP)))
+    stack.write_all({run.script: stack.script_of(run.name) for run in (last, ddp)})
+    runs = [replace(last, label="01", technique="every technique", cores=share)]
+    for size in sizes:
+        runs.append(replace(
+            ddp, name=f"{ddp.name}-{size}", label=f"02, {size} process{'es' * (size > 1)}",
+            processes=size, cores=share and share * size, compared_to=last.name,
+            error=None if size in fitting else f"needs {size} {unit}"))
+    for mbit in reversed(numbers(links, 1, float) if links else []):
+        runs.append(replace(
+            ddp, name=f"{ddp.name}-{mbit:g}-mbit", label=f"02, 2 hosts, {mbit:g} Mbit/s",
+            processes=2, cores=2 * share, compared_to=last.name, mbit=mbit))
+    return Plan("scaling", runs, machine, seed_noise=False, **settings)
+
+
+def predict(row: dict, rows: list[dict]) -> float | None:
+    """The efficiency by the model of a row whose link's rate is known: what the link leaves of the
+    efficiency of as many processes without it. The first of the rows is one process alone."""
+    step, model = ratio(rows[0]["tokens_per_step"], rows[0]["tok_per_sec"]), row.get("model")
+    free = next((other for other in rows[1:] if other["processes"] == row["processes"]
+                 and other["tok_per_sec"] and not other["mbit"]), None)
+    if not row.get("mbit") or not step or not free or model not in MODELS:
+        return None
+    link = efficiency(row["processes"], step, load_of(model), row["mbit"] * 1e6 / 8)
+    return link * efficiency_of(free, rows[0])
+
+
+def efficiency_of(row: dict, first: dict) -> float | None:
+    """Speed of each process as a share of that of `first`, which is one process."""
+    return ratio(ratio(row["tok_per_sec"], row["processes"]), first["tok_per_sec"])
