@@ -86,21 +86,26 @@ def predictions() -> list[dict]:
     return rows
 
 
-# Published figures: tok/sec of one GPU and of each of several, and what the model needs to know.
-# The suite's own reference is in the patches. gollem: github.com/Jjschwartz/gollem,
-# experiments/gpt2/6_gpt2_124M_DDP.ipynb: tied head, float32 gradients, batch 64.
-GOLLEM = dict(label="8 × H100, gollem", gpus=8, one=412_000, each=381_000, batch=64,
-              load=load_of("gpt2", 4, tied=True), link=NVLINK)
+# Published by others, all of GPT-2 124M with a tied head and float32 gradients: GPUs, seconds of a
+# step on one of them, the efficiency. gollem: github.com/Jjschwartz/gollem,
+# experiments/gpt2/6_gpt2_124M_DDP.ipynb, batch 64. Modal: pull request 27 of
+# github.com/modal-labs/multinode-training-guide tells a step's time without and with the network;
+# here hosts with a network card for each GPU are assumed.
+OTHERS = (
+    ("8 × H100, gollem", 8, 64 * 1024 / 412_000, 381 / 412, NVLINK),
+    ("16 × H100 on two hosts, Modal", 16, 0.112, 112 / 115, HOST * NETWORK),
+    ("64 × H100 on eight hosts, Modal", 64, 0.027, 27 / 30, HOST * NETWORK),
+)
 
 
 def published_points() -> list[dict]:
     """Published efficiencies beside those that the model predicts. Raises StackError, UserError."""
     *_, last, ddp = read_rungs(stack.load(), gpus=4)
-    ours = dict(label="4 × A100, the published 02", gpus=4, one=last.expected,
-                each=ddp.published / 4, batch=32, load=load_of("gpt2"), link=A100_LINK)
-    return [dict(label=point["label"], measured=point["each"] / point["one"], predicted=efficiency(
-                point["gpus"], point["batch"] * 1024 / point["one"], point["load"],
-                point["link"])) for point in (ours, GOLLEM)]
+    step, measured = 32 * 1024 / last.expected, ddp.published / 4 / last.expected
+    points = [("4 × A100, the published 02", 4, step, measured, A100_LINK, load_of("gpt2")),
+              *((*point, load_of("gpt2", 4, tied=True)) for point in OTHERS)]
+    return [dict(label=label, measured=measured, predicted=efficiency(gpus, step, load, link))
+            for label, gpus, step, measured, link, load in points]
 
 
 def numbers(text: str, least: float, kind: type = int) -> list:

@@ -45,10 +45,11 @@ def test_predictions():
 
 
 def test_published_points():
-    ours, other = scaling.published_points()
+    ours, other, *hosts = scaling.published_points()
     assert ours["measured"] == pytest.approx(419_259 / 4 / 142_156)
     assert other["measured"] == pytest.approx(0.924, abs=0.001)
-    assert all(point["predicted"] > point["measured"] for point in (ours, other))
+    assert all(point["predicted"] > point["measured"] for point in (ours, other, *hosts))
+    assert [round(point["measured"], 2) for point in hosts] == [0.97, 0.90]
 
 
 def test_plan_on_a_cpu(tmp_path, monkeypatch):
