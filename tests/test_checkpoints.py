@@ -158,6 +158,21 @@ def test_written_beside_the_training(trial, base, launch):
     assert again and again == {step: whole[step] for step in again}
 
 
+@pytest.mark.parametrize(("base", "launch", "others"), [
+    pytest.param("01", ONE, ["optimizer-muon", "step-accumulation"], id="two optimizers"),
+    pytest.param("02", TWO, ["parallel-sharded", "timeout-ranks"], id="sharded"),
+])
+def test_with_other_variants(trial, base, launch, others):
+    script = trial.script(base, *others)
+    result = trial.run(script, "whole", "--max-steps", 8, saved="saved", launch=launch)
+    assert result.returncode == 0, result.stderr
+    again = trial.run(script, "again", "--max-steps", 8, "--resume",
+                      trial.folder / "saved" / "step-4", launch=launch)
+    assert again.returncode == 0, again.stderr
+    whole, again = trial.losses("whole"), trial.losses("again")
+    assert again == {step: whole[step] for step in range(4, 8)}
+
+
 def test_the_newest_two_are_kept_and_half_a_one_is_none(trial):
     script = trial.script()
     trial.run(script, "one", "--max-steps", "14", saved="saved")
