@@ -46,14 +46,15 @@ def plan_table(state: dict) -> str:
     """
     if state["plan"].get("log_tokens"):
         return loss_tables(state)
-    if state["plan"].get("name", "").startswith("sweep-"):
-        return sweep_table(state["rows"]) + paragraphs(sweep_notes(state))
-    if state["plan"].get("name") == "scaling":
-        return scaling_table(state["rows"]) + paragraphs(scaling_notes(state))
-    if state["plan"].get("name") == "checkpoints":
-        return checkpoint_table(state["rows"]) + paragraphs(checkpoint_notes(state))
-    if state["plan"].get("name") == "compile-modes":
-        return compile_table(state) + paragraphs(compile_notes(state))
+    own = {
+        "sweep": lambda: sweep_table(state["rows"]) + paragraphs(sweep_notes(state)),
+        "scaling": lambda: scaling_table(state["rows"]) + paragraphs(scaling_notes(state)),
+        "checkpoints": lambda: checkpoint_table(state["rows"])
+        + paragraphs(checkpoint_notes(state)),
+        "compile": lambda: compile_table(state) + paragraphs(compile_notes(state)),
+    }.get(state["plan"].get("name", "").partition("-")[0])
+    if own:
+        return own()
     rows, others = by_model(state)
     techniques = any("factor_technique" in row for row in rows)
     published = " (A100)" if any(row["published_factor_baseline"] for row in rows) else ""
@@ -68,11 +69,6 @@ def plan_table(state: dict) -> str:
 
         return cell
 
-    def speed_range(row: dict) -> str:
-        if row["rounds"] < 2:
-            return "n/a"
-        return f"{min(row['speeds']):,.0f}–{max(row['speeds']):,.0f}"
-
     def technique(row: dict) -> str:
         return row["technique"] + r" \*" * row["uncompiled"] + " †" * row["speed_is_average"]
 
@@ -83,7 +79,7 @@ def plan_table(state: dict) -> str:
         "run": lambda row: row["label"],
         "technique": technique,
         "tok/sec": number("tok_per_sec", ",.0f"),
-        "range": speed_range,
+        "range": lambda row: spread_of(row["speeds"]) or "n/a",
         "technique's factor": number("factor_technique", ".2f"),
         f"factor{published}": factor(""),
         f"over the baseline{published}": factor("_baseline"),

@@ -14,6 +14,9 @@ def test_the_model_counts_the_bytes_of_the_gradients(stages):
     script = stages["02_opt_multi_gpu_ddp"]
     config = script.Config(**script.MODELS["cpu-demo"])
     model = script.GPTModel(config)
+    sizes = {name: script.Config(**changes) for name, changes in script.MODELS.items()}
+    assert scaling.MODELS == {
+        name: (size.layers, size.width, size.context_length) for name, size in sizes.items()}
     load = load_of("cpu-demo")
     assert load.total == 2 * sum(p.numel() for p in model.parameters())
     assert load.last == 2 * model.token_embedding.weight.numel()
