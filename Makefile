@@ -6,6 +6,7 @@
 ifeq ($(origin PYTHON), undefined)
 PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/complete
+TESTS := .venv/tests
 endif
 NPROC := "$(PYTHON)" -c "import torch; print(torch.cuda.device_count() or 2)"
 
@@ -15,26 +16,30 @@ PIECES :=
 .PHONY: bench report test lint .venv
 
 bench: $(ENVIRONMENT)
-	test -e data/meta.json || "$(PYTHON)" data/prepare.py
 	"$(PYTHON)" 00_orig.py
 	"$(PYTHON)" 01_opt_single_gpu.py
-	"$(PYTHON)" -m torch.distributed.run --standalone --nproc_per_node=$$($(NPROC)) 02_opt_multi_gpu_ddp.py
+	OMP_NUM_THREADS=1 "$(PYTHON)" -m torch.distributed.run --standalone --nproc_per_node=$$($(NPROC)) 02_opt_multi_gpu_ddp.py
 	"$(PYTHON)" plot_results.py
 
 report: $(ENVIRONMENT)
 	"$(PYTHON)" measure.py report --minutes $(MINUTES) --pieces "$(PIECES)"
 
-test: $(ENVIRONMENT) lint
+test: $(TESTS) lint
 	"$(PYTHON)" -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-lint: $(ENVIRONMENT)
+lint: $(TESTS)
 	"$(PYTHON)" -m ruff check .
 
 .venv: .venv/complete
 
 # The last step marks it complete, so that an interrupted installation isn't taken for one.
-.venv/complete: requirements.txt requirements-dev.txt
+.venv/complete: requirements.txt
 	rm -rf .venv
 	python3 -m venv .venv
-	.venv/bin/python -m pip install --quiet -r requirements-dev.txt
+	.venv/bin/python -m pip install --quiet -r requirements.txt
 	touch .venv/complete
+
+# What the tests need besides; the programs don't.
+.venv/tests: .venv/complete requirements-dev.txt requirements-extras.txt
+	.venv/bin/python -m pip install --quiet -r requirements-dev.txt
+	touch .venv/tests

@@ -63,6 +63,61 @@ def test_attention(stages):
     same_forward_and_gradients(ours, theirs, x, (parameters, parameters))
 
 
+def test_plain_is_hugging_faces_gpt2(stages):
+    """Logits, loss and gradients with the same weights, in float64."""
+    transformers = pytest.importorskip("transformers",
+                                       reason="pip install -r requirements-extras.txt")
+    model, config = model_of(stages["00_orig"])
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=config.vocab_size, n_positions=config.context_length, n_embd=config.width,
+        n_layer=config.layers, n_head=config.heads, tie_word_embeddings=False, use_cache=False,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
+    )).double()
+    model.double()
+    body, pairs = theirs.transformer, []  # (one of theirs, ours or what it is made of)
+    pairs += [(body.wte.weight, model.token_embedding.weight),
+              (body.wpe.weight, model.position_embedding.weight),
+              (body.ln_f.weight, model.norm.weight), (body.ln_f.bias, model.norm.bias),
+              (theirs.lm_head.weight, model.head.weight)]
+    for block, ours in zip(body.h, model.blocks, strict=True):
+        up, _, down = ours.feed_forward
+        pairs += [(block.ln_1.weight, ours.norm1.weight), (block.ln_1.bias, ours.norm1.bias),
+                  (block.ln_2.weight, ours.norm2.weight), (block.ln_2.bias, ours.norm2.bias)]
+        split = [layer.weight for layer in
+                 (ours.attention.query, ours.attention.key, ours.attention.value)]
+        pairs += [(block.attn.c_attn.weight, split), (block.attn.c_attn.bias, None)]
+        for conv, linear in ((block.attn.c_proj, ours.attention.out), (block.mlp.c_fc, up),
+                             (block.mlp.c_proj, down)):
+            pairs += [(conv.weight, [linear.weight]), (conv.bias, linear.bias)]
+
+    def form(ours, values):
+        """Their form of one of our parameters, or of its gradient; Conv1D keeps its weight
+        transposed, and has query, key and value in one."""
+        if isinstance(ours, list):
+            return torch.cat([values(weight) for weight in ours]).T
+        return values(ours)
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+        for parameter, ours in pairs:
+            parameter.zero_() if ours is None else parameter.copy_(form(ours, lambda p: p))
+    assert len({id(parameter) for parameter, _ in pairs}) == len(list(theirs.parameters()))
+    x_BT, y_BT = torch.randint(config.vocab_size, (2, 3, 16))
+    logits_BTV, their_logits_BTV = model(x_BT), theirs(x_BT).logits
+    loss = stages["00_orig"].compute_loss(model, x_BT, y_BT)
+    # Not the loss that their model gives: that is computed in float32.
+    their_loss = F.cross_entropy(their_logits_BTV.flatten(0, 1), y_BT.flatten())
+    loss.backward()
+    their_loss.backward()
+    exactly = dict(atol=1e-12, rtol=0)
+    torch.testing.assert_close(logits_BTV, their_logits_BTV, **exactly)
+    torch.testing.assert_close(loss, their_loss, **exactly)
+    for parameter, ours in pairs:
+        if ours is not None:  # we have no bias on query, key and value
+            torch.testing.assert_close(form(ours, lambda p: p.grad), parameter.grad, **exactly)
+
+
 class Losses:
     """Takes the place of Run: keeps what train() reports."""
 

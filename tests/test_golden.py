@@ -1,0 +1,148 @@
+"""Golden losses: every script still trains to the losses that it trained to before.
+
+A change of the code must not move them; one that has to, says why in its commit, and writes them
+anew with `PYTHONPATH=. python tests/test_golden.py`, which prints what moved, and by how much.
+
+Each script trains 20 steps on a text made by a formula, on a CPU, not compiled (but for one), and
+with float32 wherever it says bfloat16.
+"""
+
+import contextlib
+import hashlib
+import json
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from conftest import ONE_RANK, TINY, call_main, load, read_record, settings_restored
+
+from bench import plans
+from patches import stack
+
+GOLDEN = Path(__file__).with_name("golden.json")
+# How far a loss may be off. Seen on one CPU: no difference at all between PyTorch 2.11, 2.13 and
+# 2.15 but for the compiled script (8e-8) and Muon (9e-6); and with that CPU held to AVX2, as others
+# are, 2e-7, 6e-7 with 8 bits and 2e-5 with Muon. So the margin for another kind of CPU is 50 times
+# what was seen, and 5 times for Muon.
+TOLERANCE = 1e-5
+TOLERANCES = {  # Muon's products and roots, float16, and 8 bits take small differences further
+    "optimizer-muon": 1e-4, "precision-fp16": 2e-3, "optimizer-adamw-8bit": 1e-3,
+}
+LOG_STEPS = [0, 5, 10, 15, 19]
+
+
+def write_formula(folder: Path, train: int = 4_000, val: int = 400) -> Path:
+    """Tokens with something to learn: three alphabets, one after the other, that shift slowly."""
+    folder.mkdir(parents=True)
+    meta = dict(corpus="formula", tokenizer="bytes", vocabulary=256, tokens={}, sha256={})
+    start = 0
+    for part, count in (("train", train), ("val", val)):
+        i = np.arange(start, start + count)
+        ids = (65 + (i * i // 50 + 7 * (i % 3)) % 60).astype("<u2").tobytes()
+        (folder / f"{part}.bin").write_bytes(ids)
+        meta["tokens"][part], meta["sha256"][part] = count, hashlib.sha256(ids).hexdigest()
+        start += count
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+@cache
+def scripts() -> dict[str, bytes]:
+    return stack.rebuild_all()
+
+
+def rows() -> dict[str, tuple[str, list[str], str]]:
+    """What is trained: its script, its options, and what it can't do without."""
+    names, found = stack.names_of(stack.load()), {}
+    for name in names:
+        found[name] = name, ["--no-compile"] if b"compile: bool" in scripts()[name] else [], ""
+    found["01 compiled"] = names[-2], ["--compile"], "a compiler"
+    found["00 dropout"] = names[0], ["--dropout", "0.1"], ""
+    for variant in stack.load_variants():
+        options, needs = variant.option_sets[0]
+        # It says that it needs a GPU; so few products it can do without.
+        needs = "" if variant.name == "precision-fp16" else needs
+        found[variant.name] = variant.name, ["--no-compile", *options], needs
+    return found
+
+
+def losses_of(name: str, options: list[str], folder: Path) -> list[list[float]]:
+    """The training and the validation loss of each log line."""
+    path = folder / stack.file_of(name)
+    path.write_bytes(scripts()[name])
+    with settings_restored():
+        script = load(path)
+    small = mock.patch.dict(script.MODELS["cpu-demo"], layers=2, heads=2, width=32)
+    with small, mock.patch.object(torch, "bfloat16", torch.float32):
+        result = call_main(
+            script, *TINY, "--batch-size", 4, "--device", "cpu", "--learning-rate", 1e-3,
+            "--max-steps", 20, "--eval-freq", 5, "--eval-windows", 6, "--results-dir",
+            folder / "results", "--data", write_formula(folder / "data"), *options,
+            variables=ONE_RANK if b"torch.distributed as dist" in scripts()[name] else {})
+    assert result.returncode == 0, result.stderr
+    logs = [event for event in read_record(folder / "results") if event["event"] == "log"]
+    assert [log["step"] for log in logs] == LOG_STEPS
+    return [[log["train_loss"], log["val_loss"]] for log in logs]
+
+
+def largest_difference(losses: list, others: list) -> float:
+    return float(np.abs(np.array(losses) - np.array(others)).max())
+
+
+def lacking(needs: str) -> str | None:
+    if needs != "a compiler":
+        return plans.lacking(needs, dict(gpus=0))
+    try:
+        torch.compile(lambda x: 2 * x + 1)(torch.ones(8))
+    except Exception as error:
+        return f"torch.compile doesn't work here: {str(error).splitlines()[0]}"
+    return None
+
+
+@pytest.mark.parametrize("row", rows())
+def test_losses_are_those_of_before(row, tmp_path):
+    name, options, needs = rows()[row]
+    golden = json.loads(GOLDEN.read_text())
+    if reason := lacking(needs):
+        assert row in golden["rows"] or row in golden["left out"]
+        pytest.skip(reason)
+    losses = losses_of(name, options, tmp_path)
+    tolerance = TOLERANCES.get(name, TOLERANCE)
+    assert largest_difference(losses, golden["rows"][row]) < tolerance
+
+
+def test_golden_losses_fall():
+    """Else they would hold the start alone."""
+    for row, losses in json.loads(GOLDEN.read_text())["rows"].items():
+        assert losses[-1][1] < losses[0][1] - 0.5, row
+
+
+def main() -> None:
+    """Writes the losses anew, and tells what moved."""
+    before = json.loads(GOLDEN.read_text())["rows"] if GOLDEN.exists() else {}
+    golden = {"torch": torch.__version__, "rows": {}, "left out": {}}
+    for row, (name, options, needs) in rows().items():
+        if reason := lacking(needs):
+            golden["left out"][row] = reason
+            if row in before:  # measured where it could be
+                golden["rows"][row] = before[row]
+            continue
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(None):
+            golden["rows"][row] = losses_of(name, options, Path(folder))
+        known = before.get(row)
+        moved = f"{largest_difference(golden['rows'][row], known):.1e}" if known else "new"
+        print(f"{row}: {moved}", flush=True)
+    if "--check" not in sys.argv:
+        lines = [f'  {json.dumps(row)}: {json.dumps(losses)}'
+                 for row, losses in golden.pop("rows").items()]
+        about = json.dumps(golden, indent=1).removesuffix("\n}")
+        GOLDEN.write_text(f'{about},\n "rows": {{\n' + ",\n".join(lines) + "\n }\n}\n")
+
+
+if __name__ == "__main__":
+    main()
