@@ -1,13 +1,9 @@
 """Train GPT-2 124M on a book, and log tokens per second, losses and memory.
 
-    python data/prepare.py    # once: text -> data/train.bin, data/val.bin
-    python 00_orig.py         # the full experiment on an NVIDIA GPU, a small one elsewhere
-    python 00_orig.py --help  # every setting
+    python 00_orig.py    # the full experiment on an NVIDIA GPU, a small one elsewhere; or --help
 
 00_orig.py writes every part by hand, as one learns it. 01_opt_single_gpu.py is the same program
-with every speed technique applied, 02_opt_multi_gpu_ddp.py the same again on many GPUs:
-
-    git diff --no-index 00_orig.py 01_opt_single_gpu.py
+with every speed technique applied, 02_opt_multi_gpu_ddp.py the same again on many GPUs.
 
 Capitals at the end of a name are the dimensions of the tensor: B batch, T tokens of the context,
 C channels (the width), H heads, D channels of one head, V vocabulary.
@@ -21,9 +17,11 @@ import os
 import platform
 import re
 import signal
+import subprocess
 import sys
 import time
 import traceback
+from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -36,19 +34,39 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 HERE = Path(__file__).resolve().parent
 
-# ---- Configuration -----------------------------------------------------------------------------
+# ---- Settings ----------------------------------------------------------------------------------
 
-def option(default, text: str, low: float | None = None, below: float = math.inf):
-    """A setting that the user can give; a number has to be at least `low` and below `below`."""
-    return field(default=default, metadata=dict(help=text, low=low, below=below))
+# What each --model sets. cpu-demo is GPT-2 at a size that two CPU cores train in a minute, without
+# dropout (PyTorch's flash attention on a CPU has none), with a batch that can grow fourfold in 01.
+MODELS = {
+    "gpt2": dict(layers=12, heads=12, width=768),
+    "gpt2-medium": dict(layers=24, heads=16, width=1024),
+    "gpt2-large": dict(layers=36, heads=20, width=1280),
+    "gpt2-xl": dict(layers=48, heads=25, width=1600),
+    "cpu-demo": dict(layers=4, heads=4, width=256, context_length=256, dropout=0.0, batch_size=2,
+                     eval_windows=16, max_tokens=40_960),
+}
+
+
+def option(default, text: str, low: float | None = None, below: float = math.inf, **how):
+    """A setting that the command line takes; a number has to be at least `low`, below `below`."""
+
+    def number(given: str) -> float:
+        value = float(given) if isinstance(default, float) else int(given)
+        if low <= value < below:
+            return value
+        raise argparse.ArgumentTypeError(f"{value} is out of range")
+
+    how = how or (dict(metavar="TEXT") if low is None else dict(metavar="N", type=number))
+    how["help"] = text if "default" in text else f"{text} (default: {default})"
+    return field(default=default, metadata=how)
 
 
 @dataclass
 class Config:
-    """Every setting of a run, by default the published experiment. A setting is declared here,
-    and nowhere else; one that is declared as an option() is an option of the command line."""
+    """Every setting of a run. The defaults are the published experiment."""
 
-    model: str = option("gpt2", "size; default: gpt2 with an NVIDIA GPU, cpu-demo without")
+    model: str = option("gpt2", "default: gpt2 with a GPU, cpu-demo without", choices=MODELS)
     layers: int = 12
     heads: int = 12
     width: int = 768
@@ -63,9 +81,9 @@ class Config:
 
     seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
     epochs: int = option(15, "passes over the training text; the first limit ends the run", 1)
-    max_steps: int | None = option(None, "steps", 1)
-    max_tokens: int | None = option(None, "training tokens of all processes together", 1)
-    target_loss: float = option(0.0, "end at a validation loss of so much; default: no limit", 0)
+    max_steps: int | None = option(None, "steps; default: no limit", 1)
+    max_tokens: int | None = option(None, "tokens of all processes; default: no limit", 1)
+    target_loss: float = option(0.0, "end at a validation loss of so much", 0)
     eval_freq: int = option(15, "steps from one log line to the next", 1)
     eval_windows: int = option(40, "windows of each text that losses are measured on", 1)
 
@@ -74,64 +92,16 @@ class Config:
     results_dir: str = option(str(HERE / "results"), "folder of the record; default: results/")
     name: str = option(Path(__file__).stem, "name of the run in its record")
 
-
-# What each --model sets. cpu-demo has GPT-2's form at a size that two CPU cores train in a minute.
-# It has no dropout, because PyTorch's flash attention on a CPU has none, and a batch that the
-# optimized script can make four times as large, as it does on a GPU.
-MODELS = {
-    "gpt2": dict(layers=12, heads=12, width=768),
-    "gpt2-medium": dict(layers=24, heads=16, width=1024),
-    "gpt2-large": dict(layers=36, heads=20, width=1280),
-    "gpt2-xl": dict(layers=48, heads=25, width=1600),
-    "cpu-demo": dict(
-        layers=4, heads=4, width=256, context_length=256, dropout=0.0, batch_size=2,
-        eval_windows=16, max_tokens=40_960,
-    ),
-}
-
-
-def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """The settings that the user gave, and no others. Exits with 2 for a wrong one."""
-    parser = argparse.ArgumentParser(usage="%(prog)s [options]", allow_abbrev=False,
-                                     description=__doc__.splitlines()[0],
-                                     argument_default=argparse.SUPPRESS)
-    settings = {setting.name: setting for setting in fields(Config) if setting.metadata}
-    for name, setting in settings.items():
-        text, demo = setting.metadata["help"], MODELS["cpu-demo"].get(name)
-        if "default" not in text:
-            text += f" (default: {'no limit' if setting.default is None else setting.default}"
-            text += ")" if demo is None else f"; cpu-demo: {demo})"
-        how = {"metavar": "TEXT"} if name != "model" else {"choices": MODELS}
-        if setting.metadata["low"] is not None:
-            how = {"metavar": "N", "type": float if isinstance(setting.default, float) else int}
-        parser.add_argument("--" + name.replace("_", "-"), help=text, **how)
-    args = parser.parse_args(argv)
-    for name, value in vars(args).items():
-        low, below = settings[name].metadata["low"], settings[name].metadata["below"]
-        if low is not None and not low <= value < below:
-            parser.error(f"argument --{name.replace('_', '-')}: {value} is out of range")
-    return args
-
-
-def configure(args: argparse.Namespace, device: torch.device) -> Config:
-    """The defaults, over them what the model's name sets, over that what the user gave."""
-    given = vars(args)
-    model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
-    if "model" not in given and model == "cpu-demo":
-        print("No NVIDIA GPU: this is the small model cpu-demo;"
-              f" the full experiment: python {Path(__file__).name} --model gpt2")
-    preset = dict(MODELS[model])
-    if given.keys() & {"epochs", "max_steps", "max_tokens"}:
-        preset.pop("max_tokens", None)  # the user has said how long
-    return Config(**preset | given | {"model": model, "device": device.type})
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.context_length
 
 
 # ---- Data --------------------------------------------------------------------------------------
 
 
 class TokenWindows(Dataset):
-    """Windows of tokens that don't overlap. Item i is a pair (x_T, y_T) of int64 tensors, where
-    y_T is x_T moved on by one token."""
+    """Windows of tokens that don't overlap: pairs (x_T, y_T) of int64, y_T one token further on."""
 
     def __init__(self, tokens: np.ndarray, context_length: int):
         self.tokens, self.context_length = tokens, context_length
@@ -145,33 +115,31 @@ class TokenWindows(Dataset):
         return torch.from_numpy(window[:-1]), torch.from_numpy(window[1:])
 
 
-def load_tokens(folder: Path, config: Config) -> tuple[dict, TokenWindows, TokenWindows]:
-    """What meta.json says of the text, the training windows and the validation windows.
+Data = namedtuple("Data", "meta train val tokenizer")  # meta: what prepare.py tells of the text
 
-    Raises UserError for files that are missing or damaged, and for a text that is too short.
-    """
-    try:  # data/prepare.py writes meta.json last, which marks the data complete
+
+def load_data(config: Config) -> Data:
+    """The tokens in --data; in its default, data/ beside this file, they are made where there are
+    none. Raises UserError where they are missing or damaged, and for a text that is too short."""
+    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # which writes meta.json last
+    if config.data == Config.data and script.exists() and not (folder / "meta.json").exists():
+        print(f"No tokens in {folder}: running data/prepare.py", flush=True)
+        subprocess.run([sys.executable, script])
+    try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        counts = [int(meta["tokens"][part]) for part in ("train", "val")]
-        if meta["tokenizer"] not in ("gpt2", "bytes"):
-            raise ValueError("unknown tokenizer")
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        reason = "no tokens" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
-        raise UserError(f"{folder / 'meta.json'}: {reason}; run `python data/prepare.py`")
-    windows = []
-    for part, count, needed in zip(("train", "val"), counts, (config.batch_size, 1), strict=True):
-        path = folder / f"{part}.bin"
-        whole = path.is_file() and path.stat().st_size == 2 * count > 0
-        tokens = np.memmap(path, "<u2", "r") if whole else None
-        if not whole or tokens.max() >= config.vocab_size:
-            raise UserError(f"{path} is missing or damaged; run `python data/prepare.py`")
-        windows.append(TokenWindows(tokens, config.context_length))
-        if len(windows[-1]) < needed:
-            raise UserError(f"the text is too short: {part}.bin has {count:,} tokens, {needed}"
-                            f" window(s) of context length {config.context_length} need"
-                            f" {needed * config.context_length + 1:,}; use a longer text,"
-                            " or lower --context-length or --batch-size")
-    return meta, *windows
+        parts = [np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
+                 for part in ("train", "val")]  # memory that is read from the disk as it is used
+        if max(part.max() for part in parts) >= config.vocab_size:
+            raise ValueError("ids that the model doesn't have")
+        tokenizer = load_tokenizer(meta["tokenizer"], folder)
+    except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+        reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
+        raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py`")
+    train, val = (TokenWindows(part, config.context_length) for part in parts)
+    if len(train) < config.batch_size or len(val) < 1:
+        raise UserError(f"the text is too short: {len(train)} and {len(val)} windows; a step takes"
+                        f" {config.batch_size}; lower --batch-size or --context-length")
+    return Data(meta, train, val, tokenizer)
 
 
 def load_tokenizer(name: str, folder: Path) -> tiktoken.Encoding:
@@ -179,17 +147,14 @@ def load_tokenizer(name: str, folder: Path) -> tiktoken.Encoding:
     if name == "bytes":
         ids = {bytes([i]): i for i in range(256)}
         return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ids, special_tokens={})
-    cache = Path(os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(folder / "tiktoken")))
-    # tiktoken names files by the SHA-1 of their URL, and fetches missing ones with no time-out.
-    files = "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6", "6d1cbeee0f20b3d9449abfede4726ed8212e3aee"
-    if not all((cache / file).is_file() for file in files):
-        raise UserError(f"GPT-2's tokenizer isn't in {cache}: fetch it with data/prepare.py")
+    cache = os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(folder / "tiktoken"))
+    if not Path(cache).is_dir():  # tiktoken would fetch it, with no time-out
+        raise UserError(f"no tokenizer {name!r} in {cache}: fetch it with data/prepare.py")
     return tiktoken.get_encoding(name)
 
 
-def make_loader(windows: TokenWindows, config: Config, device: torch.device) -> DataLoader:
-    """Batches of an epoch. Its order comes from a generator of its own, which the loop seeds, so
-    that every stage sees the same batches."""
+def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
+    """Batches of an epoch, in an order from a generator of its own, the same for every stage."""
     sampler = RandomSampler(windows, generator=torch.Generator())
     return DataLoader(windows, config.batch_size, sampler=sampler, drop_last=True)
 
@@ -282,18 +247,14 @@ class GPTModel(nn.Module):
         return self.head(self.norm(x_BTC))  # logits_BTV
 
 
-def prepare_model(model: GPTModel, config: Config, device: torch.device) -> nn.Module:
+def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
-    model.to(device)
-    return model
+    return model.to(config.device)
 
 
 def count_parameters(model: nn.Module, config: Config) -> tuple[int, int]:
-    """(parameters, floating-point operations to train on one token).
-
-    6 operations for each parameter in a matrix product, 2 forward and 4 backward, and
-    12 × layers × context × width for attention (PaLM, arXiv:2204.02311, appendix B).
-    """
+    """(parameters, floating-point operations to train on a token): 6 for each parameter in a matrix
+    product, 2 forward and 4 backward, and attention's (PaLM, arXiv:2204.02311, appendix B)."""
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     attention = 12 * config.layers * config.context_length * config.width
     return sum(p.numel() for p in model.parameters()), 6 * products + attention
@@ -303,9 +264,8 @@ def count_parameters(model: nn.Module, config: Config) -> tuple[int, int]:
 
 
 def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
-    )
+    return torch.optim.AdamW(model.parameters(), lr=config.learning_rate,
+                             weight_decay=config.weight_decay)
 
 
 def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
@@ -319,69 +279,65 @@ def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) ->
     optimizer.step()
 
 
-def train(model, training_model, train_set, val_set, tokenizer, config, device, run) -> None:
-    """Trains `model` in place and reports to `run`. Raises Diverged at a loss that isn't finite."""
+def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
+    """Trains `model` in place and reports to `run`. Raises FloatingPointError at a NaN."""
+    model = prepare_model(model, config)
+    run.start(model, data, config)
     optimizer = make_optimizer(model, config)
-    loader = make_loader(train_set, config, device)
-    tokens_per_step = config.batch_size * config.context_length
-    total_steps = min(
-        config.epochs * len(loader),
-        config.max_steps or sys.maxsize,
-        math.ceil((config.max_tokens or sys.maxsize) / tokens_per_step),
-    )
+    loader = make_loader(data.train, config)
+    steps_of_tokens = math.ceil((config.max_tokens or sys.maxsize) / config.tokens_per_step)
+    total_steps = min(config.epochs * len(loader), config.max_steps or sys.maxsize, steps_of_tokens)
     print(f"{len(loader)} steps per epoch, {total_steps} in all\n")
 
-    clock = Clock(device)
-    step, done = 0, False
     for epoch in range(config.epochs):
         loader.sampler.generator.manual_seed(config.seed + epoch)
-        clock.start()
-        for x_BT, y_BT in loader:
-            x_BT, y_BT = x_BT.to(device), y_BT.to(device)
+        times = [now(config.device)]
+        for step, (x_BT, y_BT) in enumerate(loader, start=epoch * len(loader)):
+            x_BT, y_BT = x_BT.to(config.device), y_BT.to(config.device)
 
             optimizer.zero_grad()
-            loss = compute_loss(training_model, x_BT, y_BT)
+            loss = compute_loss(model, x_BT, y_BT)
             backward_and_update(loss, optimizer)
-            clock.tick()
+            times.append(now(config.device))
 
-            step += 1
-            done = step == total_steps
-            if (step - 1) % config.eval_freq == 0 or step % len(loader) == 0 or done:
-                seconds = clock.stop()  # evaluation isn't timed
-                train_loss = evaluate(model, train_set, config, device)
-                val_loss = evaluate(model, val_set, config, device)
-                run.log(epoch + 1, step - 1, step * tokens_per_step, seconds, train_loss, val_loss)
+            done = step + 1 == total_steps
+            if step % config.eval_freq == 0 or (step + 1) % len(loader) == 0 or done:
+                seconds = seconds_between(times)  # the clock stops: evaluation isn't timed
+                train_loss = evaluate(model, data.train, config)
+                val_loss = evaluate(model, data.val, config)
+                run.log(epoch + 1, step, seconds, train_loss, val_loss)
+                if not math.isfinite(train_loss + val_loss):
+                    raise FloatingPointError("the loss is not finite: lower --learning-rate")
                 done = done or val_loss <= config.target_loss
-                clock.start()
+                times = [now(config.device)]
             if done:
                 break
-        run.epoch(epoch + 1, sample(model, tokenizer, config, device))  # not timed either
+        run.epoch(epoch + 1, sample(model, data.tokenizer, config))  # not timed either
         if done:
             break
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, windows: TokenWindows, config: Config, device) -> float:
+def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
     """Mean loss (nats per token) over the first `eval_windows` windows, summed in float64."""
     model.eval()
-    loss_sum, tokens = 0.0, 0
+    loss_sum = 0.0
     first = Subset(windows, range(min(config.eval_windows, len(windows))))
     for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
-        logits_BTV = model(x_BT.to(device))
+        logits_BTV = model(x_BT.to(config.device))
         # Small batches, and one window at a time: evaluation must not set the peak of memory.
-        for logits_TV, y_T in zip(logits_BTV, y_BT.to(device), strict=True):
-            losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none").cpu()
-            loss_sum += losses_T.double().sum().item()
-            tokens += y_T.numel()
+        for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
+            losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
+            loss_sum += losses_T.cpu().double().sum().item()
     model.train()
-    return loss_sum / tokens
+    return loss_sum / (len(first) * config.context_length)
 
 
 @torch.no_grad()
-def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config, device) -> str:
+def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> str:
     """A prompt and the 50 tokens that the model finds likeliest, one after the other."""
     model.eval()
-    ids_BT = torch.tensor([tokenizer.encode("Every effort moves you")], device=device)
+    ids_BT = torch.tensor([tokenizer.encode("Every effort moves you")], device=config.device)
     for _ in range(50):
         logits_BTV = model(ids_BT[:, -config.context_length :])
         next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)
@@ -390,147 +346,121 @@ def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config, devic
     return tokenizer.decode(ids_BT[0].tolist())
 
 
-# ---- Plumbing: clock, record, errors -----------------------------------------------------------
+def now(device: torch.device):
+    """This moment; on a GPU an event, which it notes in passing, so that nothing waits."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    event = getattr(torch, device.type).Event(enable_timing=True)
+    event.record()
+    return event
 
 
-class Clock:
-    """Times each training step. On a GPU it records events, which it reads only when it is
-    stopped, so that timing makes nothing wait."""
+def seconds_between(times: list) -> list[float]:
+    """Of each step: from one moment to the next. Waits until a GPU has come to the last."""
+    if isinstance(times[0], float):
+        return np.diff(times).tolist()
+    times[-1].synchronize()
+    return [start.elapsed_time(end) / 1000 for start, end in zip(times, times[1:], strict=False)]
 
-    def __init__(self, device: torch.device):
-        self.event = {"cuda": torch.cuda.Event, "mps": torch.mps.Event}.get(device.type)
 
-    def start(self) -> None:
-        self.marks = []
-        self.tick()
-
-    def tick(self) -> None:
-        self.marks.append(self.event(enable_timing=True) if self.event else time.perf_counter())
-        if self.event:
-            self.marks[-1].record()
-
-    def stop(self) -> list[float]:
-        """Seconds of each step since the start; waits for the device."""
-        steps = list(zip(self.marks, self.marks[1:], strict=False))
-        if not self.event:
-            return [end - start for start, end in steps]
-        self.marks[-1].synchronize()
-        return [start.elapsed_time(end) / 1000 for start, end in steps]
+# ---- Plumbing: record, settings, errors --------------------------------------------------------
 
 
 class Run:
     """What a run prints, and its record: one JSON object per line, flushed as it happens, and
     before it is printed, so that a killed run keeps every line that was seen."""
 
-    def __init__(self, config: Config, meta: dict, model: nn.Module, device: torch.device):
-        self.device, self.start_time = device, time.perf_counter()
-        self.tokens_per_step = config.batch_size * config.context_length
-        self.seconds = []
-        self.average, self.val_loss = None, None
-        self.attention = "manual"
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        stamp = re.sub("[-:]", "", now)
-        path = Path(config.results_dir, f"{config.name}-{device.type}-{stamp}-{os.getpid()}.jsonl")
+    file = None  # until start()
+
+    def start(self, model: nn.Module, data: Data, config: Config) -> None:
+        self.config, self.seconds, self.average, self.attention = config, [], None, "manual"
+        device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
         self.file = open(path, "x", encoding="utf-8")
-        machine, counts = environment(device), count_parameters(model, config)
+        parameters, flops = count_parameters(model, config)
         settings = asdict(config) | dict(
-            parameters=counts[0], flops_per_token=counts[1], world_size=1,
+            device=device.type, parameters=parameters, flops_per_token=flops, world_size=1,
             dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
-            matmul_precision=torch.get_float32_matmul_precision(),
-        )
+            matmul_precision=torch.get_float32_matmul_precision())
         del settings["data"], settings["results_dir"]  # paths of this machine
+        cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+        cpu = re.search(r"model name\s*: (.+)", cpuinfo)
+        cpu = cpu[1] if cpu else platform.processor() or platform.machine()
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+        machine = dict(torch=torch.__version__, python=platform.python_version(), cpu=cpu, gpu=gpu,
+                       os=f"{platform.system()} {platform.machine()}",
+                       threads=torch.get_num_threads())
         source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-        self.write("start", schema=1, stage=config.name, time=now, config=settings, data=meta,
-                   environment=machine, source_sha256=source)
-        print(f"PyTorch version: {torch.__version__}")
-        print(f"Device: {device.type} ({machine['gpu'] or machine['cpu']})")
-        print(f"CUDA version: {torch.version.cuda or 'n/a'}")
-        print(f"Model: {config.model}, {counts[0]:,} parameters")
-        print(f"Record: {path}")
+        self.write("start", schema=2, stage=config.name, time=began, config=settings,
+                   data=data.meta, environment=machine, source_sha256=source)
+        print(f"PyTorch version: {torch.__version__}\nDevice: {device.type} ({gpu or cpu})\n"
+              f"CUDA version: {torch.version.cuda or 'n/a'}\n"
+              f"Model: {config.model}, {parameters:,} parameters\nRecord: {path}")
 
     def write(self, event: str, **figures) -> None:
-        for name, value in figures.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                figures[name] = None  # JSON knows neither NaN nor infinity
-        self.file.write(json.dumps({"event": event, **figures}, allow_nan=False) + "\n")
-        self.file.flush()
+        print(json.dumps({"event": event, **figures}, allow_nan=False), file=self.file, flush=True)
 
-    def log(self, epoch, step, tokens, seconds: list[float], train_loss, val_loss) -> None:
+    def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the steps since the last line, which took `seconds` each."""
         self.seconds += seconds
         interval = self.tok_per_sec(seconds)
         self.average = self.tok_per_sec(self.seconds[1:])  # step 0 is warm-up and compilation
-        self.val_loss = val_loss
-        self.write("log", epoch=epoch, step=step, tokens=tokens, train_loss=train_loss,
-                   val_loss=val_loss, step_tok_per_sec=interval, avg_tok_per_sec=self.average,
-                   train_seconds=sum(self.seconds))
+        losses = [loss if math.isfinite(loss) else None for loss in (train_loss, val_loss)]  # JSON
+        self.write("log", epoch=epoch, step=step, tokens=(step + 1) * self.config.tokens_per_step,
+                   train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=interval,
+                   avg_tok_per_sec=self.average, seconds=seconds)
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
               f"Step tok/sec: {interval:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
-        if not math.isfinite(train_loss + val_loss):
-            raise Diverged(f"the loss at step {step} is not finite: lower --learning-rate")
 
     def tok_per_sec(self, seconds: list[float]) -> float | None:
-        return self.tokens_per_step * len(seconds) / sum(seconds) if seconds else None
+        return self.config.tokens_per_step * len(seconds) / sum(seconds) if seconds else None
 
     def epoch(self, epoch: int, text: str) -> None:
-        memory = memory_gb(self.device)
+        memory = self.memory_gb()
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
-        for kind in ("allocated", "reserved"):
-            gb = memory[f"{kind}_gb"]
-            print(f"{kind.capitalize()} memory:", "n/a" if gb is None else f"{gb:.4f} GB")
-        print(flush=True)
+        print(f"Allocated memory: {memory['allocated_gb'] or math.nan:.4f} GB\n"
+              f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
+
+    def memory_gb(self) -> dict[str, float | None]:
+        """GB (1024³ bytes); on a CPU the resident set, whose peak stands for what is reserved."""
+        sizes, status = [None] * 4, Path("/proc/self/status")
+        if self.config.device.type == "cuda":
+            sizes = [torch.cuda.memory_allocated(), torch.cuda.memory_reserved(),
+                     torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+        elif self.config.device.type == "mps":
+            sizes[:2] = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+        elif status.exists():
+            kib = dict(re.findall(r"(VmHWM|VmRSS):\s+(\d+)", status.read_text()))
+            sizes = [1024 * int(kib[name]) for name in ("VmRSS", "VmHWM", "VmHWM", "VmHWM")]
+        names = "allocated_gb", "reserved_gb", "peak_allocated_gb", "peak_reserved_gb"
+        return {name: size and size / 1024**3 for name, size in zip(names, sizes, strict=True)}
 
     def end(self, status: str, error: str | None) -> None:
-        memory = memory_gb(self.device)
+        if self.file is None:
+            return
         rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # two for warm-up
-        p25, median, p75 = np.percentile(rates, [25, 50, 75]) if len(rates) >= 3 else [None] * 3
-        self.write(
-            "end", status=status, error=error, avg_tok_per_sec=self.average,
-            median_step_tok_per_sec=median, p25_step_tok_per_sec=p25, p75_step_tok_per_sec=p75,
-            first_step_seconds=self.seconds[0] if self.seconds else None,
-            train_seconds=sum(self.seconds), wall_seconds=time.perf_counter() - self.start_time,
-            reserved_gb=memory["reserved_gb"], peak_reserved_gb=memory["peak_reserved_gb"],
-            val_loss=self.val_loss, attention_backend=self.attention,
-        )
+        median = float(np.median(rates)) if len(rates) >= 3 else None
+        self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
+                   median_step_tok_per_sec=median, attention_backend=self.attention,
+                   **self.memory_gb())
         self.file.close()
         if median:
             print(f"Median step tok/sec: {median:.0f}")
 
 
-def environment(device: torch.device) -> dict:
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    cpu = re.search(r"model name\s*: (.+)", cpuinfo)
-    return dict(
-        torch=torch.__version__, python=platform.python_version(), threads=torch.get_num_threads(),
-        os=f"{platform.system()} {platform.machine()}",
-        cpu=cpu[1] if cpu else platform.processor() or platform.machine(),
-        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-    )
-
-
-def memory_gb(device: torch.device) -> dict[str, float | None]:
-    """GB (1024³ bytes) now and at the peak; on a CPU the resident set; None where it is unknown."""
-    figures = [None] * 4
-    if device.type == "cuda":
-        stats = torch.cuda.memory_stats(device)
-        figures = [stats.get(f"{kind}_bytes.all.{when}", 0)
-                   for when in ("current", "peak") for kind in ("allocated", "reserved")]
-    elif device.type == "mps":
-        figures[:2] = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
-    elif Path("/proc/self/status").exists():
-        status = Path("/proc/self/status").read_text()
-        now, peak = (int(re.search(rf"{k}:\s+(\d+)", status)[1]) for k in ("VmRSS", "VmHWM"))
-        figures = [1024 * kib for kib in (now, peak, peak, peak)]  # the peak stands for reserved
-    names = "allocated_gb", "reserved_gb", "peak_allocated_gb", "peak_reserved_gb"
-    return {k: v and v / 1024**3 for k, v in zip(names, figures, strict=True)}
-
-
-def pick_device(name: str | None) -> torch.device:
-    """The device `name`, or the fastest there is. Raises UserError where it doesn't work."""
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    name = name or ("cuda" if cuda else "mps" if mps else "cpu")
+def configure(argv: list[str] | None = None) -> Config:
+    """The settings. Exits with 2 for a wrong one; raises UserError for a device that fails."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], usage="%(prog)s [options]", allow_abbrev=False,
+        epilog=f"--model cpu-demo sets {MODELS['cpu-demo']}", argument_default=argparse.SUPPRESS)
+    for setting in fields(Config):
+        if setting.metadata:  # it is an option()
+            parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
+    given = vars(parser.parse_args(argv))
+    fastest = "mps" if torch.backends.mps.is_available() else "cpu"
+    name = given.get("device", "cuda" if torch.cuda.is_available() else fastest)
     try:
         device = torch.device(name)
         torch.ones(1, device=device).item()
@@ -538,61 +468,56 @@ def pick_device(name: str | None) -> torch.device:
         raise UserError(f"no device {name}: " + re.split(r"\n|\. ", str(error))[0])
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
-    return device
+    model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
+    if "model" not in given and model == "cpu-demo":
+        print("No NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2")
+    limited = given.keys() & {"epochs", "max_steps", "max_tokens"}  # the user has said how long
+    preset = MODELS[model] | (dict(max_tokens=None) if limited else {})
+    return Config(**preset | given | dict(model=model, device=device))
 
 
 class UserError(Exception):
     """An error that the user can fix, printed as one line."""
 
 
-class Diverged(UserError):
-    status = "diverged"  # the loss is NaN or infinite
-
-
 def interrupt(number, frame) -> None:
     """Ctrl-C and SIGTERM end a run in the same way; a second one can't cut the end short."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for either in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(either, signal.SIG_IGN)
     raise KeyboardInterrupt(number)
 
 
-def explain(error: BaseException) -> tuple[str, str, int]:
+def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
     """(status of the run, one line for the user, exit code)."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
     memory = "out of memory|MemoryError|ALLOC_FAILED|bad_alloc|allocate memory|create a memory"
-    if re.search(memory, repr(error)):
-        hint = "lower --batch-size or --context-length, or use a smaller --model"
-        return "out_of_memory", f"out of memory: {hint} ({text})", 1
-    if not isinstance(error, UserError | OSError):
+    if config and re.search(memory, repr(error)):
+        half = (f"--batch-size {config.batch_size // 2}" if config.batch_size > 1 else
+                f"--context-length {config.context_length // 2}, or a smaller --model")
+        return "out_of_memory", f"out of memory: try {half} ({text})", 1
+    if not isinstance(error, UserError | OSError | FloatingPointError):
         traceback.print_exception(error)  # an error of the program, not of its input
         text = f"{type(error).__name__}: {text}"
-    return getattr(error, "status", "failed"), text, 1
+    return "diverged" if isinstance(error, FloatingPointError) else "failed", text, 1
 
 
 def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
-    args = parse_arguments()
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
-    run, (status, message, code) = None, ("complete", None, 0)
+    run, config, (status, message, code) = Run(), None, ("complete", None, 0)
     try:
-        device = pick_device(getattr(args, "device", None))
-        config = configure(args, device)
-        meta, train_set, val_set = load_tokens(Path(config.data), config)
-        tokenizer = load_tokenizer(meta["tokenizer"], Path(config.data))
+        config = configure()
+        data = load_data(config)
         torch.manual_seed(config.seed)
         model = GPTModel(config)  # on the CPU, so that a seed gives the same weights everywhere
-        training_model = prepare_model(model, config, device)
-        run = Run(config, meta, model, device)
-        train(model, training_model, train_set, val_set, tokenizer, config, device, run)
+        train(model, data, config, run)
     except (Exception, KeyboardInterrupt) as error:
-        status, message, code = explain(error)
-    if message:
+        status, message, code = explain(error, config)
         print(f"error: {message}", file=sys.stderr)
-    if run:
-        run.end(status, message)
+    run.end(status, message)
     return code
 
 

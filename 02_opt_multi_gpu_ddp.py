@@ -1,13 +1,9 @@
 """Train GPT-2 124M on a book, and log tokens per second, losses and memory.
 
-    python data/prepare.py    # once: text -> data/train.bin, data/val.bin
-    torchrun --nproc_per_node=4 02_opt_multi_gpu_ddp.py  # one process per GPU
-    python 02_opt_multi_gpu_ddp.py --help                # every setting
+    torchrun --nproc_per_node=4 02_opt_multi_gpu_ddp.py    # one process per GPU; or --help
 
 00_orig.py writes every part by hand, as one learns it. 01_opt_single_gpu.py is the same program
-with every speed technique applied, 02_opt_multi_gpu_ddp.py the same again on many GPUs:
-
-    git diff --no-index 00_orig.py 01_opt_single_gpu.py
+with every speed technique applied, 02_opt_multi_gpu_ddp.py the same again on many GPUs.
 
 Capitals at the end of a name are the dimensions of the tensor: B batch, T tokens of the context,
 C channels (the width), H heads, D channels of one head, V vocabulary.
@@ -16,14 +12,18 @@ C channels (the width), H heads, D channels of one head, V vocabulary.
 import argparse
 import hashlib
 import json
+import logging
 import math
 import os
 import platform
 import re
 import signal
+import subprocess
 import sys
 import time
 import traceback
+import warnings
+from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
@@ -51,19 +51,39 @@ LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
-# ---- Configuration -----------------------------------------------------------------------------
+# ---- Settings ----------------------------------------------------------------------------------
 
-def option(default, text: str, low: float | None = None, below: float = math.inf):
-    """A setting that the user can give; a number has to be at least `low` and below `below`."""
-    return field(default=default, metadata=dict(help=text, low=low, below=below))
+# What each --model sets. cpu-demo is GPT-2 at a size that two CPU cores train in a minute, without
+# dropout (PyTorch's flash attention on a CPU has none), with a batch that can grow fourfold in 01.
+MODELS = {
+    "gpt2": dict(layers=12, heads=12, width=768),
+    "gpt2-medium": dict(layers=24, heads=16, width=1024),
+    "gpt2-large": dict(layers=36, heads=20, width=1280),
+    "gpt2-xl": dict(layers=48, heads=25, width=1600),
+    "cpu-demo": dict(layers=4, heads=4, width=256, context_length=256, dropout=0.0, batch_size=8,
+                     eval_windows=16, max_tokens=40_960),
+}
+
+
+def option(default, text: str, low: float | None = None, below: float = math.inf, **how):
+    """A setting that the command line takes; a number has to be at least `low`, below `below`."""
+
+    def number(given: str) -> float:
+        value = float(given) if isinstance(default, float) else int(given)
+        if low <= value < below:
+            return value
+        raise argparse.ArgumentTypeError(f"{value} is out of range")
+
+    how = how or (dict(metavar="TEXT") if low is None else dict(metavar="N", type=number))
+    how["help"] = text if "default" in text else f"{text} (default: {default})"
+    return field(default=default, metadata=how)
 
 
 @dataclass
 class Config:
-    """Every setting of a run, by default the published experiment. A setting is declared here,
-    and nowhere else; one that is declared as an option() is an option of the command line."""
+    """Every setting of a run. The defaults are the published experiment."""
 
-    model: str = option("gpt2", "size; default: gpt2 with an NVIDIA GPU, cpu-demo without")
+    model: str = option("gpt2", "default: gpt2 with a GPU, cpu-demo without", choices=MODELS)
     layers: int = 12
     heads: int = 12
     width: int = 768
@@ -76,13 +96,13 @@ class Config:
     learning_rate: float = option(5e-4, "AdamW's learning rate", 0)
     weight_decay: float = option(0.1, "AdamW's weight decay", 0)
 
-    compile: bool = option(True, "train with torch.compile")
+    compile: bool = option(True, "train with torch.compile", action=argparse.BooleanOptionalAction)
 
     seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
     epochs: int = option(15, "passes over the training text; the first limit ends the run", 1)
-    max_steps: int | None = option(None, "steps", 1)
-    max_tokens: int | None = option(None, "training tokens of all processes together", 1)
-    target_loss: float = option(0.0, "end at a validation loss of so much; default: no limit", 0)
+    max_steps: int | None = option(None, "steps; default: no limit", 1)
+    max_tokens: int | None = option(None, "tokens of all processes; default: no limit", 1)
+    target_loss: float = option(0.0, "end at a validation loss of so much", 0)
     eval_freq: int = option(15, "steps from one log line to the next", 1)
     eval_windows: int = option(40, "windows of each text that losses are measured on", 1)
 
@@ -91,69 +111,16 @@ class Config:
     results_dir: str = option(str(HERE / "results"), "folder of the record; default: results/")
     name: str = option(Path(__file__).stem, "name of the run in its record")
 
-
-# What each --model sets. cpu-demo has GPT-2's form at a size that two CPU cores train in a minute.
-# It has no dropout, because PyTorch's flash attention on a CPU has none, and a batch that the
-# optimized script can make four times as large, as it does on a GPU.
-MODELS = {
-    "gpt2": dict(layers=12, heads=12, width=768),
-    "gpt2-medium": dict(layers=24, heads=16, width=1024),
-    "gpt2-large": dict(layers=36, heads=20, width=1280),
-    "gpt2-xl": dict(layers=48, heads=25, width=1600),
-    "cpu-demo": dict(
-        layers=4, heads=4, width=256, context_length=256, dropout=0.0, batch_size=8,
-        eval_windows=16, max_tokens=40_960,
-    ),
-}
-
-
-def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    """The settings that the user gave, and no others. Exits with 2 for a wrong one."""
-    parser = argparse.ArgumentParser(usage="%(prog)s [options]", allow_abbrev=False,
-                                     description=__doc__.splitlines()[0],
-                                     argument_default=argparse.SUPPRESS)
-    settings = {setting.name: setting for setting in fields(Config) if setting.metadata}
-    for name, setting in settings.items():
-        text, demo = setting.metadata["help"], MODELS["cpu-demo"].get(name)
-        if "default" not in text:
-            text += f" (default: {'no limit' if setting.default is None else setting.default}"
-            text += ")" if demo is None else f"; cpu-demo: {demo})"
-        how = {"metavar": "TEXT"} if name != "model" else {"choices": MODELS}
-        if setting.metadata["low"] is not None:
-            how = {"metavar": "N", "type": float if isinstance(setting.default, float) else int}
-        if isinstance(setting.default, bool):
-            how = {"action": argparse.BooleanOptionalAction}
-        parser.add_argument("--" + name.replace("_", "-"), help=text, **how)
-    args = parser.parse_args(argv)
-    if "RANK" not in os.environ:
-        parser.error("torchrun starts this script, one process per GPU: torchrun --nproc_per_node="
-                     f"{torch.cuda.device_count() or 2} {Path(__file__).name}")
-    for name, value in vars(args).items():
-        low, below = settings[name].metadata["low"], settings[name].metadata["below"]
-        if low is not None and not low <= value < below:
-            parser.error(f"argument --{name.replace('_', '-')}: {value} is out of range")
-    return args
-
-
-def configure(args: argparse.Namespace, device: torch.device) -> Config:
-    """The defaults, over them what the model's name sets, over that what the user gave."""
-    given = vars(args)
-    model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
-    if "model" not in given and model == "cpu-demo":
-        print("No NVIDIA GPU: this is the small model cpu-demo;"
-              f" the full experiment: torchrun … {Path(__file__).name} --model gpt2")
-    preset = dict(MODELS[model])
-    if given.keys() & {"epochs", "max_steps", "max_tokens"}:
-        preset.pop("max_tokens", None)  # the user has said how long
-    return Config(**preset | given | {"model": model, "device": device.type})
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.context_length * WORLD_SIZE
 
 
 # ---- Data --------------------------------------------------------------------------------------
 
 
 class TokenWindows(Dataset):
-    """Windows of tokens that don't overlap. Item i is a pair (x_T, y_T) of int64 tensors, where
-    y_T is x_T moved on by one token."""
+    """Windows of tokens that don't overlap: pairs (x_T, y_T) of int64, y_T one token further on."""
 
     def __init__(self, tokens: np.ndarray, context_length: int):
         self.tokens, self.context_length = tokens, context_length
@@ -167,35 +134,35 @@ class TokenWindows(Dataset):
         return torch.from_numpy(window[:-1]), torch.from_numpy(window[1:])
 
 
-def load_tokens(folder: Path, config: Config) -> tuple[dict, TokenWindows, TokenWindows]:
-    """What meta.json says of the text, the training windows and the validation windows.
+Data = namedtuple("Data", "meta train val tokenizer")  # meta: what prepare.py tells of the text
 
-    Raises UserError for files that are missing or damaged, and for a text that is too short.
-    """
-    try:  # data/prepare.py writes meta.json last, which marks the data complete
+
+def load_data(config: Config) -> Data:
+    """The tokens in --data; in its default, data/ beside this file, they are made where there are
+    none. Raises UserError where they are missing or damaged, and for a text that is too short."""
+    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # which writes meta.json last
+    default = config.data == Config.data and script.exists()
+    for chosen in (RANK == 0, LOCAL_RANK == 0):  # first one rank alone, for ranks that share a disk
+        if chosen and default and not (folder / "meta.json").exists():
+            print(f"No tokens in {folder}: running data/prepare.py", flush=True)
+            subprocess.run([sys.executable, script])
+        dist.barrier()
+    try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        counts = [int(meta["tokens"][part]) for part in ("train", "val")]
-        if meta["tokenizer"] not in ("gpt2", "bytes"):
-            raise ValueError("unknown tokenizer")
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        reason = "no tokens" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
-        raise UserError(f"{folder / 'meta.json'}: {reason}; run `python data/prepare.py`")
-    windows = []
-    for part, count, needed in zip(
-        ("train", "val"), counts, (config.batch_size * WORLD_SIZE, 1), strict=True
-    ):
-        path = folder / f"{part}.bin"
-        whole = path.is_file() and path.stat().st_size == 2 * count > 0
-        tokens = np.memmap(path, "<u2", "r") if whole else None
-        if not whole or tokens.max() >= config.vocab_size:
-            raise UserError(f"{path} is missing or damaged; run `python data/prepare.py`")
-        windows.append(TokenWindows(tokens, config.context_length))
-        if len(windows[-1]) < needed:
-            raise UserError(f"the text is too short: {part}.bin has {count:,} tokens, {needed}"
-                            f" window(s) of context length {config.context_length} need"
-                            f" {needed * config.context_length + 1:,}; use a longer text,"
-                            " or lower --context-length or --batch-size")
-    return meta, *windows
+        parts = [np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
+                 for part in ("train", "val")]  # memory that is read from the disk as it is used
+        if max(part.max() for part in parts) >= config.vocab_size:
+            raise ValueError("ids that the model doesn't have")
+        tokenizer = load_tokenizer(meta["tokenizer"], folder)
+    except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+        reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
+        raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py`")
+    train, val = (TokenWindows(part, config.context_length) for part in parts)
+    if len(train) < config.batch_size * WORLD_SIZE or len(val) < 1:
+        raise UserError(f"the text is too short: {len(train)} and {len(val)} windows; a step takes"
+                        f" {config.batch_size * WORLD_SIZE};"
+                        " lower --batch-size or --context-length")
+    return Data(meta, train, val, tokenizer)
 
 
 def load_tokenizer(name: str, folder: Path) -> tiktoken.Encoding:
@@ -203,19 +170,16 @@ def load_tokenizer(name: str, folder: Path) -> tiktoken.Encoding:
     if name == "bytes":
         ids = {bytes([i]): i for i in range(256)}
         return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ids, special_tokens={})
-    cache = Path(os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(folder / "tiktoken")))
-    # tiktoken names files by the SHA-1 of their URL, and fetches missing ones with no time-out.
-    files = "6c7ea1a7e38e3a7f062df639a5b80947f075ffe6", "6d1cbeee0f20b3d9449abfede4726ed8212e3aee"
-    if not all((cache / file).is_file() for file in files):
-        raise UserError(f"GPT-2's tokenizer isn't in {cache}: fetch it with data/prepare.py")
+    cache = os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(folder / "tiktoken"))
+    if not Path(cache).is_dir():  # tiktoken would fetch it, with no time-out
+        raise UserError(f"no tokenizer {name!r} in {cache}: fetch it with data/prepare.py")
     return tiktoken.get_encoding(name)
 
 
-def make_loader(windows: TokenWindows, config: Config, device: torch.device) -> DataLoader:
-    """This rank's batches of an epoch: every WORLD_SIZE-th window of the permutation that a single
-    process draws, so that every stage sees the same batches."""
+def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
+    """This rank's batches: every WORLD_SIZE-th window of the order that a single process has."""
     sampler = DistributedSampler(windows, seed=config.seed, drop_last=True)
-    pin = device.type == "cuda"  # page-locked host memory, from which a GPU copies by itself
+    pin = config.device.type == "cuda"  # page-locked host memory, from which a GPU copies by itself
     return DataLoader(windows, config.batch_size, sampler=sampler, drop_last=True, pin_memory=pin)
 
 
@@ -301,21 +265,36 @@ class GPTModel(nn.Module):
         return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
 
 
-def prepare_model(model: GPTModel, config: Config, device: torch.device) -> nn.Module:
+def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
-    model.to(device, torch.bfloat16)
-    config.compile = config.compile and can_compile(device)
+    if config.device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        print("bfloat16 is emulated on this GPU, and slow; README.md says which script fits it")
+    model.to(config.device, torch.bfloat16)
+    config.compile = config.compile and can_compile(model, config)
     # DDP first, then compile: the graph is cut where gradients are sent, so that sending overlaps.
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    # Each rank would tell that a compiled graph leaves out DDP's mark for the profiler.
+    logging.getLogger("torch._dynamo.variables.ctx_manager").setLevel(logging.ERROR)
     return torch.compile(ddp_model) if config.compile else ddp_model
 
 
-def count_parameters(model: nn.Module, config: Config) -> tuple[int, int]:
-    """(parameters, floating-point operations to train on one token).
+def can_compile(model: nn.Module, config: Config) -> bool:
+    """Whether torch.compile works here; where a trial fails, one line says why."""
+    x = torch.ones(8, device=config.device, dtype=next(model.parameters()).dtype)
+    try:
+        with warnings.catch_warnings():  # for a type that a GPU lacks it only warns, and doesn't
+            warnings.filterwarnings("error", ".*does not support bfloat16")
+            torch.compile(lambda x: 2 * x + 1)(x)
+        return True
+    except Exception as error:
+        reason = " ".join(str(error).split("\n")[:2])
+    print(f"Training without torch.compile; README.md says what it needs ({reason})")
+    return False
 
-    6 operations for each parameter in a matrix product, 2 forward and 4 backward, and
-    12 × layers × context × width for attention (PaLM, arXiv:2204.02311, appendix B).
-    """
+
+def count_parameters(model: nn.Module, config: Config) -> tuple[int, int]:
+    """(parameters, floating-point operations to train on a token): 6 for each parameter in a matrix
+    product, 2 forward and 4 backward, and attention's (PaLM, arXiv:2204.02311, appendix B)."""
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     attention = 12 * config.layers * config.context_length * config.width
     return sum(p.numel() for p in model.parameters()), 6 * products + attention
@@ -325,9 +304,8 @@ def count_parameters(model: nn.Module, config: Config) -> tuple[int, int]:
 
 
 def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
-    )
+    return torch.optim.AdamW(model.parameters(), lr=config.learning_rate,
+                             weight_decay=config.weight_decay, fused=True)
 
 
 def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
@@ -340,72 +318,67 @@ def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) ->
     optimizer.step()
 
 
-def train(model, training_model, train_set, val_set, tokenizer, config, device, run) -> None:
-    """Trains `model` in place and reports to `run`. Raises Diverged at a loss that isn't finite."""
+def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
+    """Trains `model` in place and reports to `run`. Raises FloatingPointError at a NaN."""
+    training_model = prepare_model(model, config)
+    run.start(model, data, config)
     optimizer = make_optimizer(model, config)
-    loader = make_loader(train_set, config, device)
-    tokens_per_step = config.batch_size * config.context_length * WORLD_SIZE
-    total_steps = min(
-        config.epochs * len(loader),
-        config.max_steps or sys.maxsize,
-        math.ceil((config.max_tokens or sys.maxsize) / tokens_per_step),
-    )
+    loader = make_loader(data.train, config)
+    steps_of_tokens = math.ceil((config.max_tokens or sys.maxsize) / config.tokens_per_step)
+    total_steps = min(config.epochs * len(loader), config.max_steps or sys.maxsize, steps_of_tokens)
     print(f"{len(loader)} steps per epoch, {total_steps} in all\n")
 
-    clock = Clock(device)
-    step, done = 0, False
     for epoch in range(config.epochs):
         loader.sampler.set_epoch(epoch)
-        clock.start()
-        for x_BT, y_BT in loader:
-            x_BT = x_BT.to(device, non_blocking=loader.pin_memory)
-            y_BT = y_BT.to(device, non_blocking=loader.pin_memory)
+        times = [now(config.device)]
+        for step, (x_BT, y_BT) in enumerate(loader, start=epoch * len(loader)):
+            x_BT = x_BT.to(config.device, non_blocking=loader.pin_memory)
+            y_BT = y_BT.to(config.device, non_blocking=loader.pin_memory)
 
             optimizer.zero_grad()
             loss = compute_loss(training_model, x_BT, y_BT)
             backward_and_update(loss, optimizer)
-            clock.tick()
+            times.append(now(config.device))
 
-            step += 1
-            done = step == total_steps
-            if (step - 1) % config.eval_freq == 0 or step % len(loader) == 0 or done:
-                seconds = clock.stop()  # evaluation isn't timed
-                train_loss = evaluate(model, train_set, config, device)
-                val_loss = evaluate(model, val_set, config, device)
-                run.log(epoch + 1, step - 1, step * tokens_per_step, seconds, train_loss, val_loss)
+            done = step + 1 == total_steps
+            if step % config.eval_freq == 0 or (step + 1) % len(loader) == 0 or done:
+                seconds = seconds_between(times)  # the clock stops: evaluation isn't timed
+                train_loss = evaluate(model, data.train, config)
+                val_loss = evaluate(model, data.val, config)
+                run.log(epoch + 1, step, seconds, train_loss, val_loss)
+                if not math.isfinite(train_loss + val_loss):
+                    raise FloatingPointError("the loss is not finite: lower --learning-rate")
                 done = done or val_loss <= config.target_loss
-                clock.start()
+                times = [now(config.device)]
             if done:
                 break
-        run.epoch(epoch + 1, sample(model, tokenizer, config, device))  # not timed either
+        run.epoch(epoch + 1, sample(model, data.tokenizer, config))  # not timed either
         if done:
             break
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, windows: TokenWindows, config: Config, device) -> float:
+def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
     """Mean loss (nats per token) over the first `eval_windows` windows, summed in float64."""
     model.eval()
-    loss_sum, tokens = 0.0, 0
+    loss_sum = 0.0
     count = min(config.eval_windows, len(windows))
     first = Subset(windows, range(RANK, count, WORLD_SIZE))  # each rank its share
     for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
-        logits_BTV = model(x_BT.to(device))
+        logits_BTV = model(x_BT.to(config.device))
         # Small batches, and one window at a time: evaluation must not set the peak of memory.
-        for logits_TV, y_T in zip(logits_BTV, y_BT.to(device), strict=True):
-            losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none").cpu()
-            loss_sum += losses_T.double().sum().item()
-            tokens += y_T.numel()
+        for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
+            losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
+            loss_sum += losses_T.cpu().double().sum().item()
     model.train()
-    loss_sum, tokens = sum_over_ranks([loss_sum, tokens])
-    return loss_sum / tokens
+    return sum_over_ranks([loss_sum])[0] / (count * config.context_length)
 
 
 @torch.no_grad()
-def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config, device) -> str:
+def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> str:
     """A prompt and the 50 tokens that the model finds likeliest, one after the other."""
     model.eval()
-    ids_BT = torch.tensor([tokenizer.encode("Every effort moves you")], device=device)
+    ids_BT = torch.tensor([tokenizer.encode("Every effort moves you")], device=config.device)
     for _ in range(50):
         logits_BTV = model(ids_BT[:, -config.context_length :])
         next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)
@@ -414,151 +387,131 @@ def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config, devic
     return tokenizer.decode(ids_BT[0].tolist())
 
 
-# ---- Plumbing: clock, record, errors -----------------------------------------------------------
+def now(device: torch.device):
+    """This moment; on a GPU an event, which it notes in passing, so that nothing waits."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    event = getattr(torch, device.type).Event(enable_timing=True)
+    event.record()
+    return event
 
 
-class Clock:
-    """Times each training step. On a GPU it records events, which it reads only when it is
-    stopped, so that timing makes nothing wait."""
+def seconds_between(times: list) -> list[float]:
+    """Of each step: from one moment to the next. Waits until a GPU has come to the last."""
+    if isinstance(times[0], float):
+        return np.diff(times).tolist()
+    times[-1].synchronize()
+    return [start.elapsed_time(end) / 1000 for start, end in zip(times, times[1:], strict=False)]
 
-    def __init__(self, device: torch.device):
-        self.event = {"cuda": torch.cuda.Event, "mps": torch.mps.Event}.get(device.type)
 
-    def start(self) -> None:
-        self.marks = []
-        self.tick()
-
-    def tick(self) -> None:
-        self.marks.append(self.event(enable_timing=True) if self.event else time.perf_counter())
-        if self.event:
-            self.marks[-1].record()
-
-    def stop(self) -> list[float]:
-        """Seconds of each step since the start; waits for the device."""
-        steps = list(zip(self.marks, self.marks[1:], strict=False))
-        if not self.event:
-            return [end - start for start, end in steps]
-        self.marks[-1].synchronize()
-        return [start.elapsed_time(end) / 1000 for start, end in steps]
+# ---- Plumbing: record, settings, errors --------------------------------------------------------
 
 
 class Run:
     """What a run prints, and its record: one JSON object per line, flushed as it happens, and
     before it is printed, so that a killed run keeps every line that was seen."""
 
-    def __init__(self, config: Config, meta: dict, model: nn.Module, device: torch.device):
-        self.device, self.start_time = device, time.perf_counter()
-        self.tokens_per_step = config.batch_size * config.context_length * WORLD_SIZE
-        self.seconds = []
-        self.average, self.val_loss = None, None
+    file = None  # until start()
+
+    def start(self, model: nn.Module, data: Data, config: Config) -> None:
+        self.config, self.seconds, self.average = config, [], None
         self.attention = attention_backend(model, config)
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        stamp = re.sub("[-:]", "", now)
-        path = Path(config.results_dir, f"{config.name}-{device.type}-{stamp}-{os.getpid()}.jsonl")
+        device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
         # One record is enough.
         self.file = open(os.devnull if RANK else path, "w" if RANK else "x", encoding="utf-8")
-        machine, counts = environment(device), count_parameters(model, config)
+        parameters, flops = count_parameters(model, config)
         settings = asdict(config) | dict(
-            parameters=counts[0], flops_per_token=counts[1], world_size=WORLD_SIZE,
-            dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
-            matmul_precision=torch.get_float32_matmul_precision(),
-        )
+            device=device.type, parameters=parameters, flops_per_token=flops,
+            world_size=WORLD_SIZE, dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+            matmul_precision=torch.get_float32_matmul_precision())
         del settings["data"], settings["results_dir"]  # paths of this machine
+        cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+        cpu = re.search(r"model name\s*: (.+)", cpuinfo)
+        cpu = cpu[1] if cpu else platform.processor() or platform.machine()
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+        machine = dict(torch=torch.__version__, python=platform.python_version(), cpu=cpu, gpu=gpu,
+                       os=f"{platform.system()} {platform.machine()}",
+                       threads=torch.get_num_threads())
         source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-        self.write("start", schema=1, stage=config.name, time=now, config=settings, data=meta,
-                   environment=machine, source_sha256=source)
-        print(f"PyTorch version: {torch.__version__}")
-        print(f"Device: {device.type} ({machine['gpu'] or machine['cpu']})")
-        print(f"CUDA version: {torch.version.cuda or 'n/a'}")
-        print(f"Model: {config.model}, {counts[0]:,} parameters")
-        print(f"Record: {path}")
+        self.write("start", schema=2, stage=config.name, time=began, config=settings,
+                   data=data.meta, environment=machine, source_sha256=source)
+        print(f"PyTorch version: {torch.__version__}\nDevice: {device.type} ({gpu or cpu})\n"
+              f"CUDA version: {torch.version.cuda or 'n/a'}\n"
+              f"Model: {config.model}, {parameters:,} parameters\nRecord: {path}")
 
     def write(self, event: str, **figures) -> None:
-        for name, value in figures.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                figures[name] = None  # JSON knows neither NaN nor infinity
-        self.file.write(json.dumps({"event": event, **figures}, allow_nan=False) + "\n")
-        self.file.flush()
+        print(json.dumps({"event": event, **figures}, allow_nan=False), file=self.file, flush=True)
 
-    def log(self, epoch, step, tokens, seconds: list[float], train_loss, val_loss) -> None:
+    def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the steps since the last line, which took `seconds` each."""
         seconds = [total / WORLD_SIZE for total in sum_over_ranks(seconds)]  # mean of the ranks
         self.seconds += seconds
         interval = self.tok_per_sec(seconds)
         self.average = self.tok_per_sec(self.seconds[1:])  # step 0 is warm-up and compilation
-        self.val_loss = val_loss
-        self.write("log", epoch=epoch, step=step, tokens=tokens, train_loss=train_loss,
-                   val_loss=val_loss, step_tok_per_sec=interval, avg_tok_per_sec=self.average,
-                   train_seconds=sum(self.seconds))
+        losses = [loss if math.isfinite(loss) else None for loss in (train_loss, val_loss)]  # JSON
+        self.write("log", epoch=epoch, step=step, tokens=(step + 1) * self.config.tokens_per_step,
+                   train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=interval,
+                   avg_tok_per_sec=self.average, seconds=seconds)
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
               f"Step tok/sec: {interval:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
-        if not math.isfinite(train_loss + val_loss):
-            raise Diverged(f"the loss at step {step} is not finite: lower --learning-rate")
 
     def tok_per_sec(self, seconds: list[float]) -> float | None:
-        return self.tokens_per_step * len(seconds) / sum(seconds) if seconds else None
+        return self.config.tokens_per_step * len(seconds) / sum(seconds) if seconds else None
 
     def epoch(self, epoch: int, text: str) -> None:
-        memory = memory_gb(self.device)
+        memory = self.memory_gb()
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
-        for kind in ("allocated", "reserved"):
-            gb = memory[f"{kind}_gb"]
-            print(f"{kind.capitalize()} memory:", "n/a" if gb is None else f"{gb:.4f} GB")
-        print(flush=True)
+        print(f"Allocated memory: {memory['allocated_gb'] or math.nan:.4f} GB\n"
+              f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
+
+    def memory_gb(self) -> dict[str, float | None]:
+        """GB (1024³ bytes); on a CPU the resident set, whose peak stands for what is reserved."""
+        sizes, status = [None] * 4, Path("/proc/self/status")
+        if self.config.device.type == "cuda":
+            sizes = [torch.cuda.memory_allocated(), torch.cuda.memory_reserved(),
+                     torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
+        elif self.config.device.type == "mps":
+            sizes[:2] = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+        elif status.exists():
+            kib = dict(re.findall(r"(VmHWM|VmRSS):\s+(\d+)", status.read_text()))
+            sizes = [1024 * int(kib[name]) for name in ("VmRSS", "VmHWM", "VmHWM", "VmHWM")]
+        names = "allocated_gb", "reserved_gb", "peak_allocated_gb", "peak_reserved_gb"
+        return {name: size and size / 1024**3 for name, size in zip(names, sizes, strict=True)}
 
     def end(self, status: str, error: str | None) -> None:
-        memory = memory_gb(self.device)
+        if self.file is None:
+            return
         rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # two for warm-up
-        p25, median, p75 = np.percentile(rates, [25, 50, 75]) if len(rates) >= 3 else [None] * 3
-        self.write(
-            "end", status=status, error=error, avg_tok_per_sec=self.average,
-            median_step_tok_per_sec=median, p25_step_tok_per_sec=p25, p75_step_tok_per_sec=p75,
-            first_step_seconds=self.seconds[0] if self.seconds else None,
-            train_seconds=sum(self.seconds), wall_seconds=time.perf_counter() - self.start_time,
-            reserved_gb=memory["reserved_gb"], peak_reserved_gb=memory["peak_reserved_gb"],
-            val_loss=self.val_loss, attention_backend=self.attention,
-        )
+        median = float(np.median(rates)) if len(rates) >= 3 else None
+        self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
+                   median_step_tok_per_sec=median, attention_backend=self.attention,
+                   **self.memory_gb())
         self.file.close()
         if median:
             print(f"Median step tok/sec: {median:.0f}")
 
 
-def environment(device: torch.device) -> dict:
-    cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    cpu = re.search(r"model name\s*: (.+)", cpuinfo)
-    return dict(
-        torch=torch.__version__, python=platform.python_version(), threads=torch.get_num_threads(),
-        os=f"{platform.system()} {platform.machine()}",
-        cpu=cpu[1] if cpu else platform.processor() or platform.machine(),
-        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-    )
-
-
-def memory_gb(device: torch.device) -> dict[str, float | None]:
-    """GB (1024³ bytes) now and at the peak; on a CPU the resident set; None where it is unknown."""
-    figures = [None] * 4
-    if device.type == "cuda":
-        stats = torch.cuda.memory_stats(device)
-        figures = [stats.get(f"{kind}_bytes.all.{when}", 0)
-                   for when in ("current", "peak") for kind in ("allocated", "reserved")]
-    elif device.type == "mps":
-        figures[:2] = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
-    elif Path("/proc/self/status").exists():
-        status = Path("/proc/self/status").read_text()
-        now, peak = (int(re.search(rf"{k}:\s+(\d+)", status)[1]) for k in ("VmRSS", "VmHWM"))
-        figures = [1024 * kib for kib in (now, peak, peak, peak)]  # the peak stands for reserved
-    names = "allocated_gb", "reserved_gb", "peak_allocated_gb", "peak_reserved_gb"
-    return {k: v and v / 1024**3 for k, v in zip(names, figures, strict=True)}
-
-
-def pick_device(name: str | None) -> torch.device:
-    """This rank's device: its GPU, or the CPU. Raises UserError where it doesn't work."""
-    name, gpus = name or ("cuda" if torch.cuda.is_available() else "cpu"), torch.cuda.device_count()
+def configure(argv: list[str] | None = None) -> Config:
+    """The settings. Exits with 2 for a wrong one; raises UserError for a device that fails."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], usage="%(prog)s [options]", allow_abbrev=False,
+        epilog=f"--model cpu-demo sets {MODELS['cpu-demo']}", argument_default=argparse.SUPPRESS)
+    for setting in fields(Config):
+        if setting.metadata:  # it is an option()
+            parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
+    given, gpus = vars(parser.parse_args(argv)), torch.cuda.device_count()
+    if "RANK" not in os.environ:
+        parser.error("torchrun starts this script, one process per GPU: torchrun --nproc_per_node="
+                     f"{gpus or 2} {Path(__file__).name}")
+    name = given.get("device", "cuda" if torch.cuda.is_available() else "cpu")
     if name not in ("cpu", "cuda"):
         raise UserError(f"unknown device {name!r}: use cpu, or cuda for one GPU per rank")
     if name == "cuda" and 0 < gpus < LOCAL_WORLD_SIZE:
+        if LOCAL_RANK:
+            time.sleep(60)  # the first rank tells it; then torchrun ends the others
         raise UserError(f"{LOCAL_WORLD_SIZE} ranks here and {gpus} GPU(s): --nproc_per_node={gpus}")
     try:
         device = torch.device(f"cuda:{LOCAL_RANK}" if name == "cuda" else "cpu")
@@ -567,13 +520,18 @@ def pick_device(name: str | None) -> torch.device:
         raise UserError(f"no device {name}: " + re.split(r"\n|\. ", str(error))[0])
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
-    return device
+    model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
+    if "model" not in given and model == "cpu-demo":
+        print("No NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2")
+    limited = given.keys() & {"epochs", "max_steps", "max_tokens"}  # the user has said how long
+    preset = MODELS[model] | (dict(max_tokens=None) if limited else {})
+    return Config(**preset | given | dict(model=model, device=device))
 
 
-def join_ranks(device: torch.device) -> None:
+def join_ranks(config: Config) -> None:
     """Connects this process with the others of the job."""
-    if device.type == "cuda":
-        dist.init_process_group("nccl", device_id=device)
+    if config.device.type == "cuda":
+        dist.init_process_group("nccl", device_id=config.device)
     else:
         # torchrun allows each process one thread; here it gets its share of the cores.
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -589,73 +547,53 @@ def sum_over_ranks(values: list[float]) -> list[float]:
     return totals.tolist()
 
 
-def can_compile(device: torch.device) -> bool:
-    """Whether torch.compile works here; where a trial fails, one line says why."""
-    try:
-        torch.compile(lambda x: 2 * x + 1)(torch.ones(8, device=device))
-        return True
-    except Exception as error:
-        reason = " ".join(str(error).split("\n")[:2])
-    print(f"Training without torch.compile; README.md says what it needs ({reason})")
-    return False
-
-
 class UserError(Exception):
     """An error that the user can fix, printed as one line."""
 
 
-class Diverged(UserError):
-    status = "diverged"  # the loss is NaN or infinite
-
-
 def interrupt(number, frame) -> None:
     """Ctrl-C and SIGTERM end a run in the same way; a second one can't cut the end short."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for either in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(either, signal.SIG_IGN)
     raise KeyboardInterrupt(number)
 
 
-def explain(error: BaseException) -> tuple[str, str, int]:
+def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
     """(status of the run, one line for the user, exit code)."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
     memory = "out of memory|MemoryError|ALLOC_FAILED|bad_alloc|allocate memory|create a memory"
-    if re.search(memory, repr(error)):
-        hint = "lower --batch-size or --context-length, or use a smaller --model"
-        return "out_of_memory", f"out of memory: {hint} ({text})", 1
-    if not isinstance(error, UserError | OSError):
+    if config and re.search(memory, repr(error)):
+        half = (f"--batch-size {config.batch_size // 2}" if config.batch_size > 1 else
+                f"--context-length {config.context_length // 2}, or a smaller --model")
+        return "out_of_memory", f"out of memory: try {half} ({text})", 1
+    if not isinstance(error, UserError | OSError | FloatingPointError):
         traceback.print_exception(error)  # an error of the program, not of its input
         text = f"{type(error).__name__}: {text}"
-    return getattr(error, "status", "failed"), text, 1
+    return "diverged" if isinstance(error, FloatingPointError) else "failed", text, 1
 
 
 def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
     if RANK != 0:
         sys.stdout = open(os.devnull, "w")  # one rank speaks for all
-    args = parse_arguments()
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
-    run, (status, message, code) = None, ("complete", None, 0)
+    run, config, (status, message, code) = Run(), None, ("complete", None, 0)
     try:
-        device = pick_device(getattr(args, "device", None))
-        config = configure(args, device)
-        join_ranks(device)
-        meta, train_set, val_set = load_tokens(Path(config.data), config)
-        tokenizer = load_tokenizer(meta["tokenizer"], Path(config.data))
+        config = configure()
+        join_ranks(config)
+        data = load_data(config)
         torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
         torch.manual_seed(config.seed + RANK)  # DDP starts all from the weights of rank 0
         model = GPTModel(config)  # on the CPU, so that a seed gives the same weights everywhere
-        training_model = prepare_model(model, config, device)
-        run = Run(config, meta, model, device)
-        train(model, training_model, train_set, val_set, tokenizer, config, device, run)
+        train(model, data, config, run)
     except (Exception, KeyboardInterrupt) as error:
-        status, message, code = explain(error)
-    if message:
-        print(f"error: rank {RANK}: {message}", file=sys.stderr)
-    if run:
-        run.end(status, message)
+        status, message, code = explain(error, config)
+        if RANK == 0 or status != "interrupted":  # by torchrun, when another rank fails
+            print(f"error: rank {RANK}: {message}", file=sys.stderr)
+    run.end(status, message)
     if status == "complete":  # else other ranks may be gone, and it would wait for them
         dist.destroy_process_group()
     return code

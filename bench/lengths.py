@@ -31,16 +31,12 @@ class Length:
 
 def read_configurations(requests: list) -> list[dict]:
     """For each [script, options]: its configuration, or {"error": why it has none}."""
-    import torch
-
     answers = []
     for script, options in requests:
         messages = io.StringIO()
         try:
             with contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages):
-                functions = runpy.run_path(script)
-                args = functions["parse_arguments"](options)
-                config = functions["configure"](args, torch.device(args.device))
+                config = runpy.run_path(script)["configure"](options)
             answers.append(dict(batch_size=config.batch_size, context_length=config.context_length,
                                 learning_rate=config.learning_rate,
                                 compile=getattr(config, "compile", False)))

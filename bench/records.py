@@ -2,7 +2,10 @@
 
 import json
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+
+import numpy as np
 
 from bench.machine import peak_flops
 
@@ -104,8 +107,10 @@ def read_record(path: Path) -> Record:
             raise RecordError(f"line {number}: not an event of a record ({error!r})")
     try:
         (start,) = events["start"]
-        if start["schema"] != 1:
+        if start["schema"] not in (1, 2):
             raise RecordError(f"line 1: schema {start['schema']} is unknown")
+        if start["schema"] == 2:
+            add_figures(start, events["log"], *events["end"])
         resume = dict(*events["resume"])
         for log in events["log"] if resume else []:  # which count from where it went on
             log["train_seconds"] += resume["train_seconds"]
@@ -117,3 +122,22 @@ def read_record(path: Path) -> Record:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise RecordError(f"not a whole record: {error!r}")
     return record
+
+
+def add_figures(start: dict, logs: list[dict], end: dict | None = None) -> None:
+    """Adds what schema 1 held to the events of schema 2, which have the seconds of every step: the
+    seconds of training at each line, the first step's, quartiles of the speed, and the last loss.
+    """
+    config, sums = start["config"], accumulate(sum(log["seconds"]) for log in logs)
+    for log, total in zip(logs, sums, strict=True):
+        log["train_seconds"] = total
+    if end is not None:
+        seconds = [second for log in logs for second in log["seconds"]]
+        tokens = config["batch_size"] * config["context_length"] * config["world_size"]
+        rates = [tokens / second for second in seconds[2:]]  # two steps are for warm-up
+        p25, median, p75 = np.percentile(rates, [25, 50, 75]) if len(rates) >= 3 else [None] * 3
+        end |= dict(
+            p25_step_tok_per_sec=p25, p75_step_tok_per_sec=p75, train_seconds=sum(seconds),
+            first_step_seconds=seconds[0] if seconds else None,
+            val_loss=logs[-1]["val_loss"] if logs else None,
+        )

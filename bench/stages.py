@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from dataclasses import dataclass
 from itertools import groupby
@@ -73,7 +74,7 @@ def run_of(record: Record, note: str) -> Run:
     hash(group)
     curve = tuple(tuple(math.nan if log[name] is None else float(log[name]) for name in CURVE)
                   for log in record.logs)
-    began = record.start["time"], record.path.name
+    began = re.sub("[-:]", "", record.start["time"]), record.path.name  # schema 1 had them
     return Run(record.stage, group, int(config["world_size"]), *figures, began, curve)
 
 

@@ -140,26 +140,26 @@ def parse_arguments(argv: list[str] | None = None) -> Experiment:
     return args
 
 
-def configure(args: Experiment, device: torch.device) -> orig.Config:
-    """The settings of the record, under the names that 00 gives them."""
-    model = args.model or ("gpt2" if device.type == "cuda" else "cpu-demo")
-    preset = {"vocab_size": 50_304} | orig.MODELS[model]  # as in 01, a multiple of 64
-    demo = model == "cpu-demo" and args.trainer.max_steps <= 0 and not args.model_name_or_path
-    preset["max_tokens"] = args.max_tokens or (DEMO_TOKENS if demo else None)
+def configure(args: Experiment) -> orig.Config:
+    """The settings of the record, under the names that 00 gives them. Raises orig.UserError."""
+    trainer, device = args.trainer, args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = args.model or ("gpt2" if device == "cuda" else "cpu-demo")
+    config = orig.configure(["--device", device, "--model", model])
+    config.vocab_size = 50_304  # as in 01, a multiple of 64
+    demo = model == "cpu-demo" and trainer.max_steps <= 0 and not args.model_name_or_path
+    config.max_tokens = args.max_tokens or (DEMO_TOKENS if demo else None)
+    config.max_steps = max(trainer.max_steps, 0) or None
     for name in ("context_length", "eval_windows"):
-        if getattr(args, name):
-            preset[name] = getattr(args, name)
-    trainer = args.trainer
+        setattr(config, name, getattr(args, name) or getattr(config, name))
     if args.batch_size:
         trainer.per_device_train_batch_size = args.batch_size
-    windows = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps
-    return orig.Config(**preset | dict(
-        model=model, device=device.type, batch_size=windows,
-        epochs=math.ceil(trainer.num_train_epochs),
-        learning_rate=trainer.learning_rate, weight_decay=trainer.weight_decay, seed=trainer.seed,
-        eval_freq=args.eval_freq, max_steps=max(trainer.max_steps, 0) or None,
-        data=args.data, results_dir=args.results_dir, name=args.name,
-    ))
+    config.batch_size = trainer.per_device_train_batch_size * trainer.gradient_accumulation_steps
+    config.epochs = math.ceil(trainer.num_train_epochs)
+    for name in ("learning_rate", "weight_decay", "seed"):
+        setattr(config, name, getattr(trainer, name))
+    for name in ("eval_freq", "data", "results_dir", "name"):
+        setattr(config, name, getattr(args, name))
+    return config
 
 
 # ---- Data and model ----------------------------------------------------------------------------
@@ -229,11 +229,9 @@ def make_model(args: Experiment, config: orig.Config) -> nn.Module:
     return model
 
 
-def read_tokens(args: Experiment, config: orig.Config):
-    """(what the record says of the text, its training and validation windows, its tokenizer)."""
+def read_tokens(args: Experiment, config: orig.Config) -> orig.Data:
     if not args.train_file:
-        meta, *windows = orig.load_tokens(Path(config.data), config)
-        return meta, *windows, orig.load_tokenizer(meta["tokenizer"], Path(config.data))
+        return orig.load_data(config)
     try:
         tokenizer = TextTokenizer(AutoTokenizer.from_pretrained(args.model_name_or_path))
         text = Path(args.train_file).read_text(encoding="utf-8")
@@ -249,7 +247,7 @@ def read_tokens(args: Experiment, config: orig.Config):
     meta = dict(corpus=Path(args.train_file).name, tokenizer=config.model,
                 vocabulary=tokenizer.n_vocab,
                 tokens=dict(zip(("train", "val"), map(len, parts), strict=True)))
-    return meta, *windows, tokenizer
+    return orig.Data(meta, *windows, tokenizer)
 
 
 # ---- Training ----------------------------------------------------------------------------------
@@ -258,10 +256,13 @@ def read_tokens(args: Experiment, config: orig.Config):
 class Record(orig.Run):
     """00's record, which also tells the Trainer's version and options."""
 
-    def __init__(self, args, config, meta, model, device):
-        self.args, self.model = args, model
-        super().__init__(config, meta, model, device)
-        self.attention = args.attn_implementation
+    def __init__(self, args: Experiment):
+        self.args = args
+
+    def start(self, model, data, config) -> None:
+        self.model = model
+        super().start(model, data, config)
+        self.attention = self.args.attn_implementation
 
     def write(self, event: str, **figures) -> None:
         if event == "start":
@@ -284,42 +285,42 @@ class Record(orig.Run):
 class Watch(TrainerCallback):
     """Times the steps as 00 does, and evaluates at its log lines."""
 
-    def __init__(self, run, model, train_set, val_set, tokenizer, config, device):
-        self.run, self.model, self.tokenizer = run, model, tokenizer
-        self.sets, self.config, self.device = (train_set, val_set), config, device
-        self.clock, self.steps_per_epoch = orig.Clock(device), len(train_set) // config.batch_size
+    def __init__(self, run, model, data, config):
+        self.run, self.model, self.data, self.config = run, model, data, config
+        self.steps_per_epoch = len(data.train) // config.batch_size
 
     def on_epoch_begin(self, args, state, control, **_):
-        self.clock.start()
+        self.times = [orig.now(self.config.device)]
 
     def on_step_end(self, args, state, control, **_):
-        self.clock.tick()
-        step, config = state.global_step, self.config
+        self.times.append(orig.now(self.config.device))
+        step, config, data = state.global_step, self.config, self.data
         done = step == state.max_steps
         if (step - 1) % config.eval_freq == 0 or step % self.steps_per_epoch == 0 or done:
-            seconds = self.clock.stop()
-            losses = [orig.evaluate(self.model, windows, config, self.device)
-                      for windows in self.sets]
-            epoch = (step - 1) // self.steps_per_epoch + 1
-            self.run.log(epoch, step - 1, step * self.run.tokens_per_step, seconds, *losses)
-            self.clock.start()
+            seconds = orig.seconds_between(self.times)
+            losses = [orig.evaluate(self.model, windows, config)
+                      for windows in (data.train, data.val)]
+            self.run.log((step - 1) // self.steps_per_epoch + 1, step - 1, seconds, *losses)
+            if not math.isfinite(sum(losses)):
+                raise FloatingPointError("the loss is not finite: lower --learning_rate")
+            self.times = [orig.now(config.device)]
 
     def on_epoch_end(self, args, state, control, **_):
         epoch = (state.global_step - 1) // self.steps_per_epoch + 1
-        self.run.epoch(epoch, orig.sample(self.model, self.tokenizer, self.config, self.device))
+        self.run.epoch(epoch, orig.sample(self.model, self.data.tokenizer, self.config))
 
 
-def train(model, train_set, val_set, tokenizer, config, device, run, settings: Settings) -> Trainer:
+def train(model, data, config, run, settings: Settings) -> Trainer:
     """Trains `model` in place and reports to `run`."""
-    steps_per_epoch = len(train_set) // config.batch_size
+    steps_per_epoch = len(data.train) // config.batch_size
     steps = math.ceil(settings.num_train_epochs * steps_per_epoch)
     if config.max_tokens:
-        steps = min(steps, math.ceil(config.max_tokens / run.tokens_per_step))
+        steps = min(steps, math.ceil(config.max_tokens / config.tokens_per_step))
     settings.max_steps = min(steps, config.max_steps or steps)
     settings._n_gpu = min(1, settings.n_gpu)  # with more the Trainer would use DataParallel
-    watch = Watch(run, Logits(model), train_set, val_set, tokenizer, config, device)
+    watch = Watch(run, Logits(model), data, config)
     # Whole steps only: with accumulation the Trainer would make a smaller last one in each epoch.
-    examples = Subset(Examples(train_set), range(steps_per_epoch * config.batch_size))
+    examples = Subset(Examples(data.train), range(steps_per_epoch * config.batch_size))
     trainer = Trainer(model, settings, train_dataset=examples, callbacks=[watch])
     trainer.train()
     return trainer
@@ -330,28 +331,25 @@ def main() -> int:
     args = parse_arguments()
     signal.signal(signal.SIGINT, orig.interrupt)
     signal.signal(signal.SIGTERM, orig.interrupt)
-    run, (status, message, code) = None, ("complete", None, 0)
+    run, config, (status, message, code) = Record(args), None, ("complete", None, 0)
     try:
-        device = orig.pick_device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        config = configure(args, device)
+        config = configure(args)
         if not args.model_name_or_path:
             args.trainer.output_dir = config.results_dir  # nothing is saved there
         torch.manual_seed(config.seed)
-        model = make_model(args, config).to(device)
-        meta, train_set, val_set, tokenizer = read_tokens(args, config)
-        run = Record(args, config, meta, model, device)
-        trainer = train(model, train_set, val_set, tokenizer, config, device, run, args.trainer)
+        model = make_model(args, config).to(config.device)
+        data = read_tokens(args, config)
+        run.start(model, data, config)
+        trainer = train(model, data, config, run, args.trainer)
         if args.model_name_or_path:
             trainer.save_model()
             if args.train_file:
-                tokenizer.tokenizer.save_pretrained(args.trainer.output_dir)
+                data.tokenizer.tokenizer.save_pretrained(args.trainer.output_dir)
             print(f"Model: {args.trainer.output_dir}")
     except (Exception, KeyboardInterrupt) as error:
-        status, message, code = orig.explain(error)
-    if message:
+        status, message, code = orig.explain(error, config)
         print(f"error: {message}", file=sys.stderr)
-    if run:
-        run.end(status, message)
+    run.end(status, message)
     return code
 
 
