@@ -154,9 +154,9 @@ def load_tokenizer(name: str, folder: Path) -> tiktoken.Encoding:
     if name == "bytes":
         ids = {bytes([i]): i for i in range(256)}
         return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ids, special_tokens={})
-    cache = os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(folder / "tiktoken"))
-    if not Path(cache).is_dir():  # tiktoken would fetch it, with no time-out
-        raise UserError(f"no tokenizer {name!r} in {cache}: fetch it with data/prepare.py")
+    if not (folder / "tiktoken").is_dir():  # without it tiktoken would fetch, with no time-out
+        raise UserError(f"no tokenizer {name!r} in {folder}: fetch it with data/prepare.py")
+    os.environ["TIKTOKEN_CACHE_DIR"] = str(folder / "tiktoken")
     return tiktoken.get_encoding(name)
 
 

@@ -4,11 +4,11 @@
     python plot_results.py --format svg  # the pictures as SVG
     python plot_results.py --help        # every setting
 
-It reads the records in results/, results/stages/ and the folders of results/reference/, and takes
-the latest complete run of each stage for each group: a device, a model and a context length; those
-of the reference are groups of their own. The published A100 figures stand beside them. ladder.png
-and time-to-loss.png show what measure.py has left in the folders of these names, or else the latest
-of the reference.
+It draws what was measured here. It reads the records in results/ and results/stages/, and takes the
+latest complete run of each stage for each group: a device, a model and a context length. The
+published A100 figures stand beside them. ladder.png, time-to-loss.png and so on show what
+measure.py has left in the folders of these names; what other machines measured is in
+results/reference/.
 
 tok/sec is the median over the steps of a run, or the average of a run too short for a median. It
 counts the tokens of all processes together; reserved memory is that of one process.
@@ -21,8 +21,8 @@ from pathlib import Path
 import matplotlib
 
 from bench import pictures, stages
-from bench.files import ROOT, relative, write_whole
-from bench.states import latest
+from bench.files import REFERENCE, ROOT, relative, write_whole
+from bench.states import finished
 from patches import stack
 
 
@@ -56,12 +56,19 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
     runs = stages.read_runs(args.results)
-    if not runs:
-        print("no complete runs: the published figures alone")
-    plans = {name: latest(name, args.results) for name in pictures.PLANS}
-    drawn = pictures.draw_all(runs, published, plans, args.format)
+    plans = {name: finished(name, args.results) for name in pictures.PLANS}
     summary = f"{stages.table(runs, published)}\n{source}\n"
+    others = ", ".join(relative(folder) for folder in sorted(REFERENCE.glob("*/")))
+    if not runs and not any(plans.values()):
+        print(f"\n{summary}\nNothing to draw: there is no complete run in {relative(args.results)}."
+              f" Pictures of other machines: {others}")
+        return 0
+    drawn = pictures.draw_all(runs, published, plans, args.format)
     print(f"\n{summary}")
+    if not all(plans.values()):
+        print("Not measured here, so not drawn:",
+              ", ".join(name for name, plan in plans.items() if not plan))
+        print(f"Pictures of other machines: {others}")
 
     try:
         for name, content in {"summary.md": summary, **drawn}.items():

@@ -62,6 +62,8 @@ def run_job(job: Job, plan: Plan, length: Length) -> dict:
     environment = dict(TORCHINDUCTOR_CACHE_DIR=str(cache), TRITON_CACHE_DIR=str(cache / "triton"))
     if job.run.mbit:
         environment["PYTHONPATH"] = str(ROOT)  # for the module that makes the hosts
+    if job.run.processes > 1:
+        environment["OMP_NUM_THREADS"] = "1"  # as torchrun would set it, and say so
     if job.round <= plan.cold_rounds and job.seed == plan.seed_of(job.round):
         shutil.rmtree(cache, ignore_errors=True)
     began = time.perf_counter()

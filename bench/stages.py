@@ -60,13 +60,13 @@ def shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def run_of(record: Record, note: str) -> Run:
-    """The run of a complete record; `note` is added to the device's name.
+def run_of(record: Record) -> Run:
+    """The run of a complete record.
 
     Raises LookupError, TypeError or ValueError where a figure is missing or isn't one.
     """
     config, end = record.config, record.end
-    group = Group(record.device_name + note, config["model"], int(config["context_length"]))
+    group = Group(record.device_name, config["model"], int(config["context_length"]))
     names = ("reserved_gb", "p25_step_tok_per_sec", "p75_step_tok_per_sec")
     figures = [record.tok_per_sec, *(end[name] for name in names), record.mfu, end["val_loss"]]
     if not all(figure is None or 0 <= figure < 1e15 for figure in figures):
@@ -84,7 +84,7 @@ def read_runs(folder: Path) -> list[Run]:
     Says which records are damaged, and how many runs did not complete.
     """
     latest, left_out = {}, 0
-    for place in ("", "stages/", "reference/*/", "reference/*/stages/"):
+    for place in ("", "stages/"):
         for path in sorted(folder.glob(f"{place}*.jsonl")):
             try:
                 record = read_record(path)
@@ -93,7 +93,7 @@ def read_runs(folder: Path) -> list[Run]:
                 if record.status != "complete" or not record.tok_per_sec:
                     left_out += 1
                     continue
-                run = run_of(record, " (reference)" if place.startswith("reference") else "")
+                run = run_of(record)
             except (OSError, RecordError, LookupError, ArithmeticError, TypeError,
                     ValueError) as error:
                 reason = error if isinstance(error, RecordError) else repr(error)

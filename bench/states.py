@@ -38,21 +38,17 @@ def earlier_state(path: Path) -> dict:
         return {}
 
 
-def latest(name: str, folder: Path) -> tuple[dict, Path] | None:
-    """(the state of a finished plan called `name` in `folder`, or else the latest of its reference,
-    the folder that it lies in); None without one. One that is damaged is named."""
-    for place, note in (("", ""), ("reference/*/", " (reference)")):
-        found = []
-        for path in sorted(folder.glob(f"{place}{name}/{name}.json")):
-            try:
-                state = read_state(path)
-                state["plan"]["machine"]["name"] += note
-                if state["rows"]:  # they come at the end
-                    found.append((state["time"], state, path.parent))
-            except (ValueError, LookupError, TypeError) as error:
-                print(f"skipped: {error}", file=sys.stderr)
-        if found:
-            return max(found, key=lambda state: state[0])[1:]
+def finished(name: str, folder: Path) -> tuple[dict, Path] | None:
+    """(the state of a finished plan called `name` in `folder`, the folder that it lies in); None
+    without one. One that is damaged is named."""
+    path = folder / name / f"{name}.json"
+    if path.exists():
+        try:
+            state = read_state(path)
+            if state["rows"]:  # they come at the end
+                return state, path.parent
+        except ValueError as error:
+            print(f"skipped: {error}", file=sys.stderr)
     return None
 
 

@@ -5,7 +5,8 @@
     python data/prepare.py --out DIR        # somewhere else than beside this script
 
 Without a network the text is the Python standard library's own source, and without GPT-2's
-tokenizer files the tokens are bytes. meta.json, written last, says what was used.
+tokenizer files the tokens are bytes. meta.json, written last, says what was used. The tokenizer is
+left beside the tokens, so that the folder can be copied to a machine without a network.
 
 A text of any size is read, encoded over all cores and written in pieces, so that memory stays
 small. It is cut only at line breaks before a character that isn't white space: there the tokenizer
@@ -19,14 +20,15 @@ import os
 import sys
 import sysconfig
 import time
-import urllib.error
 import urllib.request
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from io import StringIO
 from pathlib import Path
 from typing import TextIO
+from urllib.error import HTTPError, URLError
 
 import numpy as np
 import tiktoken
@@ -47,8 +49,8 @@ TOKENIZER_SHA256 = {
 
 BLOCK = 2**20  # characters that are read and encoded at once
 
-TIMEOUT_SECONDS = 15
-TRIES = 3
+TIMEOUT_SECONDS = 5  # without an answer
+TRIES = 3  # of a server that answers and then fails
 
 
 class UserError(Exception):
@@ -69,22 +71,29 @@ def write_whole(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def fetch(url: str) -> bytes | None:
-    """The bytes at `url`, or None, said in a line, where that fails."""
-    for attempt in range(1, TRIES + 1):
-        try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
-                data = response.read()
-                length = response.headers.get("Content-Length")
-                if length and len(data) != int(length):
-                    raise OSError(f"{len(data)} of {length} bytes")
-                return data
-        except (OSError, urllib.error.URLError, ValueError) as error:
-            reason = getattr(error, "reason", error)
-            print(f"{url}: {reason} (try {attempt} of {TRIES})", flush=True)
-            if attempt < TRIES:
-                time.sleep(attempt)
-    return None
+class Web:
+    """Fetches files. `failure` tells what couldn't be had; where nothing answers at all, nothing
+    else is tried."""
+
+    def __init__(self):
+        self.failure, self.answers = None, True
+
+    def fetch(self, url: str, check: Callable[[bytes], bool]) -> bytes | None:
+        """The bytes at `url` that pass the check, or None."""
+        for attempt in range(TRIES if self.answers else 0):
+            time.sleep(attempt)
+            try:
+                with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
+                    data = response.read()
+                if check(data):
+                    return data
+                self.failure = f"{url} isn't the file that was expected ({len(data):,} bytes)"
+            except (OSError, HTTPException, ValueError) as error:
+                self.failure = f"{url}: {getattr(error, 'reason', error)}"
+                if isinstance(error, URLError) and not isinstance(error, HTTPError):
+                    self.answers = False
+                    break
+        return None
 
 
 def blocks_of(file: TextIO) -> Iterator[str]:
@@ -196,22 +205,26 @@ class Progress:
         return time.perf_counter() - self.began
 
 
-def book(out: Path) -> str | None:
+def book(out: Path, web: Web) -> str | None:
     """The text of Middlemarch between Gutenberg's marks, kept in `out`; None without a network."""
     path = out / "middlemarch.txt"
     if path.exists():
         return path.read_text(encoding="utf-8")
-    data = fetch(BOOK_URL)
+    data = web.fetch(BOOK_URL, lambda data: text_of_the_book(data) is not None)
     if data is None:
         return None
+    text = text_of_the_book(data)
+    write_whole(path, text.encode("utf-8"))
+    return text
+
+
+def text_of_the_book(data: bytes) -> str | None:
+    """What is between Gutenberg's marks, None where that isn't the whole book."""
     text = data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
     start, end = (text.find(mark) for mark in BOOK_MARKS)
     if not (0 <= start < end) or BOOK_TITLE not in text[:start] or end - start < 1_500_000:
-        print(f"{BOOK_URL} is not the whole of {BOOK_TITLE} ({len(data):,} bytes)", flush=True)
         return None
-    text = text[text.index("\n", start) : end].strip("\n") + "\n"
-    write_whole(path, text.encode("utf-8"))
-    return text
+    return text[text.index("\n", start) : end].strip("\n") + "\n"
 
 
 def standard_library(characters: int) -> str:
@@ -227,21 +240,22 @@ def standard_library(characters: int) -> str:
     raise UserError("no network and no source text of Python here: name a text file")
 
 
-def gpt2_tokenizer(cache: Path) -> tiktoken.Encoding | None:
-    """GPT-2's tokenizer, its files fetched where `cache` lacks them; None without a network."""
+def gpt2_tokenizer(cache: Path, web: Web) -> tiktoken.Encoding | None:
+    """GPT-2's tokenizer, whose files are put into `cache`; None without a network."""
+    places = [cache, Path(os.environ.get("TIKTOKEN_CACHE_DIR") or cache)]
     for name, digest in TOKENIZER_SHA256.items():
+        def whole(data: bytes, digest=digest) -> bool:
+            return sha256(data) == digest
+
         # tiktoken looks for a file by the SHA-1 of its URL, and fetches without a time-out.
-        path = cache / hashlib.sha1((TOKENIZER_URL + name).encode()).hexdigest()
-        if path.is_file() and sha256(path.read_bytes()) == digest:
-            continue
-        data = fetch(TOKENIZER_URL + name)
+        file = hashlib.sha1((TOKENIZER_URL + name).encode()).hexdigest()
+        known = [place / file for place in places if (place / file).is_file()]
+        data = next(filter(whole, (path.read_bytes() for path in known)), None)
+        data = data or web.fetch(TOKENIZER_URL + name, whole)
         if data is None:
             return None
-        if sha256(data) != digest:
-            print(f"{TOKENIZER_URL}{name} is not the file that tiktoken expects", flush=True)
-            return None
         cache.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data)
+        write_whole(cache / file, data)
     os.environ["TIKTOKEN_CACHE_DIR"] = str(cache)
     return tiktoken.get_encoding("gpt2")
 
@@ -254,11 +268,14 @@ def byte_tokenizer() -> tiktoken.Encoding:
 def prepare(files: list[str], out: Path) -> None:
     """Writes train.bin, val.bin and meta.json. Raises UserError, OSError."""
     out.mkdir(parents=True, exist_ok=True)
-    text = None if files else book(out)
-    tokenizer = gpt2_tokenizer(Path(os.environ.get("TIKTOKEN_CACHE_DIR") or out / "tiktoken"))
-    if tokenizer is None:
-        print("GPT-2's tokenizer isn't available: the tokens are bytes")
-        tokenizer = byte_tokenizer()
+    web = Web()
+    text = None if files else book(out, web)
+    tokenizer = gpt2_tokenizer(out / "tiktoken", web) or byte_tokenizer()
+    library = f"standard library of Python {sys.version.split()[0]}"
+    instead = [] if files or text is not None else [f"the text is the {library}"]
+    instead += ["the tokens are bytes"] if tokenizer.name == "bytes" else []
+    if instead:
+        print(f"{web.failure}: {', '.join(instead)}", flush=True)
     limit = None
     if files:
         corpus = ", ".join(Path(file).name for file in files)
@@ -268,8 +285,7 @@ def prepare(files: list[str], out: Path) -> None:
         if text is not None:
             corpus = BOOK_TITLE
         else:
-            corpus = f"standard library of Python {sys.version.split()[0]}"
-            print(f"{BOOK_TITLE} isn't available: the text is the {corpus}")
+            corpus = library
             # GPT-2's tokens of source text are 2 to 4 characters long.
             text, limit = standard_library(4 * BOOK_TOKENS), BOOK_TOKENS
         progress, blocks = Progress(len(text.encode())), blocks_of(StringIO(text))

@@ -37,6 +37,15 @@ def load(path: Path):
     return module
 
 
+def skip_without(needs: str) -> None:
+    """Skips a test of a variant whose header says that it needs what isn't here."""
+    from bench import plans
+
+    lacking = plans.lacking(needs, dict(gpus=0))
+    if lacking:
+        pytest.skip(lacking)
+
+
 def write_tokens(folder: Path, train: int = 2000, val: int = 200, vocabulary: int = 256) -> Path:
     """Tokens with something to learn: a noisy cycle through the alphabet."""
     rng = np.random.default_rng(0)

@@ -76,7 +76,7 @@ def test_tokenizer_files_are_missing(bench, monkeypatch):
     monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
     meta = json.loads((bench.data / "meta.json").read_text())
     (bench.data / "meta.json").write_text(json.dumps(meta | {"tokenizer": "gpt2"}))
-    bench.fails(says=f"no tokenizer 'gpt2' in {bench.data}/tiktoken: fetch it with data/prepare.py")
+    bench.fails(says=f"no tokenizer 'gpt2' in {bench.data}: fetch it with data/prepare.py")
     assert "TIKTOKEN_CACHE_DIR" not in os.environ  # call_main() leaves nothing behind
 
 

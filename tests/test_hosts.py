@@ -6,7 +6,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import ROOT, TINY, environment, read_record, run_python, write_tokens
+from conftest import ROOT, TINY, environment, read_record, run_python, skip_without, write_tokens
 
 from bench import hosts as made
 from patches import stack
@@ -64,6 +64,7 @@ def test_two_hosts_train_as_one(hosts, data, tmp_path):
 @pytest.mark.parametrize("way", ["killed", "cut off"])
 def test_a_host_goes_and_the_other_goes_on(hosts, data, tmp_path, way):
     """With --nnodes=1:2, where the host that goes doesn't hold the rendezvous."""
+    skip_without("package safetensors")
     names = ["checkpoint-resume", "timeout-ranks"]
     command = [small(names, tmp_path), *TINY, "--device", "cpu", "--no-compile", "--epochs", 10,
                "--data", data, "--results-dir", tmp_path / "results", "--rank-timeout", 5,

@@ -50,14 +50,25 @@ def test_command(tmp_path):
     assert "\n\nPublished figures: A100, PyTorch 2.6" in summary
 
 
-def test_published_alone(tmp_path, plot):
-    code, out, err = plot(tmp_path, "--format", "svg")
+def test_nothing_measured(tmp_path, plot):
+    """The published figures as a table; no picture of a machine that isn't this one."""
+    code, out, err = plot(tmp_path)
     assert (code, err) == (0, [])
-    assert "no complete runs: the published figures alone" in out
-    assert "no losses to draw: no losses.svg" in out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["speed.svg", "summary.md"]
+    assert not list(tmp_path.iterdir())
     assert any("| A100 (published) | GPT-2 124M / 1,024 | 02 DDP × 4 | 419,259 | 33.47 |" in line
                for line in out)
+    assert out[-1].startswith("Nothing to draw: there is no complete run in ")
+    assert "results/reference/amd-epyc-2-cores" in out[-1]
+
+
+def test_only_what_was_measured_is_drawn(tmp_path, plot):
+    write_record(tmp_path, "00_orig", "2026-01-01T00:00:00Z", 1000)
+    code, out, err = plot(tmp_path, "--format", "svg")
+    names = "losses.svg", "speed.svg", "summary.md"
+    assert (code, err) == (0, [])
+    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".jsonl"} == {*names}
+    assert any(line.startswith("Not measured here, so not drawn: ladder, ") for line in out)
+    assert any("results/reference/amd-epyc-2-cores" in line for line in out)
     assert "<svg" in (tmp_path / "speed.svg").read_text(encoding="utf-8")
 
 
@@ -71,6 +82,7 @@ def test_damaged_ladders_are_named(tmp_path, plot):
 
 def test_folders_that_do_not_serve(tmp_path, plot):
     (tmp_path / "file").write_text("")
+    write_record(tmp_path, "00_orig", "2026-01-01T00:00:00Z", 1000)
     for options in ((tmp_path, "--out", tmp_path / "file" / "out"), (tmp_path / "nowhere",)):
         code, _, err = plot(*options)
         assert code == 1 and len(err) == 1 and err[0].startswith("error: ")

@@ -3,6 +3,9 @@
 import hashlib
 import io
 import json
+import os
+from http.client import IncompleteRead
+from urllib.error import HTTPError
 
 import numpy as np
 import pytest
@@ -31,8 +34,9 @@ def test_no_network(tmp_path):
     """The standard library's own text as bytes, as many tokens as the book has, always the same."""
     result = prepare(tmp_path)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("the text is the standard library of Python") == 1
-    assert "the tokens are bytes" in result.stdout
+    said, *figures = result.stdout.splitlines()
+    assert "Connection refused: the text is the standard library of Python" in said
+    assert said.endswith(", the tokens are bytes") and len(figures) == 2
     meta = check(tmp_path)
     assert meta["tokens"] == {"train": 414_009, "val": 46_001}
     assert meta["tokenizer"] == "bytes" and meta["vocabulary"] == 256
@@ -88,34 +92,72 @@ def test_download_is_checked(tmp_path, monkeypatch):
     book = "Dorothea " * 200_000
     start, end = (f"{mark} MIDDLEMARCH ***\n" for mark in script.BOOK_MARKS)
     page = f"Title: Middlemarch\r\n{start}\n{book}\n{end}The licence"
-    monkeypatch.setattr(script, "fetch", lambda url: page[: len(page) // 2].encode())
-    assert script.book(tmp_path) is None and not list(tmp_path.iterdir())
-    monkeypatch.setattr(script, "fetch", lambda url: page.encode())
-    assert script.book(tmp_path) == book + "\n" == (tmp_path / "middlemarch.txt").read_text()
-    monkeypatch.setattr(script, "fetch", lambda url: pytest.fail("it is there already"))
-    assert script.book(tmp_path) == book + "\n"
+    for answer, expected in ((page[: len(page) // 2], None), (page, book + "\n")):
+        answers(script, monkeypatch, answer.encode())
+        web = script.Web()
+        assert script.book(tmp_path, web) == expected
+    assert (tmp_path / "middlemarch.txt").read_text() == book + "\n"
+    monkeypatch.setattr(script.urllib.request, "urlopen", lambda *_, **__: pytest.fail("again"))
+    assert script.book(tmp_path, script.Web()) == book + "\n"
 
 
-def test_fetch_gives_up(monkeypatch, capsys):
-    script = load(PREPARE)
-    calls = []
+def answers(script, monkeypatch, *replies) -> list:
+    """Has the web reply so, the last one again and again; returns the addresses that are asked."""
+    asked, left = [], [*replies]
 
-    def refuse(url, timeout):
-        calls.append(timeout)
-        raise OSError("refused")
+    def urlopen(url, timeout):
+        asked.append(url)
+        assert timeout == script.TIMEOUT_SECONDS
+        reply = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(reply, Exception):
+            raise reply
+        return io.BytesIO(reply)
 
-    monkeypatch.setattr(script.urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(script.urllib.request, "urlopen", urlopen)
     monkeypatch.setattr(script.time, "sleep", lambda seconds: None)
-    assert script.fetch("http://nowhere") is None
-    assert calls == [script.TIMEOUT_SECONDS] * script.TRIES
-    assert "refused (try 3 of 3)" in capsys.readouterr().out
+    return asked
 
 
-def test_tokenizer_files_are_checked(tmp_path, monkeypatch):
+def test_where_nothing_answers_nothing_else_is_tried(monkeypatch):
     script = load(PREPARE)
-    monkeypatch.setattr(script, "fetch", lambda url: b"something else")
-    assert script.gpt2_tokenizer(tmp_path / "cache") is None
-    assert not (tmp_path / "cache").exists()
+    asked, web = answers(script, monkeypatch, script.URLError("no route")), script.Web()
+    assert web.fetch("http://one", bool) is None and web.fetch("http://two", bool) is None
+    assert asked == ["http://one"] and web.failure == "http://one: no route"
+
+
+@pytest.mark.parametrize("failure", [
+    TimeoutError("timed out"), IncompleteRead(b"abc", 5), b"other",
+    HTTPError("http://one", 503, "busy", {}, None)])
+def test_a_server_that_fails_is_asked_again(monkeypatch, failure):
+    script = load(PREPARE)
+    right = b"right".__eq__
+    asked, web = answers(script, monkeypatch, failure, b"right"), script.Web()
+    assert web.fetch("http://one", right) == b"right" and len(asked) == 2
+    asked = answers(script, monkeypatch, failure)
+    assert web.fetch("http://one", right) is None and len(asked) == script.TRIES
+    assert web.failure.startswith("http://one") and web.answers
+
+
+def test_the_tokenizer_comes_from_a_cache_and_is_checked(tmp_path, monkeypatch):
+    script = load(PREPARE)
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
+    answers(script, monkeypatch, b"something else")
+    assert script.gpt2_tokenizer(tmp_path / "none", script.Web()) is None
+    assert not (tmp_path / "none").exists()
+    # What another cache holds is taken, if it is whole, and left beside the tokens.
+    contents = {name: name.encode() for name in script.TOKENIZER_SHA256}
+    monkeypatch.setattr(script, "TOKENIZER_SHA256",
+                        {name: script.sha256(content) for name, content in contents.items()})
+    cache, out = tmp_path / "cache", tmp_path / "out"
+    cache.mkdir()
+    for name, content in contents.items():
+        file = hashlib.sha1((script.TOKENIZER_URL + name).encode()).hexdigest()
+        (cache / file).write_bytes(content)
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(cache))
+    monkeypatch.setattr(script.tiktoken, "get_encoding", lambda name: name)
+    assert script.gpt2_tokenizer(out, script.Web()) == "gpt2"
+    assert sorted(path.read_bytes() for path in out.iterdir()) == sorted(contents.values())
+    assert os.environ["TIKTOKEN_CACHE_DIR"] == str(out)
 
 
 def test_pieces_are_encoded_as_the_whole(tmp_path, monkeypatch):

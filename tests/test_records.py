@@ -56,7 +56,8 @@ def test_killed_and_failed(tmp_path):
     ("{\n", "line 1"),
     ("[]\n", "line 1"),
     ('{"event": "strange"}\n', "line 1"),
-    ('{"event": "start", "schema": 2}\n', "schema 2"),
+    ('{"event": "start", "schema": 3}\n', "schema 3"),
+    ('{"event": "start", "schema": 2}\n', "not a whole record"),
     ('{"event": "start", "schema": 1}\n', "not a whole record"),
 ])
 def test_damaged(tmp_path, text, says):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, STAGES, call_main, environment
+from conftest import ROOT, STAGES, call_main, environment, run_python, write_tokens
 
 from bench.records import read_record
 
@@ -179,11 +179,10 @@ def test_too_few_steps_for_a_median(bench):
     assert "Median" not in result.stdout
 
 
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="Apple's GPU would be taken")
 def test_without_options(bench, monkeypatch):
     """Where there is no GPU it trains the small model, and says so."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch._C, "_mps_is_available", lambda: False, raising=False)
-    torch.backends.mps.is_available.cache_clear()
     monkeypatch.setenv("RANK", "0")
     for stage in STAGES:
         script = bench.stages[stage]
@@ -244,3 +243,74 @@ def test_same_seed_same_losses(bench, tmp_path):
         bench.main("00_orig", "--max-steps", 2, "--seed", seed)
         losses.append(logs_of(bench)[-1]["val_loss"])
     assert losses[0] == losses[1] != losses[2]
+
+
+def small_copy(folder, stage):
+    """The script beside data/prepare.py in a folder of its own, with a model of a moment."""
+    (folder / "data").mkdir()
+    text = (ROOT / f"{stage}.py").read_text().replace("layers=4, heads=4, width=256",
+                                                      "layers=1, heads=2, width=32")
+    (folder / f"{stage}.py").write_text(text)
+    (folder / "data" / "prepare.py").write_bytes((ROOT / "data" / "prepare.py").read_bytes())
+    return folder / f"{stage}.py"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_first_command(stage, tmp_path):
+    """Without tokens in its default folder a script makes them; of several ranks, one does."""
+    script = small_copy(tmp_path, stage)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    off = [] if stage == "00_orig" else ["--no-compile"]
+    result = run_python(*(launcher if stage.startswith("02") else []), script, "--device", "cpu",
+                        "--max-steps", 1, "--eval-windows", 1, *off)
+    assert result.returncode == 0, result.stderr
+    said = f"No tokens in {tmp_path}/data: running data/prepare.py\n"
+    assert result.stdout.count(said) == 1
+    assert result.stdout.count("the tokens are bytes") == 1  # it ran once, without a network
+    assert len([*(tmp_path / "results").iterdir()]) == 1
+
+
+def test_the_first_command_where_no_text_can_be_had(tmp_path):
+    script = small_copy(tmp_path, "00_orig")
+    (tmp_path / "data" / "prepare.py").write_text("import sys; sys.exit('error: no text')")
+    result = run_python(script)
+    assert result.returncode == 1
+    says = f"error: no tokens in {tmp_path}/data: run `python data/prepare.py`"
+    assert result.stderr.splitlines() == ["error: no text", says]
+    (tmp_path / "data" / "prepare.py").unlink()  # copied without it
+    assert run_python(script).stderr.splitlines() == [says]
+
+
+def test_of_several_machines_each_prepares_what_it_lacks(bench, tmp_path, monkeypatch):
+    """Rank 0 first; after a barrier the first rank of each machine that still sees no tokens."""
+    script, order, home = bench.stages["02_opt_multi_gpu_ddp"], [], tmp_path / "home"
+    monkeypatch.setattr(script, "HERE", home)
+    monkeypatch.setattr(script.Config, "data", str(home / "data"))
+    monkeypatch.setattr(script, "dist", SimpleNamespace(barrier=lambda: order.append("barrier")))
+    monkeypatch.setattr(script.subprocess, "run", lambda command: order.append("prepare"))
+    (home / "data").mkdir(parents=True)
+    (home / "data" / "prepare.py").touch()
+    config = script.Config(data=script.Config.data)
+    for rank, local_rank, expected in (
+        (0, 0, ["prepare", "barrier", "prepare", "barrier"]),  # where the first did not work
+        (1, 1, ["barrier", "barrier"]), (4, 0, ["barrier", "prepare", "barrier"]),
+    ):
+        monkeypatch.setattr(script, "RANK", rank)
+        monkeypatch.setattr(script, "LOCAL_RANK", local_rank)
+        with pytest.raises(script.UserError, match="no tokens in"):
+            script.load_data(config)
+        assert order == expected
+        order.clear()
+    write_tokens(home / "data")  # a disk that all share: nobody prepares again
+    monkeypatch.setattr(script, "RANK", 4)
+    monkeypatch.setattr(script, "LOCAL_RANK", 0)
+    script.load_data(script.Config(data=script.Config.data, context_length=16))
+    assert order == ["barrier", "barrier"]
+
+
+def test_two_ranks_are_quiet(bench):
+    """No lines of PyTorch's about the profiler from compiled ranks."""
+    result = bench.run("02_opt_multi_gpu_ddp", "--compile", "--max-steps", 1,
+                       env=environment(OMP_NUM_THREADS="1"))
+    assert result.returncode == 0, result.stderr
+    assert "rofiler" not in result.stderr and "OMP_NUM_THREADS" not in result.stderr

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, TINY, load, read_record, run_python, write_tokens
+from conftest import ROOT, TINY, load, read_record, run_python, skip_without, write_tokens
 from test_model import (
     TWENTY_STEPS,
     largest_difference,
@@ -30,6 +30,7 @@ stack = load(ROOT / "patches" / "stack.py")
 PATCHES, VARIANTS = stack.load(ROOT), stack.load_variants(ROOT)
 SERIES = [patch.name for patch in PATCHES[:-1]]
 UNCHANGED = [patch.name for patch in PATCHES[:-1] if patch.fields["Loss"] == "unchanged"]
+NEEDS = {variant.name: variant.fields.get("Needs", "") for variant in VARIANTS}
 # tests/test_runs.py runs 00 and 02.
 ON_ONE_DEVICE = SERIES + [v.name for v in VARIANTS if v.base == Path(LAST).stem]
 
@@ -101,6 +102,7 @@ def as_program(one_thread, monkeypatch, capsys):
 
 @pytest.mark.parametrize("stage", ON_ONE_DEVICE)
 def test_stage_runs(stage, written, tmp_path, as_program):
+    skip_without(NEEDS.get(stage, ""))
     script = written / stack.file_of(stage)
     py_compile.compile(script, cfile=tmp_path / "compiled", doraise=True)
     plain = ["--no-compile"] if b"compile: bool" in script.read_bytes() else []

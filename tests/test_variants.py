@@ -12,6 +12,7 @@ from conftest import (
     load,
     read_record,
     run_python,
+    skip_without,
     write_tokens,
 )
 from test_model import CPU, largest_difference, losses_of, model_of, one_rank, windows_of
@@ -43,12 +44,6 @@ def scripts(tmp_path_factory):
         return loaded[name]
 
     return script
-
-
-def skip_without(needs: str) -> None:
-    lacking = plans.lacking(needs, dict(gpus=0))
-    if lacking:
-        pytest.skip(lacking)
 
 
 @pytest.mark.parametrize(("name", "options", "needs"), ROWS)
