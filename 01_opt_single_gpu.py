@@ -1,9 +1,9 @@
 """Train GPT-2 124M on a book, and log tokens per second, losses and memory.
 
-    python 00_orig.py    # the full experiment on an NVIDIA GPU, a small one elsewhere; or --help
+    python 00_orig.py --help    # 01 is started in the same way, 02 by torchrun
 
-00_orig.py writes every part by hand, as one learns it. 01_opt_single_gpu.py is the same program
-with every speed technique applied, 02_opt_multi_gpu_ddp.py the same again on many GPUs.
+00_orig.py writes model and loop by hand; 01_opt_single_gpu.py is the same program with every speed
+technique applied, 02_opt_multi_gpu_ddp.py the same on many GPUs. Begin with main(), at the end.
 
 Capitals at the end of a name are the dimensions of the tensor: B batch, T tokens of the context,
 C channels (the width), H heads, D channels of one head, V vocabulary.
@@ -42,7 +42,7 @@ HERE = Path(__file__).resolve().parent
 # ---- Settings ----------------------------------------------------------------------------------
 
 # What each --model sets. cpu-demo is GPT-2 at a size that two CPU cores train in a minute, without
-# dropout (PyTorch's flash attention on a CPU has none), with a batch that can grow fourfold in 01.
+# dropout, because the fast attention of 01 has none on a CPU.
 MODELS = {
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
@@ -53,8 +53,8 @@ MODELS = {
 }
 
 
-def option(default, text: str, low: float | None = None, below: float = math.inf, **how):
-    """A setting that the command line takes; a number has to be at least `low`, below `below`."""
+def option(default, text: str, low: float | None = None, below: float = math.inf, **more):
+    """A setting of the command line: a number of at least `low` and below `below`, or a text."""
 
     def number(given: str) -> float:
         value = float(given) if isinstance(default, float) else int(given)
@@ -62,14 +62,14 @@ def option(default, text: str, low: float | None = None, below: float = math.inf
             return value
         raise argparse.ArgumentTypeError(f"{value} is out of range")
 
-    how = how or (dict(metavar="TEXT") if low is None else dict(metavar="N", type=number))
-    how["help"] = text if "default" in text else f"{text} (default: {default})"
-    return field(default=default, metadata=how)
+    text = text if "default" in text else f"{text} (default: {default})"
+    form = dict(metavar="TEXT") if low is None else dict(metavar="N", type=number)
+    return field(default=default, metadata=(more or form) | dict(help=text))
 
 
 @dataclass
 class Config:
-    """Every setting of a run. The defaults are the published experiment."""
+    """Every setting of a run. The defaults are an experiment that others have published."""
 
     model: str = option("gpt2", "default: gpt2 with a GPU, cpu-demo without", choices=MODELS)
     layers: int = 12
@@ -90,7 +90,7 @@ class Config:
     epochs: int = option(15, "passes over the training text; the first limit ends the run", 1)
     max_steps: int | None = option(None, "steps; default: no limit", 1)
     max_tokens: int | None = option(None, "tokens of all processes; default: no limit", 1)
-    target_loss: float = option(0.0, "end at a validation loss of so much", 0)
+    target_loss: float = option(0.0, "validation loss to end at; default: none", 0)
     eval_freq: int = option(15, "steps from one log line to the next", 1)
     eval_windows: int = option(40, "windows of each text that losses are measured on", 1)
 
@@ -126,16 +126,16 @@ Data = namedtuple("Data", "meta train val tokenizer")  # meta: what prepare.py t
 
 
 def load_data(config: Config) -> Data:
-    """The tokens in --data; in its default, data/ beside this file, they are made where there are
-    none. Raises UserError where they are missing or damaged, and for a text that is too short."""
-    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # which writes meta.json last
+    """The tokens in --data; prepare.py makes them in its default, data/, where there are none.
+    Raises UserError where they are missing or damaged, and for a text that is too short."""
+    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # it writes meta.json last
     if config.data == Config.data and script.exists() and not (folder / "meta.json").exists():
         print(f"No tokens in {folder}: running data/prepare.py", flush=True)
         subprocess.run([sys.executable, script])
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         parts = [np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
-                 for part in ("train", "val")]  # memory that is read from the disk as it is used
+                 for part in ("train", "val")]  # mapped, not copied into memory
         if max(part.max() for part in parts) >= config.vocab_size:
             raise ValueError("ids that the model doesn't have")
         tokenizer = load_tokenizer(meta["tokenizer"], folder)
@@ -150,7 +150,7 @@ def load_data(config: Config) -> Data:
 
 
 def load_tokenizer(name: str, folder: Path) -> tiktoken.Encoding:
-    """The tokenizer that the tokens were made with: "gpt2", or the 256 bytes."""
+    """What the tokens were made with: "gpt2", or "bytes" where GPT-2's couldn't be had."""
     if name == "bytes":
         ids = {bytes([i]): i for i in range(256)}
         return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ids, special_tokens={})
@@ -161,7 +161,7 @@ def load_tokenizer(name: str, folder: Path) -> tiktoken.Encoding:
 
 
 def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
-    """Batches of an epoch, in an order from a generator of its own, the same for every stage."""
+    """Batches of an epoch, in an order that train() seeds, so that all scripts see the same."""
     sampler = RandomSampler(windows, generator=torch.Generator())
     pin = config.device.type == "cuda"  # page-locked host memory, from which a GPU copies by itself
     return DataLoader(windows, config.batch_size, sampler=sampler, drop_last=True, pin_memory=pin)
@@ -227,7 +227,7 @@ class TransformerBlock(nn.Module):
 
 
 class GPTModel(nn.Module):
-    """GPT-2 with learned positions and an output head of its own (not tied to the embedding)."""
+    """GPT-2 with an output head of its own, not tied to the embedding: of 163M parameters."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -262,7 +262,7 @@ def can_compile(model: nn.Module, config: Config) -> bool:
     """Whether torch.compile works here; where a trial fails, one line says why."""
     x = torch.ones(8, device=config.device, dtype=next(model.parameters()).dtype)
     try:
-        with warnings.catch_warnings():  # for a type that a GPU lacks it only warns, and doesn't
+        with warnings.catch_warnings():  # for a type that a GPU lacks it only warns
             warnings.filterwarnings("error", ".*does not support bfloat16")
             torch.compile(lambda x: 2 * x + 1)(x)
         return True
@@ -299,8 +299,8 @@ def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) ->
 
 
 def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
-    """Trains `model` in place and reports to `run`. Raises FloatingPointError at a NaN."""
-    training_model = prepare_model(model, config)
+    """Trains `model` in place, and reports to `run`; ends where an evaluated loss isn't finite."""
+    training_model = prepare_model(model, config)  # it shares its weights with `model`
     run.start(model, data, config)
     optimizer = make_optimizer(model, config)
     loader = make_loader(data.train, config)
@@ -310,7 +310,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
 
     for epoch in range(config.epochs):
         loader.sampler.generator.manual_seed(config.seed + epoch)
-        times = [now(config.device)]
+        times = [now(config.device)]  # the clock starts: fetching a batch is timed
         for step, (x_BT, y_BT) in enumerate(loader, start=epoch * len(loader)):
             x_BT = x_BT.to(config.device, non_blocking=loader.pin_memory)
             y_BT = y_BT.to(config.device, non_blocking=loader.pin_memory)
@@ -322,14 +322,14 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
 
             done = step + 1 == total_steps
             if step % config.eval_freq == 0 or (step + 1) % len(loader) == 0 or done:
-                seconds = seconds_between(times)  # the clock stops: evaluation isn't timed
+                seconds = seconds_between(times)  # of each step; evaluation isn't timed
                 train_loss = evaluate(model, data.train, config)
                 val_loss = evaluate(model, data.val, config)
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
                 if not math.isfinite(train_loss + val_loss):
                     raise FloatingPointError("the loss is not finite: lower --learning-rate")
                 done = done or val_loss <= config.target_loss
-                times = [now(config.device)]
+                times = [now(config.device)]  # the clock starts again
             if done:
                 break
         run.epoch(epoch + 1, sample(model, data.tokenizer, config))  # not timed either
@@ -339,7 +339,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
-    """Mean loss (nats per token) over the first `eval_windows` windows, summed in float64."""
+    """Mean loss (nats per token) of the first `eval_windows` windows, without dropout."""
     model.eval()
     loss_sum = 0.0
     first = Subset(windows, range(min(config.eval_windows, len(windows))))
@@ -348,7 +348,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
         # Small batches, and one window at a time: evaluation must not set the peak of memory.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
-            loss_sum += losses_T.cpu().double().sum().item()
+            loss_sum += losses_T.cpu().double().sum().item()  # not on mps, which has no float64
     model.train()
     return loss_sum / (len(first) * config.context_length)
 
@@ -367,7 +367,7 @@ def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> st
 
 
 def now(device: torch.device):
-    """This moment; on a GPU an event, which it notes in passing, so that nothing waits."""
+    """This moment; on a GPU an event, stamped when the GPU gets there, so that nothing waits."""
     if device.type == "cpu":
         return time.perf_counter()
     event = getattr(torch, device.type).Event(enable_timing=True)
@@ -376,7 +376,7 @@ def now(device: torch.device):
 
 
 def seconds_between(times: list) -> list[float]:
-    """Of each step: from one moment to the next. Waits until a GPU has come to the last."""
+    """Seconds from each time to the next; waits until a GPU has come to the last one."""
     if isinstance(times[0], float):
         return np.diff(times).tolist()
     times[-1].synchronize()
@@ -423,16 +423,16 @@ class Run:
         print(json.dumps({"event": event, **figures}, allow_nan=False), file=self.file, flush=True)
 
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
-        """Reports the steps since the last line, which took `seconds` each."""
+        """Reports the steps since the last line, which took `seconds` each, and their average."""
         self.seconds += seconds
-        interval = self.tok_per_sec(seconds)
-        self.average = self.tok_per_sec(self.seconds[1:])  # step 0 is warm-up and compilation
-        losses = [loss if math.isfinite(loss) else None for loss in (train_loss, val_loss)]  # JSON
+        rate = self.tok_per_sec(seconds)
+        self.average = self.tok_per_sec(self.seconds[1:])  # step 0 warms up (and compiles, in 01)
+        losses = [x if math.isfinite(x) else None for x in (train_loss, val_loss)]  # no NaN in JSON
         self.write("log", epoch=epoch, step=step, tokens=(step + 1) * self.config.tokens_per_step,
-                   train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=interval,
+                   train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=rate,
                    avg_tok_per_sec=self.average, seconds=seconds)
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
-              f"Step tok/sec: {interval:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
+              f"Step tok/sec: {rate:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
 
     def tok_per_sec(self, seconds: list[float]) -> float | None:
         return self.config.tokens_per_step * len(seconds) / sum(seconds) if seconds else None
@@ -461,7 +461,7 @@ class Run:
     def end(self, status: str, error: str | None) -> None:
         if self.file is None:
             return
-        rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # two for warm-up
+        rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # two steps warm up
         median = float(np.median(rates)) if len(rates) >= 3 else None
         self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
                    median_step_tok_per_sec=median, attention_backend=self.attention,
@@ -480,8 +480,8 @@ def configure(argv: list[str] | None = None) -> Config:
         if setting.metadata:  # it is an option()
             parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
     given = vars(parser.parse_args(argv))
-    fastest = "mps" if torch.backends.mps.is_available() else "cpu"
-    name = given.get("device", "cuda" if torch.cuda.is_available() else fastest)
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    name = given.get("device", "cuda" if cuda else "mps" if mps else "cpu")
     try:
         device = torch.device(name)
         torch.ones(1, device=device).item()
@@ -491,7 +491,7 @@ def configure(argv: list[str] | None = None) -> Config:
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
     if "model" not in given and model == "cpu-demo":
-        print("No NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2")
+        print("Not on an NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2")
     limited = given.keys() & {"epochs", "max_steps", "max_tokens"}  # the user has said how long
     preset = MODELS[model] | (dict(max_tokens=None) if limited else {})
     return Config(**preset | given | dict(model=model, device=device))
@@ -515,8 +515,8 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
     memory = "out of memory|MemoryError|ALLOC_FAILED|bad_alloc|allocate memory|create a memory"
     if config and re.search(memory, repr(error)):
-        half = (f"--batch-size {config.batch_size // 2}" if config.batch_size > 1 else
-                f"--context-length {config.context_length // 2}, or a smaller --model")
+        smaller = f"--context-length {config.context_length // 2}, or a smaller --model"
+        half = f"--batch-size {config.batch_size // 2}" if config.batch_size > 1 else smaller
         return "out_of_memory", f"out of memory: try {half} ({text})", 1
     if not isinstance(error, UserError | OSError | FloatingPointError):
         traceback.print_exception(error)  # an error of the program, not of its input

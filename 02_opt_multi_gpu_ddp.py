@@ -1,9 +1,9 @@
 """Train GPT-2 124M on a book, and log tokens per second, losses and memory.
 
-    torchrun --nproc_per_node=4 02_opt_multi_gpu_ddp.py    # one process per GPU; or --help
+    torchrun --nproc_per_node=4 02_opt_multi_gpu_ddp.py    # one process per GPU
 
-00_orig.py writes every part by hand, as one learns it. 01_opt_single_gpu.py is the same program
-with every speed technique applied, 02_opt_multi_gpu_ddp.py the same again on many GPUs.
+00_orig.py writes model and loop by hand; 01_opt_single_gpu.py is the same program with every speed
+technique applied, 02_opt_multi_gpu_ddp.py the same on many GPUs. Begin with main(), at the end.
 
 Capitals at the end of a name are the dimensions of the tensor: B batch, T tokens of the context,
 C channels (the width), H heads, D channels of one head, V vocabulary.
@@ -54,7 +54,7 @@ LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 # ---- Settings ----------------------------------------------------------------------------------
 
 # What each --model sets. cpu-demo is GPT-2 at a size that two CPU cores train in a minute, without
-# dropout (PyTorch's flash attention on a CPU has none), with a batch that can grow fourfold in 01.
+# dropout, because the fast attention of 01 has none on a CPU.
 MODELS = {
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
@@ -65,8 +65,8 @@ MODELS = {
 }
 
 
-def option(default, text: str, low: float | None = None, below: float = math.inf, **how):
-    """A setting that the command line takes; a number has to be at least `low`, below `below`."""
+def option(default, text: str, low: float | None = None, below: float = math.inf, **more):
+    """A setting of the command line: a number of at least `low` and below `below`, or a text."""
 
     def number(given: str) -> float:
         value = float(given) if isinstance(default, float) else int(given)
@@ -74,14 +74,14 @@ def option(default, text: str, low: float | None = None, below: float = math.inf
             return value
         raise argparse.ArgumentTypeError(f"{value} is out of range")
 
-    how = how or (dict(metavar="TEXT") if low is None else dict(metavar="N", type=number))
-    how["help"] = text if "default" in text else f"{text} (default: {default})"
-    return field(default=default, metadata=how)
+    text = text if "default" in text else f"{text} (default: {default})"
+    form = dict(metavar="TEXT") if low is None else dict(metavar="N", type=number)
+    return field(default=default, metadata=(more or form) | dict(help=text))
 
 
 @dataclass
 class Config:
-    """Every setting of a run. The defaults are the published experiment."""
+    """Every setting of a run. The defaults are an experiment that others have published."""
 
     model: str = option("gpt2", "default: gpt2 with a GPU, cpu-demo without", choices=MODELS)
     layers: int = 12
@@ -102,7 +102,7 @@ class Config:
     epochs: int = option(15, "passes over the training text; the first limit ends the run", 1)
     max_steps: int | None = option(None, "steps; default: no limit", 1)
     max_tokens: int | None = option(None, "tokens of all processes; default: no limit", 1)
-    target_loss: float = option(0.0, "end at a validation loss of so much", 0)
+    target_loss: float = option(0.0, "validation loss to end at; default: none", 0)
     eval_freq: int = option(15, "steps from one log line to the next", 1)
     eval_windows: int = option(40, "windows of each text that losses are measured on", 1)
 
@@ -138,11 +138,12 @@ Data = namedtuple("Data", "meta train val tokenizer")  # meta: what prepare.py t
 
 
 def load_data(config: Config) -> Data:
-    """The tokens in --data; in its default, data/ beside this file, they are made where there are
-    none. Raises UserError where they are missing or damaged, and for a text that is too short."""
-    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # which writes meta.json last
+    """The tokens in --data; prepare.py makes them in its default, data/, where there are none.
+    Raises UserError where they are missing or damaged, and for a text that is too short."""
+    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # it writes meta.json last
     default = config.data == Config.data and script.exists()
-    for chosen in (RANK == 0, LOCAL_RANK == 0):  # first one rank alone, for ranks that share a disk
+    # Rank 0 first, for machines that share a disk; then a rank on each that still sees no tokens.
+    for chosen in (RANK == 0, LOCAL_RANK == 0 < RANK):
         if chosen and default and not (folder / "meta.json").exists():
             print(f"No tokens in {folder}: running data/prepare.py", flush=True)
             subprocess.run([sys.executable, script])
@@ -150,7 +151,7 @@ def load_data(config: Config) -> Data:
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         parts = [np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
-                 for part in ("train", "val")]  # memory that is read from the disk as it is used
+                 for part in ("train", "val")]  # mapped, not copied into memory
         if max(part.max() for part in parts) >= config.vocab_size:
             raise ValueError("ids that the model doesn't have")
         tokenizer = load_tokenizer(meta["tokenizer"], folder)
@@ -166,7 +167,7 @@ def load_data(config: Config) -> Data:
 
 
 def load_tokenizer(name: str, folder: Path) -> tiktoken.Encoding:
-    """The tokenizer that the tokens were made with: "gpt2", or the 256 bytes."""
+    """What the tokens were made with: "gpt2", or "bytes" where GPT-2's couldn't be had."""
     if name == "bytes":
         ids = {bytes([i]): i for i in range(256)}
         return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ids, special_tokens={})
@@ -177,7 +178,7 @@ def load_tokenizer(name: str, folder: Path) -> tiktoken.Encoding:
 
 
 def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
-    """This rank's batches: every WORLD_SIZE-th window of the order that a single process has."""
+    """This rank's batches: every WORLD_SIZE-th window of the order that a single process sees."""
     sampler = DistributedSampler(windows, seed=config.seed, drop_last=True)
     pin = config.device.type == "cuda"  # page-locked host memory, from which a GPU copies by itself
     return DataLoader(windows, config.batch_size, sampler=sampler, drop_last=True, pin_memory=pin)
@@ -243,7 +244,7 @@ class TransformerBlock(nn.Module):
 
 
 class GPTModel(nn.Module):
-    """GPT-2 with learned positions and an output head of its own (not tied to the embedding)."""
+    """GPT-2 with an output head of its own, not tied to the embedding: of 163M parameters."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -271,9 +272,10 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
         print("bfloat16 is emulated on this GPU, and slow; README.md says which script fits it")
     model.to(config.device, torch.bfloat16)
     config.compile = config.compile and can_compile(model, config)
-    # DDP first, then compile: the graph is cut where gradients are sent, so that sending overlaps.
+    # DDP averages gradients over the ranks in loss.backward(). It comes first, then the compiler,
+    # which cuts the graph where gradients are sent: so that goes on beside the backward pass.
     ddp_model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    # Each rank would tell that a compiled graph leaves out DDP's mark for the profiler.
+    # Silences a harmless warning that each rank would print.
     logging.getLogger("torch._dynamo.variables.ctx_manager").setLevel(logging.ERROR)
     return torch.compile(ddp_model) if config.compile else ddp_model
 
@@ -282,7 +284,7 @@ def can_compile(model: nn.Module, config: Config) -> bool:
     """Whether torch.compile works here; where a trial fails, one line says why."""
     x = torch.ones(8, device=config.device, dtype=next(model.parameters()).dtype)
     try:
-        with warnings.catch_warnings():  # for a type that a GPU lacks it only warns, and doesn't
+        with warnings.catch_warnings():  # for a type that a GPU lacks it only warns
             warnings.filterwarnings("error", ".*does not support bfloat16")
             torch.compile(lambda x: 2 * x + 1)(x)
         return True
@@ -319,8 +321,8 @@ def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) ->
 
 
 def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
-    """Trains `model` in place and reports to `run`. Raises FloatingPointError at a NaN."""
-    training_model = prepare_model(model, config)
+    """Trains `model` in place, and reports to `run`; ends where an evaluated loss isn't finite."""
+    training_model = prepare_model(model, config)  # it shares its weights with `model`
     run.start(model, data, config)
     optimizer = make_optimizer(model, config)
     loader = make_loader(data.train, config)
@@ -330,7 +332,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
 
     for epoch in range(config.epochs):
         loader.sampler.set_epoch(epoch)
-        times = [now(config.device)]
+        times = [now(config.device)]  # the clock starts: fetching a batch is timed
         for step, (x_BT, y_BT) in enumerate(loader, start=epoch * len(loader)):
             x_BT = x_BT.to(config.device, non_blocking=loader.pin_memory)
             y_BT = y_BT.to(config.device, non_blocking=loader.pin_memory)
@@ -342,14 +344,14 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
 
             done = step + 1 == total_steps
             if step % config.eval_freq == 0 or (step + 1) % len(loader) == 0 or done:
-                seconds = seconds_between(times)  # the clock stops: evaluation isn't timed
+                seconds = seconds_between(times)  # of each step; evaluation isn't timed
                 train_loss = evaluate(model, data.train, config)
                 val_loss = evaluate(model, data.val, config)
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
                 if not math.isfinite(train_loss + val_loss):
                     raise FloatingPointError("the loss is not finite: lower --learning-rate")
                 done = done or val_loss <= config.target_loss
-                times = [now(config.device)]
+                times = [now(config.device)]  # the clock starts again
             if done:
                 break
         run.epoch(epoch + 1, sample(model, data.tokenizer, config))  # not timed either
@@ -359,7 +361,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
-    """Mean loss (nats per token) over the first `eval_windows` windows, summed in float64."""
+    """Mean loss (nats per token) of the first `eval_windows` windows, without dropout."""
     model.eval()
     loss_sum = 0.0
     count = min(config.eval_windows, len(windows))
@@ -369,7 +371,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
         # Small batches, and one window at a time: evaluation must not set the peak of memory.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
-            loss_sum += losses_T.cpu().double().sum().item()
+            loss_sum += losses_T.cpu().double().sum().item()  # not on mps, which has no float64
     model.train()
     return sum_over_ranks([loss_sum])[0] / (count * config.context_length)
 
@@ -388,7 +390,7 @@ def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> st
 
 
 def now(device: torch.device):
-    """This moment; on a GPU an event, which it notes in passing, so that nothing waits."""
+    """This moment; on a GPU an event, stamped when the GPU gets there, so that nothing waits."""
     if device.type == "cpu":
         return time.perf_counter()
     event = getattr(torch, device.type).Event(enable_timing=True)
@@ -397,7 +399,7 @@ def now(device: torch.device):
 
 
 def seconds_between(times: list) -> list[float]:
-    """Of each step: from one moment to the next. Waits until a GPU has come to the last."""
+    """Seconds from each time to the next; waits until a GPU has come to the last one."""
     if isinstance(times[0], float):
         return np.diff(times).tolist()
     times[-1].synchronize()
@@ -418,8 +420,8 @@ class Run:
         self.attention = attention_backend(model, config)
         device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # One record is enough.
+        if RANK == 0:  # one record is enough
+            path.parent.mkdir(parents=True, exist_ok=True)
         self.file = open(os.devnull if RANK else path, "w" if RANK else "x", encoding="utf-8")
         parameters, flops = count_parameters(model, config)
         settings = asdict(config) | dict(
@@ -445,17 +447,17 @@ class Run:
         print(json.dumps({"event": event, **figures}, allow_nan=False), file=self.file, flush=True)
 
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
-        """Reports the steps since the last line, which took `seconds` each."""
+        """Reports the steps since the last line, which took `seconds` each, and their average."""
         seconds = [total / WORLD_SIZE for total in sum_over_ranks(seconds)]  # mean of the ranks
         self.seconds += seconds
-        interval = self.tok_per_sec(seconds)
-        self.average = self.tok_per_sec(self.seconds[1:])  # step 0 is warm-up and compilation
-        losses = [loss if math.isfinite(loss) else None for loss in (train_loss, val_loss)]  # JSON
+        rate = self.tok_per_sec(seconds)
+        self.average = self.tok_per_sec(self.seconds[1:])  # step 0 warms up (and compiles, in 01)
+        losses = [x if math.isfinite(x) else None for x in (train_loss, val_loss)]  # no NaN in JSON
         self.write("log", epoch=epoch, step=step, tokens=(step + 1) * self.config.tokens_per_step,
-                   train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=interval,
+                   train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=rate,
                    avg_tok_per_sec=self.average, seconds=seconds)
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
-              f"Step tok/sec: {interval:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
+              f"Step tok/sec: {rate:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
 
     def tok_per_sec(self, seconds: list[float]) -> float | None:
         return self.config.tokens_per_step * len(seconds) / sum(seconds) if seconds else None
@@ -484,7 +486,7 @@ class Run:
     def end(self, status: str, error: str | None) -> None:
         if self.file is None:
             return
-        rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # two for warm-up
+        rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # two steps warm up
         median = float(np.median(rates)) if len(rates) >= 3 else None
         self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
                    median_step_tok_per_sec=median, attention_backend=self.attention,
@@ -522,7 +524,7 @@ def configure(argv: list[str] | None = None) -> Config:
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
     if "model" not in given and model == "cpu-demo":
-        print("No NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2")
+        print("Not on an NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2")
     limited = given.keys() & {"epochs", "max_steps", "max_tokens"}  # the user has said how long
     preset = MODELS[model] | (dict(max_tokens=None) if limited else {})
     return Config(**preset | given | dict(model=model, device=device))
@@ -565,8 +567,8 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
     memory = "out of memory|MemoryError|ALLOC_FAILED|bad_alloc|allocate memory|create a memory"
     if config and re.search(memory, repr(error)):
-        half = (f"--batch-size {config.batch_size // 2}" if config.batch_size > 1 else
-                f"--context-length {config.context_length // 2}, or a smaller --model")
+        smaller = f"--context-length {config.context_length // 2}, or a smaller --model"
+        half = f"--batch-size {config.batch_size // 2}" if config.batch_size > 1 else smaller
         return "out_of_memory", f"out of memory: try {half} ({text})", 1
     if not isinstance(error, UserError | OSError | FloatingPointError):
         traceback.print_exception(error)  # an error of the program, not of its input
@@ -577,7 +579,7 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
 def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
     if RANK != 0:
-        sys.stdout = open(os.devnull, "w")  # one rank speaks for all
+        sys.stdout = open(os.devnull, "w", errors="replace")  # one rank speaks for all
     signal.signal(signal.SIGINT, interrupt)
     signal.signal(signal.SIGTERM, interrupt)
     run, config, (status, message, code) = Run(), None, ("complete", None, 0)
@@ -586,12 +588,12 @@ def main() -> int:
         join_ranks(config)
         data = load_data(config)
         torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
-        torch.manual_seed(config.seed + RANK)  # DDP starts all from the weights of rank 0
+        torch.manual_seed(config.seed + RANK)  # for dropout; DDP starts all from rank 0's weights
         model = GPTModel(config)  # on the CPU, so that a seed gives the same weights everywhere
         train(model, data, config, run)
     except (Exception, KeyboardInterrupt) as error:
         status, message, code = explain(error, config)
-        if RANK == 0 or status != "interrupted":  # by torchrun, when another rank fails
+        if RANK == 0 or status not in ("interrupted", "diverged"):  # which all ranks are at once
             print(f"error: rank {RANK}: {message}", file=sys.stderr)
     run.end(status, message)
     if status == "complete":  # else other ranks may be gone, and it would wait for them

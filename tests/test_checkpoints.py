@@ -273,8 +273,8 @@ def test_nan_on_one_rank_stops_all(trial):
     script = trial.script("02", step=3, rank=1, how="model.head.weight.data.fill_(float('nan'))")
     result = trial.run(script, "nan", launch=TWO)
     assert result.returncode != 0
+    assert result.stderr.count("the loss is not finite") == 1  # one rank tells it
     assert "error: rank 0: the loss is not finite" in result.stderr
-    assert "error: rank 1: the loss is not finite" in result.stderr
     assert trial.events("nan")[-1]["status"] == "diverged"
 
 

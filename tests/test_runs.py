@@ -195,7 +195,7 @@ def test_without_options(bench, monkeypatch):
     result = call_main(bench.stages["00_orig"], *folders, "--max-steps", 1, "--context-length", 8)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(
-        "No NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2\n"
+        "Not on an NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2\n"
     )
     assert bench.record()[0]["config"]["max_tokens"] is None  # the user has said how long
 
@@ -292,8 +292,8 @@ def test_of_several_machines_each_prepares_what_it_lacks(bench, tmp_path, monkey
     (home / "data" / "prepare.py").touch()
     config = script.Config(data=script.Config.data)
     for rank, local_rank, expected in (
-        (0, 0, ["prepare", "barrier", "prepare", "barrier"]),  # where the first did not work
-        (1, 1, ["barrier", "barrier"]), (4, 0, ["barrier", "prepare", "barrier"]),
+        (0, 0, ["prepare", "barrier", "barrier"]), (1, 1, ["barrier", "barrier"]),
+        (4, 0, ["barrier", "prepare", "barrier"]),
     ):
         monkeypatch.setattr(script, "RANK", rank)
         monkeypatch.setattr(script, "LOCAL_RANK", local_rank)
