@@ -49,7 +49,7 @@ MODELS = {
 
 
 def option(default, text: str, low: float | None = None, below: float = math.inf, **more):
-    """A setting of the command line: a number of at least `low` and below `below`, or a text."""
+    """A field that is also a --flag: a number of at least `low` and below `below`, or a text."""
 
     def number(given: str) -> float:
         value = float(given) if isinstance(default, float) else int(given)
@@ -66,7 +66,7 @@ def option(default, text: str, low: float | None = None, below: float = math.inf
 class Config:
     """Every setting of a run. The defaults are an experiment that others have published."""
 
-    model: str = option("gpt2", "default: gpt2 with a GPU, cpu-demo without", choices=MODELS)
+    model: str = option("gpt2", "default: gpt2 with CUDA, cpu-demo without", choices=MODELS)
     layers: int = 12
     heads: int = 12
     width: int = 768
@@ -84,10 +84,10 @@ class Config:
     max_steps: int | None = option(None, "steps; default: no limit", 1)
     max_tokens: int | None = option(None, "tokens of all processes; default: no limit", 1)
     target_loss: float = option(0.0, "validation loss to end at; default: none", 0)
-    eval_freq: int = option(15, "steps from one log line to the next", 1)
+    eval_freq: int = option(15, "steps from one log line to the next; an epoch ends with one", 1)
     eval_windows: int = option(40, "windows of each text that losses are measured on", 1)
 
-    device: str | None = option(None, "cpu, cuda, cuda:N or mps; default: the fastest there is")
+    device: torch.device = option(None, "cpu, cuda, cuda:N or mps; default: the fastest there is")
     data: str = option(str(HERE / "data"), "folder of the tokens; default: data/ beside this file")
     results_dir: str = option(str(HERE / "results"), "folder of the record; default: results/")
     name: str = option(Path(__file__).stem, "name of the run in its record")
@@ -101,7 +101,7 @@ class Config:
 
 
 class TokenWindows(Dataset):
-    """Windows of tokens that don't overlap: pairs (x_T, y_T) of int64, y_T one token further on."""
+    """Pairs (x_T, y_T) of int64 ids: the x_T don't overlap; y_T is x_T moved on by one token."""
 
     def __init__(self, tokens: np.ndarray, context_length: int):
         self.tokens, self.context_length = tokens, context_length
@@ -119,9 +119,9 @@ Data = namedtuple("Data", "meta train val tokenizer")  # meta: what prepare.py t
 
 
 def load_data(config: Config) -> Data:
-    """The tokens in --data; prepare.py makes them in its default, data/, where there are none.
+    """The tokens in --data. If that is its default and has none, data/prepare.py makes them first.
     Raises UserError where they are missing or damaged, and for a text that is too short."""
-    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # it writes meta.json last
+    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # meta.json is its last file
     if config.data == Config.data and script.exists() and not (folder / "meta.json").exists():
         print(f"No tokens in {folder}: running data/prepare.py", flush=True)
         subprocess.run([sys.executable, script])
@@ -229,7 +229,7 @@ class TransformerBlock(nn.Module):
 
 
 class GPTModel(nn.Module):
-    """GPT-2 with an output head of its own, not tied to the embedding: of 163M parameters."""
+    """GPT-2 with a head that isn't tied to the embedding, so that "124M" has 163M parameters."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -253,8 +253,8 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
 
 
 def count_parameters(model: nn.Module, config: Config) -> tuple[int, int]:
-    """(parameters, floating-point operations to train on a token): 6 for each parameter in a matrix
-    product, 2 forward and 4 backward, and attention's (PaLM, arXiv:2204.02311, appendix B)."""
+    """(parameters, floating-point operations to train on a token): 6 per weight of a linear layer,
+    2 forward and 4 backward, plus attention's (PaLM, arXiv:2204.02311, appendix B)."""
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     attention = 12 * config.layers * config.context_length * config.width
     return sum(p.numel() for p in model.parameters()), 6 * products + attention
@@ -280,7 +280,7 @@ def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) ->
 
 
 def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
-    """Trains `model` in place, and reports to `run`; ends where an evaluated loss isn't finite."""
+    """Trains `model` in place, and reports to `run`; raises if an evaluated loss isn't finite."""
     model = prepare_model(model, config)
     run.start(model, data, config)
     optimizer = make_optimizer(model, config)
@@ -291,7 +291,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
 
     for epoch in range(config.epochs):
         loader.sampler.generator.manual_seed(config.seed + epoch)
-        times = [now(config.device)]  # the clock starts: fetching a batch is timed
+        times = [now(config.device)]  # the clock starts: shuffling and fetching are timed
         for step, (x_BT, y_BT) in enumerate(loader, start=epoch * len(loader)):
             x_BT, y_BT = x_BT.to(config.device), y_BT.to(config.device)
 
@@ -325,7 +325,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
     first = Subset(windows, range(min(config.eval_windows, len(windows))))
     for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
         logits_BTV = model(x_BT.to(config.device))
-        # Small batches, and one window at a time: evaluation must not set the peak of memory.
+        # Small batches, and the loss window by window: this must not set the peak of memory.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
             loss_sum += losses_T.cpu().double().sum().item()  # not on mps, which has no float64
@@ -335,7 +335,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
 
 @torch.no_grad()
 def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> str:
-    """A prompt and the 50 tokens that the model finds likeliest, one after the other."""
+    """A prompt and 50 more tokens, each the likeliest next one that the tokenizer has."""
     model.eval()
     ids_BT = torch.tensor([tokenizer.encode("Every effort moves you")], device=config.device)
     for _ in range(50):
@@ -402,10 +402,10 @@ class Run:
         print(json.dumps({"event": event, **figures}, allow_nan=False), file=self.file, flush=True)
 
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
-        """Reports the steps since the last line, which took `seconds` each, and their average."""
+        """Reports the speed of the steps since the last line, and that of all steps but step 0."""
         self.seconds += seconds
         rate = self.tok_per_sec(seconds)
-        self.average = self.tok_per_sec(self.seconds[1:])  # step 0 warms up (and compiles, in 01)
+        self.average = self.tok_per_sec(self.seconds[1:])  # step 0 warms up, and compiles in 01
         losses = [x if math.isfinite(x) else None for x in (train_loss, val_loss)]  # no NaN in JSON
         self.write("log", epoch=epoch, step=step, tokens=(step + 1) * self.config.tokens_per_step,
                    train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=rate,
@@ -440,7 +440,7 @@ class Run:
     def end(self, status: str, error: str | None) -> None:
         if self.file is None:
             return
-        rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # two steps warm up
+        rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # skips steps 0 and 1
         median = float(np.median(rates)) if len(rates) >= 3 else None
         self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
                    median_step_tok_per_sec=median, attention_backend=self.attention,
@@ -471,7 +471,7 @@ def configure(argv: list[str] | None = None) -> Config:
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
     if "model" not in given and model == "cpu-demo":
         print("Not on an NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2")
-    limited = given.keys() & {"epochs", "max_steps", "max_tokens"}  # the user has said how long
+    limited = given.keys() & {"epochs", "max_steps", "max_tokens"}  # not cpu-demo's limit then
     preset = MODELS[model] | (dict(max_tokens=None) if limited else {})
     return Config(**preset | given | dict(model=model, device=device))
 

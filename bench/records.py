@@ -1,4 +1,20 @@
-"""Read what a run leaves: one .jsonl file, one JSON object per line."""
+"""Read what a run leaves: one .jsonl file, one JSON object per line.
+
+Events of schema 2, in their order; GB are 1024³ bytes, null stands for what isn't known or finite:
+
+    start  schema, stage, time, config (all settings; parameters, flops_per_token, world_size, dtype
+           and matmul_precision), data (what prepare.py told), environment, source_sha256
+    log    epoch, step, tokens, train_loss, val_loss, step_tok_per_sec, avg_tok_per_sec, and the
+           seconds of each step since the line before
+    epoch  epoch, allocated_gb, reserved_gb, peak_allocated_gb, peak_reserved_gb, sample
+    end    status, error, avg_tok_per_sec, median_step_tok_per_sec, attention_backend, the four
+           figures of memory; a killed run has none
+
+Variants add to it: `checkpoint` (step, seconds), `checkpoint_failed` (folder, error) and `resume`
+(step, tokens, folder, record, ranks, earlier_ranks, train_seconds) by checkpoint-resume,
+`expert_shares` of a log by model-mixture. Schema 1, of older records, had the sums and quartiles
+that add_figures() computes instead of each step's seconds.
+"""
 
 import json
 from dataclasses import dataclass
