@@ -81,7 +81,8 @@ def test_variants_of_01_on_02():
 
 
 @pytest.mark.parametrize(("base", "names", "options"), [
-    ("01", ["step-accumulation", "memory-checkpoint", "optimizer-muon"], ["--micro-batches", "2"]),
+    ("01", ["step-accumulation", "memory-checkpoint", "optimizer-muon", "precision-autocast",
+            "compile-mode"], ["--micro-batches", "2"]),
     ("01", ["schedule-cosine", "precision-autocast", "data-on-device"], []),
     ("02", ["step-accumulation", "memory-selective", "schedule-scaled"], ["--micro-batches", "2"]),
     ("02", ["parallel-sharded", "optimizer-foreach", "memory-checkpoint"], []),
