@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, STAGES, call_main, environment, run_python, write_tokens
+from conftest import ROOT, STAGES, TINY, call_main, environment, run_python, write_tokens
 
 from bench.records import read_record
 
@@ -308,9 +308,12 @@ def test_of_several_machines_each_prepares_what_it_lacks(bench, tmp_path, monkey
     assert order == ["barrier", "barrier"]
 
 
-def test_two_ranks_are_quiet(bench):
+def test_two_ranks_are_quiet(tmp_path):
     """No lines of PyTorch's about the profiler from compiled ranks."""
-    result = bench.run("02_opt_multi_gpu_ddp", "--compile", "--max-steps", 1,
-                       env=environment(OMP_NUM_THREADS="1"))
+    script = small_copy(tmp_path, "02_opt_multi_gpu_ddp")
+    write_tokens(tmp_path / "data")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    result = run_python(*launcher, script, *TINY, "--device", "cpu", "--max-steps", 1,
+                        env=environment(OMP_NUM_THREADS="1"))
     assert result.returncode == 0, result.stderr
     assert "rofiler" not in result.stderr and "OMP_NUM_THREADS" not in result.stderr
