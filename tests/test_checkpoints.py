@@ -12,7 +12,8 @@ from conftest import TINY, environment, load, run_python, write_tokens
 
 from patches import stack
 
-pytest.importorskip("safetensors", reason="pip install -r requirements-extras.txt")
+pytest.importorskip(
+    "safetensors", reason="needs safetensors: pip install -r requirements-extras.txt")
 
 ONE, TWO = [], ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 BASES = [pytest.param("01", ONE, id="01"), pytest.param("02", TWO, id="02")]

@@ -2,8 +2,9 @@
 
 import pytest
 
-transformers = pytest.importorskip("transformers", reason="pip install -r requirements-extras.txt")
-pytest.importorskip("accelerate", reason="pip install -r requirements-extras.txt")
+INSTALL = "pip install -r requirements-extras.txt"
+transformers = pytest.importorskip("transformers", reason=f"needs transformers: {INSTALL}")
+pytest.importorskip("accelerate", reason=f"needs accelerate: {INSTALL}")
 
 import torch  # noqa: E402
 from conftest import ROOT, call_main, load, read_record, write_tokens  # noqa: E402

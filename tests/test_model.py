@@ -66,8 +66,8 @@ def test_attention(stages):
 
 def test_plain_is_hugging_faces_gpt2(stages):
     """Logits, loss and gradients with the same weights, in float64."""
-    transformers = pytest.importorskip("transformers",
-                                       reason="pip install -r requirements-extras.txt")
+    transformers = pytest.importorskip(
+        "transformers", reason="needs transformers: pip install -r requirements-extras.txt")
     model, config = model_of(stages["00_orig"])
     theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(
         vocab_size=config.vocab_size, n_positions=config.context_length, n_embd=config.width,
