@@ -135,7 +135,7 @@ def read_record(path: Path) -> Record:
         # What every reader needs, asked for once.
         record.stage, record.device_name, record.precision, record.mfu, record.error  # noqa: B018
         [(log["tokens"], log["train_seconds"], log["val_loss"]) for log in record.logs]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise RecordError(f"not a whole record: {error!r}")
     return record
 
