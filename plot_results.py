@@ -1,13 +1,12 @@
-"""Draw the speed, memory and losses of the three stages, the ladder and the time to a loss.
+"""Draw what was measured here: the three stages' speed, memory and losses, and every study.
 
     python plot_results.py               # pictures, and the stages' table summary.md, in results/
     python plot_results.py --format svg  # the pictures as SVG
     python plot_results.py --help        # every setting
 
-It draws what was measured here. It reads the records in results/ and results/stages/, and takes the
-latest complete run of each stage for each group: a device, a model and a context length. The
-published A100 figures stand beside them. ladder.png, time-to-loss.png and so on show what
-measure.py has left in the folders of these names; what other machines measured is in
+It reads the records in results/ that 00, 01 and 02 leave, and the journals that measure.py leaves
+there. Of each stage it takes the latest complete run for each group: a device, a model and a
+context length. The published A100 figures stand beside them. What other machines measured is in
 results/reference/.
 
 tok/sec is the median over the steps of a run, or the average of a run too short for a median. It
@@ -20,10 +19,11 @@ from pathlib import Path
 
 import matplotlib
 
-from bench import pictures, stages
-from bench.files import REFERENCE, ROOT, relative, write_whole
-from bench.states import finished
-from patches import stack
+from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
+from bench.convert import tell_old_form
+from bench.pictures import draw_all
+from bench.study import all_studies
+from patches.stack import StackError
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -49,33 +49,22 @@ def main(argv: list[str] | None = None) -> int:
     if not args.results.is_dir():
         print(f"error: {args.results} is not a folder", file=sys.stderr)
         return 1
+    studies = all_studies().values()
+    tell_old_form(args.results)
     try:
-        published, source = stages.read_published(stack.load())
-    except (stack.StackError, OSError, ValueError, LookupError, TypeError) as error:
-        print(f"error: the published figures can't be read: {error!r}", file=sys.stderr)
-        return 1
-
-    runs = stages.read_runs(args.results)
-    plans = {name: finished(name, args.results) for name in pictures.PLANS}
-    summary = f"{stages.table(runs, published)}\n{source}\n"
-    others = ", ".join(relative(folder) for folder in sorted(REFERENCE.glob("*/")))
-    if not runs and not any(plans.values()):
-        print(f"\n{summary}\nNothing to draw: there is no complete run in {relative(args.results)}."
-              f" Pictures of other machines: {others}")
-        return 0
-    drawn = pictures.draw_all(runs, published, plans, args.format)
-    print(f"\n{summary}")
-    if not all(plans.values()):
-        print("Not measured here, so not drawn:",
-              ", ".join(name for name, plan in plans.items() if not plan))
+        summary = "".join(study.summary(args.results) for study in studies)
+        by_study = draw_all(args.results, args.format, keep=args.show)
+        print(f"\n{summary}")
+        others = ", ".join(relative(folder) for folder in sorted(REFERENCE.glob("*/")))
+        drawn = {file: picture for own in by_study.values() for file, picture in own.items()}
+        if not drawn:
+            print(f"Nothing to draw: there is no complete run in {relative(args.results)}.")
         print(f"Pictures of other machines: {others}")
-
-    try:
-        for name, content in {"summary.md": summary, **drawn}.items():
+        for name, content in {"summary.md": summary, **drawn}.items() if drawn else ():
             write_whole(out / name, content)
             print(relative(out / name))
-    except OSError as error:
-        print(f"error: cannot write to {out}: {error.strerror or error}", file=sys.stderr)
+    except (UserError, StackError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
         return 1
     if args.show:
         matplotlib.pyplot.show()

@@ -6,12 +6,15 @@ import json
 import math
 import runpy
 import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from bench import processes
-from bench.machine import A100_FLOPS
-from bench.plans import EPOCHS, Plan, Run, UserError, comparison_point, tokens_per_step
+from bench.common import UserError
+from bench.records import A100_FLOPS, comparison_point, tokens_per_step
+from bench.study import EPOCHS, Plan, Run, Setup
 
 # What the runner gives every script itself, so that runs can be compared.
 OWN_OPTIONS = {
@@ -47,37 +50,42 @@ def read_configurations(requests: list) -> list[dict]:
     return answers
 
 
-def configurations(plan: Plan) -> dict[str, dict]:
-    """Batch size, context length, learning rate and whether it compiles, of each run that can run,
-    by its name.
+def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]:
+    """Batch size, context length, learning rate and whether it compiles, of each run by its name.
 
     Each script's own parser judges the options. Raises UserError where one refuses them.
     """
-    for option in plan.options:
+    for option in setup.options:
         name = option.split("=")[0]
         if name in OWN_OPTIONS:
             raise UserError(f"{name} is set by measure.py itself, for every run alike", 2)
-    runs = [run for run in plan.runs if not run.error]
-    device = ["--device", plan.machine["device"]]
-    requests = [[str(run.script), [*device, *plan.options, *run.options]] for run in runs]
-    # RANK: for 02, as if torchrun had started it.
-    answers = json.loads(processes.ask("-m", "bench.lengths", json.dumps(requests), RANK="0"))
+    options = ["--device", setup.device, *plan.options, *setup.options]
+    with tempfile.TemporaryDirectory() as folder:
+        requests = []
+        for number, run in enumerate(runs):
+            script = run.script
+            if not isinstance(script, Path):
+                script = Path(folder, str(number), f"{run.name}.py")
+                script.parent.mkdir()
+                script.write_bytes(setup.scripts.text(run.script))
+            requests.append([str(script), [*options, *run.options]])
+        # RANK: for 02, as if torchrun had started it.
+        answers = json.loads(processes.ask("-m", "bench.lengths", json.dumps(requests), RANK="0"))
     for run, answer in zip(runs, answers, strict=True):
         if "error" in answer:
             raise UserError(f"{run.name}: {answer['error']}", 2)
     return {run.name: answer for run, answer in zip(runs, answers, strict=True)}
 
 
-def length_of(run: Run, plan: Plan, config: dict, matmul_peak: dict) -> Length:
+def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dict) -> Length:
     """Long enough for the common token count, and for `plan.seconds` by the estimated speed; or,
     where the plan runs whole scripts, as long as they are."""
-    gpus = plan.machine["gpus"]
-    speed = expected_speed(run, matmul_peak)
+    gpus, speed = setup.machine["gpus"], expected_speed(run, matmul_peak)
     extra = COMPILE_SECONDS if gpus and config["compile"] else 0
     per_step = tokens_per_step(config, run.processes)
     if plan.whole:
-        options = ("--epochs", plan.epochs) if plan.epochs else ()
-        seconds = 20 + (plan.epochs or EPOCHS) * seconds_per_epoch(plan, speed) if gpus else 60
+        options, epochs = ("--epochs", plan.epochs) if plan.epochs else (), plan.epochs or EPOCHS
+        seconds = 20 + epochs * seconds_per_epoch(setup.data, speed) if gpus else 60
         if plan.tokens:
             options = ("--max-tokens", plan.tokens * run.processes)
             seconds = 20 + plan.tokens * run.processes / (speed if gpus else 1_500)
@@ -96,30 +104,31 @@ def length_of(run: Run, plan: Plan, config: dict, matmul_peak: dict) -> Length:
     return Length(options, 20 + extra + max_tokens / speed if gpus else 10 + max_tokens / 1_500)
 
 
+def epochs_within(plan: Plan, setup: Setup, matmul_peak: dict) -> int:
+    """As many of the published epochs as each run of a plan can have within its limit."""
+    speeds = [expected_speed(run, matmul_peak) for run in plan.runs]
+    per_epoch = sum(seconds_per_epoch(setup.data, speed) for speed in speeds)
+    return min(EPOCHS, max(1, int((plan.within - 30 * len(plan.runs)) / per_epoch)))
+
+
 def expected_speed(run: Run, matmul_peak: dict) -> float:
     """About how many tok/sec: as much faster than an A100 as matrix products are."""
     return (run.expected or 0) * matmul_peak.get("bfloat16", 0) / A100_FLOPS or 20_000
 
 
-def seconds_per_epoch(plan: Plan, tok_per_sec: float) -> float:
+def seconds_per_epoch(data: Path, tok_per_sec: float) -> float:
     """A rough estimate, with the evaluations of an epoch and its sample."""
-    meta = plan.data / "meta.json"
+    meta = data / "meta.json"
     tokens = json.loads(meta.read_bytes())["tokens"]["train"] if meta.exists() else 414_009
     return 1.3 * tokens / tok_per_sec + 1
 
 
-def lengths_of(plan: Plan, configs: dict[str, dict], matmul_peak: dict) -> dict[str, Length]:
-    """The length of each run that can run, by its name."""
-    return {run.name: length_of(run, plan, configs[run.name], matmul_peak)
-            for run in plan.runs if run.name in configs}
-
-
-def seconds_left(jobs: list, results: list[dict], lengths: dict[str, Length]) -> float:
+def seconds_left(jobs: list, results: list, lengths: dict[str, Length]) -> float:
     """By the median time of each run's results; for a run without any by its length's estimate,
     corrected by how far the others' were off."""
     times = {}
     for result in results:
-        times.setdefault(result["name"], []).append(result["seconds"])
+        times.setdefault(result.name, []).append(result.seconds)
     off = [median(known) / lengths[name].seconds for name, known in times.items()
            if name in lengths]
 

@@ -2,6 +2,7 @@
 
     python -m bench.machine this_machine     # as JSON; in a process of its own, so that the one
     python -m bench.machine matmul_peak      # that asks never holds memory of the GPU
+    python -m bench.machine matmul_rate      # one product, for a moment
     python -m bench.machine look             # what a report says of it
     python -m bench.machine large_loss       # whether cross entropy takes very large batches
 """
@@ -11,118 +12,80 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
-import time
 import warnings
-from pathlib import Path
 from statistics import median
-
-# Dense bf16 floating-point operations per second by NVIDIA's datasheets, by PyTorch's name of the
-# GPU.
-PEAK_FLOPS = {
-    "NVIDIA A10G": 70e12,
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA A100-PCIE-40GB": 312e12,
-    "NVIDIA A100 80GB PCIe": 312e12,
-    "NVIDIA B200": 2250e12,
-    "NVIDIA GeForce RTX 3090": 71e12,
-    "NVIDIA GeForce RTX 4090": 165.2e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H100 NVL": 835e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA L4": 121e12,
-    "NVIDIA L40S": 362e12,
-}
-A100_FLOPS = PEAK_FLOPS["NVIDIA A100-SXM4-80GB"]  # the GPU of the published figures
-
-
-def peak_flops(gpu: str | None) -> float | None:
-    """The datasheet's bf16 floating-point operations per second; None for a GPU not listed."""
-    return PEAK_FLOPS.get(gpu)
 
 
 def this_machine() -> dict:
-    """What a plan has to know of it. `device` is "cuda" or "cpu"; `driver` and `capability` (such
-    as "8.0") are the GPU's, or None; `cuda` is the version that PyTorch was built with, or None."""
+    """What a study has to know of it. `device` is "cuda" or "cpu"; `driver` and `capability` (such
+    as "8.0") are the GPU's, or None; `cuda` is the version that PyTorch was built with, or
+    None; `ram_gb` is the host's memory in GB (1024³ bytes), or None."""
     import torch
+    from torch.utils import collect_env
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    cpu = cpu_name()
+    cpu, generation = cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
     gpu = torch.cuda.get_device_name(0) if gpus else None
     return dict(
         device="cuda" if gpus else "cpu", gpus=gpus, name=" ".join((gpu or cpu).split()),
         torch=torch.__version__, python=platform.python_version(),
         os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
-        cpu=" ".join([cpu, *cpu_generation()]),
-        driver=driver_version() if gpus else None,
+        cpu=" ".join([cpu, *generation]),
+        driver=collect_env.get_nvidia_driver_version(collect_env.run) if gpus else None,
         capability="{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None,
-        cuda=torch.version.cuda,
+        cuda=torch.version.cuda, ram_gb=ram_gb(),
     )
 
 
-def cpu_name() -> str:
-    path = Path("/proc/cpuinfo")
-    model = re.search(r"model name\s*: (.+)", path.read_text()) if path.exists() else None
-    return model[1] if model else platform.processor() or platform.machine()
+def cpu_name(text: str) -> tuple[str, list[str]]:
+    """(the name, such as ["(family 25, model 17)"]) from the system's own description: on a rented
+    machine one name may stand for several generations."""
+    fields = dict(re.findall(r"^\s*([\w ]+?)\s*[:=]\s*(.+?)\s*$", text, re.MULTILINE))
+    name = fields.get("Model name") or fields.get("Name")  # Linux, Windows
+    if not name and text.strip() and not fields:  # macOS tells the name alone
+        name = text.strip().splitlines()[0]
+    known = {"CPU family", "Model"} <= fields.keys()
+    generation = [f"(family {fields['CPU family']}, model {fields['Model']})"] if known else []
+    return name or platform.processor() or platform.machine(), generation
 
 
-def cpu_generation() -> list[str]:
-    """Such as ["(family 25, model 17)"]: on a rented machine one name may stand for several."""
-    path = Path("/proc/cpuinfo")
-    numbers = re.search(r"cpu family\s*: (\d+)\nmodel\s*: (\d+)\n",
-                        path.read_text() if path.exists() else "")
-    return [f"(family {numbers[1]}, model {numbers[2]})"] if numbers else []
+def seconds_of(statement: str, minimum: float, **names) -> float:
+    """Seconds that a statement takes, repeated for at least `minimum` seconds; the median of the
+    second half, when clock rate and power are those of long work."""
+    import torch
+    from torch.utils.benchmark import Timer
+
+    timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
+    times = timer.blocked_autorange(min_run_time=minimum).times
+    return median(times[len(times) // 2 :])
 
 
-def driver_version() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        return subprocess.run(query, capture_output=True, text=True, timeout=20).stdout.split()[0]
-    except (OSError, IndexError, subprocess.TimeoutExpired):  # no nvidia-smi, or it knows none
-        return None
+def product_rate(dtype: str, minimum: float = 1) -> float:
+    """Floating-point operations per second of a large matrix product. TF32 is a GPU's shortened
+    float32."""
+    import torch
+
+    device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 2048)
+    torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
+    # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
+    a, b = (torch.randn(size, size, device=device).to(
+        torch.bfloat16 if dtype == "bfloat16" else torch.float32) for _ in range(2))
+    return 2 * size**3 / seconds_of("a @ b", minimum, a=a, b=b)
 
 
 def matmul_peak() -> dict[str, float]:
-    """Floating-point operations per second of a large matrix product, by precision."""
+    """The rates of matrix products, by precision."""
     import torch
 
-    cuda = torch.cuda.is_available()
-    device, size, products = ("cuda", 8192, 20) if cuda else ("cpu", 2048, 5)
+    names = ["float32", "TF32", "bfloat16"] if torch.cuda.is_available() else [
+        "float32", "bfloat16"]
+    return {name: product_rate(name) for name in names}
 
-    def now() -> object:
-        if not cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
-    peak = {}
-    for name, dtype, precision in (
-        ("float32", torch.float32, "highest"), ("TF32", torch.float32, "high"),
-        ("bfloat16", torch.bfloat16, "highest"),
-    ):
-        if name == "TF32" and not cuda:
-            continue
-        torch.set_float32_matmul_precision(precision)
-        # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
-        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        for _ in range(3):  # warm-up
-            a @ b
-        seconds, began = [], time.perf_counter()
-        while time.perf_counter() - began < 1:  # until clock rate and power are those of long work
-            marks = [now()]
-            for _ in range(products):
-                a @ b
-                marks.append(now())
-            if cuda:
-                torch.cuda.synchronize()
-            seconds += [start.elapsed_time(end) / 1000 if cuda else end - start
-                        for start, end in zip(marks, marks[1:], strict=False)]
-        peak[name] = 2 * size**3 / median(seconds[len(seconds) // 2 :])
-    return peak
+def matmul_rate() -> float:
+    """That of bfloat16, measured for a moment: whether the machine is as fast as before."""
+    return product_rate("bfloat16", minimum=0.2)
 
 
 def bandwidth() -> float:
@@ -131,14 +94,8 @@ def bandwidth() -> float:
 
     cuda = torch.cuda.is_available()
     source = torch.ones(2**28 if cuda else 2**26, device="cuda" if cuda else "cpu")
-    target, seconds = torch.empty_like(source), []
-    for _ in range(8):
-        began = time.perf_counter()
-        target.copy_(source)
-        if cuda:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return 2 * source.nbytes / median(seconds[3:])
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / seconds_of("target.copy_(source)", 0.5, source=source, target=target)
 
 
 def attention_backends() -> list[dict]:
@@ -153,14 +110,11 @@ def attention_backends() -> list[dict]:
     device, shape = ("cuda", (8, 12, 1024, 64)) if cuda else ("cpu", (8, 8, 128, 64))
 
     def milliseconds(qkv, dropout: float) -> float:
-        marks = []
-        for _ in range(25):
-            marks.append(torch.cuda.Event(enable_timing=True))
-            marks[-1].record()
+        def forward_and_backward() -> None:
             y = scaled_dot_product_attention(*qkv, dropout_p=dropout, is_causal=True)
             torch.autograd.grad(y, qkv, y)
-        torch.cuda.synchronize()
-        return median(a.elapsed_time(b) for a, b in zip(marks[5:], marks[6:], strict=False))
+
+        return 1000 * seconds_of("step()", 0.1, step=forward_and_backward)
 
     rows = []
     for dropout in (0.0, 0.1, 0.125):
@@ -270,9 +224,8 @@ def large_loss() -> str:
     return "right" if difference < 1e-4 else f"wrong by {difference:.1e} in the gradient"
 
 
-QUESTIONS = {"this_machine": this_machine, "matmul_peak": matmul_peak, "look": look,
-             "large_loss": large_loss}
+QUESTIONS = (this_machine, matmul_peak, matmul_rate, look, large_loss)
 
 if __name__ == "__main__":
-    (question,) = sys.argv[1:]
-    print(json.dumps(QUESTIONS[question]()))
+    (question,) = (each for each in QUESTIONS if [each.__name__] == sys.argv[1:])
+    print(json.dumps(question()))

@@ -10,8 +10,7 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.files import ROOT, relative
-from bench.plans import UserError
+from bench.common import ROOT, UserError, relative
 
 
 class Interrupted(BaseException):
@@ -88,7 +87,7 @@ def ask(*command, **environment: str) -> str:
 
 
 def ask_machine(question: str) -> dict:
-    """The answer of bench.machine to "this_machine", "matmul_peak" or "look". Raises UserError."""
+    """The answer of bench.machine to one of its questions. Raises UserError."""
     return json.loads(ask("-m", "bench.machine", question).splitlines()[-1])
 
 

@@ -1,4 +1,4 @@
-"""Read what a run leaves: one .jsonl file, one JSON object per line.
+"""Read what a run leaves: a file of JSON objects, one per line.
 
 Events of schema 2, in their order; GB are 1024³ bytes, null stands for what isn't known or finite:
 
@@ -12,48 +12,77 @@ Events of schema 2, in their order; GB are 1024³ bytes, null stands for what is
 
 Variants add to it: `checkpoint` (step, seconds), `checkpoint_failed` (folder, error) and `resume`
 (step, tokens, folder, record, ranks, earlier_ranks, train_seconds) by checkpoint-resume,
-`expert_shares` of a log by model-mixture. Schema 1, of older records, had the sums and quartiles
-that add_figures() computes instead of each step's seconds.
+`expert_shares` of a log by model-mixture. Schema 1, of older records, had the sum and quartiles of
+the steps' seconds instead of each step's.
 """
 
 import json
+import math
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from statistics import quantiles
+from typing import NamedTuple
 
-import numpy as np
-
-from bench.machine import peak_flops
+# Dense bf16 floating-point operations per second by NVIDIA's datasheets, by PyTorch's name of the
+# GPU.
+PEAK_FLOPS = {
+    "NVIDIA A10G": 70e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-PCIE-40GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA GeForce RTX 3090": 71e12,
+    "NVIDIA GeForce RTX 4090": 165.2e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA L4": 121e12,
+    "NVIDIA L40S": 362e12,
+}
+A100_FLOPS = PEAK_FLOPS["NVIDIA A100-SXM4-80GB"]  # the GPU of the published figures
+WARM_UP = 2  # steps that a median leaves out
+EVENTS = {"start", "log", "epoch", "end", "checkpoint", "checkpoint_failed", "resume"}
 
 
 class RecordError(Exception):
     """A record that can't be used; the message names the line."""
 
 
+class Point(NamedTuple):
+    """A log line: losses after so many training tokens and seconds of training."""
+
+    tokens: int
+    seconds: float
+    train_loss: float | None
+    val_loss: float | None
+
+
 @dataclass(frozen=True)
 class Record:
     """A run's events. `end` is empty for a run that was killed before it could write one."""
 
-    path: Path
+    name: str  # of its file
     start: dict
     logs: list[dict]
-    epochs: list[dict]
     end: dict
     checkpoints: list[dict]  # each with its step and the seconds that training waited for it
-    resume: dict  # of a run that went on from a checkpoint, else empty
+    curve: list[Point]
+    first_step_seconds: float | None
+    quartiles: tuple[float, float] | None  # of the speed of single steps, tok/sec
+    val_loss: float | None  # the last one
 
-    @property
-    def stage(self) -> str:
-        return self.start["stage"]
-
-    @property
-    def config(self) -> dict:
-        return self.start["config"]
-
-    @property
-    def status(self) -> str:
-        """complete, interrupted, out_of_memory, diverged, failed; killed where there is no end."""
-        return self.end.get("status", "killed")
+    stage = property(lambda self: self.start["stage"])
+    config = property(lambda self: self.start["config"])
+    environment = property(lambda self: self.start["environment"])
+    # complete, interrupted, out_of_memory, diverged, failed; killed where there is no end.
+    status = property(lambda self: self.end.get("status", "killed"))
+    # Whether the script can compile the model, and didn't.
+    uncompiled = property(lambda self: self.config.get("compile") is False)
+    tokens_per_step = property(
+        lambda self: tokens_per_step(self.config, self.config["world_size"]))
 
     @property
     def error(self) -> str | None:
@@ -75,10 +104,23 @@ class Record:
         return self.end.get("median_step_tok_per_sec") is None
 
     @property
+    def first_step_excess(self) -> float:
+        """The seconds, compilation above all, that the first step takes more than a median one."""
+        return self.first_step_seconds - self.tokens_per_step / self.tok_per_sec
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Whole batches of the training text; None where the record doesn't tell its tokens."""
+        try:
+            windows = (self.start["data"]["tokens"]["train"] - 1) // self.config["context_length"]
+            return windows // (self.config["batch_size"] * self.config["world_size"])
+        except (LookupError, TypeError):
+            return None
+
+    @property
     def device_name(self) -> str:
-        environment = self.start["environment"]
-        gpu = environment["gpu"] if self.config["device"] != "cpu" else None
-        return " ".join((gpu or environment["cpu"] or self.config["device"]).split())
+        gpu = self.environment["gpu"] if self.config["device"] != "cpu" else None
+        return " ".join((gpu or self.environment["cpu"] or self.config["device"]).split())
 
     @property
     def precision(self) -> str | None:
@@ -89,22 +131,53 @@ class Record:
         return dtype
 
     @property
-    def uncompiled(self) -> bool:
-        """Whether the script can compile the model, and didn't."""
-        return self.config.get("compile") is False
-
-    @property
     def mfu(self) -> float | None:
         """Model FLOPs utilization: the share of the datasheet's bf16 rate; None if unknown."""
-        peak = peak_flops(self.start["environment"]["gpu"])
+        peak = PEAK_FLOPS.get(self.environment["gpu"])
         if not peak or not self.tok_per_sec or self.config["device"] != "cuda":
             return None
         flops = self.tok_per_sec * self.config["flops_per_token"]
         return flops / (peak * self.config["world_size"])
 
-    def val_loss_at(self, tokens: int) -> float | None:
-        """The validation loss of the log line at `tokens` training tokens; None without one."""
-        return next((log["val_loss"] for log in self.logs if log["tokens"] == tokens), None)
+    @property
+    def lowest_val_loss(self) -> float | None:
+        return min((point.val_loss for point in self.curve if point.val_loss is not None),
+                   default=None)
+
+    def val_loss_after(self, tokens: int | None) -> float | None:
+        """The validation loss after `tokens` training tokens per process, rounded up to whole
+        steps; None without a log line there. For None the last one."""
+        if tokens is None:
+            return self.val_loss
+        at = comparison_point(tokens * self.config["world_size"], self.tokens_per_step)
+        return next((point.val_loss for point in self.curve if point.tokens == at), None)
+
+    def reached(self, target: float) -> tuple[float, float] | None:
+        """(tokens, seconds of training) after which the validation loss has fallen to `target`, by
+        a straight line between the log lines around it; None where it never does.
+
+        The first step counts as long as a median one: first_step_excess is the rest of it.
+        """
+        before = None
+        for point in self.curve:
+            here = point.tokens, point.seconds - self.first_step_excess
+            if point.val_loss is not None and point.val_loss <= target:
+                if before is None:
+                    return here
+                loss_before, there = before
+                share = (loss_before - target) / (loss_before - point.val_loss)
+                return tuple(a + share * (b - a) for a, b in zip(there, here, strict=True))
+            before = (point.val_loss, here) if point.val_loss is not None else before
+        return None
+
+
+def tokens_per_step(config: dict, processes: int) -> int:
+    return config["batch_size"] * config["context_length"] * processes
+
+
+def comparison_point(tokens: int, per_step: int) -> int:
+    """The tokens after the first step that reaches `tokens`: where a run's loss is read."""
+    return math.ceil(tokens / per_step) * per_step
 
 
 def read_record(path: Path) -> Record:
@@ -112,48 +185,63 @@ def read_record(path: Path) -> Record:
 
     Raises RecordError for anything else that isn't a record, OSError where it can't be read.
     """
-    events = {name: [] for name in ("start", "log", "epoch", "end", "checkpoint",
-                                    "checkpoint_failed", "resume")}
-    lines = path.read_bytes().split(b"\n")
-    for number, line in enumerate(lines[:-1], 1):  # each whole line ends with \n
+    events = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):  # each ends with \n
         try:
-            event = json.loads(line)
-            events[event["event"]].append(event)
+            events.append(json.loads(line))
+            if events[-1]["event"] not in EVENTS:
+                raise ValueError(f"no such event: {events[-1]['event']!r}")
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise RecordError(f"line {number}: not an event of a record ({error!r})")
+    return make_record(path.name, events)
+
+
+def make_record(name: str, events: list[dict]) -> Record:
+    """A record from its events. Raises RecordError for a damaged one."""
+    def named(name: str) -> list[dict]:
+        return [event for event in events if event["event"] == name]
+
     try:
-        (start,) = events["start"]
+        (start,), logs, end = named("start"), named("log"), dict(*named("end"))
         if start["schema"] not in (1, 2):
             raise RecordError(f"line 1: schema {start['schema']} is unknown")
-        if start["schema"] == 2:
-            add_figures(start, events["log"], *events["end"])
-        resume = dict(*events["resume"])
-        for log in events["log"] if resume else []:  # which count from where it went on
-            log["train_seconds"] += resume["train_seconds"]
-        record = Record(path, start, events["log"], events["epoch"], dict(*events["end"]),
-                        events["checkpoint"], resume)
+        if start["schema"] == 1:
+            sums = [log["train_seconds"] for log in logs]
+            first_step, val_loss = end.get("first_step_seconds"), end.get("val_loss")
+            quartiles = end.get("p25_step_tok_per_sec"), end.get("p75_step_tok_per_sec")
+        else:
+            seconds = [second for log in logs for second in log["seconds"]]
+            sums = list(accumulate(sum(log["seconds"]) for log in logs))
+            per_step = tokens_per_step(start["config"], start["config"]["world_size"])
+            rates = [per_step / second for second in seconds[WARM_UP:]]
+            low, _, high = quantiles(rates, n=4, method="inclusive") if len(rates) > 2 else [None]*3
+            first_step, quartiles = seconds[0] if seconds else None, (low, high)
+            val_loss = logs[-1]["val_loss"] if logs and end else None
+        earlier = dict(*named("resume")).get("train_seconds", 0)  # of a run that was continued
+        curve = [Point(log["tokens"], total + earlier, log["train_loss"], log["val_loss"])
+                 for log, total in zip(logs, sums, strict=True)]
+        record = Record(name, start, logs, end, named("checkpoint"), curve, first_step,
+                        None if None in quartiles else quartiles, val_loss)
         # What every reader needs, asked for once.
         record.stage, record.device_name, record.precision, record.mfu, record.error  # noqa: B018
-        [(log["tokens"], log["train_seconds"], log["val_loss"]) for log in record.logs]
+        end and (end["reserved_gb"], end["attention_backend"])  # noqa: B018
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise RecordError(f"not a whole record: {error!r}")
     return record
 
 
-def add_figures(start: dict, logs: list[dict], end: dict | None = None) -> None:
-    """Adds what schema 1 held to the events of schema 2, which have the seconds of every step: the
-    seconds of training at each line, the first step's, quartiles of the speed, and the last loss.
-    """
-    config, sums = start["config"], accumulate(sum(log["seconds"]) for log in logs)
-    for log, total in zip(logs, sums, strict=True):
-        log["train_seconds"] = total
-    if end is not None:
-        seconds = [second for log in logs for second in log["seconds"]]
-        tokens = config["batch_size"] * config["context_length"] * config["world_size"]
-        rates = [tokens / second for second in seconds[2:]]  # two steps are for warm-up
-        p25, median, p75 = np.percentile(rates, [25, 50, 75]) if len(rates) >= 3 else [None] * 3
-        end |= dict(
-            p25_step_tok_per_sec=p25, p75_step_tok_per_sec=p75, train_seconds=sum(seconds),
-            first_step_seconds=seconds[0] if seconds else None,
-            val_loss=logs[-1]["val_loss"] if logs else None,
-        )
+def measured(record: Record) -> Record:
+    """The record of a complete run with a speed. Raises RecordError with the reason for others."""
+    if record.error:
+        raise RecordError(record.error)
+    if not record.tok_per_sec:
+        raise RecordError("too short for a speed: raise --max-tokens")
+    needed = {name: record.config.get(name)
+              for name in ("flops_per_token", "batch_size", "context_length", "world_size")}
+    needed |= dict(first_step_seconds=record.first_step_seconds)
+    if record.end.get("reserved_gb") is not None:  # it isn't known everywhere
+        needed["reserved_gb"] = record.end["reserved_gb"]
+    for name, value in needed.items():
+        if not isinstance(value, int | float):
+            raise RecordError(f"its record can't be read: {name} is {value!r}")
+    return record

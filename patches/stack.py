@@ -1,16 +1,11 @@
 """The speed techniques between the scripts, one patch each: read, apply, verify and refresh them.
 
-    python patches/stack.py list                 # the techniques in their order, and the variants
-    python patches/stack.py show 5               # one of them: why, and the lines it changes
-    python patches/stack.py write                # the script after each patch -> build/stages/
-    python patches/stack.py verify               # 00 + series = 01, + ddp.patch = 02, byte for byte
-    python patches/stack.py refresh 00_orig.py   # carry an edit into everything that builds on it
-    python patches/stack.py new NAME ...         # make an edit of 01 a technique, or a variant
-    python patches/stack.py compose NAME... --out FILE    # 01 or 02 with variants of your choice
+    python patches/stack.py --help
 
 A stage is a script as it stands after a patch: stage 0 is 00_orig.py, the stage after the last
 patch of patches/series is 01_opt_single_gpu.py, and after ddp.patch comes 02_opt_multi_gpu_ddp.py.
-A variant, patches/variants/NAME.patch, is an alternative to 01 or 02; nothing builds on it.
+A variant, patches/variants/NAME.patch, is an alternative to 01 or 02; nothing builds on it. Each
+patch names the script that it applies to, so that `git apply` takes it, too.
 
 Edit scripts, never patches: 00, 01 or 02 in place, or a stage or variant in build/stages/, where
 `write` puts them. Then `refresh FILE` merges the edit into every script that builds on that file
@@ -29,14 +24,16 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from collections import namedtuple
-from dataclasses import dataclass
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"
 WRITTEN = Path("build", "stages")  # where `write` puts scripts
+Published = namedtuple("Published", "tok_per_sec reserved_gb gpus")
 PUBLISHED = r"(\d{1,3}(?:,\d{3})*) tok/sec, (\d+\.\d+) GB(?: on (\d+) GPUs)?"
 FIELDS = {  # of a patch's header: the form of each, and what it says
     "Technique": (r".+", "the technique in a few words"),
@@ -59,9 +56,8 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
 OPTIONAL = ("Published", "Slot", "Excludes", "Needs", "Measure")
 NAME = re.compile(r"(?!ddp$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # what a user may call a patch
 HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?\n")
-CONFLICT = re.compile(  # in git merge-file --diff3: ours, what both come from, theirs
-    rb"<<<<<<< ours\n(.*?)\|\|\|\|\|\|\| base\n(.*?)=======\n(.*?)>>>>>>> theirs\n", re.DOTALL
-)
+CONFLICT = re.compile(  # as git merge-file --diff3 marks it: ours, the base, theirs
+    rb"^<{7} ours\n(.*?)^\|{7} base\n(.*?)^={7}\n(.*?)^>{7} theirs\n", re.DOTALL | re.MULTILINE)
 DEFINITION = re.compile(rb"^(?:(?:class|def) \w+|\w+ = {$)", re.MULTILINE)
 
 
@@ -84,8 +80,10 @@ def read(path: Path) -> bytes:
 def write_all(files: dict[Path, bytes]) -> list[Path]:
     """Writes all files or none; returns those that changed."""
     changed = [p for p, text in files.items() if not p.exists() or p.read_bytes() != text]
-    temporary = {path: path.with_name(f"{path.name}.{os.getpid()}.tmp") for path in changed}
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    temporary = {p: p.with_name(f"{p.name}.{threading.get_native_id()}.tmp") for p in changed}
+    handlers = {}
+    if threading.current_thread() is threading.main_thread():  # others can't set handlers
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:  # write them beside their places, and rename only when all are complete
         for path, copy in temporary.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,33 +102,36 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
     return changed
 
 
-# ---- A patch -----------------------------------------------------------------------------------
-
-# The lines `old`, which come after `old_start` lines, become `new`, after `new_start` lines.
-Hunk = namedtuple("Hunk", "old_start old new_start new")
-Published = namedtuple("Published", "tok_per_sec reserved_gb gpus")
-
-
-@dataclass
 class Patch:
     """One technique: its header explains it, its hunks lead from the script `base` to `name`."""
 
-    file: str  # as seen from the root: "patches/05-bfloat16.patch"
-    name: str
-    base: str
-    fields: dict[str, str]
-    published: Published | None
-    header: bytes  # fields and prose: all of the file before the diff
-    hunks: list[Hunk]
-
-    @property
-    def option_sets(self) -> list[tuple[list[str], str]]:
-        """(the options, what they need) of each row that a variant has in its plan."""
-        rows = []
-        for part in self.fields.get("Measure", "").split("|"):
-            options, _, needs = part.strip().removesuffix("]").partition("[")
-            rows.append((shlex.split(options), needs or self.fields.get("Needs", "")))
-        return rows
+    def __init__(self, file: str, data: bytes, *bases: str):
+        """Raises StackError for a bad patch, or one whose Base isn't one of `bases`."""
+        start = data.find(b"\n--- ") + 1 or len(data)
+        self.header, diff = data[:start], data[start:]  # fields and prose, then the lines
+        self.file, self.name = file, Path(file).stem  # file: "patches/05-bfloat16.patch"
+        self.fields = fields = parse_header(file, self.header)
+        self.base = base = fields["Base"]
+        if base not in bases:
+            raise StackError(f"{file}: its Base: has to be {' or '.join(bases)}")
+        if not self.name.startswith(fields.get("Slot", "")):
+            raise StackError(f"{file}: a variant's name has to begin with its Slot:")
+        self.published = None
+        if published := re.fullmatch(PUBLISHED, fields.get("Published", "")):
+            speed, memory, gpus = published.groups("1")
+            self.published = Published(float(speed.replace(",", "")), float(memory), int(gpus))
+        self.option_sets = []  # of each row that a variant has in its plan: options, what they need
+        for row in fields.get("Measure", "").split("|"):
+            options, _, needs = row.strip().removesuffix("]").partition("[")
+            try:
+                self.option_sets.append((shlex.split(options), needs or fields.get("Needs", "")))
+            except ValueError as error:
+                raise StackError(f"{file}: its Measure: can't be read: {error}")
+        names = f"--- a/{file_of(base)}", f"+++ b/{file_of(base)}"
+        hunks = diff.removeprefix("{}\n{}\n".format(*names).encode())
+        if hunks == diff:
+            raise StackError(f"{file}: its diff has to begin with {' and '.join(names)}")
+        self.hunks = parse_hunks(file, hunks)
 
     def apply(self, text: bytes, reverse: bool = False) -> bytes:
         """`name` from `base`, or the reverse. Raises StackError unless every hunk fits exactly."""
@@ -141,15 +142,11 @@ class Patch:
             end = start + len(removed)
             if start < position or source[start:end] != removed or len(result) != new_start:
                 script = file_of(self.name if reverse else self.base)
-                reason = f"hunk {number} doesn't match {script} at line {start + 1}"
-                raise patch_error(self.file, f"{reason} (edited? `refresh`)")
+                raise StackError(f"{self.file}: hunk {number} doesn't match {script} at line"
+                                 f" {start + 1} (edited? `refresh`)")
             result += added
             position = end
         return b"".join(result + source[position:])
-
-
-def patch_error(file: str, reason: str) -> StackError:
-    return StackError(f"{file}: {reason}")
 
 
 def file_of(name: str) -> str:
@@ -160,106 +157,78 @@ def file_of(name: str) -> str:
     return f"{name}.py" if name[0].isdigit() else f"variant-{name}.py"
 
 
-def parse(file: str, data: bytes, *bases: str) -> Patch:
-    """A patch from its file's content. Raises StackError for a bad one, or one on another base."""
-    start = data.find(b"\n--- ") + 1 or len(data)
-    header, diff = data[:start], data[start:]
-    fields, name = parse_header(file, header), Path(file).stem
-    base, published = fields["Base"], re.fullmatch(PUBLISHED, fields.get("Published", ""))
-    if base not in bases:
-        raise patch_error(file, f"its Base: has to be {' or '.join(bases)}")
-    if published:
-        speed, memory, gpus = published.groups("1")
-        published = Published(float(speed.replace(",", "")), float(memory), int(gpus))
-    scripts = f"--- a/{file_of(base)}\n+++ b/{file_of(name)}\n"
-    if not diff.startswith(scripts.encode()):
-        raise patch_error(file, f"its diff has to begin with {' and '.join(scripts.splitlines())}")
-    hunks = parse_hunks(file, diff[len(scripts) :])
-    return Patch(file, name, base, fields, published, header, hunks)
-
-
 def parse_header(file: str, header: bytes) -> dict[str, str]:
     message = email.message_from_string(header.decode(errors="replace"))
     fields = {field: " ".join(text.split()) for field, text in message.items()}
     for field in fields.keys() - FIELDS.keys():
-        raise patch_error(file, f"its header has an unknown field {field}:")
+        raise StackError(f"{file}: its header has an unknown field {field}:")
     for field, (form, meaning) in FIELDS.items():
         optional = field in OPTIONAL and field not in fields
         if not optional and not re.fullmatch(form, fields.get(field, "")):
-            raise patch_error(file, f"its header needs {field}: {meaning}")
+            raise StackError(f"{file}: its header needs {field}: {meaning}")
     prose = message.get_payload()
     if not prose.strip() or not prose.endswith("\n\n"):
-        raise patch_error(file, "prose and a blank line have to precede its diff")
+        raise StackError(f"{file}: prose and a blank line have to precede its diff")
     return fields
 
 
-def parse_hunks(file: str, diff: bytes) -> list[Hunk]:
+def parse_hunks(file: str, diff: bytes) -> list[tuple[int, list[bytes], int, list[bytes]]]:
+    """Of each hunk: the lines before it, the old lines, the new lines before it, the new lines."""
     hunks = []
     for number, text in enumerate(re.split(rb"(?<=\n)(?=@@)", diff), 1):
         match = HUNK.match(text)
         if not match:
-            raise patch_error(file, f"hunk {number} has no @@ -line,count +line,count @@")
+            raise StackError(f"{file}: hunk {number} has no @@ -line,count +line,count @@")
         old_line, old_count, new_line, new_count = (int(n) for n in match.groups("1"))
         lines = text[match.end() :].splitlines(keepends=True)
         old = [line[1:] for line in lines if line[:1] in b" -"]
         new = [line[1:] for line in lines if line[:1] in b" +"]
         unknown = any(line[:1] not in b" -+" for line in lines)
         if unknown or (len(old), len(new)) != (old_count, new_count):
-            raise patch_error(file, f"hunk {number} doesn't have the lines that its @@ announces")
+            raise StackError(f"{file}: hunk {number} doesn't have the lines that its @@ announces")
         # Lines are counted from 1, but for an empty side a diff gives the line before it.
-        hunks.append(Hunk(old_line - (old_count > 0), old, new_line - (new_count > 0), new))
+        hunks.append((old_line - (old_count > 0), old, new_line - (new_count > 0), new))
     return hunks
 
 
-def make_patch(file: str, header: bytes, before: bytes, after: bytes) -> bytes:
+def make_patch(file: str, header: bytes, base: str, before: bytes, after: bytes) -> bytes:
     """A patch file's content. Raises StackError for a bad header, or if there is no difference."""
-    base, name = parse_header(file, header)["Base"], Path(file).stem
-    names = f"a/{file_of(base)}".encode(), f"b/{file_of(name)}".encode()
-    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
-    diff = list(difflib.diff_bytes(difflib.unified_diff, old, new, *names, lineterm=b"\n"))
-    if not diff:
+    name = Path(file).stem
+    if before == after:
         raise StackError(f"nothing would be left of {name}: its script would be the same as {base}")
-    for i, line in enumerate(diff):
+    names = f"a/{file_of(base)}".encode(), f"b/{file_of(base)}".encode()
+    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    data = header
+    for line in difflib.diff_bytes(difflib.unified_diff, old, new, *names, lineterm=b"\n"):
         if match := HUNK.fullmatch(line):  # name the class or function it is in, as git does
             above = DEFINITION.findall(b"".join(old[: int(match[1]) + 2]))
-            diff[i] = b" ".join([line[:-1], *above[-1:]]) + b"\n"
-    data = header + b"".join(diff)
-    if parse(file, data, base).apply(before) != after:
-        raise patch_error(file, f"the diff would not lead from {base} to {name}")
+            line = b" ".join([line[:-1], *above[-1:]]) + b"\n"
+        data += line
+    if Patch(file, data, base).apply(before) != after:
+        raise StackError(f"{file}: the diff would not lead from {base} to {name}")
     return data
 
 
-# ---- The stack ---------------------------------------------------------------------------------
-
 def load(root: Path = ROOT) -> list[Patch]:
     """The patches of the series in their order, then ddp.patch. Raises StackError for a bad one."""
-    patches, base = [], Path(FIRST).stem
     series = read(root / "patches/series").decode(errors="replace").splitlines()
     for number, line in enumerate(series, 1):
         if not re.fullmatch(rf"{number:02}-[a-z0-9-]+\.patch", line):
             raise StackError(f"patches/series, line {number}: expected {number:02}-NAME.patch")
-        patches.append(parse(f"patches/{line}", read(root / "patches" / line), base))
-        base = patches[-1].name
-    ddp = parse("patches/ddp.patch", read(root / "patches/ddp.patch"), Path(LAST).stem)
-    return [*patches, ddp]
+    files, bases = [*series, "ddp.patch"], [FIRST, *series[:-1], LAST]
+    return [Patch(f"patches/{file}", read(root / "patches" / file), Path(base).stem)
+            for file, base in zip(files, bases, strict=False)]
 
 
 def load_variants(root: Path = ROOT) -> list[Patch]:
     """The variants, sorted by name. Raises StackError for a bad one."""
-    variants = []
-    for path in sorted(root.glob("patches/variants/*.patch")):
-        file = path.relative_to(root).as_posix()
-        if not NAME.fullmatch(path.stem):
-            raise patch_error(file, "a variant has a name like sgd or adamw-8bit")
-        variant = parse(file, read(path), Path(LAST).stem, Path(DDP).stem)
-        if not variant.name.startswith(variant.fields.get("Slot", "")):
-            raise patch_error(file, "a variant's name has to begin with its Slot:")
-        try:
-            variant.option_sets  # noqa: B018
-        except ValueError as error:  # of shlex
-            raise patch_error(file, f"its Measure: can't be read: {error}")
-        variants.append(variant)
-    return variants
+    paths = sorted(root.glob("patches/variants/*.patch"))
+    files = [path.relative_to(root).as_posix() for path in paths]
+    for file in files:
+        if not NAME.fullmatch(Path(file).stem):
+            raise StackError(f"{file}: a variant has a name like sgd or adamw-8bit")
+    bases = Path(LAST).stem, Path(DDP).stem
+    return [Patch(file, read(root / file), *bases) for file in files]
 
 
 def names_of(patches: list[Patch]) -> list[str]:
@@ -267,138 +236,115 @@ def names_of(patches: list[Patch]) -> list[str]:
     return [Path(FIRST).stem, *(patch.name for patch in patches)]
 
 
-def find(name: str, names: list[str]) -> str:
-    """The one of `names` that is meant by "5", "05-bfloat16", "ddp" or a variant's name.
-
-    "01_opt_single_gpu" is the stage before ddp.patch, "02_opt_multi_gpu_ddp" the one after it.
-    """
-    last = names.index("ddp") - 1
+def find(name: str, names: list[str] | dict[str, bytes]) -> str:
+    """The one of `names` that "5", "05-bfloat16", "ddp", a variant's name or a script's means."""
+    names = list(names)
+    last = names.index("ddp") - 1  # the stage that is 01; "ddp" is 02
     if name.isdecimal() and int(name) <= last:
         return names[int(name)]
-    name = {Path(LAST).stem: names[last], Path(DDP).stem: "ddp"}.get(name, name)
-    name = name.removeprefix("variant-")  # as its script is called
+    name = name.removesuffix(".py").removeprefix("variant-")
+    name = {LAST: names[last], DDP: "ddp"}.get(f"{name}.py", name)
     if name not in names:
         raise StackError(f"no patch {name!r}; `list` shows their names")
     return name
 
 
-def rebuild(patches: list[Patch], root: Path = ROOT, edited: str | None = None) -> list[bytes]:
-    """Every stage, from 00 to 02, as it was before the script `edited` was edited.
+def rebuild(patches: list[Patch], root: Path = ROOT, edited: Path | None = None) -> list[bytes]:
+    """The script of each of names_of(patches), as it was before the file `edited` was edited.
 
     Raises StackError if a patch doesn't match, or another one of 00, 01 and 02 isn't its stage.
     """
-    first = read(root / FIRST)
-    if edited == FIRST:  # what it was before comes from 01, backwards
+    names, first = names_of(patches), read(root / FIRST)
+    if edited == root / FIRST:  # what it was before comes from 01, backwards
         first = read(root / LAST)
-        for patch in reversed(patches[:-1]):
+        for patch in reversed(patches[: names.index("ddp") - 1]):
             first = patch.apply(first, reverse=True)
-    stages = [first]
+    scripts = {names[0]: first}
     for patch in patches:
-        stages.append(patch.apply(stages[-1]))
-    for file, stage in zip((FIRST, LAST, DDP), (first, *stages[-2:]), strict=True):
-        if file != edited and (found := read(root / file)) != stage:
+        scripts[patch.name] = patch.apply(scripts[find(patch.base, names)])
+    for file in (FIRST, LAST, DDP):
+        stage = scripts[find(file, names)]
+        if root / file != edited and (found := read(root / file)) != stage:
             line = os.path.commonprefix([found, stage]).count(b"\n") + 1
             raise StackError(f"{file}, line {line}: not what the patches make (edited? `refresh`)")
-    return stages
+    return list(scripts.values())
 
 
-def rebuild_all(root: Path = ROOT, edited: str | None = None) -> dict[str, bytes]:
+def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, bytes]:
     """Every stage, then every variant, by its name. Raises StackError as `rebuild` does."""
-    patches = load(root)
-    names = names_of(patches)
-    scripts = dict(zip(names, rebuild(patches, root, edited), strict=True))
-    for variant in load_variants(root):
-        scripts[variant.name] = variant.apply(scripts[find(variant.base, names)])
-    return scripts
+    patches = load(root) + load_variants(root)
+    return dict(zip(names_of(patches), rebuild(patches, root, edited), strict=True))
 
 
 def script_of(name: str, root: Path = ROOT) -> bytes:
     """The script of a stage or variant, by any name that `find` knows."""
     scripts = rebuild_all(root)
-    return scripts[find(name, list(scripts))]
+    return scripts[find(name, scripts)]
 
 
-def merge(base: bytes, ours: bytes, theirs: bytes, name: str) -> bytes:
-    """`ours`, the script `name`, with what changed from `base` to `theirs`. Raises Conflict."""
+def merge(base: bytes, ours: bytes, theirs: bytes, name: str, join: bool = False) -> bytes:
+    """`ours`, the script `name`, with what changed from `base` to `theirs`. Raises Conflict.
+
+    With `join`, where both change the imports or the fields of Config at one place, the lines of
+    both are taken, since their order doesn't matter there; no field may come twice.
+    """
     if base == theirs:
         return ours
-    merged = merge_file(base, ours, theirs)
-    before, conflict, _ = merged.partition(b"<<<<<<< ours\n")
-    if conflict:
-        line = before.count(b"\n") + 1
-        raise Conflict(f"{name}, line {line}: it conflicts with the edit; nothing is changed")
-    return merged
-
-
-def merge_file(base: bytes, ours: bytes, theirs: bytes, *options: str) -> bytes:
-    """What git merge-file makes, with its marks where there are conflicts. Raises StackError."""
     with tempfile.TemporaryDirectory() as folder:
         for file, text in (("ours", ours), ("base", base), ("theirs", theirs)):
             Path(folder, file).write_bytes(text)
-        command = ["git", "merge-file", "--quiet", "-p", *options, "ours", "base", "theirs"]
+        command = ["git", "merge-file", "--quiet", "-p", "--diff3", "ours", "base", "theirs"]
         result = subprocess.run(command, cwd=folder, capture_output=True)
     if result.returncode > 127:  # up to 127 it is the number of conflicts
         raise StackError(f"git merge-file: {result.stderr.decode(errors='replace').strip()}")
-    return result.stdout
+    merged = result.stdout
+    while conflict := CONFLICT.search(merged):
+        before, after = merged[: conflict.start()], merged[conflict.end() :]
+        mine, common, other = (side.splitlines(keepends=True) for side in conflict.groups())
+        # What both have kept, and what either has added.
+        both = [line for line in other if line in mine or line not in common]
+        both += [line for line in mine if line not in other and line not in common]
+        fields = re.findall(rb"^    (\w+):", b"".join(both), re.MULTILINE)
+        place = (DEFINITION.findall(before) or [b"the imports"])[-1].decode()
+        listed = place in ("the imports", "class Config") and len(fields) == len(set(fields))
+        if mine != other and not (join and listed):
+            what, line = "the others" if join else "the edit", before.count(b"\n") + 1
+            raise Conflict(f"{name} conflicts with {what} at line {line}, {place};"
+                           " nothing is changed")
+        merged = before + b"".join(both) + after
+    return merged
 
 
 def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> bytes:
     """01 or 02, the script `base`, with variants. Raises StackError, Conflict for two that meet."""
-    known = {variant.name: variant for variant in load_variants(root)}
+    variants = {patch.name: patch for patch in load_variants(root) if patch.name in names}
     for name in names:
-        if name not in known:
+        if name not in variants:
             raise StackError(f"no variant {name!r}; `list` shows their names")
-    variants = [known[name] for name in sorted(set(names))]
-    base = base or max(f"{variant.base}.py" for variant in variants)
-    scripts, text, slots = rebuild_all(root), read(root / base), {}
-    for variant in variants:
-        if (slot := variant.fields.get("Slot", variant.name)) in slots:
-            raise StackError(f"{slots[slot]} and {variant.name} exclude each other")
-        if variant.base == Path(DDP).stem != Path(base).stem:
-            raise StackError(f"{variant.name} is a variant of {DDP}: --base 02")
-        for other in variant.fields.get("Excludes", "").split(", "):
-            if other in names:
-                raise StackError(f"{variant.name} and {other} exclude each other")
-        slots[slot] = variant.name
-        before = scripts[find(variant.base, list(scripts))]
-        text = merge_joining(before, text, scripts[variant.name], variant.name)
-    note = f"# {base} with {', '.join(slots.values())}; composed by patches/stack.py.\n"
-    text = note.encode() + text
+    for one, other in permutations(variants.values(), 2):
+        excluded = one.fields.get("Excludes", "").split(", ")
+        if other.name in excluded or one.fields.get("Slot", one.name) == other.fields.get("Slot"):
+            raise StackError(f"{one.name} and {other.name} exclude each other")
+    base = base or max(file_of(variant.base) for variant in variants.values())
+    scripts, text = rebuild_all(root), read(root / base)
+    for name, variant in variants.items():
+        if file_of(variant.base) == DDP != base:
+            raise StackError(f"{name} is a variant of {DDP}: --base 02")
+        before = scripts[find(variant.base, scripts)]
+        text = merge(before, scripts[name], text, name, join=True)
+    chosen = ", ".join(variants)
+    text = f"# {base} with {chosen}; composed by patches/stack.py.\n".encode() + text
     try:
         compile(text, "composed", "exec")
     except SyntaxError as error:
-        raise Conflict(f"{', '.join(slots.values())} don't go together: line {error.lineno}")
+        raise Conflict(f"{chosen} don't go together: line {error.lineno}")
     return text
-
-
-def merge_joining(base: bytes, ours: bytes, theirs: bytes, name: str) -> bytes:
-    """As merge, but where both sides change the imports or the fields of Config at one place, the
-    lines of both are taken, since their order doesn't matter there; no field may come twice."""
-    result = merge_file(base, ours, theirs, "--diff3")
-    *pieces, rest = re.split(CONFLICT, result)
-    merged = b""
-    for before, mine, common, other in zip(*[iter(pieces)] * 4, strict=True):
-        merged += before
-        place = (DEFINITION.findall(merged) or [b"the imports"])[-1]
-        lines = join_lines(*(part.splitlines(keepends=True) for part in (mine, common, other)))
-        fields = re.findall(rb"^    (\w+):", b"".join(lines), re.MULTILINE)
-        if place not in (b"the imports", b"class Config") or len(fields) > len(set(fields)):
-            line = merged.count(b"\n") + 1
-            raise Conflict(f"{name} conflicts with the others at line {line}, {place.decode()}")
-        merged += b"".join(lines)
-    return merged + rest
-
-
-def join_lines(mine: list[bytes], common: list[bytes], other: list[bytes]) -> list[bytes]:
-    """The lines that both have kept, and those that either has added."""
-    return [line for line in mine if line in other or line not in common] + [
-        line for line in other if line not in mine and line not in common]
 
 
 def before_edit(file: Path, root: Path) -> dict[str, bytes]:
     """Every script as before the edit of `file`. Raises StackError if another is edited too."""
     try:
-        scripts = rebuild_all(root, edited=file.name if file.parent == root else None)
+        scripts = rebuild_all(root, edited=file)
         for name, script in scripts.items():
             path = root / WRITTEN / file_of(name)
             if path != file and path.exists() and read(path) != script:
@@ -413,76 +359,73 @@ def carry(patches: list, old: dict, new: dict[str, bytes], root: Path) -> dict[P
     names, files = names_of(patches), {}
     new = {names[0]: old[names[0]]} | new  # a copy, with 00
     for patch in patches:
-        name, base = patch.name, find(patch.base, names)
+        file, name, base = patch.file, patch.name, find(patch.base, names)
         if name not in new:
             new[name] = merge(old[base], old[name], new[base], name)
-        if (old[base], old[name]) != (new[base], new[name]):
-            files[root / patch.file] = make_patch(patch.file, patch.header, new[base], new[name])
-    files |= {root / file: new[find(Path(file).stem, names)] for file in (FIRST, LAST, DDP)}
+        files[root / file] = make_patch(file, patch.header, patch.base, new[base], new[name])
+    files |= {root / file: new[find(file, names)] for file in (FIRST, LAST, DDP)}
     written = {root / WRITTEN / file_of(name): script for name, script in new.items()}
     return files | {path: script for path, script in written.items() if path.exists()}
 
 
-# ---- The commands ------------------------------------------------------------------------------
-
-def list_command(args) -> list[str]:
+def list_command(root: Path) -> list[str]:
     """the techniques in their order, then the variants: what each does to the loss, and its base"""
     row = "{:22}  {:9}  {:20}  {}".format
     return [row("name", "loss", "base", "technique")] + [
         row(patch.name, patch.fields["Loss"].split()[0], patch.base, patch.fields["Technique"])
-        for patch in load(args.root) + load_variants(args.root)
-    ]
+        for patch in load(root) + load_variants(root)]
 
 
-def show_command(args) -> list[str]:
+def show_command(root: Path, name: str) -> list[str]:
     """one technique or variant: what it is, and the lines it changes"""
-    patches = load(args.root) + load_variants(args.root)
-    number = names_of(patches).index(find(args.name, names_of(patches)))
-    if number == 0:
+    files = {patch.name: patch.file for patch in load(root) + load_variants(root)}
+    file = files.get(find(name, [Path(FIRST).stem, *files]))
+    if file is None:
         raise StackError(f"{FIRST} is what the patches begin with, no patch")
-    return [read(args.root / patches[number - 1].file).decode(errors="replace")[:-1]]
+    return [read(root / file).decode(errors="replace")[:-1]]
 
 
-def write_command(args) -> list[str]:
+def write_command(root: Path, names: list[str]) -> list[str]:
     """the scripts as they stand after the named patches (run them with --data data)"""
-    scripts = rebuild_all(args.root)
-    names = [find(name, list(scripts)) for name in args.name] or scripts
-    files = {args.root / WRITTEN / file_of(name): scripts[name] for name in names}
+    scripts = rebuild_all(root)
+    names = [find(name, scripts) for name in names] or scripts
+    files = {root / WRITTEN / file_of(name): scripts[name] for name in names}
     write_all(files)
     return [os.path.relpath(path) for path in files]
 
 
-def verify_command(args) -> list[str]:
+def verify_command(root: Path) -> list[str]:
     """checks that 00 + series is 01, and + ddp.patch is 02, byte for byte, and every variant"""
-    root, patches, variants = args.root, load(args.root), load_variants(args.root)
-    known = {patch.file for patch in patches + variants}
-    found = [*root.glob("patches/*.patch"), *root.glob("patches/variants/*")]
-    for file in sorted({path.relative_to(root).as_posix() for path in found} - known):
+    patches, variants = load(root), load_variants(root)
+    known = {root / patch.file for patch in patches + variants}
+    found = {*root.glob("patches/*.patch"), *root.glob("patches/variants/*")}
+    for path in sorted(found - known):
+        file = path.relative_to(root).as_posix()
         raise StackError(f"{file} is neither in patches/series nor a variant's patch")
-    rebuild_all(root)
+    rebuild(patches + variants, root)
     series = f"{FIRST} + {len(patches) - 1} patches = {LAST}, + ddp.patch = {DDP}"
     return [f"ok: {series}; variants that apply: {len(variants)}"]
 
 
-def refresh_command(args) -> list[str]:
+def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) -> list[str]:
     """carries an edit into all that builds on it: patches, 01, 02, variants, build/stages/"""
-    root, file, into = args.root, args.file.resolve(), args.into
-    patches, variants = load(root), load_variants(root)
+    file, patches, variants = file.resolve(), load(root), load_variants(root)
     stages, names = names_of(patches), names_of(patches + variants)
-    edited = find(file.name.removesuffix(".py"), names)
+    edited = find(file.name, names)
     old, new = before_edit(file, root), {edited: read(file)}
-    if file.name == LAST and into is None:
-        raise StackError("say to which patch this edit belongs (--into NAME), or use `new NAME`")
-    if file.name != LAST and into is not None:
-        raise StackError(f"--into is for edits of {LAST}; this one belongs to {edited}")
-    if into is not None:  # back through the stages to that one; all later ones follow below
+    if file.name == LAST:  # back through the stages to `into`; all later ones follow below
+        if into is None:
+            raise StackError(
+                "say to which patch this edit belongs (--into NAME), or use `new NAME`")
         first = find(into, names)
         if first not in stages[:-1]:
             raise StackError(f"{first} isn't part of {LAST}: edit {file_of(first)}")
         for i in reversed(range(stages.index(first), stages.index(edited))):
             name, later = stages[i], stages[i + 1]
             new[name] = merge(old[later], old[name], new[later], name)
-    for name in [find(name, names) for name in args.until]:
+    elif into is not None:
+        raise StackError(f"--into is for edits of {LAST}; this one belongs to {edited}")
+    for name in [find(name, names) for name in until]:
         kept = stages[stages.index(name) :] if name in stages else [name]
         if edited in kept:
             raise StackError(f"--until: {name} doesn't come after {edited}")
@@ -491,43 +434,43 @@ def refresh_command(args) -> list[str]:
     return [os.path.relpath(path) for path in changed] or ["nothing to change"]
 
 
-def new_command(args) -> list[str]:
+def new_command(root: Path, name: str, text: str, variant: bool, base: str | None,
+                **fields: str | None) -> list[str]:
     """makes what was edited in 01 a patch of its own: at the series' end, or a variant"""
-    root, name, edited = args.root, args.name, DDP if args.base == "02" else LAST
-    patches, variants = load(root), load_variants(root)
-    file, base = f"patches/{len(patches):02}-{name}.patch", names_of(patches)[-2]
-    if args.variant:
-        file, base = f"patches/variants/{name}.patch", Path(edited).stem
-    elif args.base:
+    patches, edited = load(root), DDP if base == "02" else LAST
+    file, stage = f"patches/{len(patches):02}-{name}.patch", names_of(patches)[-2]
+    if variant:
+        file, stage = f"patches/variants/{name}.patch", Path(edited).stem
+    elif base:
         raise StackError("--base is for a --variant; other patches go to the end of the series")
     if not NAME.fullmatch(name) or (root / file).exists():
         raise StackError(f"{name!r} is taken, or isn't a name like sgd or adamw-8bit")
-    old, text = before_edit(root / edited, root), read(root / edited)
-    before = old[find(base, list(old))]
+    old, new = before_edit(root / edited, root), read(root / edited)
 
-    fields = {field: getattr(args, field.lower()) for field in FIELDS} | {"Base": base}
+    fields["base"] = stage
     wrap = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
-    header = [wrap(f"{field}: {value}", subsequent_indent="  ")
-              for field, value in fields.items() if value]
-    header = "\n".join([*header, "", wrap(args.text), "", ""]).encode()
-    files = {root / file: make_patch(file, header, before, text)}
-    if args.variant:
-        files[root / edited] = before
-    else:  # insert it as a patch that changes nothing yet; then its edit is carried like any other
-        patch, series = parse(file, files[root / file], base), root / "patches" / "series"
-        patches.insert(-1, patch)
-        old[patch.name] = before
-        files |= carry(patches + variants, old, {patch.name: text}, root)
+    header = [wrap(f"{field}: {fields[field.lower()]}", subsequent_indent="  ")
+              for field in FIELDS if fields[field.lower()]]
+    header = "\n".join([*header, "", wrap(text), "", ""]).encode()
+    before = old[find(stage, old)]
+    files = {root / file: make_patch(file, header, stage, before, new)}
+    # Insert it as a patch that changes nothing yet; then its edit is carried like any other.
+    patch = Patch(file, files[root / file], stage)
+    patches.insert(len(patches) if variant else -1, patch)
+    old[patch.name] = before
+    files |= carry(patches + load_variants(root), old, {patch.name: new}, root)
+    if not variant:
+        series = root / "patches/series"
         files[series] = read(series) + f"{patch.name}.patch\n".encode()
     return [os.path.relpath(path) for path in write_all(files)]
 
 
-def compose_command(args) -> list[str]:
+def compose_command(root: Path, names: list[str], base: str | None, out: Path) -> list[str]:
     """a script of your own: 01 or 02 with the named variants, in one file that needs no other"""
-    if os.path.lexists(args.out):
-        raise StackError(f"{args.out} exists: nothing is overwritten")
-    text = compose(args.name, {"01": LAST, "02": DDP}.get(args.base), args.root)
-    return [os.path.relpath(path) for path in write_all({args.out: text})]
+    if os.path.lexists(out):
+        raise StackError(f"{out} exists: nothing is overwritten")
+    text = compose(names, {"01": LAST, "02": DDP}.get(base), root)
+    return [os.path.relpath(path) for path in write_all({out: text})]
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -537,13 +480,13 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     def command(function):
         name, text = function.__name__.removesuffix("_command"), function.__doc__
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        sub.set_defaults(function=function)
+        sub.set_defaults(command=function)
         return sub.add_argument
 
     command(list_command)
     name = 'a patch by its number ("5") or name ("05-bfloat16"), "ddp", or a variant'
     command(show_command)("name", metavar="NAME", help=name)
-    command(write_command)("name", metavar="NAME", nargs="*", help=f"{name} (default: all)")
+    command(write_command)("names", metavar="NAME", nargs="*", help=f"{name} (default: all)")
     command(verify_command)
     argument = command(refresh_command)
     argument("file", metavar="FILE", type=Path, help=f"{FIRST}, 01, 02, or one of {WRITTEN}")
@@ -552,7 +495,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
              help="where the edit ends if it would conflict: this stage and those after it, or this"
                   " variant, keep their scripts (may be given several times)")
     argument = command(compose_command)
-    argument("name", metavar="NAME", nargs="+", help="a variant")
+    argument("names", metavar="NAME", nargs="+", help="a variant")
     argument("--base", choices=("01", "02"),
              help="the script to change (default: 01, or 02 if a variant is one of it)")
     argument("--out", metavar="FILE", type=Path, required=True, help="the script to write")
@@ -570,10 +513,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     sys.stdout.reconfigure(errors="replace")  # a script may hold what a terminal can't show
-    args = parse_arguments(argv)
-    args.root = root
+    arguments = vars(parse_arguments(argv))
+    command = arguments.pop("command")
     try:
-        print("\n".join(args.function(args)), flush=True)
+        print("\n".join(command(root, **arguments)), flush=True)
     except BrokenPipeError:  # into `head`, say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (StackError, OSError) as error:

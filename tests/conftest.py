@@ -39,11 +39,11 @@ def load(path: Path):
 
 def skip_without(needs: str) -> None:
     """Skips a test of a variant whose header says that it needs what isn't here."""
-    from bench import plans
+    from bench.scripts import lacking
 
-    lacking = plans.lacking(needs, dict(gpus=0))
-    if lacking:
-        pytest.skip(lacking)
+    missing = lacking(needs, dict(gpus=0))
+    if missing:
+        pytest.skip(missing)
 
 
 def write_tokens(folder: Path, train: int = 2000, val: int = 200, vocabulary: int = 256) -> Path:

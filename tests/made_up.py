@@ -1,57 +1,267 @@
-"""Made-up runs, plans and records, for the tests of the tools."""
+"""Made-up machines, records and journals, for the tests of the tools."""
 
 import json
+import shutil
+import signal
+from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
-from bench import runner
-from bench.plans import Plan, Run
+from conftest import ROOT
+
+from bench import lengths, processes
+from bench.common import UserError
+from bench.journal import Measured, append, journal_of, make_result, read_journal
+from bench.rows import rows_of
+from bench.scripts import Scripts
+from bench.study import Plan, Run, Setup, Study
 
 MACHINE = dict(
-    device="cuda", gpus=1, name="Some | GPU", torch="2.13", python="3.11", os="Linux x86_64",
-    threads=2, cpu="Some CPU", driver="570", capability="8.0", cuda="12.8",
+    device="cuda", gpus=1, name="Some | GPU $x_1$", torch="2.13", python="3.11", os="Linux x86_64",
+    threads=2, cpu="Some CPU", driver="570", capability="8.0", cuda="12.8", ram_gb=64.0,
 )
-CPU = MACHINE | dict(device="cpu", gpus=0, name="Some CPU")
+CPU = MACHINE | dict(device="cpu", gpus=0, name="Some CPU", capability=None, ram_gb=8.0)
 PEAK = dict(float32=1e12, TF32=2e12, bfloat16=4e12)
 
 
-def write_record(
-    folder: Path, name: str, round: int = 1, speed: float | None = 100.0, *, seed: int = 123,
-    loss: float = 8.0, config: dict | None = None, gpu: str | None = None, **end
-) -> dict:
-    """Writes the record of a run with a log line at 4,096 tokens; returns its result."""
+def setup_of(folder: Path, machine: dict = CPU, options: list[str] = (), **args) -> Setup:
+    """A Setup whose results lie in `folder`; `args` are the study's options."""
+    args = dict(max_tokens=None, seconds=None, rungs=None, names=None, model=None, sizes="1,2",
+                links=None, what="batch", stage="01", epochs=None) | args
+    return Setup(machine, Scripts(), folder / "data", folder, Namespace(**args), list(options),
+                 matmul_peak=PEAK)
+
+
+def record_events(
+    name: str, speed: float = 100.0, *, loss: float = 8.0, tokens: int = 4096, steps: int = 8,
+    seed: int = 123, config: dict | None = None, gpu: str | None = None, start: dict | None = None,
+    **end
+) -> list[dict]:
+    """The events of a run of so many equal steps but for a first one of 10 s. Its log lines are
+    after the first step, at `tokens`, where the validation loss is `loss`, and at its end."""
     config = dict(
         model="cpu-demo", device="cuda" if gpu else "cpu", batch_size=4, context_length=256,
         world_size=1, flops_per_token=10**9, dtype="float32", matmul_precision="highest",
+        parameters=1000, seed=seed,
     ) | (config or {})
-    environment = dict(torch="2.13", gpu=gpu, cpu="Some CPU")
-    end = dict(
-        status="complete", error=None, avg_tok_per_sec=5.0, median_step_tok_per_sec=speed,
-        reserved_gb=1.0, first_step_seconds=10.0 / round, val_loss=1.0, attention_backend="manual",
-        p25_step_tok_per_sec=speed, p75_step_tok_per_sec=speed,
+    per_step = config["batch_size"] * config["context_length"] * config["world_size"]
+    first = dict(
+        event="start", schema=2, stage=name, time="20260101T000000Z", config=config,
+        environment=dict(torch="2.13", gpu=gpu, cpu="Some CPU"),
+        data=dict(tokens=dict(train=100_001)),
+    ) | (start or {})
+    at = max(2, -(-tokens // per_step))
+    losses = {1: 10.0, at: loss, max(at, steps): loss - 1 if steps > at else loss}
+    logs, before = [], 0
+    for step, val_loss in losses.items():
+        seconds = [per_step / speed] * (step - before)
+        if not before:
+            seconds[0] = 10.0
+        logs.append(dict(event="log", epoch=1, step=step - 1, tokens=step * per_step,
+                         train_loss=val_loss + 0.5, val_loss=val_loss, seconds=seconds))
+        before = step
+    last = dict(
+        event="end", status="complete", error=None, avg_tok_per_sec=0.9 * speed,
+        median_step_tok_per_sec=speed, reserved_gb=1.25, attention_backend="manual",
     ) | end
-    events = [
-        dict(event="start", schema=1, stage=name, time="2026-01-01T00:00:00Z", config=config,
-             environment=environment),
-        *(dict(event="log", tokens=tokens, train_seconds=tokens / 1000, train_loss=9.0,
-               val_loss=val_loss)
-          for tokens, val_loss in ((1024, 10.0), (4096, loss), (9216, 1.0))),
-        dict(event="epoch", epoch=1), dict(event="end", **end),
-    ]
+    return [first, *logs, dict(event="epoch", epoch=1), last]
+
+
+def write_record(folder: Path, name: str, time: str = "20260101T000000Z", **record) -> Path:
+    """The record of a script that was started by hand."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-cuda-{round}-{seed}.jsonl"
+    path = folder / f"{name}-{time}-1.jsonl"
+    events = record_events(name, start=dict(time=time), **record)
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    return dict(name=name, round=round, seed=seed, record=path.name, error=None, seconds=1.0)
+    return path
 
 
-def make_plan(folder: Path, *names: str, machine: dict = MACHINE, **settings) -> Plan:
-    """A ladder of `names`, its state at folder/plan/plan.json."""
-    script = folder / "script.py"
-    script.write_text("")
-    runs = [Run(name, name, script, f"technique {name}", "rounding", compared_to=before)
+def plan_of(*names: str, **settings) -> Plan:
+    """Runs of which each is compared to the one before."""
+    runs = [Run(name, name, f"technique {name}", loss="rounding", compared_to=before)
             for before, name in zip([None, *names], names, strict=False)]
-    settings = dict(tokens=4096, data=folder, results=folder) | settings
-    return Plan("plan", runs, machine, **settings)
+    return Plan(runs, **(dict(tokens=4096) | settings))
 
 
-def make_state(plan: Plan, results: list[dict]) -> dict:
-    return runner.new_state(plan, 4) | dict(matmul_peak=PEAK, results=results)
+def measured_of(study: str, plan: Plan, machine: dict = CPU, id: str = "1", **header) -> Measured:
+    fields = dict(id=id, study=study, kind=plan.kind, time=f"20260101T00000{id[-1]}Z",
+                  machine=machine, matmul_peak=PEAK, data="d", options=[], plan=plan,
+                  sources={run.name: "s" for run in plan.runs})
+    return Measured(**fields | header)
+
+
+def write_journal(
+    folder: Path, study: str, plan: Plan, runs: list[dict] = (), machine: dict = CPU, **header
+) -> Path:
+    """Adds a measurement to a journal: its study line, then each of `runs`, a dict of name, round
+    (1), error (None), seconds and of what record_events takes."""
+    path, measured = journal_of(folder, study), measured_of(study, plan, machine, **header)
+    lines = [measured.as_json()]
+    for run in runs:
+        run = dict(round=1, error=None, seconds=1.0) | run
+        name, number, error, seconds = (run.pop(key) for key in
+                                        ("name", "round", "error", "seconds"))
+        run.setdefault("seed", plan.seed_of(number))
+        lines.append(dict(event="run", id=measured.id, name=name, round=number, seed=run["seed"],
+                          cache="warm", command="", source_sha256="s"))
+        if not error:
+            lines += record_events(name, **run)
+        lines.append(dict(event="ran", seconds=seconds, exit=int(bool(error)), error=error,
+                          load=0.5, matmul_rate=4e12))
+    append(path, *lines)
+    return path
+
+
+def rounds_of(name: str, *speeds: float, **run) -> list[dict]:
+    """For write_journal: a run in as many rounds, each with its speed."""
+    return [dict(name=name, round=number, speed=speed, **run)
+            for number, speed in enumerate(speeds, 1)]
+
+
+def rows_of_text(markdown: str) -> list[list[str]]:
+    """The cells of a table, without its two lines of heading."""
+    lines = [line[2:-2].split(" | ") for line in markdown.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line] for line in lines[2:]]
+
+
+class Children:
+    """In place of the children of bench.run: each leaves a made-up record in no time.
+
+    `does` tells by a run's name what its child does instead: a dict for record_events, or a
+    function of the command and the environment that does as processes.run_child. A signal ends
+    child number `stop_at`. `refuses` is why no script takes its options.
+    """
+
+    def __init__(self, monkeypatch, build: Path, machine: dict = CPU):
+        self.ran, self.calls, self.asked = [], [], []
+        self.does, self.stop_at, self.refuses = {}, None, None
+        self.answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12)
+        monkeypatch.setattr(processes, "run_child", self.run_child)
+        monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
+        monkeypatch.setattr(lengths, "configurations", self.configurations)
+        monkeypatch.setattr("bench.run.BUILD", build)
+
+    def run_child(self, command, timeout=None, cores=None, **environment):
+        command = [str(part) for part in command]
+        name, seed, folder = (command[command.index(option) + 1]
+                              for option in ("--name", "--seed", "--results-dir"))
+        self.calls.append(SimpleNamespace(command=command, environment=environment, cores=cores,
+                                          timeout=timeout))
+        if len(self.calls) == self.stop_at:
+            raise processes.Interrupted(signal.SIGTERM)
+        self.ran.append((name, int(seed)))
+        does = self.does.get(name, {})
+        if callable(does):
+            return does(command, environment)
+        write_record(Path(folder), name, seed=int(seed), **does)
+        return 0, "", ""
+
+    def ask_machine(self, question):
+        self.asked.append(question)
+        return self.answers[question]
+
+    def configurations(self, runs, plan, setup):
+        if self.refuses:
+            raise UserError(self.refuses, 2)
+        return {each.name: dict(batch_size=4, context_length=256, learning_rate=1e-3,
+                                compile=False) for each in runs}
+
+
+def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
+    """What the tools need of this checkout, elsewhere, without measurements. With a `machine`, it
+    answers what is asked of the machine at once."""
+    for part in ("bench", "patches"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    names = ["measure.py", "plot_results.py", "requirements-extras.txt", "README.md",
+             "data/prepare.py", "results/reference/published-a100.json"]
+    for path in (*ROOT.glob("0?_*.py"), *(ROOT / name for name in names)):
+        to = folder / path.relative_to(ROOT)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, to)
+    if machine:
+        look = dict(machine=machine, memory_gb=8.0, matmul_peak=PEAK, bandwidth=3e10, attention=[],
+                    compile_error=None, missing=[])
+        answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12, look=look,
+                       large_loss="not tried")
+        (folder / "bench" / "machine.py").rename(folder / "bench" / "real_machine.py")
+        (folder / "bench" / "machine.py").write_text(
+            "import json, sys\n\nfrom bench.real_machine import *\n\n"
+            f"if __name__ == '__main__':\n    print(json.dumps({answers!r}[sys.argv[1]]))\n")
+    return folder
+
+
+def speeds_of(plan: Plan) -> list[dict]:
+    """For write_journal: four rounds of every run that can run, each faster than the one before
+    unless the plan has new seeds; the baseline also with other seeds, where the plan wants them."""
+    runs = []
+    for number in range(1, (plan.rounds or 4) + 1):
+        for place, run in enumerate(run for run in plan.runs if not run.error):
+            faster = 0 if plan.new_seeds else 10 * place
+            made = dict(name=run.name, round=number, speed=100.0 + faster + number, loss=8.0,
+                        tokens=(plan.loss_tokens or 4096) * run.processes,
+                        reserved_gb=2.0 + place / 10, config=dict(world_size=run.processes))
+            runs.append(made)
+            if plan.seed_noise and run is plan.runs[0]:
+                runs.append(made | dict(seed=plan.first_seed + number, loss=8 + number / 100))
+    return runs
+
+
+def carry_out(study: Study, setup: Setup, runs_of=speeds_of) -> Iterator[tuple[Plan, list]]:
+    """Drives a study as bench.run does, with made-up runs: (each plan, the rows that it is then
+    given)."""
+    plans, rows, kinds = study.plans(setup), None, []
+    while True:
+        try:
+            plan = plans.send(rows)
+        except StopIteration:
+            return
+        kinds += [plan.kind] * (plan.kind not in kinds)
+        path = write_journal(
+            setup.results, study.name, plan, runs_of(plan), setup.machine, options=setup.options,
+            id=str(kinds.index(plan.kind)))
+        rows = rows_of([each for each in read_journal(path) if each.kind == plan.kind][-1])
+        yield plan, rows
+
+
+def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measured:
+    """A plan in whose first round each run came to its end with such events, or failed with such an
+    error."""
+    measured = measured_of("a", plan, machine)
+    for name, lines in events.items():
+        run = dict(name=name, round=1, seed=plan.seed_of(1), source_sha256="s")
+        error = lines if isinstance(lines, str) else None
+        measured.add(make_result(run, [] if error else lines, dict(seconds=1.0, error=error)))
+    return measured
+
+
+def cells_of(markdown: str) -> dict[str, dict[str, str]]:
+    """The cells of a table by the first one of their row, then by their heading."""
+    headings, _, *lines = [[cell.strip() for cell in line[2:-2].split(" | ")]
+                           for line in markdown.splitlines() if line.startswith("|")]
+    return {line[0]: dict(zip(headings, line, strict=True)) for line in lines}
+
+
+def shown(figure, beside: tuple[str, ...] = ()) -> list[str]:
+    """Every text of a picture, after a look that none is cut off, that no two overlap, and that
+    each stays in its panel but for those named in `beside`."""
+    from matplotlib.text import Text
+
+    figure.canvas.draw()
+    hidden = set()  # ticks beyond the limits are kept, but not drawn
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        ticks = zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=True)
+        hidden |= {label for place, label in ticks if not low <= place <= high}
+    texts = [text for text in figure.findobj(Text)
+             if text.get_visible() and text.get_text() and text not in hidden]
+    boxes = [text.get_window_extent() for text in texts]
+    for i, box in enumerate(boxes):
+        inside = figure.bbox.padded(1)
+        assert inside.contains(*box.min) and inside.contains(*box.max), texts[i]
+        for other, text in zip(boxes[:i], texts[:i], strict=True):
+            assert not box.padded(-1).overlaps(other.padded(-1)), (texts[i], text)
+    for axes in figure.axes:
+        for text in (text for text in axes.texts if text.get_text() not in beside):
+            assert text.get_window_extent().x1 <= axes.bbox.x1 + 4, text
+    return [text.get_text() for text in texts]

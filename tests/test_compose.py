@@ -123,8 +123,10 @@ def test_lines_that_both_sides_add_are_joined():
         b"= 1\n", b"= 1\n    z: int = 3\n")
     joined = base.replace(b"import b", b"import c\nimport d").replace(
         b"= 1\n", b"= 1\n    y: int = 2\n    z: int = 3\n")
-    assert stack.merge_joining(base, ours, theirs, "it") == joined
+    assert stack.merge(base, theirs, ours, "it", join=True) == joined
     for line, place in ((b"    x: int = 1", "class Config"), (b"    return 1", "def f")):
         with pytest.raises(stack.Conflict, match=f"it conflicts with the others at .*{place}"):
-            stack.merge_joining(base, base.replace(line, line + b"2"),
-                                base.replace(line, line + b"3"), "it")
+            stack.merge(base, base.replace(line, line + b"2"), base.replace(line, line + b"3"),
+                        "it", join=True)
+    with pytest.raises(stack.Conflict, match="it conflicts with the edit at line 2, the imports"):
+        stack.merge(base, theirs, ours, "it")

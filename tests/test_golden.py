@@ -21,7 +21,7 @@ import pytest
 import torch
 from conftest import ONE_RANK, TINY, call_main, load, read_record, settings_restored
 
-from bench import plans
+from bench.scripts import lacking as lacking_here
 from patches import stack
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -96,7 +96,7 @@ def largest_difference(losses: list, others: list) -> float:
 
 def lacking(needs: str) -> str | None:
     if needs != "a compiler":
-        return plans.lacking(needs, dict(gpus=0))
+        return lacking_here(needs, dict(gpus=0))
     try:
         torch.compile(lambda x: 2 * x + 1)(torch.ones(8))
     except Exception as error:

@@ -8,9 +8,11 @@ pytest.importorskip("accelerate", reason=f"needs accelerate: {INSTALL}")
 
 import torch  # noqa: E402
 from conftest import ROOT, call_main, load, read_record, write_tokens  # noqa: E402
+from made_up import MACHINE, setup_of  # noqa: E402
 
-from bench import plans  # noqa: E402
-from bench.statistics import measured_record  # noqa: E402
+from bench.records import measured  # noqa: E402
+from bench.records import read_record as read_whole  # noqa: E402
+from bench.study import all_studies  # noqa: E402
 
 TINY = "--model cpu-demo --context-length 16 --per_device_train_batch_size 2 --eval-windows 2"
 
@@ -47,7 +49,7 @@ def test_it_leaves_the_same_record(run, tmp_path):
     products = layers * 12 * width**2 + width * config["vocab_size"]
     assert config["flops_per_token"] == 6 * products + 12 * layers * 16 * width
     (path,) = (tmp_path / "results").iterdir()
-    assert measured_record(path).tok_per_sec > 0
+    assert measured(read_whole(path)).tok_per_sec > 0
 
 
 def test_its_own_options(run, tmp_path):
@@ -125,14 +127,13 @@ def test_bad_input_is_one_line(run, tmp_path, options, code, says):
     assert not (tmp_path / "results").exists()
 
 
-def test_plan():
-    plan = plans.trainer(dict(device="cpu", gpus=0))
-    base, *runs = plan.runs
+def test_plan(tmp_path):
+    study = all_studies()["trainer"]
+    (base, *runs), gpu = (next(study.plans(setup_of(tmp_path, *machine))).runs
+                          for machine in ((), (MACHINE,)))
     assert base.name == "01_opt_single_gpu" and {run.compared_to for run in runs} == {base.name}
     assert [run.label for run in runs] == [
         "Trainer", "Trainer --bf16", "Trainer --bf16 --torch_compile",
         "Trainer --dtype bfloat16 --torch_compile",
         "Trainer --dtype bfloat16 --torch_compile --huge_pages"]
-    assert len({run.name for run in runs}) == len(runs)
-    gpu = plans.trainer(dict(device="cuda", gpus=1, capability="8.0")).runs
     assert gpu[2].options[:4] == ("--per_device_train_batch_size", "32", "--bf16", "--tf32")

@@ -1,154 +1,235 @@
-"""measure.py: the command, with real runs on tiny data."""
+"""measure.py: the command line, and a study of real runs on tiny data."""
 
-import json
-import shutil
 import signal
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, environment, run_python, write_tokens
-from made_up import CPU
+from made_up import CPU, Children, copy_of_checkout, rows_of_text
 
 import measure
-from bench import plans, processes
+from bench import processes, readme
+from bench.journal import journal_of, read_journal
+from bench.study import all_studies
 
-# Batches of 4 windows, and of 8 from the rung "batch size" on.
+STUDIES = all_studies()
 TINY = "--model cpu-demo --context-length 16 --eval-windows 2".split()
 
 
 @pytest.fixture
-def tree(tmp_path) -> SimpleNamespace:
-    """A copy of the repository, and commands there."""
-    folder = tmp_path / "tree"
-    (folder / "results" / "reference").mkdir(parents=True)
-    for script in (*ROOT.glob("0?_*.py"), ROOT / "measure.py"):
-        shutil.copy(script, folder)
-    for part in ("patches", "bench"):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    baseline = dict(baseline=dict(tok_per_sec=12_525, reserved_gb=26.2617))
-    (folder / "results/reference/published-a100.json").write_text(json.dumps(baseline))
-    data = write_tokens(tmp_path / "data", train=16 * 6 + 1)  # 6 windows: a batch of 4, none of 8
-    # One thread: more only get in each other's way at this size.
-    env = environment(OMP_NUM_THREADS="1")
+def main(tmp_path, monkeypatch, capsys):
+    """measure.main() in this process, with made-up runs: (exit code, stdout, stderr)."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "meta.json").write_text('{"tokens": {"train": 4096}}')
+    monkeypatch.setattr(processes, "on_signals", lambda handler: None)
 
-    def command(name, *options) -> list[str]:
-        options = [name, "--max-tokens", 128, "--data", data, *options]
-        return [sys.executable, "measure.py", *map(str, options)]
+    def run(*argv):
+        options = [str(part) for part in argv]
+        if options and options[0] in STUDIES:
+            options[1:1] = ["--data", str(tmp_path / "data"),
+                            "--results-dir", str(run.results)]
+        monkeypatch.setattr(sys, "argv", ["measure.py", *options])
+        try:
+            code = measure.main()
+        except SystemExit as stop:
+            code = stop.code
+        return code, *capsys.readouterr()
 
-    def run(name, *options, code=0):
-        result = run_python(*command(name, *options)[1:], cwd=folder, env=env)
-        assert result.returncode == code, result.stderr
-        assert "Traceback" not in result.stderr
-        return result
-
-    def state(name) -> dict:
-        return json.loads((folder / "results" / name / f"{name}.json").read_text())
-
-    return SimpleNamespace(folder=folder, command=command, run=run, state=state, env=env)
+    run.children = Children(monkeypatch, tmp_path / "build")
+    run.results = tmp_path / "results"
+    run.journal = journal_of(run.results, "ladder")
+    return run
 
 
-def test_ladder(tree):
-    """Interrupted, taken up, with a run that fails."""
-    options = ("--rungs", "0,1,10", "--rounds", "1")
-    child = subprocess.Popen(tree.command("ladder", *options, "--", *TINY), cwd=tree.folder,
-                             env=tree.env, text=True, stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE)
-    while "round 1: 00_orig: " not in child.stdout.readline():
-        assert child.poll() is None, child.stderr.read()
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=120)
-    assert child.returncode == 130
-    assert "interrupted: python measure.py ladder --resume --max-tokens 128 " in err
-    (first,) = tree.state("ladder")["results"]
-    assert (first["name"], first["round"], first["seed"]) == ("00_orig", 1, 123)
-
-    result = tree.run("ladder", *options, "--resume", "--", *TINY, code=1)  # the failed run
-    state = tree.state("ladder")
-    assert state["results"][0] == first
-    assert [(run["name"], run["seed"]) for run in state["results"][1:]] == [
-        ("00_orig", 124), ("01-causal-mask", 123), ("10-batch-size", 123),
-    ]
-    base, mask, batch = state["rows"]
-    assert mask["tok_per_sec"] > 0
-    assert mask["loss_difference"] == pytest.approx(0, abs=1e-4)
-    assert (mask["within_seed_noise"], mask["verdict"]) == (True, "no verdict")
-    assert "the text is too short" in batch["error"]
-    assert set(state["matmul_peak"]) == {"float32", "bfloat16"}
-    table = (tree.folder / "results" / "ladder" / "ladder.md").read_text(encoding="utf-8")
-    assert table in result.stdout
-    assert "failed: the text is too short" in table
+# ---- The command line
 
 
-def test_leave_one_out(tree):
-    result = tree.run("leave-one-out", "--rungs", "1,12", "--rounds", "1", "--",
-                      *TINY, "--batch-size", "2", "--no-compile")
-    state = tree.state("leave-one-out")
-    assert len(state["results"]) == 3
-    whole, first, last = state["rows"]
-    assert first["error"].startswith("conflict: ") and first["tok_per_sec"] is None
-    assert last["factor_technique"] > 0 and last["uncompiled"] is True
-    table = tree.folder / "results" / "leave-one-out" / "leave-one-out.md"
-    assert table.read_text(encoding="utf-8") in result.stdout
-
-
-def test_time_to_loss(tree):
-    result = tree.run("time-to-loss", "--rounds", "1", "--", *TINY, "--batch-size", "2")
-    target, state = tree.state("target"), tree.state("time-to-loss")
-    assert [(run["name"], run["seed"]) for run in target["results"]] == [
-        ("00_orig-batch-2-rate-0.0005", 1), ("00_orig-batch-2-rate-0.0005", 2)]
-    assert state["plan"]["targets"] == {"published": target["rows"][0]["lowest_val_loss"]}
-    assert state["plan"]["tokens"] == 3 * 128
-    assert [(run["name"], run["seed"], run["error"]) for run in state["results"]] == [
-        ("00_orig", 123, None), ("01_opt_single_gpu", 123, None)]
-    assert all(row["time_to"]["published"]["seconds"] for row in state["rows"])  # it learns
-    table = tree.folder / "results" / "time-to-loss" / "time-to-loss.md"
-    assert table.read_text(encoding="utf-8") in result.stdout
-
-
-# What can't work is refused before anything runs
+@pytest.mark.parametrize("command", [*STUDIES, "report", "readme"])
+def test_help(main, command):
+    code, out, _ = main(command, "--help")
+    assert code == 0 and f"usage: measure.py {command} " in " ".join(out.split())
+    text = " ".join(main("--help")[1].split())
+    assert f" {command} " in text
+    if command in STUDIES:
+        assert STUDIES[command].help in " ".join(out.split()) and STUDIES[command].help in text
+        assert all(option in out for option in ("--resume", "--dry-run", "--rounds", "--data"))
+        assert ("--max-tokens" in out) is bool(STUDIES[command].max_tokens_help)
+        assert ("--seconds" in out) is bool(STUDIES[command].seconds)
+        assert not any(text in out for text in ("{}", "{cuda", "{cpu"))  # defaults are filled in
 
 
 @pytest.mark.parametrize(("argv", "says"), [
-    ([], "COMMAND"), (["climb"], "climb"), (["stages", "--rungs", "1"], "--rungs"),
-    (["ladder", "--rounds", "0"], "0 is out of range"), (["ladder", "--rounds", "x"], "whole"),
-    (["ladder", "--seconds", "-1"], "-1"), (["ladder", "--seconds", "inf"], "out of range"),
-    (["ladder", "--max"], "--max"),
+    ([], "COMMAND"), (["climb"], "'climb'"), (["stages", "--rungs", "1"], "--rungs 1"),
+    (["ladder", "--rounds", "0"], "--rounds: 0 is out of range"),
+    (["ladder", "--rounds", "x"], "invalid whole number value: 'x'"),
+    (["ladder", "--max-tokens", "-1"], "-1 is out of range"),
+    (["ladder", "--seconds", "-1"], "-1 is out of range"),
+    (["ladder", "--seconds", "x"], "invalid number value: 'x'"),
+    (["ladder", "--seconds", "inf"], "inf is out of range"),
+    (["ladder", "--round", "1"], "unrecognized arguments: --round 1"),
+    (["sweep"], "KIND"), (["sweep", "width"], "'width'"),
+    (["sweep", "batch", "--stage", "02"], "'02'"),
+    (["report", "--minutes", "nan"], "nan is out of range"), (["readme", "--data", "x"], "--data"),
 ])
-def test_bad_settings(argv, says, capsys):
-    with pytest.raises(SystemExit) as error:
-        measure.parse_arguments(argv)
-    assert error.value.code == 2
-    assert says in capsys.readouterr().err
+def test_what_the_parser_refuses(main, argv, says):
+    code, out, err = main(*argv)
+    assert (code, out) == (2, "") and not main.children.asked
+    *_, last = err.splitlines()
+    assert says in last and ": error: " in last
 
 
-def test_settings():
-    args, options = measure.parse_arguments(["ladder", "--rungs", "0,5-8", "--", "--model", "gpt2"])
-    assert (args.rungs, options) == ("0,5-8", ["--model", "gpt2"])
-    assert (args.rounds, args.max_tokens, args.seconds, args.resume) == (4, None, None, False)
+@pytest.mark.parametrize(("argv", "says"), [
+    (["ladder", "--rungs", "99"], "--rungs 99: '99' isn't within 0-13"),
+    (["leave-one-out", "--rungs", ""], "--rungs : '' is neither a number nor a range like 5-8"),
+    (["variants", "--names", "nothing"], "no variant 'nothing' of 01"),
+    (["scaling", "0,1"], "'0,1': 0 is less than 1"), (["scaling", "a"], "'a' isn't a list"),
+    (["sweep", "batch", "--", "--batch-size", "2"], "--batch-size is set by the sweep itself"),
+    (["report", "--pieces", "ladders"], "--pieces: 'ladders' is none of stages, "),
+    (["report", "--pieces", "search"], "--pieces: no report measures search"),
+    (["ladder", "--resume"], "nothing to resume in "),
+    (["ladder", "--resume", "--dry-run"], "nothing to resume in "),
+])
+def test_what_a_study_refuses(main, argv, says):
+    code, out, err = main(*argv)
+    (line,) = err.splitlines()
+    assert (code, out) == (2, "") and line.startswith("error: ") and says in line
+    assert not main.children.ran and not main.journal.exists()
 
 
-def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys):
-    published = tmp_path / "published.json"
-    published.write_text('{"baseline": {"tok_per_sec": 12525}}')
-    monkeypatch.setattr(plans, "PUBLISHED", published)
-    monkeypatch.setattr(plans, "BUILD", tmp_path / "build")
-    monkeypatch.setattr(processes, "ask_machine", lambda question: CPU)
+@pytest.mark.parametrize(("argv", "says"), [
+    (["--rungs", "0,8", "--", *TINY, "--no-compile"], "00_orig: unrecognized arguments: --no-com"),
+    (["--rungs", "1", "--", "--dropout", "x"], "01-causal-mask: argument --dropout"),
+    (["--", "--seed", "1"], "--seed is set by measure.py itself, for every run alike"),
+    (["--dry-run", "--", "-h"], "-h is set by measure.py itself"),
+])
+def test_what_the_scripts_refuse(main, monkeypatch, argv, says):
+    monkeypatch.undo()
+    # With the real children, but for the machine.
     monkeypatch.setattr(processes, "on_signals", lambda handler: None)
-    monkeypatch.setattr(measure.sys.stdout, "reconfigure", lambda **how: None, raising=False)
-    results = ["--results-dir", str(tmp_path)]
-    for argv, says in (
-        (["ladder", "--rungs", "0,8", "--", *TINY, "--no-compile"], "00_orig: unrecognized"),
-        (["ladder", "--rungs", "0,1", "--", "--dropout", "x"], "00_orig: argument --dropout"),
-        (["ladder", "--rungs", "1", "--", "stray"], "01-causal-mask: unrecognized arguments: str"),
-        (["ladder", "--", "--seed", "1"], "--seed is set by measure.py"),
-        (["stages", "--", "-h"], "-h is set by measure.py"),
-        (["ladder", "--rungs", "99"], "--rungs 99"),
-        (["leave-one-out", "--rungs", ""], "--rungs"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["measure.py", argv[0], *results, *argv[1:]])
-        assert measure.main() == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("error: ") and says in line
-    assert [path.name for path in tmp_path.iterdir()] == ["published.json", "build"]
+    monkeypatch.setattr(processes, "ask_machine", main.children.ask_machine)
+    code, out, err = main("ladder", *argv)
+    (line,) = err.splitlines()
+    assert (code, out) == (2, "") and line.startswith("error: ") and says in line
+    assert not main.journal.exists()
+
+
+def test_options_behind_the_dashes_go_to_every_script(main):
+    code, out, err = main("ladder", "--rungs", "0,2", "--rounds", "1", "--max-tokens", "2048", "--",
+                          "--model", "gpt2", "--", "--seconds", "3")
+    assert (code, err) == (0, "")
+    assert len(main.children.calls) == 3
+    for call in main.children.calls:
+        assert call.command[-5:] == ["--model", "gpt2", "--", "--seconds", "3"]
+        assert call.command[call.command.index("--max-tokens") + 1] == "2048"
+    assert [row[0] for row in rows_of_text(out)] == ["0 baseline", "2 tensor cores"]
+    assert "options `--model gpt2 -- --seconds 3`" in out
+    assert out.endswith("ladder.jsonl\n")
+    (measured,) = read_journal(main.journal)
+    assert measured.options == ["--model", "gpt2", "--", "--seconds", "3"]
+
+
+def test_exit_code_tells_of_a_failure(main):
+    main.children.does["00_orig"] = dict(status="failed", error="it broke")
+    code, out, _ = main("ladder", "--rungs", "0,2", "--rounds", "1")
+    assert code == 1 and "failed: it broke" in out
+    main.children.does.clear()
+    assert main("ladder", "--rungs", "0,2", "--rounds", "1", "--resume")[0] == 0
+
+
+def test_dry_run(main):
+    code, out, _ = main("ladder", "--dry-run", "--rungs", "0", "--rounds", "1")
+    assert code == 0 and "2 runs, about " in out.splitlines()[-1]
+    assert not main.children.ran and not main.results.exists()
+
+
+def test_only_one_measurement_in_a_folder(main):
+    code = ("from pathlib import Path; from bench.journal import locked\n"
+            f"with locked(Path({str(main.results)!r})): print('locked', flush=True); input()")
+    with subprocess.Popen([sys.executable, "-c", code], text=True, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, env=environment(PYTHONPATH=str(ROOT))) as other:
+        assert other.stdout.readline() == "locked\n"
+        for command in (["ladder"], ["report", "--results-dir", main.results]):
+            code, _, err = main(*command)
+            assert code == 1 and err.startswith("error: another measurement is running in ")
+        assert main("ladder", "--dry-run")[0] == 0
+        other.kill()  # the lock ends with it
+    assert not main.children.ran and not main.journal.exists()
+    assert main("ladder", "--rungs", "0", "--rounds", "1")[0] == 0
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ('{"time": "2026"}', "holds results of an older form (ladder); "), ("{", ""), ("[]", "")])
+def test_results_of_an_older_form_are_told(main, text, says):
+    """What is damaged among them stops nothing."""
+    (main.results / "ladder").mkdir(parents=True)
+    (main.results / "ladder" / "ladder.json").write_text(text)
+    code, out, _ = main("ladder", "--dry-run", "--rungs", "0")
+    assert code == 0 and says in out and "runs, about" in out
+
+
+def test_an_interrupt_tells_how_to_go_on(main):
+    main.children.stop_at = 2
+    argv = "--rungs", "0", "--rounds", "1", "--", "--dropout", "0.2"
+    code, _, err = main("ladder", *argv)
+    assert code == 128 + signal.SIGTERM
+    again = "--rungs 0 --rounds 1 -- --dropout 0.2 goes on from here\n"
+    assert err.startswith("interrupted: python measure.py ladder --resume ") and err.endswith(again)
+    main.children.stop_at = 3
+    assert main("ladder", "--resume", *argv)[2].count("--resume") == 1
+    main.children.stop_at = None
+    assert main("ladder", "--resume", *argv)[0] == 0 and len(main.children.ran) == 2
+
+
+def test_readme(main, tmp_path, monkeypatch):
+    monkeypatch.setattr(readme, "README", tmp_path / "README.md")
+    monkeypatch.setattr(readme, "reference_machine", lambda: tmp_path)
+    readme.README.write_text("<!-- points: written by measure.py readme -->\n<!-- end -->\n")
+    assert main("readme") == (0, "README.md: written\n", "")
+    assert main("readme") == (0, "README.md: nothing to change\n", "")
+    readme.README.write_text("<!-- other: written by measure.py readme -->\n<!-- end -->\n")
+    code, out, err = main("readme")
+    assert (code, out) == (1, "") and err.startswith("error: README.md: no such table")
+
+
+# ---- Real runs
+
+
+def test_ladder(tmp_path):
+    """Interrupted by Ctrl-C, taken up, with a run that fails."""
+    tree = copy_of_checkout(tmp_path / "tree", CPU)
+    journal = tree / "results" / "ladder.jsonl"
+    data = write_tokens(tmp_path / "data", train=16 * 6 + 1)  # 6 windows: a batch of 4, none of 8
+    # The batch grows in rung 10.
+    command = ["--rungs", "0,3,10", "--rounds", "1", "--max-tokens", "128", "--data", str(data),
+               "--", *TINY]
+    with subprocess.Popen(
+            [sys.executable, "measure.py", "ladder", *command], cwd=tree, env=environment(),
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        while "round 1: 00_orig: " not in child.stdout.readline():
+            assert child.poll() is None, child.stderr.read()
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=120)
+    assert child.returncode == 130
+    assert err == (f"interrupted: python measure.py ladder --resume {' '.join(command)} goes on"
+                   " from here\n")
+    (before,) = read_journal(journal)
+    assert [result.key for result in before.results] == [("00_orig", 1, 123)]
+
+    result = run_python("measure.py", "ladder", "--resume", *command, cwd=tree)
+    assert result.returncode == 1 and result.stderr == ""  # of the failed run
+    (after,) = read_journal(journal)
+    assert after.results[0] == before.results[0]
+    assert [result.key for result in after.results] == [
+        ("00_orig", 1, 123), ("00_orig", 1, 124), ("03-fused-adamw", 1, 123),
+        ("10-batch-size", 1, 123)]
+    base, _, adam, batch = after.results
+    assert adam.record.tok_per_sec > 0 and adam.record.curve[-1].tokens == 128
+    assert adam.record.val_loss == pytest.approx(base.record.val_loss, abs=1e-4)
+    assert "the text is too short" in batch.error
+    rows = rows_of_text(result.stdout)
+    assert [row[0] for row in rows] == ["0 baseline", "3 fused adamw", "10 batch size"]
+    assert "no verdict" in rows[1]
+    assert any(cell.startswith("failed: the text is too short") for cell in rows[2])
+    assert result.stdout.endswith("results/ladder.jsonl\n")
+    assert {path.name for path in (tree / "build").iterdir()} <= {"scripts", "compiler-cache"}

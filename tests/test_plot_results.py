@@ -8,11 +8,11 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from conftest import ROOT, run_python  # noqa: E402
+from made_up import plan_of, write_journal, write_record  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
-from synthetic import ladder_row, ladder_state, write_record, write_state  # noqa: E402
 
 import plot_results  # noqa: E402
-from bench import stages  # noqa: E402
+from bench import scripts  # noqa: E402
 
 
 @pytest.fixture
@@ -27,16 +27,24 @@ def plot(capsys):
     plt.close("all")
 
 
+def write_ladder(folder: Path) -> Path:
+    plan = plan_of("00_orig", "01-causal-mask")
+    plan.runs = [run.but(label=f"{k} {run.name}", tags={"rung": k})
+                 for k, run in enumerate(plan.runs)]
+    return write_journal(folder, "ladder", plan, [dict(name=run.name) for run in plan.runs])
+
+
 def test_command(tmp_path):
     """From another folder, as a user starts it."""
     results, out = tmp_path / "results", tmp_path / "deep" / "out"
-    write_record(results, "00_orig", "2026-01-01T00:00:00Z", 1000)
-    write_record(results, "00_orig", "2026-01-02T00:00:00Z", 1, status="interrupted")
-    write_state(results, ladder_state())
+    write_record(results, "00_orig", speed=1000)
+    write_record(results, "00_orig", "20260102T000000Z", status="interrupted")
+    write_ladder(results)
+    stages = plan_of("00_orig", "01_opt_single_gpu")
+    write_journal(results, "stages", stages, [dict(name="01_opt_single_gpu", speed=3000)])
     run = run_python("-X", "utf8", ROOT / "plot_results.py", "--results", results, "--out", out,
                      cwd=tmp_path, encoding="utf-8")
-    assert run.returncode == 0, run.stderr
-    assert run.stderr == ""
+    assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("1 run that did not complete is left out\n")
     names = ["summary.md", "speed.png", "losses.png", "ladder.png"]
     assert [Path(line).name for line in run.stdout.splitlines()[-4:]] == names
@@ -46,43 +54,49 @@ def test_command(tmp_path):
         assert (out / name).stat().st_size > 10_000
     summary = (out / "summary.md").read_text(encoding="utf-8")
     assert summary in run.stdout
-    assert "| Test CPU | cpu-demo / 256 | 00 original | 1,000 |" in summary
+    assert "| Some CPU | cpu-demo / 256 | 00 original | 1,000 | 1.00 |" in summary
+    assert "| Some CPU | cpu-demo / 256 | 01 optimized | 3,000 | 3.00 |" in summary
     assert "\n\nPublished figures: A100, PyTorch 2.6" in summary
 
 
 def test_nothing_measured(tmp_path, plot):
     """The published figures as a table; no picture of a machine that isn't this one."""
     code, out, err = plot(tmp_path)
-    assert (code, err) == (0, [])
-    assert not list(tmp_path.iterdir())
+    assert (code, err) == (0, []) and not list(tmp_path.iterdir())
     assert any("| A100 (published) | GPT-2 124M / 1,024 | 02 DDP × 4 | 419,259 | 33.47 |" in line
                for line in out)
-    assert out[-1].startswith("Nothing to draw: there is no complete run in ")
+    assert any(line.startswith("Nothing to draw: there is no complete run in ") for line in out)
     assert "results/reference/amd-epyc-2-cores" in out[-1]
 
 
-def test_only_what_was_measured_is_drawn(tmp_path, plot):
-    write_record(tmp_path, "00_orig", "2026-01-01T00:00:00Z", 1000)
-    code, out, err = plot(tmp_path, "--format", "svg")
-    names = "losses.svg", "speed.svg", "summary.md"
+@pytest.mark.parametrize(("form", "begin"), [("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_only_what_was_measured_is_drawn(tmp_path, plot, form, begin):
+    write_record(tmp_path, "00_orig")
+    code, out, err = plot(tmp_path, "--format", form)
     assert (code, err) == (0, [])
-    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".jsonl"} == {*names}
-    assert any(line.startswith("Not measured here, so not drawn: ladder, ") for line in out)
+    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".jsonl"} == {
+        f"losses.{form}", f"speed.{form}", "summary.md"}
+    assert (tmp_path / f"speed.{form}").read_bytes().startswith(begin)
     assert any("results/reference/amd-epyc-2-cores" in line for line in out)
-    assert "<svg" in (tmp_path / "speed.svg").read_text(encoding="utf-8")
 
 
-def test_damaged_ladders_are_named(tmp_path, plot):
-    for rows in ([{"name": "00_orig"}], [1], [ladder_row(0, speeds=None)]):
-        write_state(tmp_path, ladder_state(rows=rows))
-        code, out, err = plot(tmp_path)
-        assert code == 0 and len(err) == 1 and err[0].startswith("skipped: ")
-        assert not (tmp_path / "ladder.png").exists()
+def test_what_is_damaged_is_named(tmp_path, plot):
+    """And all else is drawn."""
+    write_record(tmp_path, "00_orig")
+    path = write_ladder(tmp_path)
+    path.write_text(path.read_text() + "[]\n")
+    write_journal(tmp_path, "sweep", plan_of("a", kind="width"), [dict(name="a")])
+    code, _, err = plot(tmp_path)
+    assert code == 0 and len(err) == 2
+    assert err[0].startswith("skipped: ") and "ladder.jsonl, line " in err[0]
+    assert err[1].startswith("no picture of sweep, it is damaged: ")
+    assert {path.name for path in tmp_path.glob("*.png")} == {"ladder.png", "losses.png",
+                                                              "speed.png"}
 
 
 def test_folders_that_do_not_serve(tmp_path, plot):
     (tmp_path / "file").write_text("")
-    write_record(tmp_path, "00_orig", "2026-01-01T00:00:00Z", 1000)
+    write_record(tmp_path, "00_orig")
     for options in ((tmp_path, "--out", tmp_path / "file" / "out"), (tmp_path / "nowhere",)):
         code, _, err = plot(*options)
         assert code == 1 and len(err) == 1 and err[0].startswith("error: ")
@@ -90,12 +104,12 @@ def test_folders_that_do_not_serve(tmp_path, plot):
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"gpu": "A100"}'])
 def test_published_figures_missing_or_damaged(tmp_path, monkeypatch, plot, content):
-    monkeypatch.setattr(stages, "PUBLISHED", tmp_path / "published.json")
+    monkeypatch.setattr(scripts, "PUBLISHED", tmp_path / "published.json")
     if content is not None:
-        stages.PUBLISHED.write_text(content)
+        scripts.PUBLISHED.write_text(content)
     code, _, err = plot(tmp_path)
     assert code == 1 and len(err) == 1
-    assert err[0].startswith("error: the published figures can't be read: ")
+    assert err[0].startswith("error: ") and "published.json can't be read: " in err[0]
 
 
 def test_a_terminal_without_the_signs(tmp_path, monkeypatch, plot):

@@ -1,67 +1,158 @@
 """bench/records.py: what a run leaves, read back."""
 
 import pytest
-from made_up import write_record
+from made_up import record_events, write_record
 
-from bench.records import RecordError, read_record
+from bench.records import RecordError, make_record, measured, read_record
+
+GPU = "NVIDIA A100-SXM4-80GB"
 
 
-def read(folder, *args, **kwargs):
-    return read_record(folder / write_record(folder, "00_orig", *args, **kwargs)["record"])
+def record_of(events=None, **settings):
+    return make_record("a.jsonl", events or record_events("00_orig", **settings))
+
+
+def logs_of(events: list[dict]) -> list[dict]:
+    return [event for event in events if event["event"] == "log"]
+
+
+def as_schema_1(events: list[dict]) -> list[dict]:
+    """The same run as an older script told it."""
+    logs, total = logs_of(events), 0
+    first = logs[0]["seconds"][0]
+    for log in logs:
+        total += sum(log.pop("seconds"))
+        log["train_seconds"] = total
+    return [events[0] | dict(schema=1), *logs, events[-1] | dict(
+        first_step_seconds=first, val_loss=logs[-1]["val_loss"], p25_step_tok_per_sec=100.0,
+        p75_step_tok_per_sec=100.0)]
 
 
 def test_record(tmp_path):
-    record = read(tmp_path, config=dict(compile=False))
+    record = read_record(write_record(tmp_path, "00_orig", config=dict(compile=False)))
     assert (record.stage, record.status, record.error) == ("00_orig", "complete", None)
     assert (record.tok_per_sec, record.speed_is_average) == (100.0, False)
     assert (record.device_name, record.uncompiled, record.mfu) == ("Some CPU", True, None)
-    assert [record.val_loss_at(tokens) for tokens in (1024, 4096, 4097)] == [10.0, 8.0, None]
-    short = read(tmp_path, speed=None)
-    assert (short.tok_per_sec, short.speed_is_average) == (5.0, True)
-    assert short.uncompiled is False
+    assert record.steps_per_epoch == 390 // 4  # of 100,000 // 256 windows, in batches of 4
+    short = record_of(median_step_tok_per_sec=None, start=dict(data=None))
+    assert (short.tok_per_sec, short.speed_is_average) == (90.0, True)
+    assert (short.uncompiled, short.steps_per_epoch) == (False, None)
 
 
-def test_gpu(tmp_path):
-    gpu = "NVIDIA A100-SXM4-80GB"
-    record = read(tmp_path, speed=31_200.0, gpu=gpu)
-    assert record.device_name == gpu
-    assert record.mfu == pytest.approx(0.1)
-    assert read(tmp_path, speed=31_200.0, gpu="Some GPU").mfu is None
+@pytest.mark.parametrize("form", [list, as_schema_1])
+def test_losses_and_times(form):
+    """A step of 1,024 tokens takes 10.24 s, the first one 10; log lines after 1, 4 and 8 steps."""
+    record = record_of(form(record_events("a")))
+    assert [point.tokens for point in record.curve] == [1024, 4096, 8192]
+    assert [point.seconds for point in record.curve] == pytest.approx([10, 40.72, 81.68])
+    assert [point[2:] for point in record.curve] == [(10.5, 10.0), (8.5, 8.0), (7.5, 7.0)]
+    assert record.first_step_seconds == 10.0
+    assert record.first_step_excess == pytest.approx(-0.24)
+    assert record.quartiles == pytest.approx((100, 100))
+    losses = {1000: 10.0, 1024: 10.0, 4096: 8.0, 4097: None, None: 7.0}
+    assert {tokens: record.val_loss_after(tokens) for tokens in losses} == losses
+    # The first step counts as long as the others.
+    assert record.reached(9.0) == pytest.approx((2560, 25.6))
+    assert record.reached(8.0) == pytest.approx((4096, 40.96))
+    assert record.reached(11.0) == pytest.approx((1024, 10.24))
+    assert record.reached(6.9) is None
 
 
-def test_precision(tmp_path):
-    def precision(gpu=None, **config):
-        return read(tmp_path, gpu=gpu, config=config).precision
+@pytest.mark.parametrize(("losses", "lowest", "last", "tokens"), [
+    ((10.0, 6.0, 6.5), 6.0, 6.5, 1024 + 3072 / 4),
+    ((10.0, None, 7.0), 7.0, 7.0, 1024 + 7168 / 3),  # not finite: by the lines around it
+    ((None, None, None), None, None, None),
+])
+def test_other_losses(losses, lowest, last, tokens):
+    events = record_events("a")
+    for log, loss in zip(logs_of(events), losses, strict=True):
+        log["val_loss"] = loss
+    record = record_of(events)
+    assert (record.lowest_val_loss, record.val_loss_after(None)) == (lowest, last)
+    assert (record.reached(9.0) or [None])[0] == (tokens and pytest.approx(tokens))
 
-    assert precision("A GPU") == "float32"
-    assert precision("A GPU", matmul_precision="high") == "TF32"
-    assert precision(matmul_precision="high") == "float32"  # a CPU has no TF32
-    assert precision("A GPU", matmul_precision="high", dtype="bfloat16") == "bfloat16"
-    assert precision(dtype=None) is None  # a record of before it was kept
+
+def test_quartiles():
+    """Of single steps, without the two of warm-up; too few steps have none."""
+    events = record_events("a")
+    logs_of(events)[1]["seconds"] = [999.0, 1024 / 10, 1024 / 20]
+    logs_of(events)[2]["seconds"] = [1024 / rate for rate in (30, 40, 60, 50)]
+    assert record_of(events).quartiles == pytest.approx((22.5, 47.5))
+    assert record_of(steps=4).quartiles is None
 
 
-def test_killed_and_failed(tmp_path):
-    path = tmp_path / write_record(tmp_path, "00_orig")["record"]
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-9])  # cut off within its last line
+def test_a_run_that_went_on():
+    """Its times begin where the earlier run stopped."""
+    events = record_events("a")
+    events[1:1] = [dict(event="resume", train_seconds=100.0), dict(event="checkpoint", seconds=0.5)]
+    record = record_of(events)
+    assert (record.curve[0].seconds, record.first_step_seconds) == (110, 10)
+    assert record.reached(9.0) == pytest.approx((2560, 125.6))
+    assert [save["seconds"] for save in record.checkpoints] == [0.5]
+
+
+def test_several_processes():
+    """They see as many times the tokens, and have as many times the peak."""
+    record = record_of(speed=31_200.0, gpu=GPU, config=dict(world_size=4), tokens=16_384)
+    assert (record.device_name, record.tokens_per_step) == (GPU, 4096)
+    assert (record.val_loss_after(4000), record.steps_per_epoch) == (8.0, 390 // 16)
+    assert record.mfu == pytest.approx(0.1 / 4)
+    assert record_of(gpu="Some GPU").mfu is None
+
+
+@pytest.mark.parametrize(("gpu", "config", "precision"), [
+    (GPU, {}, "float32"),
+    (GPU, dict(matmul_precision="high"), "TF32"),
+    (None, dict(matmul_precision="high"), "float32"),  # a CPU has no TF32
+    (GPU, dict(matmul_precision="high", dtype="bfloat16"), "bfloat16"),
+    (GPU, dict(autocast="bfloat16"), "bfloat16"),
+    (None, dict(dtype=None), None),  # a record of before it was kept
+])
+def test_precision(gpu, config, precision):
+    assert record_of(gpu=gpu, config=config).precision == precision
+
+
+def test_killed(tmp_path):
+    path = write_record(tmp_path, "00_orig")
+    path.write_bytes(path.read_bytes()[:-9])  # cut off within its last line
     record = read_record(path)
     assert (record.status, record.error) == ("killed", "killed: its record has no end")
-    assert (record.tok_per_sec, record.val_loss_at(4096)) == (None, 8.0)
-    failed = read(tmp_path, status="out_of_memory", error="out of memory: lower --batch-size")
-    assert failed.error == "out of memory: lower --batch-size"
+    assert (record.tok_per_sec, record.val_loss, record.val_loss_after(4096)) == (None, None, 8.0)
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    ("", "not a whole record"),
-    ("{\n", "line 1"),
-    ("[]\n", "line 1"),
-    ('{"event": "strange"}\n', "line 1"),
-    ('{"event": "start", "schema": 3}\n', "schema 3"),
-    ('{"event": "start", "schema": 2}\n', "not a whole record"),
-    ('{"event": "start", "schema": 1}\n', "not a whole record"),
+@pytest.mark.parametrize(("settings", "says"), [
+    (dict(status="out_of_memory", error="out of memory: lower it"), "^out of memory: lower it$"),
+    (dict(status="diverged", error="lower it"), "^diverged: lower it$"),
+    (dict(status="interrupted"), "^interrupted: no reason given$"),
+    (dict(median_step_tok_per_sec=None, avg_tok_per_sec=None), "too short .* raise --max-tokens"),
+    (dict(config=dict(flops_per_token=None)), "flops_per_token is None"),
+    (dict(reserved_gb="much"), "reserved_gb is 'much'"),
+    (dict(reserved_gb=None), None),  # it isn't known everywhere
 ])
-def test_damaged(tmp_path, text, says):
-    path = tmp_path / "record.jsonl"
-    path.write_text(text)
+def test_without_figures(settings, says):
+    if not says:
+        assert measured(record_of(**settings)).tok_per_sec == 100
+        return
+    with pytest.raises(RecordError, match=says):
+        measured(record_of(**settings))
+
+
+@pytest.mark.parametrize(("damage", "says"), [
+    (lambda text: "", "not a whole record"),
+    (lambda text: "{\n" + text, "line 1"),
+    (lambda text: "[]\n", "line 1"),
+    (lambda text: "[" * 100_000 + "\n", "line 1"),
+    (lambda text: text.replace('"epoch"', '"strange"'), "line 5: .*no such event: 'strange'"),
+    (lambda text: text.replace('"schema": 2', '"schema": 3'), "schema 3"),
+    (lambda text: text.replace('"schema": 2', '"schema": 1'), "not a whole record"),
+    (lambda text: text + text, "not a whole record"),
+    (lambda text: text.replace('"config"', '"other"'), "not a whole record"),
+    (lambda text: text.replace('"seconds"', '"other"'), "not a whole record"),
+    (lambda text: text.replace("10.24", "0"), "not a whole record"),  # steps of no time
+    (lambda text: text.replace('"complete", "error"', '"failed", "other"'), "not a whole record"),
+])
+def test_damaged(tmp_path, damage, says):
+    path = write_record(tmp_path, "a")
+    path.write_text(damage(path.read_text()))
     with pytest.raises(RecordError, match=says):
         read_record(path)

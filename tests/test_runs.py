@@ -148,16 +148,16 @@ def test_figures_are_exact_and_of_training_alone(stage, bench, monkeypatch):
     assert result.stdout.count("Every effort moves you") == 2
     tokens = 25 * 16
     assert [log["seconds"] for log in logs] == [[1], [2, 3, 4], [5, 6, 7], [8]]
-    assert [log["train_seconds"] for log in record.logs] == [1, 10, 28, 36]
+    assert [point.seconds for point in record.curve] == [1, 10, 28, 36]
     assert [log["step_tok_per_sec"] for log in logs] == pytest.approx(
         [tokens, 3 * tokens / 9, 3 * tokens / 18, tokens / 8])
     assert [log["avg_tok_per_sec"] or 0 for log in logs] == pytest.approx(
         [0, 3 * tokens / 9, 6 * tokens / 27, 7 * tokens / 35])
-    assert record.end["first_step_seconds"] == 1 and record.end["train_seconds"] == 36
+    assert record.first_step_seconds == 1
     assert clock.now == 100 + 36 + 10 * 3600  # two evaluations a line, a sample an epoch
-    quartiles = np.percentile([tokens / seconds for seconds in range(3, 9)], [25, 50, 75])
-    assert [record.end["p25_step_tok_per_sec"], end["median_step_tok_per_sec"],
-            record.end["p75_step_tok_per_sec"]] == pytest.approx(quartiles)
+    low, middle, high = np.percentile([tokens / seconds for seconds in range(3, 9)], [25, 50, 75])
+    assert record.quartiles == pytest.approx((low, high))
+    assert end["median_step_tok_per_sec"] == pytest.approx(middle)
 
 
 def test_a_step_takes_what_it_takes_the_mean_rank(bench, monkeypatch):

@@ -1,12 +1,22 @@
-"""bench/scaling.py: the plan, and the model of what a link costs."""
+"""bench/studies/scaling.py: the plan, and the model of what a link costs."""
 
 import pytest
-from made_up import CPU, MACHINE, make_plan, make_state, write_record
+from made_up import (
+    CPU,
+    MACHINE,
+    cells_of,
+    measured_with,
+    plan_of,
+    record_events,
+    setup_of,
+    shown,
+)
 
-from bench import plans, scaling, statistics, tables
-from bench.hosts import NoHosts, two_hosts
-from bench.runner import Job, command_of
-from bench.scaling import Load, efficiency, load_of, numbers
+from bench.common import UserError
+from bench.rows import rows_of
+from bench.studies import scaling
+from bench.studies.scaling import Load, Scaling, efficiency, load_of, numbers
+from bench.tables import text_of
 
 
 def test_the_model_counts_the_bytes_of_the_gradients(stages):
@@ -45,6 +55,8 @@ def test_predictions():
         assert 0.5 < min(shares) and max(shares) < 1
         assert row["efficiency"][16] < row["efficiency"][8]  # over the slower link
     assert rows[0]["step"] == pytest.approx(32 * 1024 * 0.855e9 / (0.4 * 989e12), rel=0.01)
+    text = Scaling().fixed()["predictions"]
+    assert list(cells_of(text)) == [row["model"] for row in rows] and "%" in text
 
 
 def test_published_points():
@@ -53,79 +65,58 @@ def test_published_points():
     assert other["measured"] == pytest.approx(0.924, abs=0.001)
     assert all(point["predicted"] > point["measured"] for point in (ours, other, *hosts))
     assert [round(point["measured"], 2) for point in hosts] == [0.97, 0.90]
+    cells = cells_of(Scaling().fixed()["points"])
+    assert cells["4 × A100, the published 02"]["efficiency"] == "73.7%" and len(cells) == 4
 
 
-def test_plan_on_a_cpu(tmp_path, monkeypatch):
-    monkeypatch.setattr(plans, "BUILD", tmp_path)
-    plan = scaling.scaling(CPU, "4,1,2", links="400,100")
-    assert [(run.label, run.processes, run.cores, run.mbit) for run in plan.runs] == [
+def test_plan_on_a_cpu(tmp_path):
+    """Each process has as many cores at every size."""
+    plan = next(Scaling().plans(setup_of(tmp_path, sizes="4,1,2", links="400,100")))
+    assert [(run.label, run.processes, run.cores, run.tags.get("mbit")) for run in plan.runs] == [
         ("01", 1, 1, None), ("02, 1 process", 1, 1, None), ("02, 2 processes", 2, 2, None),
         ("02, 4 processes", 4, 4, None), ("02, 2 hosts, 400 Mbit/s", 2, 2, 400),
         ("02, 2 hosts, 100 Mbit/s", 2, 2, 100)]
     assert [run.error for run in plan.runs] == [None] * 3 + ["needs 4 cores"] + [None] * 2
-    length = type("Length", (), {"options": ("--max-tokens", 9)})
-    assert "torch.distributed.run" in command_of(Job(plan.runs[2], 1), plan, length)
-    command = command_of(Job(plan.runs[-1], 1), plan, length)
-    assert command[1:5] == ["-m", "bench.hosts", "--mbit", "100"]
+    assert {run.torchrun for run in plan.runs[1:]} == {True}
 
 
-def test_plan_on_gpus(tmp_path, monkeypatch):
-    monkeypatch.setattr(plans, "BUILD", tmp_path)
-    plan = scaling.scaling(MACHINE | dict(gpus=2))
+def test_plan_on_gpus(tmp_path):
+    plan = next(Scaling().plans(setup_of(tmp_path, MACHINE | dict(gpus=2), sizes="1,2,4")))
     assert [run.cores for run in plan.runs] == [None] * 4
     assert plan.runs[-1].error == "needs 4 GPUs"
-    with pytest.raises(plans.UserError, match="--links needs a machine without a GPU"):
-        scaling.scaling(MACHINE, links="100")
+    with pytest.raises(UserError, match="--links needs a machine without a GPU"):
+        next(Scaling().plans(setup_of(tmp_path, MACHINE, links="100")))
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,,2", "0,1", "-1", "1.5"])
 def test_bad_numbers(text):
-    with pytest.raises(plans.UserError):
+    with pytest.raises(UserError):
         numbers(text, 1)
 
 
-def test_no_hosts_without_the_program(monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(NoHosts, match="there is no program ip"), two_hosts():
-        pass
-
-
-def rows_of(plan, results) -> dict:
-    """The plan's state with its rows."""
-    state = make_state(plan, results)
-    state["rows"], _ = statistics.make_rows(plan, state, plan.path.parent)
-    return state
-
-
-def test_table(tmp_path):
-    plan = make_plan(tmp_path, "01", "two", "slow", machine=CPU)
-    plan.name = "scaling"
-    for run, (processes, mbit) in zip(plan.runs, [(1, None), (2, None), (2, 400)], strict=True):
-        run.processes, run.mbit = processes, mbit
+def test_table_and_picture():
+    plan = plan_of("01", "two", "slow", "strange")
+    for place, mbit in ((1, None), (2, 400.0), (3, 100.0)):
+        plan.runs[place] = plan.runs[place].but(processes=2, tags=dict(mbit=mbit))
+    speeds = {"01": 2048.0, "two": 3686.4, "slow": 2048.0, "strange": 1024.0}
     config = dict(batch_size=8)  # 2,048 tokens per step, so 1 s of 01
-    state = rows_of(plan, [
-        write_record(plan.path.parent, "01", speed=2048.0, config=config),
-        write_record(plan.path.parent, "two", speed=3686.4, config=config),
-        write_record(plan.path.parent, "slow", speed=2048.0, config=config)])
+    measured = measured_with(plan, {
+        name: record_events(name, speed, config=config | (
+            dict(model="no-such") if name == "strange" else {})) for name, speed in speeds.items()},
+        CPU)
+    cells = cells_of(text := text_of(Scaling(), measured))
     predicted = 0.9 * efficiency(2, 1.0, load_of("cpu-demo"), 50e6)
-    table = tables.plan_table(state)
-    assert "| two | 3,686 | 1,843 | 90.0% |  | 1.00 | 8.0000 |" in table
-    assert f"| slow | 2,048 | 1,024 | 50.0% | {predicted:.1%} | 1.00 | 8.0000 |" in table
-    assert "Each process has 1 of the 2 cores at every size." in table
-
-
-def test_what_a_checkpoint_costs(tmp_path):
-    plan = make_plan(tmp_path, "01", "saved", machine=CPU)
-    plan.name, plan.runs[1].options = "checkpoints", ("--checkpoint-every", "4")
-    folder, config = plan.path.parent, dict(batch_size=8)
-    results = [write_record(folder, "01", config=config, avg_tok_per_sec=2048.0),
-               write_record(folder, "saved", config=config, avg_tok_per_sec=1024.0)]
-    path = folder / results[1]["record"]
-    lines = path.read_text().splitlines()
-    for seconds in (1.0, 2.0, 9.0):
-        lines.insert(-1, f'{{"event": "checkpoint", "step": 4, "seconds": {seconds}}}')
-    path.write_text("\n".join(lines) + "\n")
-    table = tables.plan_table(rows_of(plan, results))
-    # 2 s of waiting and 4 s of slower steps; a step takes 1 s without checkpoints.
-    shares = " | ".join(f"{6 / (6 + steps):.1%}" for steps in (10, 50, 200))
-    assert f"| 2.00 | 4.00 | {shares} |" in table
+    assert cells["two"] == {
+        "run": "two", "tok/sec": "3,686", "of each": "1,843", "efficiency": "90.0%",
+        "by the model": "", "GB of each": "1.25", "val loss": "8.0000"}
+    assert (cells["slow"]["efficiency"], cells["slow"]["by the model"]) == (
+        "50.0%", f"{predicted:.1%}")
+    assert cells["strange"]["by the model"] == ""  # of no known size
+    assert "Each process has 1 of the 2 cores at every size." in text
+    assert "Two hosts are network namespaces" in text
+    figure = Scaling().draw(measured, rows := rows_of(measured))
+    assert {"Weak scaling on Some CPU", "this machine", "by the model", "400"} <= set(shown(figure))
+    sizes, links = figure.axes
+    assert [line.get_ydata()[-1] for line in sizes.lines[1:]] == pytest.approx([90, 73.7], abs=0.1)
+    assert links.lines[2].get_ydata()[0] == pytest.approx(100 * predicted)
+    assert Scaling().draw(measured, rows[:1]) is None  # nothing to compare

@@ -6,7 +6,6 @@ import pytest
 import torch
 from conftest import (
     ONE_RANK,
-    ROOT,
     TINY,
     call_main,
     load,
@@ -17,7 +16,6 @@ from conftest import (
 )
 from test_model import CPU, largest_difference, losses_of, model_of, one_rank, windows_of
 
-from bench import plans
 from patches import stack
 
 VARIANTS = {patch.name: patch for patch in stack.load_variants() if "Slot" in patch.fields}
@@ -87,35 +85,6 @@ def test_the_head_in_chunks_needs_no_whole_chunks(scripts):
     torch.testing.assert_close(*results)
 
 
-def test_plan(tmp_path, monkeypatch):
-    monkeypatch.setattr(plans, "BUILD", tmp_path)
-    machine = dict(device="cpu", gpus=0)
-    plan = plans.variants(machine)
-    base, *runs = plan.runs
-    assert base.name == "01_opt_single_gpu" and base.script.read_bytes() == (
-        ROOT / stack.LAST).read_bytes()
-    assert len(runs) == sum(VARIANTS[row.values[0]].base == base.name
-                            and row.values[0] not in ("compile-mode", "checkpoint-resume")
-                            for row in ROWS)
-    assert len({run.name for run in runs}) == len(runs)
-    assert {run.compared_to for run in runs} == {base.name}
-    assert "profile" not in " ".join(run.name for run in runs)  # no technique, so never measured
-    mode = plans.variants(machine, "compile-mode").runs[2]
-    assert mode.name == "variant-compile-mode-compile-mode-max-autotune-no-cudagraphs"
-    assert mode.options == ("--compile-mode", "max-autotune-no-cudagraphs")
-    with pytest.raises(plans.UserError, match="no variant 'x' of 01; there are allocator-keep, "):
-        plans.variants(machine, "compile-mode,x")
-
-
-def test_what_is_lacking():
-    assert plans.lacking("", dict(gpus=0)) is None
-    assert plans.lacking("package torch", dict(gpus=0)) is None
-    assert plans.lacking("an NVIDIA GPU, package torch", dict(gpus=1)) is None
-    assert plans.lacking("an NVIDIA GPU", dict(gpus=0)) == "needs an NVIDIA GPU"
-    assert plans.lacking("package torch, package no_such", dict(gpus=1)) == (
-        "needs the package no_such: pip install no_such")
-
-
 def test_sharded_ranks_train_as_02_does(tmp_path):
     """Two ranks, of which the second has no window of its own to evaluate, or one less; float32."""
     data, losses = write_tokens(tmp_path / "data"), {}
@@ -175,63 +144,6 @@ def test_the_experts_are_in_the_record(scripts, tokens, tmp_path):
     assert result.returncode == 0, result.stderr
     *_, log, _, _ = read_record(tmp_path)
     assert [pytest.approx(1)] * 4 == [sum(shares) for shares in log["expert_shares"]]
-
-
-def test_sharded_plan(tmp_path, monkeypatch):
-    monkeypatch.setattr(plans, "BUILD", tmp_path)
-    plan = plans.sharded(dict(device="cpu", gpus=0))
-    base, *runs = plan.runs
-    assert (base.name, base.processes, base.torchrun) == ("02_opt_multi_gpu_ddp", 2, True)
-    assert base.script.read_bytes() == (ROOT / stack.DDP).read_bytes()
-    assert [run.label for run in runs] == [
-        "parallel-deepspeed --zero 1", "parallel-deepspeed --zero 2",
-        "parallel-sharded --zero 2", "parallel-sharded --zero 3",
-        "parallel-sharded --zero 3 --offload", "parallel-zero1"]
-    assert [run.error for run in runs[2:]] == [None, None, "needs an NVIDIA GPU", None]
-    assert all(run.torchrun and run.processes == 2 for run in runs)
-    large = plans.sharded(dict(device="cpu", gpus=0), "gpt2-medium", options=["--seed", "1"])
-    assert large.path.name == "sharded-gpt2-medium.json" and large.tokens == 768
-    assert large.options == ["--model", "gpt2-medium", "--batch-size", "1", "--context-length",
-                             "128", "--eval-windows", "2", "--no-compile", "--seed", "1"]
-    alone = plans.sharded(dict(device="cuda", gpus=1))
-    assert {run.error for run in alone.runs} == {"needs two or more GPUs"}
-
-
-def test_ddp_plan(tmp_path, monkeypatch):
-    monkeypatch.setattr(plans, "BUILD", tmp_path)
-    base, *runs = plans.ddp(dict(device="cpu", gpus=0)).runs
-    assert base.label == "02, 2 ranks" and {run.processes for run in runs} == {2}
-    assert [run.label for run in runs] == [
-        "ddp-options --bucket-mb 1", "ddp-options --bucket-mb 5", "ddp-options --bucket-mb 100",
-        "ddp-options --static-graph", "ddp-options --compile-first"]
-
-
-def test_checkpoints_plan(tmp_path, monkeypatch):
-    monkeypatch.setattr(plans, "BUILD", tmp_path)
-    monkeypatch.setattr(plans, "lacking", lambda needs, machine: None)
-    plan = plans.checkpoints(dict(device="cpu", gpus=0))
-    assert [(run.label, run.compared_to, run.processes) for run in plan.runs] == [
-        ("01", None, 1), ("01, saved", "01_opt_single_gpu", 1),
-        ("01, async", "01_opt_single_gpu", 1),
-        ("02, 2 ranks", None, 2), ("02, 2 ranks, saved", "02_opt_multi_gpu_ddp", 2),
-        ("02, 2 ranks, async", "02_opt_multi_gpu_ddp", 2)]
-    saved, written_beside = plan.runs[4:]
-    assert b"class Checkpoints" in saved.script.read_bytes()
-    assert saved.options == ("--checkpoint-every", "4", "--checkpoint-dir", "{scratch}")
-    assert written_beside.options == (*saved.options, "--checkpoint-async")
-
-
-def test_compile_modes_plan(tmp_path, monkeypatch):
-    monkeypatch.setattr(plans, "BUILD", tmp_path)
-    plan = plans.compile_modes(dict(device="cpu", gpus=0))
-    assert [run.label for run in plan.runs] == [
-        "none", "default", "max-autotune-no-cudagraphs", "max-autotune", "reduce-overhead",
-        "eager", "aot_eager", "cudagraphs"]
-    assert plan.runs[0].options == ("--no-compile",) and plan.runs[0].compared_to is None
-    assert {run.compared_to for run in plan.runs[1:]} == {plan.runs[0].name}
-    assert len({run.name for run in plan.runs}) == len(plan.runs)
-    assert plan.runs[-1].error == "needs an NVIDIA GPU" and plan.cold_rounds > 4
-    assert not plan.whole and plans.compile_modes(dict(device="cuda", gpus=1)).epochs == 5
 
 
 def test_accelerate_refuses_uneven_pieces(scripts, tokens, tmp_path):

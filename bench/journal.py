@@ -1,0 +1,195 @@
+"""A study's journal, results/NAME.jsonl: its whole state, a file of JSON objects, one per line,
+that is only ever appended to.
+
+    study  id, study, kind, time, machine, matmul_peak, data and sources (SHA-256 of meta.json, and
+           of each run's script), options (those behind --), and the plan: every run, and how long
+           and often it runs
+    run    id, name, round, seed, cache (cold or warm), command, source_sha256
+    ...    the lines of the run's own record: see bench.records
+    ran    seconds of wall time, exit, error, load (of the last minute) and matmul_rate (of a
+           product in bfloat16), both right after the run
+
+A measurement that is resumed has a further `study` line with its id; the last one counts, and a run
+of another script than it names doesn't. Of a run that was repeated the last one counts. What a
+crash has cut off, a line or the end of a run, is as if that run had not been.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.common import UserError, relative
+from bench.records import EVENTS, Record, RecordError, make_record, measured, read_record
+from bench.study import Plan
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+    import msvcrt
+
+HEADER = ("id", "study", "kind", "time", "machine", "matmul_peak", "data", "sources", "options")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that came to an end, well or not."""
+
+    name: str
+    round: int
+    seed: int
+    source_sha256: str | None
+    seconds: float
+    error: str | None  # why it has no figures
+    record: Record | None  # only of a complete run with a speed
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.name, self.round, self.seed
+
+
+@dataclass
+class Measured:
+    """A plan, and what has been measured of it so far."""
+
+    id: str
+    study: str
+    kind: str
+    time: str
+    machine: dict  # see bench.machine.this_machine
+    matmul_peak: dict[str, float]  # floating-point operations per second, by precision
+    data: str | None  # the SHA-256 of meta.json
+    sources: dict[str, str | None]  # the SHA-256 of each run's script
+    options: list[str]
+    plan: Plan
+    results: list[Result] = field(default_factory=list)
+    folder: Path = Path()  # in which the journal lies
+
+    def add(self, result: Result) -> None:
+        """Adds a result; a run that is repeated replaces the earlier one."""
+        self.results = [each for each in self.results if each.key != result.key] + [result]
+
+    def as_json(self) -> dict:
+        """Its `study` line."""
+        header = {name: getattr(self, name) for name in HEADER}
+        return dict(event="study", **header, plan=self.plan.as_json())
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether a run is complete, or none can run, which is a finding as well."""
+        return (any(not result.error for result in self.results)
+                or all(run.error for run in self.plan.runs))
+
+
+def journal_of(results: Path, study: str) -> Path:
+    return results / f"{study}.jsonl"
+
+
+def read_journal(path: Path) -> list[Measured]:
+    """Every measurement in a journal, the oldest first; none where there is no journal. Damaged
+    lines are named. Raises OSError."""
+    found, run, lines = {}, None, path.read_bytes().split(b"\n") if path.exists() else [b""]
+    for number, line in enumerate(lines, 1):
+        cut = number == len(lines)  # every whole line ends with \n
+        if cut and not line:
+            break
+        try:
+            event = json.loads(line)
+            kind = event["event"]
+            if kind == "study":
+                run, header = None, {name: event[name] for name in HEADER}
+                results = found[event["id"]].results if event["id"] in found else []
+                each = Measured(**header, plan=Plan.from_json(event["plan"]), results=results,
+                                folder=path.parent)
+                found.pop(each.id, None)  # the newest comes last
+                found[each.id] = each
+            elif kind == "run":
+                run = event, []
+                found[event["id"]], event["name"], event["round"], event["seed"]  # noqa: B018
+            elif kind == "ran":
+                if run:
+                    found[run[0]["id"]].add(make_result(*run, event))
+                run = None
+            elif kind in EVENTS and run:
+                run[1].append(event)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            run = None  # it is as if it had not been
+            if not cut:
+                print(f"skipped: {relative(path)}, line {number}: {error!r}", file=sys.stderr)
+    for each in found.values():
+        each.results = [result for result in each.results
+                        if result.source_sha256 == each.sources.get(result.name)]
+    return list(found.values())
+
+
+def make_result(run: dict, events: list[dict], ran: dict) -> Result:
+    record, error = None, ran["error"]
+    if not error:
+        try:
+            record = measured(make_record(run["name"], events))
+        except RecordError as reason:
+            error = str(reason)
+    return Result(run["name"], run["round"], run["seed"], run["source_sha256"], ran["seconds"] + 0,
+                  error, record)
+
+
+def newest(found: list[Measured]) -> list[Measured]:
+    """Of each kind the newest measurement that has figures, or else the newest that tells why there
+    are none; in the order of their first ones."""
+    kinds = {each.kind: [] for each in found}
+    for each in found:
+        if each.has_figures or each.results:
+            kinds[each.kind].append(each)
+    return [max(known, key=lambda each: each.has_figures) for known in
+            (list(reversed(known)) for known in kinds.values()) if known]
+
+
+def records_in(folder: Path, study: str) -> list[Record]:
+    """Those of scripts that were started by hand, each a file in the folder, and those of a study's
+    journal. A file is a journal if its first event is one's; damaged records are named."""
+    records = []
+    for path in sorted(folder.glob("*.jsonl")):
+        try:
+            with open(path, "rb") as file:
+                if not file.readline().startswith(b'{"event": "study"'):
+                    records.append(read_record(path))
+        except (OSError, RecordError) as error:
+            print(f"skipped: {relative(path)}, {error}", file=sys.stderr)
+    for each in read_journal(journal_of(folder, study)):
+        records += [result.record for result in each.results if result.record]
+    return records
+
+
+def append(path: Path, *events: dict | bytes) -> None:
+    """Adds events, or lines that hold some already, at the end of a journal."""
+    lines = [event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n"
+             for event in events]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+b") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # a crash has cut the last line off
+                lines.insert(0, b"\n")
+        file.write(b"".join(lines))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def locked(results: Path) -> Iterator[None]:
+    """Raises UserError where another measurement writes into this folder. The lock ends with the
+    process, however that ends."""
+    results.mkdir(parents=True, exist_ok=True)
+    with open(results / ".lock", "a+b") as file:
+        try:
+            if fcntl:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            else:
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            raise UserError(f"another measurement is running in {relative(results)}")
+        yield

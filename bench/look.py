@@ -1,0 +1,109 @@
+"""What a page says of the machine: what it is, what works on it, and how it did."""
+
+import json
+from pathlib import Path
+
+from bench import processes
+from bench.common import UserError, relative, write_whole
+from bench.study import Column, Table, same_machine
+from bench.tables import cell, found_in, markdown, peaks
+
+LOOK = {"machine", "memory_gb", "matmul_peak", "bandwidth", "attention", "compile_error",
+        "missing", "large_loss"}
+
+
+def look_at(data: Path, results: Path) -> dict:
+    """What bench.machine.look finds here; asked once for a folder of results. Raises UserError
+    where that holds the report of another machine, or where there are no tokens."""
+    processes.prepare_tokens(data)
+    machine, look = processes.ask_machine("this_machine"), read_look(results)
+    if look and not same_machine(look["machine"], machine):
+        raise UserError(f"{relative(results)} holds the report of another machine or PyTorch: move"
+                        " it away, or use --results-dir")
+    if not look:
+        look = processes.ask_machine("look")
+        try:
+            look["large_loss"] = processes.ask_machine("large_loss")
+        except UserError as error:
+            look["large_loss"] = f"wrong: {error}"
+        write_whole(results / "machine.json", json.dumps(look, indent=1))
+    for thing in look["missing"]:
+        print(f"missing: {thing}")
+    return look
+
+
+def read_look(results: Path) -> dict:
+    """What an earlier start has found, or {}."""
+    try:
+        look = json.loads((results / "machine.json").read_text(encoding="utf-8"))
+        return look if look.keys() >= LOOK else {}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
+
+
+def machine_section(look: dict) -> str:
+    m = look["machine"]
+    versions = [f"PyTorch {m['torch']}", f"Python {m['python']}", m["os"],
+                f"{m['threads']} threads"]
+    if m["gpus"]:
+        versions += [f"CUDA {m['cuda']}", f"driver {m['driver']}",
+                     f"compute capability {m['capability']}"]
+    device = f"{m['gpus']} × {m['name']}, host {m['cpu']}" if m["gpus"] else f"No GPU; {m['cpu']}"
+    lines = [
+        f"{device}. {', '.join(versions)}.",
+        f"Matrix products: {peaks(look['matmul_peak'])}. Copy within memory:"
+        f" {look['bandwidth'] / 1e9:,.0f} GB/s (10⁹ bytes, read and written). Memory:"
+        f" {cell(look['memory_gb'], '.1f') or 'n/a'} GB.",
+        "torch.compile " + (f"doesn't work: {look['compile_error']}" if look["compile_error"]
+                            else "works."),
+        *(["Cross entropy on more than 2³¹ logits (batch 42 and up at context 1,024): "
+           + look["large_loss"] + "."] if m["gpus"] else []),
+        *(f"Missing: {thing}." for thing in look["missing"]),
+        "Which attention kernels run with which dropout (bfloat16, causal), which one PyTorch"
+        " chooses by itself, and the dropout that each really applies; 01 turns cuDNN's off:",
+    ]
+    kernels = markdown(Table([
+        Column("dropout", lambda row: f"{row['dropout']:g}"),
+        Column("kernel", lambda row: row["backend"].replace("_", " "), True),
+        Column("runs", lambda row: "yes" if row["runs"] else "no"),
+        Column("PyTorch's choice", lambda row: "←" if row["chosen"] else "", True),
+        Column("ms, forward and backward", lambda row: cell(row["milliseconds"], ".2f")),
+        Column("real dropout", lambda row: cell(row["real_dropout"], ".3f")),
+    ], look["attention"]))
+    return "\n\n".join(lines) + f"\n\n{kernels}"
+
+
+def summary(results: Path, look: dict) -> list[str]:
+    """What this machine gives, and where it differs from the published table, in five lines."""
+    machine, peak = look["machine"], look["matmul_peak"]["bfloat16"] / 1e12
+    lines = [f"**{machine['name']}**, PyTorch {machine['torch']}: {peak:,.2f} TFLOP/s in bfloat16"
+             " matrix products" + ("." if machine["gpus"] else
+                                   "; no GPU, so the small model `cpu-demo` is trained.")]
+    stages, ladder = ([row for _, rows in found_in(results, name) for row in rows if row.records]
+                      for name in ("stages", "ladder"))
+    by_stage = {row.tags["stage"]: row for row in stages}
+    if {"00", "01"} <= by_stage.keys():
+        plain, fast = by_stage["00"], by_stage["01"]
+        lines.append(
+            f"01 trains **{fast.tok_per_sec:,.0f} tok/sec, {fast.factor_baseline:.2f} times** 00's"
+            f" {plain.tok_per_sec:,.0f} (published, on an A100: {fast.published:,.0f},"
+            f" {fast.published_factor_baseline:.2f} times), with"
+            f" {cell(fast.reserved_gb, '.2f') or 'n/a'} GB instead of"
+            f" {cell(plain.reserved_gb, '.2f') or 'n/a'}; {min(plain.rounds, fast.rounds)} run(s)"
+            " each.")
+        if fast.share_of_peak:
+            lines.append(f"01 reaches {fast.share_of_peak:.0%} of this machine's own rate of matrix"
+                         f" products, 00 {plain.share_of_peak or 0:.0%} (of that of its"
+                         " precision).")
+    rungs = [row for row in ladder if row.factor]
+    if rungs:
+        best, rounds = sorted(rungs, key=lambda row: -row.factor)[:4], min(
+            row.rounds for row in rungs)
+        lines.append(f"What brings most in the ladder ({rounds} round{'s' * (rounds != 1)}): "
+                     + ", ".join(f"{row.technique} {row.factor:.2f}×" for row in best) + ".")
+        other = [row for row in rungs if row.published_factor
+                 and not 0.8 < row.factor / row.published_factor < 1.25]
+        lines.append("More than a fifth off the published factor: " + (", ".join(
+            f"{row.technique} {row.factor:.2f}× ({row.published_factor:.2f}×)"
+            for row in other) or "none") + ".")
+    return lines

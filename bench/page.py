@@ -1,0 +1,91 @@
+"""A machine's page, results/report.md, with all that the studies have measured."""
+
+import io
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+from bench.common import UserError, relative, write_whole
+from bench.look import look_at, machine_section, read_look, summary
+from bench.pictures import draw_all
+from bench.run import failed, run_study
+from bench.study import Setup, Study, all_studies
+from bench.tables import found_in, text_of
+from patches import stack
+
+PAGE_SECONDS = 20  # to draw and write the page at the end
+
+
+def make_report(jobs: list[tuple[Study, int | None, Setup]], minutes: float, command: str) -> int:
+    """Measures each study for so many rounds, as far as the minutes reach, and writes the page in
+    any case; started again, it goes on. All of `jobs` have the same folders. Returns the exit code:
+    1 if something failed. Raises UserError where nothing can be measured."""
+    began = time.monotonic()
+    deadline = began + 60 * minutes - PAGE_SECONDS
+    setup = jobs[0][2]
+    look = look_at(setup.data, setup.results)
+    missing, failures = [study.name for study, *_ in jobs], False
+    try:
+        for study, rounds, setup in jobs:
+            if time.monotonic() > deadline:
+                break
+            print(f"--- {study.name}", flush=True)
+            setup.matmul_peak = look["matmul_peak"]
+            try:
+                finished, measured = run_study(study, setup, rounds, None, deadline)
+                failures |= study.failures_count and any(map(failed, measured))
+            except (UserError, stack.StackError, OSError) as error:
+                print(f"error: {study.name}: {error}; for a new report, move"
+                      f" {relative(setup.results)} away, or use --results-dir", file=sys.stderr)
+                finished, failures = False, True
+            if finished:
+                missing.remove(study.name)
+    finally:
+        path = write_page(setup.results, command, list(dict.fromkeys(missing)))
+    head = path.read_text(encoding="utf-8").partition("## ")[0]
+    print(f"\n{head}{relative(path)}, after {(time.monotonic() - began) / 60:.1f} minutes;"
+          " report.tar.gz beside it holds all of it")
+    return int(failures)
+
+
+def write_page(results: Path, command: str, missing: list[str]) -> Path:
+    """Writes report.md, its pictures, and report.tar.gz with all of the folder's state."""
+    look, pictures = read_look(results), draw_all(results)
+    for own in pictures.values():
+        for file, picture in own.items():
+            write_whole(results / file, picture)
+    parts = [("This machine", machine_section(look), "`python -m bench.machine look`")]
+    for study in all_studies().values():
+        if study.schedule:
+            alone = [f"`python measure.py {study.name} {line}".strip() + "`"
+                     for line in study.in_report]
+            text = section(study, results, list(pictures.get(study.name, ())))
+            parts.append((study.title, text, ", ".join(alone)))
+    sections = [f"## {title}\n\n{text}\nAlone: {alone}\n" for title, text, alone in parts]
+    head = "".join(f"{i}. {line}\n" for i, line in enumerate(summary(results, look), 1))
+    page = (f"# GPT training on {look['machine']['name']}\n\n{head}\nMade by `{command}`. tok/sec"
+            " counts training alone.\n")
+    if missing:
+        page += f"\nNot finished: {', '.join(missing)}; started again, it goes on with them.\n"
+    write_whole(results / "report.md", page + "\n" + "\n".join(sections))
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for item in sorted(results.iterdir()):
+            if item.name != "reference" and item.suffix not in (".gz", ".tmp") and (
+                    not item.name.startswith(".")):
+                tar.add(item, item.name)
+    write_whole(results / "report.tar.gz", archive.getvalue())
+    return results / "report.md"
+
+
+def section(study: Study, results: Path, pictures: list[str]) -> str:
+    """The tables of a study, as far as they are measured, with its pictures and all else."""
+    try:
+        found = found_in(results, study.name)
+        parts = [text_of(study, measured) for measured, _ in found]
+        parts += [f"![{file.removesuffix('.png')}]({file})\n" for file in pictures]
+        parts.append(study.extra(results, found))
+        return "\n".join(part for part in parts if part) or "Not measured yet.\n"
+    except (LookupError, TypeError, ValueError) as error:
+        return f"What is left of it in the folder is damaged: {error!r}\n"

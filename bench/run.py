@@ -1,0 +1,350 @@
+"""Measure a study round by round, each run in a fresh process; its journal keeps what is done."""
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from bench import lengths, processes
+from bench.common import BUILD, ROOT, UserError, relative, write_whole
+from bench.journal import (
+    Measured,
+    Result,
+    append,
+    journal_of,
+    make_result,
+    newest,
+    read_journal,
+)
+from bench.lengths import Length, in_words, seconds_left
+from bench.rows import rows_of, why_not
+from bench.study import SCRATCH, Plan, Run, Setup, Study, same_machine
+
+HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended
+MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb"}  # fields of a plan that goes on
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run in a round, with a seed."""
+
+    run: Run
+    round: int
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.run.name, self.round, self.seed
+
+
+# ---- A study -----------------------------------------------------------------------------------
+
+
+def run_study(
+    study: Study, setup: Setup, rounds: int | None = None, resume: bool | None = False,
+    deadline: float | None = None,
+) -> tuple[bool, list[Measured]]:
+    """(whether it came to its end, what is measured of each of its plans).
+
+    With `resume` the newest measurement of each plan goes on, with None only where there is one;
+    else a new one begins. No run is started that by estimate would end after `deadline`, in seconds
+    of time.monotonic(). A run that fails isn't repeated in later rounds; a later `resume` tries it
+    again. Raises UserError, StackError, OSError.
+    """
+    begun: dict[str, Measurement] = {}  # by their kinds
+    plans, rows = study.plans(setup), None
+    finished = True
+    while finished:
+        try:
+            plan = plans.send(rows)
+        except StopIteration:
+            break
+        if plan.kind not in begun:
+            earlier = None
+            if resume is not False:
+                first = next(iter(begun.values()), None)
+                earlier = earlier_measurement(study, plan, setup, first, required=resume)
+            begun[plan.kind] = Measurement(study, plan, setup, earlier)
+        one = begun[plan.kind]
+        finished = one.run(plan, plan.rounds or rounds or study.rounds[setup.device], deadline)
+        rows = rows_of(one.measured)
+    return finished, [each.measured for each in begun.values()]
+
+
+def earlier_measurement(study: Study, plan: Plan, setup: Setup, first: "Measurement | None",
+                        required: bool | None) -> Measured | None:
+    """What this plan goes on with: the newest measurement of its kind, unless that is older than
+    the study's `first` plan, on which it depends. Raises UserError where none is there but it is
+    `required`, or where it was measured in another way."""
+    path = journal_of(setup.results, study.name)
+    found = [each for each in read_journal(path) if each.kind == plan.kind]
+    if not found or first and found[-1].time < first.measured.time:
+        if required and not first:
+            raise UserError(f"nothing to resume in {relative(path)}", 2)
+        return None
+    earlier = found[-1]
+    if plan.within:
+        plan.epochs = earlier.plan.epochs
+    different = [each.name for each in fields(plan) if each.name not in MAY_DIFFER
+                 and getattr(earlier.plan, each.name) != getattr(plan, each.name)]
+    different += ["options"] * (earlier.options != setup.options)
+    different += ["data"] * (earlier.data != data_of(setup.data))
+    different += ["machine"] * (not same_machine(earlier.machine, setup.machine))
+    if different:
+        raise UserError(f"can't resume {relative(path)}: it was measured with other"
+                        f" {different[0]}; without --resume a new one begins", 2)
+    return earlier
+
+
+def does_not_fit(error: str | None) -> bool:
+    """Whether a run's error tells that it is too large: for the memory, or for the text."""
+    return bool(re.search("out of memory|text is too short|ended by signal 9", error or ""))
+
+
+def failed(measured: Measured) -> bool:
+    """Whether a run failed; where a plan goes on until nothing more fits, in another way."""
+    names = {run.name for run in measured.plan.runs}
+    return any(result.error and not (measured.plan.until_full and does_not_fit(result.error))
+               for result in measured.results if result.name in names)
+
+
+def sha256(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def data_of(folder: Path) -> str | None:
+    """What the tokens are known by."""
+    meta = folder / "meta.json"
+    return sha256(meta.read_bytes()) if meta.exists() else None
+
+
+# ---- A plan ------------------------------------------------------------------------------------
+
+
+class Measurement:
+    """One plan of a study, as far as it is measured."""
+
+    def __init__(self, study: Study, plan: Plan, setup: Setup, earlier: Measured | None):
+        self.study, self.setup = study, setup
+        self.path = journal_of(setup.results, study.name)
+        self.tried: set[tuple] = set()  # since this start: the keys of jobs
+        now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        self.measured = earlier or Measured(
+            f"{now}-{os.getpid()}-{plan.kind}".rstrip("-"), study.name, plan.kind, now,
+            setup.machine, setup.matmul_peak or {}, None, {}, list(setup.options), plan)
+
+    def run(self, plan: Plan, rounds: int, deadline: float | None) -> bool:
+        """Runs what is left of so many rounds; returns whether it came to their end. `plan` may
+        have other runs than before: their results come to those of the earlier ones."""
+        measured, setup = self.measured, self.setup
+        able, scripts = self.take(plan, rounds)
+        jobs = self.jobs(rounds)
+        # Before anything is written: wrong options are told here.
+        configs = lengths.configurations(able, plan, setup) if jobs else {}
+        processes.prepare_tokens(setup.data)
+        measured.data = data_of(setup.data)
+        if not measured.matmul_peak:
+            print("Measuring this machine's matrix products", flush=True)
+            measured.matmul_peak = processes.ask_machine("matmul_peak")
+        if plan.within and not plan.epochs:
+            plan.epochs = lengths.epochs_within(plan, setup, measured.matmul_peak)
+            measured.plan.epochs = plan.epochs
+        append(self.path, measured.as_json())
+        times = {run.name: lengths.length_of(run, plan, setup, configs[run.name],
+                                             measured.matmul_peak)
+                 for run in able if run.name in configs}
+        for i, job in enumerate(jobs):
+            if job.run.name in self.out_of_reach():
+                continue
+            seconds = seconds_left([job], measured.results, times)
+            if deadline is not None and time.monotonic() + seconds > deadline:
+                return False
+            result = self.run_job(job, *scripts[job.run.name], times[job.run.name])
+            measured.add(result)
+            beyond = self.out_of_reach()
+            later = [job for job in jobs[i + 1 :] if job.run.name not in beyond]
+            if plan.until_full:  # how large it gets isn't known
+                tried = {each.name for each in measured.results}
+                later = [job for job in later if job.run.after in tried | {None}]
+            left = in_words(seconds_left(later, measured.results, times))
+            left += " or more" * any(run.after for run in plan.runs)
+            seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
+            print(f"round {job.round}: {job.run.name}{seed}: {told(result, plan)}; {left} left",
+                  flush=True)
+        return True
+
+    def take(self, plan: Plan, rounds: int) -> tuple[list[Run], dict[str, tuple[Path, bytes]]]:
+        """(the runs of a plan that can run, the script of each by its name); results of scripts
+        that have changed since are dropped."""
+        able, measured = [run for run in plan.runs if not run.error], self.measured
+        scripts = {run.name: script_of(run, self.setup) for run in able}
+        measured.plan = replace(plan, rounds=rounds)
+        measured.sources |= {name: sha256(text) for name, (_, text) in scripts.items()}
+        measured.results = [each for each in measured.results
+                            if measured.sources.get(each.name) == each.source_sha256]
+        return able, scripts
+
+    def jobs(self, rounds: int) -> list[Job]:
+        """What there is to run, in order, less what stands."""
+        plan, jobs = self.measured.plan, []
+        for number in range(1, rounds + 1):
+            for run in plan.runs:
+                if not run.error:
+                    jobs.append(Job(run, number, plan.seed_of(number)))
+                    if plan.seed_noise and run is plan.runs[0]:
+                        jobs.append(Job(run, number, plan.first_seed + number))
+        done = {result.key for result in self.measured.results
+                if not result.error or plan.until_full and does_not_fit(result.error)}
+        return [job for job in jobs if job.key not in done]
+
+    def out_of_reach(self) -> set[str]:
+        """The names of the runs that failed, and of those that aren't tried for it."""
+        names = {result.name for result in self.measured.results if result.error
+                 and (result.key in self.tried
+                      or self.measured.plan.until_full and does_not_fit(result.error))}
+        for row in rows_of(self.measured):  # the smaller ones come first
+            if row.run.after in names or why_not(row, self.measured):
+                names.add(row.run.name)
+        return names
+
+    def run_job(self, job: Job, script: Path, text: bytes, length: Length) -> Result:
+        """Runs it, and adds it to the journal."""
+        run, setup, plan = job.run, self.setup, self.measured.plan
+        if script != run.script:  # not in place
+            write_whole(script, text)
+        # torch.compile keeps what it made, here by script and options, so that studies share it.
+        cache = BUILD / "compiler-cache" / "-".join([sha256(text)[:16], *run.options])
+        environment = dict(TORCHINDUCTOR_CACHE_DIR=str(cache),
+                           TRITON_CACHE_DIR=str(cache / "triton"))
+        environment |= self.study.environment
+        if "mbit" in run.tags:
+            environment["PYTHONPATH"] = str(ROOT)  # for the module that makes the hosts
+        if run.processes > 1:
+            environment["OMP_NUM_THREADS"] = "1"  # as torchrun would set it, and say so
+        cold = job.round <= plan.cold_rounds and job.seed == plan.seed_of(job.round)
+        if cold:
+            shutil.rmtree(cache, ignore_errors=True)
+        self.tried.add(job.key)
+        BUILD.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=BUILD) as name:
+            folder = Path(name)
+            command = command_of(job, plan, setup, script, length, folder)
+            start = dict(event="run", id=self.measured.id, name=run.name, round=job.round,
+                         seed=job.seed, cache="cold" if cold else "warm", command=printed(command),
+                         source_sha256=self.measured.sources[run.name])
+            append(self.path, start)
+            began, timeout = time.perf_counter(), HANG_SECONDS + 5 * length.seconds
+            hung = None
+            try:
+                code, _, err = processes.run_child(command, timeout=timeout, cores=run.cores,
+                                                   **environment)
+            except subprocess.TimeoutExpired:
+                code, err = 1, ""
+                hung = f"ended after {timeout:.0f} s: it hung, or is far too slow"
+            ran = dict(event="ran", seconds=time.perf_counter() - began, exit=code, error=None)
+            lines, events = read_child(folder / "results")
+            error = hung or (make_result(start, events, ran).error if events else None)
+            if code and (not error or error.startswith("killed")):
+                error = processes.error_line(err) if code > 0 else f"ended by signal {-code}"
+            rank = re.search(r"^error: (rank \d+: .+)", err, re.MULTILINE)
+            if error and rank:  # why the other ranks, and so the record, came to no end
+                error = rank[1]
+            if not error and not events:
+                error = "it left no record"
+            if not error:
+                try:
+                    self.study.collect(setup, folder / "results")
+                except ValueError as reason:
+                    error = str(reason)
+        ran |= dict(error=error, load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+                    matmul_rate=None)
+        try:
+            ran["matmul_rate"] = processes.ask_machine("matmul_rate")
+        except UserError as reason:
+            print(f"the rate of matrix products isn't known: {reason}", file=sys.stderr)
+        finally:  # also when it is interrupted here
+            append(self.path, lines, ran)
+        return make_result(start, events, ran)
+
+
+def script_of(run: Run, setup: Setup) -> tuple[Path, bytes]:
+    """(where a run's script lies or will lie, in a folder named by its content; its text). Raises
+    StackError, OSError."""
+    text = setup.scripts.text(run.script)
+    if isinstance(run.script, Path):
+        return run.script, text
+    return BUILD / "scripts" / sha256(text)[:16] / f"{run.name}.py", text
+
+
+def command_of(job: Job, plan: Plan, setup: Setup, script: Path, length: Length,
+               scratch: Path) -> list:
+    run, launcher = job.run, []
+    if "mbit" in run.tags:
+        launcher = ["-m", "bench.hosts", "--mbit", f"{run.tags['mbit']:g}"]
+    elif run.torchrun:
+        launcher = ["-m", "torch.distributed.run", "--standalone",
+                    f"--nproc_per_node={run.processes}"]
+    options = [scratch if part == SCRATCH else part for part in run.options]
+    return [
+        sys.executable, *launcher, script, "--name", run.name, "--device", setup.device,
+        "--data", setup.data, "--results-dir", scratch / "results", "--seed", job.seed,
+        *length.options, *plan.options, *setup.options, *options,
+    ]
+
+
+def printed(command: list) -> str:
+    """A command as a user would type it."""
+    return shlex.join(["python", *map(processes.relative_part, command[1:])])
+
+
+def read_child(folder: Path) -> tuple[bytes, list[dict]]:
+    """(the whole lines of the one record in a folder, its events); nothing without one."""
+    lines, events = b"", []
+    for path in folder.glob("*.jsonl"):
+        for line in path.read_bytes().splitlines(keepends=True):
+            try:
+                events.append(dict(json.loads(line)))
+                lines += line
+            except (ValueError, TypeError):  # cut off, with the run
+                break
+    return lines, events
+
+
+def told(result: Result, plan: Plan) -> str:
+    if result.error:
+        return f"failed: {result.error.removeprefix('failed: ')}"
+    loss = result.record.val_loss_after(plan.loss_tokens)
+    loss = "n/a" if loss is None else f"{loss:.3f}"
+    return f"{result.record.tok_per_sec:,.0f} tok/sec, val loss {loss}, {result.seconds:.0f} s"
+
+
+def dry_run(study: Study, setup: Setup, rounds: int | None, resume: bool) -> None:
+    """Prints the commands that the study's first plan would run, and how long it would take;
+    nothing is left behind. Raises as run_study."""
+    plan = next(study.plans(setup))
+    rounds = plan.rounds or rounds or study.rounds[setup.device]
+    earlier = earlier_measurement(study, plan, setup, None, required=True) if resume else None
+    known = newest([each for each in read_journal(journal_of(setup.results, study.name))
+                    if each.kind == plan.kind])
+    results = known[0].results if known else []
+    peak = known[0].matmul_peak if known else processes.ask_machine("matmul_peak")
+    measurement = Measurement(study, plan, setup, earlier)
+    able, _ = measurement.take(plan, rounds)
+    configs = lengths.configurations(able, plan, setup)
+    times = {run.name: lengths.length_of(run, plan, setup, configs[run.name], peak)
+             for run in able}
+    jobs = measurement.jobs(rounds)
+    for job in jobs:
+        script, _ = script_of(job.run, setup)
+        command = command_of(job, plan, setup, script, times[job.run.name], BUILD / "scratch")
+        print(f"round {job.round}: {printed(command)}")
+    source = "by an earlier one" if results else "a rough estimate"
+    print(f"{len(jobs)} runs, about {in_words(seconds_left(jobs, results, times))} ({source})")

@@ -1,0 +1,166 @@
+"""The catalogue of scripts: 00, the script after each patch, 01, 02 and the variants, as runs.
+
+The published figures have their one reader here, too.
+"""
+
+import importlib.util
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from bench.common import REFERENCE, ROOT, UserError, relative
+from bench.study import Run
+from patches import stack
+
+PUBLISHED = REFERENCE / "published-a100.json"
+STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
+# Variants that studies of their own measure: the compiler's modes, and checkpoints.
+COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
+
+
+@dataclass(frozen=True)
+class Published:
+    """The figures that were published, on A100s."""
+
+    data: dict  # of PUBLISHED
+    stages: dict[str, stack.Published]  # of 00, 01 and 02
+
+    @property
+    def source(self) -> str:
+        data, gpus = self.data, self.stages["02"].gpus
+        return (f"Published figures: {data['gpu']}, PyTorch {data['pytorch']}, {data['model']},"
+                f" context {int(data['context_length']):,}, 02 DDP × {gpus}; <{data['source']}>")
+
+
+def published() -> Published:
+    """Raises UserError where the file can't be read, StackError for a bad patch."""
+    try:
+        data = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+        baseline = data["baseline"]
+        first = stack.Published(float(baseline["tok_per_sec"]), float(baseline["reserved_gb"]), 1)
+        *series, ddp = (patch.published for patch in stack.load())
+        stages = {"00": first, "01": [figures for figures in series if figures][-1], "02": ddp}
+        found = Published(data, stages)
+        found.source  # noqa: B018
+        return found
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UserError(f"{relative(PUBLISHED)} can't be read: {error!r}")
+
+
+class Scripts:
+    """Every script as a Run; its text is made when it is asked for."""
+
+    def __init__(self):
+        self.own: dict[str, bytes] = {}  # scripts that a study has made, by their names
+
+    @cached_property
+    def stages(self) -> dict[str, bytes]:
+        """The script after each patch, and each variant's."""
+        return stack.rebuild_all()
+
+    def text(self, script: str | Path) -> bytes:
+        """Raises StackError where the patches don't fit together, OSError."""
+        if isinstance(script, Path):
+            return script.read_bytes()
+        return self.own.get(script) or self.stages[stack.find(script, list(self.stages))]
+
+    def rungs(self, gpus: int = 1) -> list[Run]:
+        """00, the script after each patch, and 02 on `gpus`. Raises UserError, StackError."""
+        speed = published().stages["00"].tok_per_sec
+        runs = [Run(Path(stack.FIRST).stem, "0 baseline", "baseline", "0", tags={"rung": 0},
+                    published=speed, expected=speed)]
+        for number, patch in enumerate(stack.load(), 1):
+            run = Run(
+                Path(stack.file_of(patch.name)).stem,
+                f"{number} {re.sub('^[0-9]+-', '', patch.name).replace('-', ' ')}",
+                patch.fields["Technique"], patch.name, tags={"rung": number},
+                loss=patch.fields["Loss"].split()[0],
+                expected=runs[-1].expected,  # where it has no figure of its own
+            )
+            if patch.name == "ddp":
+                run = run.but(label=f"{number} DDP", processes=gpus, torchrun=True,
+                              expected=run.expected * gpus)
+            if patch.published:
+                speed, _, on_gpus = patch.published
+                run = run.but(expected=speed / on_gpus * run.processes,
+                              published=speed if on_gpus == run.processes else None)
+            runs.append(run)
+        return runs
+
+    def chosen(self, text: str | None, runs: list[Run]) -> list[Run]:
+        """Those of some rungs that "0,5-8" names; all for None. Raises UserError."""
+        numbers = set(range(len(runs)) if text is None else ())
+        for part in [] if text is None else text.split(","):
+            match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
+            if not match:
+                raise UserError(
+                    f"--rungs {text}: {part!r} is neither a number nor a range like 5-8", 2)
+            first, last = int(match[1]), int(match[2] or match[1])
+            if first > last or last >= len(runs):
+                raise UserError(f"--rungs {text}: {part!r} isn't within 0-{len(runs) - 1}", 2)
+            numbers.update(range(first, last + 1))
+        return [runs[number] for number in sorted(numbers)]
+
+    def stage(self, name: str, gpus: int = 1) -> Run:
+        """"00", "01", or "02" on `gpus` processes. Raises UserError, StackError."""
+        *_, last, ddp = rungs = self.rungs(gpus)
+        run = {"00": rungs[0], "01": last, "02": ddp}[name]
+        label, technique = name, run.technique
+        if name == "01":
+            technique = "every technique"
+        if name == "02":
+            label = f"02, {gpus} rank{'s' * (gpus > 1)}"
+        # The last published figure of a technique is that of the whole script.
+        return run.but(name=Path(STAGES[name]).stem, label=label, technique=technique,
+                       loss=None if name == "01" else run.loss,
+                       published=run.expected if name == "01" else run.published,
+                       tags={"stage": name, "rung": None})
+
+    def variants(self, base: Run, machine: dict, slot: str | None = None,
+                 names: str | None = None) -> list[Run]:
+        """`base` (01 or 02), and a run compared to it for each row of its measured variants: those
+        of a slot, those in `names` ("optimizer-muon,head-chunked"), or all but those that have a
+        study of their own. Raises UserError, StackError."""
+        known = {patch.name: patch for patch in stack.load_variants()
+                 if patch.base == base.name and "Slot" in patch.fields
+                 and slot in (None, patch.fields["Slot"])}
+        chosen = [name for name in known if name not in (COMPILER, CHECKPOINTS)]
+        if names is not None:
+            chosen = [name.strip() for name in names.split(",")]
+        for name in chosen:
+            if name not in known:
+                raise UserError(
+                    f"no variant {name!r} of {base.label}; there are {', '.join(known)}", 2)
+        runs = [base.but(published=None, loss=None)]
+        for patch in (known[name] for name in chosen):
+            for options, needs in patch.option_sets:
+                words = re.findall(r"\w[\w.-]*", " ".join(options))
+                runs.append(runs[0].but(
+                    name="-".join(["variant", patch.name, *words]), script=patch.name,
+                    label=" ".join([patch.name, *options]), technique=patch.fields["Technique"],
+                    loss=patch.fields["Loss"].split()[0], options=tuple(options),
+                    compared_to=base.name, error=lacking(needs, machine),
+                    tags={"variant": patch.name, "stage": None}))
+        return runs
+
+    def variants_of_02(self, machine: dict, slot: str) -> list[Run]:
+        """02 on all GPUs, or on two ranks of a CPU, and its variants of a slot."""
+        runs = self.variants(self.stage("02", machine["gpus"] or 2), machine, slot)
+        if machine["gpus"] == 1:
+            runs = [run.but(error="needs two or more GPUs") for run in runs]
+        return runs
+
+
+def lacking(needs: str, machine: dict) -> str | None:
+    """What a variant needs and this machine doesn't have, as a row tells it."""
+    for need in needs.split(", ") if needs else []:
+        package = need.removeprefix("package ")
+        if package != need and not importlib.util.find_spec(package):
+            pinned = package in (ROOT / "requirements-extras.txt").read_text(encoding="utf-8")
+            source = "-r requirements-extras.txt" if pinned else package
+            return f"needs the package {package}: pip install {source}"
+        if package == need and not machine["gpus"]:
+            return f"needs {need}"
+    return None

@@ -1,0 +1,1 @@
+"""The studies, one file each: see bench.study."""

@@ -1,0 +1,18 @@
+"""DDP's own switches."""
+
+from bench.pictures import draw_alternatives
+from bench.study import Plan, Study
+
+
+class Ddp(Study):
+    """02, and 02 with each of DDP's own switches."""
+
+    title = "DDP's own switches"
+    schedule = {110: None}
+
+    def plans(self, setup):
+        runs = setup.scripts.variants_of_02(setup.machine, "ddp")
+        yield Plan(runs, seed_noise=True, **self.length(setup))
+
+    def draw(self, measured, rows):
+        return draw_alternatives(measured.machine, rows[0], rows[1:])

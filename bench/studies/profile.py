@@ -1,0 +1,146 @@
+"""Where a training step spends its time, from a trace that PyTorch's profiler has written."""
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+
+from bench.common import write_whole
+from bench.study import Column, Plan, Study, Table
+from bench.tables import markdown
+
+TOP = 20  # operations that are shown
+# What an operation or kernel does, by its name; the first pattern that is found counts. Kernels of
+# matrix products are cuBLAS's, CUTLASS's and oneDNN's.
+KINDS = {
+    "attention": r"flash|fmha|scaled_dot_product|attention|cudnn_generated",
+    "loss": r"log_softmax|LogSoftMax|softmax_loss|nll_loss|cross_entropy|SoftMax(Forward|Backward)",
+    "optimizer": r"[Aa]dam|multi_tensor|Optimizer",
+    "matrix products": r"gemm|nvjet|cutlass|cublas|mm\b|mkl|linear|triton_tem",
+    "fused by torch.compile": r"triton_|cpp_fused_|CompiledFxGraph",
+    "other": r"",
+}
+GPU_EVENTS = {"kernel", "gpu_memcpy", "gpu_memset"}
+
+
+def kind_of(name: str) -> str:
+    return next(kind for kind, pattern in KINDS.items() if re.search(pattern, name))
+
+
+def self_times(events: list[dict]) -> list[tuple[str, float]]:
+    """(name, microseconds without those of the operations inside) of one thread's events."""
+    times, open_events = [], []  # of the events that are open: [name, end, time inside]
+
+    def close() -> None:
+        name, start, end, inside = open_events.pop()
+        times.append((name, end - start - inside))
+        if open_events:
+            open_events[-1][3] += end - start
+
+    for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
+        while open_events and open_events[-1][2] <= event["ts"]:
+            close()
+        open_events.append([event["name"], event["ts"], event["ts"] + event["dur"], 0.0])
+    while open_events:
+        close()
+    return times
+
+
+def read_trace(path: Path, gpu: bool) -> dict:
+    """The profiled steps: {steps, seconds, gpu, operations, split}, seconds per step everywhere.
+
+    `operations` has the name, kind, calls and seconds of each operation (on a GPU: kernel), the
+    longest first; `split` the seconds of each kind and of "idle": on a GPU the time in which no
+    kernel ran, on a CPU that outside of PyTorch's operations. Raises ValueError for no such trace.
+    """
+    try:
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        events = [event for event in events if event.get("ph") == "X"]
+        marks = [event for event in events if event["name"].startswith("ProfilerStep#")
+                 and event.get("cat") == "user_annotation"]
+        steps = len(marks)
+        if gpu:
+            kernels = [event for event in events if event.get("cat") in GPU_EVENTS]
+            start = min(event["ts"] for event in kernels)
+            total = max(event["ts"] + event["dur"] for event in kernels) - start
+            times = [(event["name"], event["dur"]) for event in kernels]
+        else:
+            total = sum(event["dur"] for event in marks)
+            (thread,) = {event["tid"] for event in marks}
+            inside = [event for event in events if event["tid"] == thread and event not in marks
+                      and event.get("cat") in ("cpu_op", "user_annotation")]
+            times = self_times(inside)
+        if not steps or not times:
+            raise ValueError("it holds no training step")
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{path.name} is no trace of training steps: {error}")
+    seconds, calls = defaultdict(float), defaultdict(int)
+    for name, duration in times:
+        seconds[name] += duration / 1e6 / steps
+        calls[name] += 1
+    operations = [dict(name=name, kind=kind_of(name), calls=calls[name] / steps, seconds=time)
+                  for name, time in sorted(seconds.items(), key=lambda item: -item[1])]
+    split = dict.fromkeys(KINDS, 0.0)
+    for operation in operations:
+        split[operation["kind"]] += operation["seconds"]
+    per_step = total / 1e6 / steps
+    split["idle"] = max(0.0, per_step - sum(split.values()))
+    return dict(steps=steps, seconds=per_step, gpu=gpu, operations=operations, split=split)
+
+
+class Profile(Study):
+    """Where a step of 01 spends its time: ten steady steps under PyTorch's profiler."""
+
+    title = "Where a step of 01 spends its time"
+    schedule = {40: None}
+    rounds = {"cuda": 1, "cpu": 1}
+    tokens = seconds = None
+    max_tokens_help = ""
+    rounds_help = "how often (default: {})"
+    environment = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}  # a CPU's fused loops, by name
+
+    def plans(self, setup):
+        run = setup.scripts.stage("01").but(
+            name="01-profile", label="01, profiled", script="profile", published=None,
+            options=("--max-steps", "12", "--eval-freq", str(10**9)))
+        yield Plan([run], whole=True)
+
+    def collect(self, setup, folder):
+        traces = [*folder.glob("*.trace.json")]
+        if len(traces) != 1:
+            raise ValueError("it left no trace")
+        profile = read_trace(traces[0], gpu=bool(setup.machine["gpus"]))
+        write_whole(setup.results / "profile.trace.json", traces[0].read_bytes())
+        write_whole(setup.results / "profile.json",
+                    json.dumps(profile | dict(trace="profile.trace.json"), indent=1))
+
+    def tables(self, measured, rows):
+        return []  # `extra` has them: the trace's figures are no run's
+
+    def notes(self, measured, rows):
+        return []
+
+    def extra(self, folder, found):
+        try:
+            profile = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
+        except OSError:
+            return ""
+        total = profile["seconds"]
+        split = markdown(Table([
+            Column("kind", lambda line: line[0], True),
+            Column("ms per step", lambda line: f"{1000 * line[1]:,.2f}"),
+            Column("share", lambda line: f"{line[1] / total:.1%}"),
+        ], list(profile["split"].items())))
+        operations = markdown(Table([
+            Column("kernel" if profile["gpu"] else "operation",
+                   lambda line: f"`{line['name'][:80]}`", True),
+            Column("kind", lambda line: line["kind"], True),
+            Column("calls per step", lambda line: f"{line['calls']:g}"),
+            Column("ms per step", lambda line: f"{1000 * line['seconds']:,.2f}"),
+            Column("share", lambda line: f"{line['seconds'] / total:.1%}"),
+        ], profile["operations"][:TOP]))
+        idle = ("no kernel ran" if profile["gpu"] else "none of PyTorch's operations ran")
+        return (f"{profile['steps']} steady steps, {1000 * total:,.1f} ms each while the profiler"
+                " was recording (which takes time itself). Idle:"
+                f" {idle}. The trace, for ui.perfetto.dev: `{profile['trace']}`.\n\n{split}\n"
+                f"{operations}")

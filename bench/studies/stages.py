@@ -1,0 +1,259 @@
+"""The three scripts side by side, whether they were started by hand or by measure.py."""
+
+import math
+import sys
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.journal import journal_of, newest, read_journal, records_in
+from bench.pictures import COLOURS, draw_bars, key, rows_of_panels, shorten, thousands
+from bench.records import Record
+from bench.scripts import ROOT, STAGES, published
+from bench.study import EPOCHS, Column, Plan, Study, Table
+from bench.tables import cell, markdown
+
+SECONDS = 480  # of the three stages on a GPU, in a report: as many of the 15 epochs as fit
+NAMES = {"00_orig": ("00", "00 original"), "01_opt_single_gpu": ("01", "01 optimized"),
+         "02_opt_multi_gpu_ddp": ("02", "02 DDP")}
+
+
+class Group(NamedTuple):
+    """Runs with all of this in common may be compared."""
+
+    device: str
+    model: str
+    context_length: int
+
+    @property
+    def title(self) -> str:
+        return f"{shorten(self.device, 60)}: {self.model}, context {self.context_length:,}"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """The figures of one stage on one device, measured or published."""
+
+    group: Group
+    stage: str  # "00", "01" or "02"
+    processes: int
+    tok_per_sec: float  # of all processes together; the median over the steps
+    reserved_gb: float | None  # of one process
+    record: Record | None = None
+
+    @property
+    def label(self) -> str:
+        (name,) = [name for stage, name in NAMES.values() if stage == self.stage]
+        return name + (f" × {self.processes}" if self.stage == "02" else "")
+
+
+def bar_of(record: Record) -> Bar:
+    """Raises LookupError, TypeError or ValueError where a figure is missing or isn't one."""
+    config = record.config
+    group = Group(record.device_name, config["model"], int(config["context_length"]))
+    figures = record.tok_per_sec, record.end["reserved_gb"]
+    if not all(figure is None or 0 <= figure < 1e15
+               for figure in (*figures, *(record.quartiles or ()), record.val_loss)):
+        raise ValueError("a figure is out of range")
+    hash(group)
+    return Bar(group, NAMES[record.stage][0], int(config["world_size"]), *figures, record)
+
+
+def read_bars(folder: Path) -> list[Bar]:
+    """The latest complete run of each stage and group, sorted by group, then stage: of the scripts
+    started by hand, whose records lie in the folder, and of the journal of this study.
+
+    Says which records are damaged, and how many runs did not complete.
+    """
+    latest = {}
+    left_out = sum(not result.record for measured in read_journal(journal_of(folder, "stages"))
+                   for result in measured.results)
+    for record in sorted(records_in(folder, "stages"), key=began):
+        if record.stage not in NAMES:
+            continue
+        if record.status != "complete" or not record.tok_per_sec:
+            left_out += 1
+            continue
+        try:
+            bar = bar_of(record)
+        except (LookupError, ArithmeticError, TypeError, ValueError) as error:
+            print(f"skipped: {record.name}, {error!r}", file=sys.stderr)
+            continue
+        latest[bar.group, bar.stage] = bar
+    if left_out:
+        runs, verb = ("run", "is") if left_out == 1 else ("runs", "are")
+        print(f"{left_out} {runs} that did not complete {verb} left out")
+    return [latest[place] for place in sorted(latest)]
+
+
+def began(record: Record) -> tuple[str, str]:
+    time = str(record.start.get("time", "")).replace("-", "").replace(":", "")  # schema 1 had them
+    return time, record.name
+
+
+def published_bars() -> list[Bar]:
+    """Raises UserError, StackError."""
+    figures = published()
+    group = Group(f"{figures.data['gpu']} (published)", figures.data["model"],
+                  int(figures.data["context_length"]))
+    return [Bar(group, stage, theirs.gpus, theirs.tok_per_sec, theirs.reserved_gb)
+            for stage, theirs in figures.stages.items()]
+
+
+def factor(bar: Bar, bars: list[Bar]) -> float | None:
+    """How many times as fast as stage 00 of its group; None without a 00."""
+    speeds = [each.tok_per_sec for each in bars if (each.group, each.stage) == (bar.group, "00")]
+    return bar.tok_per_sec / speeds[0] if speeds else None
+
+
+def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
+    """Without any measured, the published figures alone."""
+    bars, by_stage = bars or theirs, {bar.stage: bar for bar in theirs}
+
+    def of_record(name: str, form: str):
+        return lambda bar: cell(bar.record and getattr(bar.record, name), form) or "n/a"
+
+    def quartiles(bar: Bar) -> str:
+        known = bar.record and bar.record.quartiles
+        return f"{known[0]:,.0f}–{known[1]:,.0f}" if known else "n/a"
+
+    return Table([
+        Column("device", lambda bar: bar.group.device, True),
+        Column("model / context",
+               lambda bar: f"{bar.group.model} / {bar.group.context_length:,}", True),
+        Column("stage", lambda bar: bar.label, True),
+        Column("tok/sec", lambda bar: f"{bar.tok_per_sec:,.0f}"),
+        Column("factor over 00", lambda bar: cell(factor(bar, bars), ".2f") or "n/a"),
+        Column("p25–p75", quartiles),
+        Column("reserved GB", lambda bar: cell(bar.reserved_gb, ".2f") or "n/a"),
+        Column("MFU", of_record("mfu", ".1%")),
+        Column("val loss", of_record("val_loss", ".3f")),
+        Column("published tok/sec", lambda bar: f"{by_stage[bar.stage].tok_per_sec:,.0f}"),
+        Column("published factor",
+               lambda bar: cell(factor(by_stage[bar.stage], theirs), ".2f") or "n/a"),
+    ], bars)
+
+
+class Stages(Study):
+    """The three scripts as they stand: 00, 01, and 02 with one process per GPU, or with two where
+    there is no GPU."""
+
+    title = "The three stages"
+    schedule = {10: None}
+    rounds = {"cuda": 1, "cpu": 1}
+    tokens = seconds = None
+    max_tokens_help = "training tokens of each run, per process (default: the scripts' own length)"
+
+    def options(self, parser):
+        parser.add_argument("--epochs", type=int, metavar="N",
+                            help="passes over the text on a GPU (default: the scripts' own"
+                                 f" {EPOCHS})")
+
+    def plans(self, setup):
+        scripts, gpus = setup.scripts, setup.machine["gpus"]
+        runs = [scripts.stage("00"), scripts.stage("01"), scripts.stage("02", gpus or 2)]
+        runs = [run.but(script=ROOT / STAGES[run.tags["stage"]],  # edited or not
+                        compared_to=before and before.name)
+                for run, before in zip(runs, [None, *runs], strict=False)]
+        tokens, epochs = setup.args.max_tokens, setup.args.epochs
+        limit = SECONDS if gpus and setup.minutes and not tokens else None
+        yield Plan(runs, whole=True, tokens=tokens, epochs=epochs, within=limit)
+
+    def excerpts(self, measured, rows):
+        return {"stages": [bars_table(read_bars(measured.folder), published_bars())]}
+
+    def summary(self, folder):
+        table = markdown(bars_table(read_bars(folder), published_bars()))
+        return f"{table}\n{published().source}\n"
+
+    def extra(self, folder, found):
+        """The losses of the journal's runs, beside the published ones."""
+        lines = [(bar.label, bar.record.curve[0], bar.record.curve[-1])
+                 for bar in journal_bars(folder) if bar.record.curve]
+        if not lines:
+            return ""
+        lines = [(name, first[2:], last[2:]) for name, first, last in lines]
+        baseline = published().data["baseline"]
+        lines.append(("00, published", tuple(baseline["first_line"].values()),
+                      tuple(baseline["last_line"].values())))
+        table = markdown(Table([
+            Column("stage", lambda line: line[0], True),
+            Column("first line: train, val", lambda line: "{}, {}".format(
+                *(cell(loss, ".3f") or "n/a" for loss in line[1]))),
+            Column("last line: train, val", lambda line: "{}, {}".format(
+                *(cell(loss, ".3f") or "n/a" for loss in line[2]))),
+        ], lines))
+        return f"Losses, the published ones after {EPOCHS} epochs of the experiment:\n\n{table}"
+
+    def pictures(self, folder, found):
+        bars = read_bars(folder)
+        figures = {"speed": draw_speed([*bars, *published_bars()]) if bars else None,
+                   "losses": draw_losses(bars)}
+        return {name: figure for name, figure in figures.items() if figure}
+
+
+def journal_bars(folder: Path) -> list[Bar]:
+    """The newest run of each stage in the journal."""
+    records = {}
+    for measured in newest(read_journal(journal_of(folder, "stages"))):
+        records |= {result.name: result.record for result in measured.results if result.record}
+    return [bar_of(record) for record in records.values()]
+
+
+def by_group(bars: list[Bar]) -> dict[Group, list[Bar]]:
+    return {group: list(members) for group, members in groupby(bars, lambda bar: bar.group)}
+
+
+def draw_speed(bars: list[Bar]):
+    """Bars of tok/sec and of reserved memory; every group has scales of its own."""
+    groups = by_group(bars)
+    inches = [1.0 + 0.45 * len(members) for members in groups.values()]
+    figure, rows = rows_of_panels([group.title for group in groups], inches, [5, 3])
+    for members, (_, speed, memory) in zip(groups.values(), rows, strict=True):
+        names, colours = [bar.label for bar in members], [COLOURS[bar.stage] for bar in members]
+        speeds = [f"{bar.tok_per_sec:,.0f}" + (f"  ({factor(bar, members):.2f}×)" if (
+            bar.stage != "00" and factor(bar, members)) else "") for bar in members]
+        draw_bars(speed, names, [bar.tok_per_sec for bar in members], speeds, colours, 5.0)
+        draw_bars(memory, [""] * len(members), [bar.reserved_gb for bar in members],
+                  [cell(bar.reserved_gb, ".2f") or "n/a" for bar in members], colours, 3.0)
+        speed.set_xlabel("speed, tok/sec (all processes)")
+        memory.set_xlabel("reserved memory, GB (per process)")
+    return figure
+
+
+def draw_losses(bars: list[Bar]):
+    """Losses over tokens and over time; None if no run logged any."""
+    groups = by_group([bar for bar in bars if bar.record.curve])
+    if not groups:
+        return None
+    titles = [group.title for group in groups]
+    if len(groups) > 3:
+        latest = max((bar for members in groups.values() for bar in members),
+                     key=lambda bar: began(bar.record)).group
+        titles = [f"{latest.title} (latest of {len(groups)} groups)"]
+        groups = {latest: groups[latest]}
+    figure, rows = rows_of_panels(titles, [4.0] * len(titles), [1, 1])
+    for members, (row, *panels) in zip(groups.values(), rows, strict=True):
+        keys = []
+        for i, bar in enumerate(members):
+            # The first line is the widest: where losses coincide, every colour still shows.
+            wider = len(members) - 1 - i
+            style = {"color": COLOURS[bar.stage], "linewidth": 1.5 + wider}
+            keys.append(key(bar.label, color=style["color"], linewidth=5))
+            if len(bar.record.curve) < 20:  # few points; a single one has no line to be seen by
+                style |= {"marker": "o", "markersize": 4 + 1.5 * wider}
+            curve = [[math.nan if value is None else value for value in point]
+                     for point in bar.record.curve]
+            tokens, seconds, train, val = zip(*curve, strict=True)
+            for axes, over in zip(panels, (tokens, seconds), strict=True):
+                axes.plot(over, val, "-", **style)
+                axes.plot(over, train, "--", markerfacecolor="white", **style)
+        for axes, label in zip(panels, ("training tokens", "training time, s"), strict=True):
+            axes.set_xlabel(label)
+            axes.set_xlim(left=0)
+            axes.set_ylabel("loss, nats per token")
+            thousands(axes.xaxis)
+        keys += [key("validation", color="0.3"), key("training", color="0.3", linestyle="--")]
+        row.legend(handles=keys, loc="outside lower center", ncols=5, frameon=False)
+    return figure

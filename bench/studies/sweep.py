@@ -1,0 +1,148 @@
+"""What fits, and how fast: speed and memory over batch sizes, models and context lengths.
+
+The runs of a sweep grow. Where one doesn't fit, its row says so, and no larger one is tried. On a
+CPU a run is skipped if, judging by the one before it, it would take more than half of the RAM.
+"""
+
+import re
+
+from bench.common import UserError
+from bench.pictures import OWN, rows_of_panels, shorten, thousands
+from bench.study import Plan, Run, Study, Table
+from bench.tables import GB, RANGE, RUN, SPEED_OR_ERROR, machine_note, number, peak_note
+
+BATCHES = [2**k for k in range(13)]
+MODELS = {"cuda": ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"],
+          "cpu": ["cpu-demo", "gpt2", "gpt2-medium"]}
+MODEL_BATCHES = {"cuda": [4, 16, 64], "cpu": [1, 4, 16]}  # of which each model's best is taken
+MODEL_OPTIONS = {"cuda": [], "cpu": ["--context-length", "128", "--eval-windows", "2"]}
+CONTEXTS = {"cuda": [2**k for k in range(8, 15)], "cpu": [2**k for k in range(6, 12)]}
+CONTEXT_TOKENS = {"cuda": 32_768, "cpu": 2_048}  # of each batch in a sweep over contexts
+MIN_STEPS = 6  # of a run, so that it has a median: two of them are warm-up
+KINDS = {"batch": "Batch size", "model": "Model", "context": "Context length"}
+
+
+class Sweep(Study):
+    """Speed and memory over batch sizes, models or context lengths, up to what fits."""
+
+    title = "What it carries: batch, model, context"
+    schedule = {140: None}
+    in_report = tuple(KINDS)
+    rounds = {"cuda": 3, "cpu": 3}
+    seconds = None
+    rounds_help = "how often each size runs (default: {})"
+    max_tokens_help = ("training tokens of each run, at least six steps (default: six steps on a"
+                       " CPU and for models; else 393,216, or for 10 seconds)")
+
+    def options(self, parser):
+        *others, last = KINDS
+        parser.add_argument("what", choices=list(KINDS), metavar="KIND",
+                            help=f"{', '.join(others)} or {last}")
+        parser.add_argument("--stage", choices=("00", "01"), default="01",
+                            help="which script (default: 01)")
+
+    def plans(self, setup):
+        what, stage, device = setup.args.what, setup.args.stage, setup.device
+        script = setup.scripts.stage(stage).but(published=None)
+        kind = what if stage == "01" else f"{what}-{stage}"
+        if what == "batch":
+            runs = chain(script, [(f"batch {size}", 2, dict(batch=size)) for size in BATCHES])
+        elif what == "context":
+            # As many tokens take as much memory, but where 00 keeps the scores of its attention.
+            growth, tokens = 2 if stage == "00" else 1, CONTEXT_TOKENS[device]
+            runs = chain(script, [
+                (f"context {length}, batch {tokens // length}", growth,
+                 dict(context=length, batch=tokens // length)) for length in CONTEXTS[device]])
+        else:  # first the best batch size of each model, then each model at its best
+            runs, first = [], []
+            for model in MODELS[device]:  # a model's first run after another's first
+                sizes = chain(script, [(f"{model}, batch {size}", 4, dict(model=model, batch=size))
+                                       for size in MODEL_BATCHES[device]], after=first)
+                first, runs = sizes[:1], runs + sizes
+            rows = yield self.plan(setup, runs, f"model-batch{kind[5:]}", rounds=1)
+            best = [max((row for row in rows if row.tags["model"] == model),
+                        key=lambda row: row.tok_per_sec or 0) for model in MODELS[device]]
+            known = {run.name: run for run in runs}
+            runs = [known[row.run.name].but(
+                after=None, error=None if row.tok_per_sec else row.error) for row in best]
+        yield self.plan(setup, runs, kind)
+
+    def plan(self, setup, runs: list[Run], kind: str, **settings) -> Plan:
+        """Raises UserError for options that the sweep itself sets."""
+        own = {option for run in runs for option in run.options if option.startswith("--")}
+        for option in setup.options:
+            if option.split("=")[0] in own:
+                raise UserError(f"{option.split('=')[0]} is set by the sweep itself", 2)
+        cpu, models = setup.device == "cpu", kind.startswith("model")
+        if models:
+            settings["options"] = [
+                *MODEL_OPTIONS[setup.device],
+                *["--no-compile"] * (cpu and setup.args.stage != "00")]  # 00 has no such option
+        if models or cpu:  # MIN_STEPS are enough
+            length = dict(tokens=setup.args.max_tokens or 1, seconds=0.0)
+        else:
+            length = dict(tokens=setup.args.max_tokens or self.tokens["cuda"], seconds=10.0)
+        ram = setup.machine["ram_gb"] if cpu else None
+        return Plan(runs, kind, cold_rounds=0, min_steps=MIN_STEPS, until_full=True,
+                    memory_limit_gb=ram and ram / 2, **length, **settings)
+
+    def tables(self, measured, rows):
+        """Speed and memory of each size, up to the first that isn't tried."""
+        shown = []
+        for row in rows:
+            untried = (row.error or "").startswith("not tried")
+            if not untried or not shown or not shown[-1].error:
+                shown.append(row)
+        return [Table([RUN, SPEED_OR_ERROR, RANGE, GB._replace(heading="reserved GB"),
+                       number("MFU", "mfu", ".1%"),
+                       number("of matmul peak", "share_of_peak", ".1%")], shown)]
+
+    def notes(self, measured, rows):
+        return [f"{machine_note(measured, rows)} {peak_note(measured)}",
+                "tok/sec is the median over the rounds of each run's median step."]
+
+    def draw(self, measured, rows):
+        """What a sweep shows, as far as its runs fit; nothing of a search."""
+        what, _, stage = measured.kind.partition("-")
+        rows = [row for row in rows if row.tok_per_sec]
+        if not rows or stage.startswith("batch"):
+            return None
+        title = KINDS[what]
+        figure, [(_, *panels)] = rows_of_panels(
+            [f"{title}: {stage or '01'} on {shorten(measured.machine['name'], 60)}"], [3.6],
+            [1] if what == "context" else [1, 1])
+        places, speed = range(len(rows)), ("speed, tok/sec", [row.tok_per_sec for row in rows])
+        share = [100 * (row.share_of_peak or 0) for row in rows]
+        shown = {"batch": [speed, ("reserved memory, GB", [row.reserved_gb or 0 for row in rows])],
+                 "model": [("share of the product rate, %", share), speed],
+                 "context": [speed]}[what]
+        names = [row.label.removeprefix(f"{what} ").replace(", ", "\n") for row in rows]
+        for axes, (label, values) in zip(panels, shown, strict=True):
+            axes.plot(places, values, "o-", color=OWN, linewidth=2)
+            top = max(values)
+            if label == speed[0]:
+                axes.fill_between(places, [min(row.speeds) for row in rows],
+                                  [max(row.speeds) for row in rows], color=OWN, alpha=0.2,
+                                  linewidth=0)
+                top = max(max(row.speeds) for row in rows)
+            axes.set(ylim=(0, 1.08 * top or 1), ylabel=label,
+                     xlabel="" if what == "model" else title.lower())
+            axes.set_xticks(places, names, fontsize=9 if len(names) > 10 else None)
+            thousands(axes.yaxis)
+        return figure
+
+
+def chain(script: Run, sizes: list[tuple[str, float, dict]], after: list[Run] = ()) -> list[Run]:
+    """A run for each (label, growth in memory, settings); each isn't tried where the one before
+    it, the first one the one in `after`, doesn't fit."""
+    runs = list(after)
+    for label, growth, settings in sizes:
+        options = [str(part) for name, value in settings.items() for part in (OPTION[name], value)]
+        runs.append(script.but(
+            name="-".join([script.name, *re.findall(r"[\w-]+", label)]), label=label,
+            options=tuple(options), tags=settings, growth=growth,
+            after=runs[-1].name if runs else None))
+    return runs[len(after):]
+
+
+OPTION = {"batch": "--batch-size", "model": "--model", "context": "--context-length"}

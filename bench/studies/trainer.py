@@ -1,0 +1,32 @@
+"""What a user would pick instead: Hugging Face's Trainer."""
+
+import re
+
+from bench.common import ROOT
+from bench.scripts import lacking
+from bench.study import Plan, Study
+
+
+class Trainer(Study):
+    """01, and the same training by Hugging Face's Trainer (peers/hf_trainer.py), from its defaults
+    to its fastest settings."""
+
+    title = "Hugging Face's Trainer"
+    schedule = {130: None}
+
+    def plans(self, setup):
+        machine = setup.machine
+        base = setup.scripts.stage("01").but(published=None)
+        batch = ("--per_device_train_batch_size", "32" if machine["gpus"] else "8")  # as 01
+        tf32 = ("--tf32", "True") if float(machine.get("capability") or 0) >= 8 else ()
+        mixed, half = ("--bf16", *tf32), ("--dtype", "bfloat16")
+        settings = [(), mixed, (*mixed, "--torch_compile"), (*half, "--torch_compile")]
+        if not machine["gpus"]:
+            settings.append((*settings[-1], "--huge_pages"))
+        error = lacking("package transformers, package accelerate", machine)
+        runs = [base.but(
+            name="-".join(["trainer", *re.findall(r"\w+", " ".join(options))]),
+            label=" ".join(["Trainer", *options]), script=ROOT / "peers" / "hf_trainer.py",
+            technique="Hugging Face's Trainer", loss="changes", options=batch + options,
+            compared_to=base.name, error=error, tags={"stage": None}) for options in settings]
+        yield Plan([base, *runs], **self.length(setup))

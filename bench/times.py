@@ -1,0 +1,122 @@
+"""Time to a loss, as `search` and `time-to-loss` measure it.
+
+Tokens per second alone can be bought with training that learns less from each token. So, as in
+AlgoPerf and MLPerf Training, whole runs are compared by the time to a target that is fixed before
+they start: the lowest validation loss of 00 in its default run ("published"), and that at the best
+learning rate ("best").
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.common import UserError, relative
+from bench.journal import journal_of, newest, read_journal
+from bench.lengths import configurations
+from bench.rows import Row, rows_of
+from bench.study import Plan, Run, Setup
+
+TUNING_SEED = 1  # and those after it; the times that are told come from study.SEED and those after
+TUNING_ROUNDS = 2
+LIMIT = 3  # a run of so many times the tokens of 00's default run hasn't reached the target
+LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next
+MAX_TOKENS_HELP = ("training tokens of the run that sets the target (default: 00's own length);"
+                   f" the others have at most {LIMIT} times as many")
+
+
+class Point(NamedTuple):
+    """The settings that a search varies."""
+
+    stage: str
+    batch: int
+    rate: float
+
+    def around(self) -> list["Point"]:
+        """Half and twice the batch size, and half and twice the learning rate."""
+        batches = [size for size in (self.batch // 2, self.batch * 2) if size]
+        return [*(self._replace(batch=size) for size in batches), *self.other_rates()]
+
+    def other_rates(self) -> list["Point"]:
+        return [self._replace(rate=rate) for rate in (self.rate / 2, self.rate * 2)]
+
+    def run(self, setup: Setup) -> Run:
+        """The stage's script with these settings."""
+        stage = setup.scripts.stage(self.stage)
+        return stage.but(
+            name=f"{stage.name}-batch-{self.batch}-rate-{self.rate:g}", published=None,
+            label=f"{stage.label}, batch {self.batch}, rate {self.rate:g}", tags=self._asdict(),
+            options=("--batch-size", str(self.batch), "--learning-rate", f"{self.rate:g}"))
+
+
+def point_of(row: Row) -> Point:
+    return Point(*(row.tags[name] for name in Point._fields))
+
+
+def default_points(setup: Setup) -> dict[str, Point]:
+    """The published settings of 00 and 01, or what the options say."""
+    runs = {name: setup.scripts.stage(name) for name in ("00", "01")}
+    configs = configurations(list(runs.values()), Plan([]), setup)
+    return {name: Point(name, configs[run.name]["batch_size"], configs[run.name]["learning_rate"])
+            for name, run in runs.items()}
+
+
+def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:
+    """Whole runs with a new seed in each round."""
+    return Plan(runs, kind, whole=True, new_seeds=True, log_tokens=LOG_TOKENS[setup.device],
+                **settings)
+
+
+def target_plan(setup: Setup, runs: list[Run]) -> Plan:
+    """The runs that set a target, the first one 00's default run."""
+    return plan_of(setup, runs, "target", tokens=setup.args.max_tokens, first_seed=TUNING_SEED,
+                   cold_rounds=0)
+
+
+def limit_of(row: Row) -> int:
+    """The tokens after which a run is ended, by the row of 00's default run. Raises UserError where
+    that came to no end."""
+    if not row.record or row.lowest_val_loss is None:
+        raise UserError(f"00 came to no end, so there is no target: {row.error}")
+    return LIMIT * row.record.logs[-1]["tokens"]
+
+
+class Search(NamedTuple):
+    """What a search has found."""
+
+    targets: dict[str, float]
+    points: dict[str, Point]  # at which 00, and 01, reach the second target soonest
+    tokens: int  # after which a run is ended
+
+
+def read_search(results: Path, options: list[str]) -> Search | None:
+    """What a search has found, if it came to its end. Raises UserError where it was measured with
+    other options, OSError."""
+    path = journal_of(results, "search")
+    found = {each.kind: each for each in newest(read_journal(path))}
+    if not {"target", ""} <= found.keys() or found[""].time < found["target"].time:
+        return None
+    first, *others = rows_of(found["target"])
+    points = {}
+    for stage in ("00", "01"):
+        points[stage] = soonest(rows_of(found[""]), stage, found[""].plan.targets["best"])
+    if None in points.values():
+        print(f"{relative(path)}: the search didn't come to its end; it goes on with --resume")
+        return None
+    targets = {"published": first.lowest_val_loss, "best": found[""].plan.targets["best"]}
+    if found[""].options != options:
+        raise UserError(f"{relative(path)} was measured with other options: search again, or use"
+                        " another --results-dir")
+    return Search(targets, points, limit_of(first))
+
+
+def soonest(rows: list[Row], stage: str, target: float) -> Point | None:
+    """The point of a stage that reaches the target first; None as long as a neighbour of it wasn't
+    tried."""
+    costs = {point_of(row): cost(row.seconds_to(target)) for row in rows
+             if row.tags["stage"] == stage}
+    best = min(costs, key=costs.get, default=None)  # of equals the one that was measured first
+    return best if best and all(point in costs for point in best.around()) else None
+
+
+def cost(figure: float | None) -> float:
+    """A missing one is worse than all others."""
+    return float("inf") if figure is None else figure

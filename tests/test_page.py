@@ -1,0 +1,425 @@
+"""bench/page.py, look.py and readme.py: a machine's page, how it goes on after an end at any place,
+and the tables inside README.md."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, run_python
+from made_up import (
+    CPU,
+    MACHINE,
+    PEAK,
+    Children,
+    plan_of,
+    rows_of_text,
+    write_journal,
+    write_record,
+)
+
+import measure
+from bench import look, page, processes, readme
+from bench.common import UserError
+from bench.study import all_studies
+from bench.tables import found_in
+from patches import stack
+
+LOOK = dict(
+    memory_gb=24.0, matmul_peak=PEAK, bandwidth=3e10, compile_error=None,
+    missing=["a thing: how to get it"],
+    attention=[dict(dropout=0.1, backend="flash_attention", runs=True, chosen=True,
+                    milliseconds=1.5, real_dropout=0.0998)],
+)
+SPEEDS = {"00_orig": 100.0, "01_opt_single_gpu": 900.0, "03-fused-adamw": 120.0}
+MEASURED = [study for study in all_studies().values() if any(
+    rounds != 0 for rounds in study.schedule.values())]
+
+
+class Reports:
+    """Makes reports of made-up runs, all in one folder unless told otherwise."""
+
+    def __init__(self, folder: Path, monkeypatch):
+        self.children = Children(monkeypatch, folder / "build", MACHINE)
+        self.children.answers |= dict(look=dict(machine=MACHINE) | LOOK, large_loss="right")
+        self.children.does |= {name: dict(speed=speed, gpu=MACHINE["name"])
+                               for name, speed in SPEEDS.items()}
+        self.children.does["01-profile"] = self.profile
+        self.data, self.results = folder / "data", folder / "results"
+        self.data.mkdir()
+        (self.data / "meta.json").write_text('{"tokens": {"train": 414009}}')
+
+    def profile(self, command, environment):
+        """A record beside which a trace lies: of two steps, with a kernel of 0.9 ms in all."""
+        folder = Path(command[command.index("--results-dir") + 1])
+        write_record(folder, "01-profile")
+        events = [dict(ph="X", cat="user_annotation", name=f"ProfilerStep#{k}", ts=1000 * k,
+                       dur=1000, tid=1) for k in (2, 3)]
+        events.append(dict(ph="X", cat="kernel", name="some_gemm", ts=2000, dur=900, tid=7))
+        (folder / "1.trace.json").write_text(json.dumps(dict(traceEvents=events)))
+        return 0, "", ""
+
+    def make(self, *options, pieces="", results=None) -> int:
+        """measure.py report; returns its exit code. `ran` has what it ran."""
+        studies, before = all_studies(), len(self.children.ran)
+        args = measure.make_parser(studies).parse_args(
+            ["report", "--data", str(self.data), "--results-dir", str(results or self.results),
+             "--minutes", "600", "--max-tokens", "4096", "--rungs", "0,1,3", "--pieces", pieces,
+             *options])
+        try:
+            return measure.report(args, [], studies)
+        finally:
+            self.ran = self.children.ran[before:]
+            if "matplotlib.pyplot" in sys.modules:
+                sys.modules["matplotlib.pyplot"].close("all")
+
+    @property
+    def text(self) -> str:
+        return (self.results / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def reports(tmp_path, monkeypatch):
+    return Reports(tmp_path, monkeypatch)
+
+
+def section_of(text: str, title: str) -> str:
+    (section,) = (part for part in text.split("\n## ") if part.startswith(title))
+    return section
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    monkeypatch.setattr(page, "draw_all", lambda *_: {})
+
+
+# ---- The report
+
+
+def test_page(reports, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert reports.make() == 0
+    head, *sections = reports.text.split("\n## ")
+    shown = [study for study in all_studies().values() if study.schedule]
+    assert [section.partition("\n")[0] for section in sections] == [
+        "This machine", *(study.title for study in shown)]
+    for study, section in zip(shown, sections[1:], strict=True):
+        assert f"Alone: `python measure.py {study.name}" in section
+        assert "Not measured yet" not in section
+    assert head.startswith("# GPT training on Some | GPU $x_1$\n\n1. **Some | GPU $x_1$**, ")
+    assert "4.00 TFLOP/s in bfloat16" in head
+    assert ("01 trains **900 tok/sec, 9.00 times** 00's 100 (published, on an A100: 142,156, 11.35"
+            " times), with 1.25 GB instead of 1.25; 1 run(s) each.") in head
+    assert "What brings most in the ladder (4 rounds): fused AdamW" in head
+    assert "More than a fifth off the published factor: fused AdamW 1.20× (2.27×)." in head
+    assert "--max-tokens 4096 --rungs 0,1,3`" in head and "Not finished" not in head
+    assert "Missing: a thing: how to get it." in sections[0]
+    assert "| 0.1 | flash attention | yes | ← | 1.50 | 0.100 |" in sections[0]
+    assert "| matrix products | 0.45 | 100.0% |" in reports.text
+    assert "| 00, published | 9.535, 9.609 | 0.150, 6.914 |" in reports.text
+    for picture in ("speed.png", "losses.png", "ladder.png", "compile-modes.png", "sweep-batch.png",
+                    "scaling.png"):
+        assert f"]({picture})" in reports.text
+        assert (reports.results / picture).stat().st_size > 10_000
+    # Carried to another place, it goes on there.
+    elsewhere = tmp_path / "elsewhere"
+    (reports.results / "reference").mkdir()  # of other machines, which isn't packed
+    assert reports.make() == 0 and reports.ran == []
+    shutil.unpack_archive(reports.results / "report.tar.gz", elsewhere)
+    names = {path.name for path in elsewhere.iterdir()}
+    assert names == {path.name for path in reports.results.iterdir()} - {
+        ".lock", "reference", "report.tar.gz"}
+    assert {"report.md", "machine.json", "profile.trace.json", "sweep.jsonl"} <= names
+    assert reports.make(results=elsewhere) == 0 and reports.ran == []
+    assert (elsewhere / "report.md").read_text(encoding="utf-8") == reports.text
+    assert reports.children.asked.count("look") == 1
+
+
+def figures(folder: Path) -> list:
+    return [(row.label, row.rounds, row.tok_per_sec, row.val_loss, row.error)
+            for study in all_studies() for _, rows in found_in(folder, study) for row in rows]
+
+
+def test_stopped_anywhere_it_ends_with_the_same_figures(reports, tmp_path, no_pictures):
+    short = dict(pieces="stages,ladder,profile")
+    assert reports.make("--rungs", "0,3", **short) == 0
+    whole, wanted = reports.ran, figures(reports.results)
+    names = [name for name, _ in whole]
+    assert names.index("01-profile") == 3 + 3  # after the stages and a round of the ladder
+    assert names.count("03-fused-adamw") == 4
+    for number in range(1, len(whole) + 1):
+        reports.children.calls.clear()
+        reports.children.stop_at, folder = number, tmp_path / str(number)
+        with pytest.raises(processes.Interrupted):
+            reports.make("--rungs", "0,3", results=folder, **short)
+        before = reports.ran
+        assert "Not finished: " in (folder / "report.md").read_text(encoding="utf-8")
+        assert reports.make("--rungs", "0,3", results=folder, **short) == 0
+        assert before + reports.ran == whole  # none of them twice
+        assert figures(folder) == wanted
+
+
+def test_this_machine():
+    """What bench.machine really tells of it, on the page."""
+    code = ("import json; from bench.machine import *\n"
+            "print(json.dumps([look(), matmul_rate(), large_loss()]))")
+    out = run_python("-c", code, cwd=ROOT).stdout
+    found, rate, found["large_loss"] = json.loads(out.splitlines()[-1])
+    assert found.keys() == look.LOOK and found["machine"].keys() == MACHINE.keys()
+    machine, peak = found["machine"], found["matmul_peak"]
+    assert (machine["device"], machine["gpus"], found["large_loss"]) == ("cpu", 0, "not tried")
+    assert peak.keys() == {"float32", "bfloat16"}
+    assert all(figure > 1e8 for figure in (rate, found["bandwidth"], *peak.values()))
+    dropouts = {(row["dropout"], row["backend"]): row["real_dropout"] for row in found["attention"]
+                if row["runs"]}
+    assert dropouts[0.0, "math"] == 0 and dropouts[0.1, "math"] == pytest.approx(0.1, abs=0.02)
+    text = look.machine_section(found)
+    assert text.startswith(f"No GPU; {machine['cpu']}. PyTorch {machine['torch']}, Python ")
+    assert "| 0.1 | math | yes |" in text and "Missing: an NVIDIA GPU: without one" in text
+
+
+def test_time_is_over(reports, no_pictures, capsys):
+    assert reports.make("--minutes", "0.1") == 0 and not reports.ran
+    names = re.search("Not finished: (.+); started again, it goes on", reports.text)[1].split(", ")
+    assert set(names) == {study.name for study in MEASURED} and len(names) == len(MEASURED)
+    assert reports.text.count("Not measured yet.") == len(MEASURED) + 1  # and time-to-loss
+    assert "after 0.0 minutes; report.tar.gz beside it" in capsys.readouterr().out
+    assert reports.make("--minutes", "0.1", pieces="stages,sweep") == 0
+    assert "Not finished: stages, sweep;" in reports.text
+
+
+def test_the_page_is_written_whatever_happens(reports, no_pictures, capsys, monkeypatch):
+    """A study that can't be measured is told, and the others are measured."""
+    def plans(self, setup):
+        raise OSError("no git")
+        yield
+
+    monkeypatch.setattr(type(all_studies()["ladder"]), "plans", plans)
+    assert reports.make(pieces="stages,ladder,leave-one-out") == 1
+    assert "error: ladder: no git; for a new report, move " in capsys.readouterr().err
+    assert "Not finished: ladder; started again" in reports.text
+    assert figures(reports.results)[-1][0] == "without 3 fused adamw"
+
+
+def test_failures(reports, no_pictures, capsys):
+    """A run that fails is a row, and the exit code tells; a new start tries it again."""
+    works = reports.children.does.pop("01_opt_single_gpu")
+    reports.children.does["01_opt_single_gpu"] = dict(status="failed", error="it broke")
+    assert reports.make(pieces="stages") == 1
+    assert "failed: it broke" in reports.text and "01 trains" not in reports.text
+    assert reports.make("--max-tokens", "8192", pieces="stages") == 1
+    assert re.search("was measured with other tokens.*move .* away", capsys.readouterr().err)
+    reports.children.does["01_opt_single_gpu"] = works
+    assert reports.make(pieces="stages") == 0
+    assert [name for name, _ in reports.ran] == ["01_opt_single_gpu"]
+
+
+def test_another_machine(reports, no_pictures):
+    assert reports.make(pieces="stages") == 0
+    before = reports.text
+    reports.children.answers["this_machine"] = MACHINE | dict(cpu="another host's", threads=64)
+    assert reports.make(pieces="stages") == 0 and not reports.ran
+    reports.children.answers["this_machine"] = CPU
+    with pytest.raises(UserError, match="holds the report of another machine or PyTorch: move"):
+        reports.make(pieces="stages")
+    assert reports.text == before
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", "{}", "[" * 100_000])
+def test_a_damaged_look_is_asked_for_again(reports, no_pictures, damaged):
+    reports.results.mkdir()
+    (reports.results / "machine.json").write_text(damaged)
+    assert reports.make(pieces="stages") == 0
+    assert reports.children.asked.count("look") == 1
+    assert look.read_look(reports.results)["large_loss"] == "right"
+
+
+def test_a_large_loss_that_breaks_is_told(reports, no_pictures, monkeypatch):
+    """And a machine without a GPU has no such line."""
+    ask = processes.ask_machine
+
+    def asked(question):
+        if question == "large_loss":
+            raise UserError("illegal memory access")
+        return ask(question)
+
+    monkeypatch.setattr(processes, "ask_machine", asked)
+    reports.make(pieces="stages")
+    assert "2³¹ logits (batch 42 and up at context 1,024): wrong: illegal" in reports.text
+    reports.children.answers |= dict(this_machine=CPU, look=dict(machine=CPU) | LOOK)
+    shutil.rmtree(reports.results)
+    reports.make(pieces="stages")
+    assert "2³¹" not in reports.text
+    assert "no GPU, so the small model `cpu-demo` is trained" in reports.text
+
+
+def test_damaged_pieces(reports, capsys):
+    """They are told, and the page has all else."""
+    pytest.importorskip("matplotlib")
+    reports.make(pieces="stages,ladder,profile")
+    (reports.results / "profile.json").write_text("[]")
+    ladder = reports.results / "ladder.jsonl"
+    lines = ladder.read_bytes().splitlines(keepends=True)
+    ladder.write_bytes(b"".join([*lines[:2], b'{"event"\n', *lines[3:]]))
+    capsys.readouterr()
+    page.write_page(reports.results, "make report", [])
+    assert "skipped: " in (err := capsys.readouterr().err) and "ladder.jsonl, line 3: " in err
+    section = section_of(reports.text, "Where a step")
+    assert section.count("What is left of it in the folder is damaged: ") == 1
+    assert "What brings most in the ladder" in reports.text and "![ladder]" in reports.text
+
+
+def test_a_record_without_a_figure(reports, no_pictures):
+    """It is damaged, and all else stands."""
+    reports.make(pieces="stages,ladder")
+    ladder = reports.results / "ladder.jsonl"
+    before, _, after = ladder.read_text().rpartition('"reserved_gb"')
+    ladder.write_text(f'{before}"gb"{after}')
+    page.write_page(reports.results, "make report", [])
+    section = section_of(reports.text, "The ladder")
+    assert "failed: not a whole record" in section and "| 3 fused adamw | " in section
+    assert "01 trains" in reports.text
+
+
+def test_without_matplotlib(reports, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert reports.make(pieces="stages") == 0
+    assert "there are no pictures: " in capsys.readouterr().err
+    assert "![" not in reports.text
+
+
+@pytest.mark.parametrize(("peak", "machine", "epochs"), [
+    (312e12, MACHINE, range(1, 15)), (312e13, MACHINE, range(15, 16)), (312e13, CPU, [None])])
+def test_epochs_that_fit(reports, no_pictures, peak, machine, epochs):
+    """On a GPU the published 15, or as many as the time of the piece holds; kept for a restart."""
+    reports.children.answers |= dict(
+        this_machine=machine, look=dict(machine=machine) | LOOK | dict(
+            matmul_peak=dict(bfloat16=peak)))
+    parser = measure.make_parser(all_studies())
+    command = ["report", "--data", str(reports.data), "--results-dir", str(reports.results),
+               "--minutes", "600", "--pieces", "stages"]
+    for _ in range(2):
+        assert measure.report(parser.parse_args(command), [], all_studies()) == 0
+    (found, _), = found_in(reports.results, "stages")
+    assert found.plan.epochs in epochs and len(reports.children.ran) == 3
+
+
+def test_makefile():
+    text = (ROOT / "Makefile").read_text()
+    assert 'measure.py report --minutes $(MINUTES) --pieces "$(PIECES)"' in text
+
+
+# ---- The tables inside README.md
+
+
+def test_readme_is_what_the_command_writes():
+    try:
+        machine = readme.reference_machine()
+    except UserError as reason:
+        pytest.skip(str(reason))
+    text = readme.README.read_bytes().decode()
+    for name in ("techniques", "ladder", "stages", "guide"):
+        assert text.count(f"<!-- {name}: written by measure.py readme -->\n") == 1
+    assert readme.update(text, machine) == text
+
+
+def test_techniques_are_those_of_the_headers():
+    rows, patches = rows_of_text(readme.techniques_table()), stack.load()
+    assert rows[0] == ["0", "baseline, [`00_orig.py`](00_orig.py)", "", "12,525", "26.26"]
+    assert rows[2] == [
+        "2", "[tensor cores (TF32 matrix products)](patches/02-tensor-cores.patch)", "rounding",
+        "27,648", "26.24"]
+    assert rows[-1][0] == "" and rows[-1][1].endswith("(patches/ddp.patch), on 4 GPUs")
+    assert rows[-1][2:] == ["changes", "419,259", "22.80"]
+    for number, (row, patch) in enumerate(zip(rows[1:], patches, strict=True), 1):
+        assert row[0] == ("" if patch is patches[-1] else str(number))
+        assert f"[{patch.fields['Technique']}](patches/{patch.name}.patch)" in row[1]
+        assert bool(patch.published) == bool(row[3])
+
+
+def write_ladder(folder: Path, machine: dict = CPU) -> None:
+    plan = plan_of("00_orig")
+    plan.runs = [plan.runs[0].but(tags={"rung": 0})]
+    write_journal(folder, "ladder", plan, [dict(name="00_orig", speed=123)], machine)
+
+
+def marker(name: str, between: str = "", end: str = "<!-- end -->\n") -> str:
+    return f"<!-- {name}: written by measure.py readme -->\n{between}{end}"
+
+
+def test_update_writes_every_table(tmp_path):
+    """And nothing else; a table that needs a line before it gets one."""
+    write_ladder(tmp_path)
+    names = "techniques", "ladder", "points", "predictions"
+    text = "a | b\n".join(marker(name, "old\n") for name in names)
+    after = readme.update(text, tmp_path)
+    parts = re.split("<!-- .+ -->\n", after)
+    assert parts[2::2] == [*["a | b\n"] * 3, ""] and parts[1] == readme.techniques_table()
+    assert rows_of_text(parts[3]) == [
+        ["0", "technique 00_orig", "123", "1.25", "8.000"]]
+    assert parts[5].startswith("| published |") and parts[7].startswith("| model |")
+    assert readme.update(after, tmp_path) == after
+    plan = plan_of("00_orig", kind="", targets={"published": 8.5})
+    write_journal(tmp_path, "time-to-loss", plan, [dict(name="00_orig")])
+    after = readme.update(marker("time-to-loss"), tmp_path)
+    assert after.splitlines()[1:3] == [
+        "", "Target 8.5000, the lowest validation loss of 00 in its default run:"]
+    assert readme.update(after, tmp_path) == after
+
+
+@pytest.mark.parametrize("text", [
+    marker("other"), marker("ladder"), marker("techniques", "| 1 |\n", ""),
+    marker("techniques", "", "") + marker("techniques")])
+def test_markers_that_do_not_serve(tmp_path, text):
+    with pytest.raises(UserError, match="no such table, or no <!-- end -->: <!-- "):
+        readme.update(text, tmp_path)
+
+
+def test_write_readme(tmp_path, monkeypatch):
+    monkeypatch.setattr(readme, "README", tmp_path / "README.md")
+    monkeypatch.setattr(readme, "REFERENCE", tmp_path)
+    readme.README.write_text(marker("techniques"))
+    with pytest.raises(UserError, match="no ladder in results/reference/"):
+        readme.write_readme()
+    write_ladder(tmp_path / "a-cpu")
+    assert readme.reference_machine() == tmp_path / "a-cpu"
+    write_ladder(tmp_path / "gpu", MACHINE)
+    assert readme.reference_machine() == tmp_path / "gpu"  # it says more
+    assert readme.write_readme() and not readme.write_readme()
+    assert len(rows_of_text(readme.README.read_text(encoding="utf-8"))) == len(stack.load()) + 1
+
+
+def test_guide_table(tmp_path):
+    """What the guide claims, with the factors of the variants and of the ladder's rungs."""
+    def journal(study, *names, kind="", tags=None, errors=(), versus=None):
+        plan = plan_of(*names, kind=kind)
+        plan.runs = [each.but(compared_to=versus or each.compared_to, tags={
+            name: value(each.name) for name, value in (tags or {}).items()})
+            for each in plan.runs]
+        plan.runs[0] = plan.runs[0].but(compared_to=None)
+        for place, error in errors:
+            plan.runs[place] = plan.runs[place].but(error=error)
+        write_journal(tmp_path, study, plan, [
+            dict(name=each.name, speed=100.0 * (k + 1), reserved_gb=2.0 + k)
+            for k, each in enumerate(plan.runs) if not each.error])
+
+    journal("ladder", "09-padded-vocabulary", "10-batch-size", tags={"rung": lambda name: 0})
+    rows = rows_of_text(readme.guide_table(tmp_path))
+    assert rows == [["batch size", "yes", "yes", "`10-batch-size`", "2.00", "1.50"],
+                    ["", "", "", "`09-padded-vocabulary`", "", ""]]
+    journal("variants", "01", "step-accumulation", "optimizer-adamw-8bit", versus="01",
+            tags={"variant": lambda name: name}, errors=[(2, "needs the package x")])
+    # Of the same variants, those of the larger model count, where their labels are the same.
+    for kind in ("", "gpt2-medium"):
+        journal("sharded", "02", "parallel-sharded", kind=kind,
+                tags={"variant": lambda name: name})
+    journal("sweep", "batch 1", "batch 2", "batch 4", kind="batch", errors=[(2, "not tried")])
+    rows = rows_of_text(readme.guide_table(tmp_path))
+    assert rows[0] == ["batch size", "yes", "yes", "`batch 2 over batch 1`", "2.00", "1.50"]
+    assert ["gradient accumulation", "no", "yes", "`step-accumulation`", "2.00", "1.50"] in rows
+    assert ["choice of the optimizer", "yes", "yes", "`optimizer-adamw-8bit`",
+            "needs the package x", ""] in rows
+    assert ["ZeRO", "no", "yes", "`parallel-sharded`", "2.00", "1.50"] in rows
+    assert "data preloading" not in [row[0] for row in rows]  # not measured there

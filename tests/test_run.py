@@ -1,0 +1,588 @@
+"""bench/run.py, bench/lengths.py and bench/processes.py: what runs, how, and how long; with made-up
+runs in place of real ones."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT, TINY, environment, run_python
+from made_up import CPU, MACHINE, PEAK, Children, plan_of, setup_of, write_journal, write_record
+
+from bench import lengths, processes, run
+from bench.common import UserError
+from bench.journal import journal_of, read_journal
+from bench.study import SCRATCH, Run, Study
+
+
+class Toy(Study):
+    """A study of the plans that it is made with."""
+
+    name = "toy"
+
+    def __init__(self, *plans, collected=None):
+        self.made_with, self.collected = plans, collected
+
+    def plans(self, setup):
+        for plan in self.made_with:  # noqa: UP028 (a tuple takes no rows)
+            yield plan
+
+    def collect(self, setup, folder):
+        if self.collected:
+            raise self.collected
+
+
+class Place:
+    """A folder to measure in."""
+
+    def __init__(self, folder: Path, monkeypatch):
+        self.folder, self.setup = folder, setup_of(folder / "results")
+        self.path = journal_of(self.setup.results, "toy")
+        self.children = Children(monkeypatch, folder / "build")
+        self.setup.data = folder / "data"
+        self.setup.data.mkdir()
+        self.meta = self.setup.data / "meta.json"
+        self.meta.write_text('{"tokens": {"train": 4096}}')
+
+    def plan(self, *names, **settings):
+        """Each run has a script of its own, NAME.py."""
+        plan = plan_of(*names, **settings)
+        for place, each in enumerate(plan.runs):
+            script = self.folder / f"{each.name}.py"
+            script.exists() or script.write_text(each.name)
+            plan.runs[place] = each.but(script=script)
+        return plan
+
+    def events(self, kind: str) -> list[dict]:
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+    def run(self, *what, rounds=1, resume=False, deadline=None):
+        """Measures plans, or a study. Returns what this start ran: names, rounds and seeds."""
+        study = what[0] if isinstance(what[0], Study) else Toy(*what)
+        before = len(self.events("run"))
+        self.finished, self.measured = run.run_study(
+            study, self.setup, rounds, resume, deadline and time.monotonic() + deadline)
+        return [(event["name"], event["round"], event["seed"])
+                for event in self.events("run")[before:]]
+
+    def one(self, what):
+        """The only result of a measurement in a journal of its own."""
+        self.path.unlink(missing_ok=True)
+        self.run(what)
+        (result,) = self.measured[0].results
+        assert read_journal(self.path)[0].results == [result]  # the journal says the same
+        return result
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    return Place(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def plan(place):
+    return place.plan("a", "b", seed_noise=True)
+
+
+ROUND = [("a", 1, 123), ("a", 1, 124), ("b", 1, 123)]
+NEXT = [("a", 2, 123), ("a", 2, 125), ("b", 2, 123)]
+
+
+# ---- What runs
+
+
+def test_rounds(place, plan, capsys):
+    place.children.does["b"] = dict(speed=200)
+    assert place.run(plan, rounds=2) == ROUND + NEXT and place.finished
+    (kept,) = read_journal(place.path)
+    assert kept.results == place.measured[0].results and kept.plan.rounds == 2
+    assert kept.results[2].record.tok_per_sec == 200
+    assert (kept.matmul_peak, kept.machine, kept.data) == (PEAK, CPU, run.data_of(place.setup.data))
+    assert {event["matmul_rate"] for event in place.events("ran")} == {4e12}
+    assert place.children.asked == ["matmul_rate"] * 6  # the peak was known
+    assert "round 1: a, seed 124: 100 tok/sec, val loss 8.000, 0 s; 0 s left" in (
+        capsys.readouterr().out)
+    assert len(place.run(place.plan("a", rounds=3), rounds=2)) == 3  # the plan's own come first
+    assert place.run(place.plan("a", new_seeds=True, first_seed=7), rounds=2) == [
+        ("a", 1, 7), ("a", 2, 8)]
+
+
+def test_a_failed_run_is_not_repeated_until_it_is_resumed(place, plan, capsys):
+    place.children.does["b"] = dict(status="failed", error="it broke")
+    assert place.run(plan, rounds=2) == ROUND + NEXT[:2] and place.finished
+    assert run.failed(place.measured[0])
+    assert "b: failed: it broke; " in capsys.readouterr().out
+    assert place.run(plan, rounds=2, resume=True) == [ROUND[2]]  # it fails again
+    place.children.does.clear()
+    assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
+    assert not run.failed(place.measured[0])
+    assert place.run(plan, rounds=2, resume=True) == []
+
+
+def test_resume_repeats_what_is_missing_or_changed(place, plan):
+    place.run(plan, rounds=1)
+    assert place.run(plan, rounds=2, resume=True) == NEXT
+    (place.folder / "b.py").write_text("another script")
+    assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
+    more = place.plan("a", "b", "c", seed_noise=True)
+    assert place.run(more, rounds=1, resume=True) == [("c", 1, 123)]
+    assert len({event["id"] for event in place.events("study")}) == 1
+    (kept,) = read_journal(place.path)
+    assert [result.key for result in kept.results if result.record] == [
+        *ROUND[:2], *NEXT[:2], ROUND[2], NEXT[2], ("c", 1, 123)]
+
+
+def test_a_run_that_left_the_plan_fails_nothing(place):
+    place.children.does["b"] = dict(status="failed", error="it broke")
+    place.run(place.plan("a", "b"))
+    assert place.run(place.plan("a"), resume=True) == []
+    assert not run.failed(place.measured[0])
+
+
+def test_a_run_that_cannot_run(place, plan):
+    plan.runs[1] = plan.runs[1].but(error="conflict: here", script="no such script")
+    assert place.run(plan) == ROUND[:2] and not run.failed(place.measured[0])
+    plan.runs = [plan.runs[1]]
+    assert place.run(plan) == [] and read_journal(place.path)[-1].has_figures
+
+
+def test_deadline(place, plan):
+    assert place.run(plan, deadline=5) == []  # the first one is thought to take 13 s
+    assert not place.finished
+    assert place.run(plan, resume=True, deadline=60) == ROUND and place.finished
+    assert place.run(plan, rounds=2, resume=True, deadline=5) == NEXT  # by round 1 they take none
+
+
+def meta(text):
+    return lambda place: place.meta.write_text(text)
+
+
+def setup(**changes):
+    return lambda place: vars(place.setup).update(changes)
+
+
+@pytest.mark.parametrize(("change", "resume", "says"), [
+    (setup(options=["--dropout"]), True, "other options"),
+    (setup(options=["--dropout"]), None, "other options"),
+    (setup(machine=MACHINE), True, "other machine"),
+    (setup(machine=CPU | dict(torch="2.0")), True, "other machine"),
+    (meta('{"tokens": {"train": 9}}'), True, "other data"),
+    (dict(tokens=1), True, "other tokens"), (dict(seconds=1.0), True, "other seconds"),
+    (dict(targets={"best": 1.0}), True, "other targets"),
+    (dict(seed_noise=False), True, "other seed_noise"),
+    (lambda place: setattr(place.children, "refuses", "unrecognized: --x"), True, "unrecognized"),
+    *((meta(text), False, "meta.json is damaged")
+      for text in ("", "[]", '{"tokens": {"train": "x"}}', '{"tokens": {}}')),
+])
+def test_what_is_refused_leaves_what_was_there(place, plan, change, resume, says):
+    place.run(plan)
+    before = place.path.read_bytes()
+    if callable(change):
+        change(place)
+    else:
+        plan = place.plan("a", "b", **dict(seed_noise=True) | change)
+    with pytest.raises(UserError, match=says) as error:
+        place.run(plan, rounds=2, resume=resume)
+    if "other" in says:
+        assert str(error.value).startswith("can't resume ") and error.value.code == 2
+        assert str(error.value).endswith("toy.jsonl: it was measured with"
+                                         f" {says}; without --resume a new one begins")
+    assert place.path.read_bytes() == before
+
+
+def test_nothing_to_resume(place, plan):
+    with pytest.raises(UserError, match="nothing to resume in .*toy.jsonl") as error:
+        place.run(plan, resume=True)
+    assert error.value.code == 2 and not place.path.exists()
+    assert place.run(plan, resume=None) == ROUND  # as a report does
+    assert place.run(plan, resume=None) == []
+
+
+def test_a_new_start_is_another_measurement(place, plan):
+    write_journal(place.setup.results, "toy", plan, [dict(name="a")])
+    assert place.run(plan) == ROUND
+    first, second = read_journal(place.path)
+    assert first.id != second.id and len(second.results) == 3
+    assert place.run(plan, rounds=2, resume=True) == NEXT
+    assert read_journal(place.path)[1].id == second.id
+
+
+# ---- Plans that depend on others
+
+
+class Dependent(Toy):
+    """First a and b, then the faster one alone, and beside it the other."""
+
+    def plans(self, setup):
+        rows = yield self.made_with[0]
+        best, other = sorted(rows, key=lambda row: -row.tok_per_sec)
+        plan = self.made_with[1]
+        a_and_b = {each.name: each for each in plan.runs}
+        plan.runs = [a_and_b[best.run.name].but(compared_to=None)]
+        (row,) = yield plan
+        assert row.rounds == 2
+        plan.runs.append(a_and_b[other.run.name].but(compared_to=None))
+        yield plan
+
+
+def test_a_plan_may_depend_on_the_rows_of_the_one_before(place):
+    def study():
+        return Dependent(place.plan("a", "b", kind="first", rounds=1), place.plan("a", "b"))
+
+    place.children.does["b"] = dict(speed=200)
+    whole = [("a", 1, 123), ("b", 1, 123), ("b", 1, 123), ("b", 2, 123), ("a", 1, 123),
+             ("a", 2, 123)]
+    assert place.run(study(), rounds=2) == whole
+    assert [(each.kind, len(each.results)) for each in place.measured] == [("first", 2), ("", 4)]
+    assert [(each.kind, each.results) for each in read_journal(place.path)] == [
+        (each.kind, each.results) for each in place.measured]
+    for place.children.stop_at in (2, 3, 5):
+        place.path.unlink()
+        place.children.calls.clear()
+        with pytest.raises(processes.Interrupted):
+            place.run(study(), rounds=2)
+        assert place.run(study(), rounds=2, resume=True) == whole[
+            place.children.stop_at - 1 :]
+
+
+def test_what_depends_on_an_older_plan_begins_anew(place):
+    first, second = place.plan("a", "b", kind="first", rounds=1), place.plan("a", "b")
+    data = run.data_of(place.setup.data)
+    write_journal(place.setup.results, "toy", second, id="1", data=data)
+    write_journal(place.setup.results, "toy", first, id="2", data=data)
+    place.run(Dependent(first, second), rounds=2, resume=True)
+    assert place.measured[0].id == "2" and place.measured[1].id not in "12"
+
+
+# ---- Until nothing more fits
+
+
+def sizes(place, **settings):
+    plan = place.plan("a", "b", "c", until_full=True, **settings)
+    plan.runs = [each.but(after=each.compared_to, growth=4) for each in plan.runs]
+    return plan
+
+
+@pytest.mark.parametrize(("error", "fits"), [
+    ("CUDA out of memory", False), ("the text is too short", False), ("it broke", True)])
+def test_larger_ones_are_not_tried(place, error, fits):
+    """That a run doesn't fit is a finding; another failure is tried again by a resume."""
+    plan = sizes(place)
+    place.children.does["b"] = dict(status="failed", error=error)
+    assert place.run(plan, rounds=2) == [("a", 1, 123), ("b", 1, 123), ("a", 2, 123)]
+    assert run.failed(place.measured[0]) is fits
+    *_, last = run.rows_of(place.measured[0])
+    assert last.error == "not tried, since b failed"
+    place.children.does.clear()
+    assert place.run(plan, rounds=2, resume=True) == (
+        [("b", 1, 123), ("c", 1, 123), ("b", 2, 123), ("c", 2, 123)] if fits else [])
+
+
+def test_memory_limit(place):
+    place.children.does |= dict(a=dict(reserved_gb=0.5), b=dict(reserved_gb=2.0))
+    assert place.run(sizes(place, memory_limit_gb=4.0)) == [("a", 1, 123), ("b", 1, 123)]
+    *_, last = run.rows_of(place.measured[0])
+    assert last.error == "not tried: 4 times the 2.0 GB of b would be more than half of the RAM"
+    assert not run.failed(place.measured[0])
+
+
+# ---- By which command, and what a run leaves
+
+
+def test_dry_run(place, plan, capsys):
+    """Nothing is left behind, neither results nor scripts."""
+    plan.runs[1] = plan.runs[1].but(script="made")
+    place.setup.scripts.own["made"] = b"made\n"
+    before = sorted(place.folder.rglob("*"))
+    run.dry_run(Toy(plan), place.setup, 2, resume=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(place.folder.rglob("*")) == before and not place.children.calls
+    assert [line.partition(": ")[0] for line in lines[:-1]] == ["round 1"] * 3 + ["round 2"] * 3
+    assert all(": python " in line and " --max-tokens 4096 " in line for line in lines[:-1])
+    assert lines[-1].startswith("6 runs, about ") and lines[-1].endswith("(a rough estimate)")
+    with pytest.raises(UserError, match="nothing to resume"):
+        run.dry_run(Toy(plan), place.setup, 2, resume=True)
+    place.run(plan)
+    made = Path(place.children.calls[-1].command[1])  # in a folder of its content
+    assert made.read_text() == "made\n" and made.name == "b.py"
+    assert made.parent.name == run.sha256(b"made\n")[:16]
+    before = place.path.read_bytes()
+    run.dry_run(Toy(plan), place.setup, 2, resume=True)
+    assert capsys.readouterr().out.endswith("3 runs, about 0 s (by an earlier one)\n")
+    (place.folder / "a.py").write_text("another script")
+    run.dry_run(Toy(plan), place.setup, 1, resume=True)
+    assert "\n2 runs, about " in capsys.readouterr().out  # both seeds of a
+    assert place.path.read_bytes() == before
+
+
+def child(code=0, err="", whole=True, hangs=False, **record):
+    """What stands in for run_child; it leaves a record if `record` says something of it."""
+    def run_child(command, environment):
+        folder = Path(command[command.index("--results-dir") + 1])
+        if record:
+            path = write_record(folder, "a", **record)
+            if not whole:
+                path.write_text("".join(path.read_text().splitlines(True)[:-1]) + '{"event": "en')
+        if hangs:
+            raise subprocess.TimeoutExpired(command, 1)
+        return code, "", err
+
+    return run_child
+
+
+INTERRUPTED = dict(status="interrupted", error="interrupted by signal SIGTERM")
+
+
+@pytest.mark.parametrize(("does", "error"), [
+    (child(0), "it left no record"),
+    (child(1, "error: no memory\nand more"), "no memory"),
+    (child(1, "Traceback:\nZeroDivisionError: 1/0\n"), "ZeroDivisionError: 1/0"),
+    (child(1, "error: it broke", speed=100), "it broke"),
+    (child(-6), "ended by signal 6"),
+    (child(-9, speed=100, whole=False), "ended by signal 9"),
+    (child(1, "W: x\nerror: rank 3: no memory\n", speed=100, whole=False), "rank 3: no memory"),
+    (child(1, "error: rank 0: no", status="failed", error="it broke"), "rank 0: no"),
+    (child(1, "error: lower it", status="diverged", error="lower it"), "diverged: lower it"),
+    (child(1, status="out_of_memory", error="out of memory: x"), "out of memory: x"),
+    (child(hangs=True), "ended after 364 s: it hung, or is far too slow"),
+    (child(hangs=True, **INTERRUPTED), "ended after 364 s: it hung, or is far too slow"),
+    (dict(median_step_tok_per_sec=None, avg_tok_per_sec=None),
+     "too short for a speed: raise --max-tokens"),
+    (dict(speed=100), None),
+])
+def test_why_a_run_failed(place, capsys, does, error):
+    place.children.does["a"] = does
+    result = place.one(place.plan("a"))
+    assert result.error == error and bool(result.record) is (error is None)
+    assert capsys.readouterr().err == ""  # every line of the journal is whole
+
+
+def test_what_a_study_collects(place):
+    """Its error is that of a run which has none itself."""
+    study = Toy(place.plan("a"), collected=ValueError("it left no trace"))
+    assert place.one(study).error == "it left no trace"
+    place.children.does["a"] = child(1, "error: it broke")
+    assert place.one(study).error == "it broke"
+
+
+@pytest.mark.parametrize(("changes", "launcher", "variables"), [
+    ({}, [], {}),
+    (dict(torchrun=True), ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"],
+     {}),
+    (dict(torchrun=True, processes=2, cores=2),
+     ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"],
+     {"OMP_NUM_THREADS": "1"}),
+    (dict(torchrun=True, processes=2, tags={"mbit": 200.0}), ["-m", "bench.hosts", "--mbit", "200"],
+     {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}),
+])
+def test_command(place, changes, launcher, variables):
+    """A run's own options come last; its folders live as long as it does."""
+    plan = place.plan("a", options=["--batch-size", "8"])
+    plan.runs[0] = plan.runs[0].but(options=("--batch-size", "2", "--to", SCRATCH), **changes)
+    place.setup.options.extend(["--dropout", "0"])
+    folders = []
+
+    def leave(command, environment):
+        folders.append(Path(command[-1]))
+        assert folders[0].is_dir()
+        return child(speed=100)(command, environment)
+
+    place.children.does["a"] = leave
+    study = Toy(plan)
+    study.environment = {"OWN": "1"}
+    place.run(study)
+    (call,) = place.children.calls
+    assert call.command[1 : len(launcher) + 2] == [*launcher, str(place.folder / "a.py")]
+    for option, value in (("--name", "a"), ("--device", "cpu"), ("--seed", "123"),
+                          ("--data", place.setup.data), ("--results-dir", folders[0] / "results")):
+        assert call.command[call.command.index(option) + 1] == str(value)
+    assert call.command[-8:] == ["--batch-size", "8", "--dropout", "0", "--batch-size", "2",
+                                 "--to", str(folders[0])]
+    assert not folders[0].exists() and folders[0].parent == place.folder / "build"
+    assert call.cores == changes.get("cores")
+    caches = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+    assert {name: value for name, value in call.environment.items() if name not in caches} == (
+        variables | {"OWN": "1"})
+    (event,) = place.events("run")
+    assert event["command"].startswith(" ".join(["python", *launcher]))
+    assert event["command"].endswith(os.path.relpath(folders[0]))  # as a user would type it
+
+
+@pytest.mark.parametrize(("settings", "files", "kept"), [
+    # In order a, a with another seed, b; b has the script of a, but other options.
+    (dict(), [1, 2, 1, 3, 4, 2], "cold warm cold warm warm warm"),
+    (dict(cold_rounds=2), [1, 2, 1, 1, 2, 1], "cold warm cold cold warm cold"),
+    (dict(cold_rounds=0), [1, 2, 1, 3, 4, 2], "warm warm warm warm warm warm"),
+])
+def test_compile_cache(place, plan, settings, files, kept):
+    """The rounds that compile anew start with an empty one; other options have another one."""
+    counts = []
+
+    def compile(command, environment):
+        cache = Path(environment["TORCHINDUCTOR_CACHE_DIR"])
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / str(len([*cache.iterdir()]))).touch()
+        counts.append(len([*cache.iterdir()]))
+        return child(speed=100)(command, environment)
+
+    plan = place.plan("a", "b", seed_noise=True, **settings)
+    plan.runs[1] = plan.runs[1].but(script=plan.runs[0].script, options=("--batch-size", "2"))
+    place.children.does |= dict(a=compile, b=compile)
+    place.run(plan, rounds=2)
+    assert counts == files
+    assert [event["cache"] for event in place.events("run")] == kept.split()
+
+
+# ---- How long
+
+
+def length(plan, per_step=1024, peak=2 * 312e12, machine=MACHINE, folder=Path(), compile=False):
+    """The options that say so, and the seconds; the machine is twice an A100."""
+    (one,) = plan.runs
+    config = dict(batch_size=per_step // one.processes, context_length=1, compile=compile)
+    setup = setup_of(folder, machine)
+    found = lengths.length_of(one, plan, setup, config, dict(bfloat16=peak) if peak else {})
+    return dict(zip(found.options[::2], found.options[1::2], strict=True)), found.seconds
+
+
+def plan_with(plan=None, **changes):
+    plan = plan or plan_of("a", tokens=10_000, seconds=10)
+    plan.runs = [plan.runs[0].but(**changes)]
+    return plan
+
+
+def test_length():
+    options, seconds = length(plan_with(expected=12_000))
+    assert options == {
+        "--max-tokens": 235 * 1024,  # 10 s at 24,000, in whole steps
+        "--eval-freq": 9,  # a line after 1, 10, 19 ... steps; 10 reach 10,000 tokens
+        "--epochs": 10**6}  # the tokens alone end the run
+    assert seconds == pytest.approx(20 + 235 * 1024 / 24_000)
+    slow = plan_with(expected=500)  # so the common count takes longer
+    assert length(slow)[0]["--max-tokens"] == 10 * 1024
+    assert length(slow, compile=True)[1] == pytest.approx(20 + 40 + 10 * 1024 / 1000)
+    assert length(slow, machine=CPU)[1] == pytest.approx(10 + 10 * 1024 / 1500)
+    ranks = plan_with(expected=500, processes=4)
+    options, _ = length(ranks, 4096)
+    assert (options["--max-tokens"], options["--eval-freq"]) == (10 * 4096, 9)
+    assert length(ranks, 10**6)[0]["--eval-freq"] == 1
+    ranks.seconds = 0
+    assert length(ranks, 4096, peak=None)[0]["--max-tokens"] == 10 * 4096
+    ranks.min_steps = 12
+    assert length(ranks, 4096)[0]["--max-tokens"] == 12 * 4096
+
+
+def test_whole_scripts_train_as_long_as_they_do_alone(tmp_path):
+    """Or for fewer epochs, which an estimate for a GPU counts, or until a target."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/meta.json").write_text('{"tokens": {"train": 312000}}')
+    how = dict(peak=312e12, folder=tmp_path)
+    plan = plan_with(plan_of("a", tokens=None, whole=True), expected=31_200)
+    assert length(plan, compile=True, **how) == ({}, 20 + 40 + 15 * 14)
+    plan.epochs = 2
+    assert length(plan, **how) == ({"--epochs": 2}, 20 + 2 * 14)
+    plan = plan_with(plan_of("a", whole=True, log_tokens=4096), expected=31_200, processes=4)
+    assert length(plan, **how)[0] == {"--max-tokens": 4 * 4096, "--eval-freq": 4}
+    plan.targets = dict(published=5.0, best=4.5)
+    assert length(plan, **how)[0] == {"--max-tokens": 4 * 4096, "--eval-freq": 4,
+                                      "--target-loss": 4.5, "--epochs": 10**6}
+
+
+def test_time_left(plan):
+    jobs = [run.Job(each, number, seed) for name, number, seed in ROUND + NEXT
+            for each in plan.runs if each.name == name]
+    estimates = {"a": lengths.Length((), 30), "b": lengths.Length((), 50)}
+    results = [SimpleNamespace(name="a", seconds=seconds) for seconds in (10, 20, 90)]
+    # b is estimated at 50 s, and a took 20 where 30 were estimated.
+    assert lengths.seconds_left(jobs, results, estimates) == pytest.approx(
+        4 * 20 + 2 * 50 * 20 / 30)
+    assert lengths.seconds_left(jobs, [], estimates) == 4 * 30 + 2 * 50
+    assert (lengths.in_words(89), lengths.in_words(150)) == ("89 s", "2 min")
+
+
+def test_scripts_judge_their_options(tmp_path, monkeypatch):
+    """All in one process; what each trains per step comes back."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    plan = plan_of("00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp", options=TINY)
+    runs = [each.but(script=ROOT / f"{each.name}.py") for each in plan.runs]
+    runs[1] = runs[1].but(options=("--batch-size", "3"))
+    runs[2] = runs[2].but(processes=2)
+    runs.append(Run("made", "made", "", "01_opt_single_gpu"))  # of the catalogue
+    setup = setup_of(tmp_path)
+    assert [*lengths.configurations(runs, plan, setup).values()] == [
+        dict(batch_size=size, context_length=16, learning_rate=5e-4, compile=compiles)
+        for size, compiles in ((2, False), (3, True), (2, True), (2, True))]
+    setup.options.append("--no-compile")
+    with pytest.raises(UserError, match="00_orig: unrecognized arguments: --no-compile"):
+        lengths.configurations(runs[:1], plan, setup)
+    for option in ("--seed", "-h", "--eval-freq=3"):
+        setup.options[:] = [option]
+        with pytest.raises(UserError, match=f"^{option.split('=')[0]} is set by measure.py"):
+            lengths.configurations(runs, plan, setup)
+
+
+# ---- Child processes
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux only")
+def test_a_share_of_the_cores():
+    command = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
+    cores = len(os.sched_getaffinity(0))
+    assert processes.run_child(command, cores=1)[1].strip() == "1"
+    assert len(os.sched_getaffinity(0)) == cores
+    assert processes.run_child(command)[1].strip() == str(cores)
+
+
+def wait_for(path: Path, process: subprocess.Popen | None = None) -> str:
+    """The text of a file, as soon as there is one."""
+    end = time.monotonic() + 60
+    while not path.exists() or not path.read_text():
+        assert time.monotonic() < end and (process is None or process.poll() is None)
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def test_a_child_that_hangs_is_ended(tmp_path):
+    code = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
+    with pytest.raises(subprocess.TimeoutExpired):
+        processes.run_child([sys.executable, "-c", code], tmp_path, timeout=1)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_child_does_not_outlive_the_tool(tmp_path):
+    """And Ctrl-C reaches it once, as SIGTERM."""
+    (tmp_path / "child.py").write_text(
+        "import os, pathlib, signal, time\n"
+        "def got(number, frame): print(number, file=open('got', 'a'))\n"
+        "signal.signal(signal.SIGTERM, got); signal.signal(signal.SIGINT, got)\n"
+        "pathlib.Path('pid').write_text(str(os.getpid()))\n"
+        "while not os.path.exists('got'): time.sleep(0.02)\n"
+        "time.sleep(0.3)\n")
+    code = ("import sys; from bench import processes; processes.on_signals(processes.interrupt)\n"
+            "processes.run_child([sys.executable, 'child.py'])")
+    tool = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, stderr=subprocess.DEVNULL,
+        env=environment(PYTHONPATH=str(ROOT)), start_new_session=True)
+    pid = int(wait_for(tmp_path / "pid", tool))
+    os.killpg(tool.pid, signal.SIGINT)
+    assert tool.wait(30) != 0
+    assert (tmp_path / "got").read_text().split() == [str(int(signal.SIGTERM))]
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_nohup():
+    """What ignores SIGHUP goes on to do so."""
+    code = ("import signal; from bench import processes;"
+            "signal.signal(signal.SIGHUP, signal.SIG_IGN);"
+            "processes.on_signals(processes.interrupt);"
+            "print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN,"
+            " signal.getsignal(signal.SIGTERM) == processes.interrupt)")
+    assert run_python("-c", code, cwd=ROOT).stdout == "True True\n"

@@ -1,0 +1,201 @@
+"""bench/studies/search.py and time_to_loss.py: targets, the search and the time, with made-up
+runs."""
+
+from math import log2
+
+import pytest
+from made_up import (
+    carry_out,
+    cells_of,
+    measured_with,
+    record_events,
+    setup_of,
+    shown,
+    speeds_of,
+    write_journal,
+)
+
+from bench import times
+from bench.common import UserError
+from bench.rows import rows_of
+from bench.studies.search import Search
+from bench.studies.stages import Stages
+from bench.studies.time_to_loss import TimeToLoss
+from bench.tables import found_in, text_of
+from bench.times import Point, read_search, soonest
+
+DEFAULT = {"00": (4, 5e-4), "01": (8, 5e-4)}
+BEST = {"00": (2, 2e-3), "01": (4, 4e-3)}
+SPEED, LOSS = {"00": 100.0, "01": 500.0}, {"00": 8.0, "01": 7.0}
+
+
+@pytest.fixture(autouse=True)
+def defaults(monkeypatch):
+    monkeypatch.setattr(times, "configurations", lambda runs, *_: {
+        run.name: dict(zip(("batch_size", "learning_rate"), DEFAULT[run.tags["stage"]],
+                           strict=True)) for run in runs})
+
+
+def landscape(fails=lambda batch, rate: False):
+    """Runs whose loss after 4,096 tokens is by so much higher as batch size and learning rate are
+    off the best; after 8,192 tokens it is lower by 1."""
+    def runs_of(plan) -> list[dict]:
+        runs = []
+        for number in range(1, (plan.rounds or 2) + 1):
+            for run in plan.runs:
+                stage = run.tags.get("stage", "01")
+                batch, rate = (run.tags.get(name, default) for name, default in
+                               zip(("batch", "rate"), DEFAULT[stage], strict=True))
+                off = sum(abs(log2(one / best)) for one, best in
+                          zip((batch, rate), BEST[stage], strict=True))
+                runs.append(dict(name=run.name, round=number, speed=SPEED[stage],
+                                 loss=LOSS[stage] + off / 4,
+                                 error="diverged" if fails(batch, rate) else None))
+        return runs
+
+    return runs_of
+
+
+def names(plan) -> list[str]:
+    return [run.name for run in plan.runs]
+
+
+def test_search(tmp_path, capsys):
+    """To the best points, by one plan that grows for the target and one for what follows; it has
+    found nothing before its end."""
+    setup, plans, found, results = setup_of(tmp_path, max_tokens=8192), [], [], []
+    for plan, rows in carry_out(Search(), setup, landscape()):
+        plans.append(plan)
+        found.append(read_search(tmp_path, []))
+        ((measured, rows),) = [each for each in found_in(tmp_path, "search")
+                               if each[0].kind == plan.kind]
+        try:
+            results.append(Search().result(measured, rows))
+        except UserError:
+            results.append(None)
+    kinds = [plan.kind for plan in plans]
+    assert kinds == sorted(kinds, reverse=True) and set(kinds) == {"target", ""}
+    for before, after in zip(plans, plans[1:], strict=False):
+        assert len(set(names(after))) == len(names(after))
+        if before.kind == after.kind:
+            assert names(after)[:len(names(before))] == names(before) != names(after)
+    # 00's default is three factors of 2 off; at its best rate it is one off.
+    points = {"00": Point("00", *BEST["00"]), "01": Point("01", *BEST["01"])}
+    assert found[:-1] == [None] * (len(plans) - 1)
+    assert found[-1] == (dict(published=7.75, best=7.25), points, 3 * 8192)
+    assert results == [""] * kinds.count("target") + [None] * (kinds.count("") - 1) + [
+        "00: --batch-size 2 --learning-rate 0.002\n01: --batch-size 4 --learning-rate 0.004\n"]
+    assert "targets: 7.7500, and 7.2500 at learning rate 0.002" in capsys.readouterr().out
+    first, last = plans[0], plans[-1]
+    assert (first.tokens, first.targets, last.tokens, last.targets) == (
+        8192, {}, 3 * 8192, dict(best=7.25))
+    for plan in (first, last):  # seeds other than those whose times are told
+        assert (plan.whole, plan.new_seeds, plan.first_seed, plan.log_tokens) == (
+            True, True, 1, 4096)
+    # A target that was measured anew is of another search.
+    write_journal(tmp_path, "search", first, landscape()(first), id="9")
+    assert read_search(tmp_path, []) is None
+
+
+def test_settings_that_fail_are_worse_than_all_others(tmp_path):
+    for _ in carry_out(Search(), setup_of(tmp_path), landscape(lambda _, rate: rate >= 4e-3)):
+        pass
+    assert read_search(tmp_path, []).points == {
+        "00": Point("00", 2, 2e-3), "01": Point("01", 4, 2e-3)}
+
+
+@pytest.mark.parametrize("study", [Search(), TimeToLoss()])
+def test_a_target_that_can_not_be_set(tmp_path, study):
+    with pytest.raises(UserError, match="00 came to no end, so there is no target: .*diverged"):
+        for _ in carry_out(study, setup_of(tmp_path), landscape(lambda _, rate: rate == 5e-4)):
+            pass
+
+
+def test_soonest(tmp_path):
+    """The first of equals, also where none comes to the target; of its stage alone; known only as
+    long as all around it was tried."""
+    start = Point("00", 1, 1.0)
+    runs = [point.run(setup_of(tmp_path)) for point in (start, *start.around(),
+                                                        Point("01", 1, 1.0))]
+
+    def found(measured_runs, target: float) -> Point | None:
+        plan = times.plan_of(setup_of(tmp_path), measured_runs, "", targets=dict(best=target))
+        return soonest(rows_of(measured_with(plan, {
+            run.name: record_events(run.name, 500.0 if run.tags["stage"] == "01" else 100.0)
+            for run in measured_runs})), "00", target)
+
+    assert start.around() == [Point("00", 2, 1.0), Point("00", 1, 0.5), Point("00", 1, 2.0)]
+    assert Point("00", 4, 1.0).around()[:2] == [Point("00", 2, 1.0), Point("00", 8, 1.0)]
+    assert found(runs, 7.5) == start == found(runs, 1.0)
+    assert found(runs[1:], 7.5) is None is found(runs[:-2], 7.5)
+    assert found([], 7.5) is None
+
+
+# ---- The time to it
+
+
+def test_after_a_search(tmp_path):
+    """00 and 01, then both at their best, to two targets."""
+    for _ in carry_out(Search(), setup_of(tmp_path), landscape()):
+        pass
+    ((plan, rows),) = carry_out(TimeToLoss(), setup_of(tmp_path), landscape())
+    plain, fast, plain_best, fast_best = names(plan)
+    assert (plain_best, fast_best) == ("00_orig-batch-2-rate-0.002",
+                                       "01_opt_single_gpu-batch-4-rate-0.004")
+    assert [run.compared_to for run in plan.runs] == [None, plain, plain, plain_best]
+    assert (plan.targets, plan.tokens) == (dict(published=7.75, best=7.25), 3 * 8192)
+    assert (plan.first_seed, plan.new_seeds, plan.rounds) == (123, True, None)
+    ((measured, rows),) = found_in(tmp_path, "time-to-loss")
+    text = text_of(TimeToLoss(), measured)
+    _, first, second = text.split("Target ")
+    published, best = cells_of(first), cells_of(second)
+    assert published["01"] == {
+        "run": "01", "tok/sec": "500", "× tok/sec": "5.00", "tokens": "5,120", "seconds": "10.2",
+        "range": "10.2–10.2", "× time": "8.00", "first step, s": "8.0", "× time in all": "4.49",
+        "compared to": "00"}
+    assert best["00"]["seconds"] == "not reached"
+    line = best["01, batch 4, rate 0.004"]
+    assert (line["tokens"], line["× time"], line["compared to"]) == (
+        "3,840", "9.33", "00, batch 2, rate 0.002")
+    assert "seeds 123 to 124" in text and "24,576 tokens" in text
+    texts = shown(TimeToLoss().draw(measured, rows), ("7.750", "7.250"))
+    assert {"Time to a loss on Some CPU", "7.250", "8.00×", "time to the loss",
+            "factor over 00; the loss is 7.750"} <= set(texts)
+    with pytest.raises(UserError, match="was measured with other options"):
+        next(TimeToLoss().plans(setup_of(tmp_path, options=["--dropout", "0"])))
+
+
+def test_without_a_search(tmp_path):
+    """The target is that of 00's default run; some rungs, and variants over the last of them."""
+    setup = setup_of(tmp_path, rungs="0,5,13", names="optimizer-muon,compile-switch")
+    (target, _), (plan, _) = carry_out(TimeToLoss(), setup, landscape())
+    assert (target.kind, names(target), target.rounds, target.first_seed) == (
+        "target", ["00_orig-batch-4-rate-0.0005"], times.TUNING_ROUNDS, 1)
+    assert (plan.kind, plan.targets, plan.tokens) == ("variants", dict(published=7.75), 3 * 8192)
+    assert names(plan)[:4] == [
+        "00_orig", "05-bfloat16", "13-loss-in-graph", "variant-optimizer-muon"]
+    assert [run.compared_to for run in plan.runs] == [
+        None, *["00_orig"] * 2, *["13-loss-in-graph"] * (len(plan.runs) - 3)]
+    measured, rows = found_in(tmp_path, "time-to-loss")[-1]
+    figure = TimeToLoss().draw(measured, rows)
+    texts = shown(figure, ("7.750",))
+    # A curve for the first and the last rung and for each variant, in a colour of its own.
+    assert [texts.count(row.label) for row in rows[:4]] == [2, 1, 2, 2]
+    colours = {line.get_color() for line in figure.axes[0].lines if len(line.get_xdata()) > 2}
+    assert len(colours) == len(rows) - 1
+
+
+def test_wrong_names_are_told_before_anything_runs(tmp_path):
+    for wrong in (dict(rungs="99"), dict(names="no-such")):
+        with pytest.raises(UserError, match="99|no-such"):
+            next(TimeToLoss().plans(setup_of(tmp_path, **wrong)))
+
+
+def test_without_a_measurement_the_stages_tell(tmp_path):
+    study = TimeToLoss()
+    assert study.extra(tmp_path, []) == ""
+    for _ in carry_out(Stages(), setup_of(tmp_path), speeds_of):
+        pass
+    cells = cells_of(study.extra(tmp_path, []))
+    assert list(cells) == ["00", "01", "02, 2 ranks"] and cells["00"]["seconds"] != "not reached"
+    assert study.extra(tmp_path, [("measured", [])]) == ""

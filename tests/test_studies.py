@@ -1,0 +1,475 @@
+"""bench/studies/: every one from its plan to its tables and pictures; then what is its own."""
+
+import argparse
+import json
+from types import SimpleNamespace
+
+import pytest
+from made_up import (
+    CPU,
+    MACHINE,
+    carry_out,
+    cells_of,
+    measured_with,
+    record_events,
+    rows_of_text,
+    setup_of,
+    shown,
+    speeds_of,
+    write_journal,
+)
+from matplotlib import pyplot as plt
+
+from bench import times
+from bench.common import UserError
+from bench.pictures import picture_bytes
+from bench.rows import rows_of
+from bench.scripts import Scripts
+from bench.studies.compile_modes import pays_from
+from bench.study import Plan, all_studies, picture_name
+from bench.tables import excerpts_of, found_in, text_of
+
+STUDIES, SCRIPTS = all_studies(), Scripts()
+GPUS = MACHINE | dict(gpus=4)
+CASES = [(name, line, machine) for name, study in STUDIES.items() for line in study.in_report
+         for machine in (CPU, MACHINE, GPUS)]
+LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
+NO_PICTURE = {"profile", "leave-one-out", "checkpoints", "trainer", "search"}
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def defaults():
+    """The published settings, without a process that asks the scripts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(times, "configurations", lambda runs, *_: {
+            run.name: dict(batch_size=8, learning_rate=5e-4) for run in runs})
+        yield
+
+
+def setup_for(folder, name: str, line: str = "", machine: dict = CPU, options=()):
+    """As measure.py makes it of a command line."""
+    parser = argparse.ArgumentParser()
+    STUDIES[name].options(parser)
+    setup = setup_of(folder, machine, options, **vars(parser.parse_args(line.split())))
+    setup.scripts = SCRIPTS  # it keeps what it has rebuilt
+    return setup
+
+
+def plan_for(folder, *args, **kwargs) -> Plan:
+    """A study's first plan."""
+    setup = setup_for(folder, *args, **kwargs)
+    return next(STUDIES[args[0]].plans(setup))
+
+
+def some_fail(plan: Plan) -> list[dict]:
+    """speeds_of, but that the last run fails, and that the one before it can't run."""
+    if len(plan.runs) > 2 and not plan.runs[-2].after:
+        plan.runs[-2] = plan.runs[-2].but(error="needs a thing")
+    runs = speeds_of(plan)
+    for run in runs:
+        if run["name"] == plan.runs[-1].name != plan.runs[0].name:
+            run["error"] = "it broke"
+    return runs
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: " ".join(
+    [case[0], *case[1].split(), str(case[2]["gpus"])]))
+def case(request, tmp_path_factory):
+    """A study that has been carried out with made-up runs."""
+    name, line, machine = request.param
+    study, folder = STUDIES[name], tmp_path_factory.mktemp("results")
+    setup = setup_for(folder, name, line, machine)
+    if name == "time-to-loss" and machine is GPUS:  # elsewhere there was no search
+        list(carry_out(STUDIES["search"], setup))
+    plans = [plan for plan, _ in carry_out(study, setup, some_fail)]
+    return SimpleNamespace(study=study, line=line, plans=plans, folder=folder,
+                           found=found_in(folder, name))
+
+
+def test_plans(case):
+    for plan in case.plans:
+        names = [run.name for run in plan.runs]
+        assert len(set(names)) == len(names)
+        for place, run in enumerate(plan.runs):
+            assert {run.compared_to, run.after} <= {None, *names[:place]}
+            assert run.label and run.technique
+            assert run.loss in (None, "unchanged", "rounding", "changes")
+            assert run.error or b"def main(" in SCRIPTS.text(run.script)
+        kept = json.loads(json.dumps(plan.as_json()))
+        assert json.loads(json.dumps(Plan.from_json(kept).as_json())) == kept
+
+
+def test_tables(case):
+    """Every run stands in them, and why it has no figures."""
+    study, plans = case.study, {plan.kind: plan for plan in case.plans}
+    assert [measured.kind for measured, _ in case.found] == list(plans)
+    for measured, rows in case.found:
+        plan, text, others = (plans[measured.kind], text_of(study, measured),
+                              excerpts_of(study, measured))
+        assert isinstance(study.result(measured, rows), str)
+        assert all(name.startswith(study.name) for name in others)
+        if study.name == "profile":
+            continue  # its tables are of the trace
+        assert [row.run.name for row in rows] == [run.name for run in plan.runs]
+        for row in rows:
+            assert row.label in text and (row.error or "") in text
+        for table in (text, *others.values()):
+            lines = rows_of_text(table)
+            assert lines and len({len(cells) for cells in lines}) == 1
+        errors = {run.error for run in plan.runs if run.error}
+        if len(rows) > 1 and not plan.runs[-1].error:
+            errors.add("failed: it broke")
+        for error in errors:
+            assert error in text
+            assert study.name == "stages" or any(error in other for other in others.values())
+    assert bool(study.extra(case.folder, case.found)) == (study.name == "stages")
+
+
+def test_labels_are_for_readers_alone(case, tmp_path):
+    """With other labels the figures are the same, and so are a picture's points and colours."""
+    study, labels, lines = case.study, {}, []
+    for line in (case.folder / f"{study.name}.jsonl").read_text().splitlines():
+        event = json.loads(line)
+        if event["event"] == "study":
+            for run in event["plan"]["runs"]:
+                label = labels.setdefault((event["kind"], run["name"]),
+                                          (f"«{len(labels)}»", run["label"]))
+                run["label"], _ = label
+        lines.append(json.dumps(event) + "\n")
+    (tmp_path / f"{study.name}.jsonl").write_text("".join(lines))
+    renamed = found_in(tmp_path, study.name)
+
+    def texts(measured) -> str:
+        text = text_of(study, measured) + str(excerpts_of(study, measured))
+        for new, old in labels.values():
+            text = text.replace(new, old)
+        return text
+
+    for (measured, _), (other, _) in zip(case.found, renamed, strict=True):
+        assert texts(other) == texts(measured)
+
+    def points(folder, found) -> str:
+        return str([(name, [(line.get_xydata(), line.get_color(), line.get_linestyle())
+                            for line in axes.lines],
+                     [(patch.get_bbox(), patch.get_facecolor()) for patch in axes.patches])
+                    for name, figure in study.pictures(folder, found).items()
+                    for axes in figure.axes])
+
+    assert points(tmp_path, renamed) == points(case.folder, case.found)
+
+
+def test_pictures(case):
+    name = case.study.name
+    expected = {picture_name(name, measured.kind) for measured, rows in case.found
+                if measured.plan.targets or any(row.speeds for row in rows[1:])}
+    if name in NO_PICTURE:
+        expected = set()
+    elif name == "stages":
+        expected = {"speed", "losses"}
+    elif name == "sweep":
+        expected = {f"sweep-{case.line}"}
+    drawn = case.study.pictures(case.folder, case.found)
+    assert drawn.keys() == expected
+    for figure in drawn.values():
+        assert picture_bytes(figure, "png").startswith(b"\x89PNG")
+        beside = [row.label for _, rows in case.found for row in rows]
+        beside += [f"{loss:.3f}" for measured, _ in case.found
+                   for loss in measured.plan.targets.values()]
+        shown(figure, beside)
+
+
+# ---- What is particular to each ----------------------------------------------------------------
+
+
+def test_the_ladder_and_its_length(tmp_path):
+    plan = plan_for(tmp_path, "ladder", machine=MACHINE)
+    names = [run.name for run in plan.runs]
+    assert [run.compared_to for run in plan.runs] == [None, *names[:-1]]
+    assert (names[0], names[-1]) == ("00_orig", "13-loss-in-graph")  # 02 needs two GPUs
+    assert (plan.tokens, plan.seconds) == (393_216, 10)
+    last = plan_for(tmp_path, "ladder", machine=GPUS).runs[-1]
+    assert (last.name, last.processes, last.published) == ("02_opt_multi_gpu_ddp", 4, 419_259)
+    plan = plan_for(tmp_path, "ladder", "--rungs 0,5-6")
+    assert [(run.name, run.compared_to) for run in plan.runs] == [
+        ("00_orig", None), ("05-bfloat16", "00_orig"), ("06-native-layers", "05-bfloat16")]
+    assert (plan.tokens, plan.seconds) == (16_384, 0)
+    setup = setup_for(tmp_path, "ladder")
+    setup.args.max_tokens, setup.args.seconds = 99, 3.0
+    assert STUDIES["ladder"].length(setup) == dict(tokens=99, seconds=3.0)
+
+
+def test_leave_one_out(tmp_path):
+    """The last technique leaves 01 as the stage before it; the first one conflicts."""
+    plan = plan_for(tmp_path, "leave-one-out", "--rungs 0,1,13", GPUS)
+    whole, first, last = plan.runs
+    assert (whole.name, whole.published, whole.processes) == ("01_opt_single_gpu", None, 1)
+    assert first.error.startswith("conflict: ")
+    assert (last.name, last.label) == ("without-13-loss-in-graph", "without 13 loss in graph")
+    assert (last.compared_to, last.expected) == ("01_opt_single_gpu", 142_156)
+    assert SCRIPTS.text(last.script) == SCRIPTS.stages["12-huge-pages"]
+
+
+def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path):
+    """Rung 1 conflicts, 2 is a quarter faster, 3 failed, 4 isn't clear."""
+    ladder = plan_for(tmp_path, "ladder", "--rungs 0-5")
+    without = plan_for(tmp_path, "leave-one-out", "--rungs 1-4")
+    speeds = dict(zip([run.name for run in without.runs], (100.0, 0, 80.0, 50.0, 100.0),
+                      strict=True))
+    runs = [run | dict(speed=speeds[run["name"]] + run["round"] / 100)
+            for run in speeds_of(without)]
+    for run in runs:
+        run["error"] = "ended by signal 9" if run["speed"] < 60 else None
+    (tmp_path / "alone").mkdir()
+    for folder in (tmp_path, tmp_path / "alone"):
+        write_journal(folder, "ladder", ladder, speeds_of(ladder))
+    write_journal(tmp_path, "leave-one-out", without, runs)
+
+    def excerpt(folder) -> list[dict]:
+        ((measured, _),) = found_in(folder, "ladder")
+        return list(cells_of(excerpts_of(STUDIES["ladder"], measured)["ladder"]).values())
+
+    assert [line["× in 01"] for line in excerpt(tmp_path)] == [
+        "", "conflict", "**1.25**", "failed", "1.00", ""]
+    assert "× in 01" not in excerpt(tmp_path / "alone")[0]
+    assert excerpt(tmp_path)[2] == {
+        "#": "2", "technique": "tensor cores (TF32 matrix products)",
+        "tok/sec (range)": "122 (121–124)", "× before": "1.09", "A100": "2.21",
+        "× baseline": "1.20", "× in 01": "**1.25**", "GB": "2.20", "val loss": "8.000",
+        "verdict": "**faster**"}
+
+
+def test_ladder_picture(tmp_path):
+    """Losses within the seed noise and far off it; a name that is too long; no baseline."""
+    study, machine = STUDIES["ladder"], CPU | dict(name=LONG)
+    plan = plan_for(tmp_path, "ladder", "--rungs 0-10", machine)
+    changes = {"05-bfloat16": dict(loss=8.03), "10-batch-size": dict(loss=9.01),
+               "07-flash-attention": dict(error="out of memory: lower --batch-size and so on")}
+    write_journal(tmp_path, "ladder", plan, [
+        run | changes.get(run["name"], {}) for run in speeds_of(plan)], machine)
+    ((measured, rows),) = found_in(tmp_path, "ladder")
+    texts = shown(study.draw(measured, rows))
+    assert {f"The ladder on {LONG[:69]}…", "baseline \u20070", "batch size 10", "102  (2.00 GB)",
+            "112  (1.10×, 2.10 GB)", "11.35×", "failed: out of memory: lower --batch-si…",
+            "seed noise", "tok/sec, median and range of 4 rounds", "9.01"} <= set(texts)
+    assert "8.03" not in texts
+    measured = measured_with(plan, {
+        run.name: record_events(run.name, 100.0) for run in plan.runs[1:]} | {
+        "00_orig": "ended by signal 9"})
+    texts = shown(study.draw(measured, rows_of(measured)))
+    assert {"tok/sec", "failed: ended by signal 9", "100  (1.25 GB)"} <= set(texts)
+    assert "seed noise" not in texts
+
+
+def test_a_larger_model_shared_out(tmp_path):
+    line = "--model gpt2-medium"
+    plan = plan_for(tmp_path, "sharded", line, GPUS)
+    assert (plan.kind, plan.tokens) == ("gpt2-medium", 131_072)
+    assert plan.options == ["--model", "gpt2-medium", "--batch-size", "8"]
+    assert plan_for(tmp_path, "sharded", line).options[-1] == "--no-compile"
+
+
+def test_trainer(tmp_path):
+    def options(machine) -> list[tuple]:
+        return [run.options for run in plan_for(tmp_path, "trainer", machine=machine).runs[1:]]
+
+    assert options(CPU)[0] == ("--per_device_train_batch_size", "8")
+    assert options(CPU)[-1][-1] == "--huge_pages" and len(options(CPU)) == 5
+    assert options(MACHINE)[1][1:] == ("32", "--bf16", "--tf32", "True")
+    assert options(MACHINE | dict(capability="7.5"))[1][1:] == ("32", "--bf16")
+
+
+def test_another_model_stands_apart(tmp_path):
+    plan = plan_for(tmp_path, "variants", "--names optimizer-muon,model-mixture")
+    base, same, other = (run.name for run in plan.runs)
+    events = {name: record_events(name, speed, tokens=plan.tokens, config=dict(parameters=count))
+              for name, speed, count in ((base, 100.0, 100), (same, 90.0, 100), (other, 50.0, 200))}
+    for event in events[other]:
+        if event["event"] == "log":
+            event["expert_shares"] = [[0.2, 0.3, 0.25, 0.25], [0.1, 0.4, 0.25, 0.25]]
+    study, measured = STUDIES["variants"], measured_with(plan, events)
+    table, _, rest = text_of(study, measured).partition("\n\n")
+    assert list(cells_of(table)) == ["01", "optimizer-muon"]
+    assert "| `model-mixture` | 200 | 50 | 0.50 |" in rest
+    excerpts = excerpts_of(study, measured)
+    assert list(cells_of(excerpts["variants"])) == ["`01`", "`optimizer-muon`"]
+    cells = cells_of(excerpts["variants-model"])["`model-mixture`"]
+    assert cells["experts' shares of the tokens"] == "10%–40%"
+    texts = shown(study.draw(measured, rows_of(measured)))
+    assert "optimizer-muon" in texts and "model-mixture" not in texts
+
+
+# ---- The compiler's modes
+
+
+@pytest.mark.parametrize(("cost", "other", "step"), [
+    ((25.0, 0.5), (0.0, 1.0), 50), ((25.1, 0.5), (0.0, 1.0), 51), ((0.0, 1.0), (5.0, 2.0), 0),
+    ((1.0, 2.0), (0.0, 1.0), float("inf")), ((1.0, 1.0), (2.0, 1.0), 0),
+    ((2.0, 1.0), (1.0, 1.0), float("inf")), (None, (0.0, 1.0), None), ((0.0, 1.0), None, None)])
+def test_pays_from(cost, other, step):
+    assert pays_from(cost, other) == step
+
+
+def modes(plan: Plan, seconds: dict[str, tuple[float, float]], **config) -> dict:
+    """Events of runs with such a first step and such others, by their modes."""
+    events = {}
+    for run in plan.runs:
+        if run.tags["mode"] in seconds:
+            first, step = seconds[run.tags["mode"]]
+            config = dict(batch_size=8) | config  # 2,048 tokens a step
+            events[run.name] = record_events(run.name, 2048 / step, config=config)
+            events[run.name][1]["seconds"] = [first]
+    return events
+
+
+def test_compile_modes(tmp_path):
+    """One mode pays from step 50 on, one never; the first step of none is as any other."""
+    study, plan = STUDIES["compile-modes"], plan_for(tmp_path, "compile-modes")
+    first, default, *_, graphs = plan.runs
+    assert (first.label, first.options) == ("none", ("--no-compile",))
+    assert {run.compared_to for run in plan.runs[1:]} == {first.name}
+    assert default.label == "default" and graphs.error == "needs an NVIDIA GPU"
+    assert (plan.tokens, plan.epochs) == (16_384, None)
+    events = modes(plan, dict(none=(1.0, 1.0), default=(25.5, 0.5), eager=(3.0, 2.0)))
+    measured = measured_with(plan, events)
+    cells = cells_of(text := text_of(study, measured))
+    assert cells["none"]["compiling, s"] == "0.0" and cells["none"]["s/step"] == "1.000"
+    assert cells["default"]["compiling, s"] == "25.0" and cells["default"]["s/step"] == "0.500"
+    assert [cells[mode]["ahead of none from step"] for mode in ("none", "default", "eager")] == [
+        "", "50", "never"]
+    assert cells["eager"]["of default from step"] == "never"
+    # 390 windows are 48 steps an epoch.
+    assert [cells[mode]["5 epochs, s"] for mode in ("none", "default")] == ["240", "145"]
+    assert (cells["default"]["× none"], cells["default"]["study"]) == ("1.66", "2.13")
+    assert cells["cudagraphs"]["× speed"] == "needs an NVIDIA GPU"
+    assert "5 epochs are compiling and the seconds of 240 steps" in text
+    (axes,) = study.draw(measured, rows_of(measured)).axes
+    assert "default: 25.0 s + 0.500 s per step" in [line.get_label() for line in axes.get_lines()]
+    assert axes.get_xlim()[1] >= 50
+
+
+def test_compile_modes_on_a_gpu(tmp_path):
+    """Whole epochs are run, unless the options say how long."""
+    study, plan = STUDIES["compile-modes"], plan_for(tmp_path, "compile-modes", machine=MACHINE)
+    assert (plan.whole, plan.epochs, plan.tokens) == (True, 5, None)
+    seconds = dict(none=(1.0, 1.0), default=(25.5, 0.5))
+    measured = measured_with(plan, modes(plan, seconds, compile=False), MACHINE)
+    cells = cells_of(text := text_of(study, measured))
+    assert (cells["none"]["5 epochs, s"], cells["default"]["5 epochs, s"]) == ("8", "29")
+    assert [cells[mode]["× speed"] for mode in ("none", "default")] == [
+        "", "torch.compile doesn't work here"]
+    assert "The 5 epochs were run: 240 steps." in text
+    setup = setup_for(tmp_path, "compile-modes", machine=MACHINE)
+    setup.args.max_tokens = 4096
+    plan = next(study.plans(setup))
+    text = text_of(study, measured_with(plan, modes(plan, seconds), MACHINE))
+    assert plan.tokens == 4096 and "The 5 epochs were run" not in text
+    assert cells_of(text)["none"]["5 epochs, s"] == "240"
+
+
+# ---- Checkpoints
+
+
+def test_what_a_checkpoint_costs(tmp_path):
+    plan = plan_for(tmp_path, "checkpoints")
+    alone, saved = (run.name for run in plan.runs[:2])
+    assert [run.compared_to for run in plan.runs] == [None, alone, alone] + [
+        None, plan.runs[3].name, plan.runs[3].name]
+    assert plan.runs[2].options[-1] == "--checkpoint-async" and plan.runs[3].processes == 2
+    events = {name: record_events(name, config=dict(batch_size=8), avg_tok_per_sec=speed)
+              for name, speed in ((alone, 2048.0), (saved, 1024.0))}
+    events[saved][-1:-1] = [dict(event="checkpoint", step=4, seconds=seconds)
+                            for seconds in (1.0, 2.0, 9.0)]
+    cells = cells_of(text_of(STUDIES["checkpoints"], measured_with(plan, events)))
+    # 2 s of waiting and 4 s of slower steps; a step takes 1 s without checkpoints.
+    assert cells["01, saved"]["s per save"] == "2.00"
+    assert cells["01, saved"]["slower steps, s"] == "4.00"
+    for steps in (10, 50, 200):
+        assert cells["01, saved"][f"share, every {steps}"] == f"{6 / (6 + steps):.1%}"
+    assert cells["01"]["s per save"] == ""
+
+
+# ---- Sweeps
+
+
+def test_sweeps(tmp_path):
+    plan = plan_for(tmp_path, "sweep", "batch", MACHINE)
+    assert (plan.kind, plan.memory_limit_gb, plan.until_full) == ("batch", None, True)
+    assert (plan.tokens, plan.seconds, plan.min_steps) == (393_216, 10, 6)
+    assert [run.label for run in plan.runs[:3]] == ["batch 1", "batch 2", "batch 4"]
+    assert [run.after for run in plan.runs[1:]] == [run.name for run in plan.runs[:-1]]
+    plan = plan_for(tmp_path, "sweep", "context --stage 00", MACHINE)
+    ends = plan.runs[0], plan.runs[-1]
+    assert plan.kind == "context-00" and ends[0].name.startswith("00_orig-context-256")
+    assert [run.label for run in ends] == ["context 256, batch 128", "context 16384, batch 2"]
+    assert ends[1].options == ("--context-length", "16384", "--batch-size", "2")
+    plan = plan_for(tmp_path, "sweep", "model")
+    assert (plan.kind, plan.rounds, plan.memory_limit_gb) == ("model-batch", 1, 4.0)
+    assert (plan.tokens, plan.seconds, plan.options[-1]) == (1, 0, "--no-compile")
+    assert "--no-compile" not in plan_for(tmp_path, "sweep", "model --stage 00").options
+    before = {run.label: run.after for run in plan.runs}
+    assert before["cpu-demo, batch 1"] is None
+    assert before["cpu-demo, batch 4"] == "01_opt_single_gpu-cpu-demo-batch-1"
+    # A model is tried only where the smaller one's smallest batch fits.
+    assert before["gpt2, batch 1"] == "01_opt_single_gpu-cpu-demo-batch-1"
+    assert before["gpt2-medium, batch 1"] == "01_opt_single_gpu-gpt2-batch-1"
+
+
+@pytest.mark.parametrize(("kind", "options"), [
+    ("batch", ["--batch-size", "4"]), ("context", ["--batch-size=4"]), ("model", ["--model=gpt2"])])
+def test_options_that_the_sweep_sets(tmp_path, kind, options):
+    with pytest.raises(UserError, match=f"^{options[0].split('=')[0]} is set by the sweep itself"):
+        plan_for(tmp_path, "sweep", kind, options=options)
+    assert plan_for(tmp_path, "sweep", kind, options=["--dropout", "0.1"])
+
+
+def test_each_model_at_its_best_batch(tmp_path):
+    speeds = {("cpu-demo", 1): 100, ("cpu-demo", 4): 150, ("cpu-demo", 16): 140, ("gpt2", 1): 20}
+
+    def runs_of(plan: Plan) -> list[dict]:
+        if plan.kind == "model":
+            return []
+        found = []
+        for run in plan.runs:
+            speed = speeds.get((run.tags["model"], run.tags["batch"]))
+            if speed or run.label in ("gpt2, batch 4", "gpt2-medium, batch 1"):
+                found.append(dict(name=run.name, speed=speed, reserved_gb=0.1,
+                                  error=None if speed else "out of memory"))
+        return found
+
+    study = STUDIES["sweep"]
+    (_, sizes), (plan, _) = carry_out(study, setup_for(tmp_path, "sweep", "model"), runs_of)
+    assert (plan.kind, plan.rounds) == ("model", None)
+    assert [(run.label, run.after, run.error) for run in plan.runs] == [
+        ("cpu-demo, batch 4", None, None), ("gpt2, batch 1", None, None),
+        ("gpt2-medium, batch 1", None, "failed: out of memory")]
+    assert plan.runs[0].options == ("--model", "cpu-demo", "--batch-size", "4")
+    assert [row.error for row in sizes[5:]] == [
+        "not tried, since gpt2, batch 4 failed", "failed: out of memory",
+        *["not tried, since gpt2-medium, batch 1 failed"] * 2]
+    ((measured, rows), *_) = found_in(tmp_path, "sweep")
+    assert study.draw(measured, rows) is None  # only its result has a picture
+    labels = list(cells_of(text_of(study, measured)))
+    assert labels[4:] == ["gpt2, batch 4", "gpt2-medium, batch 1"]  # what isn't tried isn't told
+
+
+@pytest.mark.parametrize(("memory", "told"), [
+    ([1.0, 2.5], [None, None, "not tried: 2 times the 2.5 GB of batch 2 would be more than half of"
+                  " the RAM"]),
+    ([1.0, None], [None, None, "not tried: the memory of batch 2 isn't known"]),
+    ([1.0, "out of memory"], [None, "failed: out of memory"])])
+def test_nothing_larger_than_what_does_not_fit(tmp_path, memory, told):
+    study, plan = STUDIES["sweep"], plan_for(tmp_path, "sweep", "batch")
+    assert plan.memory_limit_gb == 4.0
+    measured = measured_with(plan, {
+        run.name: gb if isinstance(gb, str) else record_events(run.name, reserved_gb=gb)
+        for run, gb in zip(plan.runs, memory, strict=False)})
+    errors = [row.error for row in rows_of(measured)]
+    assert errors[:len(told)] == told and all(errors[len(told):])
+    lines = rows_of_text(text_of(study, measured))
+    assert len(lines) == len(told) and lines[-1][1] == told[-1]

@@ -1,0 +1,177 @@
+"""bench/tables.py: how rows are shown, and what is said of them."""
+
+import pytest
+from made_up import MACHINE, cells_of, plan_of, rounds_of, write_journal
+
+from bench.journal import read_journal
+from bench.rows import rows_of
+from bench.study import Column, Table
+from bench.tables import (
+    cell,
+    full_notes,
+    full_table,
+    markdown,
+    short_table,
+    time_notes,
+    time_tables,
+)
+
+
+@pytest.fixture
+def shown(tmp_path):
+    """(each row of a plan's full table, the notes below it)"""
+    def shown(plan, runs, *how, **header):
+        (measured,) = read_journal(write_journal(tmp_path, "a", plan, runs, *how, **header))
+        rows = rows_of(measured)
+        cells = cells_of(markdown(full_table(rows)))
+        return [*cells.values()], full_notes(measured, rows)
+
+    return shown
+
+
+def test_markdown():
+    columns = [Column("a|b", lambda row: row[0], True), Column("e", lambda row: ""),
+               Column("n", lambda row: cell(row[1], ".1f"))]
+    rows = [("x | y", 2), ("", None)]
+    assert markdown(Table(columns, rows)) == (
+        "| a\\|b | n |\n| :-- | --: |\n| x \\| y | 2.0 |\n|  |  |\n")
+    assert markdown(Table(columns, rows, "What:", missing="n/a", every_column=True)) == (
+        "What:\n\n| a\\|b | e | n |\n| :-- | --: | --: |\n| x \\| y | n/a | 2.0 |\n"
+        "| n/a | n/a | n/a |\n")
+
+
+# ---- Techniques --------------------------------------------------------------------------------
+
+
+def test_techniques(shown):
+    """Each over the one before and over the first, with the published factors in brackets."""
+    plan = plan_of("base", "cores", "broken", "last")
+    plan.runs = [run.but(published=speed)
+                 for run, speed in zip(plan.runs, (100.0, 200.0, 500.0, None), strict=True)]
+    runs = [*rounds_of("base", *range(100, 104)), dict(name="base", seed=124, loss=8.1875),
+            *rounds_of("cores", *range(103, 107), loss=8.25), dict(name="broken", error="a | b"),
+            *rounds_of("last", *[418.0] * 4, loss=8.0625)]
+    (base, cores, broken, last), notes = shown(plan, runs, MACHINE)
+    assert cores == {
+        "run": "cores", "technique": "technique cores", "tok/sec": "104", "range": "103–106",
+        "factor (A100)": "1.03 (2.00)", "over the baseline (A100)": "1.03 (2.00)",
+        "reserved GB": "1.25", "first step s": "10.0", "val loss": "8.2500", "Δ loss": "+0.2500",
+        "Δ loss, baseline": "+0.2500", "within seed noise": "no", "loss by the patch": "rounding",
+        "of matmul peak": "10.4%", "attention": "manual", "verdict": "no measurable change"}
+    assert (base["verdict"], base["factor (A100)"], base["Δ loss"]) == ("baseline", "n/a", "n/a")
+    assert (broken["tok/sec"], broken["verdict"]) == ("n/a", r"failed: a \| b")
+    assert broken["factor (A100)"] == "n/a (2.50)"
+    assert (last["factor (A100)"], last["over the baseline (A100)"]) == ("4.00", "4.12")
+    assert (last["within seed noise"], last["verdict"]) == ("yes", "faster")
+    assert any("over the row above" in note and "in brackets" in note for note in notes)
+    assert "Seed noise is the range of the first row's losses over 2 seeds, 0.1875." in notes
+
+
+@pytest.mark.parametrize(("record", "mark"), [
+    (dict(median_step_tok_per_sec=None), "†"), (dict(config=dict(compile=False)), r"\*")])
+def test_marks(shown, record, mark):
+    (marked, plain), notes = shown(plan_of("a", "b"), [dict(name="a", **record), dict(name="b")])
+    assert marked["technique"] == f"technique a {mark}" and plain["technique"] == "technique b"
+    assert notes[-1].startswith(f"{mark} ") and "over the row above" in notes[3]
+
+
+def test_alternatives(shown):
+    """All over the first row, with a verdict on the memory."""
+    plan = plan_of("base", "a", "b")
+    plan.runs[2] = plan.runs[2].but(compared_to="base", processes=2)
+    runs = [run for name, gb in (("base", 2.0), ("a", 1.0), ("b", 2.0))
+            for run in rounds_of(name, *[100.0] * 4, reserved_gb=gb)]
+    (base, less, same), notes = shown(plan, runs)
+    assert (less["factor"], less["× GB"], less["memory"]) == ("1.00", "0.50", "less")
+    assert (same["× GB"], same["memory"], base["memory"]) == ("1.00", "no measurable change", "n/a")
+    assert not {"over the baseline", "Δ loss, baseline", "within seed noise", "MFU"} & base.keys()
+    assert notes[3] == "The factor is over the first row."
+    assert "02 trains as many tokens on each GPU" in notes[4] and len(notes) == 5
+
+
+def test_leave_one_out(shown):
+    plan = plan_of("01", "without-a", "without-b")
+    plan.runs[1:] = [run.but(compared_to="01", tags=dict(without="a"), error=error)
+                     for run, error in zip(plan.runs[1:], (None, "conflict: x"), strict=True)]
+    (_, a, b), notes = shown(plan, [dict(name="01"), dict(name="without-a", speed=50.0)])
+    assert (a["technique's factor"], b["technique's factor"]) == ("2.00", "n/a")
+    assert b["verdict"] == "conflict: x" and not {"factor", "× GB", "memory"} & a.keys()
+    assert "faster with it" in notes[3] and len(notes) == 4
+
+
+@pytest.mark.parametrize(("settings", "says", "loss"), [
+    (dict(tokens=4096), ". 4,096 tokens per run, 2 rounds, seed 123. ", "after 4,096 training"),
+    (dict(tokens=4096, seconds=10.0),
+     "4,096 tokens per run or about 10 s of training, whichever is longer, 2", "after 4,096"),
+    (dict(tokens=None), "the scripts' own length, 2 rounds", "at the end of the run"),
+    (dict(tokens=None, epochs=5), "5 epochs per run, 2 rounds", "at the end of the run"),
+    (dict(options=["--name", "a b"]), "seed 123, options `--name 'a b' --dropout 0`.", "4,096"),
+])
+def test_what_was_measured(shown, settings, says, loss):
+    _, notes = shown(plan_of("a", **settings), rounds_of("a", 100.0, 90.0),
+                     options=["--dropout", "0"] if "options" in settings else [])
+    assert notes[0].startswith("Some CPU, PyTorch 2.13. ") and says in notes[0]
+    assert notes[0].endswith("float32 1.00, TF32 2.00, bfloat16 4.00 TFLOP/s.")
+    assert loss in notes[2] and len(notes) == 3  # with nothing to explain
+
+
+def test_for_readers(tmp_path):
+    """What is beyond doubt is bold; an error stands in place of the factor."""
+    runs = [run for name, speed, gb in (("a", 100.0, 2.0), ("b", 50.0, 1.0))
+            for run in rounds_of(name, *[speed] * 4, reserved_gb=gb)]
+    runs += [dict(name="c", speed=75.0, loss=8.5), dict(name="d", error="it broke")]
+    rows = rows_of(*read_journal(write_journal(tmp_path, "a", plan_of(*"abcd"), runs)))
+    base, slower, once, failed = cells_of(markdown(short_table(rows))).values()
+    assert base == {"run": "`a`", "tok/sec": "100", "× speed": "", "GB": "2.00", "× memory": "",
+                    "first step, s": "10.0", "Δ loss": "", "loss by the patch": "rounding"}
+    assert (slower["× speed"], slower["× memory"]) == ("**0.50**", "**0.50**")
+    assert (once["× speed"], once["× memory"], once["Δ loss"]) == ("1.50", "1.25", "+0.500")
+    assert (failed["× speed"], failed["GB"]) == ("failed: it broke", "")
+
+
+# ---- Time to a loss ----------------------------------------------------------------------------
+
+
+def test_time_to_a_loss(tmp_path):
+    """At 100 tok/sec, 8.5 is reached after 33.28 s; see test_records.py."""
+    plan = plan_of("base", "fast", "slow", "failed", new_seeds=True, tokens=8192,
+                   targets=dict(published=8.5, best=6.5))
+    plan.runs[2:] = [run.but(compared_to="base") for run in plan.runs[2:]]
+    runs = [*rounds_of("base", 100.0, 50.0, 200.0), *rounds_of("fast", 400.0, 400.0, 400.0),
+            dict(name="slow"), dict(name="slow", round=2, loss=9.0, steps=4),
+            dict(name="slow", round=3, loss=9.0, steps=4), dict(name="failed", error="it broke")]
+    (measured,) = read_journal(write_journal(tmp_path, "a", plan, runs))
+    published, best = time_tables(rows_of(measured), plan.targets)
+    base, fast, slow, failed = cells_of(markdown(published)).values()
+    assert base == {
+        "run": "base", "tok/sec": "100", "× tok/sec": "", "tokens": "3,328", "seconds": "33.3",
+        "range": "16.6–66.6", "× time": "", "first step, s": "-0.2", "× time in all": "",
+        "compared to": ""}
+    assert fast == {
+        "run": "fast", "tok/sec": "400", "× tok/sec": "4.00", "tokens": "3,328", "seconds": "8.3",
+        "range": "8.3–8.3", "× time": "4.00", "first step, s": "7.4", "× time in all": "2.10",
+        "compared to": "base"}
+    assert (slow["seconds"], slow["range"], slow["× time"]) == (
+        "not reached", "33.3–not reached", "")
+    assert (failed["seconds"], failed["range"], failed["compared to"]) == (
+        "failed: it broke", "", "base")
+    lowest = "the lowest validation loss of 00"
+    assert published.caption == f"Target 8.5000, {lowest} in its default run:"
+    assert best.caption == f"Target 6.5000, {lowest} at its best learning rate:"
+    never = cells_of(markdown(best))["base"]  # every column, though none came there
+    assert (never["seconds"], never["range"], never["tokens"]) == ("not reached", "", "")
+    first, *_, last = time_notes(measured, rows_of(measured))
+    assert first == "Some CPU, PyTorch 2.13; seeds 123 to 125."
+    assert "trained on 8,192 tokens" in last
+
+
+def test_runs_that_set_a_target(tmp_path):
+    plan = plan_of("a", "b", new_seeds=True, first_seed=1)
+    runs = [dict(name="a"), dict(name="b", error="it broke")]
+    (measured,) = read_journal(write_journal(tmp_path, "a", plan, runs))
+    rows = rows_of(measured)
+    (table,) = time_tables(rows, plan.targets)
+    assert [*cells_of(markdown(table)).values()] == [
+        {"run": "a", "lowest val loss": "7.0000", "tok/sec": "100"},
+        {"run": "b", "lowest val loss": "failed: it broke", "tok/sec": ""}]
+    assert time_notes(measured, rows)[0] == "Some CPU, PyTorch 2.13; seed 1."
