@@ -25,10 +25,20 @@ def on_signals(handler) -> None:
             signal.signal(number, handler)
 
 
+pending: list[int] = []  # the signal that came
+
+
 def interrupt(signum, frame) -> None:
     """A signal handler. Raises Interrupted."""
     on_signals(signal.SIG_IGN)  # a second one mustn't cut the end short
+    pending.append(signum)
     raise Interrupted(signum)
+
+
+def raise_pending() -> None:
+    """Raises Interrupted if a signal came at a moment when Python drops what a handler raises."""
+    if pending:
+        raise Interrupted(pending[0])
 
 
 @contextmanager

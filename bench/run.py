@@ -162,6 +162,7 @@ class Measurement:
                                              measured.matmul_peak)
                  for run in able if run.name in configs}
         for i, job in enumerate(jobs):
+            processes.raise_pending()
             if job.run.name in self.out_of_reach():
                 continue
             seconds = seconds_left([job], measured.results, times)

@@ -114,12 +114,13 @@ def test_what_counts(tmp_path):
 
 
 def test_newest(tmp_path):
-    """Of each kind, the last one of which a run came to its end."""
+    """Of each kind, the last one of which a run came to its end, or else the last that tells why
+    none did."""
     for id, kind, error in (("1", "", None), ("2", "k", None), ("3", "", None),
                             ("4", "", "it broke"), ("5", "failed", "it broke")):
         path = write_journal(tmp_path, "x", plan_of("a", kind=kind),
                              [dict(name="a", error=error)], id=id)
-    assert [each.id for each in newest(read_journal(path))] == ["3", "2"]
+    assert [each.id for each in newest(read_journal(path))] == ["3", "2", "5"]
 
 
 @pytest.mark.parametrize(("errors", "results", "has"), [

@@ -210,7 +210,7 @@ def test_ladder(tmp_path):
             assert child.poll() is None, child.stderr.read()
         child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=120)
-    assert child.returncode == 130
+    assert child.returncode == 130, err
     assert err == (f"interrupted: python measure.py ladder --resume {' '.join(command)} goes on"
                    " from here\n")
     (before,) = read_journal(journal)
