@@ -72,6 +72,10 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
 
     for study in studies.values():
         sub = command(study.name, study.help, "KIND " * (study.name == "sweep"))
+        sub.set_defaults(function=measure)
+        study.options(sub)
+        if not study.runs_scripts:
+            continue
         gpu, cpu = study.rounds.values()
         rounds = str(gpu) if gpu == cpu else f"{gpu} on a GPU, {cpu} on a CPU"
         sub.add_argument("--rounds", type=positive, metavar="N",
@@ -87,8 +91,6 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
                          help="go on where the last start stopped, and try again what failed")
         sub.add_argument("--dry-run", action="store_true",
                          help="only tell what would run first, and about how long")
-        study.options(sub)
-        sub.set_defaults(function=measure)
     sub = command("report", "a page about this machine, results/report.md: all of these but search"
                             " and time-to-loss")
     sub.add_argument("--minutes", type=duration, default=25, metavar="N",
@@ -112,6 +114,9 @@ def measure(args: argparse.Namespace, options: list[str], studies: dict[str, Stu
     study = studies[args.command]
     setup = Setup(processes.ask_machine("this_machine"), Scripts(), args.data, args.results_dir,
                   args, options)
+    if not study.runs_scripts:
+        print(study.answer(setup))
+        return 0
     if args.dry_run:
         dry_run(study, setup, args.rounds, args.resume)
         return 0

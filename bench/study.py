@@ -152,6 +152,7 @@ class Study:
     max_tokens_help = ("training tokens, per process, after which losses are compared (default:"
                        " {cuda:,} on a GPU, {cpu:,} on a CPU)")
     environment: dict[str, str] = {}  # of its runs
+    runs_scripts = True  # else it has an `answer` instead of plans
     failures_count = True  # whether a run that fails makes the command fail
     rounds_help = "how often each script runs (default: {}; a verdict needs 4)"
 
@@ -169,6 +170,10 @@ class Study:
     def plans(self, setup: Setup) -> Generator[Plan, list, None]:
         """What to measure. A plan that was measured gives its rows back, on which the next one may
         depend. Raises UserError, StackError."""
+        raise NotImplementedError
+
+    def answer(self, setup: Setup) -> str:
+        """What a study that runs no scripts prints. Raises as `plans`."""
         raise NotImplementedError
 
     def length(self, setup: Setup) -> dict:

@@ -29,7 +29,8 @@ from bench.studies.compile_modes import pays_from
 from bench.study import Plan, all_studies, picture_name
 from bench.tables import excerpts_of, found_in, text_of
 
-STUDIES, SCRIPTS = all_studies(), Scripts()
+STUDIES = {name: study for name, study in all_studies().items() if study.runs_scripts}
+SCRIPTS = Scripts()
 GPUS = MACHINE | dict(gpus=4)
 CASES = [(name, line, machine) for name, study in STUDIES.items() for line in study.in_report
          for machine in (CPU, MACHINE, GPUS)]
