@@ -149,6 +149,7 @@ def report(args: argparse.Namespace, options: list[str], studies: dict[str, Stud
     if not jobs:
         raise UserError(f"--pieces: no report measures {', '.join(chosen)}", 2)
     command = "python measure.py report"
+    command += f' --pieces "{args.pieces}"' if args.pieces else ""
     command += f" --max-tokens {args.max_tokens}" if args.max_tokens else ""
     command += f" --rungs {args.rungs}" if args.rungs else ""
     command += f" -- {shlex.join(options)}" if options else ""

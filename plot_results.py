@@ -58,7 +58,8 @@ def main(argv: list[str] | None = None) -> int:
         others = ", ".join(relative(folder) for folder in sorted(REFERENCE.glob("*/")))
         drawn = {file: picture for own in by_study.values() for file, picture in own.items()}
         if not drawn:
-            print(f"Nothing to draw: there is no complete run in {relative(args.results)}.")
+            print(f"Nothing to draw: there is no complete run in {relative(args.results)}, or none"
+                  " of a study that has a picture.")
         print(f"Pictures of other machines: {others}")
         for name, content in {"summary.md": summary, **drawn}.items() if drawn else ():
             write_whole(out / name, content)

@@ -18,8 +18,8 @@ def look_at(data: Path, results: Path) -> dict:
     processes.prepare_tokens(data)
     machine, look = processes.ask_machine("this_machine"), read_look(results)
     if look and not same_machine(look["machine"], machine):
-        raise UserError(f"{relative(results)} holds the report of another machine or PyTorch: move"
-                        " it away, or use --results-dir")
+        raise UserError(f"{relative(results)} holds the report of another machine or PyTorch: use"
+                        " another --results-dir")
     if not look:
         look = processes.ask_machine("look")
         try:
@@ -97,10 +97,14 @@ def summary(results: Path, look: dict) -> list[str]:
                          " precision).")
     rungs = [row for row in ladder if row.factor]
     if rungs:
-        best, rounds = sorted(rungs, key=lambda row: -row.factor)[:4], min(
-            row.rounds for row in rungs)
-        lines.append(f"What brings most in the ladder ({rounds} round{'s' * (rounds != 1)}): "
-                     + ", ".join(f"{row.technique} {row.factor:.2f}×" for row in best) + ".")
+        rounds = min(row.rounds for row in rungs)
+        judged = any(row.verdict != "no verdict" for row in rungs)
+        best = [row for row in rungs if row.verdict == "faster" or not judged]
+        best = ", ".join(f"{row.technique} {row.factor:.2f}×"
+                         for row in sorted(best, key=lambda row: -row.factor)[:4])
+        text = "Faster beyond doubt" if judged else "The largest factors, without verdicts yet,"
+        lines.append(f"{text} in the ladder ({rounds} round{'s' * (rounds != 1)}):"
+                     f" {best or 'none'}.")
         other = [row for row in rungs if row.published_factor
                  and not 0.8 < row.factor / row.published_factor < 1.25]
         lines.append("More than a fifth off the published factor: " + (", ".join(

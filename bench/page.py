@@ -25,19 +25,22 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], minutes: float, com
     deadline = began + 60 * minutes - PAGE_SECONDS
     setup = jobs[0][2]
     look = look_at(setup.data, setup.results)
-    missing, failures = [study.name for study, *_ in jobs], False
+    missing, failures, broken = [study.name for study, *_ in jobs], False, set()
     try:
         for study, rounds, setup in jobs:
             if time.monotonic() > deadline:
                 break
+            if study.name in broken:
+                continue
             print(f"--- {study.name}", flush=True)
             setup.matmul_peak = look["matmul_peak"]
             try:
                 finished, measured = run_study(study, setup, rounds, None, deadline)
                 failures |= study.failures_count and any(map(failed, measured))
             except (UserError, stack.StackError, OSError) as error:
-                print(f"error: {study.name}: {error}; for a new report, move"
-                      f" {relative(setup.results)} away, or use --results-dir", file=sys.stderr)
+                print(f"error: {study.name}: {error}; for a new report, use another --results-dir",
+                      file=sys.stderr)
+                broken.add(study.name)
                 finished, failures = False, True
             if finished:
                 missing.remove(study.name)

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from bench.common import REFERENCE, ROOT, UserError, write_whole
+from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.scripts import published
 from bench.study import Column, Table, all_studies
 from bench.tables import cell, excerpts_of, found_in, markdown
@@ -58,8 +58,10 @@ def update(text: str, machine: Path) -> str:
 
     def write(block: re.Match) -> str:
         opening, name, _, end = block.groups()
-        if name not in tables or not end:
-            raise UserError(f"README.md: no such table, or no <!-- end -->: {opening.strip()}")
+        if not end:
+            raise UserError(f"README.md: {opening.strip()} has no <!-- end -->")
+        if name not in tables:
+            raise UserError(f"README.md: there is no table {name} in {relative(machine)}")
         table = tables[name]
         return opening + (table if table.startswith("|") else f"\n{table}\n") + end
 

@@ -99,8 +99,9 @@ def earlier_measurement(study: Study, plan: Plan, setup: Setup, first: "Measurem
     different += ["data"] * (earlier.data != data_of(setup.data))
     different += ["machine"] * (not same_machine(earlier.machine, setup.machine))
     if different:
+        anew = "; without --resume a new one begins" if required else ""
         raise UserError(f"can't resume {relative(path)}: it was measured with other"
-                        f" {different[0]}; without --resume a new one begins", 2)
+                        f" {different[0]}{anew}", 2)
     return earlier
 
 

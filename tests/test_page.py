@@ -112,7 +112,7 @@ def test_page(reports, tmp_path):
     assert "4.00 TFLOP/s in bfloat16" in head
     assert ("01 trains **900 tok/sec, 9.00 times** 00's 100 (published, on an A100: 142,156, 11.35"
             " times), with 1.25 GB instead of 1.25; 1 run(s) each.") in head
-    assert "What brings most in the ladder (4 rounds): fused AdamW" in head
+    assert "Faster beyond doubt in the ladder (4 rounds): fused AdamW" in head
     assert "More than a fifth off the published factor: fused AdamW 1.20× (2.27×)." in head
     assert "--max-tokens 4096 --rungs 0,1,3`" in head and "Not finished" not in head
     assert "Missing: a thing: how to get it." in sections[0]
@@ -198,7 +198,7 @@ def test_the_page_is_written_whatever_happens(reports, no_pictures, capsys, monk
 
     monkeypatch.setattr(type(all_studies()["ladder"]), "plans", plans)
     assert reports.make(pieces="stages,ladder,leave-one-out") == 1
-    assert "error: ladder: no git; for a new report, move " in capsys.readouterr().err
+    assert "error: ladder: no git; for a new report, use another" in capsys.readouterr().err
     assert "Not finished: ladder; started again" in reports.text
     assert figures(reports.results)[-1][0] == "without 3 fused adamw"
 
@@ -210,7 +210,7 @@ def test_failures(reports, no_pictures, capsys):
     assert reports.make(pieces="stages") == 1
     assert "failed: it broke" in reports.text and "01 trains" not in reports.text
     assert reports.make("--max-tokens", "8192", pieces="stages") == 1
-    assert re.search("was measured with other tokens.*move .* away", capsys.readouterr().err)
+    assert re.search("was measured with other tokens; for a new report, use", capsys.readouterr().err)
     reports.children.does["01_opt_single_gpu"] = works
     assert reports.make(pieces="stages") == 0
     assert [name for name, _ in reports.ran] == ["01_opt_single_gpu"]
@@ -222,7 +222,7 @@ def test_another_machine(reports, no_pictures):
     reports.children.answers["this_machine"] = MACHINE | dict(cpu="another host's", threads=64)
     assert reports.make(pieces="stages") == 0 and not reports.ran
     reports.children.answers["this_machine"] = CPU
-    with pytest.raises(UserError, match="holds the report of another machine or PyTorch: move"):
+    with pytest.raises(UserError, match="holds the report of another machine or PyTorch: use"):
         reports.make(pieces="stages")
     assert reports.text == before
 
@@ -268,7 +268,7 @@ def test_damaged_pieces(reports, capsys):
     assert "skipped: " in (err := capsys.readouterr().err) and "ladder.jsonl, line 3: " in err
     section = section_of(reports.text, "Where a step")
     assert section.count("What is left of it in the folder is damaged: ") == 1
-    assert "What brings most in the ladder" in reports.text and "![ladder]" in reports.text
+    assert "in the ladder (" in reports.text and "![ladder]" in reports.text
 
 
 def test_a_record_without_a_figure(reports, no_pictures):
@@ -373,7 +373,7 @@ def test_update_writes_every_table(tmp_path):
     marker("other"), marker("ladder"), marker("techniques", "| 1 |\n", ""),
     marker("techniques", "", "") + marker("techniques")])
 def test_markers_that_do_not_serve(tmp_path, text):
-    with pytest.raises(UserError, match="no such table, or no <!-- end -->: <!-- "):
+    with pytest.raises(UserError, match="there is no table (other|ladder) in|has no <!-- end -->"):
         readme.update(text, tmp_path)
 
 
