@@ -190,7 +190,8 @@ def test_readme(main, tmp_path, monkeypatch):
     assert main("readme") == (0, "README.md: nothing to change\n", "")
     readme.README.write_text("<!-- other: written by measure.py readme -->\n<!-- end -->\n")
     code, out, err = main("readme")
-    assert (code, out) == (1, "") and err.startswith("error: README.md: there is no table other in ")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: README.md: there is no table other in ")
 
 
 # ---- Real runs
