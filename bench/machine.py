@@ -24,6 +24,7 @@ def this_machine() -> dict:
     import torch
     from torch.utils import collect_env
 
+    os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     cpu, generation = cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
     gpu = torch.cuda.get_device_name(0) if gpus else None
@@ -43,7 +44,7 @@ def cpu_name(text: str) -> tuple[str, list[str]]:
     machine one name may stand for several generations."""
     fields = dict(re.findall(r"^\s*([\w ]+?)\s*[:=]\s*(.+?)\s*$", text, re.MULTILINE))
     name = fields.get("Model name") or fields.get("Name")  # Linux, Windows
-    if not name and text.strip() and not fields:  # macOS tells the name alone
+    if not name and text.strip() and platform.system() == "Darwin":  # it tells the name alone
         name = text.strip().splitlines()[0]
     known = {"CPU family", "Model"} <= fields.keys()
     generation = [f"(family {fields['CPU family']}, model {fields['Model']})"] if known else []

@@ -33,7 +33,8 @@ def reference_machine() -> Path:
     """The first folder in results/reference/ with the ladder of a GPU, or else of a CPU. Raises
     UserError."""
     ladders = [(found_in(path.parent, "ladder")[0][0].machine["device"] == "cpu", path.parent)
-               for path in sorted(REFERENCE.glob("*/ladder.jsonl"))]
+               for path in sorted(REFERENCE.glob("*/ladder.jsonl"))
+               if found_in(path.parent, "ladder")]
     if not ladders:
         raise UserError("no ladder in results/reference/")
     return min(ladders)[1]

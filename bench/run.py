@@ -29,7 +29,8 @@ from bench.rows import rows_of, why_not
 from bench.study import SCRATCH, Plan, Run, Setup, Study, same_machine
 
 HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended
-MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb"}  # fields of a plan that goes on
+# Fields of a plan that goes on.
+MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within"}
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def earlier_measurement(study: Study, plan: Plan, setup: Setup, first: "Measurem
             raise UserError(f"nothing to resume in {relative(path)}", 2)
         return None
     earlier = found[-1]
-    if plan.within:
+    if plan.within or earlier.plan.within:  # they were as many as fitted
         plan.epochs = earlier.plan.epochs
     different = [each.name for each in fields(plan) if each.name not in MAY_DIFFER
                  and getattr(earlier.plan, each.name) != getattr(plan, each.name)]
@@ -184,14 +185,21 @@ class Measurement:
         return True
 
     def take(self, plan: Plan, rounds: int) -> tuple[list[Run], dict[str, tuple[Path, bytes]]]:
-        """(the runs of a plan that can run, the script of each by its name); results of scripts
-        that have changed since are dropped."""
+        """(the runs of a plan that can run, the script of each by its name); results of runs
+        whose script, options or cores have changed since are dropped."""
         able, measured = [run for run in plan.runs if not run.error], self.measured
         scripts = {run.name: script_of(run, self.setup) for run in able}
+
+        def how(run: Run) -> tuple:
+            return run.options, run.processes, run.cores, run.torchrun
+
+        before = {run.name: how(run) for run in measured.plan.runs}
+        changed = {run.name for run in plan.runs if before.get(run.name, how(run)) != how(run)}
         measured.plan = replace(plan, rounds=rounds)
         measured.sources |= {name: sha256(text) for name, (_, text) in scripts.items()}
         measured.results = [each for each in measured.results
-                            if measured.sources.get(each.name) == each.source_sha256]
+                            if measured.sources.get(each.name) == each.source_sha256
+                            and each.name not in changed]
         return able, scripts
 
     def jobs(self, rounds: int) -> list[Job]:
@@ -314,7 +322,7 @@ def read_child(folder: Path) -> tuple[bytes, list[dict]]:
         for line in path.read_bytes().splitlines(keepends=True):
             try:
                 events.append(dict(json.loads(line)))
-                lines += line
+                lines += line.rstrip(b"\n") + b"\n"
             except (ValueError, TypeError):  # cut off, with the run
                 break
     return lines, events

@@ -140,8 +140,11 @@ def parse_arguments(argv: list[str] | None = None) -> Experiment:
     return args
 
 
-def configure(args: Experiment) -> orig.Config:
-    """The settings of the record, under the names that 00 gives them. Raises orig.UserError."""
+def configure(args: Experiment | list[str]) -> orig.Config:
+    """The settings of the record, under the names that 00 gives them, from options or what they
+    were parsed to. Raises orig.UserError."""
+    if isinstance(args, list):
+        args = parse_arguments(args)
     trainer, device = args.trainer, args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = args.model or ("gpt2" if device == "cuda" else "cpu-demo")
     config = orig.configure(["--device", device, "--model", model])

@@ -10,6 +10,7 @@ import torch  # noqa: E402
 from conftest import ROOT, call_main, load, read_record, write_tokens  # noqa: E402
 from made_up import MACHINE, setup_of  # noqa: E402
 
+from bench.lengths import read_configurations  # noqa: E402
 from bench.records import measured  # noqa: E402
 from bench.records import read_record as read_whole  # noqa: E402
 from bench.study import all_studies  # noqa: E402
@@ -137,3 +138,10 @@ def test_plan(tmp_path):
         "Trainer --dtype bfloat16 --torch_compile",
         "Trainer --dtype bfloat16 --torch_compile --huge_pages"]
     assert gpu[2].options[:4] == ("--per_device_train_batch_size", "32", "--bf16", "--tf32")
+
+
+def test_the_tools_can_ask_for_its_configuration():
+    """As measure.py does before it starts anything."""
+    script = str(ROOT / "peers" / "hf_trainer.py")
+    (found,) = read_configurations([[script, ["--device", "cpu", "--model", "cpu-demo"]]])
+    assert found["context_length"] == 256 and "error" not in found

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bench.journal import journal_of, newest, read_journal, records_in
 from bench.pictures import COLOURS, draw_bars, key, rows_of_panels, shorten, thousands
 from bench.records import Record
-from bench.scripts import ROOT, STAGES, published
+from bench.scripts import ROOT, STAGES, UserError, published
 from bench.study import EPOCHS, Column, Plan, Study, Table
 from bench.tables import cell, markdown
 
@@ -157,6 +157,8 @@ class Stages(Study):
                         compared_to=before and before.name)
                 for run, before in zip(runs, [None, *runs], strict=False)]
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
+        if epochs is not None and epochs < 1:
+            raise UserError(f"argument --epochs: {epochs} is out of range", 2)
         limit = SECONDS if gpus and setup.minutes and not tokens else None
         yield Plan(runs, whole=True, tokens=tokens, epochs=epochs, within=limit)
 
