@@ -81,7 +81,7 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
     """Writes all files or none; returns those that changed."""
     changed = [p for p, text in files.items() if not p.exists() or p.read_bytes() != text]
     temporary = {p: p.with_name(f"{p.name}.{threading.get_native_id()}.tmp") for p in changed}
-    handlers = {}
+    handlers, came = {}, []
     if threading.current_thread() is threading.main_thread():  # others can't set handlers
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:  # write them beside their places, and rename only when all are complete
@@ -91,7 +91,7 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
             if path.exists():
                 shutil.copymode(path, copy)
         for number in handlers:  # an interrupt between two renames would leave a broken stack
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, lambda number, frame: came.append(number))
         for path, copy in temporary.items():
             copy.replace(path)
     finally:
@@ -99,6 +99,8 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
             signal.signal(number, handler)
         for copy in temporary.values():
             copy.unlink(missing_ok=True)
+    for number in came[:1]:  # now it may end the program
+        signal.raise_signal(number)
     return changed
 
 
