@@ -14,6 +14,8 @@ of another script than it names doesn't. Of a run that was repeated the last one
 crash has cut off, a line or the end of a run, is as if that run had not been.
 """
 
+import errno
+import hashlib
 import json
 import os
 import sys
@@ -24,7 +26,7 @@ from pathlib import Path
 
 from bench.common import UserError, relative
 from bench.records import EVENTS, Record, RecordError, make_record, measured, read_record
-from bench.study import Plan
+from bench.study import Plan, Setup, same_machine
 
 try:
     import fcntl
@@ -73,6 +75,16 @@ class Measured:
         """Adds a result; a run that is repeated replaces the earlier one."""
         self.results = [each for each in self.results if each.key != result.key] + [result]
 
+    def differs_from(self, setup: Setup) -> str | None:
+        """What of a setup is so different that figures of both can't be compared; None: nothing.
+        Tokens that aren't there yet differ from none."""
+        if not same_machine(self.machine, setup.machine):
+            return "on another machine, or with another PyTorch"
+        if self.options != setup.options:
+            return "with other options behind --"
+        return None if None in (self.data, own := data_of(setup.data)) or self.data == own else (
+            "with other tokens")
+
     def as_json(self) -> dict:
         """Its `study` line."""
         header = {name: getattr(self, name) for name in HEADER}
@@ -83,6 +95,16 @@ class Measured:
         """Whether a run is complete, or none can run, which is a finding as well."""
         return (any(not result.error for result in self.results)
                 or all(run.error for run in self.plan.runs))
+
+
+def sha256(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+def data_of(folder: Path) -> str | None:
+    """What the tokens in a folder are known by; None where there are none."""
+    meta = folder / "meta.json"
+    return sha256(meta.read_bytes()) if meta.exists() else None
 
 
 def journal_of(results: Path, study: str) -> Path:
@@ -130,7 +152,10 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
     record, error = None, ran["error"]
     if not error:
         try:
-            record = measured(make_record(run["name"], events))
+            made = measured(make_record(run["name"], events))
+            if (made.stage, made.config["seed"]) != (run["name"], run["seed"]):
+                raise RecordError("its record is that of another run")
+            record = made
         except RecordError as reason:
             error = str(reason)
     return Result(run["name"], run["round"], run["seed"], run["source_sha256"], ran["seconds"] + 0,
@@ -190,6 +215,8 @@ def locked(results: Path) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             else:
                 msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+                raise  # a file system without locks, for one
             raise UserError(f"another measurement is running in {relative(results)}")
         yield

@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 import warnings
 from statistics import median
@@ -33,10 +34,20 @@ def this_machine() -> dict:
         torch=torch.__version__, python=platform.python_version(),
         os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
         cpu=" ".join([cpu, *generation]),
-        driver=collect_env.get_nvidia_driver_version(collect_env.run) if gpus else None,
+        driver=driver_version() if gpus else None,
         capability="{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None,
         cuda=torch.version.cuda, ram_gb=ram_gb(),
     )
+
+
+def driver_version() -> str | None:
+    """NVIDIA's, as nvidia-smi tells it to programs; what it prints for people changes."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.split()[0] if told.returncode == 0 and told.stdout.strip() else None
 
 
 def cpu_name(text: str) -> tuple[str, list[str]]:

@@ -1,6 +1,5 @@
 """Measure a study round by round, each run in a fresh process; its journal keeps what is done."""
 
-import hashlib
 import json
 import os
 import re
@@ -19,18 +18,21 @@ from bench.journal import (
     Measured,
     Result,
     append,
+    data_of,
     journal_of,
     make_result,
     newest,
     read_journal,
+    sha256,
 )
 from bench.lengths import Length, in_words, seconds_left
 from bench.rows import rows_of, why_not
-from bench.study import SCRATCH, Plan, Run, Setup, Study, same_machine
+from bench.study import SCRATCH, Plan, Run, Setup, Study
 
 HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended
 # Fields of a plan that goes on.
 MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within"}
+OPTION_OF = {"tokens": "--max-tokens", "seconds": "--seconds"}
 
 
 @dataclass(frozen=True)
@@ -90,19 +92,20 @@ def earlier_measurement(study: Study, plan: Plan, setup: Setup, first: "Measurem
     if not found or first and found[-1].time < first.measured.time:
         if required and not first:
             raise UserError(f"nothing to resume in {relative(path)}", 2)
+        if found:
+            print(f"{relative(path)}: what it holds of these runs is older than the measurement on"
+                  " which they depend; they begin anew", flush=True)
         return None
     earlier = found[-1]
     if plan.within or earlier.plan.within:  # they were as many as fitted
         plan.epochs = earlier.plan.epochs
-    different = [each.name for each in fields(plan) if each.name not in MAY_DIFFER
-                 and getattr(earlier.plan, each.name) != getattr(plan, each.name)]
-    different += ["options"] * (earlier.options != setup.options)
-    different += ["data"] * (earlier.data != data_of(setup.data))
-    different += ["machine"] * (not same_machine(earlier.machine, setup.machine))
+    different = earlier.differs_from(setup) or next(
+        (f"with other {OPTION_OF.get(each.name, each.name)}" for each in fields(plan)
+         if each.name not in MAY_DIFFER
+         and getattr(earlier.plan, each.name) != getattr(plan, each.name)), None)
     if different:
         anew = "; without --resume a new one begins" if required else ""
-        raise UserError(f"can't resume {relative(path)}: it was measured with other"
-                        f" {different[0]}{anew}", 2)
+        raise UserError(f"can't resume {relative(path)}: it was measured {different}{anew}", 2)
     return earlier
 
 
@@ -118,16 +121,6 @@ def failed(measured: Measured) -> bool:
                for result in measured.results if result.name in names)
 
 
-def sha256(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
-
-
-def data_of(folder: Path) -> str | None:
-    """What the tokens are known by."""
-    meta = folder / "meta.json"
-    return sha256(meta.read_bytes()) if meta.exists() else None
-
-
 # ---- A plan ------------------------------------------------------------------------------------
 
 
@@ -141,7 +134,8 @@ class Measurement:
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         self.measured = earlier or Measured(
             f"{now}-{os.getpid()}-{plan.kind}".rstrip("-"), study.name, plan.kind, now,
-            setup.machine, setup.matmul_peak or {}, None, {}, list(setup.options), plan)
+            setup.machine, setup.matmul_peak or {}, None, {}, list(setup.options), plan,
+            folder=setup.results)
 
     def run(self, plan: Plan, rounds: int, deadline: float | None) -> bool:
         """Runs what is left of so many rounds; returns whether it came to their end. `plan` may
@@ -152,8 +146,11 @@ class Measurement:
         # Before anything is written: wrong options are told here.
         configs = lengths.configurations(able, plan, setup) if jobs else {}
         processes.prepare_tokens(setup.data)
+        if measured.differs_from(setup):  # the tokens alone can, and only if they were lost
+            raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")
         measured.data = data_of(setup.data)
         if not measured.matmul_peak:
+            append(self.path, measured.as_json())  # from here on, --resume goes on with this one
             print("Measuring this machine's matrix products", flush=True)
             measured.matmul_peak = processes.ask_machine("matmul_peak")
         if plan.within and not plan.epochs:
@@ -244,7 +241,7 @@ class Measurement:
             shutil.rmtree(cache, ignore_errors=True)
         self.tried.add(job.key)
         BUILD.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=BUILD) as name:
+        with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
             folder = Path(name)
             command = command_of(job, plan, setup, script, length, folder)
             start = dict(event="run", id=self.measured.id, name=run.name, round=job.round,
@@ -351,7 +348,8 @@ def dry_run(study: Study, setup: Setup, rounds: int | None, resume: bool) -> Non
     configs = lengths.configurations(able, plan, setup)
     times = {run.name: lengths.length_of(run, plan, setup, configs[run.name], peak)
              for run in able}
-    jobs = measurement.jobs(rounds)
+    beyond = measurement.out_of_reach()
+    jobs = [job for job in measurement.jobs(rounds) if job.run.name not in beyond]
     for job in jobs:
         script, _ = script_of(job.run, setup)
         command = command_of(job, plan, setup, script, times[job.run.name], BUILD / "scratch")

@@ -6,7 +6,6 @@ they start: the lowest validation loss of 00 in its default run ("published"), a
 learning rate ("best").
 """
 
-from pathlib import Path
 from typing import NamedTuple
 
 from bench.common import UserError, relative
@@ -87,25 +86,25 @@ class Search(NamedTuple):
     tokens: int  # after which a run is ended
 
 
-def read_search(results: Path, options: list[str]) -> Search | None:
-    """What a search has found, if it came to its end. Raises UserError where it was measured with
-    other options, OSError."""
-    path = journal_of(results, "search")
+def read_search(setup: Setup) -> Search | None:
+    """What a search has found, if it came to its end. Raises UserError where it was measured in
+    another way, OSError."""
+    path = journal_of(setup.results, "search")
     found = {each.kind: each for each in newest(read_journal(path))}
     if not {"target", ""} <= found.keys() or found[""].time < found["target"].time:
         return None
-    first, *others = rows_of(found["target"])
-    points = {}
-    for stage in ("00", "01"):
-        points[stage] = soonest(rows_of(found[""]), stage, found[""].plan.targets["best"])
-    if None in points.values():
+    rows, best = rows_of(found["target"]), found[""].plan.targets["best"]
+    points = {stage: soonest(rows_of(found[""]), stage, best) for stage in ("00", "01")}
+    if None in points.values() or best != min(cost(row.lowest_val_loss) for row in rows):
         print(f"{relative(path)}: the search didn't come to its end; it goes on with --resume")
         return None
-    targets = {"published": first.lowest_val_loss, "best": found[""].plan.targets["best"]}
-    if found[""].options != options:
-        raise UserError(f"{relative(path)} was measured with other options: search again, or use"
-                        " another --results-dir")
-    return Search(targets, points, limit_of(first))
+    different = found[""].differs_from(setup)
+    if setup.args.max_tokens not in (None, found["target"].plan.tokens):
+        different = "with other --max-tokens"
+    if different:
+        raise UserError(f"{relative(path)} was measured {different}: search again, or use another"
+                        " --results-dir")
+    return Search({"published": rows[0].lowest_val_loss, "best": best}, points, limit_of(rows[0]))
 
 
 def soonest(rows: list[Row], stage: str, target: float) -> Point | None:

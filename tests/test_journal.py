@@ -2,13 +2,16 @@
 
 import itertools
 import json
+import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
 from made_up import CPU, MACHINE, PEAK, measured_of, plan_of, write_journal
 
+from bench import journal
 from bench.common import UserError
 from bench.journal import append, locked, newest, read_journal
 
@@ -39,6 +42,7 @@ def test_round_trip(tmp_path):
 @pytest.mark.parametrize(("record", "says"), [
     (dict(status="diverged"), "diverged: "),
     (dict(median_step_tok_per_sec=None, avg_tok_per_sec=None), "too short for a speed"),
+    (dict(start=dict(stage="b")), "its record is that of another run"),
 ])
 def test_a_record_without_figures_is_a_failed_run(tmp_path, record, says):
     path = write_journal(tmp_path, "x", plan_of("a"), [dict(name="a", **record)])
@@ -146,7 +150,7 @@ with locked(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_one_measurement_at_a_time(tmp_path):
+def test_one_measurement_at_a_time(tmp_path, monkeypatch):
     """A second one is refused, until the first one ends, even by SIGKILL."""
     folder = tmp_path / "new"
     holder = subprocess.Popen([sys.executable, "-c", HOLD, folder], cwd=ROOT, text=True,
@@ -159,6 +163,12 @@ def test_one_measurement_at_a_time(tmp_path):
         with locked(tmp_path):  # another folder
             pass
         holder.kill()
+    monkeypatch.setattr(journal, "fcntl", SimpleNamespace(
+        LOCK_EX=1, LOCK_NB=2, flock=lambda *_: os.readlink(".")))  # EINVAL, as without locks
+    with pytest.raises(OSError, match="Invalid argument"):
+        with locked(folder):
+            pass
+    monkeypatch.undo()
     for _ in range(2):  # the second time, after an orderly end
         with locked(folder):
             pass

@@ -210,7 +210,7 @@ def test_failures(reports, no_pictures, capsys):
     assert reports.make(pieces="stages") == 1
     assert "failed: it broke" in reports.text and "01 trains" not in reports.text
     assert reports.make("--max-tokens", "8192", pieces="stages") == 1
-    assert "was measured with other tokens; for a new report, use" in capsys.readouterr().err
+    assert "was measured with other --max-tokens; for a new report, use" in capsys.readouterr().err
     reports.children.does["01_opt_single_gpu"] = works
     assert reports.make(pieces="stages") == 0
     assert [name for name, _ in reports.ran] == ["01_opt_single_gpu"]

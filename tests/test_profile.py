@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from made_up import MACHINE, cells_of, setup_of
+from made_up import MACHINE, carry_out, cells_of, setup_of
 
 from bench.studies.profile import Profile, kind_of, read_trace
+from bench.tables import found_in
 
 
 def write_trace(path: Path, events: list[tuple]) -> Path:
@@ -106,6 +107,10 @@ def test_what_a_run_leaves(tmp_path):
     assert cells_of(text.partition("| kernel")[0])["attention"] == {
         "kind": "attention", "ms per step": "0.60", "share": "60.0%"}
     assert "| `nvjet_hsh_128x256` | matrix products | 0.5 | 0.30 | 30.0% |" in text
+    for error, told in ((None, text), ("it broke", "it broke")):
+        ((plan, rows),) = carry_out(study, setup, lambda _, error=error: [
+            dict(name="01-profile", error=error)])
+        assert study.result(found_in(tmp_path, "profile")[0][0], rows).endswith(told)
     write_trace(folder / "b.trace.json", KERNELS)
     with pytest.raises(ValueError, match="it left no trace"):
         study.collect(setup, folder)

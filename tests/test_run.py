@@ -16,7 +16,7 @@ from made_up import CPU, MACHINE, PEAK, Children, plan_of, setup_of, write_journ
 
 from bench import lengths, processes, run
 from bench.common import UserError
-from bench.journal import journal_of, read_journal
+from bench.journal import data_of, journal_of, read_journal, sha256
 from bench.study import SCRATCH, Run, Study
 
 
@@ -103,7 +103,7 @@ def test_rounds(place, plan, capsys):
     (kept,) = read_journal(place.path)
     assert kept.results == place.measured[0].results and kept.plan.rounds == 2
     assert kept.results[2].record.tok_per_sec == 200
-    assert (kept.matmul_peak, kept.machine, kept.data) == (PEAK, CPU, run.data_of(place.setup.data))
+    assert (kept.matmul_peak, kept.machine, kept.data) == (PEAK, CPU, data_of(place.setup.data))
     assert {event["matmul_rate"] for event in place.events("ran")} == {4e12}
     assert place.children.asked == ["matmul_rate"] * 6  # the peak was known
     assert "round 1: a, seed 124: 100 tok/sec, val loss 8.000, 0 s; 0 s left" in (
@@ -168,14 +168,15 @@ def setup(**changes):
 
 
 @pytest.mark.parametrize(("change", "resume", "says"), [
-    (setup(options=["--dropout"]), True, "other options"),
-    (setup(options=["--dropout"]), None, "other options"),
-    (setup(machine=MACHINE), True, "other machine"),
-    (setup(machine=CPU | dict(torch="2.0")), True, "other machine"),
-    (meta('{"tokens": {"train": 9}}'), True, "other data"),
-    (dict(tokens=1), True, "other tokens"), (dict(seconds=1.0), True, "other seconds"),
-    (dict(targets={"best": 1.0}), True, "other targets"),
-    (dict(seed_noise=False), True, "other seed_noise"),
+    (setup(options=["--dropout"]), True, "with other options behind --"),
+    (setup(options=["--dropout"]), None, "with other options behind --"),
+    (setup(machine=MACHINE), True, "on another machine, or with another PyTorch"),
+    (setup(machine=CPU | dict(torch="2.0")), True, "on another machine, or with another PyTorch"),
+    (meta('{"tokens": {"train": 9}}'), True, "with other tokens"),
+    (dict(tokens=1), True, "with other --max-tokens"),
+    (dict(seconds=1.0), True, "with other --seconds"),
+    (dict(targets={"best": 1.0}), True, "with other targets"),
+    (dict(seed_noise=False), True, "with other seed_noise"),
     (lambda place: setattr(place.children, "refuses", "unrecognized: --x"), True, "unrecognized"),
     *((meta(text), False, "meta.json is damaged")
       for text in ("", "[]", '{"tokens": {"train": "x"}}', '{"tokens": {}}')),
@@ -189,11 +190,41 @@ def test_what_is_refused_leaves_what_was_there(place, plan, change, resume, says
         plan = place.plan("a", "b", **dict(seed_noise=True) | change)
     with pytest.raises(UserError, match=says) as error:
         place.run(plan, rounds=2, resume=resume)
-    if "other" in says:
+    if "other " in says:
         assert str(error.value).startswith("can't resume ") and error.value.code == 2
         anew = "; without --resume a new one begins" if resume else ""  # None: of a report
-        assert str(error.value).endswith(f"toy.jsonl: it was measured with {says}{anew}")
+        assert str(error.value).endswith(f"toy.jsonl: it was measured {says}{anew}")
     assert place.path.read_bytes() == before
+
+
+def test_resumed_without_its_tokens(place, plan, monkeypatch):
+    """They are prepared again; where they come out as others, that is told."""
+    place.run(plan)
+    before, tokens = place.path.read_bytes(), place.meta.read_text()
+    made = iter(['{"tokens": {"train": 9}}', tokens])
+    monkeypatch.setattr(processes, "ask", lambda *_, **__: place.meta.write_text(next(made)))
+    place.meta.unlink()
+    with pytest.raises(UserError, match="has other tokens than were measured so far"):
+        place.run(plan, rounds=2, resume=True)
+    assert place.path.read_bytes() == before
+    place.meta.unlink()
+    assert place.run(plan, rounds=2, resume=True) == NEXT
+
+
+def test_resumed_after_an_interruption_before_its_first_run(place, plan, monkeypatch):
+    place.run(plan)
+    place.setup.matmul_peak, ask = None, processes.ask_machine
+
+    def interrupted(question):
+        raise processes.Interrupted(2)
+
+    monkeypatch.setattr(processes, "ask_machine", interrupted)
+    monkeypatch.setattr(os, "getpid", lambda: 7)  # another process
+    with pytest.raises(processes.Interrupted):
+        place.run(plan)
+    monkeypatch.setattr(processes, "ask_machine", ask)
+    assert place.run(plan, resume=True) == ROUND  # not the older one
+    assert place.measured[0].matmul_peak == PEAK
 
 
 def test_nothing_to_resume(place, plan):
@@ -251,13 +282,14 @@ def test_a_plan_may_depend_on_the_rows_of_the_one_before(place):
             place.children.stop_at - 1 :]
 
 
-def test_what_depends_on_an_older_plan_begins_anew(place):
+def test_what_depends_on_an_older_plan_begins_anew(place, capsys):
     first, second = place.plan("a", "b", kind="first", rounds=1), place.plan("a", "b")
-    data = run.data_of(place.setup.data)
+    data = data_of(place.setup.data)
     write_journal(place.setup.results, "toy", second, id="1", data=data)
     write_journal(place.setup.results, "toy", first, id="2", data=data)
     place.run(Dependent(first, second), rounds=2, resume=True)
     assert place.measured[0].id == "2" and place.measured[1].id not in "12"
+    assert "is older than the measurement on which they depend" in capsys.readouterr().out
 
 
 # ---- Until nothing more fits
@@ -311,7 +343,7 @@ def test_dry_run(place, plan, capsys):
     place.run(plan)
     made = Path(place.children.calls[-1].command[1])  # in a folder of its content
     assert made.read_text() == "made\n" and made.name == "b.py"
-    assert made.parent.name == run.sha256(b"made\n")[:16]
+    assert made.parent.name == sha256(b"made\n")[:16]
     before = place.path.read_bytes()
     run.dry_run(Toy(plan), place.setup, 2, resume=True)
     assert capsys.readouterr().out.endswith("3 runs, about 0 s (by an earlier one)\n")
@@ -324,9 +356,10 @@ def test_dry_run(place, plan, capsys):
 def child(code=0, err="", whole=True, hangs=False, **record):
     """What stands in for run_child; it leaves a record if `record` says something of it."""
     def run_child(command, environment):
-        folder = Path(command[command.index("--results-dir") + 1])
+        name, seed, folder = (command[command.index(option) + 1]
+                              for option in ("--name", "--seed", "--results-dir"))
         if record:
-            path = write_record(folder, "a", **record)
+            path = write_record(Path(folder), name, seed=int(seed), **record)
             if not whole:
                 path.write_text("".join(path.read_text().splitlines(True)[:-1]) + '{"event": "en')
         if hangs:

@@ -5,6 +5,7 @@ from math import log2
 
 import pytest
 from made_up import (
+    MACHINE,
     carry_out,
     cells_of,
     measured_with,
@@ -66,7 +67,7 @@ def test_search(tmp_path, capsys):
     setup, plans, found, results = setup_of(tmp_path, max_tokens=8192), [], [], []
     for plan, rows in carry_out(Search(), setup, landscape()):
         plans.append(plan)
-        found.append(read_search(tmp_path, []))
+        found.append(read_search(setup))
         ((measured, rows),) = [each for each in found_in(tmp_path, "search")
                                if each[0].kind == plan.kind]
         try:
@@ -92,15 +93,21 @@ def test_search(tmp_path, capsys):
     for plan in (first, last):  # seeds other than those whose times are told
         assert (plan.whole, plan.new_seeds, plan.first_seed, plan.log_tokens) == (
             True, True, 1, 4096)
+    # A run that failed, and now was repeated, sets a lower target: the rest is of another one.
+    kept = (tmp_path / "search.jsonl").read_bytes()
+    better = [run | dict(loss=run["loss"] - 1) for run in landscape()(plans[1])[-2:]]
+    write_journal(tmp_path, "search", plans[1], better, id="0")
+    assert read_search(setup) is None
+    (tmp_path / "search.jsonl").write_bytes(kept)
     # A target that was measured anew is of another search.
     write_journal(tmp_path, "search", first, landscape()(first), id="9")
-    assert read_search(tmp_path, []) is None
+    assert read_search(setup) is None
 
 
 def test_settings_that_fail_are_worse_than_all_others(tmp_path):
     for _ in carry_out(Search(), setup_of(tmp_path), landscape(lambda _, rate: rate >= 4e-3)):
         pass
-    assert read_search(tmp_path, []).points == {
+    assert read_search(setup_of(tmp_path)).points == {
         "00": Point("00", 2, 2e-3), "01": Point("01", 4, 2e-3)}
 
 
@@ -163,6 +170,10 @@ def test_after_a_search(tmp_path):
             "factor over 00; the loss is 7.750"} <= set(texts)
     with pytest.raises(UserError, match="was measured with other options"):
         next(TimeToLoss().plans(setup_of(tmp_path, options=["--dropout", "0"])))
+    with pytest.raises(UserError, match="was measured on another machine"):
+        next(TimeToLoss().plans(setup_of(tmp_path, MACHINE)))
+    with pytest.raises(UserError, match="was measured with other --max-tokens"):
+        next(TimeToLoss().plans(setup_of(tmp_path, max_tokens=99)))
 
 
 def test_without_a_search(tmp_path):

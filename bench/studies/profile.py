@@ -112,13 +112,17 @@ class Profile(Study):
         profile = read_trace(traces[0], gpu=bool(setup.machine["gpus"]))
         write_whole(setup.results / "profile.trace.json", traces[0].read_bytes())
         write_whole(setup.results / "profile.json",
-                    json.dumps(profile | dict(trace="profile.trace.json"), indent=1))
+                    json.dumps(profile | dict(options=setup.options, trace="profile.trace.json"),
+                               indent=1))
 
     def tables(self, measured, rows):
         return []  # `extra` has them: the trace's figures are no run's
 
     def notes(self, measured, rows):
         return []
+
+    def result(self, measured, rows):
+        return rows[0].error or self.extra(measured.folder, [])
 
     def extra(self, folder, found):
         try:

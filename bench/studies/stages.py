@@ -107,6 +107,10 @@ def factor(bar: Bar, bars: list[Bar]) -> float | None:
     return bar.tok_per_sec / speeds[0] if speeds else None
 
 
+def is_average(bar: Bar) -> bool:
+    return bool(bar.record and bar.record.speed_is_average)
+
+
 def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
     """Without any measured, the published figures alone."""
     bars, by_stage = bars or theirs, {bar.stage: bar for bar in theirs}
@@ -123,7 +127,7 @@ def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
         Column("model / context",
                lambda bar: f"{bar.group.model} / {bar.group.context_length:,}", True),
         Column("stage", lambda bar: bar.label, True),
-        Column("tok/sec", lambda bar: f"{bar.tok_per_sec:,.0f}"),
+        Column("tok/sec", lambda bar: f"{bar.tok_per_sec:,.0f}" + " †" * is_average(bar)),
         Column("factor over 00", lambda bar: cell(factor(bar, bars), ".2f") or "n/a"),
         Column("p25–p75", quartiles),
         Column("reserved GB", lambda bar: cell(bar.reserved_gb, ".2f") or "n/a"),
@@ -166,8 +170,11 @@ class Stages(Study):
         return {"stages": [bars_table(read_bars(measured.folder), published_bars())]}
 
     def summary(self, folder):
-        table = markdown(bars_table(read_bars(folder), published_bars()))
-        return f"{table}\n{published().source}\n"
+        bars = read_bars(folder)
+        table = markdown(bars_table(bars, published_bars()))
+        note = "† too few steps for a median: the average of the run.\n" * any(
+            map(is_average, bars))
+        return f"{table}\n{note}{published().source}\n"
 
     def extra(self, folder, found):
         """The losses of the journal's runs, beside the published ones."""

@@ -49,7 +49,7 @@ class TimeToLoss(Study):
         variants = []
         if args.names:
             variants = scripts.variants(scripts.stage("01"), setup.machine, names=args.names)[1:]
-        found = read_search(setup.results, setup.options)
+        found = read_search(setup)
         if found:
             targets, tokens, points = found.targets, found.tokens, found.points
         else:
