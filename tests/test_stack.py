@@ -575,7 +575,7 @@ def test_all_files_are_written_or_none(tmp_path):
     }
 
 
-def test_renaming_is_not_interrupted(tmp_path, monkeypatch):
+def test_renaming_is_not_interrupted(tmp_path, monkeypatch, request):
     rename, handlers = Path.replace, []
 
     def interrupted(path, target):
@@ -583,6 +583,8 @@ def test_renaming_is_not_interrupted(tmp_path, monkeypatch):
         handlers.append(signal.getsignal(signal.SIGTERM))
         return rename(path, target)
 
+    theirs = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, theirs))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     monkeypatch.setattr(Path, "replace", interrupted)
     files = {tmp_path / name: b"new" for name in ("one", "two")}
