@@ -1,10 +1,5 @@
-"""Memory that a script would take on a GPU that isn't there: its own training steps are traced on
-tensors without storage, and PyTorch's caching allocator is simulated.
-
-The trace notes when each tensor's memory is made and when it is released. Three things are made as
-on CUDA: dropout keeps a mask of a byte per element, attention is the flash kernel, and the
-optimizer works on all tensors at once. No trace sees the workspace of cuBLAS; it is added. Scripts
-are traced without torch.compile.
+"""Memory that a script would take on a GPU that isn't there: what its own steps make and release
+(see bench.trace) goes through a simulation of PyTorch's caching allocator.
 
 The allocator is that of c10/cuda/CUDACachingAllocator.cpp: sizes are rounded to 512 bytes. Up to
 1 MiB they come from segments of 2 MiB, below 10 MiB from segments of 20 MiB, and else from one of
@@ -13,20 +8,38 @@ more than 1 MiB would remain (512 bytes in a small segment). A block that is rel
 its free neighbours. If the card is full, whole segments that are free are given back first.
 """
 
-import contextlib
-import importlib.util
-import io
 import json
-import sys
-import weakref
+import tempfile
 from bisect import bisect_left, insort
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from unittest import mock
+from typing import NamedTuple
+
+from bench import processes
+from bench.common import REFERENCE, UserError, write_whole
+from bench.journal import sha256
 
 MIB, GB = 2**20, 2**30
 BATCHES = [2**k for k in range(10)]
-WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,096 KiB, 8 × 16 KiB
+TRACED = 8, 16  # from these two follow the larger ones: all sizes are a + b times the batch
+NAME = "predict.json"  # what was predicted, in a folder of results
+
+
+class Card(NamedTuple):
+    mib: int  # in all, as nvidia-smi tells it
+    capability: float  # NVIDIA's compute capability
+
+
+CARDS = {
+    "T4": Card(15_360, 7.5), "V100": Card(16_384, 7.0), "RTX 3060": Card(12_288, 8.6),
+    "RTX 4060 Ti": Card(8_188, 8.9), "RTX 3090": Card(24_576, 8.6),
+    "RTX 4090": Card(24_564, 8.9), "RTX 5090": Card(32_607, 12.0), "A10": Card(23_028, 8.6),
+    "L4": Card(23_034, 8.9), "L40S": Card(46_068, 8.9), "RTX A6000": Card(49_140, 8.6),
+    "A100 40 GB": Card(40_960, 8.0), "A100 80 GB": Card(81_920, 8.0), "H100": Card(81_559, 9.0),
+    "H200": Card(143_771, 9.0), "B200": Card(183_359, 10.0),
+}
+OTHERS = 614  # MiB: the driver's own, its kernels, and a display
 
 
 class DoesNotFit(Exception):
@@ -128,146 +141,91 @@ def simulate(events: list[int], capacity: int | None = None) -> Allocator:
     return allocator
 
 
-# ---- The trace ---------------------------------------------------------------------------------
+# ---- Scripts -----------------------------------------------------------------------------------
 
 
-def trace(module, options: list[str], steps: int = 3) -> tuple[int, list[int]]:
-    """(the batch size, the events) of training by a script: a step, an evaluation of both texts,
-    further steps, an evaluation and a sample, as at the end of an epoch."""
-    import torch
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_iter
+class Need(NamedTuple):
+    """MiB that a script takes."""
 
-    aten = torch.ops.aten
-
-    def is_meta(value) -> bool:
-        return isinstance(value, torch.Tensor) and value.device.type == "meta"
-
-    class AsOnCuda(TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            kwargs = kwargs or {}
-            if func is torch.nn.functional.dropout and is_meta(args[0]):
-                given = dict(zip(("x", "p", "training"), args, strict=False)) | kwargs
-                p, training = given.get("p", 0.5), given.get("training", True)
-                return aten.native_dropout(args[0], p, True)[0] if training and p else args[0]
-            if func is torch.nn.functional.scaled_dot_product_attention:
-                return aten._scaled_dot_product_flash_attention(
-                    *args[:3], kwargs.get("dropout_p", 0.0), kwargs.get("is_causal", False))[0]
-            if func is torch.Tensor.item and is_meta(args[0]):
-                return 0.0
-            if func is torch.Tensor.tolist and is_meta(args[0]):
-                return [0]
-            if func is torch.Tensor.cpu and is_meta(args[0]):
-                return torch.zeros(args[0].shape, dtype=args[0].dtype)
-            return func(*args, **kwargs)
-
-    class Notes(TorchDispatchMode):
-        def __init__(self):
-            super().__init__()
-            self.events, self.made, self.live = [], 0, {}
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func is aten._fused_adamw_.default:  # in place, and not there for such tensors
-                return None
-            result = func(*args, **(kwargs or {}))
-            for value in tree_iter(result):
-                if is_meta(value):
-                    self.note(value)
-            return result
-
-        def note(self, tensor: torch.Tensor) -> None:
-            storage = tensor.untyped_storage()
-            key = storage._cdata
-            if key in self.live or not storage.nbytes():
-                return
-            self.events.append(storage.nbytes())
-            self.made += 1
-            number = self.made
-
-            def died(_):
-                del self.live[key]
-                self.events.append(-number)
-
-            self.live[key] = weakref.ref(storage, died)
-
-    class Windows:
-        """As many windows as an evaluation takes."""
-
-        def __len__(self):
-            return config.eval_windows
-
-        def __getitem__(self, i):
-            return (torch.zeros(config.context_length, dtype=torch.long),) * 2
-
-    class Tokenizer:
-        n_vocab = 50_257
-        encode = staticmethod(lambda text: [0] * 4)
-        decode = staticmethod(str)
-
-    eager = ["--no-compile"] if hasattr(module, "can_compile") else []
-    config = module.configure(["--device", "cpu", *eager, *options])
-    config.device = torch.device("meta")
-    config.eval_windows = 8  # one batch of each text; further ones take the same memory
-    with torch.device("meta"):
-        model = module.GPTModel(config)
-    with (AsOnCuda(), Notes() as notes,
-          mock.patch("torch.optim.adam._device_dtype_check_for_fused", lambda *_, **__: None)):
-        model = module.prepare_model(model, config)
-        for tensor in [*model.parameters(), *model.buffers()]:
-            notes.note(tensor)
-        optimizer = module.make_optimizer(model, config)
-        for group in optimizer.param_groups:
-            group["foreach"] = not group.get("fused")
-        notes.events.append(WORKSPACE)
-        notes.made += 1
-        shape = config.batch_size, config.context_length
-        for step in range(steps):
-            x_BT, y_BT = (torch.zeros(shape, dtype=torch.long).to("meta") for _ in range(2))
-            optimizer.zero_grad()
-            loss = module.compute_loss(model, x_BT, y_BT)
-            module.backward_and_update(loss, optimizer)
-            if step in (0, steps - 1):
-                module.evaluate(model, Windows(), config)
-                module.evaluate(model, Windows(), config)
-        module.sample(model, Tokenizer, config)
-        events = list(notes.events)  # what dies with this function doesn't count
-    return config.batch_size, events
+    reserved: int  # at the end of an epoch, without a limit
+    least: int  # of a GPU's memory, so that it runs
 
 
-def load(script: Path):
-    """A script as a module."""
-    spec = importlib.util.spec_from_file_location("traced", script)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["traced"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def need(events: list[int]) -> Need:
+    """By halving: the least capacity at which the events come to their end, in whole segments."""
+    free = simulate(events)
+    low, high = 0, free.peak_reserved // (2 * MIB)  # it doesn't fit low, it fits high
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            simulate(events, middle * 2 * MIB)
+            high = middle
+        except DoesNotFit:
+            low = middle
+    return Need(-(-free.reserved // MIB), 2 * high)
 
 
-def predict(
-    script: Path, options: list[str], batch: int | None, capacities: dict[str, int]
-) -> dict:
-    """`reserved`: (the batch, bytes that it reserves without a limit); `largest`: for each card the
-    largest power of two that fits its bytes, and what that reserves; (0, 0) if none does."""
-    module = load(script)
-    size, events = trace(module, [*options, *(["--batch-size", str(batch)] if batch else [])])
-    largest = dict.fromkeys(capacities, (0, 0))
-    for power in BATCHES:
-        left = [card for card, (known, _) in largest.items() if known == power // 2]
-        if not left:
-            break
-        _, own = trace(module, [*options, "--batch-size", str(power)])
-        for card in left:
-            try:
-                largest[card] = power, simulate(own, capacities[card]).reserved
-            except DoesNotFit:
-                pass
-    return dict(reserved=(size, simulate(events).reserved), largest=largest)
+def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
+    """The events at a batch size, from those at the two of TRACED. Raises ValueError where they
+    aren't the same events."""
+    (a, b), events = TRACED, []
+    for one, other in zip(first, second, strict=True):
+        size = one + (other - one) * (batch - a) / (b - a)
+        if (one < 0 or other < 0) and one != other or size != int(size):
+            raise ValueError("what is made differs between batches by more than its size")
+        events.append(int(size))
+    return events
 
 
-if __name__ == "__main__":
-    request = json.loads(sys.argv[1])
-    messages = io.StringIO()
-    with contextlib.redirect_stdout(messages):  # a script may print that this is no GPU
-        answer = predict(Path(request.pop("script")), **request)
-    print(json.dumps(answer))
+def largest(needs: dict[int, Need], mib: int) -> int:
+    """The largest power of two that fits a card of so many MiB; 0 where none does."""
+    return max((batch for batch in BATCHES
+                if batch in needs and needs[batch].least <= mib - OTHERS), default=0)
+
+
+def ask(text: bytes, options: list[str], batches: list[int | None]) -> dict[int, list[int]]:
+    """The events by the batch size (None: the script's own). Raises UserError."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")
+        script.write_bytes(text)
+        request = dict(script=str(script), options=options, batches=batches)
+        try:
+            return dict(json.loads(processes.ask("-m", "bench.trace", json.dumps(request))))
+        except UserError as error:
+            reason = str(error).rpartition(" failed: ")[2]
+            raise UserError(f"what it takes can't be predicted: {reason}")
+
+
+def predict(text: bytes, options: list[str], results: Path, smallest: int | None = None,
+            batch: int | None = None) -> dict[int, Need]:
+    """What a script with these options needs at each of BATCHES, and at `batch`. The smaller ones,
+    which have to be traced one by one, only if a card of `smallest` MiB doesn't have what the first
+    of TRACED takes.
+
+    What was predicted once stands in NAME, in `results` or results/reference. Raises UserError.
+    """
+    key = f"{sha256(text)} {' '.join(options)}"
+    known = {}
+    for folder in (REFERENCE, results):
+        try:
+            saved = json.loads((folder / NAME).read_text(encoding="utf-8"))
+            known |= {int(size): Need(*each) for size, each in saved.get(key, {}).items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            saved = {}
+    before = len(known)
+    if TRACED[0] not in known:
+        traces = ask(text, options, TRACED)
+        known |= {size: need(events) for size, events in traces.items()}
+        for size in BATCHES:
+            if size > max(TRACED):
+                with suppress(ValueError):  # it is traced below
+                    known[size] = need(at_batch(size, *traces.values()))
+    small = smallest is not None and smallest < known[TRACED[0]].least
+    wanted = [size for size in BATCHES if small or size > TRACED[0]] + [batch] * bool(batch)
+    wanted = [size for size in wanted if size not in known]
+    if wanted:
+        known |= {size: need(events) for size, events in ask(text, options, wanted).items()}
+    if len(known) > before:
+        saved[key] = {str(size): known[size] for size in sorted(known)}
+        write_whole(results / NAME, json.dumps(saved, indent=0).encode())
+    return known

@@ -26,6 +26,7 @@ class Published:
 
     data: dict  # of PUBLISHED
     stages: dict[str, stack.Published]  # of 00, 01 and 02
+    reserved_gb: dict[str, float]  # by the script's name in the catalogue
 
     @property
     def source(self) -> str:
@@ -40,9 +41,12 @@ def published() -> Published:
         data = json.loads(PUBLISHED.read_text(encoding="utf-8"))
         baseline = data["baseline"]
         first = stack.Published(float(baseline["tok_per_sec"]), float(baseline["reserved_gb"]), 1)
-        *series, ddp = (patch.published for patch in stack.load())
+        patches = stack.load()
+        *series, ddp = (patch.published for patch in patches)
         stages = {"00": first, "01": [figures for figures in series if figures][-1], "02": ddp}
-        found = Published(data, stages)
+        memory = {"0": first.reserved_gb} | {patch.name: patch.published.reserved_gb
+                                             for patch in patches if patch.published}
+        found = Published(data, stages, memory)
         found.source  # noqa: B018
         return found
     except (OSError, ValueError, LookupError, TypeError) as error:

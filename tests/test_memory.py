@@ -1,32 +1,35 @@
-"""bench/memory.py: the simulated allocator, the trace, and what was published."""
+"""bench/memory.py and bench/trace.py: the simulated allocator, the trace, what was published."""
 
+import json
 from argparse import Namespace
 
 import pytest
-from made_up import CPU, setup_of
+from conftest import ROOT
+from made_up import CPU, MACHINE, setup_of, write_journal
 
+from bench import memory
 from bench.common import UserError
-from bench.memory import GB, MIB, Allocator, DoesNotFit, load, predict, simulate, trace
-from bench.scripts import Scripts
+from bench.journal import sha256
+from bench.memory import (
+    GB,
+    MIB,
+    TRACED,
+    Allocator,
+    DoesNotFit,
+    Need,
+    ask,
+    at_batch,
+    largest,
+    need,
+    predict,
+    simulate,
+)
+from bench.scripts import Scripts, published
 from bench.study import all_studies
 
-PUBLISHED = {  # reserved GB on an A100 at batch 8, by the rung; 2 and 4 have the memory of 1 and 3
-    0: 26.2617, 1: 26.2422, 3: 26.2422, 5: 13.7871, 6: 11.5645, 7: 5.9004}
-
-
-@pytest.fixture(scope="module")
-def scripts():
-    return Scripts()
-
-
-@pytest.fixture
-def script(scripts, tmp_path):
-    def write(name: str):
-        path = tmp_path / "script.py"
-        path.write_bytes(scripts.text(name))
-        return path
-
-    return write
+SCRIPTS = Scripts()
+RUNGS = SCRIPTS.rungs()
+SMALL = ["--model", "cpu-demo", "--dropout", "0.1"]
 
 
 # ---- The allocator
@@ -89,58 +92,151 @@ def test_a_full_card_gives_free_segments_back_first():
         simulate([2 * MIB, 15 * MIB, -2, 40 * MIB], capacity=50 * MIB)
 
 
-# ---- The trace
+# ---- What a script needs
 
 
-@pytest.mark.parametrize("rung", PUBLISHED)
-def test_published(scripts, script, rung):
-    """Within 1 % of what the published program reserved after its first epoch."""
-    run = scripts.rungs()[rung]
-    batch, events = trace(load(script(run.script)), ["--model", "gpt2"])
-    assert batch == 8
-    assert simulate(events).reserved / GB == pytest.approx(PUBLISHED[rung], rel=0.01)
+def test_what_a_card_has_to_have():
+    """Less than what is reserved without a limit, where free segments can be given back."""
+    events = [30 * MIB, 30 * MIB, -1, 40 * MIB]
+    assert need(events) == Need(reserved=100, least=70)
+    assert need([3 * MIB]) == Need(20, 20)
+    needs = {8: Need(900, 800), 16: Need(1800, 1500), 32: Need(3600, 3600), 24: Need(2000, 2000)}
+    assert [largest(needs, memory.OTHERS + mib) for mib in (799, 800, 2100, 3600)] == [0, 8, 16, 32]
 
 
-def test_what_a_step_keeps(script):
-    """Parameters, gradients and AdamW's state stay; activations grow with the batch."""
-    module = load(script("00"))
-    sizes = {}
-    for batch in (1, 2, 4):
-        _, events = trace(module, ["--model", "cpu-demo", "--batch-size", str(batch)])
-        found = simulate(events)
-        sizes[batch] = found.peak_allocated
-        assert found.allocated >= 4 * 4 * 28_000_000  # bytes; as many parameters
-    assert sizes[1] < sizes[2] < sizes[4]
+def test_sizes_grow_with_the_batch():
+    assert at_batch(32, [800, -1, 5, -2], [1600, -1, 5, -2]) == [3200, -1, 5, -2]
+    for other in ([1600, -1, 5], [1600, -2, 5, -1], [801, -1, 5, -2]):
+        with pytest.raises(ValueError, match="differs|argument"):
+            at_batch(9, [800, -1, 5, -2], other)
 
 
-def test_the_largest_batch(script):
-    options = ["--model", "cpu-demo"]
-    small, large, none = 1.2 * GB, 2.4 * GB, GB // 8
-    found = predict(script("01"), options, 2, dict(small=small, large=large, none=none))
-    assert found["reserved"][0] == 2 and found["largest"]["none"] == (0, 0)
-    for card, capacity in (("small", small), ("large", large)):
-        batch, reserved = found["largest"][card]
-        assert batch > 1 and reserved <= capacity
-    assert found["largest"]["small"][0] < found["largest"]["large"][0]
+def test_what_was_predicted_is_kept(tmp_path, monkeypatch):
+    """By the script and its options; what a small card needs is traced only for one."""
+    asked = []
+
+    def ask(text, options, batches):
+        asked.append((text, options, batches))
+        return {batch: [batch * 40 * MIB] for batch in batches}
+
+    monkeypatch.setattr(memory, "ask", ask)
+    monkeypatch.setattr(memory, "REFERENCE", tmp_path / "reference")
+    needs = predict(b"text", ["--x"], tmp_path)
+    assert asked == [(b"text", ["--x"], TRACED)] and list(needs) == [8, 16, 32, 64, 128, 256, 512]
+    assert needs[64] == Need(64 * 40, 64 * 40) and predict(b"text", ["--x"], tmp_path) == needs
+    assert predict(b"text", ["--x"], tmp_path, smallest=320) == needs and len(asked) == 1
+    needs = predict(b"text", ["--x"], tmp_path, smallest=319, batch=6)
+    assert asked[1][2] == [1, 2, 4, 6] and needs[6] == Need(240, 240)
+    assert predict(b"text", ["--x"], tmp_path, smallest=1, batch=6) == needs and len(asked) == 2
+    predict(b"other", ["--x"], tmp_path)
+    monkeypatch.setattr(memory, "ask", lambda text, options, batches: {
+        batch: [40 * MIB] * batch for batch in batches})  # other events: each one is traced
+    assert predict(b"odd", ["--x"], tmp_path)[32] == Need(32 * 40, 32 * 40)
+    monkeypatch.setattr(memory, "ask", ask)
+    (tmp_path / "predict.json").write_text("[]")  # damaged: as if it weren't there
+    predict(b"text", ["--x"], tmp_path)
+    assert len(asked) == 4
+
+
+# ---- What is traced
+
+
+@pytest.mark.parametrize("rung", [0, 1, 5, 6, 7])
+def test_published(rung):
+    """Within 1 % of what the published program reserved after its first epoch; 2 to 4 have the
+    memory of 1."""
+    script = RUNGS[rung].script
+    (events,) = ask(SCRIPTS.text(script), ["--model", "gpt2"], [8]).values()
+    theirs = published().reserved_gb[script]
+    assert simulate(events).reserved / GB == pytest.approx(theirs, rel=0.01)
+
+
+def test_what_is_committed():
+    """It is of these scripts, and as near to what was published as docs/fits.md says. If a script
+    has changed: measure.py predict --results-dir results/reference [--rungs 0-14]"""
+    needs = json.loads((ROOT / "results" / "reference" / "predict.json").read_text())
+    for run in RUNGS:
+        own = needs[f"{sha256(SCRIPTS.text(run.script))} --model gpt2"]
+        number = run.tags["rung"]
+        theirs = published().reserved_gb.get(run.script)
+        if theirs and number < 14:  # 02 isn't the published program: its loss is inside the graph
+            share = own["8" if number < 10 else "32"][0] / 1024 / theirs
+            assert abs(share - 1) < (0.01 if number != 8 else 0.06), run.label
+    for model in ("gpt2-medium", "gpt2-large", "gpt2-xl"):
+        for run in (RUNGS[0], *RUNGS[-2:]):
+            assert f"{sha256(SCRIPTS.text(run.script))} --model {model}" in needs
+
+
+def test_compiled():
+    """The compiler's own program takes less than the same script without it: the loss is inside.
+    Larger batches follow from two, exactly."""
+    text = SCRIPTS.text(SCRIPTS.stage("01").script)
+    eager = ask(text, [*SMALL, "--no-compile"], [32])
+    traces = ask(text, SMALL, [8, 16, 32])
+    assert at_batch(32, traces[8], traces[16]) == traces[32]
+    sizes = [simulate(events).peak_allocated for events in (*traces.values(), eager[32])]
+    assert sizes == sorted(sizes) and sizes[2] < 0.9 * sizes[3]
+
+
+@pytest.mark.parametrize(("options", "says"), [
+    (["--attention", "math"], "of attention's kernels only flash can be traced"),
+    (["--batch-size", "0"], "0 is out of range"),
+])
+def test_what_can_not_be_traced_is_told_in_a_line(options, says):
+    with pytest.raises(UserError, match=says) as error:
+        ask(SCRIPTS.text("attention-backend"), [*SMALL, *options], [None])
+    assert "\n" not in str(error.value)
+
+
+def test_less_memory():
+    """What saves memory does, by the trace."""
+    def peak(name: str, *options) -> int:
+        (events,) = ask(SCRIPTS.text(name), [*SMALL, *options], [16]).values()
+        return simulate(events).peak_allocated
+
+    plain = peak(SCRIPTS.stage("01").script)
+    assert peak("step-accumulation", "--micro-batches", "4") < plain
+    assert peak("memory-checkpoint") < plain
+    assert peak("precision-autocast") > plain
+    assert peak(SCRIPTS.stage("02").script) > plain  # DDP's buckets
 
 
 def test_the_command(tmp_path, monkeypatch):
-    """A column for each script; a card of one's own; what isn't there is told."""
+    """A column for each script; a card of one's own; what was measured; what is refused."""
     study = all_studies()["predict"]
     asked = []
 
-    def answer(*command):
-        asked.append(command[-1])
-        return '{"reserved": [8, 1073741824], "largest": {"9 GB": [4, 536870912]}}'
+    def predict(text, options, results, smallest, batch):
+        asked.append((options, smallest, batch))
+        return {8: Need(1024, 900), 16: Need(2048, 1500), 32: Need(3072, 3000), 5: Need(700, 600)}
 
-    monkeypatch.setattr("bench.studies.predict.processes.ask", answer)
+    monkeypatch.setattr("bench.studies.predict.predict", predict)
     setup = setup_of(tmp_path)
-    setup.args = Namespace(gpu="all", memory=9.0, batch_size=None, names="optimizer-foreach")
-    text = study.answer(setup)
-    assert "| 01 | 8 | 1.00 |" in text and "| 9 GB | 9 | 4 (0.5 GB) | 4 (0.5 GB) |" in text
-    assert "optimizer-foreach" in text and "Predictions" in text
-    assert len(asked) == 3 and '"--model", "gpt2"' in asked[0]
-    setup.args = Namespace(gpu="H1000", memory=None, batch_size=None, names=None)
-    with pytest.raises(UserError, match="'H1000' is none of T4, V100"):
-        study.answer(setup)
+    args = dict(gpu="all", memory=None, batch_size=5, model="gpt2", rungs=None, variants=None)
+
+    def answer(**changes) -> str:
+        setup.args = Namespace(**args | changes)
+        return study.answer(setup)
+
+    assert "| RTX 4060 Ti | 8 | 32 (3.0) | 32 (3.0) | 32 (3.0) |" in answer()
+    assert asked[0] == (["--model", "gpt2"], 8188 - memory.OTHERS, 5)
+    text = answer(memory=2.0, variants="step-accumulation,parallel-zero1")
+    assert "| 00 | 1.00 | 3.00 | 0.68 | 26.26 |\n" in text and "| 2 GB | 2 | 8 (1.0) |" in text
+    assert "| step-accumulation --micro-batches 4 |" in text and "| parallel-zero1 |" in text
+    assert (tmp_path / "predict.png").read_bytes()[1:4] == b"PNG"
+    ladder = setup_of(tmp_path, MACHINE)
+    plan = next(all_studies()["ladder"].plans(ladder))
+    write_journal(tmp_path, "ladder", plan, [
+        dict(name="05-bfloat16", config=dict(model="gpt2"), reserved_gb=13.5)], MACHINE)
+    assert "| 5 bfloat16 | 1.00 | 3.00 | 0.68 | 13.79 | 13.50 |" in answer(rungs="5")
+    for changes, says in (
+            (dict(gpu="H1000"), "'H1000' is none of T4, V100"),
+            (dict(batch_size=0), "out of range"),
+            (dict(memory=0.0), "out of range"), (dict(variants="no-such"), "no variant 'no-such'"),
+            (dict(rungs="99"), "99")):
+        with pytest.raises(UserError, match=says):
+            answer(**changes)
+    setup.options = ["--batch-size", "4"]
+    with pytest.raises(UserError, match="go before --"):
+        answer()
     assert setup.machine == CPU

@@ -1,28 +1,18 @@
 """Will it fit? What a script reserves on GPUs that aren't there, and the batch that fits."""
 
-import json
-import tempfile
 from functools import partial
-from pathlib import Path
 
-from bench import processes
-from bench.common import UserError
-from bench.memory import GB
+from bench.common import UserError, relative, write_whole
+from bench.memory import BATCHES, CARDS, GB, MIB, OTHERS, Need, largest, predict
+from bench.pictures import picture_bytes, rows_of_panels, thousands
+from bench.scripts import published
 from bench.study import Column, Study, Table
-from bench.tables import markdown
-
-CARDS = {  # MiB in all, as nvidia-smi tells them
-    "T4": 15_360, "V100": 16_384, "RTX 3060": 12_288, "RTX 4060 Ti": 8_188, "RTX 3090": 24_576,
-    "RTX 4090": 24_564, "RTX 5090": 32_607, "A10": 23_028, "L4": 23_034, "L40S": 46_068,
-    "RTX A6000": 49_140, "A100 40 GB": 40_960, "A100 80 GB": 81_920, "H100": 81_559,
-    "H200": 143_771, "B200": 183_359,
-}
-CONTEXT = int(0.6 * GB)  # the driver's own, its kernels, and a display
+from bench.tables import cell, found_in, markdown
 
 
 class Predict(Study):
-    """What 00, 01 and variants would reserve on an NVIDIA GPU, and the largest batch that fits each
-    card: predicted from a trace, without running anything."""
+    """What 00, 01, 02, rungs and variants reserve on an NVIDIA GPU, and the largest batch that fits
+    each card: predicted, without a GPU and without training."""
 
     runs_scripts = False
     in_report = ()
@@ -32,52 +22,120 @@ class Predict(Study):
                             help=f"all (the default), or one of {', '.join(CARDS)}")
         parser.add_argument("--memory", metavar="GB", type=float,
                             help="a card with so much memory instead")
+        parser.add_argument("--model", metavar="NAME", default="gpt2",
+                            help="--model of the scripts (default: %(default)s)")
         parser.add_argument("--batch-size", metavar="N", type=int,
-                            help="what this batch reserves (default: that of each script)")
-        parser.add_argument("--names", metavar="A,B", help="variants of 01 besides")
+                            help="a further batch size, per GPU")
+        parser.add_argument("--rungs", metavar="0,5-8", help="rungs instead of 00, 01 and 02")
+        parser.add_argument("--variants", metavar="A,B", help="variants of 01 or 02 besides")
 
     def answer(self, setup):
-        args, scripts = setup.args, setup.scripts
-        cards = {name: mib * 2**20 for name, mib in CARDS.items() if args.gpu in (name, "all")}
-        if args.memory:
-            cards = {f"{args.memory:g} GB": int(args.memory * GB)}
+        args, options = setup.args, ["--model", setup.args.model, *setup.options]
+        if "--batch-size" in setup.options or "--model" in setup.options:
+            raise UserError("--batch-size and --model go before --", 2)
+        if args.batch_size is not None and args.batch_size < 1:
+            raise UserError(f"--batch-size: {args.batch_size} is out of range", 2)
+        cards = {name: card.mib for name, card in CARDS.items() if args.gpu in (name, "all")}
+        if args.memory is not None:
+            if not 0 < args.memory < 10_000:
+                raise UserError(f"--memory: {args.memory:g} is out of range", 2)
+            cards = {f"{args.memory:g} GB": int(args.memory * GB / MIB)}
         if not cards:
             raise UserError(f"--gpu: {args.gpu!r} is none of {', '.join(CARDS)}", 2)
-        runs = [scripts.stage("00"), scripts.stage("01")]
-        if args.names:
-            runs += scripts.variants(runs[1], setup.machine | dict(gpus=1), names=args.names)[1:]
-        found = {run.name: predict(setup, run, args.batch_size, cards) for run in runs}
+        runs = chosen(setup)
+        needs = {run.name: predict(
+            setup.scripts.text(run.script), [*options, *run.options], setup.results,
+            min(cards.values()) - OTHERS, args.batch_size) for run in runs}
 
         def fits(name: str, card: str) -> str:
-            batch, size = found[name]["largest"][card]
-            return f"{batch} ({size / GB:.1f} GB)" if batch else "none"
+            batch = largest(needs[name], cards[card])
+            return f"{batch} ({needs[name][batch].reserved / 1024:.1f})" if batch else "none"
 
+        batches = [8, 32, *([args.batch_size] if args.batch_size not in (None, 8, 32) else [])]
+        theirs = published().reserved_gb if options == ["--model", "gpt2"] else {}
+        ours = measured(setup, options)
         text = markdown(Table([
             Column("script", lambda run: run.label, True),
-            Column("batch", lambda run: str(found[run.name]["reserved"][0])),
-            Column("reserved GB, predicted",
-                   lambda run: f"{found[run.name]['reserved'][1] / GB:.2f}"),
-        ], runs))
+            *(Column(f"batch {batch}", lambda run, batch=batch: reserved(needs[run.name], batch))
+              for batch in batches),
+            Column("published", lambda run: cell(theirs.get(run.script), ".2f")),
+            Column("measured here", lambda run: ours.get(run.name, "")),
+        ], runs, f"Predicted reserved memory of {args.model}, GB (1024³ bytes) per GPU:"))
         text += "\n" + markdown(Table([
             Column("card", lambda card: card, True),
-            Column("GB", lambda card: f"{cards[card] / GB:.0f}"),
+            Column("GB", lambda card: f"{cards[card] / 1024:.0f}"),
             *(Column(run.label, partial(fits, run.name)) for run in runs),
-        ], list(cards)))
+        ], list(cards), "The largest power of two that fits, and what it reserves:"))
+        write_whole(setup.results / "predict.png",
+                    picture_bytes(draw(runs, needs, args.model), "png"))
         return text + (
-            "\nPredictions; nothing here was measured. Each script's own steps were traced, not"
-            " compiled, and their memory went through\na simulation of PyTorch's allocator. A cell"
-            " has the largest power of two that fits beside"
-            f" {CONTEXT / GB:.1f} GB for the driver and a\ndisplay, and what it reserves. Compiled,"
-            " 01 takes less: its loss is inside the graph.")
+            f"\nNothing here was trained. It fits beside {OTHERS / 1024:.1f} GB for the driver and a"
+            " display; docs/fits.md tells how\nfar it can be trusted. Published, and measured:"
+            " at the script's batch size, 8 up to rung 9, then 32.\n"
+            f"{relative(setup.results / 'predict.png')}")
 
 
-def predict(setup, run, batch: int | None, cards: dict[str, int]) -> dict:
-    """What bench.memory.predict finds. Raises UserError."""
-    model = [] if "--model" in setup.options else ["--model", "gpt2"]
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, f"{run.name}.py")
-        script.write_bytes(setup.scripts.text(run.script))
-        request = dict(
-            script=str(script), options=[*model, *setup.options, *run.options], batch=batch,
-            capacities={card: size - CONTEXT for card, size in cards.items()})
-        return json.loads(processes.ask("-m", "bench.memory", json.dumps(request)))
+def chosen(setup) -> list:
+    """The scripts that are asked for. Raises UserError, StackError."""
+    scripts, args, machine = setup.scripts, setup.args, setup.machine | dict(gpus=4)
+    runs = [scripts.stage(name, 4) for name in ("00", "01", "02")]
+    if args.rungs:
+        runs = scripts.chosen(args.rungs, scripts.rungs(4))
+    for name in filter(None, (args.variants or "").replace(" ", "").split(",")):
+        for base in ("01", "02"):
+            try:
+                runs += scripts.variants(scripts.stage(base, 4), machine, names=name)[1:]
+                break
+            except UserError:
+                if base == "02":
+                    raise
+    return runs
+
+
+def reserved(needs: dict[int, Need], batch: int) -> str:
+    return f"{needs[batch].reserved / 1024:.2f}" if batch in needs else ""
+
+
+def measured(setup, options: list[str]) -> dict[str, str]:
+    """What was reserved on a GPU here, by the run's name."""
+    found = {}
+    for study in ("stages", "ladder", "variants"):
+        for each, rows in found_in(setup.results, study):
+            if each.machine["device"] == "cuda" and setup.options == each.options:
+                found |= {row.run.name: f"{row.reserved_gb:.2f}" for row in rows
+                          if row.reserved_gb and row.record.config["model"] == options[1]}
+    return found
+
+
+def draw(runs: list, needs: dict[str, dict[int, Need]], model: str):
+    """Memory over the batch size, with a line for each size of card."""
+    figure, [(subfigure, axes)] = rows_of_panels(
+        [f"Predicted memory of {model} by batch size"], [5.5], [1])
+    groups = [[]]  # of cards of about one size, whose names have one line
+    for name, card in sorted(CARDS.items(), key=lambda item: item[1].mib):
+        size = card.mib / 1024
+        if groups[-1] and size > 1.14 * groups[-1][0][0]:
+            groups.append([])
+        groups[-1].append((size, name))
+    top = size
+    for run in runs:
+        points = [(batch, each.reserved / 1024) for batch, each in sorted(needs[run.name].items())
+                  if batch in BATCHES and each.reserved / 1024 < 1.2 * top]
+        axes.plot(*zip(*points, strict=True), "o-", label=run.label, markersize=4)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    for group in groups:
+        for size, _ in group:
+            axes.axhline(size, color="0.6", linewidth=0.8, linestyle=":")
+        low, high = round(group[0][0]), round(group[-1][0])
+        text = f"{low}{f'–{high}' * (high > low)} GB: {', '.join(name for _, name in group)}"
+        axes.annotate(text, (1, (group[0][0] * group[-1][0]) ** 0.5), (4, 0), va="center",
+                      fontsize=8, xycoords=("axes fraction", "data"), textcoords="offset points")
+    axes.set_xlabel("batch size per GPU, windows")
+    axes.set_ylabel("reserved memory, GB")
+    thousands(axes.xaxis)
+    thousands(axes.yaxis)
+    axes.set_xticks(BATCHES)
+    axes.set_yticks([2**k for k in range(9)])
+    subfigure.legend(loc="outside lower center", ncols=4, frameon=False)
+    return figure

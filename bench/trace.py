@@ -1,0 +1,380 @@
+"""What memory a script makes and releases on a GPU that isn't there: its own training steps, run on
+tensors without storage (device "meta").
+
+    python -m bench.trace '{"script": "00_orig.py", "options": [], "batches": [8, 16]}'
+
+Each storage is noted when it is made and when it dies. What is as on CUDA: dropout keeps a mask of
+a byte per element, attention is the flash kernel with the buffers of its backward pass, the
+optimizer works on all tensors at once, and DDP keeps a second copy of the gradients. No trace sees
+the workspace of cuBLAS; it is added.
+
+In place of torch.compile the compiler plans the graphs of a step, and its own program is run with
+the kernels left out. It plans for a CPU, wherever this runs: fusions, and so some temporaries, may
+differ from a GPU's.
+"""
+
+import contextlib
+import copy
+import importlib.util
+import io
+import json
+import os
+import sys
+import weakref
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import detect_fake_mode
+from torch._inductor import compile_fx
+from torch._inductor.debug import DebugContext
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_iter
+
+WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,096 KiB, 8 × 16 KiB
+STEPS = 3
+WORLD_SIZE = 4  # of 02, whose memory doesn't depend on it unless a variant shards
+aten, real_compile, real_autocast = torch.ops.aten, torch.compile, torch.autocast
+
+
+def is_meta(value) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "meta"
+
+
+def flash_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **how):
+    return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
+
+
+class AsOnCuda(TorchFunctionMode):
+    """Functions that take another way on a CPU, or that need a tensor's values."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.dropout and is_meta(args[0]):
+            given = dict(zip(("x", "p", "training"), args, strict=False)) | kwargs
+            p, training = given.get("p", 0.5), given.get("training", True)
+            return aten.native_dropout(args[0], p, True)[0] if training and p else args[0]
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            if not torch.backends.cuda.flash_sdp_enabled():
+                raise NotImplementedError("of attention's kernels only flash can be traced")
+            return flash_attention(*args, **kwargs)
+        if func is torch.nn.functional.linear and torch.is_autocast_enabled("cpu"):
+            raise NotImplementedError("autocast can only be traced with torch.compile")
+        if func is torch.Tensor.item and is_meta(args[0]):
+            return 0.0
+        if func is torch.Tensor.tolist and is_meta(args[0]):
+            return [0]
+        if func is torch.Tensor.cpu and is_meta(args[0]):
+            return torch.zeros(args[0].shape, dtype=args[0].dtype)
+        return func(*args, **kwargs)
+
+
+class Notes(TorchDispatchMode):
+    """`events`: a storage's size in bytes when it is made, -k when the k-th one dies."""
+
+    def __init__(self):
+        super().__init__()
+        self.events, self.made, self.live = [], 0, {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is aten._fused_adamw_.default:  # in place, and not there for such tensors
+            return None
+        if func is aten._scaled_dot_product_flash_attention_backward.default:
+            q_BHTD = args[1]
+            B, H, T, D = q_BHTD.shape
+            T = -(-T // 128) * 128  # csrc/flash_attn/flash_api.cpp: float32 in whole blocks
+            buffers = [self.add(4 * B * H * T), self.add(4 * B * H * T * -(-D // 32) * 32)]
+            result = func(*args, **(kwargs or {}))
+            self.events += [-number for number in buffers]
+        else:
+            result = func(*args, **(kwargs or {}))
+        for value in tree_iter(result):
+            if is_meta(value):
+                self.note(value)
+        return result
+
+    def add(self, size: int) -> int:
+        self.events.append(size)
+        self.made += 1
+        return self.made
+
+    def note(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = key_of(tensor)
+        if key in self.live or not storage.nbytes():
+            return
+        number = self.add(storage.nbytes())
+
+        def died(_):
+            del self.live[key]
+            self.events.append(-number)
+
+        self.live[key] = weakref.ref(storage, died)
+
+
+class Buckets(nn.Module):
+    """In place of DistributedDataParallel: gradients lie in buffers that stay."""
+
+    def __init__(self, model: nn.Module, **how):
+        super().__init__()
+        self.module = model
+        for parameter in model.parameters():
+            parameter.bucket = torch.empty_like(parameter, requires_grad=False)
+            parameter.register_post_accumulate_grad_hook(self.to_bucket)
+
+    @staticmethod
+    def to_bucket(parameter: nn.Parameter) -> None:
+        parameter.grad = parameter.bucket
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+
+# ---- torch.compile -----------------------------------------------------------------------------
+
+
+class NoKernels:
+    """In place of torch._inductor.async_compile.AsyncCompile: kernels do nothing."""
+
+    def wait(self, scope: dict) -> None:
+        pass
+
+    def __getattr__(self, name: str):
+        return lambda *args, **kwargs: lambda *args, **kwargs: None
+
+
+def program(graph, inputs: list, is_backward: bool):
+    """The compiler's program of a graph, to be called with a list of tensors without storage."""
+    with V.set_fake_mode(detect_fake_mode(inputs)), V.set_debug_handler(DebugContext()):
+        compile_fx.view_to_reshape(graph)
+        compile_fx._recursive_post_grad_passes(graph, is_inference=False)
+        lowering = GraphLowering(graph, example_inputs=inputs, is_backward=is_backward)
+        with V.set_graph_handler(lowering):
+            lowering.run(*inputs)
+            code, _ = lowering.codegen()
+    scope = {"__name__": "compiled"}
+    with mock.patch("torch._inductor.async_compile.AsyncCompile", NoKernels):
+        exec(code.value, scope)
+    scope["empty_strided_cpu"] = lambda size, stride, dtype: torch.empty_strided(
+        size, stride, dtype=dtype, device="meta")
+    return scope["call"]
+
+
+class Planned(Exception):
+    """Both programs are there."""
+
+
+def plan(model: nn.Module, inputs: tuple) -> tuple:
+    """(the compiler's programs for forward and backward of `model` on inputs of these shapes; which
+    of its parameters, buffers and inputs the forward one takes, in which order)."""
+    programs, order, places = {}, [], {}
+
+    def compiler(name: str):
+        def compile(graph, example_inputs):
+            programs[name] = program(graph, example_inputs, name == "backward")
+
+            def run(tensors: list):
+                order.extend(places[key_of(each)] for each in tensors)
+                raise Planned
+
+            return make_boxed_func(lambda *tensors: run(tensors))
+
+        return compile
+
+    def partition(graph, joint_inputs, **how):
+        with V.set_fake_mode(detect_fake_mode(joint_inputs)):
+            joint_graph_passes(graph)
+        return min_cut_rematerialization_partition(graph, joint_inputs, compiler="inductor", **how)
+
+    def backend(graph, example_inputs):
+        (outputs,) = graph.graph.find_nodes(op="output")[0].args
+        if len(outputs) > 1:
+            raise NotImplementedError("a model with several results can't be traced")
+        return aot_module_simplified(
+            graph, example_inputs, compiler("forward"), compiler("backward"), partition,
+            select_decomp_table())
+
+    def like(tensor):
+        new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")  # never touched
+        places[key_of(new)] = len(places)
+        return new
+
+    with (_pop_mode_temporarily(), _disable_current_modes(), torch.enable_grad(),
+          mock.patch("torch._functorch.config.force_non_lazy_backward_lowering", True),
+          # Random numbers needn't be the same in what is computed again.
+          mock.patch("torch._functorch.partitioners.has_recomputable_rng_ops", lambda _: False),
+          mock.patch("torch.nn.functional.scaled_dot_product_attention", flash_attention)):
+        own = copy.deepcopy(model)
+        new = {old: nn.Parameter(like(old), old.requires_grad) for old in own.parameters()}
+        new |= {old: like(old) for old in own.buffers()}
+        for part in own.modules():
+            for tensors in (part._parameters, part._buffers):
+                tensors.update((name, new[old]) for name, old in tensors.items() if old is not None)
+        torch._dynamo.reset()
+        with contextlib.suppress(Planned):
+            real_compile(own, backend=backend, fullgraph=True)(*map(like, inputs))
+    return programs["forward"], programs["backward"], order
+
+
+def key_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+class Step(torch.autograd.Function):
+    """What a compiled model does in a training step."""
+
+    @staticmethod
+    def forward(ctx, programs, *tensors):
+        forward, ctx.backward_program, ctx.order = programs
+        ctx.count = len(tensors)
+        output, *ctx.kept = forward([tensors[place] for place in ctx.order])
+        return output
+
+    @staticmethod
+    def backward(ctx, gradient):
+        tensors, ctx.kept = [*ctx.kept, gradient], None  # the program releases them as it goes
+        gradients = [None] * ctx.count
+        for place, each in zip(ctx.order, ctx.backward_program(tensors), strict=True):
+            gradients[place] = each
+        return None, *gradients
+
+
+class Compiled:
+    """In place of torch.compile(model)."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model.module if isinstance(model, Buckets) else model
+        self.programs = {}
+
+    def __getattr__(self, name: str):
+        return getattr(self.model, name)
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            return self.model(*inputs)
+        shapes = tuple(each.shape for each in inputs)
+        if shapes not in self.programs:
+            self.programs[shapes] = plan(self.model, inputs)
+        tensors = *self.model.parameters(), *self.model.buffers(), *inputs
+        return Step.apply(self.programs[shapes], *tensors)
+
+
+def compile_only_models(model=None, **how):
+    """In place of torch.compile. Functions stay as they are."""
+    wrong = {name: value for name, value in how.items() if value and name != "fullgraph"}
+    if wrong:
+        raise NotImplementedError(f"torch.compile with {wrong} can't be predicted")
+    if model is None:
+        return compile_only_models
+    return Compiled(model) if isinstance(model, nn.Module) else model
+
+
+# ---- A script ----------------------------------------------------------------------------------
+
+
+def load(script: Path):
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location("traced", script)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["traced"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+class Windows:
+    """A text of as many windows as wanted, all of them zeros."""
+
+    def __init__(self, count: int, context_length: int):
+        self.count, self.window = count, torch.zeros(context_length, dtype=torch.long)
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return self.window, self.window
+
+
+class Run:
+    """In place of a script's Run; keeps the events as they are at the end of the first epoch."""
+
+    def __init__(self, notes: Notes):
+        self.notes = notes
+
+    def start(self, model: nn.Module, data, config) -> None:
+        for tensor in [*model.parameters(), *model.buffers()]:  # what was made on the device
+            self.notes.note(tensor)
+        self.notes.add(WORKSPACE)
+
+    def log(self, *figures) -> None:
+        pass
+
+    def epoch(self, *figures) -> None:
+        self.events = list(self.notes.events)
+
+
+def trace(module, options: list[str], batch: int | None = None) -> tuple[int, list[int]]:
+    """(the batch size, the events, as in Notes) of training by a script's own train(): a step, an
+    evaluation of one batch of each text, further steps, an evaluation. The epoch's sample is left
+    out: it takes less than an evaluation."""
+    def optimizer_of(*args):
+        optimizer = make_optimizer(*args)
+        for group in optimizer.param_groups if hasattr(optimizer, "param_groups") else ():
+            group["foreach"] = not group.get("fused")  # PyTorch's choice on CUDA
+        return optimizer
+
+    make_optimizer, module.make_optimizer = module.make_optimizer, optimizer_of
+    module.can_compile = lambda *_: True
+    module.sample = lambda *_: ""
+    module.now = lambda _: 0.0
+    module.DistributedDataParallel = Buckets
+    size = ["--batch-size", str(batch)] if batch else []
+    config = module.configure(["--device", "cpu", *options, *size])
+    config.device = torch.device("meta")
+    config.max_steps, config.eval_freq, config.target_loss, config.eval_windows = STEPS, 99, -1, 8
+    windows = Windows(config.batch_size * WORLD_SIZE * 2 * STEPS, config.context_length)
+    data = module.Data(meta=None, train=windows, val=windows, tokenizer=None)
+    with torch.device("meta"):
+        model = module.GPTModel(config)
+    with (AsOnCuda(), Notes() as notes, mock.patch("torch.compile", compile_only_models),
+          mock.patch("torch.autocast", lambda device, dtype: real_autocast("cpu", dtype)),
+          mock.patch("torch.optim.adam._device_dtype_check_for_fused", lambda *_, **__: None)):
+        run = Run(notes)
+        module.train(model, data, config, run)
+    module.make_optimizer = make_optimizer
+    return config.batch_size, run.events
+
+
+def begin_ranks() -> None:
+    """For 02, as if torchrun had started it; nothing is sent."""
+    os.environ |= dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(WORLD_SIZE))
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
+
+
+def main() -> int:
+    request = json.loads(sys.argv[1])
+    begin_ranks()
+    messages = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(messages):  # a script may print that this is no GPU
+            module = load(Path(request["script"]))
+            traces = [trace(module, request["options"], batch) for batch in request["batches"]]
+    except Exception as error:
+        error = getattr(error, "inner_exception", error)  # of the compiler's
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        print(f"error: {lines[0]}", file=sys.stderr)
+        return 1
+    print(json.dumps(traces))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
