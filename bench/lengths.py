@@ -1,4 +1,4 @@
-"""How long each run of a plan trains, and about how many seconds that takes."""
+"""How each run of a plan trains: at which batch size, how long, and in about how many seconds."""
 
 import contextlib
 import io
@@ -7,12 +7,13 @@ import math
 import runpy
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from bench import processes
 from bench.common import UserError
+from bench.memory import largest_within, predict
 from bench.records import A100_FLOPS, comparison_point, tokens_per_step
 from bench.study import EPOCHS, Plan, Run, Setup
 
@@ -21,6 +22,8 @@ OWN_OPTIONS = {
     "--data", "--results-dir", "--name", "--device", "--seed", "--max-tokens", "--max-steps",
     "--epochs", "--eval-freq", "--target-loss", "--help", "-h",
 }
+PUBLISHED = {"8": "0", "32": "10-batch-size"}  # batch size: the first rung that has it
+LOADED = 300  # MiB that kernels and libraries still take of what is free
 COMPILE_SECONDS = 40  # of a script that compiles its model, in round 1: a rough estimate
 
 
@@ -75,6 +78,69 @@ def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]
         if "error" in answer:
             raise UserError(f"{run.name}: {answer['error']}", 2)
     return {run.name: answer for run, answer in zip(runs, answers, strict=True)}
+
+
+# ---- The batch size that fits a GPU, by the prediction of its memory ----------------------------
+
+
+def fitting(setup: Setup) -> dict[str, int]:
+    """What takes the place of the published batch sizes, by them; nothing where they fit, or
+    without a GPU. Halved where memory has run out all the same. Says what it finds."""
+    if setup.batches is None:
+        setup.batches = {}
+        if setup.device == "cuda" and not option_of("--batch-size", setup.options):
+            setup.batches = predicted(setup)
+    if setup.halved:
+        return {batch: max(1, setup.batches.get(batch, int(batch)) // 2) for batch in PUBLISHED}
+    return setup.batches
+
+
+def option_of(name: str, options: list[str]) -> bool:
+    return any(option.split("=")[0] == name for option in options)
+
+
+def predicted(setup: Setup) -> dict[str, int]:
+    """As fitting. Up to rung 9 the largest power of two that fits, from there four times that, or
+    the largest that fits."""
+    free = min(processes.ask_machine("free_memory"))
+    model = [] if option_of("--model", setup.options) else ["--model", "gpt2"]
+    found, rest = {}, ""
+    try:
+        for batch, rung in PUBLISHED.items():
+            needs = predict(setup.scripts.text(rung), [*model, *setup.options], setup.results,
+                            free - LOADED)
+            fits = largest_within(needs, free - LOADED)
+            rest = rest or "; not even that fits" * (not fits)
+            found[batch] = min(int(batch), fits or 1)
+    except UserError as error:
+        print(f"whether the published batch sizes fit isn't known: {error}", file=sys.stderr)
+        return {}
+    found["32"] = min(found["32"], 4 * found["8"])
+    if found == {batch: int(batch) for batch in PUBLISHED}:
+        return {}
+    print(f"{free / 1024:.1f} GB of the GPU's memory are free: by prediction, batch size"
+          f" {found['8']} in place of 8, and {found['32']} in place of 32{rest}", file=sys.stderr,
+          flush=True)
+    return found
+
+
+def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
+    """The plan with these batch sizes in place of the published ones. Raises UserError."""
+    if not batches or plan.until_full:
+        return plan
+    free = [run for run in plan.runs if not run.error and not option_of(
+        "--batch-size", [*plan.options, *setup.options, *run.options])]
+    configs = configurations(free, plan, setup)
+    runs = []
+    for run in plan.runs:
+        own = configs[run.name]["batch_size"] if run in free else None
+        batch = batches.get(str(own), own)
+        runs.append(run if batch == own else run.but(
+            options=(*run.options, "--batch-size", str(batch))))
+    return replace(plan, runs=runs, batches=batches)
+
+
+# ---- The length --------------------------------------------------------------------------------
 
 
 def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dict) -> Length:

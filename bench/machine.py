@@ -5,6 +5,8 @@
     python -m bench.machine matmul_rate      # one product, for a moment
     python -m bench.machine look             # what a report says of it
     python -m bench.machine large_loss       # whether cross entropy takes very large batches
+    python -m bench.machine works            # what is missing
+    python -m bench.machine free_memory      # of each GPU, in MiB
 """
 
 import json
@@ -176,28 +178,41 @@ def compile_error() -> str | None:
     return None
 
 
-def look() -> dict:
-    """All that a report says of this machine, and for each thing that is missing how to get it."""
+def works() -> dict:
+    """Why torch.compile fails (None: it works), whether matrix products in bfloat16 are done in
+    hardware, and for each thing that is missing how to get it."""
     import torch
 
-    machine = this_machine()
-    compile_fails = compile_error()
-    missing = []
-    if not machine["gpus"]:
+    missing, compile_fails = [], compile_error()
+    gpu = torch.cuda.is_available()
+    if not gpu:
         missing.append("an NVIDIA GPU: without one the small model `cpu-demo` runs")
     if compile_fails:
         how = ("Triton, which PyTorch brings along on Linux (on Windows: `pip install"
-               " triton-windows`), and a C compiler" if machine["gpus"] else
+               " triton-windows`), and a C compiler" if gpu else
                "a C++ compiler (`apt install g++`, `xcode-select --install`, or on Windows Visual"
                " Studio's Build Tools), and PyTorch in a path without spaces")
         missing.append(f"torch.compile, which needs {how} ({compile_fails})")
     if not shutil.which("git"):
         missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")
-    if machine["gpus"] and not torch.cuda.is_bf16_supported(including_emulation=False):
-        missing.append("bfloat16 in hardware: an NVIDIA GPU from Ampere on has it")
+    if gpu:
+        bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:  # PyTorch tells it of x86 alone
+        names = "_is_avx512_bf16_supported", "_is_amx_tile_supported"
+        bfloat16 = any(getattr(torch.cpu, name, bool)() for name in names)
+    if gpu and not bfloat16:
+        missing.append("bfloat16 in hardware, which GPUs have from compute capability 8.0 on: begin"
+                       " with `python patches/stack.py compose precision-fp16 --out my.py`")
+    return dict(compile_error=compile_fails, bfloat16=bfloat16, missing=missing)
+
+
+def look() -> dict:
+    """All that a report says of this machine, and for each thing that is missing how to get it."""
+    known = works()
     return dict(
-        machine=machine, memory_gb=memory_gb(), matmul_peak=matmul_peak(), bandwidth=bandwidth(),
-        attention=attention_backends(), compile_error=compile_fails, missing=missing,
+        machine=this_machine(), memory_gb=memory_gb(), matmul_peak=matmul_peak(),
+        bandwidth=bandwidth(), attention=attention_backends(),
+        compile_error=known["compile_error"], missing=known["missing"],
     )
 
 
@@ -236,7 +251,14 @@ def large_loss() -> str:
     return "right" if difference < 1e-4 else f"wrong by {difference:.1e} in the gradient"
 
 
-QUESTIONS = (this_machine, matmul_peak, matmul_rate, look, large_loss)
+def free_memory() -> list[int]:
+    """MiB of each GPU that are free, beside the driver and all other programs."""
+    import torch
+
+    return [torch.cuda.mem_get_info(gpu)[0] // 2**20 for gpu in range(torch.cuda.device_count())]
+
+
+QUESTIONS = (this_machine, matmul_peak, matmul_rate, look, large_loss, works, free_memory)
 
 if __name__ == "__main__":
     (question,) = (each for each in QUESTIONS if [each.__name__] == sys.argv[1:])

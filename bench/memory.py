@@ -8,7 +8,11 @@ more than 1 MiB would remain (512 bytes in a small segment). A block that is rel
 its free neighbours. If the card is full, whole segments that are free are given back first.
 """
 
+import hashlib
 import json
+import re
+import subprocess
+import sys
 import tempfile
 from bisect import bisect_left, insort
 from contextlib import suppress
@@ -16,9 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import processes
-from bench.common import REFERENCE, UserError, write_whole
-from bench.journal import sha256
+from bench.common import REFERENCE, ROOT, UserError, write_whole
 
 MIB, GB = 2**20, 2**30
 BATCHES = [2**k for k in range(10)]
@@ -177,10 +179,15 @@ def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
     return events
 
 
+def largest_within(needs: dict[int, Need], mib: int) -> int:
+    """The largest power of two that fits so many MiB; 0 where none does."""
+    return max((batch for batch in BATCHES if batch in needs and needs[batch].least <= mib),
+               default=0)
+
+
 def largest(needs: dict[int, Need], mib: int) -> int:
-    """The largest power of two that fits a card of so many MiB; 0 where none does."""
-    return max((batch for batch in BATCHES
-                if batch in needs and needs[batch].least <= mib - OTHERS), default=0)
+    """That of a card with so many MiB in all."""
+    return largest_within(needs, mib - OTHERS)
 
 
 def ask(text: bytes, options: list[str], batches: list[int | None]) -> dict[int, list[int]]:
@@ -189,11 +196,13 @@ def ask(text: bytes, options: list[str], batches: list[int | None]) -> dict[int,
         script = Path(folder, "script.py")
         script.write_bytes(text)
         request = dict(script=str(script), options=options, batches=batches)
-        try:
-            return dict(json.loads(processes.ask("-m", "bench.trace", json.dumps(request))))
-        except UserError as error:
-            reason = str(error).rpartition(" failed: ")[2]
-            raise UserError(f"what it takes can't be predicted: {reason}")
+        child = subprocess.run([sys.executable, "-m", "bench.trace", json.dumps(request)],
+                               cwd=ROOT, capture_output=True, text=True, errors="replace")
+    if child.returncode:
+        told = re.findall("error: (.+)", child.stderr) or child.stderr.splitlines() or [
+            f"ended by {child.returncode}"]
+        raise UserError(f"what it takes can't be predicted: {told[-1]}")
+    return dict(json.loads(child.stdout))
 
 
 def predict(text: bytes, options: list[str], results: Path, smallest: int | None = None,
@@ -204,7 +213,7 @@ def predict(text: bytes, options: list[str], results: Path, smallest: int | None
 
     What was predicted once stands in NAME, in `results` or results/reference. Raises UserError.
     """
-    key = f"{sha256(text)} {' '.join(options)}"
+    key = f"{hashlib.sha256(text).hexdigest()} {' '.join(options)}"
     known = {}
     for folder in (REFERENCE, results):
         try:

@@ -56,6 +56,12 @@ def shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+def place_of(measured) -> str:
+    """The machine, and the batch sizes where they aren't the published ones."""
+    sizes = " and ".join(map(str, measured.plan.batches.values()))
+    return shorten(measured.machine["name"], 60) + f", batch size {sizes}" * bool(sizes)
+
+
 def key(label: str, **style):
     """An entry of a legend."""
     from matplotlib.lines import Line2D
@@ -110,7 +116,7 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
     thousands(axes.xaxis)
 
 
-def draw_alternatives(machine: dict, base: Row, rows: list[Row]):
+def draw_alternatives(measured, base: Row, rows: list[Row]):
     """Speed and memory of each as factors over `base`, the fastest first, with the range over the
     rounds; those beyond doubt in colour."""
     rows = sorted((row for row in rows if row.factor and row.memory_factor),
@@ -118,7 +124,7 @@ def draw_alternatives(machine: dict, base: Row, rows: list[Row]):
     if not rows:
         return None
     figure, [(_, *panels)] = rows_of_panels(
-        [f"Alternatives to {base.label} on {shorten(machine['name'], 60)}"],
+        [f"Alternatives to {base.label} on {place_of(measured)}"],
         [1.2 + 0.27 * len(rows)], [1, 1])
     for axes, what, label in zip(panels, ("speed", "memory"), ("× speed", "× memory"), strict=True):
         lay_rows(axes, len(rows))

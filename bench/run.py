@@ -31,7 +31,7 @@ from bench.study import SCRATCH, Plan, Run, Setup, Study
 
 HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended
 # Fields of a plan that goes on.
-MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within"}
+MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within", "batches"}
 OPTION_OF = {"tokens": "--max-tokens", "seconds": "--seconds"}
 
 
@@ -60,8 +60,25 @@ def run_study(
     With `resume` the newest measurement of each plan goes on, with None only where there is one;
     else a new one begins. No run is started that by estimate would end after `deadline`, in seconds
     of time.monotonic(). A run that fails isn't repeated in later rounds; a later `resume` tries it
-    again. Raises UserError, StackError, OSError.
+    again. Where a GPU's memory runs out, all of it begins once more at half the batch size. Raises
+    UserError, StackError, OSError.
     """
+    try:
+        return run_plans(study, setup, rounds, resume, deadline)
+    except OutOfMemory as error:
+        print(f"{error}: the study begins anew at half the batch size", flush=True)
+        setup.halved = True
+        return run_plans(study, setup, rounds, False, deadline)
+
+
+class OutOfMemory(Exception):
+    """A run whose batch size may be halved didn't fit."""
+
+
+def run_plans(
+    study: Study, setup: Setup, rounds: int | None, resume: bool | None, deadline: float | None,
+) -> tuple[bool, list[Measured]]:
+    """As run_study. Raises OutOfMemory as well."""
     begun: dict[str, Measurement] = {}  # by their kinds
     plans, rows = study.plans(setup), None
     finished = True
@@ -77,6 +94,7 @@ def run_study(
                 earlier = earlier_measurement(study, plan, setup, first, required=resume)
             begun[plan.kind] = Measurement(study, plan, setup, earlier)
         one = begun[plan.kind]
+        plan = lengths.fit(plan, setup, one.measured.plan.batches or lengths.fitting(setup))
         finished = one.run(plan, plan.rounds or rounds or study.rounds[setup.device], deadline)
         rows = rows_of(one.measured)
     return finished, [each.measured for each in begun.values()]
@@ -132,8 +150,9 @@ class Measurement:
         self.path = journal_of(setup.results, study.name)
         self.tried: set[tuple] = set()  # since this start: the keys of jobs
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        again = "-halved" * setup.halved
         self.measured = earlier or Measured(
-            f"{now}-{os.getpid()}-{plan.kind}".rstrip("-"), study.name, plan.kind, now,
+            f"{now}-{os.getpid()}{again}-{plan.kind}".rstrip("-"), study.name, plan.kind, now,
             setup.machine, setup.matmul_peak or {}, None, {}, list(setup.options), plan,
             folder=setup.results)
 
@@ -169,6 +188,8 @@ class Measurement:
                 return False
             result = self.run_job(job, *scripts[job.run.name], times[job.run.name])
             measured.add(result)
+            if self.may_halve(job.run) and re.search("out of memory", result.error or ""):
+                raise OutOfMemory(f"{job.run.name}: {result.error}")
             beyond = self.out_of_reach()
             later = [job for job in jobs[i + 1 :] if job.run.name not in beyond]
             if plan.until_full:  # how large it gets isn't known
@@ -211,6 +232,15 @@ class Measurement:
         done = {result.key for result in self.measured.results
                 if not result.error or plan.until_full and does_not_fit(result.error)}
         return [job for job in jobs if job.key not in done]
+
+    def may_halve(self, run: Run) -> bool:
+        """Whether a run on a GPU has a batch size of ours, or its script's own, above 1."""
+        setup, plan = self.setup, self.measured.plan
+        chosen = "--batch-size" in run.options and not plan.batches
+        return (setup.device == "cuda" and not setup.halved and not plan.until_full
+                and self.study.failures_count and not chosen
+                and not lengths.option_of("--batch-size", [*plan.options, *setup.options])
+                and set(plan.batches.values()) != {1})
 
     def out_of_reach(self) -> set[str]:
         """The names of the runs that failed, and of those that aren't tried for it."""
@@ -344,6 +374,8 @@ def dry_run(study: Study, setup: Setup, rounds: int | None, resume: bool) -> Non
     results = known[0].results if known else []
     peak = known[0].matmul_peak if known else processes.ask_machine("matmul_peak")
     measurement = Measurement(study, plan, setup, earlier)
+    plan = lengths.fit(plan, setup,
+                       measurement.measured.plan.batches or lengths.fitting(setup))
     able, _ = measurement.take(plan, rounds)
     configs = lengths.configurations(able, plan, setup)
     times = {run.name: lengths.length_of(run, plan, setup, configs[run.name], peak)

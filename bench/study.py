@@ -75,6 +75,7 @@ class Plan:
     min_steps: int = 1  # of every run, if its tokens are fewer
     until_full: bool = False  # that a run doesn't fit is no failure
     memory_limit_gb: float | None = None  # runs that by their growth would take more aren't tried
+    batches: dict[str, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
 
     def seed_of(self, number: int) -> int:
         """The seed of all runs in round `number`, which counts from 1."""
@@ -115,6 +116,8 @@ class Setup:
     options: list[str] = field(default_factory=list)  # for every script
     matmul_peak: dict | None = None  # floating-point operations per second, where they are known
     minutes: float | None = None  # within a report, those that the report may take
+    batches: dict[str, int] | None = None  # see bench.fit.fitting; None: not looked at yet
+    halved: bool = False  # whether memory ran out, so that these are half as large
 
     @property
     def device(self) -> str:

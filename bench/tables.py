@@ -196,7 +196,10 @@ def rounds_of(rows: list[Row]) -> int:
 
 def options_note(measured) -> str:
     options = [*measured.plan.options, *measured.options]
-    return f", options `{shlex.join(options)}`" if options else ""
+    text = f", options `{shlex.join(options)}`" if options else ""
+    for published, batch in measured.plan.batches.items():
+        text += f", batch size {batch} in place of {published}"
+    return text
 
 
 def machine_note(measured, rows: list[Row]) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from bench.common import UserError, relative
 from bench.journal import journal_of, newest, read_journal
-from bench.lengths import configurations
+from bench.lengths import configurations, fitting
 from bench.rows import Row, rows_of
 from bench.study import Plan, Run, Setup
 
@@ -53,9 +53,9 @@ def point_of(row: Row) -> Point:
 def default_points(setup: Setup) -> dict[str, Point]:
     """The published settings of 00 and 01, or what the options say."""
     runs = {name: setup.scripts.stage(name) for name in ("00", "01")}
-    configs = configurations(list(runs.values()), Plan([]), setup)
-    return {name: Point(name, configs[run.name]["batch_size"], configs[run.name]["learning_rate"])
-            for name, run in runs.items()}
+    configs, fitted = configurations(list(runs.values()), Plan([]), setup), fitting(setup)
+    return {name: Point(name, fitted.get(str(size := configs[run.name]["batch_size"]), size),
+                        configs[run.name]["learning_rate"]) for name, run in runs.items()}
 
 
 def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:

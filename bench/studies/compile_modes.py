@@ -3,7 +3,7 @@
 import math
 import sys
 
-from bench.pictures import rows_of_panels, shorten, thousands
+from bench.pictures import place_of, rows_of_panels, thousands
 from bench.rows import Row, middle, ratio
 from bench.scripts import COMPILER
 from bench.study import Column, Plan, Study, Table
@@ -114,7 +114,7 @@ class CompileModes(Study):
         crossings = [pays_from(one, other) for one in costs for other in costs if one is not other]
         last = 1.5 * max([step for step in crossings if step and step < 10_000], default=100)
         figure, [(subfigure, axes)] = rows_of_panels(
-            [f"Compiling and training on {shorten(measured.machine['name'], 70)}"], [4.6], [1])
+            [f"Compiling and training on {place_of(measured)}"], [4.6], [1])
         colours, styles = plt.get_cmap("tab10").colors, ("-", "--", "-.", ":")
         for place, (row, (once, step)) in enumerate(zip(rows, costs, strict=True)):
             axes.plot([0, last], [once, once + last * step], styles[place % 4], linewidth=2,

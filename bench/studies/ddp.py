@@ -15,4 +15,4 @@ class Ddp(Study):
         yield Plan(runs, seed_noise=True, **self.length(setup))
 
     def draw(self, measured, rows):
-        return draw_alternatives(measured.machine, rows[0], rows[1:])
+        return draw_alternatives(measured, rows[0], rows[1:])

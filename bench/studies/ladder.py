@@ -10,6 +10,7 @@ from bench.pictures import (
     draw_bars,
     key,
     lay_rows,
+    place_of,
     rows_of_panels,
     shorten,
 )
@@ -66,7 +67,7 @@ class Ladder(Study):
     def draw(self, measured, rows):
         """Three panels with a row for each rung: tok/sec, factors over the baseline, and losses."""
         figure, [(subfigure, *panels)] = rows_of_panels(
-            [f"The ladder on {shorten(measured.machine['name'], 70)}"],
+            [f"The ladder on {place_of(measured)}"],
             [1.3 + 0.36 * len(rows)], [30, 16, 13],
         )
         speed, factors, losses = panels

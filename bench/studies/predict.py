@@ -69,8 +69,8 @@ class Predict(Study):
         write_whole(setup.results / "predict.png",
                     picture_bytes(draw(runs, needs, args.model), "png"))
         return text + (
-            f"\nNothing here was trained. It fits beside {OTHERS / 1024:.1f} GB for the driver and a"
-            " display; docs/fits.md tells how\nfar it can be trusted. Published, and measured:"
+            f"\nNothing was trained for this. It fits beside {OTHERS / 1024:.1f} GB for driver and"
+            " display; docs/fits.md tells how\nfar to trust it. Published, and measured:"
             " at the script's batch size, 8 up to rung 9, then 32.\n"
             f"{relative(setup.results / 'predict.png')}")
 

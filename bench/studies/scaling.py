@@ -16,7 +16,7 @@ itself takes, come on top.
 from typing import NamedTuple
 
 from bench.common import UserError
-from bench.pictures import OWN, rows_of_panels, shorten
+from bench.pictures import OWN, place_of, rows_of_panels
 from bench.rows import Row, ratio
 from bench.scripts import Scripts
 from bench.study import Column, Plan, Study, Table
@@ -226,7 +226,7 @@ class Scaling(Study):
         if not sizes or known[0] is not rows[0]:
             return None
         figure, [(subfigure, axes, *others)] = rows_of_panels(
-            [f"Weak scaling on {shorten(measured.machine['name'], 70)}"], [3.9],
+            [f"Weak scaling on {place_of(measured)}"], [3.9],
             [1, 1] if linked else [1])
 
         def percent(row: Row) -> float:

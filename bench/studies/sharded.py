@@ -34,4 +34,4 @@ class Sharded(Study):
         yield Plan(runs, model, options=options, **length)
 
     def draw(self, measured, rows):
-        return draw_alternatives(measured.machine, rows[0], rows[1:])
+        return draw_alternatives(measured, rows[0], rows[1:])

@@ -7,7 +7,7 @@ CPU a run is skipped if, judging by the one before it, it would take more than h
 import re
 
 from bench.common import UserError
-from bench.pictures import OWN, rows_of_panels, shorten, thousands
+from bench.pictures import OWN, place_of, rows_of_panels, thousands
 from bench.study import Plan, Run, Study, Table
 from bench.tables import GB, RANGE, RUN, SPEED_OR_ERROR, machine_note, number, peak_note
 
@@ -109,7 +109,7 @@ class Sweep(Study):
             return None
         title = KINDS[what]
         figure, [(_, *panels)] = rows_of_panels(
-            [f"{title}: {stage or '01'} on {shorten(measured.machine['name'], 60)}"], [3.6],
+            [f"{title}: {stage or '01'} on {place_of(measured)}"], [3.6],
             [1] if what == "context" else [1, 1])
         places, speed = range(len(rows)), ("speed, tok/sec", [row.tok_per_sec for row in rows])
         share = [100 * (row.share_of_peak or 0) for row in rows]

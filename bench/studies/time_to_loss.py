@@ -6,6 +6,7 @@ from bench.pictures import (
     PUBLISHED,
     draw_bars,
     key,
+    place_of,
     rows_of_panels,
     shorten,
     thousands,
@@ -94,7 +95,7 @@ class TimeToLoss(Study):
         if not targets:
             return None
         figure, [(subfigure, curves, bars)] = rows_of_panels(
-            [f"Time to a loss on {shorten(measured.machine['name'], 60)}"],
+            [f"Time to a loss on {place_of(measured)}"],
             [max(4.2, 1.6 + 0.5 * len(rows))], [1, 1],
         )
         tuned = [row for row in rows if "rate" in row.tags]  # at the best settings

@@ -47,7 +47,7 @@ class Variants(Study):
 
     def draw(self, measured, rows):
         same, _ = by_model(rows)
-        return draw_alternatives(measured.machine, rows[0], same[1:])
+        return draw_alternatives(measured, rows[0], same[1:])
 
 
 def by_model(rows: list[Row]) -> tuple[list[Row], list[Row]]:

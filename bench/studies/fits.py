@@ -1,0 +1,32 @@
+"""The options with which `make bench` starts the three scripts, so that they fit the GPU."""
+
+from bench.common import UserError
+from bench.journal import records_in
+from bench.lengths import fitting
+from bench.scripts import STAGES
+from bench.study import Study
+
+
+class Fits(Study):
+    """The batch size with which a script fits this machine's GPU, as an option for it; nothing
+    where the script's own fits, or without a GPU."""
+
+    runs_scripts = False
+    in_report = ()
+
+    def options(self, parser):
+        parser.add_argument("stage", choices=[*STAGES, "again"],
+                            help="a script; or `again`, which succeeds if the last one in the"
+                                 " results ended because the memory ran out")
+        parser.add_argument("--half", action="store_true", help="half of what fits")
+
+    def answer(self, setup):
+        if setup.args.stage == "again":
+            last = max(records_in(setup.results, "stages"), default=None,
+                       key=lambda record: (str(record.start["time"]), record.name))
+            if not last or last.status != "out_of_memory" or last.config["device"] != "cuda":
+                raise UserError("the last script didn't end because a GPU's memory ran out")
+            return "The memory ran out: all three scripts start again, at half the batch size."
+        setup.halved = setup.args.half
+        batch = fitting(setup).get("8" if setup.args.stage == "00" else "32")
+        return f"--batch-size {batch}" if batch else ""

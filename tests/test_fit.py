@@ -1,0 +1,181 @@
+"""The batch size that fits a GPU: by prediction before a study, and halved once if memory runs out
+all the same."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from made_up import MACHINE, Children, plan_of, setup_of, write_record
+from test_run import Toy
+
+from bench import lengths, processes, run
+from bench.journal import journal_of, read_journal
+from bench.lengths import fitting
+from bench.pictures import place_of
+from bench.studies.doctor import Doctor
+from bench.studies.fits import Fits
+from bench.tables import text_of
+
+
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    """A GPU with so much free memory; the scripts' own batch sizes are 8 and, of b, 32."""
+    children = Children(monkeypatch, tmp_path / "build", MACHINE)
+    children.answers |= dict(free_memory=[24_100])
+    monkeypatch.setattr(lengths, "configurations", lambda runs, plan, setup: {
+        each.name: dict(batch_size=32 if each.name == "b" else 8, context_length=256,
+                        learning_rate=1e-3, compile=False) for each in runs})
+    setup = setup_of(tmp_path / "results", MACHINE)
+    setup.data = tmp_path / "data"
+    setup.data.mkdir()
+    (setup.data / "meta.json").write_text('{"tokens": {"train": 4096}}')
+    for name in "ab":
+        (tmp_path / f"{name}.py").write_text(name)
+
+    def plan(**settings):
+        made = plan_of("a", "b", **settings)
+        made.runs = [each.but(script=tmp_path / f"{each.name}.py") for each in made.runs]
+        return made
+
+    def batches() -> list[tuple]:
+        """Of every start so far: (name, batch size or None)."""
+        found = []
+        for call in children.calls:
+            words = call.command
+            name = words[words.index("--name") + 1]
+            found.append((name, int(words[words.index("--batch-size") + 1])
+                          if "--batch-size" in words else None))
+        children.calls.clear()
+        return found
+
+    return SimpleNamespace(children=children, setup=setup, plan=plan, batches=batches)
+
+
+@pytest.mark.parametrize(("free", "batches"), [
+    ([80_000], {}), ([39_900], {}), ([24_100], {"8": 4, "32": 16}), ([15_800], {"8": 4, "32": 16}),
+    ([11_900], {"8": 2, "32": 8}), ([7_700], {"8": 1, "32": 4}),
+    ([24_100 - 12_200], {"8": 2, "32": 8}),  # other programs have half of it
+    ([39_900, 11_900], {"8": 2, "32": 8}),  # the smaller one of two
+    ([2_500], {"8": 1, "32": 1}),
+])
+def test_what_fits(gpu, free, batches, capsys):
+    """By the committed predictions of 00 and of rung 10."""
+    gpu.children.answers["free_memory"] = free
+    assert fitting(gpu.setup) == batches == fitting(gpu.setup)
+    told = capsys.readouterr().err
+    assert told.count(" GB of the GPU's memory are free: by prediction, batch size ") == bool(batches)
+    assert ("not even that fits" in told) == (free == [2_500])
+
+
+def test_one_that_is_chosen_stays(gpu, monkeypatch):
+    gpu.setup.options = ["--batch-size=64"]
+    assert fitting(gpu.setup) == {} and gpu.children.asked == []
+    cpu = setup_of(gpu.setup.results)
+    assert fitting(cpu) == {} and gpu.children.asked == []
+
+
+def test_what_can_not_be_predicted_is_told(gpu, monkeypatch, capsys):
+    def predict(*_):
+        raise lengths.UserError("what it takes can't be predicted: why")
+
+    monkeypatch.setattr(lengths, "predict", predict)
+    assert fitting(gpu.setup) == {}
+    assert "isn't known: what it takes can't be predicted: why" in capsys.readouterr().err
+
+
+def test_a_study_fits_its_runs(gpu):
+    """In tables and pictures, too; resumed with the same ones, though less is free then."""
+    def study():
+        return Toy(gpu.plan(rounds=1))
+
+    _, (measured,) = run.run_study(study(), gpu.setup)
+    assert gpu.batches() == [("a", 4), ("b", 16)]
+    assert "batch size 4 in place of 8, batch size 16 in place of 32" in text_of(study(), measured)
+    assert place_of(measured).endswith(", batch size 4 and 16")
+    gpu.setup.batches, gpu.children.answers["free_memory"] = None, [7_700]
+    second = Toy(gpu.plan(rounds=2))
+    run.run_study(second, gpu.setup, resume=True)
+    assert gpu.batches() == [("a", 4), ("b", 16)]
+    run.run_study(study(), gpu.setup)
+    assert gpu.batches() == [("a", 1), ("b", 4)]
+    full = gpu.plan(rounds=1, until_full=True)
+    run.run_study(Toy(full), gpu.setup)
+    assert gpu.batches() == [("a", None), ("b", None)]
+
+
+def out_of_memory(times: list, text: str = "", **record):
+    """A child whose memory runs out as long as `times` aren't used up."""
+    def child(command, environment):
+        folder, name, seed = (command[command.index(option) + 1]
+                              for option in ("--results-dir", "--name", "--seed"))
+        failed = bool(times) and times.pop()
+        error = dict(status="out_of_memory", error="out of memory: try --batch-size 1")
+        write_record(Path(folder), name, seed=int(seed), **(error | record if failed else {}))
+        return int(failed), "", text * failed
+
+    return child
+
+
+@pytest.mark.parametrize(("does", "says"), [
+    (dict(), "b: out of memory: try --batch-size 1"),
+    (dict(text="error: rank 1: out of memory: try --batch-size 2\n", status="failed", error="x"),
+     "b: rank 1: out of memory: try --batch-size 2"),
+])
+def test_out_of_memory_halves_once(gpu, capsys, does, says):
+    """All runs begin anew, as another measurement; a second time it is a failure."""
+    gpu.children.does["b"] = out_of_memory([True], **does)
+    _, (measured,) = run.run_study(Toy(gpu.plan(rounds=2)), gpu.setup)
+    assert gpu.batches() == [("a", 4), ("b", 16)] + [("a", 2), ("b", 8)] * 2
+    assert f"{says}: the study begins anew at half the batch size" in capsys.readouterr().out
+    first, second = read_journal(journal_of(gpu.setup.results, "toy"))
+    assert measured.id == second.id and len(first.results) == 2 and len(second.results) == 4
+    assert not run.failed(second) and second.plan.batches == {"8": 2, "32": 8}
+    gpu.setup.halved = False
+    gpu.children.does["b"] = out_of_memory([True, True])
+    _, (measured,) = run.run_study(Toy(gpu.plan(rounds=2)), gpu.setup)
+    assert gpu.batches() == [("a", 4), ("b", 16), ("a", 2), ("b", 8), ("a", 2)]
+    assert run.failed(measured)
+
+
+def test_published_batches_are_halved_too(gpu):
+    gpu.children.answers["free_memory"] = [80_000]
+    gpu.children.does["a"] = out_of_memory([True])
+    run.run_study(Toy(gpu.plan(rounds=1)), gpu.setup)
+    assert gpu.batches() == [("a", None), ("a", 4), ("b", 16)]
+
+
+def test_what_make_bench_asks(gpu, capsys):
+    def answer(stage: str, half: bool = False) -> str:
+        gpu.setup.args = SimpleNamespace(stage=stage, half=half)
+        gpu.setup.halved = False
+        return Fits().answer(gpu.setup)
+
+    assert [answer(stage) for stage in ("00", "01", "02")] == [
+        "--batch-size 4", "--batch-size 16", "--batch-size 16"]
+    assert [answer(stage, half=True) for stage in ("00", "01")] == [
+        "--batch-size 2", "--batch-size 8"]
+    with pytest.raises(lengths.UserError, match="didn't end because"):
+        answer("again")
+    folder = gpu.setup.results
+    write_record(folder, "00_orig", gpu="X", time="20260101T000000Z", status="out_of_memory",
+                 error="out of memory")
+    assert answer("again").endswith("at half the batch size.")
+    write_record(folder, "00_orig", gpu="X", time="20260101T000001Z")
+    with pytest.raises(lengths.UserError, match="didn't end because"):
+        answer("again")
+
+
+@pytest.mark.parametrize(("capability", "bfloat16"), [("7.5", False), ("8.6", True)])
+def test_doctor(gpu, capability, bfloat16):
+    """Of a T4: bfloat16 isn't there, and what to begin with instead."""
+    missing = ["bfloat16 in hardware: begin with `compose precision-fp16`"] * (not bfloat16)
+    gpu.setup.machine |= dict(capability=capability)
+    gpu.children.answers["works"] = dict(compile_error=None, bfloat16=bfloat16, missing=missing)
+    lines = Doctor().answer(gpu.setup).splitlines()
+    shown = {line[:15].strip(): line[15:] for line in lines}
+    assert shown["batch size"] == "4 in place of 8, 16 in place of 32"
+    assert shown["free memory"] == "23.5 GB" and capability in shown["GPU"]
+    assert shown["bfloat16"] == ("in hardware" if bfloat16 else "not in hardware")
+    assert any("compose precision-fp16" in line for line in lines) is not bfloat16
+    assert shown["tokens"].startswith("4,096 to train on") and shown["torch.compile"] == "works"
+    assert len(lines) < 20 and processes.ask_machine("free_memory")
