@@ -102,10 +102,10 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
     sub.add_argument("--rungs", metavar="0,5-8",
                      help="which techniques, for ladder and leave-one-out (default: all)")
     sub.set_defaults(function=report)
-    sub = command("readme", "write the tables of README.md anew, from the patches and"
+    sub = command("readme", "write the tables of README.md and docs/ anew, from the patches and"
                             " results/reference/", parents=())
     sub.set_defaults(function=lambda *_: print(
-        "README.md: " + ("written" if readme.write_readme() else "nothing to change")))
+        "README.md, docs/: " + ("written" if readme.write_readme() else "nothing to change")))
     return parser
 
 

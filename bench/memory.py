@@ -213,14 +213,7 @@ def predict(text: bytes, options: list[str], results: Path, smallest: int | None
 
     What was predicted once stands in NAME, in `results` or results/reference. Raises UserError.
     """
-    key = f"{hashlib.sha256(text).hexdigest()} {' '.join(options)}"
-    known = {}
-    for folder in (REFERENCE, results):
-        try:
-            saved = json.loads((folder / NAME).read_text(encoding="utf-8"))
-            known |= {int(size): Need(*each) for size, each in saved.get(key, {}).items()}
-        except (OSError, ValueError, TypeError, AttributeError):
-            saved = {}
+    known = kept(text, options, REFERENCE) | kept(text, options, results)
     before = len(known)
     if TRACED[0] not in known:
         traces = ask(text, options, TRACED)
@@ -235,6 +228,27 @@ def predict(text: bytes, options: list[str], results: Path, smallest: int | None
     if wanted:
         known |= {size: need(events) for size, events in ask(text, options, wanted).items()}
     if len(known) > before:
-        saved[key] = {str(size): known[size] for size in sorted(known)}
-        write_whole(results / NAME, json.dumps(saved, indent=0).encode())
+        saved = read(results)
+        saved[key_of(text, options)] = {str(size): known[size] for size in sorted(known)}
+        write_whole(results / NAME, json.dumps(saved, indent=0))
     return known
+
+
+def key_of(text: bytes, options: list[str]) -> str:
+    return f"{hashlib.sha256(text).hexdigest()} {' '.join(options)}"
+
+
+def read(folder: Path) -> dict:
+    try:
+        return dict(json.loads((folder / NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def kept(text: bytes, options: list[str], folder: Path) -> dict[int, Need]:
+    """What was predicted before."""
+    try:
+        sizes = read(folder).get(key_of(text, options), {})
+        return {int(size): Need(*each) for size, each in sizes.items()}
+    except (ValueError, TypeError, AttributeError):  # damaged
+        return {}

@@ -1,4 +1,4 @@
-"""The tables inside README.md: each stands between two markers and is written by a command."""
+"""The tables inside README.md and docs/: each stands between markers, and a command writes it."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from bench.study import Column, Table, all_studies
 from bench.tables import cell, excerpts_of, found_in, markdown
 from patches import stack
 
-README = ROOT / "README.md"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(  # opening, name of the table, what stands there, end
     r"(<!-- ([\w-]+): written by measure\.py readme -->\n)((?:(?!<!--).)*)(<!-- end -->)?",
     re.DOTALL)
@@ -41,10 +41,12 @@ def reference_machine() -> Path:
 
 
 def write_readme() -> bool:
-    """Writes README.md's tables anew; returns whether that changed it. Raises what update does."""
-    before = README.read_bytes()
-    after = update(before.decode(), reference_machine()).encode()
-    write_whole(README, after)
+    """Writes the pages' tables anew; returns whether that changed one. Raises what update does."""
+    before = {page: page.read_bytes() for page in PAGES}
+    after = {page: update(text.decode(), reference_machine()).encode()
+             for page, text in before.items()}
+    for page, text in after.items():
+        write_whole(page, text)
     return after != before
 
 
@@ -60,9 +62,9 @@ def update(text: str, machine: Path) -> str:
     def write(block: re.Match) -> str:
         opening, name, _, end = block.groups()
         if not end:
-            raise UserError(f"README.md: {opening.strip()} has no <!-- end -->")
+            raise UserError(f"{opening.strip()} has no <!-- end -->")
         if name not in tables:
-            raise UserError(f"README.md: there is no table {name} in {relative(machine)}")
+            raise UserError(f"there is no table {name} in {relative(machine)}")
         table = tables[name]
         return opening + (table if table.startswith("|") else f"\n{table}\n") + end
 

@@ -30,7 +30,7 @@ def setup_of(folder: Path, machine: dict = CPU, options: list[str] = (), **args)
     args = dict(max_tokens=None, seconds=None, rungs=None, names=None, model=None, sizes="1,2",
                 links=None, what="batch", stage="01", epochs=None) | args
     return Setup(machine, Scripts(), folder / "data", folder, Namespace(**args), list(options),
-                 matmul_peak=PEAK)
+                 matmul_peak=PEAK, batches={})
 
 
 def record_events(
@@ -136,7 +136,8 @@ class Children:
     def __init__(self, monkeypatch, build: Path, machine: dict = CPU):
         self.ran, self.calls, self.asked = [], [], []
         self.does, self.stop_at, self.refuses = {}, None, None
-        self.answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12)
+        self.answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12,
+                            free_memory=[81_000])
         monkeypatch.setattr(processes, "run_child", self.run_child)
         monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
         monkeypatch.setattr(lengths, "configurations", self.configurations)
@@ -183,7 +184,7 @@ def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
         look = dict(machine=machine, memory_gb=8.0, matmul_peak=PEAK, bandwidth=3e10, attention=[],
                     compile_error=None, missing=[])
         answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12, look=look,
-                       large_loss="not tried")
+                       large_loss="not tried", free_memory=[81_000])
         (folder / "bench" / "machine.py").rename(folder / "bench" / "real_machine.py")
         (folder / "bench" / "machine.py").write_text(
             "import json, sys\n\nfrom bench.real_machine import *\n\n"

@@ -255,7 +255,7 @@ def test_ladder_picture(tmp_path):
         run | changes.get(run["name"], {}) for run in speeds_of(plan)], machine)
     ((measured, rows),) = found_in(tmp_path, "ladder")
     texts = shown(study.draw(measured, rows))
-    assert {f"The ladder on {LONG[:69]}…", "baseline \u20070", "batch size 10", "102  (2.00 GB)",
+    assert {f"The ladder on {LONG[:59]}…", "baseline \u20070", "batch size 10", "102  (2.00 GB)",
             "112  (1.10×, 2.10 GB)", "11.35×", "failed: out of memory: lower --batch-si…",
             "seed noise", "tok/sec, median and range of 4 rounds", "9.01"} <= set(texts)
     assert "8.03" not in texts

@@ -1,13 +1,15 @@
 """Will it fit? What a script reserves on GPUs that aren't there, and the batch that fits."""
 
+import re
 from functools import partial
 
-from bench.common import UserError, relative, write_whole
-from bench.memory import BATCHES, CARDS, GB, MIB, OTHERS, Need, largest, predict
+from bench.common import REFERENCE, UserError, relative, write_whole
+from bench.memory import BATCHES, CARDS, GB, MIB, OTHERS, Need, kept, largest, predict
 from bench.pictures import picture_bytes, rows_of_panels, thousands
-from bench.scripts import published
+from bench.scripts import Scripts, published
 from bench.study import Column, Study, Table
 from bench.tables import cell, found_in, markdown
+from patches import stack
 
 
 class Predict(Study):
@@ -28,6 +30,10 @@ class Predict(Study):
                             help="a further batch size, per GPU")
         parser.add_argument("--rungs", metavar="0,5-8", help="rungs instead of 00, 01 and 02")
         parser.add_argument("--variants", metavar="A,B", help="variants of 01 or 02 besides")
+
+    def fixed(self):
+        return {"fits": markdown(checked()), "gpus": markdown(cards_table()),
+                "hardware": markdown(hardware_table())}
 
     def answer(self, setup):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
@@ -73,6 +79,72 @@ class Predict(Study):
             " display; docs/fits.md tells how\nfar to trust it. Published, and measured:"
             " at the script's batch size, 8 up to rung 9, then 32.\n"
             f"{relative(setup.results / 'predict.png')}")
+
+
+def checked() -> Table:
+    """Each rung's published memory beside the predicted one. Raises UserError, StackError."""
+    scripts, theirs, rows = Scripts(), published().reserved_gb, []
+    runs, ours = scripts.rungs(4), {}
+    for number, run in enumerate(runs):
+        batch = 8 if number < 10 else 32
+        needs = kept(scripts.text(run.script), ["--model", "gpt2"], REFERENCE)
+        ours[number] = needs[batch].reserved / 1024 if batch in needs else float("nan")
+        if run.script in theirs and number < len(runs) - 1:
+            rows.append((run.label, batch, theirs[run.script], ours[number]))
+    # 02 is rung 13 with DDP, the published program rung 10 with it.
+    *_, before, last = ours.values()
+    rows.append(("10, with DDP", 32, theirs[runs[-1].script], ours[10] + last - before))
+    return Table([
+        Column("rung", lambda row: row[0], True), Column("batch", lambda row: str(row[1])),
+        Column("published", lambda row: f"{row[2]:.2f}"),
+        Column("predicted", lambda row: f"{row[3]:.2f}"),
+        Column("error", lambda row: f"{row[3] / row[2] - 1:+.1%}")], rows)
+
+
+def cards_table() -> Table:
+    """What fits each card, and how to begin. Raises UserError, StackError."""
+    scripts = Scripts()
+
+    def fits(stage: str, model: str, card: str) -> int:
+        text = scripts.text(scripts.stage(stage).script)
+        return largest(kept(text, ["--model", model], REFERENCE), CARDS[card].mib)
+
+    def begin(card: str) -> str:
+        batch = fits("01", "gpt2", card)
+        if CARDS[card].capability < 8:
+            return "`python patches/stack.py compose precision-fp16 --out my.py`"
+        if batch >= 32:
+            return "`make bench`; `python 01_opt_single_gpu.py`"
+        return (f"`make bench`; 32 windows per update: compose `step-accumulation`,"
+                f" `--micro-batches {32 // batch}`")
+
+    models = "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"
+    return Table([
+        Column("card", lambda card: card, True),
+        Column("GB", lambda card: f"{CARDS[card].mib / 1024:.0f}"),
+        Column("compute capability", lambda card: f"{CARDS[card].capability:.1f}"),
+        Column("00, gpt2", lambda card: str(fits("00", "gpt2", card) or "–")),
+        *(Column(f"01, {model}",
+                 lambda card, model=model: str(fits("01", model, card) or "–"))
+          for model in models),
+        Column("begin with", begin, True)],
+        sorted(CARDS, key=lambda card: (CARDS[card].mib, CARDS[card].capability)))
+
+
+def hardware_table() -> Table:
+    """The techniques and variants that older cards don't have, by their headers. Raises
+    StackError."""
+    rows = []
+    for patch in (*stack.load(), *stack.load_variants()):
+        needed = re.search(r"compute capability (\d+\.\d+)", patch.fields["Hardware"])
+        if needed:
+            rows.append((f"[{patch.fields['Technique']}](../{patch.file})", float(needed[1])))
+    return Table([
+        Column("technique", lambda row: row[0], True),
+        Column("from compute capability", lambda row: f"{row[1]:.1f}"),
+        Column("not on", lambda row: ", ".join(
+            card for card in CARDS if CARDS[card].capability < row[1]) or "(none of these)", True)],
+        sorted(rows, key=lambda row: row[1]))
 
 
 def chosen(setup) -> list:
