@@ -35,7 +35,6 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
-from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
@@ -44,6 +43,7 @@ WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,09
 STEPS = 3
 WORLD_SIZE = 4  # of 02, whose memory doesn't depend on it unless a variant shards
 aten, real_compile, real_autocast = torch.ops.aten, torch.compile, torch.autocast
+dropout, linear = torch.nn.functional.dropout, torch.nn.functional.linear
 
 
 def is_meta(value) -> bool:
@@ -54,28 +54,39 @@ def flash_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **h
     return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
 
 
-class AsOnCuda(TorchFunctionMode):
-    """Functions that take another way on a CPU, or that need a tensor's values."""
+def as_on_cuda() -> contextlib.ExitStack:
+    """While it is open, functions that take another way on a CPU, or that need a tensor's values,
+    do as on CUDA."""
+    functional, tensor = torch.nn.functional, torch.Tensor
+    item, tolist, cpu = tensor.item, tensor.tolist, tensor.cpu
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is torch.nn.functional.dropout and is_meta(args[0]):
-            given = dict(zip(("x", "p", "training"), args, strict=False)) | kwargs
-            p, training = given.get("p", 0.5), given.get("training", True)
-            return aten.native_dropout(args[0], p, True)[0] if training and p else args[0]
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            if not torch.backends.cuda.flash_sdp_enabled():
-                raise NotImplementedError("of attention's kernels only flash can be traced")
-            return flash_attention(*args, **kwargs)
-        if func is torch.nn.functional.linear and torch.is_autocast_enabled("cpu"):
+    def own_dropout(x, p=0.5, training=True, inplace=False):
+        if not is_meta(x):
+            return dropout(x, p, training, inplace)
+        return aten.native_dropout(x, p, True)[0] if training and p else x
+
+    def own_attention(*args, **kwargs):
+        if not torch.backends.cuda.flash_sdp_enabled():
+            raise NotImplementedError("of attention's kernels only flash can be traced")
+        return flash_attention(*args, **kwargs)
+
+    def own_linear(*args, **kwargs):
+        if torch.is_autocast_enabled("cpu"):
             raise NotImplementedError("autocast can only be traced with torch.compile")
-        if func is torch.Tensor.item and is_meta(args[0]):
-            return 0.0
-        if func is torch.Tensor.tolist and is_meta(args[0]):
-            return [0]
-        if func is torch.Tensor.cpu and is_meta(args[0]):
-            return torch.zeros(args[0].shape, dtype=args[0].dtype)
-        return func(*args, **kwargs)
+        return linear(*args, **kwargs)
+
+    def instead(real, value):
+        return lambda self, *args: value(self) if is_meta(self) else real(self, *args)
+
+    stack = contextlib.ExitStack()
+    for owner, name, own in (
+            (functional, "dropout", own_dropout), (functional, "linear", own_linear),
+            (functional, "scaled_dot_product_attention", own_attention),
+            (tensor, "item", instead(item, lambda x: 0.0)),
+            (tensor, "tolist", instead(tolist, lambda x: [0])),
+            (tensor, "cpu", instead(cpu, lambda x: torch.zeros(x.shape, dtype=x.dtype)))):
+        stack.enter_context(mock.patch.object(owner, name, own))
+    return stack
 
 
 class Notes(TorchDispatchMode):
@@ -209,10 +220,12 @@ def plan(model: nn.Module, inputs: tuple) -> tuple:
         places[key_of(new)] = len(places)
         return new
 
-    with (_pop_mode_temporarily(), _disable_current_modes(), torch.enable_grad(),
+    with (_disable_current_modes(), torch.enable_grad(),
           mock.patch("torch._functorch.config.force_non_lazy_backward_lowering", True),
           # Random numbers needn't be the same in what is computed again.
           mock.patch("torch._functorch.partitioners.has_recomputable_rng_ops", lambda _: False),
+          mock.patch("torch.nn.functional.dropout", dropout),
+          mock.patch("torch.nn.functional.linear", linear),
           mock.patch("torch.nn.functional.scaled_dot_product_attention", flash_attention)):
         own = copy.deepcopy(model)
         new = {old: nn.Parameter(like(old), old.requires_grad) for old in own.parameters()}
@@ -345,7 +358,7 @@ def trace(module, options: list[str], batch: int | None = None) -> tuple[int, li
     data = module.Data(meta=None, train=windows, val=windows, tokenizer=None)
     with torch.device("meta"):
         model = module.GPTModel(config)
-    with (AsOnCuda(), Notes() as notes, mock.patch("torch.compile", compile_only_models),
+    with (as_on_cuda(), Notes() as notes, mock.patch("torch.compile", compile_only_models),
           mock.patch("torch.autocast", lambda device, dtype: real_autocast("cpu", dtype)),
           mock.patch("torch.optim.adam._device_dtype_check_for_fused", lambda *_, **__: None)):
         run = Run(notes)

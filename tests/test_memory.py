@@ -2,12 +2,16 @@
 
 import json
 from argparse import Namespace
+from itertools import accumulate
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
 from made_up import CPU, MACHINE, setup_of, write_journal
+from torch.profiler import ProfilerActivity, profile
 
-from bench import memory
+from bench import memory, trace
 from bench.common import UserError
 from bench.journal import sha256
 from bench.memory import (
@@ -167,6 +171,52 @@ def test_what_is_committed():
     for model in ("gpt2-medium", "gpt2-large", "gpt2-xl"):
         for run in (RUNGS[0], *RUNGS[-2:]):
             assert f"{sha256(SCRIPTS.text(run.script))} --model {model}" in needs
+
+
+def live_bytes(script: Path, options: list[str]) -> int:
+    """The most that PyTorch's own profiler counts as live in the same training on a CPU."""
+    module = trace.load(script)
+    config = module.configure(["--device", "cpu", *options])
+    config.max_steps, config.eval_freq, config.eval_windows = trace.STEPS, 99, 8
+    config.target_loss = -1
+    windows = trace.Windows(2 * trace.STEPS * config.batch_size, config.context_length)
+    data = module.Data(meta=None, train=windows, val=windows, tokenizer=None)
+    make_optimizer, module.sample = module.make_optimizer, lambda *_: ""
+
+    def optimizer_of(*args):
+        optimizer = make_optimizer(*args)
+        for group in optimizer.param_groups:
+            group["foreach"] = not group.get("fused")
+        return optimizer
+
+    module.make_optimizer = optimizer_of
+    run = SimpleNamespace(start=lambda *_: None, log=lambda *_: None, epoch=lambda *_: None)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        module.train(module.GPTModel(config), data, config, run)
+    events = [event for event in profiled.profiler.kineto_results.events()
+              if event.name() == "[memory]"]
+    sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
+    return max(accumulate(sizes))
+
+
+@pytest.mark.parametrize(("name", "options"), [
+    ("0", []), ("05-bfloat16", []), ("07-flash-attention", []), ("13-loss-in-graph", []),
+    ("memory-checkpoint", []), ("memory-selective", []), ("optimizer-adafactor", []),
+    ("optimizer-muon", []), ("step-accumulation", ["--micro-batches", "4"]),
+    ("head-chunked", ["--head-chunks", "4"])])
+def test_as_much_as_the_profiler_counts(name, options, tmp_path):
+    """Not compiled, and without dropout, which is another operator on CUDA."""
+    text = SCRIPTS.text(name)
+    script = tmp_path / "script.py"
+    script.write_bytes(text)
+    options = [*options, "--model", "cpu-demo", "--context-length", "128", "--batch-size", "8"]
+    options += ["--no-compile"] * (b"--no-compile" in text or b"    compile: bool" in text)
+    (events,) = ask(text, options, [8]).values()
+    live, sizes = [0], []
+    for event in events:
+        sizes += [event] * (event >= 0)
+        live.append(live[-1] + (event if event >= 0 else -sizes[-event - 1]))
+    assert max(live) - trace.WORKSPACE == pytest.approx(live_bytes(script, options), rel=0.01)
 
 
 def test_compiled():

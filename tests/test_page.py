@@ -319,10 +319,13 @@ def test_readme_is_what_the_command_writes():
         machine = readme.reference_machine()
     except UserError as reason:
         pytest.skip(str(reason))
-    text = readme.README.read_bytes().decode()
-    for name in ("techniques", "ladder", "stages", "guide"):
-        assert text.count(f"<!-- {name}: written by measure.py readme -->\n") == 1
-    assert readme.update(text, machine) == text
+    pages = {page.name: page.read_bytes().decode() for page in readme.PAGES}
+    for name, place in (("techniques", "README.md"), ("ladder", "README.md"),
+                        ("stages", "README.md"), ("guide", "README.md"), ("fits", "fits.md"),
+                        ("gpus", "gpus.md"), ("hardware", "gpus.md")):
+        assert pages[place].count(f"<!-- {name}: written by measure.py readme -->\n") == 1
+    for text in pages.values():
+        assert readme.update(text, machine) == text
 
 
 def test_techniques_are_those_of_the_headers():
@@ -378,9 +381,10 @@ def test_markers_that_do_not_serve(tmp_path, text):
 
 
 def test_write_readme(tmp_path, monkeypatch):
-    monkeypatch.setattr(readme, "README", tmp_path / "README.md")
+    page = tmp_path / "README.md"
+    monkeypatch.setattr(readme, "PAGES", [page])
     monkeypatch.setattr(readme, "REFERENCE", tmp_path)
-    readme.README.write_text(marker("techniques"))
+    page.write_text(marker("techniques"))
     with pytest.raises(UserError, match="no ladder in results/reference/"):
         readme.write_readme()
     write_ladder(tmp_path / "a-cpu")
@@ -388,7 +392,7 @@ def test_write_readme(tmp_path, monkeypatch):
     write_ladder(tmp_path / "gpu", MACHINE)
     assert readme.reference_machine() == tmp_path / "gpu"  # it says more
     assert readme.write_readme() and not readme.write_readme()
-    assert len(rows_of_text(readme.README.read_text(encoding="utf-8"))) == len(stack.load()) + 1
+    assert len(rows_of_text(page.read_text(encoding="utf-8"))) == len(stack.load()) + 1
 
 
 def test_guide_table(tmp_path):
