@@ -24,6 +24,7 @@ import weakref
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import nn
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
@@ -304,17 +305,10 @@ def load(script: Path):
     return module
 
 
-class Windows:
-    """A text of as many windows as wanted, all of them zeros."""
-
-    def __init__(self, count: int, context_length: int):
-        self.count, self.window = count, torch.zeros(context_length, dtype=torch.long)
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, i):
-        return self.window, self.window
+def text_of_zeros(module, config):
+    """The script's own dataset, of more steps than are made; it takes no memory."""
+    tokens = 2 * STEPS * WORLD_SIZE * config.batch_size * config.context_length + 1
+    return module.TokenWindows(np.broadcast_to(np.uint16(0), tokens), config.context_length)
 
 
 class Run:
@@ -354,7 +348,7 @@ def trace(module, options: list[str], batch: int | None = None) -> tuple[int, li
     config = module.configure(["--device", "cpu", *options, *size])
     config.device = torch.device("meta")
     config.max_steps, config.eval_freq, config.target_loss, config.eval_windows = STEPS, 99, -1, 8
-    windows = Windows(config.batch_size * WORLD_SIZE * 2 * STEPS, config.context_length)
+    windows = text_of_zeros(module, config)
     data = module.Data(meta=None, train=windows, val=windows, tokenizer=None)
     with torch.device("meta"):
         model = module.GPTModel(config)

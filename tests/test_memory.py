@@ -179,7 +179,7 @@ def live_bytes(script: Path, options: list[str]) -> int:
     config = module.configure(["--device", "cpu", *options])
     config.max_steps, config.eval_freq, config.eval_windows = trace.STEPS, 99, 8
     config.target_loss = -1
-    windows = trace.Windows(2 * trace.STEPS * config.batch_size, config.context_length)
+    windows = trace.text_of_zeros(module, config)
     data = module.Data(meta=None, train=windows, val=windows, tokenizer=None)
     make_optimizer, module.sample = module.make_optimizer, lambda *_: ""
 
