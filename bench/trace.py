@@ -151,6 +151,10 @@ class Buckets(nn.Module):
         return self.module(*inputs)
 
 
+def shares(*args, **kwargs):
+    raise NotImplementedError("weights that ranks share out can't be traced")
+
+
 # ---- torch.compile -----------------------------------------------------------------------------
 
 
@@ -285,9 +289,11 @@ class Compiled:
 
 def compile_only_models(model=None, **how):
     """In place of torch.compile. Functions stay as they are."""
-    wrong = {name: value for name, value in how.items() if value and name != "fullgraph"}
+    usual = {"fullgraph": True, "mode": "default", "backend": "inductor"}
+    wrong = [f"{name}={value!r}" for name, value in how.items()
+             if value not in (None, False, usual.get(name))]
     if wrong:
-        raise NotImplementedError(f"torch.compile with {wrong} can't be predicted")
+        raise NotImplementedError(f"torch.compile with {', '.join(wrong)} can't be traced")
     if model is None:
         return compile_only_models
     return Compiled(model) if isinstance(model, nn.Module) else model
@@ -343,7 +349,7 @@ def trace(module, options: list[str], batch: int | None = None) -> tuple[int, li
     module.can_compile = lambda *_: True
     module.sample = lambda *_: ""
     module.now = lambda _: 0.0
-    module.DistributedDataParallel = Buckets
+    module.DistributedDataParallel, module.fully_shard = Buckets, shares
     size = ["--batch-size", str(batch)] if batch else []
     config = module.configure(["--device", "cpu", *options, *size])
     config.device = torch.device("meta")

@@ -230,13 +230,16 @@ def test_compiled():
     assert sizes == sorted(sizes) and sizes[2] < 0.9 * sizes[3]
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    (["--attention", "math"], "of attention's kernels only flash can be traced"),
-    (["--batch-size", "0"], "0 is out of range"),
+@pytest.mark.parametrize(("name", "options", "says"), [
+    ("attention-backend", ["--attention", "math"], "of attention's kernels only flash can"),
+    ("compile-mode", ["--compile-mode", "reduce-overhead"], "with mode='reduce-overhead' can't"),
+    ("parallel-sharded", [], "weights that ranks share out can't be traced"),
+    ("model-mixture", [], "a model with several results can't be traced"),
+    ("head-chunked", ["--batch-size", "0"], "0 is out of range"),
 ])
-def test_what_can_not_be_traced_is_told_in_a_line(options, says):
+def test_what_can_not_be_traced_is_told_in_a_line(name, options, says):
     with pytest.raises(UserError, match=says) as error:
-        ask(SCRIPTS.text("attention-backend"), [*SMALL, *options], [None])
+        ask(SCRIPTS.text(name), [*SMALL, *options], [None])
     assert "\n" not in str(error.value)
 
 

@@ -83,7 +83,7 @@ def test_newest_complete_run_of_each_stage_and_group(tmp_path, capsys):
     write_record(tmp_path, LAST, "20260103T000000Z", avg_tok_per_sec=None,
                  median_step_tok_per_sec=None)
     write_record(tmp_path, DDP, speed=400_000.0, gpu=H100, reserved_gb=None,
-                 config=dict(world_size=2))
+                 config=dict(world_size=2, batch_size=32))
     write_record(tmp_path, DDP, "20260102T000000Z", gpu="Fast | $x_1$ GPU")
     write_record(tmp_path, "03_fused_adamw", "20260109T000000Z")  # none of the stages
     killed = write_record(tmp_path, FIRST, "20260106T000000Z", speed=7777.0)
@@ -104,7 +104,7 @@ def test_newest_complete_run_of_each_stage_and_group(tmp_path, capsys):
     # No 00 in this group: no factor. MFU: of two GPUs' 989e12 FLOP/s.
     assert cells[H100, "02 DDP × 2"][2:] == [
         "400,000", "n/a", "400,000–400,000", "n/a", "20.2%", "7.000", "419,259", "33.47"]
-    assert (r"Fast \| $x_1$ GPU", "02 DDP × 1") in cells
+    assert (r"Fast \| $x_1$ GPU", "02 DDP × 1, batch 4") in cells  # not the published one
     summary = Stages().summary(tmp_path)
     assert rows_of_text(summary) == rows_of_text(markdown(bars_table(bars, published_bars())))
     assert "\nPublished figures: A100, PyTorch 2.6" in summary

@@ -1,5 +1,9 @@
 """The options with which `make bench` starts the three scripts, so that they fit the GPU."""
 
+import io
+import sys
+from contextlib import redirect_stderr
+
 from bench.common import UserError
 from bench.journal import records_in
 from bench.lengths import fitting
@@ -27,6 +31,7 @@ class Fits(Study):
             if not last or last.status != "out_of_memory" or last.config["device"] != "cuda":
                 raise UserError("the last script didn't end because a GPU's memory ran out")
             return "The memory ran out: all three scripts start again, at half the batch size."
-        setup.halved = setup.args.half
-        batch = fitting(setup).get("8" if setup.args.stage == "00" else "32")
+        setup.halved, first = setup.args.half, setup.args.stage == "00"
+        with redirect_stderr(sys.stderr if first else io.StringIO()):  # what fits is told once
+            batch = fitting(setup).get("8" if first else "32")
         return f"--batch-size {batch}" if batch else ""

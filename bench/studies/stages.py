@@ -45,7 +45,11 @@ class Bar:
     @property
     def label(self) -> str:
         (name,) = [name for stage, name in NAMES.values() if stage == self.stage]
-        return name + (f" × {self.processes}" if self.stage == "02" else "")
+        name += f" × {self.processes}" * (self.stage == "02")
+        config = self.record.config if self.record else {}
+        batch = config.get("batch_size")
+        fitted = config.get("device") == "cuda" and batch != (8 if self.stage == "00" else 32)
+        return name + f", batch {batch}" * fitted
 
 
 def bar_of(record: Record) -> Bar:
