@@ -183,15 +183,16 @@ def test_an_interrupt_tells_how_to_go_on(main):
 
 
 def test_readme(main, tmp_path, monkeypatch):
-    monkeypatch.setattr(readme, "README", tmp_path / "README.md")
+    page = tmp_path / "README.md"
+    monkeypatch.setattr(readme, "PAGES", [page])
     monkeypatch.setattr(readme, "reference_machine", lambda: tmp_path)
-    readme.README.write_text("<!-- points: written by measure.py readme -->\n<!-- end -->\n")
-    assert main("readme") == (0, "README.md: written\n", "")
-    assert main("readme") == (0, "README.md: nothing to change\n", "")
-    readme.README.write_text("<!-- other: written by measure.py readme -->\n<!-- end -->\n")
+    page.write_text("<!-- points: written by measure.py readme -->\n<!-- end -->\n")
+    assert main("readme") == (0, "README.md, docs/: written\n", "")
+    assert main("readme") == (0, "README.md, docs/: nothing to change\n", "")
+    page.write_text("<!-- other: written by measure.py readme -->\n<!-- end -->\n")
     code, out, err = main("readme")
     assert (code, out) == (1, "")
-    assert err.startswith("error: README.md: there is no table other in ")
+    assert err.startswith("error: there is no table other in ")
 
 
 # ---- Real runs

@@ -113,6 +113,8 @@ def cards_table() -> Table:
         batch = fits("01", "gpt2", card)
         if CARDS[card].capability < 8:
             return "`python patches/stack.py compose precision-fp16 --out my.py`"
+        if not batch:
+            return ""
         if batch >= 32:
             return "`make bench`; `python 01_opt_single_gpu.py`"
         return (f"`make bench`; 32 windows per update: compose `step-accumulation`,"
