@@ -353,7 +353,8 @@ def trace(module, options: list[str], batch: int | None = None) -> tuple[int, li
     size = ["--batch-size", str(batch)] if batch else []
     config = module.configure(["--device", "cpu", *options, *size])
     config.device = torch.device("meta")
-    config.max_steps, config.eval_freq, config.target_loss, config.eval_windows = STEPS, 99, -1, 8
+    config.max_steps, config.eval_freq, config.target_loss = STEPS, 99, -1
+    config.eval_windows = 8 * getattr(module, "WORLD_SIZE", 1)  # of which each rank has its share
     windows = text_of_zeros(module, config)
     data = module.Data(meta=None, train=windows, val=windows, tokenizer=None)
     with torch.device("meta"):

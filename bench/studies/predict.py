@@ -5,7 +5,7 @@ from functools import partial
 
 from bench.common import REFERENCE, UserError, relative, write_whole
 from bench.memory import BATCHES, CARDS, GB, MIB, OTHERS, Need, kept, largest, predict
-from bench.pictures import picture_bytes, rows_of_panels, thousands
+from bench.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
 from bench.scripts import Scripts, published
 from bench.study import Column, Study, Table
 from bench.tables import cell, found_in, markdown
@@ -188,14 +188,15 @@ def draw(runs: list, needs: dict[str, dict[int, Need]], model: str):
     groups = [[]]  # of cards of about one size, whose names have one line
     for name, card in sorted(CARDS.items(), key=lambda item: item[1].mib):
         size = card.mib / 1024
-        if groups[-1] and size > 1.14 * groups[-1][0][0]:
+        if groups[-1] and size > 1.22 * groups[-1][0][0]:
             groups.append([])
         groups[-1].append((size, name))
     top = size
     for run in runs:
         points = [(batch, each.reserved / 1024) for batch, each in sorted(needs[run.name].items())
                   if batch in BATCHES and each.reserved / 1024 < 1.2 * top]
-        axes.plot(*zip(*points, strict=True), "o-", label=run.label, markersize=4)
+        axes.plot(*zip(*points, strict=True), "o-", label=run.label, markersize=4,
+                  color=COLOURS.get(run.tags.get("stage")))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     for group in groups:
