@@ -200,8 +200,7 @@ def live_bytes(script: Path, options: list[str]) -> int:
 
 
 @pytest.mark.parametrize(("name", "options"), [
-    ("0", []), ("05-bfloat16", []), ("07-flash-attention", []), ("13-loss-in-graph", []),
-    ("memory-checkpoint", []), ("memory-selective", []), ("optimizer-adafactor", []),
+    ("0", []), ("05-bfloat16", []), ("13-loss-in-graph", []), ("memory-checkpoint", []),
     ("optimizer-muon", []), ("step-accumulation", ["--micro-batches", "4"]),
     ("head-chunked", ["--head-chunks", "4"])])
 def test_as_much_as_the_profiler_counts(name, options, tmp_path):
@@ -250,7 +249,6 @@ def test_less_memory():
         return simulate(events).peak_allocated
 
     plain = peak(SCRIPTS.stage("01").script)
-    assert peak("step-accumulation", "--micro-batches", "4") < plain
     assert peak("memory-checkpoint") < plain
     assert peak("precision-autocast") > plain
     assert peak(SCRIPTS.stage("02").script) > plain  # DDP's buckets
