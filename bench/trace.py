@@ -356,7 +356,7 @@ def trace(module, options: list[str], batch: int | None = None) -> tuple[int, li
     config.max_steps, config.eval_freq, config.target_loss = STEPS, 99, -1
     config.eval_windows = 8 * getattr(module, "WORLD_SIZE", 1)  # of which each rank has its share
     windows = text_of_zeros(module, config)
-    data = module.Data(meta=None, train=windows, val=windows, tokenizer=None)
+    data = module.Data(meta={}, train=windows, val=windows, tokenizer=None)
     with torch.device("meta"):
         model = module.GPTModel(config)
     with (as_on_cuda(), Notes() as notes, mock.patch("torch.compile", compile_only_models),
