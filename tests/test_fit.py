@@ -180,4 +180,6 @@ def test_doctor(gpu, capability, bfloat16):
     assert shown["bfloat16"] == ("in hardware" if bfloat16 else "not in hardware")
     assert any("compose precision-fp16" in line for line in lines) is not bfloat16
     assert shown["tokens"].startswith("4,096 to train on") and shown["torch.compile"] == "works"
+    (gpu.setup.data / "meta.json").write_text("[]")
+    assert "meta.json is damaged" in Doctor().answer(gpu.setup)
     assert len(lines) < 20 and processes.ask_machine("free_memory")

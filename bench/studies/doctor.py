@@ -33,9 +33,11 @@ class Doctor(Study):
         meta = setup.data / "meta.json"
         lines.append(("tokens", f"none yet in {relative(setup.data)}: the scripts make them"))
         if meta.exists():
-            told = json.loads(meta.read_text(encoding="utf-8"))
-            lines[-1] = ("tokens", f"{told['tokens']['train']:,} to train on, in"
-                                   f" {relative(setup.data)}")
+            try:
+                count = int(json.loads(meta.read_text(encoding="utf-8"))["tokens"]["train"])
+                lines[-1] = "tokens", f"{count:,} to train on, in {relative(setup.data)}"
+            except (ValueError, LookupError, TypeError):
+                lines[-1] = "tokens", f"{relative(meta)} is damaged: run data/prepare.py"
         if machine["gpus"]:
             batches = fitting(setup)
             lines.append(("batch size", ", ".join(

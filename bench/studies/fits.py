@@ -27,7 +27,7 @@ class Fits(Study):
     def answer(self, setup):
         if setup.args.stage == "again":
             last = max(records_in(setup.results, "stages"), default=None,
-                       key=lambda record: (str(record.start["time"]), record.name))
+                       key=lambda record: (str(record.start.get("time")), record.name))
             if not last or last.status != "out_of_memory" or last.config["device"] != "cuda":
                 raise UserError("the last script didn't end because a GPU's memory ran out")
             return "The memory ran out: all three scripts start again, at half the batch size."
