@@ -22,6 +22,7 @@ import os
 import sys
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -36,6 +37,8 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
+from torch.distributed import fsdp
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
@@ -44,6 +47,7 @@ WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,09
 STEPS = 3
 WORLD_SIZE = 4  # of 02, whose memory doesn't depend on it unless a variant shards
 aten, real_compile, real_autocast = torch.ops.aten, torch.compile, torch.autocast
+resize = torch.UntypedStorage.resize_
 dropout, linear = torch.nn.functional.dropout, torch.nn.functional.linear
 
 
@@ -71,10 +75,10 @@ def as_on_cuda() -> contextlib.ExitStack:
             raise NotImplementedError("of attention's kernels only flash can be traced")
         return flash_attention(*args, **kwargs)
 
-    def own_linear(*args, **kwargs):
-        if torch.is_autocast_enabled("cpu"):
-            raise NotImplementedError("autocast can only be traced with torch.compile")
-        return linear(*args, **kwargs)
+    def own_linear(x, weight, bias=None):
+        if is_meta(x) and torch.is_autocast_enabled("cpu"):
+            x, weight, bias = map(Autocast.cast, (x, weight, bias))
+        return linear(x, weight, bias)
 
     def instead(real, value):
         return lambda self, *args: value(self) if is_meta(self) else real(self, *args)
@@ -88,6 +92,30 @@ def as_on_cuda() -> contextlib.ExitStack:
             (tensor, "cpu", instead(cpu, lambda x: torch.zeros(x.shape, dtype=x.dtype)))):
         stack.enter_context(mock.patch.object(owner, name, own))
     return stack
+
+
+class Autocast(real_autocast):
+    """In place of torch.autocast, which doesn't convert tensors without storage."""
+
+    weights = {}  # converted, until its end
+
+    def __init__(self, device: str, dtype: torch.dtype):
+        super().__init__("cpu", dtype)
+
+    @classmethod
+    def cast(cls, tensor: torch.Tensor | None) -> torch.Tensor | None:
+        if tensor is None or tensor.dtype != torch.float32:
+            return tensor
+        if id(tensor) in cls.weights:
+            return cls.weights[id(tensor)]
+        new = tensor.to(torch.get_autocast_dtype("cpu"))
+        if tensor.is_leaf and tensor.requires_grad:
+            cls.weights[id(tensor)] = new
+        return new
+
+    def __exit__(self, *error):
+        self.weights.clear()
+        return super().__exit__(*error)
 
 
 class Notes(TorchDispatchMode):
@@ -120,17 +148,25 @@ class Notes(TorchDispatchMode):
         return self.made
 
     def note(self, tensor: torch.Tensor) -> None:
+        tensor = getattr(tensor, "_local_tensor", tensor)  # of weights that ranks share, its own
         storage = tensor.untyped_storage()
-        key = key_of(tensor)
+        key = storage._cdata
         if key in self.live or not storage.nbytes():
             return
-        number = self.add(storage.nbytes())
 
         def died(_):
-            del self.live[key]
-            self.events.append(-number)
+            number, _ = self.live.pop(key)
+            self.events += [-number] * bool(number)
 
-        self.live[key] = weakref.ref(storage, died)
+        self.live[key] = self.add(storage.nbytes()), weakref.ref(storage, died)
+
+    def resize(self, storage: torch.UntypedStorage, size: int) -> None:
+        """In place of a storage's resize_(), by which fully_shard gathers and releases weights."""
+        resize(storage, size)
+        if storage._cdata in self.live:
+            number, reference = self.live[storage._cdata]
+            self.events += [-number] * bool(number)
+            self.live[storage._cdata] = self.add(size) if size else 0, reference
 
 
 class Buckets(nn.Module):
@@ -151,8 +187,17 @@ class Buckets(nn.Module):
         return self.module(*inputs)
 
 
-def shares(*args, **kwargs):
-    raise NotImplementedError("weights that ranks share out can't be traced")
+def shares(module: nn.Module, offload_policy=None, **how) -> nn.Module:
+    """In place of fully_shard: the same, for tensors without storage."""
+    if isinstance(offload_policy, fsdp.CPUOffloadPolicy):
+        raise NotImplementedError("--offload can't be traced")
+    return fsdp.fully_shard(module, offload_policy=offload_policy or fsdp.OffloadPolicy(), **how)
+
+
+# In place of torch.cuda, for fully_shard.
+NO_STREAMS = SimpleNamespace(
+    current_device=lambda: 0, current_stream=torch.cpu.current_stream, stream=torch.cpu.stream,
+    Stream=torch.cpu.Stream, Event=torch.cpu.Event)
 
 
 # ---- torch.compile -----------------------------------------------------------------------------
@@ -296,6 +341,8 @@ def compile_only_models(model=None, **how):
         raise NotImplementedError(f"torch.compile with {', '.join(wrong)} can't be traced")
     if model is None:
         return compile_only_models
+    if isinstance(model, fsdp.FSDPModule):
+        raise NotImplementedError("weights that ranks share can only be traced with --no-compile")
     return Compiled(model) if isinstance(model, nn.Module) else model
 
 
@@ -360,8 +407,11 @@ def trace(module, options: list[str], batch: int | None = None) -> tuple[int, li
     with torch.device("meta"):
         model = module.GPTModel(config)
     with (as_on_cuda(), Notes() as notes, mock.patch("torch.compile", compile_only_models),
-          mock.patch("torch.autocast", lambda device, dtype: real_autocast("cpu", dtype)),
-          mock.patch("torch.optim.adam._device_dtype_check_for_fused", lambda *_, **__: None)):
+          mock.patch("torch.autocast", Autocast),
+          mock.patch("torch.optim.adam._device_dtype_check_for_fused", lambda *_, **__: None),
+          mock.patch("torch.meta", NO_STREAMS, create=True),
+          mock.patch.object(FSDPParamGroup, "_validate_no_meta_params", lambda _: None),
+          mock.patch.object(torch.UntypedStorage, "resize_", lambda *args: notes.resize(*args))):
         run = Run(notes)
         module.train(model, data, config, run)
     module.make_optimizer = make_optimizer

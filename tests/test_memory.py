@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import ROOT
 from made_up import CPU, MACHINE, setup_of, write_journal
 from torch.profiler import ProfilerActivity, profile
@@ -199,11 +200,22 @@ def live_bytes(script: Path, options: list[str]) -> int:
     return max(accumulate(sizes))
 
 
+@pytest.fixture
+def ranks(monkeypatch):
+    """As the first of four, which send nothing."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+    trace.begin_ranks()
+    yield
+    torch.distributed.destroy_process_group()
+
+
 @pytest.mark.parametrize(("name", "options"), [
     ("0", []), ("05-bfloat16", []), ("13-loss-in-graph", []), ("memory-checkpoint", []),
     ("optimizer-muon", []), ("step-accumulation", ["--micro-batches", "4"]),
-    ("head-chunked", ["--head-chunks", "4"])])
-def test_as_much_as_the_profiler_counts(name, options, tmp_path):
+    ("head-chunked", ["--head-chunks", "4"]), ("precision-autocast", []),
+    ("parallel-sharded", ["--zero", "3"])])
+def test_as_much_as_the_profiler_counts(name, options, tmp_path, ranks):
     """Not compiled, and without dropout, which is another operator on CUDA."""
     text = SCRIPTS.text(name)
     script = tmp_path / "script.py"
@@ -232,7 +244,8 @@ def test_compiled():
 @pytest.mark.parametrize(("name", "options", "says"), [
     ("attention-backend", ["--attention", "math"], "of attention's kernels only flash can"),
     ("compile-mode", ["--compile-mode", "reduce-overhead"], "with mode='reduce-overhead' can't"),
-    ("parallel-sharded", [], "weights that ranks share out can't be traced"),
+    ("parallel-sharded", [], "weights that ranks share can only be traced with --no-c"),
+    ("parallel-sharded", ["--no-compile", "--offload"], "--offload can't be traced"),
     ("model-mixture", [], "a model with several results can't be traced"),
     ("head-chunked", ["--batch-size", "0"], "0 is out of range"),
 ])
@@ -276,6 +289,10 @@ def test_the_command(tmp_path, monkeypatch):
     text = answer(memory=2.0, variants="step-accumulation,parallel-zero1")
     assert "| 00 | 1.00 | 3.00 | 0.68 | 26.26 |\n" in text and "| 2 GB | 2 | 8 (1.0) |" in text
     assert "| step-accumulation --micro-batches 4 |" in text and "| parallel-zero1 |" in text
+    text = answer(variants="parallel-sharded --no-compile --zero 2, optimizer-muon")
+    assert "| parallel-sharded --no-compile --zero 2 | 1.00 |" in text
+    assert "| optimizer-muon |" in text
+    assert asked[-2][0] == ["--model", "gpt2", "--no-compile", "--zero", "2"]
     assert (tmp_path / "predict.png").read_bytes()[1:4] == b"PNG"
     ladder = setup_of(tmp_path, MACHINE)
     plan = next(all_studies()["ladder"].plans(ladder))

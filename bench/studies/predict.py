@@ -29,7 +29,9 @@ class Predict(Study):
         parser.add_argument("--batch-size", metavar="N", type=int,
                             help="a further batch size, per GPU")
         parser.add_argument("--rungs", metavar="0,5-8", help="rungs instead of 00, 01 and 02")
-        parser.add_argument("--variants", metavar="A,B", help="variants of 01 or 02 besides")
+        parser.add_argument("--variants", metavar="A,B",
+                            help="variants of 01 or 02 besides, each with its measured options or"
+                                 " with others: \"step-accumulation --micro-batches 8\"")
 
     def fixed(self):
         return {"fits": markdown(checked()), "gpus": markdown(cards_table()),
@@ -155,14 +157,19 @@ def chosen(setup) -> list:
     runs = [scripts.stage(name, 4) for name in ("00", "01", "02")]
     if args.rungs:
         runs = scripts.chosen(args.rungs, scripts.rungs(4))
-    for name in filter(None, (args.variants or "").replace(" ", "").split(",")):
+    for text in filter(str.strip, (args.variants or "").split(",")):
+        name, *options = text.split()
         for base in ("01", "02"):
             try:
-                runs += scripts.variants(scripts.stage(base, 4), machine, names=name)[1:]
+                found = scripts.variants(scripts.stage(base, 4), machine, names=name)[1:]
                 break
             except UserError:
                 if base == "02":
                     raise
+        if options:
+            label = " ".join([name, *options])
+            found = [found[0].but(name=label, label=label, options=tuple(options))]
+        runs += found
     return runs
 
 
