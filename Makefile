@@ -21,7 +21,7 @@ HALF :=
 
 bench: $(ENVIRONMENT)
 	@$(MAKE) --no-print-directory stages || \
-		{ $(FITS) again && $(MAKE) --no-print-directory stages HALF=--half; }
+		{ $(FITS) again 2>/dev/null && $(MAKE) --no-print-directory stages HALF=--half; }
 	"$(PYTHON)" plot_results.py
 
 stages: $(ENVIRONMENT)

@@ -1,10 +1,13 @@
 """The batch size that fits a GPU: by prediction before a study, and halved once if memory runs out
 all the same."""
 
+import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import ROOT
 from made_up import MACHINE, Children, plan_of, setup_of, write_record
 from test_run import Toy
 
@@ -165,6 +168,30 @@ def test_what_make_bench_asks(gpu, capsys):
     write_record(folder, "00_orig", gpu="X", time="20260101T000001Z")
     with pytest.raises(lengths.UserError, match="didn't end because"):
         answer("again")
+
+
+@pytest.mark.parametrize(("again", "halves"), [("", True), ("exit 1", False)])
+def test_make_bench_starts_again_at_half(tmp_path, again, halves):
+    """Once, if the memory ran out; other failures end it. A stub in place of Python."""
+    calls, stub = tmp_path / "calls", tmp_path / "python"
+    stub.write_text(f"""#!/bin/sh
+        echo "$@" >> {calls}
+        case "$*" in
+            "measure.py fits again") {again} ;;
+            "measure.py fits --half"*) echo --batch-size 2 ;;
+            "measure.py fits"*) echo --batch-size 4 ;;
+            "01_opt_single_gpu.py --batch-size 4") exit 1 ;;
+        esac
+        """)
+    stub.chmod(0o755)
+    done = subprocess.run(["make", "bench", f"PYTHON={stub}"], cwd=ROOT, capture_output=True,
+                          text=True, env=os.environ | dict(MAKEFLAGS=""))
+    scripts = [line for line in calls.read_text().splitlines() if line[0] in "0-p"]
+    assert done.returncode == (0 if halves else 2), done.stderr
+    assert [line.partition(" 02_")[2] or line for line in scripts if "count" not in line] == [
+        "00_orig.py --batch-size 4", "01_opt_single_gpu.py --batch-size 4",
+        *["00_orig.py --batch-size 2", "01_opt_single_gpu.py --batch-size 2",
+          "opt_multi_gpu_ddp.py --batch-size 2", "plot_results.py"] * halves]
 
 
 @pytest.mark.parametrize(("capability", "bfloat16"), [("7.5", False), ("8.6", True)])

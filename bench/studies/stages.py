@@ -64,11 +64,11 @@ def bar_of(record: Record) -> Bar:
     return Bar(group, NAMES[record.stage][0], int(config["world_size"]), *figures, record)
 
 
-def read_bars(folder: Path) -> list[Bar]:
+def read_bars(folder: Path, tell: bool = True) -> list[Bar]:
     """The latest complete run of each stage and group, sorted by group, then stage: of the scripts
     started by hand, whose records lie in the folder, and of the journal of this study.
 
-    Says which records are damaged, and how many runs did not complete.
+    Says which records are damaged, and how many runs did not complete, unless that was told.
     """
     latest = {}
     left_out = sum(not result.record for measured in read_journal(journal_of(folder, "stages"))
@@ -82,10 +82,11 @@ def read_bars(folder: Path) -> list[Bar]:
         try:
             bar = bar_of(record)
         except (LookupError, ArithmeticError, TypeError, ValueError) as error:
-            print(f"skipped: {record.name}, {error!r}", file=sys.stderr)
+            if tell:
+                print(f"skipped: {record.name}, {error!r}", file=sys.stderr)
             continue
         latest[bar.group, bar.stage] = bar
-    if left_out:
+    if left_out and tell:
         runs, verb = ("run", "is") if left_out == 1 else ("runs", "are")
         print(f"{left_out} {runs} that did not complete {verb} left out")
     return [latest[place] for place in sorted(latest)]
@@ -200,7 +201,7 @@ class Stages(Study):
         return f"Losses, the published ones after {EPOCHS} epochs of the experiment:\n\n{table}"
 
     def pictures(self, folder, found):
-        bars = read_bars(folder)
+        bars = read_bars(folder, tell=False)  # that was told by the summary
         figures = {"speed": draw_speed([*bars, *published_bars()]) if bars else None,
                    "losses": draw_losses(bars)}
         return {name: figure for name, figure in figures.items() if figure}
