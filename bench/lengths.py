@@ -13,8 +13,9 @@ from statistics import median
 
 from bench import processes
 from bench.common import UserError
-from bench.memory import largest_within, predict
-from bench.records import A100_FLOPS, comparison_point, tokens_per_step
+from bench.predictions import largest_within, predict
+from bench.records import comparison_point, tokens_per_step
+from bench.speed import A100_FLOPS
 from bench.study import EPOCHS, Plan, Run, Setup
 
 # What the runner gives every script itself, so that runs can be compared.
@@ -108,7 +109,7 @@ def predicted(setup: Setup) -> dict[str, int]:
     try:
         for batch, rung in PUBLISHED.items():
             needs = predict(setup.scripts.text(rung), [*model, *setup.options], setup.results,
-                            free - LOADED)
+                            free - LOADED).needs
             fits = largest_within(needs, free - LOADED)
             rest = rest or "; not even that fits" * (not fits)
             found[batch] = min(int(batch), fits or 1)

@@ -1,5 +1,5 @@
 """Memory that a script would take on a GPU that isn't there: what its own steps make and release
-(see bench.trace) goes through a simulation of PyTorch's caching allocator.
+(bench.trace) goes through a simulation of PyTorch's caching allocator.
 
 The allocator is that of c10/cuda/CUDACachingAllocator.cpp: sizes are rounded to 512 bytes. Up to
 1 MiB they come from segments of 2 MiB, below 10 MiB from segments of 20 MiB, and else from one of
@@ -8,40 +8,11 @@ more than 1 MiB would remain (512 bytes in a small segment). A block that is rel
 its free neighbours. If the card is full, whole segments that are free are given back first.
 """
 
-import hashlib
-import json
-import re
-import subprocess
-import sys
-import tempfile
 from bisect import bisect_left, insort
-from contextlib import suppress
 from itertools import count
-from pathlib import Path
 from typing import NamedTuple
 
-from bench.common import REFERENCE, ROOT, UserError, write_whole
-
 MIB, GB = 2**20, 2**30
-BATCHES = [2**k for k in range(10)]
-TRACED = 8, 16  # from these two follow the larger ones: all sizes are a + b times the batch
-NAME = "predict.json"  # what was predicted, in a folder of results
-
-
-class Card(NamedTuple):
-    mib: int  # in all, as nvidia-smi tells it
-    capability: float  # NVIDIA's compute capability
-
-
-CARDS = {
-    "T4": Card(15_360, 7.5), "V100": Card(16_384, 7.0), "RTX 3060": Card(12_288, 8.6),
-    "RTX 4060 Ti": Card(8_188, 8.9), "RTX 3090": Card(24_576, 8.6),
-    "RTX 4090": Card(24_564, 8.9), "RTX 5090": Card(32_607, 12.0), "A10": Card(23_028, 8.6),
-    "L4": Card(23_034, 8.9), "L40S": Card(46_068, 8.9), "RTX A6000": Card(49_140, 8.6),
-    "A100 40 GB": Card(40_960, 8.0), "A100 80 GB": Card(81_920, 8.0), "H100": Card(81_559, 9.0),
-    "H200": Card(143_771, 9.0), "B200": Card(183_359, 10.0),
-}
-OTHERS = 614  # MiB: the driver's own, its kernels, and a display
 
 
 class DoesNotFit(Exception):
@@ -143,7 +114,7 @@ def simulate(events: list[int], capacity: int | None = None) -> Allocator:
     return allocator
 
 
-# ---- Scripts -----------------------------------------------------------------------------------
+# ---- What a card has to have --------------------------------------------------------------------
 
 
 class Need(NamedTuple):
@@ -165,90 +136,3 @@ def need(events: list[int]) -> Need:
         except DoesNotFit:
             low = middle
     return Need(-(-free.reserved // MIB), 2 * high)
-
-
-def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
-    """The events at a batch size, from those at the two of TRACED. Raises ValueError where they
-    aren't the same events."""
-    (a, b), events = TRACED, []
-    for one, other in zip(first, second, strict=True):
-        size = one + (other - one) * (batch - a) / (b - a)
-        if (one < 0 or other < 0) and one != other or size != int(size):
-            raise ValueError("what is made differs between batches by more than its size")
-        events.append(int(size))
-    return events
-
-
-def largest_within(needs: dict[int, Need], mib: int) -> int:
-    """The largest power of two that fits so many MiB; 0 where none does."""
-    return max((batch for batch in BATCHES if batch in needs and needs[batch].least <= mib),
-               default=0)
-
-
-def largest(needs: dict[int, Need], mib: int) -> int:
-    """That of a card with so many MiB in all."""
-    return largest_within(needs, mib - OTHERS)
-
-
-def ask(text: bytes, options: list[str], batches: list[int | None]) -> dict[int, list[int]]:
-    """The events by the batch size (None: the script's own). Raises UserError."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "script.py")
-        script.write_bytes(text)
-        request = dict(script=str(script), options=options, batches=batches)
-        child = subprocess.run([sys.executable, "-m", "bench.trace", json.dumps(request)],
-                               cwd=ROOT, capture_output=True, text=True, errors="replace")
-    if child.returncode:
-        told = re.findall("error: (.+)", child.stderr) or child.stderr.splitlines() or [
-            f"ended by {child.returncode}"]
-        raise UserError(f"what it takes can't be predicted: {told[-1]}")
-    return dict(json.loads(child.stdout))
-
-
-def predict(text: bytes, options: list[str], results: Path, smallest: int | None = None,
-            batch: int | None = None) -> dict[int, Need]:
-    """What a script with these options needs at each of BATCHES, and at `batch`. The smaller ones,
-    which have to be traced one by one, only if a card of `smallest` MiB doesn't have what the first
-    of TRACED takes.
-
-    What was predicted once stands in NAME, in `results` or results/reference. Raises UserError.
-    """
-    known = kept(text, options, REFERENCE) | kept(text, options, results)
-    before = len(known)
-    if TRACED[0] not in known:
-        traces = ask(text, options, TRACED)
-        known |= {size: need(events) for size, events in traces.items()}
-        for size in BATCHES:
-            if size > max(TRACED):
-                with suppress(ValueError):  # it is traced below
-                    known[size] = need(at_batch(size, *traces.values()))
-    small = smallest is not None and smallest < known[TRACED[0]].least
-    wanted = [size for size in BATCHES if small or size > TRACED[0]] + [batch] * bool(batch)
-    wanted = [size for size in wanted if size not in known]
-    if wanted:
-        known |= {size: need(events) for size, events in ask(text, options, wanted).items()}
-    if len(known) > before:
-        saved = read(results)
-        saved[key_of(text, options)] = {str(size): known[size] for size in sorted(known)}
-        write_whole(results / NAME, json.dumps(saved, indent=0))
-    return known
-
-
-def key_of(text: bytes, options: list[str]) -> str:
-    return f"{hashlib.sha256(text).hexdigest()} {' '.join(options)}"
-
-
-def read(folder: Path) -> dict:
-    try:
-        return dict(json.loads((folder / NAME).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
-def kept(text: bytes, options: list[str], folder: Path) -> dict[int, Need]:
-    """What was predicted before."""
-    try:
-        sizes = read(folder).get(key_of(text, options), {})
-        return {int(size): Need(*each) for size, each in sizes.items()}
-    except (ValueError, TypeError, AttributeError):  # damaged
-        return {}

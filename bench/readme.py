@@ -3,8 +3,10 @@
 import re
 from pathlib import Path
 
+from bench import check
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.scripts import published
+from bench.speed import CARDS
 from bench.study import Column, Table, all_studies
 from bench.tables import cell, excerpts_of, found_in, markdown
 from patches import stack
@@ -53,7 +55,9 @@ def write_readme() -> bool:
 def update(text: str, machine: Path) -> str:
     """`text` with what stands between its markers written anew, from a machine's folder. Raises
     UserError for a marker without its end or of an unknown table, StackError, OSError."""
-    tables = {"techniques": techniques_table(), "guide": guide_table(machine)}
+    tables = check.tables() | {
+        "techniques": techniques_table(), "guide": guide_table(machine),
+        "hardware": hardware_table()}
     for study in all_studies().values():
         tables |= study.fixed()
         for measured, _ in found_in(machine, study.name):
@@ -87,6 +91,22 @@ def techniques_table() -> str:
         Column("published tok/sec", lambda row: cell(row[3] and row[3].tok_per_sec, ",.0f")),
         Column("GB", lambda row: cell(row[3] and row[3].reserved_gb, ".2f")),
     ], rows))
+
+
+def hardware_table() -> str:
+    """The techniques and variants that older cards don't have, by their headers. Raises
+    StackError."""
+    rows = []
+    for patch in (*stack.load(), *stack.load_variants()):
+        needed = re.search(r"compute capability (\d+\.\d+)", patch.fields["Hardware"])
+        if needed:
+            rows.append((f"[{patch.fields['Technique']}](../{patch.file})", float(needed[1])))
+    return markdown(Table([
+        Column("technique", lambda row: row[0], True),
+        Column("from compute capability", lambda row: f"{row[1]:.1f}"),
+        Column("not on", lambda row: ", ".join(
+            card for card in CARDS if CARDS[card].capability < row[1]) or "(none of these)", True)],
+        sorted(rows, key=lambda row: row[1])))
 
 
 def guide_table(machine: Path) -> str:

@@ -24,25 +24,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
 
-# Dense bf16 floating-point operations per second by NVIDIA's datasheets, by PyTorch's name of the
-# GPU.
-PEAK_FLOPS = {
-    "NVIDIA A10G": 70e12,
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA A100-PCIE-40GB": 312e12,
-    "NVIDIA A100 80GB PCIe": 312e12,
-    "NVIDIA B200": 2250e12,
-    "NVIDIA GeForce RTX 3090": 71e12,
-    "NVIDIA GeForce RTX 4090": 165.2e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H100 NVL": 835e12,
-    "NVIDIA H100 PCIe": 756e12,
-    "NVIDIA H200": 989e12,
-    "NVIDIA L4": 121e12,
-    "NVIDIA L40S": 362e12,
-}
-A100_FLOPS = PEAK_FLOPS["NVIDIA A100-SXM4-80GB"]  # the GPU of the published figures
+from bench.speed import PEAK_FLOPS
+
 WARM_UP = 2  # steps that a median leaves out
 EVENTS = {"start", "log", "epoch", "end", "checkpoint", "checkpoint_failed", "resume"}
 

@@ -1,10 +1,11 @@
-"""What memory a script makes and releases on a GPU that isn't there: its own training steps, run on
-tensors without storage (device "meta").
+"""What a script does on a GPU that isn't there: its own training steps, run on tensors without
+storage (device "meta").
 
     python -m bench.trace '{"script": "00_orig.py", "options": [], "batches": [8, 16]}'
 
-Each storage is noted when it is made and when it dies. What is as on CUDA: dropout keeps a mask of
-a byte per element, attention is the flash kernel with the buffers of its backward pass, the
+Each storage is noted when it is made and when it dies, and of each kernel how many floating-point
+operations it does and how many bytes it reads and writes. What is as on CUDA: dropout keeps a mask
+of a byte per element, attention is the flash kernel with the buffers of its backward pass, the
 optimizer works on all tensors at once, and DDP keeps a second copy of the gradients. No trace sees
 the workspace of cuBLAS; it is added.
 
@@ -19,6 +20,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import sys
 import weakref
 from pathlib import Path
@@ -40,8 +42,13 @@ from torch._inductor.virtualized import V
 from torch.distributed import fsdp
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode,
+)
 from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry
 
 WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,096 KiB, 8 × 16 KiB
 STEPS = 3
@@ -53,6 +60,11 @@ dropout, linear = torch.nn.functional.dropout, torch.nn.functional.linear
 
 def is_meta(value) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "meta"
+
+
+def bytes_of(tensor: torch.Tensor) -> int:
+    """Of what is read or written of it: a broadcast one is read once."""
+    return min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes())
 
 
 def flash_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **how):
@@ -119,14 +131,25 @@ class Autocast(real_autocast):
 
 
 class Notes(TorchDispatchMode):
-    """`events`: a storage's size in bytes when it is made, -k when the k-th one dies."""
+    """`events`: a storage's size in bytes when it is made, -k when the k-th one dies.
 
-    def __init__(self):
+    `work`: what was done from each mark() to the next, as {"KIND PRECISION": [kernels,
+    floating-point operations, bytes read and written]}. KIND is products (of linear layers), head
+    (of the one that makes logits), attention, loss, optimizer or rest. Products of a matrix whose
+    rows or columns don't fill whole blocks of 16 bytes are "unaligned".
+    """
+
+    def __init__(self, config):
         super().__init__()
-        self.events, self.made, self.live = [], 0, {}
+        self.config, self.events, self.made, self.live = config, [], 0, {}
+        self.work, self.updating = [{}], False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is aten._fused_adamw_.default:  # in place, and not there for such tensors
+            for weight, gradient, *averages in zip(*args[:4], strict=True):
+                size = 2 * sum(map(bytes_of, (weight, *averages))) + bytes_of(gradient)
+                self.add_work("optimizer", "", 0, 0, size)
+            self.add_work("optimizer", "", 1, 0, 0)
             return None
         if func is aten._scaled_dot_product_flash_attention_backward.default:
             q_BHTD = args[1]
@@ -137,10 +160,65 @@ class Notes(TorchDispatchMode):
             self.events += [-number for number in buffers]
         else:
             result = func(*args, **(kwargs or {}))
-        for value in tree_iter(result):
-            if is_meta(value):
-                self.note(value)
+        made = [value for value in tree_iter(result) if is_meta(value)]
+        for value in made:
+            self.note(value)
+        self.count(func, args, kwargs or {}, made, result)
         return result
+
+    def mark(self) -> float:
+        self.work.append({})
+        return 0.0
+
+    def add_work(self, *kernel) -> None:
+        kind, precision, *figures = kernel
+        name = f"{kind} {precision}".strip()
+        known = self.work[-1].get(name, (0, 0, 0))
+        self.work[-1][name] = [a + b for a, b in zip(known, figures, strict=True)]
+
+    def count(self, func, args: tuple, kwargs: dict, made: list, result) -> None:
+        """The work of an operator. Views, and tensors that stay empty, need no kernel."""
+        schema, read = func._schema, [x for x in tree_iter((args, kwargs)) if is_meta(x)]
+        name = schema.name.partition("::")[2]
+        keys = {key_of(each) for each in read}
+        view = not schema.is_mutable and all(key_of(each) in keys for each in made)
+        if view or name.startswith(("empty", "new_empty")):
+            return
+        size = sum(map(bytes_of, [*read, *made]))
+        if "out" in kwargs or name in ("copy_", "zero_", "fill_"):  # written, but not read
+            size -= bytes_of(kwargs.get("out", read[0]))
+        if name == "embedding":  # it reads the rows that it returns
+            size = 2 * sum(map(bytes_of, made))
+        formula, flops, precision = flop_registry.get(func._overloadpacket), 0, ""
+        if formula:
+            flops = formula(*args, **kwargs, out_val=result)
+            flops //= 1 + ("attention" in name)  # causal: half of the products are left out
+            precision = str(read[0].dtype).removeprefix("torch.")
+            if precision == "float32" and torch.get_float32_matmul_precision() != "highest":
+                precision = "TF32"
+            if any(size * x.itemsize % 16 for x in read for size in x.shape[-2:]):
+                precision += " unaligned"
+        self.add_work(self.kind(name, [*read, *made], flops), precision, 1, flops, size)
+
+    def kind(self, name: str, tensors: list, flops: int) -> str:
+        T, V = self.config.context_length, self.config.vocab_size
+        if self.updating:
+            return "optimizer"
+        if flops and any(V in x.shape for x in tensors):
+            return "head"
+        if any(x.shape[-1:] == (V,) for x in tensors):  # logits; the weights are (V, C)
+            return "loss"
+        if "attention" in name or any(
+                x.shape[-2:] == (T, T) and (x.dim() == 4 or "bmm" in name) for x in tensors):
+            return "attention"
+        return "products" if flops else "rest"
+
+    def compiled_kernel(self, parameters: list[str], *args) -> None:
+        """One that the compiler has made: it reads or writes each of its tensors once, or both."""
+        tensors = [each for each in args if is_meta(each)]
+        size = sum(bytes_of(each) * (1 + ("in_out_ptr" in parameter))
+                   for each, parameter in zip(tensors, parameters, strict=False))
+        self.add_work(self.kind("", tensors, 0), "", 1, 0, size)
 
     def add(self, size: int) -> int:
         self.events.append(size)
@@ -204,13 +282,17 @@ NO_STREAMS = SimpleNamespace(
 
 
 class NoKernels:
-    """In place of torch._inductor.async_compile.AsyncCompile: kernels do nothing."""
+    """In place of torch._inductor.async_compile.AsyncCompile: kernels only count their work."""
 
     def wait(self, scope: dict) -> None:
         pass
 
     def __getattr__(self, name: str):
-        return lambda *args, **kwargs: lambda *args, **kwargs: None
+        def kernel(types, source: str, *_, **how):
+            parameters = re.search(r"void\s+kernel\((.*?)\)", source, re.DOTALL)[1].split(",")
+            return lambda *args: _get_current_dispatch_mode().compiled_kernel(parameters, *args)
+
+        return kernel
 
 
 def program(graph, inputs: list, is_backward: bool):
@@ -382,20 +464,27 @@ class Run:
         self.events = list(self.notes.events)
 
 
-def trace(module, options: list[str], batch: int | None = None) -> tuple[int, list[int]]:
-    """(the batch size, the events, as in Notes) of training by a script's own train(): a step, an
+def trace(module, options: list[str], batch: int | None = None) -> tuple[int, dict]:
+    """(the batch size, what is known of training at it) by a script's own train(): a step, an
     evaluation of one batch of each text, further steps, an evaluation. The epoch's sample is left
-    out: it takes less than an evaluation."""
+    out: it takes less memory than an evaluation.
+
+    `events` and the `work` of a step and of an evaluation are those of Notes; `tokens` are those of
+    a step on one GPU.
+    """
     def optimizer_of(*args):
         optimizer = make_optimizer(*args)
         for group in optimizer.param_groups if hasattr(optimizer, "param_groups") else ():
             group["foreach"] = not group.get("fused")  # PyTorch's choice on CUDA
+        if isinstance(optimizer, torch.optim.Optimizer):
+            optimizer.register_step_pre_hook(lambda *_: setattr(notes, "updating", True))
+            optimizer.register_step_post_hook(lambda *_: setattr(notes, "updating", False))
         return optimizer
 
     make_optimizer, module.make_optimizer = module.make_optimizer, optimizer_of
     module.can_compile = lambda *_: True
     module.sample = lambda *_: ""
-    module.now = lambda _: 0.0
+    module.now = lambda _: notes.mark()
     module.DistributedDataParallel, module.fully_shard = Buckets, shares
     size = ["--batch-size", str(batch)] if batch else []
     config = module.configure(["--device", "cpu", *options, *size])
@@ -406,7 +495,7 @@ def trace(module, options: list[str], batch: int | None = None) -> tuple[int, li
     data = module.Data(meta={}, train=windows, val=windows, tokenizer=None)
     with torch.device("meta"):
         model = module.GPTModel(config)
-    with (as_on_cuda(), Notes() as notes, mock.patch("torch.compile", compile_only_models),
+    with (as_on_cuda(), Notes(config) as notes, mock.patch("torch.compile", compile_only_models),
           mock.patch("torch.autocast", Autocast),
           mock.patch("torch.optim.adam._device_dtype_check_for_fused", lambda *_, **__: None),
           mock.patch("torch.meta", NO_STREAMS, create=True),
@@ -415,7 +504,11 @@ def trace(module, options: list[str], batch: int | None = None) -> tuple[int, li
         run = Run(notes)
         module.train(model, data, config, run)
     module.make_optimizer = make_optimizer
-    return config.batch_size, run.events
+    *_, step, evaluation = notes.work[:-1]
+    return config.batch_size, dict(
+        events=run.events, step=step, evaluation=evaluation,
+        tokens=config.batch_size * config.context_length,
+        flops_per_token=module.count_parameters(model, config)[1])
 
 
 def begin_ranks() -> None:
@@ -430,7 +523,12 @@ def main() -> int:
     messages = io.StringIO()
     try:
         with contextlib.redirect_stdout(messages):  # a script may print that this is no GPU
-            module = load(Path(request["script"]))
+            script = Path(request["script"])
+            module = load(script)
+            # Each script's main() sets it, which isn't called here.
+            torch.set_float32_matmul_precision(
+                "high" if b'set_float32_matmul_precision("high")' in script.read_bytes()
+                else "highest")
             traces = [trace(module, request["options"], batch) for batch in request["batches"]]
     except Exception as error:
         error = getattr(error, "inner_exception", error)  # of the compiler's

@@ -1,7 +1,6 @@
 """bench/memory.py and bench/trace.py: the simulated allocator, the trace, what was published."""
 
 import json
-from argparse import Namespace
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,29 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import ROOT
-from made_up import CPU, MACHINE, setup_of, write_journal
 from torch.profiler import ProfilerActivity, profile
 
-from bench import memory, trace
+from bench import predictions, trace
+from bench.check import memory_table
 from bench.common import UserError
 from bench.journal import sha256
-from bench.memory import (
-    GB,
-    MIB,
-    TRACED,
-    Allocator,
-    DoesNotFit,
-    Need,
-    ask,
-    at_batch,
-    largest,
-    need,
-    predict,
-    simulate,
-)
+from bench.memory import GB, MIB, Allocator, DoesNotFit, Need, need, simulate
+from bench.predictions import TRACED, ask, at_batch, largest, predict
 from bench.scripts import Scripts, published
-from bench.studies.predict import checked
-from bench.study import all_studies
 
 SCRIPTS = Scripts()
 RUNGS = SCRIPTS.rungs()
@@ -107,7 +92,8 @@ def test_what_a_card_has_to_have():
     assert need(events) == Need(reserved=100, least=70)
     assert need([3 * MIB]) == Need(20, 20)
     needs = {8: Need(900, 800), 16: Need(1800, 1500), 32: Need(3600, 3600), 24: Need(2000, 2000)}
-    assert [largest(needs, memory.OTHERS + mib) for mib in (799, 800, 2100, 3600)] == [0, 8, 16, 32]
+    assert [largest(needs, predictions.OTHERS + mib)
+            for mib in (799, 800, 2100, 3600)] == [0, 8, 16, 32]
 
 
 def test_sizes_grow_with_the_batch():
@@ -117,34 +103,49 @@ def test_sizes_grow_with_the_batch():
             at_batch(9, [800, -1, 5, -2], other)
 
 
+def traced(batch: int, events: list[int]) -> dict:
+    return dict(events=events, step=dict(rest=[1, 0, batch]), evaluation={}, tokens=100 * batch,
+                flops_per_token=7)
+
+
 def test_what_was_predicted_is_kept(tmp_path, monkeypatch):
     """By the script and its options; what a small card needs is traced only for one."""
     asked = []
 
     def ask(text, options, batches):
         asked.append((text, options, batches))
-        return {batch: [batch * 40 * MIB] for batch in batches}
+        return {batch: traced(batch, [batch * 40 * MIB]) for batch in batches}
 
-    monkeypatch.setattr(memory, "ask", ask)
-    monkeypatch.setattr(memory, "REFERENCE", tmp_path / "reference")
-    needs = predict(b"text", ["--x"], tmp_path)
-    assert asked == [(b"text", ["--x"], TRACED)] and list(needs) == [8, 16, 32, 64, 128, 256, 512]
-    assert needs[64] == Need(64 * 40, 64 * 40) and predict(b"text", ["--x"], tmp_path) == needs
-    assert predict(b"text", ["--x"], tmp_path, smallest=320) == needs and len(asked) == 1
-    needs = predict(b"text", ["--x"], tmp_path, smallest=319, batch=6)
-    assert asked[1][2] == [1, 2, 4, 6] and needs[6] == Need(240, 240)
-    assert predict(b"text", ["--x"], tmp_path, smallest=1, batch=6) == needs and len(asked) == 2
+    monkeypatch.setattr(predictions, "ask", ask)
+    monkeypatch.setattr(predictions, "REFERENCE", tmp_path / "reference")
+    known = predict(b"text", ["--x"], tmp_path)
+    assert asked == [(b"text", ["--x"], TRACED)]
+    assert list(known.needs) == [8, 16, 32, 64, 128, 256, 512]
+    assert known.needs[64] == Need(64 * 40, 64 * 40) and known.context_length == 100
+    assert known.works[16] == dict(step=dict(rest=[1, 0, 16]), evaluation={})
+    assert predict(b"text", ["--x"], tmp_path) == known
+    assert predict(b"text", ["--x"], tmp_path, smallest=320) == known and len(asked) == 1
+    known = predict(b"text", ["--x"], tmp_path, smallest=319, batch=6)
+    assert asked[1][2] == [1, 2, 4, 6] and known.needs[6] == Need(240, 240)
+    assert predict(b"text", ["--x"], tmp_path, smallest=1, batch=6) == known and len(asked) == 2
     predict(b"other", ["--x"], tmp_path)
-    monkeypatch.setattr(memory, "ask", lambda text, options, batches: {
-        batch: [40 * MIB] * batch for batch in batches})  # other events: each one is traced
-    assert predict(b"odd", ["--x"], tmp_path)[32] == Need(32 * 40, 32 * 40)
-    monkeypatch.setattr(memory, "ask", ask)
-    (tmp_path / "predict.json").write_text("[]")  # damaged: as if it weren't there
-    predict(b"text", ["--x"], tmp_path)
-    assert len(asked) == 4
+    monkeypatch.setattr(predictions, "ask", lambda text, options, batches: {
+        batch: traced(batch, [40 * MIB] * batch) for batch in batches})  # each one is traced
+    assert predict(b"odd", ["--x"], tmp_path).needs[32] == Need(32 * 40, 32 * 40)
+    monkeypatch.setattr(predictions, "ask", ask)
+    older = (tmp_path / "predict.json").read_text().replace('"works"', '"w"')
+    for damaged in ("[]", older):
+        (tmp_path / "predict.json").write_text(damaged)  # as if it weren't there
+        predict(b"text", ["--x"], tmp_path)
+    assert len(asked) == 5
 
 
 # ---- What is traced
+
+
+def events_of(name, options: list[str], batch: int = 8) -> list[int]:
+    (found,) = ask(SCRIPTS.text(name), options, [batch]).values()
+    return found["events"]
 
 
 @pytest.mark.parametrize("rung", [0, 1, 5, 6, 7])
@@ -152,7 +153,7 @@ def test_published(rung):
     """Within 1 % of what the published program reserved after its first epoch; 2 to 4 have the
     memory of 1."""
     script = RUNGS[rung].script
-    (events,) = ask(SCRIPTS.text(script), ["--model", "gpt2"], [8]).values()
+    events = events_of(script, ["--model", "gpt2"])
     theirs = published().reserved_gb[script]
     assert simulate(events).reserved / GB == pytest.approx(theirs, rel=0.01)
 
@@ -160,18 +161,19 @@ def test_published(rung):
 def test_what_is_committed():
     """It is of these scripts, and as near to what was published as docs/fits.md says. If a script
     has changed: measure.py predict --results-dir results/reference [--rungs 0-14]"""
-    needs = json.loads((ROOT / "results" / "reference" / "predict.json").read_text())
+    known = json.loads((ROOT / "results" / "reference" / "predict.json").read_text())
     for run in RUNGS:
-        own = needs[f"{sha256(SCRIPTS.text(run.script))} --model gpt2"]
+        own = known[f"{sha256(SCRIPTS.text(run.script))} --model gpt2"]
         number = run.tags["rung"]
-        assert own["8" if number < 10 else "32"][0] > 0
-    errors = {row[0]: row[3] / row[2] - 1 for row in checked().rows}
+        assert own["needs"]["8" if number < 10 else "32"][0] > 0
+        assert set(own["works"]) == {"8", "16"}
+    errors = {row[0]: row[3] / row[2] - 1 for row in memory_table().rows}
     assert len(errors) == 12
     for label, error in errors.items():
         assert abs(error) < (0.06 if label.startswith("8 ") else 0.01), label
     for model in ("gpt2-medium", "gpt2-large", "gpt2-xl"):
         for run in (RUNGS[0], *RUNGS[-2:]):
-            assert f"{sha256(SCRIPTS.text(run.script))} --model {model}" in needs
+            assert f"{sha256(SCRIPTS.text(run.script))} --model {model}" in known
 
 
 def live_bytes(script: Path, options: list[str]) -> int:
@@ -222,7 +224,7 @@ def test_as_much_as_the_profiler_counts(name, options, tmp_path, ranks):
     script.write_bytes(text)
     options = [*options, "--model", "cpu-demo", "--context-length", "128", "--batch-size", "8"]
     options += ["--no-compile"] * (b"--no-compile" in text or b"    compile: bool" in text)
-    (events,) = ask(text, options, [8]).values()
+    events = events_of(name, options)
     live, sizes = [0], []
     for event in events:
         sizes += [event] * (event >= 0)
@@ -235,9 +237,10 @@ def test_compiled():
     Larger batches follow from two, exactly."""
     text = SCRIPTS.text(SCRIPTS.stage("01").script)
     eager = ask(text, [*SMALL, "--no-compile"], [32])
-    traces = ask(text, SMALL, [8, 16, 32])
+    traces = {batch: each["events"] for batch, each in ask(text, SMALL, [8, 16, 32]).items()}
     assert at_batch(32, traces[8], traces[16]) == traces[32]
-    sizes = [simulate(events).peak_allocated for events in (*traces.values(), eager[32])]
+    sizes = [simulate(events).peak_allocated
+             for events in (*traces.values(), eager[32]["events"])]
     assert sizes == sorted(sizes) and sizes[2] < 0.9 * sizes[3]
 
 
@@ -258,55 +261,9 @@ def test_what_can_not_be_traced_is_told_in_a_line(name, options, says):
 def test_less_memory():
     """What saves memory does, by the trace."""
     def peak(name: str, *options) -> int:
-        (events,) = ask(SCRIPTS.text(name), [*SMALL, *options], [16]).values()
-        return simulate(events).peak_allocated
+        return simulate(events_of(name, [*SMALL, *options], 16)).peak_allocated
 
     plain = peak(SCRIPTS.stage("01").script)
     assert peak("memory-checkpoint") < plain
     assert peak("precision-autocast") > plain
     assert peak(SCRIPTS.stage("02").script) > plain  # DDP's buckets
-
-
-def test_the_command(tmp_path, monkeypatch):
-    """A column for each script; a card of one's own; what was measured; what is refused."""
-    study = all_studies()["predict"]
-    asked = []
-
-    def predict(text, options, results, smallest, batch):
-        asked.append((options, smallest, batch))
-        return {8: Need(1024, 900), 16: Need(2048, 1500), 32: Need(3072, 3000), 5: Need(700, 600)}
-
-    monkeypatch.setattr("bench.studies.predict.predict", predict)
-    setup = setup_of(tmp_path)
-    args = dict(gpu="all", memory=None, batch_size=5, model="gpt2", rungs=None, variants=None)
-
-    def answer(**changes) -> str:
-        setup.args = Namespace(**args | changes)
-        return study.answer(setup)
-
-    assert "| RTX 4060 Ti | 8 | 32 (3.0) | 32 (3.0) | 32 (3.0) |" in answer()
-    assert asked[0] == (["--model", "gpt2"], 8188 - memory.OTHERS, 5)
-    text = answer(memory=2.0, variants="step-accumulation,parallel-zero1")
-    assert "| 00 | 1.00 | 3.00 | 0.68 | 26.26 |\n" in text and "| 2 GB | 2 | 8 (1.0) |" in text
-    assert "| step-accumulation --micro-batches 4 |" in text and "| parallel-zero1 |" in text
-    text = answer(variants="parallel-sharded --no-compile --zero 2, optimizer-muon")
-    assert "| parallel-sharded --no-compile --zero 2 | 1.00 |" in text
-    assert "| optimizer-muon |" in text
-    assert asked[-2][0] == ["--model", "gpt2", "--no-compile", "--zero", "2"]
-    assert (tmp_path / "predict.png").read_bytes()[1:4] == b"PNG"
-    ladder = setup_of(tmp_path, MACHINE)
-    plan = next(all_studies()["ladder"].plans(ladder))
-    write_journal(tmp_path, "ladder", plan, [
-        dict(name="05-bfloat16", config=dict(model="gpt2"), reserved_gb=13.5)], MACHINE)
-    assert "| 5 bfloat16 | 1.00 | 3.00 | 0.68 | 13.79 | 13.50 |" in answer(rungs="5")
-    for changes, says in (
-            (dict(gpu="H1000"), "'H1000' is none of T4, V100"),
-            (dict(batch_size=0), "out of range"),
-            (dict(memory=0.0), "out of range"), (dict(variants="no-such"), "no variant 'no-such'"),
-            (dict(rungs="99"), "99")):
-        with pytest.raises(UserError, match=says):
-            answer(**changes)
-    setup.options = ["--batch-size", "4"]
-    with pytest.raises(UserError, match="go before --"):
-        answer()
-    assert setup.machine == CPU

@@ -1,20 +1,21 @@
-"""Will it fit? What a script reserves on GPUs that aren't there, and the batch that fits."""
+"""Will it fit, and how fast is it? What a script would reserve on GPUs that aren't there, the batch
+that fits, and the tokens per second."""
 
-import re
 from functools import partial
 
-from bench.common import REFERENCE, UserError, relative, write_whole
-from bench.memory import BATCHES, CARDS, GB, MIB, OTHERS, Need, kept, largest, predict
+from bench.common import UserError, relative, write_whole
 from bench.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
-from bench.scripts import Scripts, published
-from bench.study import Column, Study, Table
-from bench.tables import cell, found_in, markdown
-from patches import stack
+from bench.predictions import BATCHES, OTHERS, Prediction, largest, predict
+from bench.speed import CARDS, KINDS
+from bench.study import EPOCHS, Column, Study, Table
+from bench.tables import found_in, markdown
+
+TOKENS_OF_BOOK = 414_004  # to train on
 
 
 class Predict(Study):
-    """What 00, 01, 02, rungs and variants reserve on an NVIDIA GPU, and the largest batch that fits
-    each card: predicted, without a GPU and without training."""
+    """What 00, 01, 02, rungs and variants reserve on an NVIDIA GPU, the largest batch that fits
+    each card, and the tokens per second: predicted, without a GPU and without training."""
 
     runs_scripts = False
     in_report = ()
@@ -33,10 +34,6 @@ class Predict(Study):
                             help="variants of 01 or 02 besides, each with its measured options or"
                                  " with others: \"step-accumulation --micro-batches 8\"")
 
-    def fixed(self):
-        return {"fits": markdown(checked()), "gpus": markdown(cards_table()),
-                "hardware": markdown(hardware_table())}
-
     def answer(self, setup):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
         if "--batch-size" in setup.options or "--model" in setup.options:
@@ -47,108 +44,72 @@ class Predict(Study):
         if args.memory is not None:
             if not 0 < args.memory < 10_000:
                 raise UserError(f"--memory: {args.memory:g} is out of range", 2)
-            cards = {f"{args.memory:g} GB": int(args.memory * GB / MIB)}
+            cards = {f"{args.memory:g} GB": int(1024 * args.memory)}
         if not cards:
             raise UserError(f"--gpu: {args.gpu!r} is none of {', '.join(CARDS)}", 2)
         runs = chosen(setup)
-        needs = {run.name: predict(
+        known = {run.name: predict(
             setup.scripts.text(run.script), [*options, *run.options], setup.results,
             min(cards.values()) - OTHERS, args.batch_size) for run in runs}
+        needs = {name: each.needs for name, each in known.items()}
 
         def fits(name: str, card: str) -> str:
             batch = largest(needs[name], cards[card])
-            return f"{batch} ({needs[name][batch].reserved / 1024:.1f})" if batch else "none"
+            if not batch:
+                return "none"
+            text = f"{batch} ({needs[name][batch].reserved / 1024:.1f} GB)"
+            return text + (
+                f": {known[name].speed_range(batch, CARDS[card])}" if card in CARDS else "")
 
         batches = [8, 32, *([args.batch_size] if args.batch_size not in (None, 8, 32) else [])]
-        theirs = published().reserved_gb if options == ["--model", "gpt2"] else {}
         ours = measured(setup, options)
         text = markdown(Table([
             Column("script", lambda run: run.label, True),
             *(Column(f"batch {batch}", lambda run, batch=batch: reserved(needs[run.name], batch))
               for batch in batches),
-            Column("published", lambda run: cell(theirs.get(run.script), ".2f")),
             Column("measured here", lambda run: ours.get(run.name, "")),
         ], runs, f"Predicted reserved memory of {args.model}, GB (1024³ bytes) per GPU:"))
         text += "\n" + markdown(Table([
             Column("card", lambda card: card, True),
             Column("GB", lambda card: f"{cards[card] / 1024:.0f}"),
             *(Column(run.label, partial(fits, run.name)) for run in runs),
-        ], list(cards), "The largest power of two that fits, and what it reserves:"))
+        ], list(cards), "The largest power of two that fits, what it reserves, and tok/sec per"
+           " GPU in thousands:"))
+        if len(cards) == 1 and args.gpu in cards:
+            text += "\n" + markdown(where_it_goes(runs, known, args))
         write_whole(setup.results / "predict.png",
                     picture_bytes(draw(runs, needs, args.model), "png"))
         return text + (
             f"\nNothing was trained for this. It fits beside {OTHERS / 1024:.1f} GB for driver and"
-            " display; docs/fits.md tells how\nfar to trust it. Published, and measured:"
-            " at the script's batch size, 8 up to rung 9, then 32.\n"
+            " display. docs/fits.md and\ndocs/predictions.md tell how far to trust it. 02 is"
+            " without the time that the GPUs take to send\ntheir gradients.\n"
             f"{relative(setup.results / 'predict.png')}")
 
 
-def checked() -> Table:
-    """Each rung's published memory beside the predicted one. Raises UserError, StackError."""
-    scripts, theirs, rows = Scripts(), published().reserved_gb, []
-    runs, ours = scripts.rungs(4), {}
-    for number, run in enumerate(runs):
-        batch = 8 if number < 10 else 32
-        needs = kept(scripts.text(run.script), ["--model", "gpt2"], REFERENCE)
-        ours[number] = needs[batch].reserved / 1024 if batch in needs else float("nan")
-        if run.script in theirs and number < len(runs) - 1:
-            rows.append((run.label, batch, theirs[run.script], ours[number]))
-    # 02 is rung 13 with DDP, the published program rung 10 with it.
-    *_, before, last = ours.values()
-    rows.append(("10, with DDP", 32, theirs[runs[-1].script], ours[10] + last - before))
+def where_it_goes(runs: list, known: dict[str, Prediction], args) -> Table:
+    """For one card: at which batch, how fast, and where the time of a step goes."""
+    card, rows = CARDS[args.gpu], []
+    for run in runs:
+        prediction = known[run.name]
+        batch = args.batch_size or largest(prediction.needs, card.mib)
+        times = prediction.seconds(batch, card) if batch else None
+        if times:
+            rows.append((run, prediction, batch, times))
+
+    def minutes(row: tuple) -> str:
+        _, prediction, batch, times = row
+        tokens = batch * prediction.context_length
+        return f"{EPOCHS * TOKENS_OF_BOOK / tokens * sum(times.values()) / 60:,.1f}"
+
     return Table([
-        Column("rung", lambda row: row[0], True), Column("batch", lambda row: str(row[1])),
-        Column("published", lambda row: f"{row[2]:.2f}"),
-        Column("predicted", lambda row: f"{row[3]:.2f}"),
-        Column("error", lambda row: f"{row[3] / row[2] - 1:+.1%}")], rows)
-
-
-def cards_table() -> Table:
-    """What fits each card, and how to begin. Raises UserError, StackError."""
-    scripts = Scripts()
-
-    def fits(stage: str, model: str, card: str) -> int:
-        text = scripts.text(scripts.stage(stage).script)
-        return largest(kept(text, ["--model", model], REFERENCE), CARDS[card].mib)
-
-    def begin(card: str) -> str:
-        batch = fits("01", "gpt2", card)
-        if CARDS[card].capability < 8:
-            return "`python patches/stack.py compose precision-fp16 --out my.py`"
-        if not batch:
-            return ""
-        if batch >= 32:
-            return "`make bench`; `python 01_opt_single_gpu.py`"
-        return (f"`make bench`; 32 windows per update: compose `step-accumulation`,"
-                f" `--micro-batches {32 // batch}`")
-
-    models = "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"
-    return Table([
-        Column("card", lambda card: card, True),
-        Column("GB", lambda card: f"{CARDS[card].mib / 1024:.0f}"),
-        Column("compute capability", lambda card: f"{CARDS[card].capability:.1f}"),
-        Column("00, gpt2", lambda card: str(fits("00", "gpt2", card) or "–")),
-        *(Column(f"01, {model}",
-                 lambda card, model=model: str(fits("01", model, card) or "–"))
-          for model in models),
-        Column("begin with", begin, True)],
-        sorted(CARDS, key=lambda card: (CARDS[card].mib, CARDS[card].capability)))
-
-
-def hardware_table() -> Table:
-    """The techniques and variants that older cards don't have, by their headers. Raises
-    StackError."""
-    rows = []
-    for patch in (*stack.load(), *stack.load_variants()):
-        needed = re.search(r"compute capability (\d+\.\d+)", patch.fields["Hardware"])
-        if needed:
-            rows.append((f"[{patch.fields['Technique']}](../{patch.file})", float(needed[1])))
-    return Table([
-        Column("technique", lambda row: row[0], True),
-        Column("from compute capability", lambda row: f"{row[1]:.1f}"),
-        Column("not on", lambda row: ", ".join(
-            card for card in CARDS if CARDS[card].capability < row[1]) or "(none of these)", True)],
-        sorted(rows, key=lambda row: row[1]))
+        Column("script", lambda row: row[0].label, True), Column("batch", lambda row: str(row[2])),
+        Column("tok/sec, thousands", lambda row: row[1].speed_range(row[2], card)),
+        Column("MFU", lambda row: f"{row[1].mfu(row[2], card):.0%}" if card.bfloat16 else ""),
+        Column(f"minutes of {EPOCHS} epochs", minutes),
+        *(Column(kind, lambda row, kind=kind: f"{row[3][kind] / sum(row[3].values()):.0%}")
+          for kind in KINDS)], rows,
+        f"On this card, and where the time of a step goes ({args.gpu}; the book has"
+        f" {TOKENS_OF_BOOK:,} training tokens):")
 
 
 def chosen(setup) -> list:
@@ -173,7 +134,7 @@ def chosen(setup) -> list:
     return runs
 
 
-def reserved(needs: dict[int, Need], batch: int) -> str:
+def reserved(needs: dict, batch: int) -> str:
     return f"{needs[batch].reserved / 1024:.2f}" if batch in needs else ""
 
 
@@ -188,7 +149,7 @@ def measured(setup, options: list[str]) -> dict[str, str]:
     return found
 
 
-def draw(runs: list, needs: dict[str, dict[int, Need]], model: str):
+def draw(runs: list, needs: dict[str, dict], model: str):
     """Memory over the batch size, with a line for each size of card."""
     figure, [(subfigure, axes)] = rows_of_panels(
         [f"Predicted memory of {model} by batch size"], [5.5], [1])

@@ -1,0 +1,272 @@
+"""The tables of docs/fits.md, docs/gpus.md and docs/predictions.md: what is kept of predictions in
+results/reference/, and beside it what others and this project's machines have measured."""
+
+import json
+from statistics import median
+
+from bench.common import REFERENCE, UserError
+from bench.predictions import Prediction, kept, largest
+from bench.scripts import Scripts, published
+from bench.speed import BANDWIDTH, CARDS, GB, KINDS, TERA, Card
+from bench.study import Column, Run, Table
+from bench.tables import cell, found_in, markdown
+
+GPT2 = ["--model", "gpt2"]
+PUBLISHED_ON = "A100 40 GB"  # probably: batch 32 was the largest that fitted
+# The published clock ran on while, at each log line, eight workers started that load a batch of
+# each text. The seconds of that: the one constant that is fitted, on the rows marked *, as their
+# median. Lines came every 15 steps in 00, every 10 in 01, every 5 in 02.
+PER_LINE = 0.4
+FITTED = (2, 5, 7)
+
+
+def prediction_of(scripts: Scripts, script, options: list[str]) -> Prediction | None:
+    return kept(scripts.text(script), options, REFERENCE)
+
+
+def ladder(scripts: Scripts) -> list[tuple[int, Run, int, Prediction | None]]:
+    """(number, rung, published batch size, its prediction) of each rung."""
+    return [(number, run, 8 if number < 10 else 32, prediction_of(scripts, run.script, GPT2))
+            for number, run in enumerate(scripts.rungs(4))]
+
+
+def memory_table() -> Table:
+    """Each rung's published memory beside the predicted one. Raises UserError, StackError."""
+    theirs, rows, ours = published().reserved_gb, [], {}
+    *rungs, (_, ddp, _, _) = every = ladder(Scripts())
+    for number, run, batch, known in every:
+        ours[number] = known.needs[batch].reserved / 1024 if known else float("nan")
+        if run.script in theirs and (number, run) != (len(rungs), ddp):
+            rows.append((run.label, batch, theirs[run.script], ours[number]))
+    # 02 is rung 13 with DDP, the published program rung 10 with it.
+    *_, before, last = ours.values()
+    rows.append(("10, with DDP", 32, theirs[ddp.script], ours[10] + last - before))
+    return Table([
+        Column("rung", lambda row: row[0], True), Column("batch", lambda row: str(row[1])),
+        Column("published", lambda row: f"{row[2]:.2f}"),
+        Column("predicted", lambda row: f"{row[3]:.2f}"),
+        Column("error", lambda row: f"{row[3] / row[2] - 1:+.1%}")], rows)
+
+
+def clock_table() -> Table:
+    """Each rung's published time per step beside the predicted one, by the published clock and of
+    training alone; and what each technique brings by both. Raises UserError, StackError."""
+    card, rows, before = CARDS[PUBLISHED_ON], [], None
+    for number, run, batch, known in ladder(Scripts()):
+        ddp = run.torchrun  # the published one is rung 10 with it
+        if not known or run.published is None:
+            continue
+        prediction = rows[-1]["prediction"] if ddp else known
+        alone = sum(prediction.seconds(batch, card).values())
+        evaluation = sum(prediction.seconds(8, card, "evaluation").values()) * batch / 8
+        steps = 5 if ddp else 10 if number == 10 else 15
+        tokens = batch * prediction.context_length
+        row = dict(
+            label="10, with DDP" if ddp else run.label + " \\*" * (number in FITTED), batch=batch,
+            alone=alone, clock=alone + (evaluation + PER_LINE) / steps,
+            published=tokens * run.processes / run.published, prediction=prediction)
+        if before and not ddp:
+            row["factor"] = before["alone"] / before["batch"] * batch / alone
+            row["theirs"] = before["published"] / before["batch"] * batch / row["published"]
+        rows.append(row)
+        before = row
+
+    def milliseconds(heading: str, name: str) -> Column:
+        return Column(heading, lambda row: f"{1000 * row[name]:,.0f}")
+
+    return Table([
+        Column("rung", lambda row: row["label"], True),
+        Column("batch", lambda row: str(row["batch"])),
+        milliseconds("training alone, predicted", "alone"),
+        milliseconds("by the published clock, predicted", "clock"),
+        milliseconds("published", "published"),
+        Column("error", lambda row: f"{row['clock'] / row['published'] - 1:+.0%}"),
+        Column("× published", lambda row: cell(row.get("theirs"), ".2f")),
+        Column("× training alone, predicted", lambda row: cell(row.get("factor"), ".2f"))], rows)
+
+
+def others() -> list[dict]:
+    """What others have measured, with `predicted` tok/sec and, in MiB, memory."""
+    data = json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
+    scripts, rows = Scripts(), []
+    for row in data["rows"]:
+        source = data["sources"][row["source"]]
+        known = prediction_of(scripts, source["script"], [*GPT2, *source["options"]])
+        if known:
+            need = known.needs.get(row["batch"])
+            rows.append(row | dict(
+                predicted=known.tok_per_sec(row["batch"], CARDS[row["card"]],
+                                            row["micro_batches"]),
+                predicted_mib=need and need.reserved))
+    return rows
+
+
+def off(row: dict) -> float:
+    return row["predicted"] / row["tok_per_sec"] - 1
+
+
+def others_table() -> Table:
+    """Their tok/sec beside the predicted one."""
+    return Table([
+        Column("measured by", lambda row: row["source"], True),
+        Column("card", lambda row: row["card"], True),
+        Column("batch", lambda row: str(row["batch"])),
+        Column("measured", lambda row: f"{row['tok_per_sec']:,}"),
+        Column("predicted", lambda row: f"{row['predicted']:,.0f}"),
+        Column("error", lambda row: f"{off(row):+.0%}")], others())
+
+
+def others_memory_table() -> Table:
+    """Their memory, as nvidia-smi tells it, beside the predicted one; the least of all cards."""
+    least = {}
+    for row in others():
+        if row.get("mib") and row["predicted_mib"]:
+            least[row["batch"]] = min(least.get(row["batch"], row), row, key=lambda x: x["mib"])
+    return Table([
+        Column("batch", lambda row: str(row["batch"])),
+        Column("in use", lambda row: f"{row['mib'] / 1024:.2f}"),
+        Column("reserved, predicted", lambda row: f"{row['predicted_mib'] / 1024:.2f}"),
+        Column("difference", lambda row: f"{(row['predicted_mib'] - row['mib']) / 1024:+.2f}")],
+        [least[batch] for batch in sorted(least)])
+
+
+def summary_of_others() -> str:
+    """One line: how far off the predictions were."""
+    rows = others()
+    new = [abs(off(row)) for row in rows if row["source"] == "twenty cards"]
+    old = [abs(off(row)) for row in rows if row["source"] != "twenty cards"]
+    cards = {row["card"] for row in rows if row["source"] == "twenty cards"}
+    return (f"With PyTorch 2.8, on {len(cards)} cards: median error {median(new):.0%}, worst"
+            f" {max(new):.0%}. With PyTorch 2.3 to 2.5: median {median(old):.0%}, worst"
+            f" {max(old):.0%}.")
+
+
+def where_table() -> Table:
+    """Where a step of 01 goes on three cards, in milliseconds. Raises UserError, StackError."""
+    scripts, names = Scripts(), ("A100 80 GB", "H100", "H200")
+    known = prediction_of(scripts, scripts.stage("01").script, GPT2)
+    times = {name: known.seconds(32, CARDS[name]) for name in names} if known else {}
+    columns = [Column("", lambda kind: kind, True)]
+    for name, each in times.items():
+        whole = sum(each.values())
+        columns += [
+            Column(f"{name}, ms", lambda kind, each=each: f"{1000 * each[kind]:.1f}"),
+            Column("× speed without", lambda kind, each=each, whole=whole:
+                   f"{whole / (whole - each[kind]):.2f}")]
+    return Table(columns, [kind for kind in KINDS if any(each[kind] for each in times.values())])
+
+
+def expected_table() -> Table:
+    """What each rung, over the one before, and each variant of 01, over 01, should bring on an
+    H100. Raises UserError, StackError."""
+    scripts, card, rows, before = Scripts(), CARDS["H100"], [], None
+    for _, run, batch, known in ladder(scripts):
+        if known and not run.torchrun:
+            row = (run.label, batch, known, before)
+            rows.append(row)
+            before = row
+    for run in scripts.variants(scripts.stage("01"), dict(gpus=1))[1:]:
+        known = prediction_of(scripts, run.script, [*GPT2, *run.options])
+        if known:
+            rows.append((f"`{run.label}`", 32, known, before))
+
+    def factor(figure):
+        def cell_of(row: tuple) -> str:
+            _, batch, known, versus = row
+            return f"{figure(known, batch) / figure(versus[2], versus[1]):.2f}" if versus else ""
+
+        return cell_of
+
+    def speed(known: Prediction, batch: int) -> float:
+        return known.tok_per_sec(batch, card)
+
+    def gigabytes(known: Prediction, batch: int) -> float:
+        return known.needs[batch].reserved / 1024
+
+    return Table([
+        Column("run", lambda row: row[0], True), Column("batch", lambda row: str(row[1])),
+        Column("tok/sec", lambda row: f"{speed(row[2], row[1]):,.0f}"),
+        Column("× speed", factor(speed)),
+        Column("GB", lambda row: f"{gigabytes(row[2], row[1]):.2f}"),
+        Column("× memory", factor(gigabytes))], rows)
+
+
+def cpu_tables() -> list[Table]:
+    """For each committed machine without a GPU its measured ladder beside the predicted one."""
+    tables, scripts = [], Scripts()
+    for path in sorted(REFERENCE.glob("*/machine.json")):
+        found = found_in(path.parent, "ladder")
+        if not found or found[0][0].machine["device"] != "cpu":
+            continue
+        measured, rows = found[0]
+        machine = json.loads(path.read_text(encoding="utf-8"))
+        rates = {name: rate / TERA for name, rate in measured.matmul_peak.items()}
+        # Its own rates, so that the shares of datasheets fall out.
+        card = Card(0, 0, machine["bandwidth"] / GB / BANDWIDTH, rates["float32"], None,
+                    rates["bfloat16"], rates["bfloat16"], rates["bfloat16"], rates["bfloat16"], ())
+        lines = []
+        for row in rows:
+            known = row.record and prediction_of(
+                scripts, row.run.script or row.run.tags.get("rung"), ["--model", "cpu-demo"])
+            if known and row.run.processes == 1:
+                predicted = known.tok_per_sec(row.record.config["batch_size"], card)
+                lines.append((row, predicted, row.tok_per_sec))
+        tables.append(Table([
+            Column("rung", lambda line: line[0].label, True),
+            Column("measured", lambda line: f"{line[2]:,.0f}"),
+            Column("predicted", lambda line: f"{line[1]:,.0f}"),
+            Column("error", lambda line: f"{line[1] / line[2] - 1:+.0%}")],
+            lines, f"{measured.machine['name']}, {measured.machine['threads']} cores:"))
+    return tables
+
+
+def cards_table() -> Table:
+    """What fits each card, and how to begin. Raises UserError, StackError."""
+    scripts = Scripts()
+
+    def prediction(stage: str, model: str) -> Prediction:
+        known = kept(scripts.text(scripts.stage(stage).script), ["--model", model], REFERENCE)
+        if not known:
+            raise UserError(f"results/reference/predict.json lacks {stage} of {model}")
+        return known
+
+    def fits(stage: str, model: str, card: str) -> int:
+        return largest(prediction(stage, model).needs, CARDS[card].mib)
+
+    def speed(card: str) -> str:
+        batch = min(32, fits("01", "gpt2", card))
+        return prediction("01", "gpt2").speed_range(batch, CARDS[card]) if batch else ""
+
+    def begin(card: str) -> str:
+        batch = fits("01", "gpt2", card)
+        if CARDS[card].capability < 8:
+            return "`python patches/stack.py compose precision-fp16 --out my.py`"
+        if not batch:
+            return ""
+        if batch >= 32:
+            return "`make bench`; `python 01_opt_single_gpu.py`"
+        return (f"`make bench`; 32 windows per update: compose `step-accumulation`,"
+                f" `--micro-batches {32 // batch}`")
+
+    models = "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"
+    return Table([
+        Column("card", lambda card: card, True),
+        Column("GB", lambda card: f"{CARDS[card].mib / 1024:.0f}"),
+        Column("compute capability", lambda card: f"{CARDS[card].capability:.1f}"),
+        Column("00, gpt2", lambda card: str(fits("00", "gpt2", card) or "–")),
+        *(Column(f"01, {model}",
+                 lambda card, model=model: str(fits("01", model, card) or "–"))
+          for model in models),
+        Column("01, gpt2: tok/sec, thousands", speed), Column("begin with", begin, True)],
+        sorted(CARDS, key=lambda card: (CARDS[card].mib, CARDS[card].capability)))
+
+
+def tables() -> dict[str, str]:
+    """All of them, by the name of their marker. Raises UserError, StackError."""
+    return {
+        "fits": markdown(memory_table()), "fits-others": markdown(others_memory_table()),
+        "gpus": markdown(cards_table()), "clock": markdown(clock_table()),
+        "others": markdown(others_table()), "others-summary": summary_of_others(),
+        "where": markdown(where_table()), "expected": markdown(expected_table()),
+        "cpus": "\n".join(map(markdown, cpu_tables())),
+    }

@@ -1,0 +1,163 @@
+"""What a script would take on GPUs that aren't there: traced once (bench.trace), then kept.
+
+What was predicted stands in NAME, in a folder of results: by a script's checksum and its options,
+the memory at each batch size, and the work of a step at two of them.
+"""
+
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import speed
+from bench.common import REFERENCE, ROOT, UserError, write_whole
+from bench.memory import Need, need
+from bench.speed import TERA, Card
+
+BATCHES = [2**k for k in range(10)]
+OTHERS = 614  # MiB: the driver's own, its kernels, and a display
+TRACED = 8, 16  # from these two follow the larger ones: all sizes are a + b times the batch
+NAME = "predict.json"
+
+
+class Prediction(NamedTuple):
+    needs: dict[int, Need]  # by the batch size
+    works: dict[int, dict]  # at two batch sizes: "step" and "evaluation", as in bench.trace.Notes
+    context_length: int
+    flops_per_token: int
+
+    def seconds(self, batch: int, card: Card, part: str = "step") -> dict[str, float] | None:
+        """As bench.speed.seconds, of a step (or an evaluation of a batch of each text)."""
+        works = {size: work[part] for size, work in self.works.items()}
+        return speed.seconds(speed.at_batch(works, batch), card)
+
+    def tok_per_sec(self, batch: int, card: Card, micro_batches: int = 1) -> float | None:
+        """Of one GPU, with an update after so many batches; None where the card lacks what the
+        script needs."""
+        times = self.seconds(batch, card)
+        if not times:
+            return None
+        updates = times["optimizer"] * (1 - 1 / micro_batches)  # that aren't made
+        return batch * self.context_length / (sum(times.values()) - updates)
+
+    def speed_range(self, batch: int, card: Card) -> str:
+        """Of tok/sec, in thousands."""
+        expected = self.tok_per_sec(batch, card)
+        if not expected:
+            return "not in bfloat16"
+        low, high = (expected * (1 + sign * speed.RANGE) / 1000 for sign in (-1, 1))
+        return f"{low:,.0f}–{high:,.0f}" if high >= 10 else f"{low:,.1f}–{high:,.1f}"
+
+    def mfu(self, batch: int, card: Card) -> float | None:
+        """The share of the datasheet's bfloat16 rate, as bench.records.Record.mfu."""
+        expected = self.tok_per_sec(batch, card)
+        return expected and expected * self.flops_per_token / (card.bfloat16 * TERA)
+
+
+def largest_within(needs: dict[int, Need], mib: int) -> int:
+    """The largest power of two that fits so many MiB; 0 where none does."""
+    return max((batch for batch in BATCHES if batch in needs and needs[batch].least <= mib),
+               default=0)
+
+
+def largest(needs: dict[int, Need], mib: int) -> int:
+    """That of a card with so many MiB in all."""
+    return largest_within(needs, mib - OTHERS)
+
+
+def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
+    """The events at a batch size, from those at the two of TRACED. Raises ValueError where they
+    aren't the same events."""
+    (a, b), events = TRACED, []
+    for one, other in zip(first, second, strict=True):
+        size = one + (other - one) * (batch - a) / (b - a)
+        if (one < 0 or other < 0) and one != other or size != int(size):
+            raise ValueError("what is made differs between batches by more than its size")
+        events.append(int(size))
+    return events
+
+
+def ask(text: bytes, options: list[str], batches: list[int | None]) -> dict[int, dict]:
+    """What bench.trace.trace tells, by the batch size (None: the script's own). Raises
+    UserError."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")
+        script.write_bytes(text)
+        request = dict(script=str(script), options=options, batches=batches)
+        child = subprocess.run([sys.executable, "-m", "bench.trace", json.dumps(request)],
+                               cwd=ROOT, capture_output=True, text=True, errors="replace")
+    if child.returncode:
+        told = re.findall("error: (.+)", child.stderr) or child.stderr.splitlines() or [
+            f"ended by {child.returncode}"]
+        raise UserError(f"what it takes can't be predicted: {told[-1]}")
+    return dict(json.loads(child.stdout))
+
+
+def predict(text: bytes, options: list[str], results: Path, smallest: int | None = None,
+            batch: int | None = None) -> Prediction:
+    """What a script with these options needs at each of BATCHES, and at `batch`. The smaller ones,
+    which have to be traced one by one, only if a card of `smallest` MiB doesn't have what the first
+    of TRACED takes.
+
+    What was predicted once is kept in `results` or results/reference. Raises UserError.
+    """
+    known = kept(text, options, results) or kept(text, options, REFERENCE)
+    new = not known
+    if new:
+        traces = ask(text, options, TRACED)
+        events = [each["events"] for each in traces.values()]
+        needs = {size: need(each["events"]) for size, each in traces.items()}
+        for size in BATCHES:
+            if size > max(TRACED):
+                with suppress(ValueError):  # it is traced below
+                    needs[size] = need(at_batch(size, *events))
+        works = {size: {part: each[part] for part in ("step", "evaluation")}
+                 for size, each in traces.items()}
+        size, trace = next(iter(traces.items()))
+        known = Prediction(needs, works, trace["tokens"] // size, trace["flops_per_token"])
+    small = smallest is not None and smallest < known.needs[TRACED[0]].least
+    wanted = [size for size in BATCHES if small or size > TRACED[0]] + [batch] * bool(batch)
+    wanted = [size for size in wanted if size not in known.needs]
+    if wanted:
+        traces = ask(text, options, wanted)
+        known.needs.update({size: need(each["events"]) for size, each in traces.items()})
+    if wanted or new:
+        saved = read(results)
+        needs = {size: known.needs[size] for size in sorted(known.needs)}
+        saved[key_of(text, options)] = known._replace(needs=needs)._asdict()
+        write_whole(results / NAME, one_entry_per_line(saved))
+    return known
+
+
+def one_entry_per_line(saved: dict) -> str:
+    return "{\n" + ",\n".join(
+        f"{json.dumps(key)}: {json.dumps(each, separators=(',', ':'))}"
+        for key, each in saved.items()) + "\n}\n"
+
+
+def key_of(text: bytes, options: list[str]) -> str:
+    return f"{hashlib.sha256(text).hexdigest()} {' '.join(options)}"
+
+
+def read(folder: Path) -> dict:
+    try:
+        return dict(json.loads((folder / NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def kept(text: bytes, options: list[str], folder: Path) -> Prediction | None:
+    """What was predicted before."""
+    try:
+        saved = read(folder)[key_of(text, options)]
+        needs = {int(size): Need(*each) for size, each in saved["needs"].items()}
+        works = {int(size): each for size, each in saved["works"].items()}
+        found = Prediction(needs, works, saved["context_length"], saved["flops_per_token"])
+        return found if TRACED[0] in needs else None
+    except (LookupError, ValueError, TypeError, AttributeError):  # of an older form, or damaged
+        return None
