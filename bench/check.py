@@ -2,6 +2,7 @@
 results/reference/, and beside it what others and this project's machines have measured."""
 
 import json
+import re
 from statistics import median
 
 from bench.common import REFERENCE, UserError
@@ -10,21 +11,25 @@ from bench.scripts import Scripts, published
 from bench.speed import BANDWIDTH, CARDS, GB, KINDS, TERA, Card
 from bench.study import Column, Run, Table
 from bench.tables import cell, found_in, markdown
+from patches import stack
 
 GPT2 = ["--model", "gpt2"]
 PUBLISHED_ON = "A100 40 GB"  # probably: batch 32 was the largest that fitted
 # The published clock ran on while, at each log line, eight workers started that load a batch of
-# each text. The seconds of that: the one constant that is fitted, on the rows marked *, as their
-# median. Lines came every 15 steps in 00, every 10 in 01, every 5 in 02.
+# each text: the seconds of that, fitted. Lines came every 15 steps in 00, 10 in 01, 5 in 02.
 PER_LINE = 0.4
-FITTED = (2, 5, 7)
 
 
-def prediction_of(scripts: Scripts, script, options: list[str]) -> Prediction | None:
-    return kept(scripts.text(script), options, REFERENCE)
+def prediction_of(scripts: Scripts, script, options: list[str]) -> Prediction:
+    """Raises UserError where it isn't kept."""
+    known = kept(scripts.text(script), options, REFERENCE)
+    if not known:
+        raise UserError(f"results/reference/predict.json lacks {script} {' '.join(options)}: python"
+                        " measure.py predict --results-dir results/reference")
+    return known
 
 
-def ladder(scripts: Scripts) -> list[tuple[int, Run, int, Prediction | None]]:
+def ladder(scripts: Scripts) -> list[tuple[int, Run, int, Prediction]]:
     """(number, rung, published batch size, its prediction) of each rung."""
     return [(number, run, 8 if number < 10 else 32, prediction_of(scripts, run.script, GPT2))
             for number, run in enumerate(scripts.rungs(4))]
@@ -35,7 +40,7 @@ def memory_table() -> Table:
     theirs, rows, ours = published().reserved_gb, [], {}
     *rungs, (_, ddp, _, _) = every = ladder(Scripts())
     for number, run, batch, known in every:
-        ours[number] = known.needs[batch].reserved / 1024 if known else float("nan")
+        ours[number] = known.needs[batch].reserved / 1024
         if run.script in theirs and (number, run) != (len(rungs), ddp):
             rows.append((run.label, batch, theirs[run.script], ours[number]))
     # 02 is rung 13 with DDP, the published program rung 10 with it.
@@ -54,7 +59,7 @@ def clock_table() -> Table:
     card, rows, before = CARDS[PUBLISHED_ON], [], None
     for number, run, batch, known in ladder(Scripts()):
         ddp = run.torchrun  # the published one is rung 10 with it
-        if not known or run.published is None:
+        if run.published is None:
             continue
         prediction = rows[-1]["prediction"] if ddp else known
         alone = sum(prediction.seconds(batch, card).values())
@@ -62,8 +67,8 @@ def clock_table() -> Table:
         steps = 5 if ddp else 10 if number == 10 else 15
         tokens = batch * prediction.context_length
         row = dict(
-            label="10, with DDP" if ddp else run.label + " \\*" * (number in FITTED), batch=batch,
-            alone=alone, clock=alone + (evaluation + PER_LINE) / steps,
+            label="10, with DDP" if ddp else run.label, batch=batch, steps=steps,
+            evaluation=evaluation, alone=alone, clock=alone + (evaluation + PER_LINE) / steps,
             published=tokens * run.processes / run.published, prediction=prediction)
         if before and not ddp:
             row["factor"] = before["alone"] / before["batch"] * batch / alone
@@ -81,23 +86,28 @@ def clock_table() -> Table:
         milliseconds("by the published clock, predicted", "clock"),
         milliseconds("published", "published"),
         Column("error", lambda row: f"{row['clock'] / row['published'] - 1:+.0%}"),
+        Column("left per log line, s", lambda row: "{:.2f}".format(
+            (row["published"] - row["alone"]) * row["steps"] - row["evaluation"])),
         Column("× published", lambda row: cell(row.get("theirs"), ".2f")),
         Column("× training alone, predicted", lambda row: cell(row.get("factor"), ".2f"))], rows)
 
 
 def others() -> list[dict]:
-    """What others have measured, with `predicted` tok/sec and, in MiB, memory."""
+    """What others have measured, with `predicted` tok/sec and, in MiB, memory. Raises UserError."""
     data = json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
     scripts, rows = Scripts(), []
     for row in data["rows"]:
         source = data["sources"][row["source"]]
         known = prediction_of(scripts, source["script"], [*GPT2, *source["options"]])
-        if known:
-            need = known.needs.get(row["batch"])
-            rows.append(row | dict(
-                predicted=known.tok_per_sec(row["batch"], CARDS[row["card"]],
-                                            row["micro_batches"]),
-                predicted_mib=need and need.reserved))
+        need = known.needs.get(row["batch"])
+        if not source["padded"]:
+            known = known._replace(works={
+                batch: {part: {name + " unaligned" * name.startswith("head "): figures
+                               for name, figures in work.items()} for part, work in each.items()}
+                for batch, each in known.works.items()})
+        rows.append(row | dict(
+            padded=source["padded"], predicted_mib=need and need.reserved,
+            predicted=known.tok_per_sec(row["batch"], CARDS[row["card"]], row["micro_batches"])))
     return rows
 
 
@@ -117,35 +127,45 @@ def others_table() -> Table:
 
 
 def others_memory_table() -> Table:
-    """Their memory, as nvidia-smi tells it, beside the predicted one; the least of all cards."""
+    """Their memory, as nvidia-smi tells it, beside the predicted one; the least of all cards. Below
+    16 windows ours is set by its evaluation, in float32."""
     least = {}
     for row in others():
-        if row.get("mib") and row["predicted_mib"]:
+        if row.get("mib") and row["batch"] >= 16:
             least[row["batch"]] = min(least.get(row["batch"], row), row, key=lambda x: x["mib"])
+
+    def logits(row: dict) -> float:  # two copies in bfloat16
+        return 2 * row["batch"] * 1024 * 50_304 * 2 / 1024**2
+
+    def gb(heading: str, value) -> Column:
+        return Column(heading, lambda row: f"{value(row) / 1024:.2f}")
+
     return Table([
         Column("batch", lambda row: str(row["batch"])),
-        Column("in use", lambda row: f"{row['mib'] / 1024:.2f}"),
-        Column("reserved, predicted", lambda row: f"{row['predicted_mib'] / 1024:.2f}"),
-        Column("difference", lambda row: f"{(row['predicted_mib'] - row['mib']) / 1024:+.2f}")],
+        gb("reserved, predicted", lambda row: row["predicted_mib"]),
+        gb("and twice the logits", lambda row: row["predicted_mib"] + logits(row)),
+        gb("in use there", lambda row: row["mib"]),
+        Column("error", lambda row:
+               f"{(row['predicted_mib'] + logits(row)) / row['mib'] - 1:+.1%}")],
         [least[batch] for batch in sorted(least)])
 
 
 def summary_of_others() -> str:
     """One line: how far off the predictions were."""
-    rows = others()
-    new = [abs(off(row)) for row in rows if row["source"] == "twenty cards"]
-    old = [abs(off(row)) for row in rows if row["source"] != "twenty cards"]
-    cards = {row["card"] for row in rows if row["source"] == "twenty cards"}
-    return (f"With PyTorch 2.8, on {len(cards)} cards: median error {median(new):.0%}, worst"
-            f" {max(new):.0%}. With PyTorch 2.3 to 2.5: median {median(old):.0%}, worst"
-            f" {max(old):.0%}.")
+    known = others()
+    first = [abs(off(row)) for row in known if row["source"] == "twenty cards"]
+    rest = [abs(off(row)) for row in known if row["source"] != "twenty cards"]
+    cards = {row["card"] for row in known if row["source"] == "twenty cards"}
+    return (f"{len(cards)} cards, one program: median error {median(first):.0%}, worst"
+            f" {max(first):.0%}. Other programs: median {median(rest):.0%}, worst"
+            f" {max(rest):.0%}.")
 
 
 def where_table() -> Table:
     """Where a step of 01 goes on three cards, in milliseconds. Raises UserError, StackError."""
     scripts, names = Scripts(), ("A100 80 GB", "H100", "H200")
     known = prediction_of(scripts, scripts.stage("01").script, GPT2)
-    times = {name: known.seconds(32, CARDS[name]) for name in names} if known else {}
+    times = {name: known.seconds(32, CARDS[name]) for name in names}
     columns = [Column("", lambda kind: kind, True)]
     for name, each in times.items():
         whole = sum(each.values())
@@ -161,13 +181,13 @@ def expected_table() -> Table:
     H100. Raises UserError, StackError."""
     scripts, card, rows, before = Scripts(), CARDS["H100"], [], None
     for _, run, batch, known in ladder(scripts):
-        if known and not run.torchrun:
+        if not run.torchrun:
             row = (run.label, batch, known, before)
             rows.append(row)
             before = row
     for run in scripts.variants(scripts.stage("01"), dict(gpus=1))[1:]:
-        known = prediction_of(scripts, run.script, [*GPT2, *run.options])
-        if known:
+        known = kept(scripts.text(run.script), [*GPT2, *run.options], REFERENCE)
+        if known:  # else it can't be traced
             rows.append((f"`{run.label}`", 32, known, before))
 
     def factor(figure):
@@ -191,6 +211,13 @@ def expected_table() -> Table:
         Column("× memory", factor(gigabytes))], rows)
 
 
+class OfCPU(Card):
+    """A CPU as a card: whether matrices are aligned makes no difference."""
+
+    def rate(self, precision: str, aligned: bool = True) -> float:
+        return super().rate(precision)
+
+
 def cpu_tables() -> list[Table]:
     """For each committed machine without a GPU its measured ladder beside the predicted one."""
     tables, scripts = [], Scripts()
@@ -201,14 +228,14 @@ def cpu_tables() -> list[Table]:
         measured, rows = found[0]
         machine = json.loads(path.read_text(encoding="utf-8"))
         rates = {name: rate / TERA for name, rate in measured.matmul_peak.items()}
-        # Its own rates, so that the shares of datasheets fall out.
-        card = Card(0, 0, machine["bandwidth"] / GB / BANDWIDTH, rates["float32"], None,
-                    rates["bfloat16"], rates["bfloat16"], rates["bfloat16"], rates["bfloat16"], ())
+        # Measured on it; speed.seconds takes a share of the bandwidth, as of a datasheet's.
+        card = OfCPU(0, 0, machine["bandwidth"] / GB / BANDWIDTH, rates["float32"], None,
+                     rates["bfloat16"], rates["bfloat16"], rates["bfloat16"], rates["bfloat16"], ())
         lines = []
         for row in rows:
-            known = row.record and prediction_of(
-                scripts, row.run.script or row.run.tags.get("rung"), ["--model", "cpu-demo"])
-            if known and row.run.processes == 1:
+            if row.record and row.run.processes == 1:
+                known = prediction_of(
+                    scripts, str(row.run.tags["rung"]), ["--model", "cpu-demo"])
                 predicted = known.tok_per_sec(row.record.config["batch_size"], card)
                 lines.append((row, predicted, row.tok_per_sec))
         tables.append(Table([
@@ -225,10 +252,7 @@ def cards_table() -> Table:
     scripts = Scripts()
 
     def prediction(stage: str, model: str) -> Prediction:
-        known = kept(scripts.text(scripts.stage(stage).script), ["--model", model], REFERENCE)
-        if not known:
-            raise UserError(f"results/reference/predict.json lacks {stage} of {model}")
-        return known
+        return prediction_of(scripts, scripts.stage(stage).script, ["--model", model])
 
     def fits(stage: str, model: str, card: str) -> int:
         return largest(prediction(stage, model).needs, CARDS[card].mib)
@@ -261,12 +285,29 @@ def cards_table() -> Table:
         sorted(CARDS, key=lambda card: (CARDS[card].mib, CARDS[card].capability)))
 
 
+def hardware_table() -> Table:
+    """The techniques and variants that older cards don't have, by their headers. Raises
+    StackError."""
+    rows = []
+    for patch in (*stack.load(), *stack.load_variants()):
+        needed = re.search(r"compute capability (\d+\.\d+)", patch.fields["Hardware"])
+        if needed:
+            rows.append((f"[{patch.fields['Technique']}](../{patch.file})", float(needed[1])))
+    return Table([
+        Column("technique", lambda row: row[0], True),
+        Column("from compute capability", lambda row: f"{row[1]:.1f}"),
+        Column("not on", lambda row: ", ".join(
+            card for card in CARDS if CARDS[card].capability < row[1]) or "(none of these)", True)],
+        sorted(rows, key=lambda row: row[1]))
+
+
 def tables() -> dict[str, str]:
     """All of them, by the name of their marker. Raises UserError, StackError."""
     return {
         "fits": markdown(memory_table()), "fits-others": markdown(others_memory_table()),
-        "gpus": markdown(cards_table()), "clock": markdown(clock_table()),
-        "others": markdown(others_table()), "others-summary": summary_of_others(),
+        "gpus": markdown(cards_table()), "hardware": markdown(hardware_table()),
+        "clock": markdown(clock_table()), "others": markdown(others_table()),
+        "others-summary": summary_of_others(),
         "where": markdown(where_table()), "expected": markdown(expected_table()),
         "cpus": "\n".join(map(markdown, cpu_tables())),
     }

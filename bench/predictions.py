@@ -34,7 +34,7 @@ class Prediction(NamedTuple):
     def seconds(self, batch: int, card: Card, part: str = "step") -> dict[str, float] | None:
         """As bench.speed.seconds, of a step (or an evaluation of a batch of each text)."""
         works = {size: work[part] for size, work in self.works.items()}
-        return speed.seconds(speed.at_batch(works, batch), card)
+        return speed.seconds(speed.work_at(batch, works), card)
 
     def tok_per_sec(self, batch: int, card: Card, micro_batches: int = 1) -> float | None:
         """Of one GPU, with an update after so many batches; None where the card lacks what the
@@ -42,8 +42,9 @@ class Prediction(NamedTuple):
         times = self.seconds(batch, card)
         if not times:
             return None
-        updates = times["optimizer"] * (1 - 1 / micro_batches)  # that aren't made
-        return batch * self.context_length / (sum(times.values()) - updates)
+        # Instead of an update, which passes 7 times over the weights, gradients are added: 3 times.
+        saved = times["optimizer"] * 4 / 7 * (1 - 1 / micro_batches)
+        return batch * self.context_length / (sum(times.values()) - saved)
 
     def speed_range(self, batch: int, card: Card) -> str:
         """Of tok/sec, in thousands."""
@@ -123,13 +124,18 @@ def predict(text: bytes, options: list[str], results: Path, smallest: int | None
     small = smallest is not None and smallest < known.needs[TRACED[0]].least
     wanted = [size for size in BATCHES if small or size > TRACED[0]] + [batch] * bool(batch)
     wanted = [size for size in wanted if size not in known.needs]
-    if wanted:
-        traces = ask(text, options, wanted)
-        known.needs.update({size: need(each["events"]) for size, each in traces.items()})
+    for size in wanted:
+        try:
+            (trace,) = ask(text, options, [size]).values()
+            known.needs[size] = need(trace["events"])
+        except UserError:  # such as a batch that isn't a multiple of --micro-batches
+            if size == batch:
+                raise
     if wanted or new:
         saved = read(results)
         needs = {size: known.needs[size] for size in sorted(known.needs)}
-        saved[key_of(text, options)] = known._replace(needs=needs)._asdict()
+        saved[key_of(text, options)] = known._replace(needs=needs)._asdict() | dict(
+            version=version())
         write_whole(results / NAME, one_entry_per_line(saved))
     return known
 
@@ -138,6 +144,12 @@ def one_entry_per_line(saved: dict) -> str:
     return "{\n" + ",\n".join(
         f"{json.dumps(key)}: {json.dumps(each, separators=(',', ':'))}"
         for key, each in saved.items()) + "\n}\n"
+
+
+def version() -> int:
+    """That of bench.trace, read and not imported: it loads PyTorch."""
+    text = (ROOT / "bench" / "trace.py").read_text(encoding="utf-8")
+    return int(re.search(r"^VERSION = (\d+)", text, re.MULTILINE)[1])
 
 
 def key_of(text: bytes, options: list[str]) -> str:
@@ -156,8 +168,10 @@ def kept(text: bytes, options: list[str], folder: Path) -> Prediction | None:
     try:
         saved = read(folder)[key_of(text, options)]
         needs = {int(size): Need(*each) for size, each in saved["needs"].items()}
-        works = {int(size): each for size, each in saved["works"].items()}
+        works = {size: {part: {name: [float(a), float(b), float(c)] for name, (a, b, c) in
+                               saved["works"][str(size)][part].items()}
+                        for part in ("step", "evaluation")} for size in TRACED}
         found = Prediction(needs, works, saved["context_length"], saved["flops_per_token"])
-        return found if TRACED[0] in needs else None
+        return found if TRACED[0] in needs and saved["version"] == version() else None
     except (LookupError, ValueError, TypeError, AttributeError):  # of an older form, or damaged
         return None

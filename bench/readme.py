@@ -5,8 +5,8 @@ from pathlib import Path
 
 from bench import check
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
+from bench.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels
 from bench.scripts import published
-from bench.speed import CARDS
 from bench.study import Column, Table, all_studies
 from bench.tables import cell, excerpts_of, found_in, markdown
 from patches import stack
@@ -49,15 +49,37 @@ def write_readme() -> bool:
              for page, text in before.items()}
     for page, text in after.items():
         write_whole(page, text)
+        if page.name == "predictions.md":
+            write_whole(page.with_suffix(".png"), picture_bytes(draw_predictions(), "png"))
     return after != before
+
+
+def draw_predictions():
+    """Predicted over measured tok/sec, for what others have measured, with the range."""
+    figure, [(subfigure, axes)] = rows_of_panels([check.summary_of_others()], [5],
+                                                 [1])
+    rows = sorted(check.others(), key=lambda row: row["tok_per_sec"])
+    axes.axvspan(1 - check.RANGE, 1 + check.RANGE, color=NOISE, zorder=0)
+    axes.axvline(1, color="0.5", linewidth=1)
+    lay_rows(axes, len(rows))
+    for place, row in enumerate(rows):
+        axes.plot(1 + check.off(row), place, "o",
+                  color=OWN if row["source"] == "twenty cards" else "0.55")
+    axes.set_yticks(range(len(rows)), [
+        f"{row['card']}, batch {row['batch']}: {row['tok_per_sec']:,}" for row in rows], fontsize=8)
+    axes.set_xlabel("tok/sec, predicted over measured; the band is the range that is printed")
+    subfigure.legend(handles=[
+        key("one program, PyTorch 2.8", color=OWN, marker="o", linestyle=""),
+        key("other programs", color="0.55", marker="o", linestyle="")],
+        loc="outside lower center", ncols=2, frameon=False)
+    return figure
 
 
 def update(text: str, machine: Path) -> str:
     """`text` with what stands between its markers written anew, from a machine's folder. Raises
     UserError for a marker without its end or of an unknown table, StackError, OSError."""
     tables = check.tables() | {
-        "techniques": techniques_table(), "guide": guide_table(machine),
-        "hardware": hardware_table()}
+        "techniques": techniques_table(), "guide": guide_table(machine)}
     for study in all_studies().values():
         tables |= study.fixed()
         for measured, _ in found_in(machine, study.name):
@@ -91,22 +113,6 @@ def techniques_table() -> str:
         Column("published tok/sec", lambda row: cell(row[3] and row[3].tok_per_sec, ",.0f")),
         Column("GB", lambda row: cell(row[3] and row[3].reserved_gb, ".2f")),
     ], rows))
-
-
-def hardware_table() -> str:
-    """The techniques and variants that older cards don't have, by their headers. Raises
-    StackError."""
-    rows = []
-    for patch in (*stack.load(), *stack.load_variants()):
-        needed = re.search(r"compute capability (\d+\.\d+)", patch.fields["Hardware"])
-        if needed:
-            rows.append((f"[{patch.fields['Technique']}](../{patch.file})", float(needed[1])))
-    return markdown(Table([
-        Column("technique", lambda row: row[0], True),
-        Column("from compute capability", lambda row: f"{row[1]:.1f}"),
-        Column("not on", lambda row: ", ".join(
-            card for card in CARDS if CARDS[card].capability < row[1]) or "(none of these)", True)],
-        sorted(rows, key=lambda row: row[1])))
 
 
 def guide_table(machine: Path) -> str:

@@ -27,13 +27,14 @@ class Card(NamedTuple):
     attention: float | None  # by causal FlashAttention-2: measured; None where that isn't known
     names: tuple[str, ...]  # PyTorch's
 
-    def rate(self, precision: str) -> float | None:
+    def rate(self, precision: str, aligned: bool = True) -> float | None:
         """Floating-point operations per second that large products reach; None where it has no
-        units for them."""
+        units for them. Tensor cores want matrices `aligned` to 16 bytes."""
         if precision == "float32" or precision == "TF32" and not self.tf32:
             return self.float32 * TERA
         peak = dict(TF32=self.tf32, bfloat16=self.bfloat16, float16=self.float16)[precision]
-        return peak and peak * TERA * self.reached / (self.bfloat16 or self.float16)
+        share = self.reached / (self.bfloat16 or self.float16)
+        return peak and peak * TERA * share * (1 if aligned else UNALIGNED)
 
 
 # Datasheets; for GeForce cards NVIDIA's architecture whitepapers, with the rows "FP32 accumulate".
@@ -87,14 +88,13 @@ def card_of(name: str) -> str | None:
 # ---- Time ----------------------------------------------------------------------------------------
 
 KINDS = "products", "head", "attention", "loss", "optimizer", "rest", "host"  # of work
+# Where each of these comes from, docs/predictions.md tells.
 LAUNCH = 3e-6  # seconds of the GPU for each kernel
-# Seconds of the host for each kernel, views and autograd with it: a step of one window took
-# gollem's H100 16 ms, uncompiled, without its optimizer, for about 500 kernels.
-HOST = 30e-6
-BANDWIDTH = 0.85  # reached of a datasheet's figure, as by large copies: 0.75 to 0.93
-ATTENTION = 0.44  # of the rate of products, where it isn't known: an A100's
-UNALIGNED = 0.5  # of the rate of products that fill blocks of 16 bytes: by the published rung 9
-RANGE = 0.15  # either way: what it was off for nine cards (docs/predictions.md)
+HOST = 30e-6  # seconds of the host for each kernel, with views and autograd
+BANDWIDTH = 0.85  # that is reached, of the datasheet's
+ATTENTION = 0.44  # FlashAttention's rate, of that of products, where it wasn't measured
+UNALIGNED = 0.5  # of the rate of aligned products
+RANGE = 0.15  # either way of a prediction
 
 
 def seconds(work: dict[str, list], card: Card) -> dict[str, float] | None:
@@ -105,23 +105,25 @@ def seconds(work: dict[str, list], card: Card) -> dict[str, float] | None:
         kind, precision, unaligned = (name + "  ").split(" ")[:3]
         time = kernels * LAUNCH + size / (BANDWIDTH * card.bandwidth * GB)
         if flops:
-            rate = card.rate(precision)
+            rate = card.rate(precision, not unaligned)
             if not rate:
                 return None
             if kind == "attention" and precision in ("bfloat16", "float16"):
                 rate = card.attention * TERA if card.attention else ATTENTION * rate
-            time += flops / rate / (UNALIGNED if unaligned and precision != "float32" else 1)
+            time += flops / rate
         times[kind] += time
     kernels = sum(count for count, *_ in work.values())
     return times | dict(host=max(0, kernels * HOST - sum(times.values())))
 
 
-def at_batch(works: dict[int, dict], batch: int) -> dict:
+def work_at(batch: int, works: dict[int, dict]) -> dict:
     """The work at a batch size, from those at two others: each figure is a + b times the batch."""
     (first, one), (second, other) = works.items()
 
     def between(a: float, b: float) -> float:
         return a + (b - a) * (batch - first) / (second - first)
 
-    return {name: [between(a, b) for a, b in zip(one[name], other[name], strict=True)]
-            for name in one}
+    nothing = 0, 0, 0
+    return {name: [between(a, b) for a, b in zip(one.get(name, nothing), other.get(name, nothing),
+                                                 strict=True)]
+            for name in {**one, **other}}

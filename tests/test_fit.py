@@ -205,8 +205,20 @@ def test_doctor(gpu, capability, bfloat16):
     assert shown["batch size"] == "4 in place of 8, 16 in place of 32"
     assert shown["free memory"] == "23.5 GB" and capability in shown["GPU"]
     assert shown["bfloat16"] == ("in hardware" if bfloat16 else "not in hardware")
+    assert "expected" not in shown  # this card isn't known
     assert any("compose precision-fp16" in line for line in lines) is not bfloat16
     assert shown["tokens"].startswith("4,096 to train on") and shown["torch.compile"] == "works"
     (gpu.setup.data / "meta.json").write_text("[]")
     assert "meta.json is damaged" in Doctor().answer(gpu.setup)
     assert len(lines) < 20 and processes.ask_machine("free_memory")
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("NVIDIA GeForce RTX 3090", "01 at batch 16: "), ("Tesla T4", "no speed is predicted for 01")])
+def test_doctor_tells_what_is_expected(gpu, name, says):
+    """Of the batch size that fits now."""
+    gpu.setup.machine |= dict(name=name)
+    gpu.children.answers["works"] = dict(compile_error=None, bfloat16=True, missing=[])
+    (line,) = (line for line in Doctor().answer(gpu.setup).splitlines()
+               if line.startswith("expected"))
+    assert says in line

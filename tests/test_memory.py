@@ -126,18 +126,34 @@ def test_what_was_predicted_is_kept(tmp_path, monkeypatch):
     assert predict(b"text", ["--x"], tmp_path) == known
     assert predict(b"text", ["--x"], tmp_path, smallest=320) == known and len(asked) == 1
     known = predict(b"text", ["--x"], tmp_path, smallest=319, batch=6)
-    assert asked[1][2] == [1, 2, 4, 6] and known.needs[6] == Need(240, 240)
-    assert predict(b"text", ["--x"], tmp_path, smallest=1, batch=6) == known and len(asked) == 2
+    assert [batches for *_, batches in asked[1:]] == [[1], [2], [4], [6]]
+    assert known.needs[6] == Need(240, 240)
+    assert predict(b"text", ["--x"], tmp_path, smallest=1, batch=6) == known and len(asked) == 5
     predict(b"other", ["--x"], tmp_path)
     monkeypatch.setattr(predictions, "ask", lambda text, options, batches: {
         batch: traced(batch, [40 * MIB] * batch) for batch in batches})  # each one is traced
     assert predict(b"odd", ["--x"], tmp_path).needs[32] == Need(32 * 40, 32 * 40)
     monkeypatch.setattr(predictions, "ask", ask)
-    older = (tmp_path / "predict.json").read_text().replace('"works"', '"w"')
-    for damaged in ("[]", older):
-        (tmp_path / "predict.json").write_text(damaged)  # as if it weren't there
+    whole = (tmp_path / "predict.json").read_text()
+    for damaged in ("[]", whole.replace('"works"', '"w"'), whole.replace('"16":{', '"17":{'),
+                    whole.replace('"version":', '"version":1')):  # as if it weren't there
+        (tmp_path / "predict.json").write_text(damaged)
         predict(b"text", ["--x"], tmp_path)
-    assert len(asked) == 5
+    assert len(asked) == 10
+
+
+def test_sizes_that_a_script_refuses_are_left_out(tmp_path, monkeypatch):
+    """Unless it is the one that was asked for."""
+    def ask(text, options, batches):
+        if 2 in batches:
+            raise UserError("--batch-size has to be a multiple of --micro-batches")
+        return {batch: traced(batch, [batch * 40 * MIB]) for batch in batches}
+
+    monkeypatch.setattr(predictions, "ask", ask)
+    monkeypatch.setattr(predictions, "REFERENCE", tmp_path / "reference")
+    assert set(predict(b"", [], tmp_path, smallest=1).needs) == {*predictions.BATCHES} - {2}
+    with pytest.raises(UserError, match="multiple"):
+        predict(b"", [], tmp_path, batch=2)
 
 
 # ---- What is traced

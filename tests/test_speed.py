@@ -3,17 +3,21 @@ the command."""
 
 import statistics
 from argparse import Namespace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from made_up import CPU, MACHINE, setup_of, write_journal
+from torch.nn import functional
 
-from bench import check, predictions, speed
+from bench import check, predictions, speed, trace
 from bench.common import UserError
 from bench.memory import Need
 from bench.predictions import Prediction, ask
 from bench.scripts import Scripts
-from bench.speed import CARDS, at_batch, seconds
+from bench.speed import CARDS, seconds, work_at
 from bench.study import all_studies
+from bench.tables import markdown
 
 SCRIPTS = Scripts()
 CARD = speed.Card(24_000, 8.0, 1_000, 20, 100, 200, 200, 150, 50, ("X",))
@@ -52,7 +56,7 @@ def test_the_host_may_be_slower():
 
 
 def test_cards():
-    """The datasheet of each is whole, and its rates are below its bandwidth's and peak's limits."""
+    """Which units each has follows from its capability; what is reached is near the datasheet's."""
     for name, card in CARDS.items():
         assert card.names and 7 <= card.capability <= 12, name
         assert (card.bfloat16 is None) == (card.tf32 is None) == (card.capability < 8), name
@@ -61,9 +65,9 @@ def test_cards():
 
 
 def test_work_at_a_batch_size():
-    works = {8: dict(rest=[2, 80, 100]), 16: dict(rest=[2, 160, 150])}
-    assert at_batch(works, 32) == dict(rest=[2, 320, 250])
-    assert at_batch(works, 1) == dict(rest=[2, 10, 56.25])
+    works = {8: dict(rest=[2, 80, 100]), 16: dict(rest=[2, 160, 150], loss=[1, 0, 8])}
+    assert work_at(32, works) == dict(rest=[2, 320, 250], loss=[3, 0, 24])
+    assert work_at(8, works)["loss"] == [0, 0, 0] and work_at(1, works)["rest"] == [2, 10, 56.25]
 
 
 # ---- What is traced
@@ -87,7 +91,7 @@ def test_as_many_operations_as_the_formula_counts(name, options):
     products = tokens * found["flops_per_token"] - attention
     assert by_kind["products"] + by_kind["head"] == products
     assert sum(by_kind.values()) == by_kind["attention"] + products
-    assert found["evaluation"]["loss"][1] == 0 and tokens == 4 * 256
+    assert tokens == 4 * 256
 
 
 def test_what_a_kernel_is():
@@ -105,6 +109,41 @@ def test_what_a_kernel_is():
         "13-loss-in-graph", "--no-compile")
 
 
+ROW = 4 * 64  # bytes of a row of the matrices below
+
+
+@pytest.mark.parametrize(("kernel", "rows"), [
+    (lambda a, b, i: a + b, 3 * 32), (lambda a, b, i: a.add_(b), 3 * 32),
+    (lambda a, b, i: torch._foreach_add_([a, b], [b, a]), 6 * 32),
+    (lambda a, b, i: torch._foreach_mul_([a], 2), 2 * 32),
+    (lambda a, b, i: a.copy_(b), 2 * 32), (lambda a, b, i: a.zero_(), 32),
+    (lambda a, b, i: torch.zeros_like(a), 32), (lambda a, b, i: a.t()[3:], 0),
+    (lambda a, b, i: torch.empty_like(a), 0),
+    (lambda a, b, i: a + b[:1].expand(32, 64), 2 * 32 + 1),
+    (lambda a, b, i: a @ b.t(), 2 * 32 + 16),
+    (lambda a, b, i: torch.mm(a, b.t(), out=torch.empty(32, 32, device="meta")), 2 * 32 + 16),
+    (lambda a, b, i: functional.embedding(i, a), 2 * 8),
+    (lambda a, b, i: functional.nll_loss(a, i.repeat(4)), 1),
+])
+def test_bytes_of_a_kernel(kernel, rows):
+    """What is read and written, in rows; indices and single numbers don't count."""
+    a, b = (torch.empty(32, 64, device="meta") for _ in range(2))
+    indices = torch.empty(8, dtype=torch.int64, device="meta")
+    config = SimpleNamespace(context_length=1, vocab_size=1)
+    with trace.Notes(config) as notes:
+        kernel(a, b, indices)
+    moved = sum(size for _, _, size in notes.work[-1].values())
+    assert rows <= moved / ROW <= rows + 1.2
+
+
+@pytest.mark.parametrize(("rows", "columns", "aligned"), [
+    (64, 64, True), (63, 64, True), (64, 63, False), (64, 52, True)])
+def test_aligned(rows, columns, aligned):
+    """Blocks of 16 bytes along the rows, or along the columns of a transposed matrix."""
+    matrix = torch.empty(rows, columns, device="meta")
+    assert trace.is_aligned(matrix) is trace.is_aligned(matrix.t()) is aligned
+
+
 def test_fewer_bytes():
     """What the techniques save, by the trace: native layers, fused kernels."""
     def moved(name: str, *options) -> float:
@@ -119,39 +158,56 @@ def test_fewer_bytes():
 
 
 def test_the_published_ladder():
-    """As docs/predictions.md says: rungs 0 to 7 within 6 %, 10 and DDP within 10 %; 8 and 9 aren't
+    """As docs/predictions.md says: rungs 0 to 7 within 8 %, 10 and DDP within 10 %; 8 and 9 aren't
     explained."""
-    errors = {row["label"].split()[0] + row["label"][-3:]: row["clock"] / row["published"] - 1
-              for row in check.clock_table().rows}
-    assert len(errors) == 12
-    for number, error in enumerate(errors.values()):
-        limit = 0.06 if number < 8 else 0.25 if number < 10 else 0.1
-        assert abs(error) < limit, (number, error)
+    rows = check.clock_table().rows
+    assert len(rows) == 12
+    for number, row in enumerate(rows):
+        limit = 0.08 if number < 8 else 0.3 if number < 10 else 0.1
+        assert abs(row["clock"] / row["published"] - 1) < limit, row["label"]
 
 
 def test_others():
-    """Nine cards within the range that is printed; an older PyTorch is slower."""
+    """One program on eight cards is within the range that is printed, by which it was chosen; of
+    the other programs most. Their memory is right where ours isn't set by its evaluation."""
     rows = check.others()
-    new = [check.off(row) for row in rows if row["source"] == "twenty cards"]
-    assert len(new) == 16 and len(rows) == 23
-    assert max(map(abs, new)) < speed.RANGE and statistics.median(map(abs, new)) < 0.08
-    assert all(-0.1 < check.off(row) < 0.65 for row in rows if row not in new)
-    for row in check.others_memory_table().rows:  # nvidia-smi counts the driver's own besides
-        assert -1 < (row["predicted_mib"] - row["mib"]) / 1024 < 1, row
+    first, rest = ([check.off(row) for row in rows if (row["source"] == "twenty cards") is one]
+                   for one in (True, False))
+    assert len(first) == 16 and max(map(abs, first)) < speed.RANGE
+    assert statistics.median(map(abs, first)) < 0.08 and statistics.median(map(abs, rest)) < 0.2
+    table = check.others_memory_table()
+    assert len(table.rows) == 4
+    for row in table.rows:
+        error = float(table.columns[-1].cell(row).rstrip("%"))
+        assert abs(error) < 2, row
 
 
 def test_cpus():
-    """Without bfloat16's rounding or the compiler's fusions for it, the order is right."""
+    """Too fast, but 00 isn't taken for faster than what gained much."""
     tables = check.cpu_tables()
     assert tables
     for table in tables:
-        for row, predicted, measured in table.rows:
-            assert 0.4 < predicted / measured < 2.5, row.label
+        predicted = {row.label: speed for row, speed, _ in table.rows}
+        for row, speed_of, measured in table.rows:
+            assert 0.8 < speed_of / measured < 2, row.label
+        assert predicted["0 baseline"] < 0.5 * predicted["5 bfloat16"] < predicted[
+            "13 loss in graph"]
 
 
 def test_expected():
+    """Every rung, and every variant of 01 that can be traced."""
     rows = {row[0]: row for row in check.expected_table().rows}
     assert len(rows) > 20 and {"0 baseline", "13 loss in graph", "`optimizer-muon`"} < set(rows)
+    batch, known, before = rows["7 flash attention"][1:]
+    assert known.tok_per_sec(batch, CARDS["H100"]) > 1.5 * before[2].tok_per_sec(
+        batch, CARDS["H100"])
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(check, "kept", lambda *_: None)
+    for table in (check.clock_table, check.others_table, check.where_table, check.cards_table):
+        with pytest.raises(UserError, match="lacks"):
+            markdown(table())
 
 
 # ---- The command
@@ -186,10 +242,14 @@ def test_the_command(tmp_path, monkeypatch):
     assert f"| RTX 4060 Ti | 8 | {cell} | {cell} | {cell} |" in text
     assert "| T4 | 15 | 32 (3.0 GB): not in bfloat16 |" in text
     assert asked[0] == (["--model", "gpt2"], 8188 - predictions.OTHERS, 5)
+    assert "| 00 | 5 |" not in text
     text = answer(gpu="H100", batch_size=None)
     whole = known.seconds(32, CARDS["H100"])
     assert f"| {known.mfu(32, CARDS['H100']):.0%} |" in text and "and where the time" in text
     assert f"| {whole['products'] / sum(whole.values()):.0%} |" in text
+    minutes = 15 * 414_009 / (32 * 1024) * sum(whole.values()) / 60
+    assert f"| {minutes:,.1f} |" in text and f"| {minutes / 4:,.1f} |" in text  # 02 on four GPUs
+    assert "| 00 | 5 |" in answer(gpu="RTX 4060 Ti")
     text = answer(memory=2.0, variants="step-accumulation,parallel-zero1")
     assert "| 00 | 1.00 | 3.00 | 0.68 |\n" in text and "| 2 GB | 2 | 8 (1.0 GB) |" in text
     assert "| step-accumulation --micro-batches 4 |" in text and "| parallel-zero1 |" in text

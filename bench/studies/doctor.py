@@ -4,8 +4,10 @@ import importlib.util
 import json
 
 from bench import processes
-from bench.common import ROOT, relative
+from bench.common import REFERENCE, ROOT, relative
 from bench.lengths import fitting
+from bench.predictions import kept
+from bench.speed import CARDS, card_of
 from bench.study import Study
 
 EXTRAS = "accelerate", "bitsandbytes", "safetensors", "transformers"
@@ -43,6 +45,8 @@ class Doctor(Study):
             lines.append(("batch size", ", ".join(
                 f"{batch} in place of {theirs}" for theirs, batch in batches.items())
                 or "8 and 32, as published"))
+            if not works["compile_error"]:
+                lines += expected(setup, batches.get("32", 32))
         packages = [name for name in EXTRAS if not importlib.util.find_spec(name)]
         if packages:
             works["missing"].append(f"{', '.join(packages)}, for some variants:"
@@ -54,3 +58,15 @@ class Doctor(Study):
             following = "python measure.py report" if measured else "python 00_orig.py"
         lines.append(("next", following))
         return "\n".join(f"{name:15}{text}" for name, text in lines)
+
+
+def expected(setup, batch: int) -> list[tuple[str, str]]:
+    """What 01 should do on this card, if it is a known one."""
+    card, script = card_of(setup.machine["name"]), setup.scripts.stage("01").script
+    known = kept(setup.scripts.text(script), ["--model", "gpt2"], REFERENCE)
+    if not card or not known:
+        return []
+    told = known.speed_range(batch, CARDS[card])
+    return [("expected", f"01 at batch {batch}: {told} thousand tok/sec on each GPU, by prediction"
+                         " (docs/predictions.md)" if known.tok_per_sec(batch, CARDS[card]) else
+             "no speed is predicted for 01: this card has no bfloat16")]

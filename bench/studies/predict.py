@@ -10,7 +10,7 @@ from bench.speed import CARDS, KINDS
 from bench.study import EPOCHS, Column, Study, Table
 from bench.tables import found_in, markdown
 
-TOKENS_OF_BOOK = 414_004  # to train on
+TOKENS_OF_BOOK = 414_009  # to train on
 
 
 class Predict(Study):
@@ -82,7 +82,7 @@ class Predict(Study):
         return text + (
             f"\nNothing was trained for this. It fits beside {OTHERS / 1024:.1f} GB for driver and"
             " display. docs/fits.md and\ndocs/predictions.md tell how far to trust it. 02 is"
-            " without the time that the GPUs take to send\ntheir gradients.\n"
+            " without the time that GPUs take to send to each\nother.\n"
             f"{relative(setup.results / 'predict.png')}")
 
 
@@ -92,13 +92,14 @@ def where_it_goes(runs: list, known: dict[str, Prediction], args) -> Table:
     for run in runs:
         prediction = known[run.name]
         batch = args.batch_size or largest(prediction.needs, card.mib)
-        times = prediction.seconds(batch, card) if batch else None
+        fits = batch and prediction.needs[batch].least <= card.mib - OTHERS
+        times = prediction.seconds(batch, card) if fits else None
         if times:
             rows.append((run, prediction, batch, times))
 
     def minutes(row: tuple) -> str:
-        _, prediction, batch, times = row
-        tokens = batch * prediction.context_length
+        run, prediction, batch, times = row
+        tokens = batch * prediction.context_length * run.processes
         return f"{EPOCHS * TOKENS_OF_BOOK / tokens * sum(times.values()) / 60:,.1f}"
 
     return Table([
@@ -108,8 +109,8 @@ def where_it_goes(runs: list, known: dict[str, Prediction], args) -> Table:
         Column(f"minutes of {EPOCHS} epochs", minutes),
         *(Column(kind, lambda row, kind=kind: f"{row[3][kind] / sum(row[3].values()):.0%}")
           for kind in KINDS)], rows,
-        f"On this card, and where the time of a step goes ({args.gpu}; the book has"
-        f" {TOKENS_OF_BOOK:,} training tokens):")
+        f"What fits a card of this kind, {args.gpu}: how fast, how long on the book's"
+        f" {TOKENS_OF_BOOK:,} training\ntokens, and where the time of a step goes:")
 
 
 def chosen(setup) -> list:
