@@ -37,15 +37,13 @@ def ladder(scripts: Scripts) -> list[tuple[int, Run, int, Prediction]]:
 
 def memory_table() -> Table:
     """Each rung's published memory beside the predicted one. Raises UserError, StackError."""
-    theirs, rows, ours = published().reserved_gb, [], {}
-    *rungs, (_, ddp, _, _) = every = ladder(Scripts())
-    for number, run, batch, known in every:
-        ours[number] = known.needs[batch].reserved / 1024
-        if run.script in theirs and (number, run) != (len(rungs), ddp):
+    theirs, rows, ours = published().reserved_gb, [], []
+    for number, run, batch, known in ladder(Scripts()):
+        ours.append(known.needs[batch].reserved / 1024)
+        if run.torchrun:  # 02 is the last rung with DDP, the published program rung 10 with it
+            rows.append(("10, with DDP", 32, theirs[run.script], ours[10] + ours[-1] - ours[-2]))
+        elif run.script in theirs:
             rows.append((run.label, batch, theirs[run.script], ours[number]))
-    # 02 is rung 13 with DDP, the published program rung 10 with it.
-    *_, before, last = ours.values()
-    rows.append(("10, with DDP", 32, theirs[ddp.script], ours[10] + last - before))
     return Table([
         Column("rung", lambda row: row[0], True), Column("batch", lambda row: str(row[1])),
         Column("published", lambda row: f"{row[2]:.2f}"),

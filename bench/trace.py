@@ -41,7 +41,6 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch.distributed import fsdp
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -297,6 +296,9 @@ def shares(module: nn.Module, offload_policy=None, **how) -> nn.Module:
     """In place of fully_shard: the same, for tensors without storage."""
     if isinstance(offload_policy, fsdp.CPUOffloadPolicy):
         raise NotImplementedError("--offload can't be traced")
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group  # not a public name
+
+    _fsdp_param_group.FSDPParamGroup._validate_no_meta_params = lambda _: None
     return fsdp.fully_shard(module, offload_policy=offload_policy or fsdp.OffloadPolicy(), **how)
 
 
@@ -527,7 +529,6 @@ def trace(module, options: list[str], batch: int | None = None) -> tuple[int, di
           mock.patch("torch.autocast", Autocast),
           mock.patch("torch.optim.adam._device_dtype_check_for_fused", lambda *_, **__: None),
           mock.patch("torch.meta", NO_STREAMS, create=True),
-          mock.patch.object(FSDPParamGroup, "_validate_no_meta_params", lambda _: None),
           mock.patch.object(torch.UntypedStorage, "resize_", lambda *args: notes.resize(*args))):
         run = Run(notes)
         module.train(model, data, config, run)
