@@ -56,8 +56,9 @@ def write_readme() -> bool:
 
 def draw_predictions():
     """Predicted over measured tok/sec, for what others have measured, with the range."""
-    figure, [(subfigure, axes)] = rows_of_panels([check.summary_of_others()], [5],
-                                                 [1])
+    found = check.summary_of_others().split(" (")[0]
+    figure, [(subfigure, axes)] = rows_of_panels(
+        [f"Predicted over measured speed: {found}"], [5], [1])
     rows = sorted(check.others(), key=lambda row: row["tok_per_sec"])
     axes.axvspan(1 - check.RANGE, 1 + check.RANGE, color=NOISE, zorder=0)
     axes.axvline(1, color="0.5", linewidth=1)
