@@ -98,13 +98,13 @@ def others() -> list[dict]:
         source = data["sources"][row["source"]]
         known = prediction_of(scripts, source["script"], [*GPT2, *source["options"]])
         need = known.needs.get(row["batch"])
-        if not source["padded"]:
+        if source["unaligned_head"]:  # as our script's isn't
             known = known._replace(works={
                 batch: {part: {name + " unaligned" * name.startswith("head "): figures
                                for name, figures in work.items()} for part, work in each.items()}
                 for batch, each in known.works.items()})
         rows.append(row | dict(
-            padded=source["padded"], predicted_mib=need and need.reserved,
+            predicted_mib=need and need.reserved,
             predicted=known.tok_per_sec(row["batch"], CARDS[row["card"]], row["micro_batches"])))
     return rows
 

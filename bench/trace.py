@@ -302,10 +302,14 @@ def shares(module: nn.Module, offload_policy=None, **how) -> nn.Module:
     return fsdp.fully_shard(module, offload_policy=offload_policy or fsdp.OffloadPolicy(), **how)
 
 
+class NoStream(torch.cpu.Stream):
+    stream_id = device_index = device_type = 0
+
+
 # In place of torch.cuda, for fully_shard.
 NO_STREAMS = SimpleNamespace(
-    current_device=lambda: 0, current_stream=torch.cpu.current_stream, stream=torch.cpu.stream,
-    Stream=torch.cpu.Stream, Event=torch.cpu.Event)
+    current_device=lambda: 0, device_count=lambda: WORLD_SIZE, set_device=lambda _: None,
+    current_stream=NoStream, stream=torch.cpu.stream, Stream=NoStream, Event=torch.cpu.Event)
 
 
 # ---- torch.compile -----------------------------------------------------------------------------
