@@ -299,13 +299,12 @@ def hardware_table() -> Table:
         sorted(rows, key=lambda row: row[1]))
 
 
-def tables() -> dict[str, str]:
-    """All of them, by the name of their marker. Raises UserError, StackError."""
-    return {
-        "fits": markdown(memory_table()), "fits-others": markdown(others_memory_table()),
-        "gpus": markdown(cards_table()), "hardware": markdown(hardware_table()),
-        "clock": markdown(clock_table()), "others": markdown(others_table()),
-        "others-summary": summary_of_others(),
-        "where": markdown(where_table()), "expected": markdown(expected_table()),
-        "cpus": "\n".join(map(markdown, cpu_tables())),
-    }
+TABLES = {  # by the name of their marker
+    "fits": lambda: markdown(memory_table()),
+    "fits-others": lambda: markdown(others_memory_table()),
+    "gpus": lambda: markdown(cards_table()), "hardware": lambda: markdown(hardware_table()),
+    "clock": lambda: markdown(clock_table()), "others": lambda: markdown(others_table()),
+    "others-summary": summary_of_others, "where": lambda: markdown(where_table()),
+    "expected": lambda: markdown(expected_table()),
+    "cpus": lambda: "\n".join(map(markdown, cpu_tables())),
+}

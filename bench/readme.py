@@ -79,8 +79,7 @@ def draw_predictions():
 def update(text: str, machine: Path) -> str:
     """`text` with what stands between its markers written anew, from a machine's folder. Raises
     UserError for a marker without its end or of an unknown table, StackError, OSError."""
-    tables = check.tables() | {
-        "techniques": techniques_table(), "guide": guide_table(machine)}
+    tables = {"techniques": techniques_table(), "guide": guide_table(machine)}
     for study in all_studies().values():
         tables |= study.fixed()
         for measured, _ in found_in(machine, study.name):
@@ -90,6 +89,8 @@ def update(text: str, machine: Path) -> str:
         opening, name, _, end = block.groups()
         if not end:
             raise UserError(f"{opening.strip()} has no <!-- end -->")
+        if name in check.TABLES:
+            tables[name] = check.TABLES[name]()
         if name not in tables:
             raise UserError(f"there is no table {name} in {relative(machine)}")
         table = tables[name]
