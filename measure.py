@@ -171,7 +171,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
     except processes.Interrupted as error:
-        resume = ["--resume"] * (args.command in studies)  # a report always goes on
+        # A report always goes on; what runs no scripts begins anew.
+        resume = ["--resume"] * (args.command in studies and studies[args.command].runs_scripts)
         again = [argv[0], *resume, *(option for option in argv[1:] if option != "--resume")]
         print(f"interrupted: python measure.py {shlex.join(again)} goes on from here",
               file=sys.stderr)

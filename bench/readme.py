@@ -60,7 +60,7 @@ def draw_predictions():
     figure, [(subfigure, axes)] = rows_of_panels(
         [f"Predicted over measured speed: {found}"], [5], [1])
     rows = sorted(check.others(), key=lambda row: row["tok_per_sec"])
-    axes.axvspan(1 - check.RANGE, 1 + check.RANGE, color=NOISE, zorder=0)
+    axes.axvspan(1 / (1 + check.RANGE), 1 / (1 - check.RANGE), color=NOISE, zorder=0)
     axes.axvline(1, color="0.5", linewidth=1)
     lay_rows(axes, len(rows))
     for place, row in enumerate(rows):
@@ -68,7 +68,7 @@ def draw_predictions():
                   color=OWN if row["source"] == "twenty cards" else "0.55")
     axes.set_yticks(range(len(rows)), [
         f"{row['card']}, batch {row['batch']}: {row['tok_per_sec']:,}" for row in rows], fontsize=8)
-    axes.set_xlabel("tok/sec, predicted over measured; the band is the range that is printed")
+    axes.set_xlabel("tok/sec, predicted over measured; in the band the printed range is right")
     subfigure.legend(handles=[
         key("one program, PyTorch 2.8", color=OWN, marker="o", linestyle=""),
         key("other programs", color="0.55", marker="o", linestyle="")],

@@ -32,6 +32,7 @@ class Doctor(Study):
                 ("free memory", ", ".join(f"{mib / 1024:.1f} GB" for mib in free))]
         lines += [("bfloat16", "in hardware" if works["bfloat16"] else "not in hardware"),
                   ("torch.compile", "doesn't work" if works["compile_error"] else "works")]
+        batches = {}
         meta = setup.data / "meta.json"
         lines.append(("tokens", f"none yet in {relative(setup.data)}: the scripts make them"))
         if meta.exists():
@@ -55,7 +56,9 @@ class Doctor(Study):
         measured = [*setup.results.glob("*.jsonl")]
         following = "make report" if measured else "make bench"
         if not (ROOT / ".venv").exists():  # make would install another environment
-            following = "python measure.py report" if measured else "python 00_orig.py"
+            first = f"python 00_orig.py --batch-size {batches['8']}" if batches else (
+                "python 00_orig.py")
+            following = "python measure.py report" if measured else first
         lines.append(("next", following))
         return "\n".join(f"{name:15}{text}" for name, text in lines)
 
