@@ -61,7 +61,7 @@ MODELS = {
     "gpt2-large": dict(layers=36, heads=20, width=1280),
     "gpt2-xl": dict(layers=48, heads=25, width=1600),
     "cpu-demo": dict(layers=4, heads=4, width=256, context_length=256, dropout=0.0, batch_size=8,
-                     eval_windows=16, max_tokens=40_960),
+                     eval_windows=16, max_tokens=40_960, loss_chunk=1024),
 }
 
 
@@ -88,6 +88,7 @@ class Config:
     heads: int = 12
     width: int = 768
     vocab_size: int = 50_304  # GPT-2's 50,257 and 47 unused ids: a multiple of 64 is faster
+    loss_chunk: int = 4096  # tokens whose logits exist at a time
     context_length: int = option(1024, "tokens per window", 1)
     dropout: float = option(0.1, "share of the activations zeroed in training", 0, 1)
 
@@ -254,16 +255,50 @@ class GPTModel(nn.Module):
         self.blocks = nn.Sequential(*[TransformerBlock(config) for _ in range(config.layers)])
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        self.loss_chunk = config.loss_chunk
 
     def forward(self, ids_BT, targets_BT=None):
         """Logits; with targets their mean cross entropy, so that one graph holds model and loss."""
         positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
         x_BTC = self.token_embedding(ids_BT) + self.position_embedding(positions_T)
         x_BTC = self.blocks(self.dropout(x_BTC))
-        logits_BTV = self.head(self.norm(x_BTC))
+        x_BTC = self.norm(x_BTC)
         if targets_BT is None:
-            return logits_BTV
-        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten())
+            return self.head(x_BTC)
+        x_NC, targets_N = x_BTC.flatten(0, 1), targets_BT.flatten()
+        loss = ChunkedLoss.apply(x_NC, self.head.weight, targets_N, self.loss_chunk)
+        return loss / len(targets_N)
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """The head and its cross entropy, a chunk of tokens at a time, so that the logits of a whole
+    batch never exist. The gradients are made in the forward pass, while a chunk's logits are there.
+    N: tokens of the batch, M: tokens of a chunk."""
+
+    @staticmethod
+    def forward(ctx, x_NC, weight_VC, targets_N, chunk: int):
+        """The sum of the losses."""
+        loss, x_gradients, weight_gradient_VC = 0.0, [], None
+        ids_V = torch.arange(len(weight_VC), device=x_NC.device)
+        for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
+            targets_M1 = targets_M[:, None]
+            logits_MV = (x_MC @ weight_VC.T).float()
+            log_sum_M1 = logits_MV.logsumexp(dim=-1, keepdim=True)
+            loss += (log_sum_M1 - logits_MV.gather(-1, targets_M1)).sum()
+            # The gradient of the logits: their softmax, less 1 at the target.
+            gradient_MV = (logits_MV - log_sum_M1).exp() - (ids_V == targets_M1).float()
+            gradient_MV = gradient_MV.to(x_MC.dtype)
+            x_gradients.append(gradient_MV @ weight_VC)
+            part_VC = gradient_MV.T @ x_MC
+            first = weight_gradient_VC is None
+            weight_gradient_VC = part_VC if first else weight_gradient_VC + part_VC
+        ctx.save_for_backward(torch.cat(x_gradients), weight_gradient_VC)
+        return loss
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x_gradient_NC, weight_gradient_VC = ctx.saved_tensors
+        return gradient * x_gradient_NC, gradient * weight_gradient_VC, None, None
 
 
 def prepare_model(model: GPTModel, config: Config) -> nn.Module:

@@ -523,7 +523,8 @@ def trace(module, options: list[str], batch: int | None = None) -> tuple[int, di
     size = ["--batch-size", str(batch)] if batch else []
     config = module.configure(["--device", "cpu", *options, *size])
     config.device = torch.device("meta")
-    config.max_steps, config.eval_freq, config.target_loss = STEPS, 99, -1
+    config.max_steps, config.max_tokens, config.eval_freq = STEPS, None, 99
+    config.target_loss = -1
     config.eval_windows = 8 * getattr(module, "WORLD_SIZE", 1)  # of which each rank has its share
     windows = text_of_zeros(module, config)
     data = module.Data(meta={}, train=windows, val=windows, tokenizer=None)
