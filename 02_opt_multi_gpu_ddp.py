@@ -88,7 +88,7 @@ class Config:
     heads: int = 12
     width: int = 768
     vocab_size: int = 50_304  # GPT-2's 50,257 and 47 unused ids: a multiple of 64 is faster
-    loss_chunk: int = 4096  # tokens whose logits exist at a time
+    loss_chunk: int = 2048  # tokens whose logits exist at a time
     context_length: int = option(1024, "tokens per window", 1)
     dropout: float = option(0.1, "share of the activations zeroed in training", 0, 1)
 
