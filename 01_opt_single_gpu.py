@@ -49,7 +49,7 @@ MODELS = {
     "gpt2-large": dict(layers=36, heads=20, width=1280),
     "gpt2-xl": dict(layers=48, heads=25, width=1600),
     "cpu-demo": dict(layers=4, heads=4, width=256, context_length=256, dropout=0.0, batch_size=8,
-                     eval_windows=16, max_tokens=40_960, loss_chunk=1024),
+                     eval_windows=16, max_tokens=40_960),
 }
 
 
@@ -76,7 +76,6 @@ class Config:
     heads: int = 12
     width: int = 768
     vocab_size: int = 50_304  # GPT-2's 50,257 and 47 unused ids: a multiple of 64 is faster
-    loss_chunk: int = 2048  # tokens whose logits exist at a time
     context_length: int = option(1024, "tokens per window", 1)
     dropout: float = option(0.1, "share of the activations zeroed in training", 0, 1)
 
@@ -238,7 +237,6 @@ class GPTModel(nn.Module):
         self.blocks = nn.Sequential(*[TransformerBlock(config) for _ in range(config.layers)])
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
-        self.loss_chunk = config.loss_chunk
 
     def forward(self, ids_BT, targets_BT=None):
         """Logits; with targets their mean cross entropy, so that one graph holds model and loss."""
@@ -249,8 +247,7 @@ class GPTModel(nn.Module):
         if targets_BT is None:
             return self.head(x_BTC)
         x_NC, targets_N = x_BTC.flatten(0, 1), targets_BT.flatten()
-        loss = ChunkedLoss.apply(x_NC, self.head.weight, targets_N, self.loss_chunk)
-        return loss / len(targets_N)
+        return ChunkedLoss.apply(x_NC, self.head.weight, targets_N) / len(targets_N)
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -259,8 +256,9 @@ class ChunkedLoss(torch.autograd.Function):
     N: tokens of the batch, M: tokens of a chunk."""
 
     @staticmethod
-    def forward(ctx, x_NC, weight_VC, targets_N, chunk: int):
+    def forward(ctx, x_NC, weight_VC, targets_N):
         """The sum of the losses."""
+        chunk = max(1024, math.ceil(len(targets_N) / 8))  # fewer tokens don't fill a GPU
         loss, x_gradients, weight_gradient_VC = 0.0, [], None
         ids_V = torch.arange(len(weight_VC), device=x_NC.device)
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
@@ -281,7 +279,7 @@ class ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         x_gradient_NC, weight_gradient_VC = ctx.saved_tensors
-        return gradient * x_gradient_NC, gradient * weight_gradient_VC, None, None
+        return gradient * x_gradient_NC, gradient * weight_gradient_VC, None
 
 
 def prepare_model(model: GPTModel, config: Config) -> nn.Module:

@@ -125,7 +125,7 @@ class Scripts:
     def variants(self, base: Run, machine: dict, slot: str | None = None,
                  names: str | None = None) -> list[Run]:
         """`base` (01 or 02), and a run compared to it for each row of its measured variants: those
-        of a slot, those in `names` ("optimizer-muon,head-chunked"), or all but those that have a
+        of a slot, those in `names` ("optimizer-muon,data-workers"), or all but those that have a
         study of their own. Raises UserError, StackError."""
         known = {patch.name: patch for patch in stack.load_variants()
                  if patch.base == base.name and "Slot" in patch.fields

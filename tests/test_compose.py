@@ -18,7 +18,7 @@ CONFLICTS = {
     ("profile", "schedule-cosine"), ("profile", "schedule-scaled"),
     ("checkpoint-resume", "profile"),
     ("ddp-options", "parallel-deepspeed"), ("ddp-options", "parallel-sharded"),
-    ("attention-backend", "parallel-sharded"), ("head-chunked", "model-mixture"),
+    ("attention-backend", "parallel-sharded"),
     ("loop-accelerate", "precision-fp16"), ("loop-accelerate", "step-accumulation"),
     *((f"optimizer-{name}", "parallel-zero1")
       for name in ("adafactor", "adamw-8bit", "foreach", "muon")),

@@ -231,7 +231,7 @@ def ranks(monkeypatch):
 @pytest.mark.parametrize(("name", "options"), [
     ("0", []), ("05-bfloat16", []), ("13-loss-in-graph", []), ("memory-checkpoint", []),
     ("optimizer-muon", []), ("step-accumulation", ["--micro-batches", "4"]),
-    ("head-chunked", ["--head-chunks", "4"]), ("precision-autocast", []),
+    ("14-chunked-head", []), ("precision-autocast", []),
     ("parallel-sharded", ["--zero", "3"])])
 def test_as_much_as_the_profiler_counts(name, options, tmp_path, ranks):
     """Not compiled, and without dropout, which is another operator on CUDA."""
@@ -266,7 +266,7 @@ def test_compiled():
     ("parallel-sharded", [], "weights that ranks share can only be traced with --no-c"),
     ("parallel-sharded", ["--no-compile", "--offload"], "--offload can't be traced"),
     ("model-mixture", [], "a model with several results can't be traced"),
-    ("head-chunked", ["--batch-size", "0"], "0 is out of range"),
+    ("14-chunked-head", ["--batch-size", "0"], "0 is out of range"),
 ])
 def test_what_can_not_be_traced_is_told_in_a_line(name, options, says):
     with pytest.raises(UserError, match=says) as error:

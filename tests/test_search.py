@@ -178,15 +178,15 @@ def test_after_a_search(tmp_path):
 
 def test_without_a_search(tmp_path):
     """The target is that of 00's default run; some rungs, and variants over the last of them."""
-    setup = setup_of(tmp_path, rungs="0,5,13", names="optimizer-muon,compile-switch")
+    setup = setup_of(tmp_path, rungs="0,5,14", names="optimizer-muon,compile-switch")
     (target, _), (plan, _) = carry_out(TimeToLoss(), setup, landscape())
     assert (target.kind, names(target), target.rounds, target.first_seed) == (
         "target", ["00_orig-batch-4-rate-0.0005"], times.TUNING_ROUNDS, 1)
     assert (plan.kind, plan.targets, plan.tokens) == ("variants", dict(published=7.75), 3 * 8192)
     assert names(plan)[:4] == [
-        "00_orig", "05-bfloat16", "13-loss-in-graph", "variant-optimizer-muon"]
+        "00_orig", "05-bfloat16", "14-chunked-head", "variant-optimizer-muon"]
     assert [run.compared_to for run in plan.runs] == [
-        None, *["00_orig"] * 2, *["13-loss-in-graph"] * (len(plan.runs) - 3)]
+        None, *["00_orig"] * 2, *["14-chunked-head"] * (len(plan.runs) - 3)]
     measured, rows = found_in(tmp_path, "time-to-loss")[-1]
     figure = TimeToLoss().draw(measured, rows)
     texts = shown(figure, ("7.750",))

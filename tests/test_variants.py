@@ -77,18 +77,6 @@ def test_unchanged_is_unchanged(scripts, stages, tokens, name):
     assert largest_difference(*losses) < 1e-5
 
 
-def test_the_head_in_chunks_needs_no_whole_chunks(scripts):
-    """The loss and its gradients, for pieces of unequal sizes."""
-    script = scripts("head-chunked")
-    x_BT, y_BT = torch.randint(256, (2, 3, 7), device=CPU)
-    results = []
-    for chunks in (1, 4):
-        model, _ = model_of(script, head_chunks=chunks)
-        loss = model(x_BT, y_BT)
-        results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
-    torch.testing.assert_close(*results)
-
-
 def test_sharded_ranks_train_as_02_does(tmp_path):
     """Two ranks, of which the second has no window of its own to evaluate, or one less; float32."""
     data, losses = write_tokens(tmp_path / "data"), {}
