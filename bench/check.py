@@ -4,6 +4,7 @@ results/reference/, and beside it what others and this project's machines have m
 import json
 import re
 from statistics import median
+from typing import NamedTuple
 
 from bench.common import REFERENCE, UserError
 from bench.predictions import Prediction, kept, largest
@@ -18,6 +19,7 @@ PUBLISHED_ON = "A100 40 GB"  # probably: batch 32 was the largest that fitted
 # The published clock ran on while, at each log line, eight workers started that load a batch of
 # each text: the seconds of that, fitted. Lines came every 15 steps in 00, 10 in 01, 5 in 02.
 PER_LINE = 0.4
+CHUNKS = "14-chunked-head", "13-loss-in-graph"  # the rung with logits in chunks, and before it
 
 
 def prediction_of(scripts: Scripts, script, options: list[str]) -> Prediction:
@@ -94,9 +96,16 @@ def others() -> list[dict]:
     """What others have measured, with `predicted` tok/sec and, in MiB, memory. Raises UserError."""
     data = json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
     scripts, rows = Scripts(), []
+    with_chunks, without = (
+        scripts.text(name) for name in CHUNKS)
     for row in data["rows"]:
         source = data["sources"][row["source"]]
-        known = prediction_of(scripts, source["script"], [*GPT2, *source["options"]])
+        name = source["script"]
+        if name == "precision-autocast":  # theirs keep the logits of the whole batch
+            name = "autocast without chunks"
+            scripts.own[name] = stack.merge(
+                with_chunks, scripts.text(source["script"]), without, name)
+        known = prediction_of(scripts, name, [*GPT2, *source["options"]])
         need = known.needs.get(row["batch"])
         if source["unaligned_head"]:  # as our script's isn't
             known = known._replace(works={
@@ -174,39 +183,49 @@ def where_table() -> Table:
     return Table(columns, [kind for kind in KINDS if any(each[kind] for each in times.values())])
 
 
-def expected_table() -> Table:
-    """What each rung, over the one before, and each variant of 01, over 01, should bring on an
-    H100. Raises UserError, StackError."""
-    scripts, card, rows, before = Scripts(), CARDS["H100"], [], None
+class Expected(NamedTuple):
+    """What a rung, over the one before, or a variant, over 01, should bring on an H100."""
+
+    script: str
+    label: str
+    batch: int
+    prediction: Prediction
+    versus: "Expected | None"
+
+    @property
+    def tok_per_sec(self) -> float:
+        return self.prediction.tok_per_sec(self.batch, CARDS["H100"])
+
+    @property
+    def gigabytes(self) -> float:
+        return self.prediction.needs[self.batch].reserved / 1024
+
+
+def expected() -> list[Expected]:
+    """Of every rung on one GPU, and of each variant that can be traced. Raises UserError."""
+    scripts, rows, before = Scripts(), [], None
     for _, run, batch, known in ladder(scripts):
         if not run.torchrun:
-            row = (run.label, batch, known, before)
-            rows.append(row)
-            before = row
+            before = Expected(run.script, run.label, batch, known, before)
+            rows.append(before)
     for run in scripts.variants(scripts.stage("01"), dict(gpus=1))[1:]:
         known = kept(scripts.text(run.script), [*GPT2, *run.options], REFERENCE)
         if known:  # else it can't be traced
-            rows.append((f"`{run.label}`", 32, known, before))
+            rows.append(Expected(run.script, f"`{run.label}`", 32, known, before))
+    return rows
 
-    def factor(figure):
-        def cell_of(row: tuple) -> str:
-            _, batch, known, versus = row
-            return f"{figure(known, batch) / figure(versus[2], versus[1]):.2f}" if versus else ""
 
-        return cell_of
-
-    def speed(known: Prediction, batch: int) -> float:
-        return known.tok_per_sec(batch, card)
-
-    def gigabytes(known: Prediction, batch: int) -> float:
-        return known.needs[batch].reserved / 1024
+def expected_table() -> Table:
+    """Raises UserError, StackError."""
+    def factor(name: str):
+        return lambda row: row.versus and f"{getattr(row, name) / getattr(row.versus, name):.2f}"
 
     return Table([
-        Column("run", lambda row: row[0], True), Column("batch", lambda row: str(row[1])),
-        Column("tok/sec", lambda row: f"{speed(row[2], row[1]):,.0f}"),
-        Column("× speed", factor(speed)),
-        Column("GB", lambda row: f"{gigabytes(row[2], row[1]):.2f}"),
-        Column("× memory", factor(gigabytes))], rows)
+        Column("run", lambda row: row.label, True), Column("batch", lambda row: str(row.batch)),
+        Column("tok/sec", lambda row: f"{row.tok_per_sec:,.0f}"),
+        Column("× speed", factor("tok_per_sec")),
+        Column("GB", lambda row: f"{row.gigabytes:.2f}"),
+        Column("× memory", factor("gigabytes"))], expected())
 
 
 class OfCPU(Card):

@@ -11,6 +11,7 @@ from bench.study import all_studies
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 COLOURS = {"00": "#E69F00", "01": "#0072B2", "02": "#009E73"}
 OWN, PUBLISHED, NOISE, ERROR = COLOURS["01"], "0.75", "#F6DBA6", "#D55E00"
+UNSURE = "#A8C8E0"  # where no change can be told
 INCHES = 10  # of a picture's width, which READMEs show at about 900 pixels
 
 

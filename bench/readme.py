@@ -2,13 +2,15 @@
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from bench import check
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels
+from bench.rows import Row
 from bench.scripts import published
 from bench.study import Column, Table, all_studies
-from bench.tables import cell, excerpts_of, found_in, markdown
+from bench.tables import bold, cell, excerpts_of, found_in, markdown
 from patches import stack
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -79,7 +81,11 @@ def draw_predictions():
 def update(text: str, machine: Path) -> str:
     """`text` with what stands between its markers written anew, from a machine's folder. Raises
     UserError for a marker without its end or of an unknown table, StackError, OSError."""
-    tables = {"techniques": techniques_table(), "guide": guide_table(machine)}
+    own, tables = {
+        "techniques": techniques_table, "guide": guide_table, "sample": sample,
+        "technique-cards": lambda machine: cards(machine, stack.load(), "ladder"),
+        "variant-cards": lambda machine: cards(machine, stack.load_variants(), "variants"),
+    }, {}
     for study in all_studies().values():
         tables |= study.fixed()
         for measured, _ in found_in(machine, study.name):
@@ -91,6 +97,8 @@ def update(text: str, machine: Path) -> str:
             raise UserError(f"{opening.strip()} has no <!-- end -->")
         if name in check.TABLES:
             tables[name] = check.TABLES[name]()
+        if name in own:
+            tables[name] = own[name](machine)
         if name not in tables:
             raise UserError(f"there is no table {name} in {relative(machine)}")
         table = tables[name]
@@ -99,22 +107,94 @@ def update(text: str, machine: Path) -> str:
     return BLOCK.sub(write, text)
 
 
-def techniques_table() -> str:
-    """What each technique is, what it does to the loss, and its published figures."""
+def techniques_table(machine: Path) -> str:
+    """What each technique is, what it does to the loss, and what it brought over the one before it:
+    published, and on this machine."""
+    measured, ladder = next(iter(found_in(machine, "ladder")), (None, []))
+    here, before, rows = {row.run.name: row for row in ladder}, None, []
     first = published().stages["00"]
-    rows = [("0", f"baseline, [`{stack.FIRST}`]({stack.FIRST})", "", first)]
-    for number, patch in enumerate(patches := stack.load(), 1):
-        gpus = patch.published.gpus if patch.published else 1
-        link = f"[{patch.fields['Technique']}](patches/{patch.name}.patch)"
-        rows.append((str(number) if patch is not patches[-1] else "",  # ddp.patch has no number
-                     link + f", on {gpus} GPUs" * (gpus > 1),
-                     patch.fields["Loss"].split()[0], patch.published))
+    for number, patch in enumerate([None, *stack.load()]):
+        figures = patch.published if patch else first
+        ddp = bool(patch) and patch.name == "ddp"
+        link = f"baseline, [`{stack.FIRST}`]({stack.FIRST})" if not patch else (
+            f"[{patch.fields['Technique']}](patches/{patch.name}.patch)"
+            + f", on {figures.gpus if figures else 1} GPUs" * ddp)
+        rows.append(Technique(
+            "" if ddp else str(number), link, patch.fields["Loss"].split()[0] if patch else "",
+            figures, figures and before and figures.tok_per_sec / before.tok_per_sec,
+            here.get(Path(stack.file_of(patch.name) if patch else stack.FIRST).stem)))
+        before = figures or before
+    name = measured.machine["name"] if measured else ""
     return markdown(Table([
-        Column("#", lambda row: row[0]), Column("technique", lambda row: row[1], True),
-        Column("loss", lambda row: row[2], True),
-        Column("published tok/sec", lambda row: cell(row[3] and row[3].tok_per_sec, ",.0f")),
-        Column("GB", lambda row: cell(row[3] and row[3].reserved_gb, ".2f")),
+        Column("#", lambda row: row.number), Column("technique", lambda row: row.link, True),
+        Column("loss", lambda row: row.loss, True),
+        Column("published tok/sec", lambda row: cell(
+            row.published and row.published.tok_per_sec, ",.0f")),
+        Column("×", lambda row: cell(row.published_factor, ".2f")),
+        Column("GB", lambda row: cell(row.published and row.published.reserved_gb, ".2f")),
+        Column(f"{name}: ×", lambda row: cell(row.measured and row.measured.factor, ".2f")
+               and bold(cell(row.measured.factor, ".2f"), row.measured.verdict)),
+        Column(f"{name}: GB", lambda row: cell(
+            row.measured and row.measured.reserved_gb, ".2f")),
     ], rows))
+
+
+class Technique(NamedTuple):
+    number: str
+    link: str
+    loss: str
+    published: stack.Published | None
+    published_factor: float | None  # over the one before it
+    measured: Row | None
+
+
+def cards(machine: Path, patches: list[stack.Patch], study: str) -> str:
+    """A card for each technique, or variant: its header, and what it brings: published, measured on
+    this machine by the ladder, or by `variants`, and predicted."""
+    measured, rows = next(iter(found_in(machine, study)), (None, []))
+    texts, expected = [], check.expected()
+    for number, patch in enumerate(patches, 1):
+        heading = patch.fields["Technique"]
+        if study == "ladder" and patch.name != "ddp":
+            heading = f"{number}. {heading}"
+        prose = patch.header.decode().split("\n\n")[1:]
+        lines = sum(len(new) - len(old) for _, old, _, new in patch.hunks)
+        sources = ", ".join(f"<{each}>" for each in patch.fields["Source"].split(", "))
+        facts = [f"[`{patch.name}`](../{patch.file}): {lines:+} lines",
+                 *(f"{name.lower()}: {patch.fields[name]}" for name in (
+                     "Loss", "Hardware", "Needs", "Excludes") if name in patch.fields),
+                 f"source: {sources}"]
+        if patch.published:
+            facts.append(f"published: {patch.published.tok_per_sec:,.0f} tok/sec,"
+                         f" {patch.published.reserved_gb:.2f} GB")
+        facts += [brings(measured.machine["name"], row.label, row.factor, row.memory_factor)
+                  for row in rows if row.run.script == patch.name and row.factor]
+        facts += [brings("predicted for an H100", row.label,
+                         row.tok_per_sec / row.versus.tok_per_sec,
+                         row.gigabytes / row.versus.gigabytes)
+                  for row in expected if row.script == patch.name and row.versus]
+        texts.append("\n\n".join([f"## {heading[0].upper()}{heading[1:]}",
+                                  *(" ".join(part.split()) for part in prose if part.strip()),
+                                  "- " + "\n- ".join(facts)]))
+    return "\n\n".join(texts) + "\n"
+
+
+def brings(where: str, label: str, speed: float, memory: float) -> str:
+    """A card's line; of a variant that has options it names them."""
+    options = " ".join(re.findall(r"--[^`]+", label))
+    return (f"{where}{f', `{options}`' * bool(options)}: {speed:.2f} times the speed,"
+            f" {memory:.2f} times the memory")
+
+
+def sample(machine: Path) -> str:
+    """What a run of 01 printed, by its record."""
+    record = next(row.records[-1] for _, rows in found_in(machine, "stages") for row in rows
+                  if row.tags.get("stage") == "01" and row.records)
+    losses = [f"Ep {log['epoch']}, Step {log['step']:06d}, Train: {log['train_loss']:.3f}, "
+              f"Val: {log['val_loss']:.3f}, Step tok/sec: {log['step_tok_per_sec']:.0f}, "
+              f"Avg tok/sec: {log['avg_tok_per_sec'] or 0:.0f}\n" for log in record.logs]
+    return (f"```\n{''.join(losses)}Reserved memory: {record.end['reserved_gb']:.4f} GB\n"
+            f"Median step tok/sec: {record.end['median_step_tok_per_sec']:.0f}\n```\n")
 
 
 def guide_table(machine: Path) -> str:

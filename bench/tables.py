@@ -44,7 +44,7 @@ GB = number("GB", "reserved_gb", ".2f")
 MEMORY_FACTOR = Column("× memory", lambda row: bold(cell(row.memory_factor, ".2f"),
                                                     row.memory_verdict))
 LOSS = number("val loss", "val_loss", ".4f")
-EXPECTED_LOSS = Column("loss by the patch", lambda row: row.run.loss or "", True)
+EXPECTED_LOSS = Column("expected effect on the loss", lambda row: row.run.loss or "", True)
 
 
 def markdown(table: Table) -> str:
@@ -180,9 +180,9 @@ def time_columns(target: float) -> list[Column]:
         RUN, SPEED, Column("× tok/sec", lambda row: cell(row.factor, ".2f")),
         Column("tokens", lambda row: cell(row.tokens_to(target), ",.0f")),
         Column("seconds", seconds), Column("range", spread_of), Column("× time", factor(False)),
-        Column("first step, s", lambda row: cell(
+        Column("compile, s", lambda row: cell(
             difference(row.seconds_to(target, True), row.seconds_to(target)), ".1f")),
-        Column("× time in all", factor(True)),
+        Column("× time incl. compile", factor(True)),
         Column("compared to", lambda row: row.versus.label if row.versus else "", True),
     ]
 
@@ -231,7 +231,7 @@ def time_notes(measured, rows: list[Row]) -> list[str]:
         "Seconds of training until the validation loss has fallen to the target, by a straight line"
         " between log lines; medians over the seeds, with their range. The first step counts as"
         " long as a median one; the rest of it, compilation with an empty cache above all, is"
-        ' "first step, s" and is in "× time in all".',
+        ' "first step, s" and is in "× time incl. compile".',
         '"× tok/sec" and "× time" are over the row named in "compared to". A run that has trained'
         f" on {measured.plan.tokens:,} tokens without coming to the target hasn't reached it.",
     ]

@@ -14,7 +14,7 @@ from bench.lengths import configurations, fitting
 from bench.rows import Row, rows_of
 from bench.study import Plan, Run, Setup
 
-TUNING_SEED = 1  # and those after it; the times that are told come from study.SEED and those after
+TUNING_SEED = 1  # and those after it; the reported times use study.SEED and those after
 TUNING_ROUNDS = 2
 LIMIT = 3  # a run of so many times the tokens of 00's default run hasn't reached the target
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next

@@ -388,6 +388,8 @@ def plan(model: nn.Module, inputs: tuple) -> tuple:
 
     with (_disable_current_modes(), torch.enable_grad(),
           mock.patch("torch._functorch.config.force_non_lazy_backward_lowering", True),
+          # No kernel is used: without vectors they are written sooner.
+          mock.patch("torch._inductor.config.cpp.simdlen", 1),
           # Random numbers needn't be the same in what is computed again.
           mock.patch("torch._functorch.partitioners.has_recomputable_rng_ops", lambda _: False),
           mock.patch("torch.nn.functional.dropout", dropout),
@@ -448,6 +450,11 @@ class Compiled:
         return Step.apply(self.programs[shapes], *tensors)
 
 
+def kept_elsewhere(*_, **how):
+    """In place of torch.autograd.graph.save_on_cpu."""
+    raise NotImplementedError("activations in the CPU's memory can't be traced")
+
+
 def compile_only_models(model=None, **how):
     """In place of torch.compile. Functions stay as they are."""
     usual = {"fullgraph": True, "mode": "default", "backend": "inductor"}
@@ -459,6 +466,8 @@ def compile_only_models(model=None, **how):
         return compile_only_models
     if isinstance(model, fsdp.FSDPModule):
         raise NotImplementedError("weights that ranks share can only be traced with --no-compile")
+    if isinstance(getattr(model, "__self__", None), nn.Module):  # by nn.Module.compile
+        raise NotImplementedError("parts that are compiled one by one can't be traced")
     return Compiled(model) if isinstance(model, nn.Module) else model
 
 
@@ -532,6 +541,7 @@ def trace(module, options: list[str], batch: int | None = None) -> tuple[int, di
         model = module.GPTModel(config)
     with (as_on_cuda(), Notes(config) as notes, mock.patch("torch.compile", compile_only_models),
           mock.patch("torch.autocast", Autocast),
+          mock.patch("torch.autograd.graph.save_on_cpu", kept_elsewhere),
           mock.patch("torch.optim.adam._device_dtype_check_for_fused", lambda *_, **__: None),
           mock.patch("torch.meta", NO_STREAMS, create=True),
           mock.patch.object(torch.UntypedStorage, "resize_", lambda *args: notes.resize(*args))):

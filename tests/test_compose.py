@@ -23,10 +23,23 @@ CONFLICTS = {
     *((f"optimizer-{name}", "parallel-zero1")
       for name in ("adafactor", "adamw-8bit", "foreach", "muon")),
     ("parallel-deepspeed", "precision-fp16"), ("parallel-deepspeed", "step-accumulation"),
+    ("parallel-sharded", "precision-float8"),
+    ("memory-offload", "precision-autocast"), ("memory-offload", "precision-fp16"),
+    ("head-liger", "model-mixture"), ("head-pytorch", "model-mixture"),
+    *(("compile-blocks", name) for name in (
+        "embedding-eager", "head-liger", "head-pytorch", "model-mixture", "model-tied-head",
+        "optimizer-in-backward")),
+    ("loop-accelerate", "optimizer-in-backward"), ("optimizer-in-backward", "precision-fp16"),
+    ("optimizer-in-backward", "step-accumulation"),
+    *((name, "optimizer-in-backward") for name in (
+        "compile-mode", "compile-switch", "embedding-eager")),
     ("parallel-sharded", "precision-autocast"), ("parallel-sharded", "precision-fp16"),
 }
 EXCLUDED = {  # as their headers say
-    ("model-mixture", "precision-autocast"), ("model-mixture", "precision-fp16"),
+    *(("model-mixture", f"precision-{name}") for name in ("autocast", "float8", "fp16")),
+    ("parallel-deepspeed", "precision-float8"), ("checkpoint-resume", "model-tied-head"),
+    ("checkpoint-resume", "optimizer-in-backward"),
+    *(("optimizer-in-backward", f"schedule-{name}") for name in ("cosine", "scaled")),
     ("optimizer-adafactor", "parallel-deepspeed"), ("optimizer-muon", "parallel-deepspeed"),
     # More state than weights and optimizer have.
     *(("checkpoint-resume", name) for name in (
@@ -34,7 +47,8 @@ EXCLUDED = {  # as their headers say
         "precision-fp16", "schedule-cosine")),
 }
 CONFLICTS_WITH_02 = {
-    "compile-mode", "compile-switch", "data-on-device", "embedding-eager", "loop-accelerate",
+    "compile-blocks", "compile-mode", "compile-switch", "data-on-device", "embedding-eager",
+    "loop-accelerate", "optimizer-in-backward",
 }
 
 

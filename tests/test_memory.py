@@ -266,6 +266,9 @@ def test_compiled():
     ("parallel-sharded", [], "weights that ranks share can only be traced with --no-c"),
     ("parallel-sharded", ["--no-compile", "--offload"], "--offload can't be traced"),
     ("model-mixture", [], "a model with several results can't be traced"),
+    ("compile-blocks", [], "parts that are compiled one by one can't be traced"),
+    ("memory-offload", [], "activations in the CPU's memory can't be traced"),
+    ("head-pytorch", [], "can't be predicted: "),
     ("14-chunked-head", ["--batch-size", "0"], "0 is out of range"),
 ])
 def test_what_can_not_be_traced_is_told_in_a_line(name, options, says):

@@ -320,26 +320,29 @@ def test_readme_is_what_the_command_writes():
     except UserError as reason:
         pytest.skip(str(reason))
     pages = {page.name: page.read_bytes().decode() for page in readme.PAGES}
-    for name, place in (("techniques", "README.md"), ("ladder", "README.md"),
-                        ("stages", "README.md"), ("guide", "README.md"), ("fits", "fits.md"),
+    for name, place in (("techniques", "README.md"), ("sample", "README.md"),
+                        ("stages", "results.md"), ("guide", "variants.md"), ("fits", "fits.md"),
                         ("gpus", "gpus.md"), ("hardware", "gpus.md")):
         assert pages[place].count(f"<!-- {name}: written by measure.py readme -->\n") == 1
     for text in pages.values():
         assert readme.update(text, machine) == text
 
 
-def test_techniques_are_those_of_the_headers():
-    rows, patches = rows_of_text(readme.techniques_table()), stack.load()
-    assert rows[0] == ["0", "baseline, [`00_orig.py`](00_orig.py)", "", "12,525", "26.26"]
+def test_techniques_are_those_of_the_headers(tmp_path):
+    """With the factors of a machine's ladder, where it has one."""
+    rows, patches = rows_of_text(readme.techniques_table(tmp_path)), stack.load()
+    assert rows[0] == ["0", "baseline, [`00_orig.py`](00_orig.py)", "", "12,525", "", "26.26"]
     assert rows[2] == [
         "2", "[tensor cores (TF32 matrix products)](patches/02-tensor-cores.patch)", "rounding",
-        "27,648", "26.24"]
+        "27,648", "2.21", "26.24"]
     assert rows[-1][0] == "" and rows[-1][1].endswith("(patches/ddp.patch), on 4 GPUs")
-    assert rows[-1][2:] == ["changes", "419,259", "22.80"]
+    assert rows[-1][2:] == ["changes", "419,259", "2.95", "22.80"]
     for number, (row, patch) in enumerate(zip(rows[1:], patches, strict=True), 1):
         assert row[0] == ("" if patch is patches[-1] else str(number))
         assert f"[{patch.fields['Technique']}](patches/{patch.name}.patch)" in row[1]
         assert bool(patch.published) == bool(row[3])
+    write_ladder(tmp_path)
+    assert rows_of_text(readme.techniques_table(tmp_path))[0][-1] == "8.00"
 
 
 def write_ladder(folder: Path, machine: dict = CPU) -> None:
@@ -352,6 +355,35 @@ def marker(name: str, between: str = "", end: str = "<!-- end -->\n") -> str:
     return f"<!-- {name}: written by measure.py readme -->\n{between}{end}"
 
 
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as code hosts make them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+            for heading in HEADING.findall(text)}
+
+
+def test_links_lead_somewhere():
+    pages = [*readme.PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("results/reference/*/README.md")]
+    for path in pages:
+        for link in LINK.findall(path.read_text(encoding="utf-8")):
+            place, _, anchor = link.partition("#")
+            if "://" in place:
+                continue
+            target = path.parent / place if place else path
+            assert target.exists(), f"{path.name}: {link}"
+            assert not anchor or anchor in anchors(target), f"{path.name}: {link}"
+
+
+def test_pages_stay_short():
+    for path in readme.PAGES:
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        assert lines <= (220 if path.name == "README.md" else 300), f"{path.name}: {lines} lines"
+
+
 def test_update_writes_every_table(tmp_path):
     """And nothing else; a table that needs a line before it gets one."""
     write_ladder(tmp_path)
@@ -359,7 +391,8 @@ def test_update_writes_every_table(tmp_path):
     text = "a | b\n".join(marker(name, "old\n") for name in names)
     after = readme.update(text, tmp_path)
     parts = re.split("<!-- .+ -->\n", after)
-    assert parts[2::2] == [*["a | b\n"] * 3, ""] and parts[1] == readme.techniques_table()
+    assert parts[2::2] == [*["a | b\n"] * 3, ""] and parts[1] == readme.techniques_table(
+        tmp_path)
     assert rows_of_text(parts[3]) == [
         ["0", "technique 00_orig", "123", "1.25", "8.000"]]
     assert parts[5].startswith("| published |") and parts[7].startswith("| model |")

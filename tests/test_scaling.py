@@ -107,15 +107,15 @@ def test_table_and_picture():
     cells = cells_of(text := text_of(Scaling(), measured))
     predicted = 0.9 * efficiency(2, 1.0, load_of("cpu-demo"), 50e6)
     assert cells["two"] == {
-        "run": "two", "tok/sec": "3,686", "of each": "1,843", "efficiency": "90.0%",
-        "by the model": "", "GB of each": "1.25", "val loss": "8.0000"}
-    assert (cells["slow"]["efficiency"], cells["slow"]["by the model"]) == (
+        "run": "two", "tok/sec": "3,686", "per process": "1,843", "efficiency": "90.0%",
+        "predicted": "", "GB per process": "1.25", "val loss": "8.0000"}
+    assert (cells["slow"]["efficiency"], cells["slow"]["predicted"]) == (
         "50.0%", f"{predicted:.1%}")
-    assert cells["strange"]["by the model"] == ""  # of no known size
+    assert cells["strange"]["predicted"] == ""  # of no known size
     assert "Each process has 1 of the 2 cores at every size." in text
     assert "Two hosts are network namespaces" in text
     figure = Scaling().draw(measured, rows := rows_of(measured))
-    assert {"Weak scaling on Some CPU", "this machine", "by the model", "400"} <= set(shown(figure))
+    assert {"Weak scaling on Some CPU", "this machine", "predicted", "400"} <= set(shown(figure))
     sizes, links = figure.axes
     assert [line.get_ydata()[-1] for line in sizes.lines[1:]] == pytest.approx([90, 73.7], abs=0.1)
     assert links.lines[2].get_ydata()[0] == pytest.approx(100 * predicted)

@@ -158,7 +158,7 @@ def test_after_a_search(tmp_path):
     published, best = cells_of(first), cells_of(second)
     assert published["01"] == {
         "run": "01", "tok/sec": "500", "× tok/sec": "5.00", "tokens": "5,120", "seconds": "10.2",
-        "range": "10.2–10.2", "× time": "8.00", "first step, s": "8.0", "× time in all": "4.49",
+        "range": "10.2–10.2", "× time": "8.00", "compile, s": "8.0", "× time incl. compile": "4.49",
         "compared to": "00"}
     assert best["00"]["seconds"] == "not reached"
     line = best["01, batch 4, rate 0.004"]

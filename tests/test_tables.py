@@ -56,7 +56,8 @@ def test_techniques(shown):
         "run": "cores", "technique": "technique cores", "tok/sec": "104", "range": "103–106",
         "factor (A100)": "1.03 (2.00)", "over the baseline (A100)": "1.03 (2.00)",
         "reserved GB": "1.25", "first step s": "10.0", "val loss": "8.2500", "Δ loss": "+0.2500",
-        "Δ loss, baseline": "+0.2500", "within seed noise": "no", "loss by the patch": "rounding",
+        "Δ loss, baseline": "+0.2500", "within seed noise": "no",
+        "expected effect on the loss": "rounding",
         "of matmul peak": "10.4%", "attention": "manual", "verdict": "no measurable change"}
     assert (base["verdict"], base["factor (A100)"], base["Δ loss"]) == ("baseline", "n/a", "n/a")
     assert (broken["tok/sec"], broken["verdict"]) == ("n/a", r"failed: a \| b")
@@ -123,7 +124,8 @@ def test_for_readers(tmp_path):
     rows = rows_of(*read_journal(write_journal(tmp_path, "a", plan_of(*"abcd"), runs)))
     base, slower, once, failed = cells_of(markdown(short_table(rows))).values()
     assert base == {"run": "`a`", "tok/sec": "100", "× speed": "", "GB": "2.00", "× memory": "",
-                    "first step, s": "10.0", "Δ loss": "", "loss by the patch": "rounding"}
+                    "first step, s": "10.0", "Δ loss": "",
+                    "expected effect on the loss": "rounding"}
     assert (slower["× speed"], slower["× memory"]) == ("**0.50**", "**0.50**")
     assert (once["× speed"], once["× memory"], once["Δ loss"]) == ("1.50", "1.25", "+0.500")
     assert (failed["× speed"], failed["GB"]) == ("failed: it broke", "")
@@ -145,11 +147,11 @@ def test_time_to_a_loss(tmp_path):
     base, fast, slow, failed = cells_of(markdown(published)).values()
     assert base == {
         "run": "base", "tok/sec": "100", "× tok/sec": "", "tokens": "3,328", "seconds": "33.3",
-        "range": "16.6–66.6", "× time": "", "first step, s": "-0.2", "× time in all": "",
+        "range": "16.6–66.6", "× time": "", "compile, s": "-0.2", "× time incl. compile": "",
         "compared to": ""}
     assert fast == {
         "run": "fast", "tok/sec": "400", "× tok/sec": "4.00", "tokens": "3,328", "seconds": "8.3",
-        "range": "8.3–8.3", "× time": "4.00", "first step, s": "7.4", "× time in all": "2.10",
+        "range": "8.3–8.3", "× time": "4.00", "compile, s": "7.4", "× time incl. compile": "2.10",
         "compared to": "base"}
     assert (slow["seconds"], slow["range"], slow["× time"]) == (
         "not reached", "33.3–not reached", "")

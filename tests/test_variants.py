@@ -15,7 +15,7 @@ from conftest import (
     skip_without,
     write_tokens,
 )
-from test_model import CPU, largest_difference, losses_of, model_of, one_rank, windows_of
+from test_model import largest_difference, losses_of, model_of, one_rank, windows_of
 
 from patches import stack
 

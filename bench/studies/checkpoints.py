@@ -7,11 +7,11 @@ from bench.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, machine_note
 from patches import stack
 
 EVERY = {"cuda": 25, "cpu": 4}  # steps from one checkpoint to the next, where they are measured
-DISTANCES = 10, 50, 200  # that are told
+DISTANCES = 10, 50, 200  # steps between checkpoints, in the table
 
 
 class Checkpoints(Study):
-    """01 and 02, both with checkpoints, and with checkpoints written beside the training."""
+    """01 and 02, with synchronous and with asynchronous checkpoints."""
 
     title = "What checkpoints cost"
     schedule = {120: None}

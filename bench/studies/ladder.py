@@ -1,12 +1,10 @@
 """One technique more at a time."""
 
-import math
-
 from bench.pictures import (
-    COLOURS,
-    NOISE,
+    ERROR,
     OWN,
     PUBLISHED,
+    UNSURE,
     draw_bars,
     key,
     lay_rows,
@@ -14,7 +12,7 @@ from bench.pictures import (
     rows_of_panels,
     shorten,
 )
-from bench.rows import Row, seed_noise
+from bench.rows import Row
 from bench.study import Column, Plan, Study, Table
 from bench.tables import bold, cell, found_in, number, spread
 
@@ -65,46 +63,55 @@ class Ladder(Study):
         ], rows)]}
 
     def draw(self, measured, rows):
-        """Three panels with a row for each rung: tok/sec, factors over the baseline, and losses."""
+        """Three panels with a row for each rung: tok/sec, the factor over the baseline beside the
+        published one, and memory. What is faster or slower beyond doubt has a colour of its own."""
         figure, [(subfigure, *panels)] = rows_of_panels(
-            [f"The ladder on {place_of(measured)}"],
-            [1.3 + 0.36 * len(rows)], [30, 16, 13],
-        )
-        speed, factors, losses = panels
-        lay_rows(factors, len(rows))
-        lay_rows(losses, len(rows))
-        noise = seed_noise(rows[0])
+            [finding(measured, rows)], [1.3 + 0.36 * len(rows)], [30, 17, 13])
+        speed, factors, memory = panels
         draw_speeds(speed, rows)
+        lay_rows(factors, len(rows))
         draw_factors(factors, rows)
-        draw_losses(losses, [row.val_loss for row in rows], noise)
-        keys = [key("published, A100", color=PUBLISHED, linewidth=8),
-                key("this machine", color=OWN, marker="o", linestyle="")]
-        if noise:
-            keys.append(key("seed noise", color=NOISE, linewidth=8))
-        subfigure.legend(handles=keys, loc="outside lower right", ncols=3, frameon=False)
+        draw_bars(memory, [""] * len(rows), [row.reserved_gb for row in rows],
+                  [cell(row.reserved_gb, ".2f") for row in rows], [UNSURE] * len(rows), 1.6)
+        memory.set_xlabel("reserved memory, GB")
+        subfigure.legend(handles=[
+            key(label, color=colour, linewidth=8) for label, colour in (
+                ("faster beyond doubt", OWN), ("slower beyond doubt", ERROR),
+                ("no measurable change", UNSURE), ("published, A100", PUBLISHED))
+            ] + [key("this machine", color=OWN, marker="o", linestyle="")],
+            loc="outside lower right", ncols=5, frameon=False, fontsize=10)
         return figure
+
+
+def finding(measured, rows: list[Row]) -> str:
+    """A title: what is faster beyond doubt. Without verdicts it claims nothing."""
+    sure = sorted((row for row in rows if row.verdict == "faster"), key=lambda row: -row.factor)
+    if not sure:
+        return f"The ladder on {place_of(measured)}"
+    names = [f"{row.label.partition(' ')[2]} {row.factor:.2f}×" for row in sure]
+    rest = len(names) - 4
+    return (f"{place_of(measured)}: faster beyond doubt are " + ", ".join(names[:4])
+            + f" and {rest} more" * (rest > 0))
 
 
 def draw_speeds(axes, rows: list[Row]) -> None:
     def text(row: Row) -> str:
         if not row.tok_per_sec:
             return shorten(row.error or "", 40)
-        notes = [(row.factor_baseline, "×"), (row.reserved_gb, " GB")]
-        notes = ", ".join(f"{x:.2f}{unit}" for x, unit in notes if x is not None)
-        return f"{row.tok_per_sec:,.0f}" + f"  ({notes})" * bool(notes) + ", failed" * bool(
-            row.error)
+        return (f"{row.tok_per_sec:,.0f}" + f"  ({row.factor:.2f}×)" * bool(row.factor)
+                + ", failed" * bool(row.error))
 
     names = []
     for row in rows:
         number, _, name = row.label.partition(" ")
         processes = f" × {row.run.processes}" * (row.run.processes > 1)
         names.append(f"{name}{processes} {number:\u2007>2}")  # a space as wide as a figure
-    colours = [COLOURS["00" if row.tags["rung"] == 0 else "02" if row.run.torchrun else "01"]
-               for row in rows]
+    colours = [{"faster": OWN, "slower": ERROR}.get(row.verdict, UNSURE) for row in rows]
     draw_bars(axes, names, [row.tok_per_sec for row in rows], list(map(text, rows)), colours, 3.6,
               [row.speeds for row in rows])
     rounds = max(row.rounds for row in rows)
-    axes.set_xlabel("tok/sec" + f", median and range of {rounds} rounds" * (rounds > 1))
+    axes.set_xlabel("tok/sec" + f", median and range of {rounds} rounds" * (rounds > 1)
+                    + "\n(× the row above)")
 
 
 def draw_factors(axes, rows: list[Row]) -> None:
@@ -129,30 +136,4 @@ def draw_factors(axes, rows: list[Row]) -> None:
     axes.xaxis.set_minor_locator(LogLocator(2, numticks=13))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}×"))
     axes.xaxis.set_minor_formatter("")
-    axes.set_xlabel("factor over the baseline")
-
-
-def draw_losses(axes, losses: list[float | None], noise: float | None) -> None:
-    """A point for each rung; one far off the baseline stands at the edge, with its figure."""
-    from matplotlib.ticker import MaxNLocator
-
-    baseline = losses[0]
-    reach = 4 * noise if noise and baseline is not None else math.inf
-    for place, loss in enumerate(losses):
-        if loss is None:
-            continue
-        if reach == math.inf or abs(loss - baseline) <= reach:
-            axes.plot(loss, place, "o", color=OWN, markersize=5)
-            continue
-        edge, marker, side, inwards = (
-            (baseline + reach, ">", "right", -6) if loss > baseline
-            else (baseline - reach, "<", "left", 6))
-        axes.plot(edge, place, marker, color=OWN, markersize=6)
-        axes.annotate(f"{loss:.2f}", (edge, place), (inwards, 0), textcoords="offset points",
-                      va="center", ha=side, fontsize=10)
-    if reach != math.inf:
-        axes.axvspan(baseline - noise, baseline + noise, color=NOISE, linewidth=0, zorder=0)
-        axes.set_xlim(baseline - 1.2 * reach, baseline + 1.2 * reach)
-    axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 5, 10]))
-    axes.margins(x=0.15)
-    axes.set_xlabel("validation loss, nats")
+    axes.set_xlabel("factor over the baseline\n(log scale)")

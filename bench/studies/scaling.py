@@ -181,10 +181,11 @@ class Scaling(Study):
         """Speed of all processes and of each, over that of one alone; and what the model says."""
         return [Table([
             RUN, SPEED_OR_ERROR, RANGE,
-            Column("of each", lambda row: cell(ratio(row.tok_per_sec, row.run.processes), ",.0f")),
+            Column("per process",
+                   lambda row: cell(ratio(row.tok_per_sec, row.run.processes), ",.0f")),
             Column("efficiency", lambda row: cell(efficiency_of(row, rows[0]), ".1%")),
-            Column("by the model", lambda row: cell(predict(row, rows), ".1%")),
-            GB._replace(heading="GB of each"), LOSS,
+            Column("predicted", lambda row: cell(predict(row, rows), ".1%")),
+            GB._replace(heading="GB per process"), LOSS,
         ], rows)]
 
     def notes(self, measured, rows):
@@ -213,7 +214,7 @@ class Scaling(Study):
             "points": markdown(Table([
                 Column("published", lambda row: row["label"], True),
                 Column("efficiency", lambda row: f"{row['measured']:.1%}"),
-                Column("by the model", lambda row: f"{row['predicted']:.1%}"),
+                Column("predicted", lambda row: f"{row['predicted']:.1%}"),
             ], published_points())),
         }
 
@@ -247,7 +248,7 @@ class Scaling(Study):
             axes.axhline(100, color="0.5", linewidth=1, linestyle="--")
             axes.plot(rates, [percent(row) for row in linked], "o-", color=OWN, linewidth=2)
             axes.plot(rates, [100 * (predict(row, known) or float("nan")) for row in linked],
-                      "^--", color="0.2", linewidth=1.5, label="by the model")
+                      "^--", color="0.2", linewidth=1.5, label="predicted")
             axes.set(xlabel="Mbit/s between two hosts", ylim=(0, 112))
             axes.set_xscale("log", base=2)
             axes.set_xticks(rates, [f"{rate:g}" for rate in rates])

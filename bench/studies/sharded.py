@@ -1,4 +1,4 @@
-"""Memory shared out over the ranks."""
+"""Sharded training: ZeRO and FSDP."""
 
 from bench.pictures import draw_alternatives
 from bench.study import Plan, Study
@@ -11,9 +11,9 @@ MODEL_TOKENS = {"cuda": 131_072, "cpu": 768}
 
 
 class Sharded(Study):
-    """02, and 02 with optimizer state, gradients or weights shared out over the ranks."""
+    """02, and 02 with optimizer state, gradients or weights sharded over the ranks (ZeRO)."""
 
-    title = "02 with its memory shared out over the ranks"
+    title = "Sharded training (ZeRO, FSDP)"
     schedule = {90: None}
     in_report = "", "--model gpt2-medium"
 

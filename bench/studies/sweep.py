@@ -25,7 +25,7 @@ KINDS = {"batch": "Batch size", "model": "Model", "context": "Context length"}
 class Sweep(Study):
     """Speed and memory over batch sizes, models or context lengths, up to what fits."""
 
-    title = "What it carries: batch, model, context"
+    title = "What fits: batch, model, context"
     schedule = {140: None}
     in_report = tuple(KINDS)
     rounds = {"cuda": 3, "cpu": 3}
