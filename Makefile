@@ -37,6 +37,8 @@ test: $(TESTS) lint
 
 lint: $(TESTS)
 	"$(PYTHON)" -m ruff check .
+	"$(PYTHON)" -m codespell_lib *.py *.md Makefile bench data/prepare.py docs patches peers tests \
+		results/reference/*.md results/reference/*/README.md
 
 .venv: .venv/complete
 

@@ -257,8 +257,8 @@ def test_compiled_trains_like_uncompiled(bench, stage, monkeypatch):
 def test_the_chunked_loss_is_the_cross_entropy(stages):
     """Value and gradients, also those of a multiple of it; the chunks are of unequal sizes."""
     script = stages[STAGES[1]]
-    x_BT, y_BT = torch.randint(256, (2, 3, 7), device=CPU)
-    model, _ = model_of(script, loss_chunk=4)
+    x_BT, y_BT = torch.randint(256, (2, 3, 700), device=CPU)  # chunks of 1,024, 1,024 and 52 tokens
+    model, _ = model_of(script, context_length=700)
     plain = F.cross_entropy(model(x_BT).flatten(0, 1), y_BT.flatten())
     results = [(3 * loss, *torch.autograd.grad(3 * loss, list(model.parameters())))
                for loss in (plain, model(x_BT, y_BT))]

@@ -89,16 +89,16 @@ def finding(measured, rows: list[Row]) -> str:
     if not sure:
         return f"The ladder on {place_of(measured)}"
     names = [f"{row.label.partition(' ')[2]} {row.factor:.2f}×" for row in sure]
-    rest = len(names) - 4
-    return (f"{place_of(measured)}: faster beyond doubt are " + ", ".join(names[:4])
-            + f" and {rest} more" * (rest > 0))
+    rest = f" and {len(names) - 3} more" * (len(names) > 3)
+    return f"Faster beyond doubt: {', '.join(names[:3])}{rest}\n{place_of(measured)}"
 
 
 def draw_speeds(axes, rows: list[Row]) -> None:
     def text(row: Row) -> str:
         if not row.tok_per_sec:
             return shorten(row.error or "", 40)
-        return (f"{row.tok_per_sec:,.0f}" + f"  ({row.factor:.2f}×)" * bool(row.factor)
+        factor = cell(row.factor, ".2f")
+        return (f"{row.tok_per_sec:,.0f}" + f"  ({factor}×)" * bool(factor)
                 + ", failed" * bool(row.error))
 
     names = []
