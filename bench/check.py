@@ -274,6 +274,10 @@ def cards_table() -> Table:
     def fits(stage: str, model: str, card: str) -> int:
         return largest(prediction(stage, model).needs, CARDS[card].mib)
 
+    def shown(stage: str, model: str, card: str) -> str:
+        least = min(prediction(stage, model).needs)  # where no smaller batch is kept
+        return str(fits(stage, model, card) or ("–" if least == 1 else f"< {least}"))
+
     def speed(card: str) -> str:
         batch = min(32, fits("01", "gpt2", card))
         return prediction("01", "gpt2").speed_range(batch, CARDS[card]) if batch else ""
@@ -294,9 +298,8 @@ def cards_table() -> Table:
         Column("card", lambda card: card, True),
         Column("GB", lambda card: f"{CARDS[card].mib / 1024:.0f}"),
         Column("compute capability", lambda card: f"{CARDS[card].capability:.1f}"),
-        Column("00, gpt2", lambda card: str(fits("00", "gpt2", card) or "–")),
-        *(Column(f"01, {model}",
-                 lambda card, model=model: str(fits("01", model, card) or "–"))
+        Column("00, gpt2", lambda card: shown("00", "gpt2", card)),
+        *(Column(f"01, {model}", lambda card, model=model: shown("01", model, card))
           for model in models),
         Column("01, gpt2: tok/sec, thousands", speed), Column("begin with", begin, True)],
         sorted(CARDS, key=lambda card: (CARDS[card].mib, CARDS[card].capability)))
