@@ -293,7 +293,7 @@ def cards_table() -> Table:
         return (f"`make bench`; 32 windows per update: compose `step-accumulation`,"
                 f" `--micro-batches {32 // batch}`")
 
-    models = "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"
+    models = "gpt2", "gpt2-medium", "gpt2-large"
     return Table([
         Column("card", lambda card: card, True),
         Column("GB", lambda card: f"{CARDS[card].mib / 1024:.0f}"),

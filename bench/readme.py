@@ -161,7 +161,7 @@ def cards(machine: Path, patches: list[stack.Patch], study: str) -> str:
         lines = sum(len(new) - len(old) for _, old, _, new in patch.hunks)
         sources = ", ".join(f"<{each}>" for each in patch.fields["Source"].split(", "))
         facts = [f"[`{patch.name}`](../{patch.file}): {lines:+} lines",
-                 *(f"{name.lower()}: {patch.fields[name]}" for name in (
+                 "; ".join(f"{name.lower()}: {patch.fields[name]}" for name in (
                      "Loss", "Hardware", "Needs", "Excludes") if name in patch.fields),
                  f"source: {sources}"]
         if patch.published:

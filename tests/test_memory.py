@@ -187,7 +187,7 @@ def test_what_is_committed():
     assert len(errors) == 12
     for label, error in errors.items():
         assert abs(error) < (0.06 if label.startswith("8 ") else 0.01), label
-    for model in ("gpt2-medium", "gpt2-large", "gpt2-xl"):
+    for model in ("gpt2-medium", "gpt2-large"):
         for run in (RUNGS[0], *RUNGS[-2:]):
             assert f"{sha256(SCRIPTS.text(run.script))} --model {model}" in known
 

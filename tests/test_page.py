@@ -342,7 +342,7 @@ def test_techniques_are_those_of_the_headers(tmp_path):
         assert f"[{patch.fields['Technique']}](patches/{patch.name}.patch)" in row[1]
         assert bool(patch.published) == bool(row[3])
     write_ladder(tmp_path)
-    assert rows_of_text(readme.techniques_table(tmp_path))[0][-1] == "8.00"
+    assert rows_of_text(readme.techniques_table(tmp_path))[0][-1] == "1.25"
 
 
 def write_ladder(folder: Path, machine: dict = CPU) -> None:
