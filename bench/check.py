@@ -39,13 +39,16 @@ def ladder(scripts: Scripts) -> list[tuple[int, Run, int, Prediction]]:
 
 def memory_table() -> Table:
     """Each rung's published memory beside the predicted one. Raises UserError, StackError."""
-    theirs, rows, ours = published().reserved_gb, [], []
+    theirs, rows, ours, before = published().reserved_gb, [], [], None
     for number, run, batch, known in ladder(Scripts()):
         ours.append(known.needs[batch].reserved / 1024)
         if run.torchrun:  # 02 is the last rung with DDP, the published program rung 10 with it
-            rows.append(("10, with DDP", 32, theirs[run.script], ours[10] + ours[-1] - ours[-2]))
+            added = median(known.needs[size].reserved - before.needs[size].reserved
+                           for size in known.needs if size >= batch)
+            rows.append(("10, with DDP", 32, theirs[run.script], ours[10] + added / 1024))
         elif run.script in theirs:
             rows.append((run.label, batch, theirs[run.script], ours[number]))
+        before = known
     return Table([
         Column("rung", lambda row: row[0], True), Column("batch", lambda row: str(row[1])),
         Column("published", lambda row: f"{row[2]:.2f}"),
