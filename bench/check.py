@@ -99,16 +99,13 @@ def others() -> list[dict]:
     """What others have measured, with `predicted` tok/sec and, in MiB, memory. Raises UserError."""
     data = json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
     scripts, rows = Scripts(), []
-    with_chunks, without = (
-        scripts.text(name) for name in CHUNKS)
+    # Theirs keep the logits of the whole batch, so patch 14 is taken out of the variant of 01.
+    with_chunks, without = map(scripts.text, CHUNKS)
+    scripts.own["precision-autocast"] = stack.merge(
+        with_chunks, scripts.text("precision-autocast"), without, "precision-autocast")
     for row in data["rows"]:
         source = data["sources"][row["source"]]
-        name = source["script"]
-        if name == "precision-autocast":  # theirs keep the logits of the whole batch
-            name = "autocast without chunks"
-            scripts.own[name] = stack.merge(
-                with_chunks, scripts.text(source["script"]), without, name)
-        known = prediction_of(scripts, name, [*GPT2, *source["options"]])
+        known = prediction_of(scripts, source["script"], [*GPT2, *source["options"]])
         need = known.needs.get(row["batch"])
         if source["unaligned_head"]:  # as our script's isn't
             known = known._replace(works={
@@ -219,7 +216,7 @@ def expected() -> list[Expected]:
 
 
 def expected_table() -> Table:
-    """Raises UserError, StackError."""
+    """A row for each of them. Raises UserError, StackError."""
     def factor(name: str):
         return lambda row: row.versus and f"{getattr(row, name) / getattr(row.versus, name):.2f}"
 
@@ -277,10 +274,6 @@ def cards_table() -> Table:
     def fits(stage: str, model: str, card: str) -> int:
         return largest(prediction(stage, model).needs, CARDS[card].mib)
 
-    def shown(stage: str, model: str, card: str) -> str:
-        least = min(prediction(stage, model).needs)  # where no smaller batch is kept
-        return str(fits(stage, model, card) or ("–" if least == 1 else f"< {least}"))
-
     def speed(card: str) -> str:
         batch = min(32, fits("01", "gpt2", card))
         return prediction("01", "gpt2").speed_range(batch, CARDS[card]) if batch else ""
@@ -301,8 +294,9 @@ def cards_table() -> Table:
         Column("card", lambda card: card, True),
         Column("GB", lambda card: f"{CARDS[card].mib / 1024:.0f}"),
         Column("compute capability", lambda card: f"{CARDS[card].capability:.1f}"),
-        Column("00, gpt2", lambda card: shown("00", "gpt2", card)),
-        *(Column(f"01, {model}", lambda card, model=model: shown("01", model, card))
+        Column("00, gpt2", lambda card: str(fits("00", "gpt2", card) or "–")),
+        *(Column(f"01, {model}",
+                 lambda card, model=model: str(fits("01", model, card) or "–"))
           for model in models),
         Column("01, gpt2: tok/sec, thousands", speed), Column("begin with", begin, True)],
         sorted(CARDS, key=lambda card: (CARDS[card].mib, CARDS[card].capability)))

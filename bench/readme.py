@@ -132,8 +132,8 @@ def techniques_table(machine: Path) -> str:
             row.published and row.published.tok_per_sec, ",.0f")),
         Column("×", lambda row: cell(row.published_factor, ".2f")),
         Column("GB", lambda row: cell(row.published and row.published.reserved_gb, ".2f")),
-        Column(f"{name}: ×", lambda row: cell(row.measured and row.measured.factor, ".2f")
-               and bold(cell(row.measured.factor, ".2f"), row.measured.verdict)),
+        Column(f"{name}: ×", lambda row: row.measured and bold(
+            cell(row.measured.factor, ".2f"), row.measured.verdict)),
         Column(f"{name}: GB", lambda row: cell(
             row.measured and row.measured.reserved_gb, ".2f")),
     ], rows))
