@@ -99,16 +99,19 @@ def picture_bytes(figure, form: str) -> bytes:
 
 
 def draw_bars(axes, names: list[str], values: list[float | None], texts: list[str],
-              colours: list[str], inches: float, ranges: list[list[float]] = ()) -> None:
+              colours: list[str], inches: float, ranges: list[list[float]] = (),
+              behind: list[float] = ()) -> None:
     """A named bar for each value, with a text at its end, on a panel of about so many inches; each
-    of `ranges` is drawn as a whisker."""
+    of `ranges` is drawn as a whisker, and each value `behind` as a grey bar."""
     lay_rows(axes, len(names))
     ends = [value or 0 for value in values]
+    axes.barh(range(len(behind)), behind, 0.7, color="0.88")
     axes.barh(range(len(names)), ends, 0.7, color=colours)
     for place, known in enumerate(ranges):
         if len(known) > 1:
             ends[place] = max(known)
             axes.plot([min(known), max(known)], [place] * 2, "|-", color="0.1", linewidth=1.2)
+    ends = [max(pair) for pair in zip(ends, behind or ends, strict=True)]
     for place, (text, end) in enumerate(zip(texts, ends, strict=True)):
         axes.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center",
                       fontsize=10)

@@ -6,6 +6,7 @@ the memory at each batch size, and the work of a step at two of them.
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -91,7 +92,8 @@ def ask(text: bytes, options: list[str], batches: list[int | None]) -> dict[int,
         script.write_bytes(text)
         request = dict(script=str(script), options=options, batches=batches)
         child = subprocess.run([sys.executable, "-m", "bench.trace", json.dumps(request)],
-                               cwd=ROOT, capture_output=True, text=True, errors="replace")
+                               cwd=ROOT, capture_output=True, text=True, errors="replace",
+                               env=os.environ | {"OMP_NUM_THREADS": "1"})  # it computes nothing
     if child.returncode:
         told = re.findall("error: (.+)", child.stderr) or child.stderr.splitlines() or [
             f"ended by {child.returncode}"]

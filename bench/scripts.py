@@ -4,6 +4,7 @@ The published figures have their one reader here, too.
 """
 
 import importlib.util
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ PUBLISHED = REFERENCE / "published-a100.json"
 STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
 # Variants that studies of their own measure: the compiler's modes, and checkpoints.
 COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
+LOSSES = ["unchanged", "rounding", "changes"]  # what a patch may do to the loss, by its header
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Scripts:
         """Raises StackError where the patches don't fit together, OSError."""
         if isinstance(script, Path):
             return script.read_bytes()
+        if "+" in script:
+            return stack.compose(script.split("+"))
         return self.own.get(script) or self.stages[stack.find(script, list(self.stages))]
 
     def rungs(self, gpus: int = 1) -> list[Run]:
@@ -126,28 +130,42 @@ class Scripts:
                  names: str | None = None) -> list[Run]:
         """`base` (01 or 02), and a run compared to it for each row of its measured variants: those
         of a slot, those in `names` ("optimizer-muon,data-workers"), or all but those that have a
-        study of their own. Raises UserError, StackError."""
+        study of their own. A name may join several: "optimizer-muon+data-workers". Raises
+        UserError, StackError."""
         known = {patch.name: patch for patch in stack.load_variants()
                  if patch.base == base.name and "Slot" in patch.fields
                  and slot in (None, patch.fields["Slot"])}
         chosen = [name for name in known if name not in (COMPILER, CHECKPOINTS)]
         if names is not None:
             chosen = [name.strip() for name in names.split(",")]
-        for name in chosen:
-            if name not in known:
-                raise UserError(
-                    f"no variant {name!r} of {base.label}; there are {', '.join(known)}", 2)
         runs = [base.but(published=None, loss=None)]
-        for patch in (known[name] for name in chosen):
-            for options, needs in patch.option_sets:
+        for name in chosen:
+            for part in name.split("+"):
+                if part not in known:
+                    raise UserError(
+                        f"no variant {part!r} of {base.label}; there are {', '.join(known)}", 2)
+            patches = [known[part] for part in name.split("+")]
+            if len(patches) > 1:
+                self.text(name)  # whether they go together is told before anything runs
+            for rows in itertools.product(*(patch.option_sets for patch in patches)):
+                options = [option for own, _ in rows for option in own]
+                missing = [lacking(needs, machine) for _, needs in rows]
                 words = re.findall(r"\w[\w.-]*", " ".join(options))
                 runs.append(runs[0].but(
-                    name="-".join(["variant", patch.name, *words]), script=patch.name,
-                    label=" ".join([patch.name, *options]), technique=patch.fields["Technique"],
-                    loss=patch.fields["Loss"].split()[0], options=tuple(options),
-                    compared_to=base.name, error=lacking(needs, machine),
-                    tags={"variant": patch.name, "stage": None}))
+                    name="-".join(["variant", name, *words]), script=name,
+                    label=" ".join([name, *options]), options=tuple(options),
+                    technique=", ".join(patch.fields["Technique"] for patch in patches),
+                    loss=max((patch.fields["Loss"].split()[0] for patch in patches),
+                             key=LOSSES.index),
+                    compared_to=base.name, error=next(filter(None, missing), None),
+                    tags={"variant": name, "stage": None}))
         return runs
+
+    def find(self, name: str, machine: dict) -> Run:
+        """"00", "01", or variants of 01, with the first of their measured options. Raises
+        UserError, StackError."""
+        stage = self.stage(name if name in STAGES else "01")
+        return stage if name in STAGES else self.variants(stage, machine, names=name)[1]
 
     def variants_of_02(self, machine: dict, slot: str) -> list[Run]:
         """02 on all GPUs, or on two ranks of a CPU, and its variants of a slot."""

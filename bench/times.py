@@ -16,6 +16,7 @@ from bench.study import Plan, Run, Setup
 
 TUNING_SEED = 1  # and those after it; the reported times use study.SEED and those after
 TUNING_ROUNDS = 2
+RATES, SETTINGS = 4, 12  # how many are tried: of 00 for the target, then of each script
 LIMIT = 3  # a run of so many times the tokens of 00's default run hasn't reached the target
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next
 MAX_TOKENS_HELP = ("training tokens of the run that sets the target (default: 00's own length);"
@@ -25,7 +26,7 @@ MAX_TOKENS_HELP = ("training tokens of the run that sets the target (default: 00
 class Point(NamedTuple):
     """The settings that a search varies."""
 
-    stage: str
+    stage: str  # "00", "01", or variants of 01: "optimizer-muon+model-tied-head"
     batch: int
     rate: float
 
@@ -38,24 +39,29 @@ class Point(NamedTuple):
         return [self._replace(rate=rate) for rate in (self.rate / 2, self.rate * 2)]
 
     def run(self, setup: Setup) -> Run:
-        """The stage's script with these settings."""
-        stage = setup.scripts.stage(self.stage)
-        return stage.but(
-            name=f"{stage.name}-batch-{self.batch}-rate-{self.rate:g}", published=None,
-            label=f"{stage.label}, batch {self.batch}, rate {self.rate:g}", tags=self._asdict(),
-            options=("--batch-size", str(self.batch), "--learning-rate", f"{self.rate:g}"))
+        """The script with these settings."""
+        found = setup.scripts.find(self.stage, setup.machine)
+        return found.but(
+            name=f"{found.name}-batch-{self.batch}-rate-{self.rate:g}", published=None,
+            label=f"{found.label}, batch {self.batch}, rate {self.rate:g}", tags=self._asdict(),
+            compared_to=None, options=(*found.options, "--batch-size", str(self.batch),
+                                       "--learning-rate", f"{self.rate:g}"))
 
 
 def point_of(row: Row) -> Point:
     return Point(*(row.tags[name] for name in Point._fields))
 
 
-def default_points(setup: Setup) -> dict[str, Point]:
-    """The published settings of 00 and 01, or what the options say."""
-    runs = {name: setup.scripts.stage(name) for name in ("00", "01")}
-    configs, fitted = configurations(list(runs.values()), Plan([]), setup), fitting(setup)
-    return {name: Point(name, fitted.get(str(size := configs[run.name]["batch_size"]), size),
-                        configs[run.name]["learning_rate"]) for name, run in runs.items()}
+def costs_of(rows: list[Row], stage: str, cost_of) -> dict[Point, float]:
+    return {point_of(row): cost_of(row) for row in rows if row.tags["stage"] == stage}
+
+
+def default_point(setup: Setup) -> Point:
+    """The published settings of 00, or what the options say."""
+    run = setup.scripts.stage("00")
+    config = configurations([run], Plan([]), setup)[run.name]
+    size = config["batch_size"]
+    return Point("00", fitting(setup).get(str(size), size), config["learning_rate"])
 
 
 def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:
@@ -82,7 +88,7 @@ class Search(NamedTuple):
     """What a search has found."""
 
     targets: dict[str, float]
-    points: dict[str, Point]  # at which 00, and 01, reach the second target soonest
+    points: dict[str, Point]  # at which each script reaches the second target soonest
     tokens: int  # after which a run is ended
 
 
@@ -94,8 +100,8 @@ def read_search(setup: Setup) -> Search | None:
     if not {"target", ""} <= found.keys() or found[""].time < found["target"].time:
         return None
     rows, best = rows_of(found["target"]), found[""].plan.targets["best"]
-    points = {stage: soonest(rows_of(found[""]), stage, best) for stage in ("00", "01")}
-    if None in points.values() or best != min(cost(row.lowest_val_loss) for row in rows):
+    points = soonest(rows_of(found[""]), best)
+    if not points or best != min(cost(row.lowest_val_loss) for row in rows):
         print(f"{relative(path)}: the search didn't come to its end; it goes on with --resume")
         return None
     different = found[""].differs_from(setup)
@@ -107,13 +113,16 @@ def read_search(setup: Setup) -> Search | None:
     return Search({"published": rows[0].lowest_val_loss, "best": best}, points, limit_of(rows[0]))
 
 
-def soonest(rows: list[Row], stage: str, target: float) -> Point | None:
-    """The point of a stage that reaches the target first; None as long as a neighbour of it wasn't
-    tried."""
-    costs = {point_of(row): cost(row.seconds_to(target)) for row in rows
-             if row.tags["stage"] == stage}
-    best = min(costs, key=costs.get, default=None)  # of equals the one that was measured first
-    return best if best and all(point in costs for point in best.around()) else None
+def soonest(rows: list[Row], target: float) -> dict[str, Point]:
+    """The settings with which each script reaches the target first; none as long as the search
+    goes on."""
+    points = {}
+    for stage in dict.fromkeys(row.tags["stage"] for row in rows):
+        costs = costs_of(rows, stage, lambda row: cost(row.seconds_to(target)))
+        if len(costs) < SETTINGS:
+            return {}
+        points[stage] = min(costs, key=costs.get)  # of equals the one that was measured first
+    return points if len(points) > 1 else {}
 
 
 def cost(figure: float | None) -> float:

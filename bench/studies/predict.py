@@ -30,9 +30,10 @@ class Predict(Study):
         parser.add_argument("--batch-size", metavar="N", type=int,
                             help="a further batch size, per GPU")
         parser.add_argument("--rungs", metavar="0,5-8", help="rungs instead of 00, 01 and 02")
-        parser.add_argument("--variants", metavar="A,B",
+        parser.add_argument("--variants", metavar="A,B+C",
                             help="variants of 01 or 02 besides, each with its measured options or"
-                                 " with others: \"step-accumulation --micro-batches 8\"")
+                                 " with others: \"step-accumulation --micro-batches 8\"; + joins"
+                                 " several into one script")
 
     def answer(self, setup):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]

@@ -1,15 +1,18 @@
-"""The best batch size and learning rate of 00 and of 01."""
+"""The best batch size and learning rate of 00, of 01, and of variants."""
 
 from bench.common import UserError
 from bench.study import Study
 from bench.tables import time_notes, time_tables
 from bench.times import (
     MAX_TOKENS_HELP,
+    RATES,
+    SETTINGS,
     TUNING_ROUNDS,
     TUNING_SEED,
     Point,
     cost,
-    default_points,
+    costs_of,
+    default_point,
     limit_of,
     plan_of,
     soonest,
@@ -17,9 +20,18 @@ from bench.times import (
 )
 
 
+def next_points(costs: dict[Point, float], neighbours, count: int) -> list[Point]:
+    """What to try after these, of `count` in all: around the best that has untried neighbours."""
+    for best in sorted(costs, key=costs.get):
+        if new := [point for point in neighbours(best) if point not in costs]:
+            return new[:count - len(costs)]
+    return []
+
+
 class Search(Study):
     """Finds 00's best learning rate, whose lowest validation loss is the target; then the batch
-    size and learning rate with which 00, and 01, reach it soonest."""
+    size and learning rate with which 00, 01 and variants reach it soonest, each by trying equally
+    many settings."""
 
     rounds = {"cuda": TUNING_ROUNDS, "cpu": TUNING_ROUNDS}
     tokens = seconds = None
@@ -27,38 +39,52 @@ class Search(Study):
     max_tokens_help = MAX_TOKENS_HELP
     failures_count = False  # settings with which training fails are part of a search
 
-    def plans(self, setup):
-        default, runs = default_points(setup), {}
+    def options(self, parser):
+        parser.add_argument("--names", metavar="A,B+C",
+                            help="variants to search for besides; + joins several into one script")
 
-        def climb(start: Point, neighbours, plan_of_runs, cost_of):
-            """Yields plans until no neighbour is better; returns the rows. Runs that came before
-            stay in the plan."""
-            new = [start]
+    def plans(self, setup):
+        names = [name.strip() for name in (setup.args.names or "").split(",") if name.strip()]
+        for name in names:  # wrong ones are told before anything runs
+            if error := setup.scripts.find(name, setup.machine).error:
+                raise UserError(f"{name}: {error}")
+        runs = {}
+
+        def explore(starts: list[Point], neighbours, count: int, plan_of_runs, cost_of):
+            """Yields plans until `count` settings of each script were tried: those around its best
+            ones. Returns the rows. Runs that came before stay in the plan."""
+            new = starts
             while new:
                 runs.update((point, point.run(setup)) for point in new)
                 rows = yield plan_of_runs(list(runs.values()))
-                costs = {point: cost_of(row) for point, row in zip(runs, rows, strict=True)
-                         if point.stage == start.stage}
-                new = [point for point in neighbours(min(costs, key=costs.get))
-                       if point not in runs]
+                new = [point for start in starts for point in next_points(
+                    costs_of(rows, start.stage, cost_of), neighbours, count)]
             return rows
 
-        rows = yield from climb(default["00"], Point.other_rates,
-                                lambda runs: target_plan(setup, runs),
-                                lambda row: cost(row.lowest_val_loss))
-        losses = {point: cost(row.lowest_val_loss) for point, row in zip(runs, rows, strict=True)}
-        best, published = min(losses, key=losses.get), losses[default["00"]]
-        tokens = limit_of(rows[0])
-        print(f"targets: {published:.4f}, and {losses[best]:.4f} at learning rate {best.rate:g}",
+        start = default_point(setup)
+        rows = yield from explore([start], Point.other_rates, RATES,
+                                  lambda runs: target_plan(setup, runs),
+                                  lambda row: cost(row.lowest_val_loss))
+        losses = costs_of(rows, "00", lambda row: cost(row.lowest_val_loss))
+        best, tokens = min(losses, key=losses.get), limit_of(rows[0])
+        target = losses[best]
+        print(f"targets: {losses[start]:.4f}, and {target:.4f} at learning rate {best.rate:g}",
               flush=True)
         runs.clear()
-        for stage in ("00", "01"):
-            # 00's best rate is a better start than the published one, for both.
-            yield from climb(
-                default[stage]._replace(rate=best.rate), Point.around,
-                lambda runs: plan_of(setup, runs, "", tokens=tokens, first_seed=TUNING_SEED,
-                                     cold_rounds=0, targets={"best": losses[best]}),
-                lambda row: cost(row.seconds_to(losses[best])))
+
+        def seconds(row):
+            return cost(row.seconds_to(target))
+
+        def plan(runs):
+            return plan_of(setup, runs, "", tokens=tokens, first_seed=TUNING_SEED, cold_rounds=0,
+                           targets={"best": target})
+
+        # The best settings of 00 are a better start than the published ones, for all.
+        rows = yield from explore([best], Point.around, SETTINGS, plan, seconds)
+        costs = costs_of(rows, "00", seconds)
+        best = min(costs, key=costs.get)
+        yield from explore([best._replace(stage=name) for name in ("01", *names)],
+                           Point.around, SETTINGS, plan, seconds)
 
     def tables(self, measured, rows):
         return time_tables(rows, measured.plan.targets)
@@ -69,9 +95,8 @@ class Search(Study):
     def result(self, measured, rows):
         if measured.kind == "target":
             return ""
-        points = {stage: soonest(rows, stage, measured.plan.targets["best"])
-                  for stage in ("00", "01")}
-        if None in points.values():
+        points = soonest(rows, measured.plan.targets["best"])
+        if not points:
             raise UserError("the search didn't come to its end")
         return "".join(f"{stage}: --batch-size {point.batch} --learning-rate {point.rate:g}\n"
                        for stage, point in points.items())

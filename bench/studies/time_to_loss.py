@@ -1,23 +1,21 @@
 """Seconds of training until the validation loss has fallen to a target."""
 
+import math
+
 from bench.pictures import (
     COLOURS,
-    OWN,
-    PUBLISHED,
     draw_bars,
-    key,
     place_of,
     rows_of_panels,
-    shorten,
     thousands,
 )
-from bench.rows import Row, ratio
+from bench.rows import ROUNDS_FOR_A_VERDICT, Row
 from bench.study import Study
 from bench.tables import found_in, markdown, time_notes, time_tables
 from bench.times import (
     MAX_TOKENS_HELP,
     TUNING_ROUNDS,
-    default_points,
+    default_point,
     limit_of,
     plan_of,
     read_search,
@@ -27,7 +25,7 @@ from bench.times import (
 
 class TimeToLoss(Study):
     """How long 00 and 01 train until their validation loss has fallen to the lowest of 00's default
-    run; after a search also at the settings that it has found."""
+    run; after a search also what it has found: each of its scripts at its best settings."""
 
     title = "The time to a loss"
     schedule = {20: 0}
@@ -39,7 +37,9 @@ class TimeToLoss(Study):
     def options(self, parser):
         parser.add_argument("--rungs", metavar="0,5-8",
                             help="which rungs of the ladder (default: 00 and 01)")
-        parser.add_argument("--names", metavar="A,B", help="variants to measure besides")
+        parser.add_argument("--names", metavar="A,B+C",
+                            help="variants to measure besides, at 01's settings; + joins several"
+                                 " into one script")
 
     def plans(self, setup):
         # Before anything runs: wrong names are told here.
@@ -54,7 +54,7 @@ class TimeToLoss(Study):
         if found:
             targets, tokens, points = found.targets, found.tokens, found.points
         else:
-            plan = target_plan(setup, [default_points(setup)["00"].run(setup)])
+            plan = target_plan(setup, [default_point(setup).run(setup)])
             plan.rounds = TUNING_ROUNDS
             (row,) = yield plan
             tokens, points = limit_of(row), {}
@@ -62,9 +62,10 @@ class TimeToLoss(Study):
         first, last = runs[0].name, runs[-1].name
         runs = [runs[0].but(compared_to=None), *(run.but(compared_to=first) for run in runs[1:]),
                 *(run.but(compared_to=last) for run in variants)]
-        for point in points.values():  # 01 at its best is compared to 00 at its best
+        for stage, point in points.items():  # all at their best are compared to 00 at its best
             runs.append(point.run(setup).but(compared_to=first))
-            first = runs[-1].name
+            if stage == "00":
+                first = runs[-1].name
         yield plan_of(setup, runs, "variants" if variants else "", tokens=tokens, targets=targets)
 
     def tables(self, measured, rows):
@@ -87,67 +88,83 @@ class TimeToLoss(Study):
                 " for longer, and with several seeds.\n")
 
     def draw(self, measured, rows):
-        """Losses over time, with the targets; and the factors in tok/sec and in time to the
-        target."""
-        from matplotlib import pyplot as plt
-
+        """Seconds to the first target, with the range over the seeds and compilation behind them;
+        and the losses over time, of a median seed."""
         targets = measured.plan.targets
         if not targets:
             return None
-        figure, [(subfigure, curves, bars)] = rows_of_panels(
-            [f"Time to a loss on {place_of(measured)}"],
-            [max(4.2, 1.6 + 0.5 * len(rows))], [1, 1],
-        )
-        tuned = [row for row in rows if "rate" in row.tags]  # at the best settings
-        variants = [row for row in rows if "variant" in row.tags]
-        last = rows[len(rows) - len(tuned) - len(variants) - 1]  # of the rungs
-        shown = [rows[0], *([last] if last is not rows[0] else []), *variants, *tuned]
-        keys = []
-        for row in shown:
-            plain = row.tags.get("stage") == "00" or row.tags.get("rung") == 0
-            colour = COLOURS["00"] if plain else OWN
-            if row in variants:
-                colour = plt.get_cmap("Dark2").colors[variants.index(row) % 8]
-            style = {"color": colour, "linestyle": "--" if tuned and row not in tuned else "-"}
-            for record in row.records:
-                points = [(point.seconds - record.first_step_excess, point.val_loss)
-                          for point in record.curve if point.val_loss is not None]
-                curves.plot(*zip(*points, strict=True), linewidth=1.3, **style)
-            if row.records:
-                keys.append(key(row.label, linewidth=2, **style))
-        times = [seconds for row in shown for target in targets.values()
-                 for _, seconds in row.times_to(target) if seconds < float("inf")]
-        if times:
-            curves.set_xlim(0, 1.05 * max(times))
-        low = min(targets.values())
-        curves.set_ylim(low - 0.3, low + 3)
-        for loss, side in zip(sorted(targets.values()), ("top", "bottom"), strict=False):
-            curves.axhline(loss, color="0.3", linewidth=1, linestyle=":")
-            curves.annotate(f"{loss:.3f}", (1, loss), (4, 0), xycoords=("axes fraction", "data"),
-                            textcoords="offset points", va=side, fontsize=9)
-        curves.set_xlabel("training time, s")
-        curves.set_ylabel("validation loss, nats per token")
-        thousands(curves.xaxis)
-        loss = next(iter(targets.values()))
-        draw_factors(bars, rows, loss)
-        bars.set_xlabel(f"factor over {rows[0].label}; the loss is {loss:.3f}")
-        keys += [key("tok/sec", color=PUBLISHED, linewidth=8),
-                 key("time to the loss", color=OWN, linewidth=8)]
-        subfigure.legend(handles=keys, loc="outside lower center", ncols=3, frameon=False)
+        target = next(iter(targets.values()))
+        figure, [(_, bars, curves)] = rows_of_panels(
+            [title_of(measured, rows, target)], [max(4.2, 1.4 + 0.42 * len(rows))], [3, 2])
+        base = next((row for row in rows if is_plain(row) and "rate" in row.tags), rows[0])
+        draw_seconds(bars, rows, target, base)
+        draw_losses(curves, rows, target)
         return figure
 
 
-def draw_factors(axes, rows: list[Row], target: float) -> None:
-    """A pair of bars for each row, over the first one: how many times as many tok/sec, and how many
-    times as fast to the target."""
-    names, values = [], []
+def is_plain(row: Row) -> bool:
+    return row.tags.get("stage") == "00" or row.tags.get("rung") == 0
+
+
+def colour_of(row: Row) -> str:
+    if is_plain(row):
+        return COLOURS["00"]
+    return COLOURS["01"] if row.tags.get("stage") == "01" or "rung" in row.tags else COLOURS["02"]
+
+
+def title_of(measured, rows: list[Row], target: float) -> str:
+    """The finding, where the ranges over at least four seeds allow one."""
+    def times(row: Row) -> list[float]:
+        return [seconds for _, seconds in row.times_to(target)]
+
+    bests = [row for row in rows if "rate" in row.tags and row.records]
+    plain = next(filter(is_plain, bests), None)
+    fastest = min(bests, key=lambda row: row.seconds_to(target) or math.inf, default=None)
+    if (plain and fastest is not plain
+            and min(len(times(plain)), len(times(fastest))) >= ROUNDS_FOR_A_VERDICT
+            and max(times(fastest)) < min(times(plain))):
+        factor = plain.seconds_to(target) / fastest.seconds_to(target)
+        return (f"{fastest.label} reaches the loss {factor:.1f} times as fast as 00 at its best"
+                f"\n{place_of(measured)}")
+    return f"Time to a validation loss of {target:.3f} on {place_of(measured)}"
+
+
+def draw_seconds(axes, rows: list[Row], target: float, base: Row) -> None:
+    """A bar for each row, with its factor over `base`."""
+    def text(row: Row) -> str:
+        own, other = row.seconds_to(target), base.seconds_to(target)
+        if not own:
+            return row.error or "not reached"
+        return f"{own:,.1f} s" + f", {other / own:.2f}×" * bool(other and row is not base)
+
+    draw_bars(axes, [row.label.replace(", ", "\n", 1) for row in rows],
+              [row.seconds_to(target) for row in rows], list(map(text, rows)),
+              list(map(colour_of, rows)), 2.8,
+              [[each for _, each in row.times_to(target) if each < math.inf] for row in rows],
+              [row.seconds_to(target, True) or 0 for row in rows])
+    axes.tick_params(axis="y", labelsize=9)
+    axes.set_xlabel(f"seconds to a loss of {target:.3f}; grey: compilation\n"
+                    f"×: over {base.label}")
+
+
+def draw_losses(axes, rows: list[Row], target: float) -> None:
+    tuned = [row for row in rows if "rate" in row.tags]
     for row in rows:
-        first = row is rows[0] and row.tok_per_sec
-        seconds = row.seconds_to(target)
-        names += [shorten(row.label.replace(", ", "\n", 1), 28), ""]
-        values += [1 if first else row.factor_baseline, 1 if first and seconds else ratio(
-            row.baseline and row.baseline.seconds_to(target), seconds)]
-    texts = [f"{value:.2f}×" if value else shorten(rows[place // 2].error or "not reached", 24)
-             for place, value in enumerate(values)]
-    draw_bars(axes, names, values, texts, [PUBLISHED, OWN] * len(rows), 2.4)
-    axes.axvline(1, color="0.5", linewidth=1)
+        records = sorted((record for record in row.records), key=lambda record: (
+            record.reached(target) or (math.inf, math.inf))[1])
+        if not records:
+            continue
+        record = records[(len(records) - 1) // 2]
+        points = [(point.seconds - record.first_step_excess, point.val_loss)
+                  for point in record.curve if point.val_loss is not None]
+        axes.plot(*zip(*points, strict=True), linewidth=1.3, color=colour_of(row),
+                  linestyle="--" if tuned and row not in tuned else "-")
+    times = [seconds for row in rows for _, seconds in row.times_to(target)
+             if seconds < math.inf]
+    if times:
+        axes.set_xlim(0, 1.05 * max(times))
+    axes.set_ylim(target - 0.3, target + 3)
+    axes.axhline(target, color="0.3", linewidth=1, linestyle=":")
+    axes.set_xlabel("seconds of training" + "\ndashed: default settings" * bool(tuned))
+    axes.set_ylabel("validation loss, nats per token")
+    thousands(axes.xaxis)

@@ -23,9 +23,9 @@ class Variants(Study):
     schedule = {70: None}
 
     def options(self, parser):
-        parser.add_argument("--names", metavar="A,B",
+        parser.add_argument("--names", metavar="A,B+C",
                             help="which variants (default: all but those that compile-modes and"
-                                 " checkpoints measure)")
+                                 " checkpoints measure); + joins several into one script")
 
     def plans(self, setup):
         runs = setup.scripts.variants(setup.scripts.stage("01"), setup.machine,
