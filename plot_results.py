@@ -1,4 +1,4 @@
-"""Draw what was measured here: the three stages' speed, memory and losses, and every study.
+"""Draw what was measured here: the three stages' speed and memory, and what studies show.
 
     python plot_results.py               # pictures, and the stages' table summary.md, in results/
     python plot_results.py --format svg  # the pictures as SVG

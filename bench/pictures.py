@@ -39,6 +39,13 @@ def thousands(axis, count: int = 5) -> None:
     axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
 
 
+def plain_figures(axis) -> None:
+    """Of a log scale: 4 instead of a power of two."""
+    from matplotlib.ticker import StrMethodFormatter
+
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+
+
 def lay_rows(axes, count: int) -> None:
     """A row of the panel for each of `count` things, the first at the top."""
     axes.set_ylim(count - 0.5, -0.5)
@@ -120,16 +127,25 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
     thousands(axes.xaxis)
 
 
+def finding(base: Row, rows: list[Row]) -> str:
+    """What can be said of them beyond doubt; without verdicts nothing."""
+    what = f"{len(rows)} alternatives to {base.label}"
+    if all(row.verdict == "no verdict" for row in rows):
+        return f"Speed and memory of {what}"
+    faster, slower = (sum(row.verdict == each for row in rows) for each in ("faster", "slower"))
+    less = sum(row.memory_verdict == "less" for row in rows)
+    return f"Beyond doubt, of {what}: {faster} faster, {slower} slower, {less} with less memory"
+
+
 def draw_alternatives(measured, base: Row, rows: list[Row]):
     """Speed and memory of each as factors over `base`, the fastest first, with the range over the
-    rounds; those beyond doubt in colour."""
+    rounds; in colour what is better (blue) or worse (red) beyond doubt."""
     rows = sorted((row for row in rows if row.factor and row.memory_factor),
                   key=lambda row: -row.factor)
     if not rows:
         return None
-    figure, [(_, *panels)] = rows_of_panels(
-        [f"Alternatives to {base.label} on {place_of(measured)}"],
-        [1.2 + 0.27 * len(rows)], [1, 1])
+    title = f"{finding(base, rows)}\n{base.record.config['model']} on {place_of(measured)}"
+    figure, [(_, *panels)] = rows_of_panels([title], [1.4 + 0.27 * len(rows)], [1, 1])
     for axes, what, label in zip(panels, ("speed", "memory"), ("× speed", "× memory"), strict=True):
         lay_rows(axes, len(rows))
         axes.axvline(1, color="0.5", linewidth=1)
@@ -137,11 +153,11 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
             speed = what == "speed"
             values = [value for value in (row.speeds if speed else row.memories) if value]
             whole = base.tok_per_sec if speed else base.reserved_gb
-            certain = (row.verdict, row.memory_verdict)[not speed] in (
-                "faster", "slower", "more", "less")
-            style = dict(color=OWN if certain else "0.55")
+            colours = dict(faster=OWN, slower=ERROR) if speed else dict(less=OWN, more=ERROR)
+            verdict = row.verdict if speed else row.memory_verdict
+            style = dict(color=colours.get(verdict, "0.55"))
             axes.plot([min(values) / whole, max(values) / whole], [place] * 2, "-", **style)
             axes.plot(row.factor if speed else row.memory_factor, place, "o", **style)
-        axes.set_xlabel(f"{label}, over {base.label}")
+        axes.set_xlabel(f"{label} over {base.label}")
     panels[0].set_yticks(range(len(rows)), [shorten(row.label, 44) for row in rows], fontsize=9)
     return figure

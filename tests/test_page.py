@@ -119,8 +119,7 @@ def test_page(reports, tmp_path):
     assert "| 0.1 | flash attention | yes | ← | 1.50 | 0.100 |" in sections[0]
     assert "| matrix products | 0.45 | 100.0% |" in reports.text
     assert "| 00, published | 9.535, 9.609 | 0.150, 6.914 |" in reports.text
-    for picture in ("speed.png", "losses.png", "ladder.png", "compile-modes.png", "sweep-batch.png",
-                    "scaling.png"):
+    for picture in ("speed.png", "ladder.png", "sweep-batch.png", "scaling.png"):
         assert f"]({picture})" in reports.text
         assert (reports.results / picture).stat().st_size > 10_000
     # Carried to another place, it goes on there.

@@ -46,16 +46,16 @@ def test_command(tmp_path):
                      cwd=tmp_path, encoding="utf-8")
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("1 run that did not complete is left out\n")
-    names = ["summary.md", "speed.png", "losses.png", "ladder.png"]
-    assert [Path(line).name for line in run.stdout.splitlines()[-4:]] == names
+    names = ["summary.md", "speed.png", "ladder.png"]
+    assert [Path(line).name for line in run.stdout.splitlines()[-3:]] == names
     assert sorted(path.name for path in out.iterdir()) == sorted(names)
     for name in names[1:]:
         assert (out / name).read_bytes().startswith(b"\x89PNG")
         assert (out / name).stat().st_size > 10_000
     summary = (out / "summary.md").read_text(encoding="utf-8")
     assert summary in run.stdout
-    assert "| Some CPU | cpu-demo / 256 | 00 original | 1,000 | 1.00 |" in summary
-    assert "| Some CPU | cpu-demo / 256 | 01 optimized | 3,000 | 3.00 |" in summary
+    assert "| Some CPU | cpu-demo / 256 | 00 original, batch 4 | 1,000 | 1.00 |" in summary
+    assert "| Some CPU | cpu-demo / 256 | 01 optimized, batch 4 | 3,000 | 3.00 |" in summary
     assert "\n\nPublished figures: A100, PyTorch 2.6" in summary
 
 
@@ -75,7 +75,7 @@ def test_only_what_was_measured_is_drawn(tmp_path, plot, form, begin):
     code, out, err = plot(tmp_path, "--format", form)
     assert (code, err) == (0, [])
     assert {path.name for path in tmp_path.iterdir() if path.suffix != ".jsonl"} == {
-        f"losses.{form}", f"speed.{form}", "summary.md"}
+        f"speed.{form}", "summary.md"}
     assert (tmp_path / f"speed.{form}").read_bytes().startswith(begin)
     assert any("results/reference/amd-epyc-2-cores" in line for line in out)
 
@@ -85,13 +85,12 @@ def test_what_is_damaged_is_named(tmp_path, plot):
     write_record(tmp_path, "00_orig")
     path = write_ladder(tmp_path)
     path.write_text(path.read_text() + "[]\n")
-    write_journal(tmp_path, "sweep", plan_of("a", kind="width"), [dict(name="a")])
+    write_journal(tmp_path, "sweep", plan_of("a", kind="batch"), [dict(name="a")])
     code, _, err = plot(tmp_path)
     assert code == 0 and len(err) == 2
     assert err[0].startswith("skipped: ") and "ladder.jsonl, line " in err[0]
     assert err[1].startswith("no picture of sweep, it is damaged: ")
-    assert {path.name for path in tmp_path.glob("*.png")} == {"ladder.png", "losses.png",
-                                                              "speed.png"}
+    assert {path.name for path in tmp_path.glob("*.png")} == {"ladder.png", "speed.png"}
 
 
 def test_folders_that_do_not_serve(tmp_path, plot):

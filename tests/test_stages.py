@@ -1,7 +1,6 @@
 """bench/studies/stages.py: the plan, which runs are compared, what is told of the others, the table
 and the pictures."""
 
-import json
 import re
 
 import pytest
@@ -23,7 +22,6 @@ from bench.lengths import epochs_within
 from bench.studies.stages import (
     Stages,
     bars_table,
-    draw_losses,
     draw_speed,
     published_bars,
     read_bars,
@@ -97,12 +95,12 @@ def test_newest_complete_run_of_each_stage_and_group(tmp_path, capsys):
     cells = {(line[0], line[2]): line[1:] for line in rows_of_text(
         markdown(bars_table(bars, published_bars())))}
     assert len(cells) == 4
-    assert cells["Some CPU", "00 original"] == [
-        "cpu-demo / 256", "00 original", "1,500", "1.00", "1,500–1,500", "1.25", "n/a", "7.000",
-        "12,525", "1.00"]
-    assert cells["Some CPU", "01 optimized"][2:4] == ["4,500", "3.00"]
+    assert cells["Some CPU", "00 original, batch 4"] == [
+        "cpu-demo / 256", "00 original, batch 4", "1,500", "1.00", "1,500–1,500", "1.25", "n/a",
+        "7.000", "12,525", "1.00"]
+    assert cells["Some CPU", "01 optimized, batch 8"][2:4] == ["4,500", "3.00"]
     # No 00 in this group: no factor. MFU: of two GPUs' 989e12 FLOP/s.
-    assert cells[H100, "02 DDP × 2"][2:] == [
+    assert cells[H100, "02 DDP × 2, batch 32"][2:] == [
         "400,000", "n/a", "400,000–400,000", "n/a", "20.2%", "7.000", "419,259", "33.47"]
     assert (r"Fast \| $x_1$ GPU", "02 DDP × 1, batch 4") in cells  # not the published one
     summary = Stages().summary(tmp_path)
@@ -150,8 +148,9 @@ def test_losses_beside_the_published_ones(tmp_path):
     for _ in carry_out(Stages(), setup_of(tmp_path)):
         pass
     cells = cells_of(Stages().extra(tmp_path, found_in(tmp_path, "stages")))
-    assert list(cells) == ["00 original", "01 optimized", "02 DDP × 2", "00, published"]
-    assert list(cells["00 original"].values())[1:] == ["10.500, 10.000", "7.500, 7.000"]
+    assert list(cells) == [
+        "00 original, batch 4", "01 optimized, batch 4", "02 DDP × 2, batch 4", "00, published"]
+    assert list(cells["00 original, batch 4"].values())[1:] == ["10.500, 10.000", "7.500, 7.000"]
     assert list(cells["00, published"].values())[1:] == ["9.535, 9.609", "0.150, 6.914"]
 
 
@@ -177,29 +176,7 @@ def test_speed(tmp_path):
     write_record(tmp_path, FIRST, "20260109T000000Z", gpu="$x_1$", reserved_gb=None)
     bars = bars_of(tmp_path, (None, 1000), (LONG, 100_000))
     assert {"Some CPU: cpu-demo, context 256", "16,000  (16.00×)", "8,100,000  (81.00×)", "1.25",
-            "02 DDP × 2", "02 DDP × 4", "419,259  (33.47×)", "26.26",
+            "02 DDP × 2, batch 4", "02 DDP × 4", "419,259  (33.47×)", "26.26",
             "speed, tok/sec (all processes)", "reserved memory, GB (per process)", "n/a",
             f"{LONG[:59]}…: cpu-demo, context 256", "$x_1$: cpu-demo, context 256",
             } <= set(shown(draw_speed([*bars, *published_bars()])))
-
-
-def test_losses(tmp_path):
-    assert draw_losses([]) is None
-    assert Stages().pictures(tmp_path, []) == {}  # none of a machine that isn't this one
-    figure = draw_losses(bars_of(tmp_path, (None, 1024)))
-    assert {"training tokens", "training time, s", "loss, nats per token"} <= set(shown(figure))
-    by_tokens, by_time = figure.axes
-    assert list(by_tokens.lines[0].get_xdata()) == [1024, 4096, 8192]
-    assert list(by_time.lines[0].get_xdata()) == [10, 13, 17]
-    assert list(by_time.lines[0].get_ydata()) == [10, 8, 7]  # validation, then training
-    assert list(by_time.lines[1].get_ydata()) == [10.5, 8.5, 7.5]
-
-
-def test_losses_of_many_groups(tmp_path):
-    """And one that wasn't finite."""
-    bars_of(tmp_path, *((f"GPU {i}", 1000) for i in range(4)))
-    path = write_record(tmp_path, FIRST, "20260109T000000Z", gpu="GPU 4")
-    path.write_text(path.read_text().replace('"val_loss": 8.0', '"val_loss": null'))
-    figure = draw_losses(read_bars(tmp_path))
-    assert "GPU 4: cpu-demo, context 256 (latest of 5 groups)" in shown(figure)
-    assert json.dumps(list(figure.axes[0].lines[0].get_ydata())) == "[10.0, NaN, 7.0]"

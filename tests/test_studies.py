@@ -35,7 +35,8 @@ GPUS = MACHINE | dict(gpus=4)
 CASES = [(name, line, machine) for name, study in STUDIES.items() for line in study.in_report
          for machine in (CPU, MACHINE, GPUS)]
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
-NO_PICTURE = {"profile", "leave-one-out", "checkpoints", "trainer", "search"}
+NO_PICTURE = {"checkpoints", "compile-modes", "ddp", "leave-one-out", "profile", "search",
+              "trainer"}
 
 
 @pytest.fixture(autouse=True)
@@ -172,9 +173,9 @@ def test_pictures(case):
     if name in NO_PICTURE:
         expected = set()
     elif name == "stages":
-        expected = {"speed", "losses"}
+        expected = {"speed"}
     elif name == "sweep":
-        expected = {f"sweep-{case.line}"}
+        expected &= {"sweep-batch"}
     drawn = case.study.pictures(case.folder, case.found)
     assert drawn.keys() == expected
     for figure in drawn.values():
@@ -350,9 +351,6 @@ def test_compile_modes(tmp_path):
     assert (cells["default"]["× none"], cells["default"]["study"]) == ("1.66", "2.13")
     assert cells["cudagraphs"]["× speed"] == "needs an NVIDIA GPU"
     assert "5 epochs are compiling and the seconds of 240 steps" in text
-    (axes,) = study.draw(measured, rows_of(measured)).axes
-    assert "default: 25.0 s + 0.500 s per step" in [line.get_label() for line in axes.get_lines()]
-    assert axes.get_xlim()[1] >= 50
 
 
 def test_compile_modes_on_a_gpu(tmp_path):

@@ -3,7 +3,6 @@
 import math
 import sys
 
-from bench.pictures import place_of, rows_of_panels, thousands
 from bench.rows import Row, middle, ratio
 from bench.scripts import COMPILER
 from bench.study import Column, Plan, Study, Table
@@ -103,27 +102,6 @@ class CompileModes(Study):
             + ' "× none" is over the run without the compiler; "study" is the same of a published'
             " study, on a GPU and with Adafactor.",
         ]
-
-    def draw(self, measured, rows):
-        """Total seconds over steps: how long each mode compiles, and where its line crosses
-        others."""
-        from matplotlib import pyplot as plt
-
-        rows = [row for row in rows if cost(row)]
-        costs = [cost(row) for row in rows]
-        crossings = [pays_from(one, other) for one in costs for other in costs if one is not other]
-        last = 1.5 * max([step for step in crossings if step and step < 10_000], default=100)
-        figure, [(subfigure, axes)] = rows_of_panels(
-            [f"Compiling and training on {place_of(measured)}"], [4.6], [1])
-        colours, styles = plt.get_cmap("tab10").colors, ("-", "--", "-.", ":")
-        for place, (row, (once, step)) in enumerate(zip(rows, costs, strict=True)):
-            axes.plot([0, last], [once, once + last * step], styles[place % 4], linewidth=2,
-                      color="0.2" if place == 0 else colours[(place - 1) % 10],
-                      label=f"{row.label}: {once:,.1f} s + {step:,.3f} s per step")
-        axes.set(xlim=(0, last), ylim=(0, None), xlabel="steps", ylabel="total, s")
-        thousands(axes.xaxis)
-        subfigure.legend(loc="outside right center", frameon=False)
-        return figure
 
 
 def epochs_were_run(measured) -> bool:

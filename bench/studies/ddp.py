@@ -1,6 +1,5 @@
 """DDP's own switches."""
 
-from bench.pictures import draw_alternatives
 from bench.study import Plan, Study
 
 
@@ -13,6 +12,3 @@ class Ddp(Study):
     def plans(self, setup):
         runs = setup.scripts.variants_of_02(setup.machine, "ddp")
         yield Plan(runs, seed_noise=True, **self.length(setup))
-
-    def draw(self, measured, rows):
-        return draw_alternatives(measured, rows[0], rows[1:])

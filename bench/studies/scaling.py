@@ -239,7 +239,7 @@ class Scaling(Study):
                   label="this machine")
         published, *_ = published_points()
         axes.plot([1, 4], [100, 100 * published["measured"]], "s:", color="0.5", linewidth=1.5,
-                  label=f"{published['label']} (its clock held evaluation too)")
+                  label=f"{published['label']} (timed with its evaluation)")
         axes.set(xlabel="processes", ylabel="efficiency, %", ylim=(0, 112))
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted({*counts, 1, 4}), sorted({*counts, 1, 4}))

@@ -1,6 +1,5 @@
 """The three scripts side by side, whether they were started by hand or by measure.py."""
 
-import math
 import sys
 from dataclasses import dataclass
 from itertools import groupby
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.journal import journal_of, newest, read_journal, records_in
-from bench.pictures import COLOURS, draw_bars, key, rows_of_panels, shorten, thousands
+from bench.pictures import COLOURS, draw_bars, rows_of_panels, shorten
 from bench.records import Record
 from bench.scripts import ROOT, STAGES, UserError, published
 from bench.study import EPOCHS, Column, Plan, Study, Table
@@ -46,10 +45,8 @@ class Bar:
     def label(self) -> str:
         (name,) = [name for stage, name in NAMES.values() if stage == self.stage]
         name += f" × {self.processes}" * (self.stage == "02")
-        config = self.record.config if self.record else {}
-        batch = config.get("batch_size")
-        fitted = config.get("device") == "cuda" and batch != (8 if self.stage == "00" else 32)
-        return name + f", batch {batch}" * fitted
+        batch = self.record and self.record.config.get("batch_size")
+        return name + f", batch {batch}" * bool(batch)
 
 
 def bar_of(record: Record) -> Bar:
@@ -202,9 +199,7 @@ class Stages(Study):
 
     def pictures(self, folder, found):
         bars = read_bars(folder, tell=False)  # that was told by the summary
-        figures = {"speed": draw_speed([*bars, *published_bars()]) if bars else None,
-                   "losses": draw_losses(bars)}
-        return {name: figure for name, figure in figures.items() if figure}
+        return {"speed": draw_speed([*bars, *published_bars()])} if bars else {}
 
 
 def journal_bars(folder: Path) -> list[Bar]:
@@ -233,41 +228,4 @@ def draw_speed(bars: list[Bar]):
                   [cell(bar.reserved_gb, ".2f") or "n/a" for bar in members], colours, 3.0)
         speed.set_xlabel("speed, tok/sec (all processes)")
         memory.set_xlabel("reserved memory, GB (per process)")
-    return figure
-
-
-def draw_losses(bars: list[Bar]):
-    """Losses over tokens and over time; None if no run logged any."""
-    groups = by_group([bar for bar in bars if bar.record.curve])
-    if not groups:
-        return None
-    titles = [group.title for group in groups]
-    if len(groups) > 3:
-        latest = max((bar for members in groups.values() for bar in members),
-                     key=lambda bar: began(bar.record)).group
-        titles = [f"{latest.title} (latest of {len(groups)} groups)"]
-        groups = {latest: groups[latest]}
-    figure, rows = rows_of_panels(titles, [4.0] * len(titles), [1, 1])
-    for members, (row, *panels) in zip(groups.values(), rows, strict=True):
-        keys = []
-        for i, bar in enumerate(members):
-            # The first line is the widest: where losses coincide, every colour still shows.
-            wider = len(members) - 1 - i
-            style = {"color": COLOURS[bar.stage], "linewidth": 1.5 + wider}
-            keys.append(key(bar.label, color=style["color"], linewidth=5))
-            if len(bar.record.curve) < 20:  # few points; a single one has no line to be seen by
-                style |= {"marker": "o", "markersize": 4 + 1.5 * wider}
-            curve = [[math.nan if value is None else value for value in point]
-                     for point in bar.record.curve]
-            tokens, seconds, train, val = zip(*curve, strict=True)
-            for axes, over in zip(panels, (tokens, seconds), strict=True):
-                axes.plot(over, val, "-", **style)
-                axes.plot(over, train, "--", markerfacecolor="white", **style)
-        for axes, label in zip(panels, ("training tokens", "training time, s"), strict=True):
-            axes.set_xlabel(label)
-            axes.set_xlim(left=0)
-            axes.set_ylabel("loss, nats per token")
-            thousands(axes.xaxis)
-        keys += [key("validation", color="0.3"), key("training", color="0.3", linestyle="--")]
-        row.legend(handles=keys, loc="outside lower center", ncols=5, frameon=False)
     return figure

@@ -7,7 +7,7 @@ CPU a run is skipped if, judging by the one before it, it would take more than h
 import re
 
 from bench.common import UserError
-from bench.pictures import OWN, place_of, rows_of_panels, thousands
+from bench.pictures import OWN, place_of, plain_figures, rows_of_panels, thousands
 from bench.study import Plan, Run, Study, Table
 from bench.tables import GB, RANGE, RUN, SPEED_OR_ERROR, machine_note, number, peak_note
 
@@ -102,33 +102,31 @@ class Sweep(Study):
                 "tok/sec is the median over the rounds of each run's median step."]
 
     def draw(self, measured, rows):
-        """What a sweep shows, as far as its runs fit; nothing of a search."""
+        """Speed and memory over the batch size, as far as it fits."""
         what, _, stage = measured.kind.partition("-")
         rows = [row for row in rows if row.tok_per_sec]
-        if not rows or stage.startswith("batch"):
+        if not rows or what != "batch":
             return None
-        title = KINDS[what]
-        figure, [(_, *panels)] = rows_of_panels(
-            [f"{title}: {stage or '01'} on {place_of(measured)}"], [3.6],
-            [1] if what == "context" else [1, 1])
-        places, speed = range(len(rows)), ("speed, tok/sec", [row.tok_per_sec for row in rows])
-        share = [100 * (row.share_of_peak or 0) for row in rows]
-        shown = {"batch": [speed, ("reserved memory, GB", [row.reserved_gb or 0 for row in rows])],
-                 "model": [("share of the product rate, %", share), speed],
-                 "context": [speed]}[what]
-        names = [row.label.removeprefix(f"{what} ").replace(", ", "\n") for row in rows]
-        for axes, (label, values) in zip(panels, shown, strict=True):
-            axes.plot(places, values, "o-", color=OWN, linewidth=2)
-            top = max(values)
-            if label == speed[0]:
-                axes.fill_between(places, [min(row.speeds) for row in rows],
-                                  [max(row.speeds) for row in rows], color=OWN, alpha=0.2,
-                                  linewidth=0)
-                top = max(max(row.speeds) for row in rows)
-            axes.set(ylim=(0, 1.08 * top or 1), ylabel=label,
-                     xlabel="" if what == "model" else title.lower())
-            axes.set_xticks(places, names, fontsize=9 if len(names) > 10 else None)
-            thousands(axes.yaxis)
+        figure, [(_, speed, memory)] = rows_of_panels(
+            [f"Which batch size fits {stage or '01'}, and how fast: {place_of(measured)}"], [3.6],
+            [1, 1])
+        places = range(len(rows))
+        speed.fill_between(places, [min(row.speeds) for row in rows],
+                           [max(row.speeds) for row in rows], color=OWN, alpha=0.2, linewidth=0)
+        speed.plot(places, [row.tok_per_sec for row in rows], "o-", color=OWN, linewidth=2)
+        speed.set(ylim=(0, None), ylabel="speed, tok/sec")
+        memory.plot(places, [row.reserved_gb for row in rows], "o-", color=OWN, linewidth=2)
+        memory.set_yscale("log", base=2)
+        memory.set_ylabel("reserved memory, GB (log scale)")
+        ram = measured.machine["device"] == "cpu" and measured.machine.get("ram_gb")
+        if ram:
+            memory.axhline(ram, color="0.5", linestyle="--", linewidth=1)
+            memory.annotate("RAM", (0, ram), (0, 3), textcoords="offset points", color="0.4")
+        for axes in (speed, memory):
+            axes.set_xlabel("batch size")
+            axes.set_xticks(places, [str(row.tags["batch"]) for row in rows], fontsize=8)
+        thousands(speed.yaxis)
+        plain_figures(memory.yaxis)
         return figure
 
 

@@ -9,9 +9,9 @@ from bench.pictures import (
     rows_of_panels,
     thousands,
 )
-from bench.rows import ROUNDS_FOR_A_VERDICT, Row
+from bench.rows import ROUNDS_FOR_A_VERDICT, Row, ratio
 from bench.study import Study
-from bench.tables import found_in, markdown, time_notes, time_tables
+from bench.tables import cell, found_in, markdown, time_notes, time_tables
 from bench.times import (
     MAX_TOKENS_HELP,
     TUNING_ROUNDS,
@@ -132,10 +132,11 @@ def title_of(measured, rows: list[Row], target: float) -> str:
 def draw_seconds(axes, rows: list[Row], target: float, base: Row) -> None:
     """A bar for each row, with its factor over `base`."""
     def text(row: Row) -> str:
-        own, other = row.seconds_to(target), base.seconds_to(target)
+        own = row.seconds_to(target)
         if not own:
             return row.error or "not reached"
-        return f"{own:,.1f} s" + f", {other / own:.2f}×" * bool(other and row is not base)
+        factor = cell(ratio(base.seconds_to(target), own), ".2f")
+        return f"{own:,.1f} s" + f", {factor}×" * bool(factor and row is not base)
 
     draw_bars(axes, [row.label.replace(", ", "\n", 1) for row in rows],
               [row.seconds_to(target) for row in rows], list(map(text, rows)),
