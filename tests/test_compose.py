@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, TINY, call_main, load, read_record, run_python, write_tokens
 
+from bench.common import UserError
+from bench.scripts import Scripts
 from patches import stack
 
 VARIANTS = {patch.name: patch for patch in stack.load_variants()}
@@ -144,3 +146,23 @@ def test_lines_that_both_sides_add_are_joined():
                         "it", join=True)
     with pytest.raises(stack.Conflict, match="it conflicts with the edit at line 2, the imports"):
         stack.merge(base, theirs, ours, "it")
+
+
+def test_a_run_of_several_variants():
+    """A row for each combination of what its parts measure; its effect on the loss is the larger
+    one, and it is the script that `compose` writes."""
+    scripts = Scripts()
+    name = "data-workers+memory-checkpoint+optimizer-muon"
+    base, *runs = scripts.variants(scripts.stage("01"), dict(gpus=0), names=name)
+    assert [run.options for run in runs] == [("--workers", "2"), ("--workers", "4")]
+    assert [run.label for run in runs] == [f"{name} --workers 2", f"{name} --workers 4"]
+    assert {(run.loss, run.compared_to, run.error) for run in runs} == {
+        ("changes", base.name, None)}
+    assert scripts.text(runs[0].script) == stack.compose(name.split("+"))
+    assert scripts.find(name, dict(gpus=0)) == runs[0]
+    assert scripts.find("00", dict(gpus=0)) == scripts.stage("00")
+    assert scripts.find("head-liger+data-workers", dict(gpus=0)).error.startswith("needs ")
+    for wrong, told in (("data-workers+none", "no variant 'none' of 01"),
+                        ("optimizer-muon+optimizer-adafactor", "exclude each other")):
+        with pytest.raises((UserError, stack.StackError), match=told):
+            scripts.variants(scripts.stage("01"), dict(gpus=0), names=wrong)
