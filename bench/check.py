@@ -3,6 +3,7 @@ results/reference/, and beside it what others and this project's machines have m
 
 import json
 import re
+from functools import partial
 from statistics import median
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from bench.tables import cell, found_in, markdown
 from patches import stack
 
 GPT2 = ["--model", "gpt2"]
+WELL_KNOWN = "RTX 3060", "RTX 4090", "A100 80 GB", "H100"
 PUBLISHED_ON = "A100 40 GB"  # probably: batch 32 was the largest that fitted
 # The published clock ran on while, at each log line, eight workers started that load a batch of
 # each text: the seconds of that, fitted. Lines came every 15 steps in 00, 10 in 01, 5 in 02.
@@ -264,8 +266,9 @@ def cpu_tables() -> list[Table]:
     return tables
 
 
-def cards_table() -> Table:
-    """What fits each card, and how to begin. Raises UserError, StackError."""
+def cards_table(short: bool = False) -> Table:
+    """What fits each card, how fast 00 and 01 are there, and how to begin; `short`: of four cards,
+    for gpt2. Raises UserError, StackError."""
     scripts = Scripts()
 
     def prediction(stage: str, model: str) -> Prediction:
@@ -274,9 +277,9 @@ def cards_table() -> Table:
     def fits(stage: str, model: str, card: str) -> int:
         return largest(prediction(stage, model).needs, CARDS[card].mib)
 
-    def speed(card: str) -> str:
-        batch = min(32, fits("01", "gpt2", card))
-        return prediction("01", "gpt2").speed_range(batch, CARDS[card]) if batch else ""
+    def speed(stage: str, card: str) -> str:
+        batch = min({"00": 8, "01": 32}[stage], fits(stage, "gpt2", card))
+        return prediction(stage, "gpt2").speed_range(batch, CARDS[card]) if batch else "–"
 
     def begin(card: str) -> str:
         batch = fits("01", "gpt2", card)
@@ -289,17 +292,23 @@ def cards_table() -> Table:
         return (f"`make bench`; 32 windows per update: compose `step-accumulation`,"
                 f" `--micro-batches {32 // batch}`")
 
-    models = "gpt2", "gpt2-medium", "gpt2-large"
+    def fitting(stage: str, model: str) -> Column:
+        return Column(f"{stage}, {model}", lambda card: str(fits(stage, model, card) or "–"))
+
+    def speeds(stage: str) -> Column:
+        return Column(f"{stage}: tok/sec, thousands", partial(speed, stage))
+
+    cards = sorted(CARDS, key=lambda card: (CARDS[card].mib, CARDS[card].capability))
+    names = [Column("card", lambda card: card, True),
+             Column("GB", lambda card: f"{CARDS[card].mib / 1024:.0f}")]
+    if short:
+        return Table([*names, fitting("00", "gpt2"), fitting("01", "gpt2"), speeds("00"),
+                      speeds("01")], [card for card in cards if card in WELL_KNOWN])
     return Table([
-        Column("card", lambda card: card, True),
-        Column("GB", lambda card: f"{CARDS[card].mib / 1024:.0f}"),
-        Column("compute capability", lambda card: f"{CARDS[card].capability:.1f}"),
-        Column("00, gpt2", lambda card: str(fits("00", "gpt2", card) or "–")),
-        *(Column(f"01, {model}",
-                 lambda card, model=model: str(fits("01", model, card) or "–"))
-          for model in models),
-        Column("01, gpt2: tok/sec, thousands", speed), Column("begin with", begin, True)],
-        sorted(CARDS, key=lambda card: (CARDS[card].mib, CARDS[card].capability)))
+        *names, Column("compute capability", lambda card: f"{CARDS[card].capability:.1f}"),
+        fitting("00", "gpt2"),
+        *(fitting("01", model) for model in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
+        speeds("00"), speeds("01"), Column("begin with", begin, True)], cards)
 
 
 def hardware_table() -> Table:
@@ -321,7 +330,9 @@ def hardware_table() -> Table:
 TABLES = {  # by the name of their marker
     "fits": lambda: markdown(memory_table()),
     "fits-others": lambda: markdown(others_memory_table()),
-    "gpus": lambda: markdown(cards_table()), "hardware": lambda: markdown(hardware_table()),
+    "gpus": lambda: markdown(cards_table()),
+    "gpus-short": lambda: markdown(cards_table(short=True)),
+    "hardware": lambda: markdown(hardware_table()),
     "clock": lambda: markdown(clock_table()), "others": lambda: markdown(others_table()),
     "others-summary": summary_of_others, "where": lambda: markdown(where_table()),
     "expected": lambda: markdown(expected_table()),

@@ -10,6 +10,7 @@ from made_up import (
     cells_of,
     measured_with,
     record_events,
+    rows_of_text,
     setup_of,
     shown,
     speeds_of,
@@ -22,7 +23,7 @@ from bench.rows import rows_of
 from bench.studies.search import Search, next_points
 from bench.studies.stages import Stages
 from bench.studies.time_to_loss import TimeToLoss
-from bench.tables import found_in, text_of
+from bench.tables import excerpts_of, found_in, text_of
 from bench.times import Point, read_search, soonest
 from patches.stack import StackError
 
@@ -77,6 +78,9 @@ def test_search(tmp_path, capsys):
             results.append(Search().result(measured, rows))
         except UserError:
             results.append(None)
+    (table,) = excerpts_of(Search(), measured).values()
+    cells = {line[0]: line[1:] for line in rows_of_text(table)}
+    assert cells["`01`"][:2] == ["4", "0.004"] and list(cells) == [f"`{s}`" for s in BEST]
     kinds = [plan.kind for plan in plans]
     assert kinds == sorted(kinds, reverse=True) and set(kinds) == {"target", ""}
     for before, after in zip(plans, plans[1:], strict=False):

@@ -1,8 +1,8 @@
 """The best batch size and learning rate of 00, of 01, and of variants."""
 
 from bench.common import UserError
-from bench.study import Study
-from bench.tables import time_notes, time_tables
+from bench.study import Column, Study, Table
+from bench.tables import cell, time_notes, time_tables
 from bench.times import (
     MAX_TOKENS_HELP,
     RATES,
@@ -15,6 +15,7 @@ from bench.times import (
     default_point,
     limit_of,
     plan_of,
+    point_of,
     soonest,
     target_plan,
 )
@@ -88,6 +89,32 @@ class Search(Study):
 
     def tables(self, measured, rows):
         return time_tables(rows, measured.plan.targets)
+
+    def excerpts(self, measured, rows):
+        """What was found, and how much each setting matters."""
+        if measured.kind == "target":
+            return None
+        target = measured.plan.targets["best"]
+        costs = {point_of(row): row.seconds_to(target) for row in rows}
+
+        def at(**factors) -> Column:
+            ((name, factor),) = factors.items()
+
+            def seconds(point: Point) -> str:
+                other = point._replace(**{name: getattr(point, name) * factor})
+                return cell(costs[other], ".1f") or "not reached" if other in costs else ""
+
+            return Column(f"{name} × {factor:g}", seconds)
+
+        return {"search": [Table([
+            Column("script", lambda point: f"`{point.stage}`", True),
+            Column("batch", lambda point: str(point.batch)),
+            Column("learning rate", lambda point: f"{point.rate:g}"),
+            Column("seconds", lambda point: cell(costs[point], ".1f")),
+            at(batch=0.5), at(batch=2), at(rate=0.5), at(rate=2)],
+            list(soonest(rows, target).values()),
+            f"Seconds to a validation loss of {target:.4f} at the best settings found, and with one"
+            " of them changed:")]}
 
     def notes(self, measured, rows):
         return time_notes(measured, rows)
