@@ -24,12 +24,12 @@ GUIDE = (
     ("batch size", "yes", "yes", ["batch", "09-padded-vocabulary"]),
     ("gradient accumulation", "no", "yes", ["step-accumulation"]),
     ("gradient checkpointing", "no", "yes", ["memory-checkpoint", "memory-selective"]),
-    ("mixed precision", "yes", "(no)", ["05-bfloat16", "precision-autocast", "precision-fp16"]),
-    ("choice of the optimizer", "yes", "yes",
+    ("mixed precision", "yes", "depends", ["05-bfloat16", "precision-autocast", "precision-fp16"]),
+    ("optimizers", "yes", "yes",
      ["optimizer-adafactor", "optimizer-adamw-8bit", "optimizer-muon", "optimizer-foreach"]),
     ("data preloading", "yes", "no", ["data-workers", "data-on-device"]),
-    ("ZeRO", "no", "yes", ["parallel-zero1", "parallel-sharded"]),
     ("torch.compile", "yes", "no", ["08-torch-compile", "default", "max-autotune"]),
+    ("scaled dot product attention", "yes", "yes", ["07-flash-attention"]),
 )
 
 
@@ -200,11 +200,10 @@ def sample(machine: Path) -> str:
 def guide_table(machine: Path) -> str:
     """The guide's claims, and beside them the factors of this machine."""
     shown = {"batch": {}}  # by the technique, variant or mode: {label: row}
-    for study in ("ladder", "variants", "sharded", "compile-modes", "sweep"):
+    for study in ("ladder", "variants", "compile-modes", "sweep"):
         for measured, rows in found_in(machine, study):
             for row in rows:
                 name = row.tags.get("mode") or row.tags.get("variant") or row.run.name
-                # A larger model's rows replace those of the same variants: sharding shows there.
                 shown.setdefault(name, {})[row.label] = row
             if measured.kind == "batch":
                 known = [row for row in rows if row.records]

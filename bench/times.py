@@ -16,7 +16,7 @@ from bench.study import Plan, Run, Setup
 
 TUNING_SEED = 1  # and those after it; the reported times use study.SEED and those after
 TUNING_ROUNDS = 2
-RATES, SETTINGS = 4, 12  # how many are tried: of 00 for the target, then of each script
+RATES, SETTINGS = 4, 10  # how many are tried: of 00 for the target, then of each script
 LIMIT = 3  # a run of so many times the tokens of 00's default run hasn't reached the target
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next
 MAX_TOKENS_HELP = ("training tokens of the run that sets the target (default: 00's own length);"

@@ -447,15 +447,10 @@ def test_guide_table(tmp_path):
                     ["", "", "", "`09-padded-vocabulary`", "", ""]]
     journal("variants", "01", "step-accumulation", "optimizer-adamw-8bit", versus="01",
             tags={"variant": lambda name: name}, errors=[(2, "needs the package x")])
-    # Of the same variants, those of the larger model count, where their labels are the same.
-    for kind in ("", "gpt2-medium"):
-        journal("sharded", "02", "parallel-sharded", kind=kind,
-                tags={"variant": lambda name: name})
     journal("sweep", "batch 1", "batch 2", "batch 4", kind="batch", errors=[(2, "not tried")])
     rows = rows_of_text(readme.guide_table(tmp_path))
     assert rows[0] == ["batch size", "yes", "yes", "`batch 2 over batch 1`", "2.00", "1.50"]
     assert ["gradient accumulation", "no", "yes", "`step-accumulation`", "2.00", "1.50"] in rows
-    assert ["choice of the optimizer", "yes", "yes", "`optimizer-adamw-8bit`",
+    assert ["optimizers", "yes", "yes", "`optimizer-adamw-8bit`",
             "needs the package x", ""] in rows
-    assert ["ZeRO", "no", "yes", "`parallel-sharded`", "2.00", "1.50"] in rows
     assert "data preloading" not in [row[0] for row in rows]  # not measured there
