@@ -3,7 +3,8 @@
     torchrun --nproc_per_node=4 02_opt_multi_gpu_ddp.py    # one process per GPU
 
 00_orig.py writes model and loop by hand; 01_opt_single_gpu.py is the same program with every speed
-technique applied, 02_opt_multi_gpu_ddp.py the same on many GPUs. Begin with main(), at the end.
+technique applied, 02_opt_multi_gpu_ddp.py the same on many GPUs. Read data, model and training from
+top to bottom; the plumbing after them can be skipped, and main(), at the end, ties all together.
 
 Capitals at the end of a name are the dimensions of the tensor: B batch, T tokens of the context,
 C channels (the width), H heads, D channels of one head, V vocabulary.
@@ -192,7 +193,12 @@ torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 class MultiHeadAttention(nn.Module):
-    """Causal self-attention (Vaswani et al., arXiv:1706.03762); no bias on query, key and value."""
+    """Causal self-attention (Vaswani et al., arXiv:1706.03762); no bias on query, key and value.
+
+    Each token takes a mean of the values of all tokens up to itself, weighted by how well its query
+    fits their keys. Dividing by √D keeps the scores' size the same for every D, and a score of -inf
+    becomes a weight of 0, so that no token sees the future.
+    """
 
     def __init__(self, config: Config):
         super().__init__()
@@ -329,7 +335,8 @@ def can_compile(model: nn.Module, config: Config) -> bool:
 
 def count_parameters(model: nn.Module, config: Config) -> tuple[int, int]:
     """(parameters, floating-point operations to train on a token): 6 per weight of a linear layer,
-    2 forward and 4 backward, plus attention's (PaLM, arXiv:2204.02311, appendix B)."""
+    since the forward pass multiplies and adds once, and the backward pass does both for the input's
+    gradient and for the weight's; plus attention's (PaLM, arXiv:2204.02311, appendix B)."""
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     attention = 12 * config.layers * config.context_length * config.width
     return sum(p.numel() for p in model.parameters()), 6 * products + attention
@@ -416,7 +423,7 @@ def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> st
     ids_BT = torch.tensor([tokenizer.encode("Every effort moves you")], device=config.device)
     for _ in range(50):
         logits_BTV = model(ids_BT[:, -config.context_length :])
-        next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)
+        next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)  # one each
         ids_BT = torch.cat([ids_BT, next_B1], dim=1)
     model.train()
     return tokenizer.decode(ids_BT[0].tolist())
@@ -558,7 +565,7 @@ def configure(argv: list[str] | None = None) -> Config:
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
     if "model" not in given and model == "cpu-demo":
         print("Not on an NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2")
-    limited = given.keys() & {"epochs", "max_steps", "max_tokens"}  # not cpu-demo's limit then
+    limited = given.keys() & {"epochs", "max_steps", "max_tokens"}  # instead of cpu-demo's own
     preset = MODELS[model] | (dict(max_tokens=None) if limited else {})
     return Config(**preset | given | dict(model=model, device=device))
 

@@ -1,17 +1,21 @@
 """What a script would take on GPUs that aren't there: traced once (bench.trace), then kept.
 
-What was predicted stands in NAME, in a folder of results: by a script's checksum and its options,
-the memory at each batch size, and the work of a step at two of them.
+What was predicted stands in NAME, in a folder of results: by the checksum of a script's code
+and its options, the memory at each batch size, and the work of a step at two of them.
 """
 
+import ast
 import hashlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import tokenize
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -155,7 +159,26 @@ def version() -> int:
 
 
 def key_of(text: bytes, options: list[str]) -> str:
-    return f"{hashlib.sha256(text).hexdigest()} {' '.join(options)}"
+    return f"{hashlib.sha256(code_of(text)).hexdigest()} {' '.join(options)}"
+
+
+@cache
+def code_of(text: bytes) -> bytes:
+    """A script without comments, docstrings and empty lines: what is predicted doesn't depend on
+    them."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except SyntaxError:
+        return text
+    lines = text.decode().splitlines()
+    for token in tokenize.tokenize(io.BytesIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            line, column = token.start
+            lines[line - 1] = lines[line - 1][:column]
+    for node in nodes:
+        if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
+            lines[node.lineno - 1:node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+    return "\n".join(line.rstrip() for line in lines if line.strip()).encode()
 
 
 def read(folder: Path) -> dict:
