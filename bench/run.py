@@ -66,7 +66,7 @@ def run_study(
     try:
         return run_plans(study, setup, rounds, resume, deadline)
     except OutOfMemory as error:
-        print(f"{error}: the study begins anew at half the batch size", flush=True)
+        print(f"{error}: starting again at half the batch size", flush=True)
         setup.halved = True
         return run_plans(study, setup, rounds, False, deadline)
 

@@ -80,7 +80,7 @@ def limit_of(row: Row) -> int:
     """The tokens after which a run is ended, by the row of 00's default run. Raises UserError where
     that came to no end."""
     if not row.record or row.lowest_val_loss is None:
-        raise UserError(f"00 came to no end, so there is no target: {row.error}")
+        raise UserError(f"00's default run didn't finish, so there is no target: {row.error}")
     return LIMIT * row.record.logs[-1]["tokens"]
 
 
@@ -102,7 +102,7 @@ def read_search(setup: Setup) -> Search | None:
     rows, best = rows_of(found["target"]), found[""].plan.targets["best"]
     points = soonest(rows_of(found[""]), best)
     if not points or best != min(cost(row.lowest_val_loss) for row in rows):
-        print(f"{relative(path)}: the search didn't come to its end; it goes on with --resume")
+        print(f"{relative(path)}: the search isn't finished; --resume goes on with it")
         return None
     different = found[""].differs_from(setup)
     if setup.args.max_tokens not in (None, found["target"].plan.tokens):

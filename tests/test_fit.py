@@ -131,7 +131,7 @@ def test_out_of_memory_halves_once(gpu, capsys, does, says):
     gpu.children.does["b"] = out_of_memory([True], **does)
     _, (measured,) = run.run_study(Toy(gpu.plan(rounds=2)), gpu.setup)
     assert gpu.batches() == [("a", 4), ("b", 16)] + [("a", 2), ("b", 8)] * 2
-    assert f"{says}: the study begins anew at half the batch size" in capsys.readouterr().out
+    assert f"{says}: starting again at half the batch size" in capsys.readouterr().out
     first, second = read_journal(journal_of(gpu.setup.results, "toy"))
     assert measured.id == second.id and len(first.results) == 2 and len(second.results) == 4
     assert not run.failed(second) and second.plan.batches == {"8": 2, "32": 8}

@@ -124,6 +124,6 @@ class Search(Study):
             return ""
         points = soonest(rows, measured.plan.targets["best"])
         if not points:
-            raise UserError("the search didn't come to its end")
+            raise UserError("the search isn't finished")
         return "".join(f"{stage}: --batch-size {point.batch} --learning-rate {point.rate:g}\n"
                        for stage, point in points.items())
