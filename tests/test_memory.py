@@ -290,7 +290,8 @@ def test_less_memory():
 def test_comments_do_not_change_what_is_kept():
     """A prediction stays when a script's comments, docstrings and empty lines change, and goes when
     its code, or a text in it, does."""
-    plain = b'"""What it is."""\nimport os\n\nA = "# 1"  # one\n\n\ndef f():\n    """Two."""\n    return A\n'
+    plain = (b'"""What it is."""\nimport os\n\nA = "# 1"  # one\n\n\n'
+             b'def f():\n    """Two."""\n    return A\n')
     other = b'"""Else.\n\nMore."""\nimport os\nA = "# 1"\ndef f():\n    # why\n    return A\n'
     assert code_of(plain) == code_of(other) == b'import os\nA = "# 1"\ndef f():\n    return A'
     assert key_of(plain, ["--x"]) == key_of(other, ["--x"]) != key_of(other, ["--y"])

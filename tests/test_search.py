@@ -123,7 +123,8 @@ def test_settings_that_fail_are_worse_than_all_others(tmp_path):
 
 @pytest.mark.parametrize("study", [Search(), TimeToLoss()])
 def test_a_target_that_can_not_be_set(tmp_path, study):
-    with pytest.raises(UserError, match="00's default run didn't finish, so there is no target: .*diverged"):
+    told = "00's default run didn't finish, so there is no target: .*diverged"
+    with pytest.raises(UserError, match=told):
         for _ in carry_out(study, setup_of(tmp_path), landscape(lambda _, rate: rate == 5e-4)):
             pass
 

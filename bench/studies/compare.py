@@ -1,0 +1,129 @@
+"""Two machines, or two dates of one, side by side."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.common import REFERENCE, UserError, relative, write_whole
+from bench.pictures import COLOURS, PUBLISHED, key, lay_rows, picture_bytes, rows_of_panels, shorten
+from bench.rows import Row, verdict
+from bench.study import Column, Study, Table
+from bench.tables import cell, found_in, markdown
+
+
+class Pair(NamedTuple):
+    """The same rung of both ladders."""
+
+    one: Row
+    other: Row
+
+    @property
+    def difference(self) -> str:
+        """Whether the technique brings more here or there, by the rule of all verdicts."""
+        text = verdict(factors(self.one), factors(self.other))
+        return {"faster": "more in A", "slower": "more in B",
+                "no measurable change": "not measurable"}.get(text, text)
+
+
+class Compare(Study):
+    """Two folders of results side by side: what each technique brings in the one and in the other,
+    whether the two differ beyond doubt, and what differs between the machines."""
+
+    runs_scripts = False
+    in_report = ()
+
+    def options(self, parser):
+        for name in "AB":
+            parser.add_argument(name, help="a folder of results with a ladder, or the name of one"
+                                           " in results/reference")
+
+    def answer(self, setup):
+        (one, rows), (other, others) = (ladder_in(name) for name in (setup.args.A, setup.args.B))
+        there = {row.run.name: row for row in others}
+        pairs = [Pair(row, there[row.run.name]) for row in rows if row.run.name in there
+                 and row.run.compared_to == there[row.run.name].run.compared_to]
+        if not any(map(factors, [pair.one for pair in pairs])):
+            raise UserError("the two ladders have no technique in common")
+        picture = setup.results / "compare.png"
+        write_whole(picture, picture_bytes(draw(pairs, setup.args), "png"))
+        return "\n".join([
+            markdown(Table([
+                Column("", lambda line: line[0], True), Column("A", lambda line: str(line[1])),
+                Column("B", lambda line: str(line[2]))], differences(one, other, pairs[0], setup))),
+            markdown(Table([
+                Column("technique", lambda pair: pair.one.label, True),
+                Column("published", lambda pair: cell(pair.one.published_factor, ".2f")),
+                Column("A: ×", lambda pair: cell(pair.one.factor, ".2f")),
+                Column("range of the rounds", lambda pair: spread(pair.one)),
+                Column("B: ×", lambda pair: cell(pair.other.factor, ".2f")),
+                Column("range of the rounds", lambda pair: spread(pair.other)),
+                Column("difference", lambda pair: pair.difference if factors(pair.one) else "",
+                       True)], pairs, "What each technique brings over the one before it:")),
+            "The published figures (an A100) have no ranges, and so no verdict.\n"
+            + relative(picture)])
+
+
+def ladder_in(name: str) -> tuple:
+    """(measurement, rows) of the ladder in a folder. Raises UserError."""
+    folder = Path(name) if Path(name).is_dir() else REFERENCE / name
+    found = found_in(folder, "ladder") if folder.is_dir() else []
+    if not found:
+        known = ", ".join(path.name for path in sorted(REFERENCE.glob("*/")))
+        raise UserError(f"{name}: no ladder there; results/reference has {known}", 2)
+    return found[-1]
+
+
+def factors(row: Row) -> list[float]:
+    """Over the rung before, round by round."""
+    before = row.versus
+    if not before or len(before.speeds) != len(row.speeds):
+        return []
+    return [ours / theirs for ours, theirs in zip(row.speeds, before.speeds, strict=True)]
+
+
+def spread(row: Row) -> str:
+    known = factors(row)
+    return f"{min(known):.2f}–{max(known):.2f}" if known else ""
+
+
+def differences(one, other, first: Pair, setup) -> list[tuple]:
+    """Lines of (what, A, B), of all in which the two measurements differ."""
+    lines = [("folder", setup.args.A, setup.args.B)]
+    lines += [(name, one.machine.get(name), other.machine.get(name))
+              for name in one.machine | other.machine
+              if one.machine.get(name) != other.machine.get(name)]
+    rates = [{name: f"{rate / 1e12:.2f}" for name, rate in (each.matmul_peak or {}).items()}
+             for each in (one, other)]
+    lines += [(f"products in {name}, TFLOP/s", rates[0].get(name, ""), rates[1].get(name, ""))
+              for name in rates[0] | rates[1]]
+    lines.append(("rounds", first.one.rounds, first.other.rounds))
+    lines.append((f"{first.one.label}, tok/sec", cell(first.one.tok_per_sec, ",.0f"),
+                  cell(first.other.tok_per_sec, ",.0f")))
+    return lines
+
+
+def draw(pairs: list[Pair], args):
+    """A dumbbell for each technique: its factor in A, in B and as published."""
+    pairs = [pair for pair in pairs if factors(pair.one) and factors(pair.other)]
+    beyond = sum(pair.difference.startswith("more") for pair in pairs)
+    figure, [(subfigure, axes)] = rows_of_panels(
+        [f"Of {len(pairs)} techniques {beyond} differ beyond doubt: {shorten(args.A, 30)} and"
+         f" {shorten(args.B, 30)}"], [1.4 + 0.34 * len(pairs)], [1])
+    lay_rows(axes, len(pairs))
+    axes.axvline(1, color="0.5", linewidth=1)
+    for place, pair in enumerate(pairs):
+        ends = [pair.one.factor, pair.other.factor]
+        axes.plot(ends, [place] * 2, color="0.8", linewidth=3)
+        if pair.one.published_factor:
+            axes.plot(pair.one.published_factor, place, "d", color=PUBLISHED, markersize=7)
+        for row, stage, shift in ((pair.one, "00", -0.15), (pair.other, "01", 0.15)):
+            axes.plot([min(factors(row)), max(factors(row))], [place + shift] * 2,
+                      color=COLOURS[stage], linewidth=1)
+            axes.plot(row.factor, place, "o", color=COLOURS[stage])
+    axes.set_yticks(range(len(pairs)), [pair.one.label for pair in pairs])
+    axes.set_xlabel("factor in tok/sec over the technique before; lines: range of the rounds")
+    subfigure.legend(handles=[
+        key("A: " + shorten(args.A, 30), color=COLOURS["00"], marker="o", linestyle=""),
+        key("B: " + shorten(args.B, 30), color=COLOURS["01"], marker="o", linestyle=""),
+        key("published, A100", color=PUBLISHED, marker="d", linestyle="")],
+        loc="outside lower center", ncols=3, frameon=False)
+    return figure

@@ -1,0 +1,60 @@
+"""bench/studies/compare.py: two ladders side by side."""
+
+from argparse import Namespace
+
+import pytest
+from made_up import CPU, plan_of, rows_of_text, setup_of, write_journal
+
+from bench.common import UserError
+from bench.studies.compare import Compare, Pair, factors, ladder_in
+from bench.study import all_studies
+
+
+def ladder(folder, speeds: dict[str, list[float]], machine=CPU) -> None:
+    folder.mkdir()
+    plan = plan_of(*speeds)
+    write_journal(folder, "ladder", plan, [
+        dict(name=name, round=number, speed=speed) for name, known in speeds.items()
+        for number, speed in enumerate(known, 1)], machine)
+
+
+def answer(tmp_path, one: str, other: str) -> str:
+    setup = setup_of(tmp_path)
+    setup.args = Namespace(A=str(tmp_path / one), B=str(tmp_path / other))
+    return Compare().answer(setup)
+
+
+def test_two_machines(tmp_path):
+    """b brings more in A beyond doubt; c isn't told apart; what differs between them is listed."""
+    first = [100.0, 101.0, 102.0, 103.0]
+    ladder(tmp_path / "one", {"a": first, "b": [2 * speed for speed in first],
+                              "c": [speed + 110 for speed in first]})
+    ladder(tmp_path / "other", {"a": first, "b": [1.5 * speed for speed in first],
+                                "c": [160.0, 150.0, 155.0, 170.0]}, CPU | dict(name="Other CPU"))
+    text = answer(tmp_path, "one", "other")
+    machines, techniques = text.split("What each technique")
+    assert ["name", "Some CPU", "Other CPU"] in rows_of_text(machines)
+    assert ["a, tok/sec", "102", "102"] in rows_of_text(machines)
+    assert not any(line[0] == "torch" for line in rows_of_text(machines))
+    (_, b, c) = rows_of_text(techniques)
+    assert b[1:] == ["2.00", "2.00–2.00", "1.50", "1.50–1.50", "more in A"]
+    assert c[-1] == "not measurable"
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_too_few_rounds_are_no_verdict(tmp_path):
+    for name, speed in (("one", 200.0), ("other", 300.0)):
+        ladder(tmp_path / name, {"a": [100.0], "b": [speed]})
+    (_, rows), (_, others) = (ladder_in(str(tmp_path / name)) for name in ("one", "other"))
+    assert Pair(rows[1], others[1]).difference == "no verdict"
+    assert factors(rows[0]) == [] and factors(rows[1]) == [2.0]
+
+
+def test_what_can_not_be_compared(tmp_path):
+    ladder(tmp_path / "one", {"a": [1.0], "b": [2.0]})
+    ladder(tmp_path / "other", {"c": [1.0], "d": [2.0]})
+    with pytest.raises(UserError, match="no technique in common"):
+        answer(tmp_path, "one", "other")
+    with pytest.raises(UserError, match="nowhere: no ladder there; .* amd-epyc-2-cores"):
+        answer(tmp_path, "one", "nowhere")
+    assert "compare" in all_studies()
