@@ -46,6 +46,7 @@ lint: $(TESTS)
 .venv/complete: requirements.txt
 	rm -rf .venv
 	python3 -m venv .venv
+	@echo "Installing into .venv; PyTorch takes some minutes, with CUDA some GB"
 	.venv/bin/python -m pip install --quiet -r requirements.txt
 	touch .venv/complete
 

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from bench.common import UserError, relative
 from bench.records import EVENTS, Record, RecordError, make_record, measured, read_record
@@ -34,6 +35,7 @@ except ImportError:  # Windows
     fcntl = None
     import msvcrt
 
+SLOWER = 0.8  # a machine of less than this share of its usual rate is disturbed
 HEADER = ("id", "study", "kind", "time", "machine", "matmul_peak", "data", "sources", "options")
 
 
@@ -48,6 +50,7 @@ class Result:
     seconds: float
     error: str | None  # why it has no figures
     record: Record | None  # only of a complete run with a speed
+    matmul_rate: float | None = None  # of the machine, right after it
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -89,6 +92,14 @@ class Measured:
         """Its `study` line."""
         header = {name: getattr(self, name) for name in HEADER}
         return dict(event="study", **header, plan=self.plan.as_json())
+
+    @property
+    def disturbed(self) -> list[Result]:
+        """The runs after which the machine multiplied a fifth slower than after most: something ran
+        beside them, or the machine itself was slower."""
+        rates = [result.matmul_rate for result in self.results if result.matmul_rate]
+        usual = SLOWER * median(rates) if rates else 0
+        return [result for result in self.results if (result.matmul_rate or usual) < usual]
 
     @property
     def has_figures(self) -> bool:
@@ -159,7 +170,7 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
         except RecordError as reason:
             error = str(reason)
     return Result(run["name"], run["round"], run["seed"], run["source_sha256"], ran["seconds"] + 0,
-                  error, record)
+                  error, record, ran.get("matmul_rate"))
 
 
 def newest(found: list[Measured]) -> list[Measured]:

@@ -1,4 +1,4 @@
-"""A machine's page, results/report.md, with all that the studies have measured."""
+"""A machine's page, results/report.md and report.html, with all that the studies have measured."""
 
 import io
 import sys
@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from bench.common import UserError, relative, write_whole
+from bench.html_page import write_html
 from bench.look import look_at, machine_section, read_look, summary
 from bench.pictures import draw_all
 from bench.run import failed, run_study
@@ -53,7 +54,8 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], minutes: float, com
 
 
 def write_page(results: Path, command: str, missing: list[str]) -> Path:
-    """Writes report.md, its pictures, and report.tar.gz with all of the folder's state."""
+    """Writes report.md, report.html, the pictures, and report.tar.gz with all of the folder's
+    state."""
     look, pictures = read_look(results), draw_all(results)
     for own in pictures.values():
         for file, picture in own.items():
@@ -72,6 +74,8 @@ def write_page(results: Path, command: str, missing: list[str]) -> Path:
     if missing:
         page += f"\nNot finished: {', '.join(missing)}; started again, it goes on with them.\n"
     write_whole(results / "report.md", page + "\n" + "\n".join(sections))
+    if not write_html(results / "report.md"):
+        print("no report.html beside report.md: pip install -r requirements-extras.txt")
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
         for item in sorted(results.iterdir()):

@@ -226,8 +226,9 @@ def time_notes(measured, rows: list[Row]) -> list[str]:
     if not measured.plan.targets:
         return [machine_note(measured, rows), "Medians over the seeds. What is compared to the"
                 " lowest of them is its time to it."]
+    disturbed = [disturbed_note(measured)] if measured.disturbed else []
     return [
-        machine_note(measured, rows),
+        machine_note(measured, rows), *disturbed,
         "Seconds of training until the validation loss has fallen to the target, by a straight line"
         " between log lines; medians over the seeds, with their range. The first step counts as"
         " long as a median one; the rest of it, compilation with an empty cache above all, is"
@@ -235,6 +236,13 @@ def time_notes(measured, rows: list[Row]) -> list[str]:
         '"× tok/sec" and "× time" are over the row named in "compared to". A run that has trained'
         f" on {measured.plan.tokens:,} tokens without coming to the target hasn't reached it.",
     ]
+
+
+def disturbed_note(measured) -> str:
+    runs = [f"{result.name} (round {result.round})" for result in measured.disturbed]
+    return (f"**Disturbed**: after {len(runs)} of {len(measured.results)} runs the machine's matrix"
+            f" products were a fifth slower, or more, than after most: {', '.join(runs[:6])}"
+            + ", ..." * (len(runs) > 6) + ".")
 
 
 def full_notes(measured, rows: list[Row]) -> list[str]:
@@ -269,6 +277,8 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
     if noise is not None:
         notes += [f"Seed noise is the range of the first row's losses over"
                   f" {len(rows[0].losses_by_seed)} seeds, {noise:.4f}."]
+    if measured.disturbed:
+        notes += [disturbed_note(measured)]
     if any(row.run.processes > 1 for row in rows):
         notes += ["02 trains as many tokens on each GPU; its loss is the one after them, and its"
                   " memory that of rank 0."]

@@ -6,6 +6,7 @@ they start: the lowest validation loss of 00 in its default run ("published"), a
 learning rate ("best").
 """
 
+import math
 from typing import NamedTuple
 
 from bench.common import UserError, relative
@@ -16,7 +17,7 @@ from bench.study import Plan, Run, Setup
 
 TUNING_SEED = 1  # and those after it; the reported times use study.SEED and those after
 TUNING_ROUNDS = 2
-RATES, SETTINGS = 4, 10  # how many are tried: of 00 for the target, then of each script
+RATES, SETTINGS = 4, 8  # how many are tried: of 00 for the target, then of each script
 LIMIT = 3  # a run of so many times the tokens of 00's default run hasn't reached the target
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next
 MAX_TOKENS_HELP = ("training tokens of the run that sets the target (default: 00's own length);"
@@ -52,8 +53,11 @@ def point_of(row: Row) -> Point:
     return Point(*(row.tags[name] for name in Point._fields))
 
 
-def costs_of(rows: list[Row], stage: str, cost_of) -> dict[Point, float]:
-    return {point_of(row): cost_of(row) for row in rows if row.tags["stage"] == stage}
+def costs_of(rows: list[Row], stage: str, figure) -> dict[Point, float]:
+    """A script's settings by a figure of their rows, the best ones lowest; those with which a run
+    failed, or that have no figure, are worse than all others."""
+    return {point_of(row): math.inf if row.error or figure(row) is None else figure(row)
+            for row in rows if row.tags["stage"] == stage}
 
 
 def default_point(setup: Setup) -> Point:
@@ -100,8 +104,9 @@ def read_search(setup: Setup) -> Search | None:
     if not {"target", ""} <= found.keys() or found[""].time < found["target"].time:
         return None
     rows, best = rows_of(found["target"]), found[""].plan.targets["best"]
-    points = soonest(rows_of(found[""]), best)
-    if not points or best != min(cost(row.lowest_val_loss) for row in rows):
+    points = soonest(found[""], best)
+    losses = costs_of(rows, "00", lambda row: row.lowest_val_loss)
+    if not points or best != min(losses.values()):
         print(f"{relative(path)}: the search isn't finished; --resume goes on with it")
         return None
     different = found[""].differs_from(setup)
@@ -113,18 +118,15 @@ def read_search(setup: Setup) -> Search | None:
     return Search({"published": rows[0].lowest_val_loss, "best": best}, points, limit_of(rows[0]))
 
 
-def soonest(rows: list[Row], target: float) -> dict[str, Point]:
+def soonest(measured, target: float) -> dict[str, Point]:
     """The settings with which each script reaches the target first; none as long as the search
     goes on."""
-    points = {}
+    points, rows = {}, rows_of(measured)
+    ran = [row for row in rows if row.error or row.rounds == measured.plan.rounds]
     for stage in dict.fromkeys(row.tags["stage"] for row in rows):
-        costs = costs_of(rows, stage, lambda row: cost(row.seconds_to(target)))
+        costs = costs_of(ran, stage, lambda row: row.seconds_to(target))
         if len(costs) < SETTINGS:
             return {}
         points[stage] = min(costs, key=costs.get)  # of equals the one that was measured first
     return points if len(points) > 1 else {}
 
-
-def cost(figure: float | None) -> float:
-    """A missing one is worse than all others."""
-    return float("inf") if figure is None else figure

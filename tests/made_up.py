@@ -5,6 +5,7 @@ import shutil
 import signal
 from argparse import Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -218,9 +219,10 @@ def carry_out(study: Study, setup: Setup, runs_of=speeds_of) -> Iterator[tuple[P
         except StopIteration:
             return
         kinds += [plan.kind] * (plan.kind not in kinds)
-        path = write_journal(
-            setup.results, study.name, plan, runs_of(plan), setup.machine, options=setup.options,
-            id=str(kinds.index(plan.kind)))
+        runs = runs_of(plan)
+        whole = replace(plan, rounds=max((run.get("round", 1) for run in runs), default=1))
+        path = write_journal(setup.results, study.name, whole, runs, setup.machine,
+                             options=setup.options, id=str(kinds.index(plan.kind)))
         rows = rows_of([each for each in read_journal(path) if each.kind == plan.kind][-1])
         yield plan, rows
 

@@ -19,7 +19,6 @@ from made_up import (
 
 from bench import times
 from bench.common import UserError
-from bench.rows import rows_of
 from bench.studies.search import Search, next_points
 from bench.studies.stages import Stages
 from bench.studies.time_to_loss import TimeToLoss
@@ -137,13 +136,16 @@ def test_soonest(tmp_path, monkeypatch):
     runs = [point.run(setup_of(tmp_path)) for start in starts
             for point in (start, start.other_rates()[0])]
 
-    def found(measured_runs, target: float) -> dict[str, Point]:
+    def found(measured_runs, target: float, missing=()) -> dict[str, Point]:
         plan = times.plan_of(setup_of(tmp_path), measured_runs, "", targets=dict(best=target))
-        return soonest(rows_of(measured_with(plan, {
-            run.name: record_events(run.name) for run in measured_runs})), target)
+        plan.rounds = 1
+        return soonest(measured_with(plan, {
+            run.name: record_events(run.name) for run in measured_runs if run not in missing}),
+            target)
 
     assert found(runs, 7.5) == found(runs, 1.0) == {start.stage: start for start in starts}
     assert found(runs[:-1], 7.5) == found(runs[:2], 7.5) == found([], 7.5) == {}
+    assert found(runs, 7.5, runs[-1:]) == {}  # planned, and then interrupted
 
 
 def test_what_is_tried_next():

@@ -10,7 +10,6 @@ from bench.times import (
     TUNING_ROUNDS,
     TUNING_SEED,
     Point,
-    cost,
     costs_of,
     default_point,
     limit_of,
@@ -65,8 +64,8 @@ class Search(Study):
         start = default_point(setup)
         rows = yield from explore([start], Point.other_rates, RATES,
                                   lambda runs: target_plan(setup, runs),
-                                  lambda row: cost(row.lowest_val_loss))
-        losses = costs_of(rows, "00", lambda row: cost(row.lowest_val_loss))
+                                  lambda row: row.lowest_val_loss)
+        losses = costs_of(rows, "00", lambda row: row.lowest_val_loss)
         best, tokens = min(losses, key=losses.get), limit_of(rows[0])
         target = losses[best]
         print(f"targets: {losses[start]:.4f}, and {target:.4f} at learning rate {best.rate:g}",
@@ -74,7 +73,7 @@ class Search(Study):
         runs.clear()
 
         def seconds(row):
-            return cost(row.seconds_to(target))
+            return row.seconds_to(target)
 
         def plan(runs):
             return plan_of(setup, runs, "", tokens=tokens, first_seed=TUNING_SEED, cold_rounds=0,
@@ -112,7 +111,7 @@ class Search(Study):
             Column("learning rate", lambda point: f"{point.rate:g}"),
             Column("seconds", lambda point: cell(costs[point], ".1f")),
             at(batch=0.5), at(batch=2), at(rate=0.5), at(rate=2)],
-            list(soonest(rows, target).values()),
+            list(soonest(measured, target).values()),
             f"Seconds to a validation loss of {target:.4f} at the best settings found, and with one"
             " of them changed:")]}
 
@@ -122,7 +121,7 @@ class Search(Study):
     def result(self, measured, rows):
         if measured.kind == "target":
             return ""
-        points = soonest(rows, measured.plan.targets["best"])
+        points = soonest(measured, measured.plan.targets["best"])
         if not points:
             raise UserError("the search isn't finished")
         return "".join(f"{stage}: --batch-size {point.batch} --learning-rate {point.rate:g}\n"

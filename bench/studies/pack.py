@@ -1,0 +1,78 @@
+"""From this machine's results to a folder of results/reference, for others to read."""
+
+import re
+import shutil
+
+from bench.common import REFERENCE, UserError, relative
+from bench.look import read_look
+from bench.study import Study
+from bench.tables import found_in
+
+ROUNDS = {"stages": 2, "ladder": 4}  # that a table which others quote needs
+KEPT = ".jsonl", ".json", ".md", ".html", ".png"
+
+
+class Pack(Study):
+    """Checks that results/ is complete (page, journals, rounds, a quiet machine), and copies it to
+    results/reference/NAME, for a pull request."""
+
+    runs_scripts = False
+    in_report = ()
+
+    def options(self, parser):
+        parser.add_argument("name", metavar="NAME",
+                            help="the machine, such as rtx-4090: small letters, digits and hyphens")
+
+    def answer(self, setup):
+        name, results = setup.args.name, setup.results
+        if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+            raise UserError(f"{name!r} isn't a name like rtx-4090", 2)
+        target = REFERENCE / name
+        if target.exists():
+            raise UserError(f"{relative(target)} exists: nothing is overwritten")
+        missing = what_is_missing(results)
+        if missing:
+            raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
+        files = [path for path in sorted(results.iterdir())
+                 if path.suffix in KEPT and path.is_file() and not path.is_symlink()
+                 and not re.search(r"-\d{8}T\d{6}Z-\d+\.jsonl$|\.trace\.json$", path.name)]
+        copy = target.with_name(f".{name}.tmp")  # renamed when it is whole
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir(parents=True)
+        for path in files:
+            shutil.copyfile(path, copy / path.name)
+        copy.rename(target)
+        return (f"{len(files)} files in {relative(target)}\n"
+                "Now write its README.md (docs/submit.md says what it has to state), and run"
+                " python measure.py readme")
+
+
+def what_is_missing(results) -> list[str]:
+    """Of what a page needs before others may quote it, each with the command that gets it."""
+    missing = []
+    look, page = read_look(results), results / "report.md"
+    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    if not look or not text:
+        return ["no report: make report"]
+    if "\nNot finished: " in text:
+        missing.append("the report isn't finished: make report goes on with it")
+    if "\nMade by `" not in text:
+        missing.append("the page doesn't name its command: make report")
+    for study, rounds in ROUNDS.items():
+        found = found_in(results, study)
+        command = f"python measure.py {study} --resume --rounds {rounds}"
+        if not found:
+            missing.append(f"no {study}: {command}")
+        for measured, rows in found:
+            failed = [row.label for row in rows if row.error and row.error.startswith("failed")]
+            few = [row.label for row in rows if not row.error and row.rounds < rounds]
+            if failed:
+                missing.append(f"{study}: {', '.join(failed)} failed")
+            if few:
+                missing.append(f"{study}: too few rounds of {', '.join(few)}: {command}")
+            if len(measured.disturbed) > len(measured.results) / 4:
+                missing.append(f"{study}: the machine was disturbed beside"
+                               f" {len(measured.disturbed)} of {len(measured.results)} runs")
+            if measured.machine["torch"] != look["machine"]["torch"]:
+                missing.append(f"{study}: measured with another PyTorch than the page names")
+    return missing

@@ -1,0 +1,84 @@
+"""bench/studies/pack.py: from results/ to results/reference."""
+
+import json
+
+import pytest
+from made_up import CPU, plan_of, setup_of, write_journal
+
+from bench.common import UserError
+from bench.look import LOOK
+from bench.studies import pack
+from bench.studies.pack import Pack, what_is_missing
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """What a machine has measured, complete."""
+    monkeypatch.setattr(pack, "REFERENCE", tmp_path / "reference")
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "machine.json").write_text(json.dumps(dict.fromkeys(LOOK) | dict(machine=CPU)))
+    (folder / "report.md").write_text("# GPT\n\nMade by `python measure.py report`.\n")
+    for study, rounds in (("stages", 2), ("ladder", 4)):
+        measure(folder, study, rounds)
+    (folder / "speed.png").write_bytes(b"picture")
+    (folder / "profile.trace.json").write_text("large")
+    (folder / "00_orig-cpu-20260101T000000Z-1.jsonl").write_text("of a script by hand")
+    (folder / "link.png").symlink_to("/etc/hostname")
+    return folder
+
+
+def measure(folder, study: str, rounds: int, **changes) -> None:
+    write_journal(folder, study, plan_of("a", "b", rounds=rounds), [
+        dict(name=name, round=number) | changes
+        for number in range(1, rounds + 1) for name in "ab"])
+
+
+def packed(folder, name: str) -> str:
+    setup = setup_of(folder)
+    setup.args.name = name
+    return Pack().answer(setup)
+
+
+def test_a_complete_folder(results, tmp_path):
+    """Journals, page and pictures are copied, nothing else; and nothing is overwritten."""
+    assert "5 files in " in packed(results, "rtx-4090")
+    assert sorted(path.name for path in (tmp_path / "reference").iterdir()) == ["rtx-4090"]
+    assert sorted(path.name for path in (tmp_path / "reference" / "rtx-4090").iterdir()) == [
+        "ladder.jsonl", "machine.json", "report.md", "speed.png", "stages.jsonl"]
+    with pytest.raises(UserError, match="exists: nothing is overwritten"):
+        packed(results, "rtx-4090")
+    for wrong in ("../x", "A", "a b", "", "/tmp/x", "a/b", "x.y"):
+        with pytest.raises(UserError, match="isn't a name"):
+            packed(results, wrong)
+
+
+def test_what_is_missing_is_named(results):
+    (results / "stages.jsonl").unlink()
+    (results / "ladder.jsonl").unlink()
+    measure(results, "ladder", 3)
+    page = results / "report.md"
+    page.write_text(page.read_text() + "\nNot finished: sweep; started again, it goes on.\n")
+    assert [line.partition(":")[0] for line in what_is_missing(results)] == [
+        "the report isn't finished", "no stages", "ladder"]
+    with pytest.raises(UserError, match="too few rounds of a, b: python measure.py ladder"):
+        packed(results, "cpu")
+    page.unlink()
+    assert what_is_missing(results) == ["no report: make report"]
+
+
+def test_failed_and_disturbed_runs_are_refused(results):
+    measure(results, "ladder", 4, error="ended by signal 9")
+    (told,) = [line for line in what_is_missing(results) if line.startswith("ladder")][:1]
+    assert told == "ladder: a, b failed"
+    (results / "ladder.jsonl").unlink()
+    measure(results, "ladder", 4)
+    assert what_is_missing(results) == []
+    path = results / "ladder.jsonl"
+    rates = iter([4e11, 4e11, 2e11, 4e11, 2e11, 4e11, 2e11, 4e11])
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["event"] == "ran":
+            line["matmul_rate"] = next(rates)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert what_is_missing(results) == ["ladder: the machine was disturbed beside 3 of 8 runs"]
