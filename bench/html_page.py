@@ -49,7 +49,9 @@ addEventListener("beforeprint", () =>
 def write_html(page: Path) -> Path | None:
     """Writes `page`, a report.md, beside it as .html, with its pictures inside; None without the
     package markdown."""
+    path = page.with_suffix(".html")
     if not importlib.util.find_spec("markdown"):
+        path.unlink(missing_ok=True)  # of an older page
         return None
     import markdown
 
@@ -59,6 +61,7 @@ def write_html(page: Path) -> Path | None:
 
     def converted(text: str) -> str:
         text = converter.reset().convert(text)
+        text = re.sub(r'(href|src)="(?!https?:|[\w.-]+")[^"]*"', "", text)  # such as javascript:
         text = re.sub(r"(?s)<table>.*?</table>", r'<div class="table">\g<0></div>', text)
         return re.sub(r'(?<=src=")[\w.-]+\.png', lambda name: embedded(page, name[0]), text)
 
@@ -70,7 +73,6 @@ def write_html(page: Path) -> Path | None:
         parts.append(f"<details{opened}><summary>{html.escape(title)}</summary>\n"
                      f"{converted(text)}\n</details>")
     title = html.escape(head.partition("\n")[0].removeprefix("# "))
-    path = page.with_suffix(".html")
     write_whole(path, "\n".join([
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',

@@ -23,7 +23,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 from bench.common import UserError, relative
 from bench.records import EVENTS, Record, RecordError, make_record, measured, read_record
@@ -95,10 +94,10 @@ class Measured:
 
     @property
     def disturbed(self) -> list[Result]:
-        """The runs after which the machine multiplied a fifth slower than after most: something ran
-        beside them, or the machine itself was slower."""
-        rates = [result.matmul_rate for result in self.results if result.matmul_rate]
-        usual = SLOWER * median(rates) if rates else 0
+        """The runs right after which the machine multiplied a fifth slower than after the best
+        quarter: something ran beside them, or the machine itself was slower."""
+        rates = sorted(result.matmul_rate for result in self.results if result.matmul_rate)
+        usual = SLOWER * rates[3 * len(rates) // 4] if rates else 0
         return [result for result in self.results if (result.matmul_rate or usual) < usual]
 
     @property

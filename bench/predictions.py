@@ -170,14 +170,18 @@ def code_of(text: bytes) -> bytes:
         nodes = list(ast.walk(ast.parse(text)))
     except SyntaxError:
         return text
-    lines = text.decode().splitlines()
+    lines = text.decode().replace("\r\n", "\n").split("\n")
     for token in tokenize.tokenize(io.BytesIO(text).readline):
         if token.type == tokenize.COMMENT:
             line, column = token.start
             lines[line - 1] = lines[line - 1][:column]
     for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
-            lines[node.lineno - 1:node.end_lineno] = [""] * (node.end_lineno - node.lineno + 1)
+            first, last = node.lineno - 1, node.end_lineno - 1
+            before = lines[first][:node.col_offset]
+            after = lines[last].encode()[node.end_col_offset:]
+            if not before.strip() and not after.strip():  # alone on its lines
+                lines[first:last + 1] = [""] * (last + 1 - first)
     return "\n".join(line.rstrip() for line in lines if line.strip()).encode()
 
 

@@ -79,7 +79,10 @@ class Row:
         self.losses_by_seed = {
             result.seed: result.record.val_loss_after(self.loss_tokens) for result in complete}
         # tok/sec of all processes together, and GB of one, by rounds.
-        self.speeds = [record.tok_per_sec for record in self.records]
+        self.speeds_by_round = [
+            (result.round, result.record.tok_per_sec) for result in complete
+            if result.seed == plan.seed_of(result.round)]
+        self.speeds = [speed for _, speed in self.speeds_by_round]
         self.memories = [record.end["reserved_gb"] for record in self.records]
 
     # ---- The run's own figures

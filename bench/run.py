@@ -215,9 +215,13 @@ class Measurement:
         changed = {run.name for run in plan.runs if before.get(run.name, how(run)) != how(run)}
         measured.plan = replace(plan, rounds=rounds)
         measured.sources |= {name: sha256(text) for name, (_, text) in scripts.items()}
-        measured.results = [each for each in measured.results
-                            if measured.sources.get(each.name) == each.source_sha256
-                            and each.name not in changed]
+        kept = [each for each in measured.results
+                if measured.sources.get(each.name) == each.source_sha256
+                and each.name not in changed]
+        if len(kept) < len(measured.results):
+            print(f"{len(measured.results) - len(kept)} of {len(measured.results)} runs are measured"
+                  " anew: their scripts or options have changed since", flush=True)
+        measured.results = kept
         return able, scripts
 
     def jobs(self, rounds: int) -> list[Job]:

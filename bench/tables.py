@@ -240,9 +240,9 @@ def time_notes(measured, rows: list[Row]) -> list[str]:
 
 def disturbed_note(measured) -> str:
     runs = [f"{result.name} (round {result.round})" for result in measured.disturbed]
-    return (f"**Disturbed**: after {len(runs)} of {len(measured.results)} runs the machine's matrix"
-            f" products were a fifth slower, or more, than after most: {', '.join(runs[:6])}"
-            + ", ..." * (len(runs) > 6) + ".")
+    return (f"**Disturbed**: right after {len(runs)} of {len(measured.results)} runs the machine's"
+            " matrix products were slower, by a fifth or more, than after the best quarter:"
+            f" {', '.join(runs[:6])}" + ", ..." * (len(runs) > 6) + ".")
 
 
 def full_notes(measured, rows: list[Row]) -> list[str]:

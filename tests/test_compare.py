@@ -50,6 +50,22 @@ def test_too_few_rounds_are_no_verdict(tmp_path):
     assert factors(rows[0]) == [] and factors(rows[1]) == [2.0]
 
 
+def test_only_what_is_comparable(tmp_path):
+    """A factor over another rung, since one failed, has no verdict; rounds are paired by their
+    numbers; other options are refused."""
+    speeds = [100.0, 101.0, 102.0, 103.0]
+    ladder(tmp_path / "one", {"a": speeds, "b": speeds, "c": [2 * speed for speed in speeds]})
+    ladder(tmp_path / "other", {"a": speeds, "c": [4 * speed for speed in speeds[:3]]})
+    (_, rows), (_, others) = (ladder_in(str(tmp_path / name)) for name in ("one", "other"))
+    assert Pair(rows[2], others[1]).difference == ""
+    assert factors(others[1]) == [4.0] * 3
+    (tmp_path / "third").mkdir()
+    write_journal(tmp_path / "third", "ladder", plan_of("a", "b"), [
+        dict(name="a"), dict(name="b")], options=["--dropout", "0"])
+    with pytest.raises(UserError, match="different options: none; --dropout 0"):
+        answer(tmp_path, "one", "third")
+
+
 def test_what_can_not_be_compared(tmp_path):
     ladder(tmp_path / "one", {"a": [1.0], "b": [2.0]})
     ladder(tmp_path / "other", {"c": [1.0], "d": [2.0]})

@@ -13,7 +13,7 @@ BROWSER = next(filter(None, map(shutil.which, (
     "chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 PAGE = """# GPT training on <b>Some</b> & GPU
 
-1. **Fast** and `1 < 2`.
+1. **Fast** and `1 < 2`, [x](javascript:alert).
 
 ## The three stages
 
@@ -45,6 +45,7 @@ def test_it_is_one_file(page):
     assert 'src="data:image/png;base64,iVBORyBwaWN0dXJl"' in text and 'src="gone.png"' in text
     assert not re.search(r'(src|href)="https?:', text)
     assert "&lt;b&gt;Some&lt;/b&gt; &amp; GPU" in text and "<b>" not in text
+    assert "javascript:" not in text
     assert "<code>1 &lt; 2</code>" in text
     assert [title for title in re.findall("<details( open)?><summary>(.*?)</summary>", text)] == [
         ("", "The three stages"), (" open", "The ladder: one at a time")]

@@ -185,7 +185,7 @@ def test_an_interrupt_tells_how_to_go_on(main):
 def test_readme(main, tmp_path, monkeypatch):
     page = tmp_path / "README.md"
     monkeypatch.setattr(readme, "PAGES", [page])
-    monkeypatch.setattr(readme, "reference_machine", lambda: tmp_path)
+    monkeypatch.setattr(readme, "SHOWN", tmp_path)
     page.write_text("<!-- points: written by measure.py readme -->\n<!-- end -->\n")
     assert main("readme") == (0, "README.md, docs/: written\n", "")
     assert main("readme") == (0, "README.md, docs/: nothing to change\n", "")

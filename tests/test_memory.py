@@ -297,4 +297,7 @@ def test_comments_do_not_change_what_is_kept():
     assert key_of(plain, ["--x"]) == key_of(other, ["--x"]) != key_of(other, ["--y"])
     for changed in (other.replace(b"# 1", b"# 2"), other.replace(b"return A", b"return 1")):
         assert key_of(changed, ["--x"]) != key_of(other, ["--x"])
+    for one, two in ((b'x = 1; "a"\n', b'x = 2; "a"\n'),
+                     (b'class A(int): "a"\n', b'class A(str): "a"\n')):
+        assert code_of(one) != code_of(two)
     assert code_of(b"def f(:\n") == b"def f(:\n"

@@ -17,8 +17,16 @@ class Pair(NamedTuple):
     other: Row
 
     @property
+    def comparable(self) -> bool:
+        """Whether both have factors, over the same rung."""
+        return bool(factors(self.one) and factors(self.other)
+                    and self.one.versus.run.name == self.other.versus.run.name)
+
+    @property
     def difference(self) -> str:
         """Whether the technique brings more here or there, by the rule of all verdicts."""
+        if not self.comparable:
+            return ""
         text = verdict(factors(self.one), factors(self.other))
         return {"faster": "more in A", "slower": "more in B",
                 "no measurable change": "not measurable"}.get(text, text)
@@ -37,18 +45,21 @@ class Compare(Study):
                                            " in results/reference")
 
     def answer(self, setup):
-        (one, rows), (other, others) = (ladder_in(name) for name in (setup.args.A, setup.args.B))
+        names = setup.args.A, setup.args.B
+        (one, rows), (other, others) = map(ladder_in, names)
+        if one.options != other.options:
+            ours, theirs = (" ".join(each.options) or "none" for each in (one, other))
+            raise UserError(f"measured with different options: {ours}; {theirs}")
         there = {row.run.name: row for row in others}
-        pairs = [Pair(row, there[row.run.name]) for row in rows if row.run.name in there
-                 and row.run.compared_to == there[row.run.name].run.compared_to]
-        if not any(map(factors, [pair.one for pair in pairs])):
+        pairs = [Pair(row, there[row.run.name]) for row in rows if row.run.name in there]
+        if not any(pair.comparable for pair in pairs):
             raise UserError("the two ladders have no technique in common")
         picture = setup.results / "compare.png"
         write_whole(picture, picture_bytes(draw(pairs, setup.args), "png"))
         return "\n".join([
             markdown(Table([
                 Column("", lambda line: line[0], True), Column("A", lambda line: str(line[1])),
-                Column("B", lambda line: str(line[2]))], differences(one, other, pairs[0], setup))),
+                Column("B", lambda line: str(line[2]))], differences(one, other, pairs, setup))),
             markdown(Table([
                 Column("technique", lambda pair: pair.one.label, True),
                 Column("published", lambda pair: cell(pair.one.published_factor, ".2f")),
@@ -56,8 +67,8 @@ class Compare(Study):
                 Column("range of the rounds", lambda pair: spread(pair.one)),
                 Column("B: ×", lambda pair: cell(pair.other.factor, ".2f")),
                 Column("range of the rounds", lambda pair: spread(pair.other)),
-                Column("difference", lambda pair: pair.difference if factors(pair.one) else "",
-                       True)], pairs, "What each technique brings over the one before it:")),
+                Column("difference", lambda pair: pair.difference, True)],
+                pairs, "What each technique brings over the one before it:")),
             "The published figures (an A100) have no ranges, and so no verdict.\n"
             + relative(picture)])
 
@@ -74,10 +85,8 @@ def ladder_in(name: str) -> tuple:
 
 def factors(row: Row) -> list[float]:
     """Over the rung before, round by round."""
-    before = row.versus
-    if not before or len(before.speeds) != len(row.speeds):
-        return []
-    return [ours / theirs for ours, theirs in zip(row.speeds, before.speeds, strict=True)]
+    before = dict(row.versus.speeds_by_round) if row.versus else {}
+    return [speed / before[number] for number, speed in row.speeds_by_round if number in before]
 
 
 def spread(row: Row) -> str:
@@ -85,7 +94,7 @@ def spread(row: Row) -> str:
     return f"{min(known):.2f}–{max(known):.2f}" if known else ""
 
 
-def differences(one, other, first: Pair, setup) -> list[tuple]:
+def differences(one, other, pairs: list[Pair], setup) -> list[tuple]:
     """Lines of (what, A, B), of all in which the two measurements differ."""
     lines = [("folder", setup.args.A, setup.args.B)]
     lines += [(name, one.machine.get(name), other.machine.get(name))
@@ -95,6 +104,15 @@ def differences(one, other, first: Pair, setup) -> list[tuple]:
              for each in (one, other)]
     lines += [(f"products in {name}, TFLOP/s", rates[0].get(name, ""), rates[1].get(name, ""))
               for name in rates[0] | rates[1]]
+    changed = [pair.one.label for pair in pairs if
+               one.sources[pair.one.run.name] != other.sources[pair.one.run.name]]
+    if changed:
+        lines.append(("another version of", ", ".join(changed), ""))
+    if one.data != other.data:
+        lines.append(("text", "another one", ""))
+    if one.plan.tokens != other.plan.tokens:
+        lines.append(("tokens per run", one.plan.tokens, other.plan.tokens))
+    first = pairs[0]
     lines.append(("rounds", first.one.rounds, first.other.rounds))
     lines.append((f"{first.one.label}, tok/sec", cell(first.one.tok_per_sec, ",.0f"),
                   cell(first.other.tok_per_sec, ",.0f")))
@@ -103,11 +121,14 @@ def differences(one, other, first: Pair, setup) -> list[tuple]:
 
 def draw(pairs: list[Pair], args):
     """A dumbbell for each technique: its factor in A, in B and as published."""
-    pairs = [pair for pair in pairs if factors(pair.one) and factors(pair.other)]
-    beyond = sum(pair.difference.startswith("more") for pair in pairs)
+    pairs = [pair for pair in pairs if pair.comparable]
+    names = [shorten(Path(name).resolve().name if Path(name).is_dir() else name, 30)
+             for name in (args.A, args.B)]
+    sure = sum(pair.difference.startswith("more") for pair in pairs)
+    finding = (f"{sure} of {len(pairs)} techniques differ beyond doubt" if all(
+        pair.difference != "no verdict" for pair in pairs) else "What each technique brings")
     figure, [(subfigure, axes)] = rows_of_panels(
-        [f"Of {len(pairs)} techniques {beyond} differ beyond doubt: {shorten(args.A, 30)} and"
-         f" {shorten(args.B, 30)}"], [1.4 + 0.34 * len(pairs)], [1])
+        [f"{finding}: {' and '.join(names)}"], [1.4 + 0.34 * len(pairs)], [1])
     lay_rows(axes, len(pairs))
     axes.axvline(1, color="0.5", linewidth=1)
     for place, pair in enumerate(pairs):
@@ -122,8 +143,8 @@ def draw(pairs: list[Pair], args):
     axes.set_yticks(range(len(pairs)), [pair.one.label for pair in pairs])
     axes.set_xlabel("factor in tok/sec over the technique before; lines: range of the rounds")
     subfigure.legend(handles=[
-        key("A: " + shorten(args.A, 30), color=COLOURS["00"], marker="o", linestyle=""),
-        key("B: " + shorten(args.B, 30), color=COLOURS["01"], marker="o", linestyle=""),
+        key(f"A: {names[0]}", color=COLOURS["00"], marker="o", linestyle=""),
+        key(f"B: {names[1]}", color=COLOURS["01"], marker="o", linestyle=""),
         key("published, A100", color=PUBLISHED, marker="d", linestyle="")],
         loc="outside lower center", ncols=3, frameon=False)
     return figure

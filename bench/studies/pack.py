@@ -4,11 +4,14 @@ import re
 import shutil
 
 from bench.common import REFERENCE, UserError, relative
+from bench.journal import locked
 from bench.look import read_look
+from bench.page import write_page
 from bench.study import Study
 from bench.tables import found_in
 
 ROUNDS = {"stages": 2, "ladder": 4}  # that a table which others quote needs
+MADE_BY = r"\nMade by `(.+?)`"
 KEPT = ".jsonl", ".json", ".md", ".html", ".png"
 
 
@@ -30,18 +33,21 @@ class Pack(Study):
         target = REFERENCE / name
         if target.exists():
             raise UserError(f"{relative(target)} exists: nothing is overwritten")
-        missing = what_is_missing(results)
-        if missing:
-            raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
-        files = [path for path in sorted(results.iterdir())
-                 if path.suffix in KEPT and path.is_file() and not path.is_symlink()
-                 and not re.search(r"-\d{8}T\d{6}Z-\d+\.jsonl$|\.trace\.json$", path.name)]
-        copy = target.with_name(f".{name}.tmp")  # renamed when it is whole
-        shutil.rmtree(copy, ignore_errors=True)
-        copy.mkdir(parents=True)
-        for path in files:
-            shutil.copyfile(path, copy / path.name)
-        copy.rename(target)
+        with locked(results):
+            missing = what_is_missing(results)
+            if missing:
+                raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
+            command = re.search(MADE_BY, (results / "report.md").read_text(encoding="utf-8"))[1]
+            write_page(results, command, [])  # it may be older than the journals
+            files = [path for path in sorted(results.iterdir())
+                     if path.suffix in KEPT and path.is_file() and not path.is_symlink()
+                     and not path.name.endswith(".trace.json")]
+            copy = target.with_name(f".{name}.tmp")  # renamed when it is whole
+            shutil.rmtree(copy, ignore_errors=True)
+            copy.mkdir(parents=True)
+            for path in files:
+                shutil.copyfile(path, copy / path.name)
+            copy.rename(target)
         return (f"{len(files)} files in {relative(target)}\n"
                 "Now write its README.md (docs/submit.md says what it has to state), and run"
                 " python measure.py readme")
@@ -56,7 +62,7 @@ def what_is_missing(results) -> list[str]:
         return ["no report: make report"]
     if "\nNot finished: " in text:
         missing.append("the report isn't finished: make report goes on with it")
-    if "\nMade by `" not in text:
+    if not re.search(MADE_BY, text):
         missing.append("the page doesn't name its command: make report")
     for study, rounds in ROUNDS.items():
         found = found_in(results, study)
@@ -70,8 +76,12 @@ def what_is_missing(results) -> list[str]:
                 missing.append(f"{study}: {', '.join(failed)} failed")
             if few:
                 missing.append(f"{study}: too few rounds of {', '.join(few)}: {command}")
+            if any(result.record and not result.matmul_rate for result in measured.results):
+                missing.append(f"{study}: runs without the machine's rate: measure anew")
+            if measured.options:
+                missing.append(f"{study}: measured with {' '.join(measured.options)}")
             if len(measured.disturbed) > len(measured.results) / 4:
-                missing.append(f"{study}: the machine was disturbed beside"
+                missing.append(f"{study}: the machine was disturbed after"
                                f" {len(measured.disturbed)} of {len(measured.results)} runs")
             if measured.machine["torch"] != look["machine"]["torch"]:
                 missing.append(f"{study}: measured with another PyTorch than the page names")

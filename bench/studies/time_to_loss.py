@@ -120,7 +120,7 @@ def title_of(measured, rows: list[Row], target: float) -> str:
     bests = [row for row in rows if "rate" in row.tags and row.records]
     plain = next(filter(is_plain, bests), None)
     fastest = min(bests, key=lambda row: row.seconds_to(target) or math.inf, default=None)
-    if (plain and fastest is not plain
+    if (plain and fastest is not plain and plain.seconds_to(target)
             and min(len(times(plain)), len(times(fastest))) >= ROUNDS_FOR_A_VERDICT
             and max(times(fastest)) < min(times(plain))):
         factor = plain.seconds_to(target) / fastest.seconds_to(target)
