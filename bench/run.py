@@ -219,8 +219,9 @@ class Measurement:
                 if measured.sources.get(each.name) == each.source_sha256
                 and each.name not in changed]
         if len(kept) < len(measured.results):
-            print(f"{len(measured.results) - len(kept)} of {len(measured.results)} runs are measured"
-                  " anew: their scripts or options have changed since", flush=True)
+            dropped = len(measured.results) - len(kept)
+            print(f"{dropped} of {len(measured.results)} runs are measured anew: their scripts or"
+                  " options have changed since", flush=True)
         measured.results = kept
         return able, scripts
 

@@ -125,11 +125,14 @@ def test_a_failed_run_is_not_repeated_until_it_is_resumed(place, plan, capsys):
     assert place.run(plan, rounds=2, resume=True) == []
 
 
-def test_resume_repeats_what_is_missing_or_changed(place, plan):
+def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
     place.run(plan, rounds=1)
     assert place.run(plan, rounds=2, resume=True) == NEXT
+    assert "measured anew" not in capsys.readouterr().out
     (place.folder / "b.py").write_text("another script")
     assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
+    assert "2 of 6 runs are measured anew: their scripts or options have changed since" in (
+        capsys.readouterr().out)
     more = place.plan("a", "b", "c", seed_noise=True)
     assert place.run(more, rounds=1, resume=True) == [("c", 1, 123)]
     assert len({event["id"] for event in place.events("study")}) == 1
