@@ -232,7 +232,7 @@ def time_notes(measured, rows: list[Row]) -> list[str]:
         "Seconds of training until the validation loss has fallen to the target, by a straight line"
         " between log lines; medians over the seeds, with their range. The first step counts as"
         " long as a median one; the rest of it, compilation with an empty cache above all, is"
-        ' "first step, s" and is in "× time incl. compile".',
+        ' "compile, s" and is in "× time incl. compile".',
         '"× tok/sec" and "× time" are over the row named in "compared to". A run that has trained'
         f" on {measured.plan.tokens:,} tokens without coming to the target hasn't reached it.",
     ]
