@@ -53,10 +53,12 @@ def point_of(row: Row) -> Point:
     return Point(*(row.tags[name] for name in Point._fields))
 
 
-def costs_of(rows: list[Row], stage: str, figure) -> dict[Point, float]:
-    """A script's settings by a figure of their rows, the best ones lowest; those with which a run
-    failed, or that have no figure, are worse than all others."""
-    return {point_of(row): math.inf if row.error or figure(row) is None else figure(row)
+def costs_of(rows: list[Row], stage: str, target: float = -math.inf,
+             ) -> dict[Point, tuple[float, float]]:
+    """A script's settings, each with the seconds to a loss of `target` and the lowest loss. The
+    best ones are the lowest: what never comes to the target is judged by its loss."""
+    return {point_of(row): (math.inf, math.inf) if row.error else (
+                row.seconds_to(target) or math.inf, row.lowest_val_loss or math.inf)
             for row in rows if row.tags["stage"] == stage}
 
 
@@ -72,12 +74,6 @@ def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:
     """Whole runs with a new seed in each round."""
     return Plan(runs, kind, whole=True, new_seeds=True, log_tokens=LOG_TOKENS[setup.device],
                 **settings)
-
-
-def target_plan(setup: Setup, runs: list[Run]) -> Plan:
-    """The runs that set a target, the first one 00's default run."""
-    return plan_of(setup, runs, "target", tokens=setup.args.max_tokens, first_seed=TUNING_SEED,
-                   cold_rounds=0)
 
 
 def limit_of(row: Row) -> int:
@@ -105,8 +101,7 @@ def read_search(setup: Setup) -> Search | None:
         return None
     rows, best = rows_of(found["target"]), found[""].plan.targets["best"]
     points = soonest(found[""], best)
-    losses = costs_of(rows, "00", lambda row: row.lowest_val_loss)
-    if not points or best != min(losses.values()):
+    if not points or best != min(costs_of(rows, "00").values())[1]:
         print(f"{relative(path)}: the search isn't finished; --resume goes on with it")
         return None
     different = found[""].differs_from(setup)
@@ -124,7 +119,7 @@ def soonest(measured, target: float) -> dict[str, Point]:
     points, rows = {}, rows_of(measured)
     ran = [row for row in rows if row.error or row.rounds == measured.plan.rounds]
     for stage in dict.fromkeys(row.tags["stage"] for row in rows):
-        costs = costs_of(ran, stage, lambda row: row.seconds_to(target))
+        costs = costs_of(ran, stage, target)
         if len(costs) < SETTINGS:
             return {}
         points[stage] = min(costs, key=costs.get)  # of equals the one that was measured first

@@ -1,7 +1,7 @@
 """bench/studies/search.py and time_to_loss.py: targets, the search and the time, with made-up
 runs."""
 
-from math import log2
+from math import inf, log2
 
 import pytest
 from made_up import (
@@ -111,6 +111,15 @@ def test_search(tmp_path, capsys):
     # A target that was measured anew is of another search.
     write_journal(tmp_path, "search", first, landscape()(first), id="9")
     assert read_search(setup) is None
+
+
+def test_settings_that_miss_the_target_lead_to_better_ones(tmp_path):
+    """Where no setting comes to the target, the next ones are those around the lowest loss."""
+    costs = {Point("01", 2, 2e-3): (inf, 7.5), Point("01", 1, 2e-3): (inf, 7.4),
+             Point("01", 4, 2e-3): (inf, 7.6)}
+    assert next_points(costs, Point.other_rates, 8) == [Point("01", 1, 1e-3), Point("01", 1, 4e-3)]
+    assert next_points(costs | {Point("01", 4, 4e-3): (9.0, 6.0)},
+                       Point.other_rates, 8) == [Point("01", 4, 8e-3)]
 
 
 def test_settings_that_fail_are_worse_than_all_others(tmp_path):

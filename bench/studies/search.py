@@ -1,5 +1,7 @@
 """The best batch size and learning rate of 00, of 01, and of variants."""
 
+import math
+
 from bench.common import UserError
 from bench.study import Column, Study, Table
 from bench.tables import cell, time_notes, time_tables
@@ -16,11 +18,10 @@ from bench.times import (
     plan_of,
     point_of,
     soonest,
-    target_plan,
 )
 
 
-def next_points(costs: dict[Point, float], neighbours, count: int) -> list[Point]:
+def next_points(costs: dict[Point, tuple], neighbours, count: int) -> list[Point]:
     """What to try after these, of `count` in all: around the best that has untried neighbours."""
     for best in sorted(costs, key=costs.get):
         if new := [point for point in neighbours(best) if point not in costs]:
@@ -50,41 +51,35 @@ class Search(Study):
                 raise UserError(f"{name}: {error}")
         runs = {}
 
-        def explore(starts: list[Point], neighbours, count: int, plan_of_runs, cost_of):
+        def explore(starts: list[Point], neighbours, count: int, **settings):
             """Yields plans until `count` settings of each script were tried: those around its best
             ones. Returns the rows. Runs that came before stay in the plan."""
+            target = settings.get("targets", {}).get("best", -math.inf)
             new = starts
             while new:
                 runs.update((point, point.run(setup)) for point in new)
-                rows = yield plan_of_runs(list(runs.values()))
+                rows = yield plan_of(setup, list(runs.values()), first_seed=TUNING_SEED,
+                                     cold_rounds=0, **settings)
                 new = [point for start in starts for point in next_points(
-                    costs_of(rows, start.stage, cost_of), neighbours, count)]
+                    costs_of(rows, start.stage, target), neighbours, count)]
             return rows
 
         start = default_point(setup)
-        rows = yield from explore([start], Point.other_rates, RATES,
-                                  lambda runs: target_plan(setup, runs),
-                                  lambda row: row.lowest_val_loss)
-        losses = costs_of(rows, "00", lambda row: row.lowest_val_loss)
-        best, tokens = min(losses, key=losses.get), limit_of(rows[0])
-        target = losses[best]
-        print(f"targets: {losses[start]:.4f}, and {target:.4f} at learning rate {best.rate:g}",
+        rows = yield from explore([start], Point.other_rates, RATES, kind="target",
+                                  tokens=setup.args.max_tokens)
+        losses = costs_of(rows, "00")
+        best = min(losses, key=losses.get)
+        target, settings = losses[best][1], dict(kind="", tokens=limit_of(rows[0]))
+        settings["targets"] = {"best": target}
+        print(f"targets: {losses[start][1]:.4f}, and {target:.4f} at learning rate {best.rate:g}",
               flush=True)
         runs.clear()
-
-        def seconds(row):
-            return row.seconds_to(target)
-
-        def plan(runs):
-            return plan_of(setup, runs, "", tokens=tokens, first_seed=TUNING_SEED, cold_rounds=0,
-                           targets={"best": target})
-
         # The best settings of 00 are a better start than the published ones, for all.
-        rows = yield from explore([best], Point.around, SETTINGS, plan, seconds)
-        costs = costs_of(rows, "00", seconds)
+        rows = yield from explore([best], Point.around, SETTINGS, **settings)
+        costs = costs_of(rows, "00", target)
         best = min(costs, key=costs.get)
         yield from explore([best._replace(stage=name) for name in ("01", *names)],
-                           Point.around, SETTINGS, plan, seconds)
+                           Point.around, SETTINGS, **settings)
 
     def tables(self, measured, rows):
         return time_tables(rows, measured.plan.targets)

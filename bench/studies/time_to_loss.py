@@ -15,11 +15,11 @@ from bench.tables import cell, found_in, markdown, time_notes, time_tables
 from bench.times import (
     MAX_TOKENS_HELP,
     TUNING_ROUNDS,
+    TUNING_SEED,
     default_point,
     limit_of,
     plan_of,
     read_search,
-    target_plan,
 )
 
 
@@ -54,9 +54,9 @@ class TimeToLoss(Study):
         if found:
             targets, tokens, points = found.targets, found.tokens, found.points
         else:
-            plan = target_plan(setup, [default_point(setup).run(setup)])
-            plan.rounds = TUNING_ROUNDS
-            (row,) = yield plan
+            (row,) = yield plan_of(
+                setup, [default_point(setup).run(setup)], "target", tokens=args.max_tokens,
+                rounds=TUNING_ROUNDS, first_seed=TUNING_SEED, cold_rounds=0)
             tokens, points = limit_of(row), {}
             targets = {"published": row.lowest_val_loss}
         first, last = runs[0].name, runs[-1].name
