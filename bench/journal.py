@@ -183,9 +183,9 @@ def newest(found: list[Measured]) -> list[Measured]:
             (list(reversed(known)) for known in kinds.values()) if known]
 
 
-def records_in(folder: Path, study: str) -> list[Record]:
-    """Those of scripts that were started by hand, each a file in the folder, and those of a study's
-    journal. A file is a journal if its first event is one's; damaged records are named."""
+def loose_records(folder: Path) -> list[Record]:
+    """Those of scripts that were started by hand, each a file in the folder. A file is a journal if
+    its first event is one's; damaged records are named."""
     records = []
     for path in sorted(folder.glob("*.jsonl")):
         try:
@@ -194,8 +194,6 @@ def records_in(folder: Path, study: str) -> list[Record]:
                     records.append(read_record(path))
         except (OSError, RecordError) as error:
             print(f"skipped: {relative(path)}, {error}", file=sys.stderr)
-    for each in read_journal(journal_of(folder, study)):
-        records += [result.record for result in each.results if result.record]
     return records
 
 

@@ -2,25 +2,23 @@
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 
-from bench import check
+from bench import cards, check
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels
-from bench.rows import Row
-from bench.scripts import published
 from bench.study import Column, Table, all_studies
-from bench.tables import bold, cell, excerpts_of, found_in, markdown
+from bench.tables import cell, excerpts_of, found_in, markdown
 from patches import stack
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(  # opening, name of the table, what stands there, end
     r"(<!-- ([\w-]+): written by measure\.py readme -->\n)((?:(?!<!--).)*)(<!-- end -->)?",
     re.DOTALL)
+# The machine whose tables stand in the pages; what is a line or a column for each has all.
+SHOWN = REFERENCE / "amd-epyc-2-cores"
 # What the guide "Methods and tools for efficient training on a single GPU" says of each method: its
 # name, whether it is faster, whether it saves memory; then the rungs, variants and compiler's modes
 # that show it.
-SHOWN = REFERENCE / "amd-epyc-2-cores"  # whose figures stand in the tables
 GUIDE = (
     ("batch size", "yes", "yes", ["batch", "09-padded-vocabulary"]),
     ("gradient accumulation", "no", "yes", ["step-accumulation"]),
@@ -71,10 +69,15 @@ def draw_predictions():
 def update(text: str, machine: Path) -> str:
     """`text` with what stands between its markers written anew, from a machine's folder. Raises
     UserError for a marker without its end or of an unknown table, StackError, OSError."""
+    variants = {same: [patch for patch in stack.load_variants()
+                       if (patch.fields["Loss"] == "unchanged") == same] for same in (True, False)}
     own, tables = {
-        "techniques": techniques_table, "guide": guide_table, "sample": sample,
-        "technique-cards": lambda machine: cards(machine, stack.load(), "ladder"),
-        "variant-cards": lambda machine: cards(machine, stack.load_variants(), "variants"),
+        "techniques": cards.techniques, "guide": guide_table, "sample": sample,
+        "headline": lambda machine: cards.results(machine, "results"),
+        "machines": lambda machine: cards.results(machine, "../results"),
+        "technique-cards": lambda machine: cards.cards(machine, stack.load(), "ladder"),
+        "variant-cards": lambda machine: cards.cards(machine, variants[True], "variants"),
+        "variant-cards-loss": lambda machine: cards.cards(machine, variants[False], "variants"),
     }, {}
     for study in all_studies().values():
         tables |= study.fixed()
@@ -95,85 +98,6 @@ def update(text: str, machine: Path) -> str:
         return opening + (table if table.startswith("|") else f"\n{table}\n") + end
 
     return BLOCK.sub(write, text)
-
-
-def techniques_table(machine: Path) -> str:
-    """What each technique is, what it does to the loss, and what it brought over the one before it:
-    published, and on this machine."""
-    measured, ladder = next(iter(found_in(machine, "ladder")), (None, []))
-    here, before, rows = {row.run.name: row for row in ladder}, None, []
-    first = published().stages["00"]
-    for number, patch in enumerate([None, *stack.load()]):
-        figures = patch.published if patch else first
-        ddp = bool(patch) and patch.name == "ddp"
-        link = f"baseline, [`{stack.FIRST}`]({stack.FIRST})" if not patch else (
-            f"[{patch.fields['Technique']}](patches/{patch.name}.patch)"
-            + f", on {figures.gpus if figures else 1} GPUs" * ddp)
-        rows.append(Technique(
-            "" if ddp else str(number), link, patch.fields["Loss"].split()[0] if patch else "",
-            figures, figures and before and figures.tok_per_sec / before.tok_per_sec,
-            here.get(Path(stack.file_of(patch.name) if patch else stack.FIRST).stem)))
-        before = figures or before
-    name = measured.machine["name"] if measured else ""
-    return markdown(Table([
-        Column("#", lambda row: row.number), Column("technique", lambda row: row.link, True),
-        Column("loss", lambda row: row.loss, True),
-        Column("published tok/sec", lambda row: cell(
-            row.published and row.published.tok_per_sec, ",.0f")),
-        Column("×", lambda row: cell(row.published_factor, ".2f")),
-        Column("GB", lambda row: cell(row.published and row.published.reserved_gb, ".2f")),
-        Column(f"{name}: ×", lambda row: row.measured and bold(
-            cell(row.measured.factor, ".2f"), row.measured.verdict)),
-        Column(f"{name}: GB", lambda row: cell(
-            row.measured and row.measured.reserved_gb, ".2f")),
-    ], rows))
-
-
-class Technique(NamedTuple):
-    number: str
-    link: str
-    loss: str
-    published: stack.Published | None
-    published_factor: float | None  # over the one before it
-    measured: Row | None
-
-
-def cards(machine: Path, patches: list[stack.Patch], study: str) -> str:
-    """A card for each technique, or variant: its header, and what it brings: published, measured on
-    this machine by the ladder, or by `variants`, and predicted."""
-    measured, rows = next(iter(found_in(machine, study)), (None, []))
-    texts, expected = [], check.expected()
-    for number, patch in enumerate(patches, 1):
-        heading = patch.fields["Technique"]
-        if study == "ladder" and patch.name != "ddp":
-            heading = f"{number}. {heading}"
-        prose = patch.header.decode().split("\n\n")[1:]
-        lines = sum(len(new) - len(old) for _, old, _, new in patch.hunks)
-        sources = ", ".join(f"<{each}>" for each in patch.fields["Source"].split(", "))
-        facts = [f"[`{patch.name}`](../{patch.file}): {lines:+} lines",
-                 "; ".join(f"{name.lower()}: {patch.fields[name]}" for name in (
-                     "Loss", "Hardware", "Needs", "Excludes") if name in patch.fields),
-                 f"source: {sources}"]
-        if patch.published:
-            facts.append(f"published: {patch.published.tok_per_sec:,.0f} tok/sec,"
-                         f" {patch.published.reserved_gb:.2f} GB")
-        facts += [brings(measured.machine["name"], row.label, row.factor, row.memory_factor)
-                  for row in rows if row.run.script == patch.name and row.factor]
-        facts += [brings("predicted for an H100", row.label,
-                         row.tok_per_sec / row.versus.tok_per_sec,
-                         row.gigabytes / row.versus.gigabytes)
-                  for row in expected if row.script == patch.name and row.versus]
-        texts.append("\n\n".join([f"## {heading[0].upper()}{heading[1:]}",
-                                  *(" ".join(part.split()) for part in prose if part.strip()),
-                                  "- " + "\n- ".join(facts)]))
-    return "\n\n".join(texts) + "\n"
-
-
-def brings(where: str, label: str, speed: float, memory: float) -> str:
-    """A card's line; of a variant that has options it names them."""
-    options = " ".join(re.findall(r"--[^`]+", label))
-    return (f"{where}{f', `{options}`' * bool(options)}: {speed:.2f} times the speed,"
-            f" {memory:.2f} times the memory")
 
 
 def sample(machine: Path) -> str:

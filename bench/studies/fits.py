@@ -5,7 +5,7 @@ import sys
 from contextlib import redirect_stderr
 
 from bench.common import UserError
-from bench.journal import records_in
+from bench.journal import loose_records
 from bench.lengths import fitting
 from bench.scripts import STAGES
 from bench.study import Study
@@ -26,7 +26,7 @@ class Fits(Study):
 
     def answer(self, setup):
         if setup.args.stage == "again":
-            last = max(records_in(setup.results, "stages"), default=None,
+            last = max(loose_records(setup.results), default=None,
                        key=lambda record: (str(record.start.get("time")), record.name))
             if not last or last.status != "out_of_memory" or last.config["device"] != "cuda":
                 raise UserError("the last script didn't end because a GPU's memory ran out")

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.journal import journal_of, newest, read_journal, records_in
+from bench.journal import journal_of, loose_records, newest, read_journal
 from bench.pictures import COLOURS, draw_bars, rows_of_panels, shorten
 from bench.records import Record
 from bench.scripts import ROOT, STAGES, UserError, published
@@ -67,10 +67,11 @@ def read_bars(folder: Path, tell: bool = True) -> list[Bar]:
 
     Says which records are damaged, and how many runs did not complete, unless that was told.
     """
-    latest = {}
-    left_out = sum(not result.record for measured in read_journal(journal_of(folder, "stages"))
-                   for result in measured.results)
-    for record in sorted(records_in(folder, "stages"), key=began):
+    latest, journal = {}, [result for measured in read_journal(journal_of(folder, "stages"))
+                           for result in measured.results]
+    left_out = sum(not result.record for result in journal)
+    records = [*loose_records(folder), *(result.record for result in journal if result.record)]
+    for record in sorted(records, key=began):
         if record.stage not in NAMES:
             continue
         if record.status != "complete" or not record.tok_per_sec:

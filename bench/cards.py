@@ -1,0 +1,175 @@
+"""What stands in the pages about each machine and each technique: tables and cards."""
+
+import math
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import check
+from bench.common import REFERENCE
+from bench.rows import Row, ratio
+from bench.scripts import published
+from bench.study import Column, Table
+from bench.tables import bold, cell, found_in, markdown
+from patches import stack
+
+
+def machines(first: Path) -> list[Path]:
+    """The folders of the machines that were measured, `first` before the others."""
+    return [first, *(path.parent for path in sorted(REFERENCE.glob("*/ladder.jsonl"))
+                     if path.parent != first)]
+
+
+def ladder_of(machine: Path) -> tuple:
+    """(its newest measurement, rows by the run's name); (None, {}) without one."""
+    measured, rows = next(iter(found_in(machine, "ladder")), (None, []))
+    return measured, {row.run.name: row for row in rows}
+
+
+# ---- A line for each machine -------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    machine: str
+    baseline: float | None  # tok/sec of 00
+    optimized: float | None  # of 01, or of 02
+    time: str = "–"  # how many times as fast it is to the same loss
+
+
+def results(first: Path, pages: str) -> str:
+    """00 and 01 of every machine, the published ones first; `pages` is where results/ lies, seen
+    from the page."""
+    stages, source = published().stages, published().data["source"]
+    plain, fast, many = (stages[name] for name in ("00", "01", "02"))
+    lines = [Result(f"1 × A100, [published]({source})", plain.tok_per_sec, fast.tok_per_sec),
+             Result(f"{many.gpus} × A100, published", plain.tok_per_sec, many.tok_per_sec)]
+    last = stack.file_of([patch.name for patch in stack.load() if patch.name != "ddp"][-1])
+    for folder in machines(first):
+        measured, rows = ladder_of(folder)
+        if not measured:
+            continue
+        plain, fast = (rows.get(Path(name).stem) for name in (stack.FIRST, last))
+        machine = measured.machine
+        model = {row.record.config["model"] for row in rows.values() if row.record}
+        cores = "" if machine["gpus"] else f", {machine['threads']} cores"
+        where = f"{pages}/reference/{folder.name}"
+        lines.append(Result(
+            f"{machine['name']}{cores}, `{'`, `'.join(sorted(model))}`:"
+            f" [findings]({where}/README.md), [all tables]({where}/report.md)",
+            plain and plain.tok_per_sec, fast and fast.tok_per_sec, times_to_loss(folder)))
+    return markdown(Table([
+        Column("machine", lambda line: line.machine, True),
+        Column("00, tok/sec", lambda line: cell(line.baseline, ",.0f")),
+        Column("all techniques, tok/sec", lambda line: cell(line.optimized, ",.0f")),
+        Column("speed", lambda line: f"**{line.optimized / line.baseline:.1f}×**"
+               if line.optimized and line.baseline else ""),
+        Column("to the same loss", lambda line: line.time, True)], lines))
+
+
+def times_to_loss(machine: Path) -> str:
+    """How many times as fast as 00 others are to the first target: 01 as it is; after a search
+    also 01 and the fastest script, all at their best settings."""
+    for measured, rows in found_in(machine, "time-to-loss"):
+        if measured.kind:
+            continue
+        target = next(iter(measured.plan.targets.values()))
+        times = {row.label: row.seconds_to(target) for row in rows}
+        best = {row.tags["stage"]: row.seconds_to(target) for row in rows if "rate" in row.tags}
+        fastest = min(best, key=lambda stage: best[stage] or math.inf, default=None)
+        parts = [("01 as it is", ratio(times.get("00"), times.get("01"))),
+                 ("each at its best", ratio(best.get("00"), best.get("01")))]
+        if fastest not in ("00", "01", None):
+            parts.append((f"`{fastest}`", ratio(best["00"], best[fastest])))
+        return ", ".join(f"{name} {factor:.1f}×" for name, factor in parts if factor) or "–"
+    return "–"
+
+
+# ---- A line for each technique -----------------------------------------------------------------
+
+
+class Technique(NamedTuple):
+    number: str
+    link: str
+    loss: str
+    published: stack.Published | None
+    published_factor: float | None  # over the one before it
+    measured: list[Row | None]  # by each machine
+
+
+def techniques(first: Path) -> str:
+    """What each technique is, what it does to the loss, and what it brought over the one before it:
+    published, and on each machine."""
+    ladders = [ladder for ladder in map(ladder_of, machines(first)) if ladder[0]]
+    baseline, before, rows = published().stages["00"], None, []
+    for number, patch in enumerate([None, *stack.load()]):
+        figures = patch.published if patch else baseline
+        ddp = bool(patch) and patch.name == "ddp"
+        link = f"baseline, [`{stack.FIRST}`]({stack.FIRST})" if not patch else (
+            f"[{patch.fields['Technique']}](patches/{patch.name}.patch)"
+            + f", on {figures.gpus if figures else 1} GPUs" * ddp)
+        name = Path(stack.file_of(patch.name) if patch else stack.FIRST).stem
+        rows.append(Technique(
+            "" if ddp else str(number), link, patch.fields["Loss"].split()[0] if patch else "",
+            figures, figures and before and figures.tok_per_sec / before.tok_per_sec,
+            [ladder.get(name) for _, ladder in ladders]))
+        before = figures or before
+
+    def columns_of(place: int, name: str) -> list[Column]:
+        def factor(row: Technique) -> str:
+            own = row.measured[place]
+            return bold(cell(own.factor, ".2f"), own.verdict) if own else ""
+
+        return [Column(f"{name}: ×", factor), Column(f"{name}: GB", lambda row: cell(
+            row.measured[place] and row.measured[place].reserved_gb, ".2f"))]
+
+    return markdown(Table([
+        Column("#", lambda row: row.number), Column("technique", lambda row: row.link, True),
+        Column("loss", lambda row: row.loss, True),
+        Column("published tok/sec", lambda row: cell(
+            row.published and row.published.tok_per_sec, ",.0f")),
+        Column("×", lambda row: cell(row.published_factor, ".2f")),
+        Column("GB", lambda row: cell(row.published and row.published.reserved_gb, ".2f")),
+        *(column for place, (measured, _) in enumerate(ladders)
+          for column in columns_of(place, measured.machine["name"]))], rows))
+
+
+# ---- Cards -------------------------------------------------------------------------------------
+
+
+def cards(first: Path, patches: list[stack.Patch], study: str) -> str:
+    """A card for each technique, or variant: its header, and what it brings: published, measured on
+    each machine by `study`, and predicted."""
+    found = [next(iter(found_in(folder, study)), None) for folder in machines(first)]
+    texts, expected = [], check.expected()
+    for number, patch in enumerate(patches, 1):
+        heading = patch.fields["Technique"]
+        if study == "ladder" and patch.name != "ddp":
+            heading = f"{number}. {heading}"
+        prose = patch.header.decode().split("\n\n")[1:]
+        lines = sum(len(new) - len(old) for _, old, _, new in patch.hunks)
+        sources = ", ".join(f"<{each}>" for each in patch.fields["Source"].split(", "))
+        facts = [f"[`{patch.name}`](../{patch.file}): {lines:+} lines",
+                 "; ".join(f"{name.lower()}: {patch.fields[name]}" for name in (
+                     "Loss", "Hardware", "Needs", "Excludes") if name in patch.fields),
+                 f"source: {sources}"]
+        if patch.published:
+            facts.append(f"published: {patch.published.tok_per_sec:,.0f} tok/sec,"
+                         f" {patch.published.reserved_gb:.2f} GB")
+        facts += [brings(measured.machine["name"], row.label, row.factor, row.memory_factor)
+                  for measured, rows in filter(None, found) for row in rows
+                  if row.run.script == patch.name and row.factor]
+        facts += [brings("predicted for an H100", row.label,
+                         row.tok_per_sec / row.versus.tok_per_sec,
+                         row.gigabytes / row.versus.gigabytes)
+                  for row in expected if row.script == patch.name and row.versus]
+        texts.append("\n\n".join([f"## {heading[0].upper()}{heading[1:]}",
+                                  *(" ".join(part.split()) for part in prose if part.strip()),
+                                  "- " + "\n- ".join(facts)]))
+    return "\n\n".join(texts) + "\n"
+
+
+def brings(where: str, label: str, speed: float, memory: float) -> str:
+    """A card's line; of a variant that has options it names them."""
+    options = " ".join(re.findall(r"--[^`]+", label))
+    return (f"{where}{f', `{options}`' * bool(options)}: {speed:.2f} times the speed,"
+            f" {memory:.2f} times the memory")
