@@ -99,7 +99,7 @@ def write_events(record: Record, folder: Path) -> None:
     with SummaryWriter(str(folder)) as writer:
         for log, point in zip(record.logs, record.curve, strict=True):
             figures = {"loss/train": point.train_loss, "loss/validation": point.val_loss,
-                       "tok per sec": log["step_tok_per_sec"]}
+                       "tok per sec": log.get("step_tok_per_sec")}
             for tag, value in figures.items():
                 if value is not None:
                     writer.add_scalar(tag, value, point.tokens, point.seconds)
