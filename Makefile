@@ -13,6 +13,9 @@ NPROC := "$(PYTHON)" -c "import torch; print(torch.cuda.device_count() or 2)"
 MINUTES := 25
 PIECES :=
 
+# Of the three scripts, for make bench: such as OPTIONS="--model gpt2-medium".
+OPTIONS :=
+
 # The batch size that fits the GPU, as an option; nothing where the published one does.
 FITS = "$(PYTHON)" measure.py fits $(HALF)
 HALF :=
@@ -25,9 +28,9 @@ bench: $(ENVIRONMENT)
 	"$(PYTHON)" plot_results.py
 
 stages: $(ENVIRONMENT)
-	"$(PYTHON)" 00_orig.py $$($(FITS) 00)
-	"$(PYTHON)" 01_opt_single_gpu.py $$($(FITS) 01)
-	OMP_NUM_THREADS=1 "$(PYTHON)" -m torch.distributed.run --standalone --nproc_per_node=$$($(NPROC)) 02_opt_multi_gpu_ddp.py $$($(FITS) 02)
+	"$(PYTHON)" 00_orig.py $$($(FITS) 00) $(OPTIONS)
+	"$(PYTHON)" 01_opt_single_gpu.py $$($(FITS) 01) $(OPTIONS)
+	OMP_NUM_THREADS=1 "$(PYTHON)" -m torch.distributed.run --standalone --nproc_per_node=$$($(NPROC)) 02_opt_multi_gpu_ddp.py $$($(FITS) 02) $(OPTIONS)
 
 report: $(ENVIRONMENT)
 	"$(PYTHON)" measure.py report --minutes $(MINUTES) --pieces "$(PIECES)"
@@ -37,6 +40,7 @@ test: $(TESTS) lint
 
 lint: $(TESTS)
 	"$(PYTHON)" -m ruff check .
+	"$(PYTHON)" -m mypy
 	"$(PYTHON)" -m codespell_lib *.py *.md Makefile bench data/prepare.py docs patches peers tests \
 		results/reference/*.md results/reference/*/README.md
 

@@ -61,7 +61,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"Nothing to draw: there is no complete run in {relative(args.results)}, or none"
                   " of a study that has a picture.")
         print(f"Pictures of other machines: {others}")
-        for name, content in {"summary.md": summary, **drawn}.items() if drawn else ():
+        files: dict[str, str | bytes] = {"summary.md": summary, **drawn} if drawn else {}
+        for name, content in files.items():
             write_whole(out / name, content)
             print(relative(out / name))
     except (UserError, StackError, OSError) as error:

@@ -4,8 +4,9 @@ results/reference/, and beside it what others and this project's machines have m
 import json
 import re
 from functools import partial
+from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bench.common import REFERENCE, UserError
 from bench.predictions import Prediction, kept, largest
@@ -41,15 +42,16 @@ def ladder(scripts: Scripts) -> list[tuple[int, Run, int, Prediction]]:
 
 def memory_table() -> Table:
     """Each rung's published memory beside the predicted one. Raises UserError, StackError."""
-    theirs, rows, ours, before = published().reserved_gb, [], [], None
+    theirs, rows, ours = published().reserved_gb, [], []
+    before: Prediction = None  # of the rung before
     for number, run, batch, known in ladder(Scripts()):
         ours.append(known.needs[batch].reserved / 1024)
         if run.torchrun:  # 02 is the last rung with DDP, the published program rung 10 with it
             added = median(known.needs[size].reserved - before.needs[size].reserved
                            for size in known.needs if size >= batch)
-            rows.append(("10, with DDP", 32, theirs[run.script], ours[10] + added / 1024))
+            rows.append(("10, with DDP", 32, theirs["ddp"], ours[10] + added / 1024))
         elif run.script in theirs:
-            rows.append((run.label, batch, theirs[run.script], ours[number]))
+            rows.append((run.label, batch, theirs[str(run.script)], ours[number]))
         before = known
     return Table([
         Column("rung", lambda row: row[0], True), Column("batch", lambda row: str(row[1])),
@@ -71,7 +73,7 @@ def clock_table() -> Table:
         evaluation = sum(prediction.seconds(8, card, "evaluation").values()) * batch / 8
         steps = 5 if ddp else 10 if number == 10 else 15
         tokens = batch * prediction.context_length
-        row = dict(
+        row: dict[str, Any] = dict(
             label="10, with DDP" if ddp else run.label, batch=batch, steps=steps,
             evaluation=evaluation, alone=alone, clock=alone + (evaluation + PER_LINE) / steps,
             published=tokens * run.processes / run.published, prediction=prediction)
@@ -176,19 +178,26 @@ def where_table() -> Table:
     known = prediction_of(scripts, scripts.stage("01").script, GPT2)
     times = {name: known.seconds(32, CARDS[name]) for name in names}
     columns = [Column("", lambda kind: kind, True)]
-    for name, each in times.items():
-        whole = sum(each.values())
+    for name in names:
         columns += [
-            Column(f"{name}, ms", lambda kind, each=each: f"{1000 * each[kind]:.1f}"),
-            Column("× speed without", lambda kind, each=each, whole=whole:
-                   f"{whole / (whole - each[kind]):.2f}")]
+            Column(f"{name}, ms", partial(milliseconds, times[name])),
+            Column("× speed without", partial(speed_without, times[name]))]
     return Table(columns, [kind for kind in KINDS if any(each[kind] for each in times.values())])
+
+
+def milliseconds(times: dict[str, float], kind: str) -> str:
+    return f"{1000 * times[kind]:.1f}"
+
+
+def speed_without(times: dict[str, float], kind: str) -> str:
+    whole = sum(times.values())
+    return f"{whole / (whole - times[kind]):.2f}"
 
 
 class Expected(NamedTuple):
     """What a rung, over the one before, or a variant, over 01, should bring on an H100."""
 
-    script: str
+    script: str | Path
     label: str
     batch: int
     prediction: Prediction

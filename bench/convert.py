@@ -76,7 +76,8 @@ def convert(path: Path, study: str, kind: str, results: Path) -> None:
         whole=old["seconds"] is None, until_full=study == "sweep")
     values = (f"{time}-{kind}".rstrip("-"), study, kind, time, old["machine"], state["matmul_peak"],
               old["data"], old["scripts"], old["options"])
-    lines = [dict(event="study", **dict(zip(HEADER, values, strict=True)), plan=plan.as_json())]
+    lines: list[dict | bytes] = [
+        dict(event="study", **dict(zip(HEADER, values, strict=True)), plan=plan.as_json())]
     for result in state["results"]:
         lines.append(dict(event="run", id=values[0], cache=None, command=None,
                           source_sha256=old["scripts"].get(result["name"]),

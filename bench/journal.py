@@ -31,7 +31,7 @@ from bench.study import Plan, Setup, same_machine
 try:
     import fcntl
 except ImportError:  # Windows
-    fcntl = None
+    fcntl = None  # type: ignore[assignment]
     import msvcrt
 
 SLOWER = 0.8  # a machine of less than this share of its usual rate is disturbed
@@ -222,7 +222,7 @@ def locked(results: Path) -> Iterator[None]:
             if fcntl:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             else:
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
                 raise  # a file system without locks, for one

@@ -151,7 +151,8 @@ def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dic
     extra = COMPILE_SECONDS if gpus and config["compile"] else 0
     per_step = tokens_per_step(config, run.processes)
     if plan.whole:
-        options, epochs = ("--epochs", plan.epochs) if plan.epochs else (), plan.epochs or EPOCHS
+        options: tuple = ("--epochs", plan.epochs) if plan.epochs else ()
+        epochs = plan.epochs or EPOCHS
         seconds = 20 + epochs * seconds_per_epoch(setup.data, speed) if gpus else 60
         if plan.tokens:
             options = ("--max-tokens", plan.tokens * run.processes)

@@ -100,11 +100,11 @@ def summary(results: Path, look: dict) -> list[str]:
         rounds = min(row.rounds for row in rungs)
         judged = any(row.verdict != "no verdict" for row in rungs)
         best = [row for row in rungs if row.verdict == "faster" or not judged]
-        best = ", ".join(f"{row.technique} {row.factor:.2f}×"
+        told = ", ".join(f"{row.technique} {row.factor:.2f}×"
                          for row in sorted(best, key=lambda row: -row.factor)[:4])
         text = "Faster beyond doubt" if judged else "The largest factors, without verdicts yet,"
         lines.append(f"{text} in the ladder ({rounds} round{'s' * (rounds != 1)}):"
-                     f" {best or 'none'}.")
+                     f" {told or 'none'}.")
         other = [row for row in rungs if row.published_factor
                  and not 0.8 < row.factor / row.published_factor < 1.25]
         lines.append("More than a fifth off the published factor: " + (", ".join(

@@ -118,23 +118,23 @@ def attention_backends() -> list[dict]:
     dropout that it really applies."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
+    from torch.nn.functional import scaled_dot_product_attention as attention
 
     cuda = torch.cuda.is_available()
     device, shape = ("cuda", (8, 12, 1024, 64)) if cuda else ("cpu", (8, 8, 128, 64))
 
-    def milliseconds(qkv, dropout: float) -> float:
+    def milliseconds(q, k, v, dropout: float) -> float:
         def forward_and_backward() -> None:
-            y = scaled_dot_product_attention(*qkv, dropout_p=dropout, is_causal=True)
-            torch.autograd.grad(y, qkv, y)
+            y = attention(q, k, v, dropout_p=dropout, is_causal=True)
+            torch.autograd.grad(y, (q, k, v), y)
 
         return 1000 * seconds_of("step()", 0.1, step=forward_and_backward)
 
     rows = []
     for dropout in (0.0, 0.1, 0.125):
-        qkv = [torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
-               for _ in range(3)]
-        choice = SDPBackend(torch._fused_sdp_choice(*qkv, dropout_p=dropout, is_causal=True))
+        q, k, v = (torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
+                   for _ in range(3))
+        choice = SDPBackend(torch._fused_sdp_choice(q, k, v, dropout_p=dropout, is_causal=True))
         for name in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"):
             backend = getattr(SDPBackend, name)
             row = dict(dropout=dropout, backend=name.lower(), chosen=backend == choice, runs=False,
@@ -142,8 +142,8 @@ def attention_backends() -> list[dict]:
             try:
                 with warnings.catch_warnings(), sdpa_kernel(backend):
                     warnings.simplefilter("ignore")  # they say why a kernel isn't available
-                    row |= dict(real_dropout=real_dropout(qkv[0].detach(), dropout),
-                                milliseconds=milliseconds(qkv, dropout) if cuda else None)
+                    row |= dict(real_dropout=real_dropout(q.detach(), dropout),
+                                milliseconds=milliseconds(q, k, v, dropout) if cuda else None)
                 row["runs"] = True
             except RuntimeError:  # this kernel can't
                 pass

@@ -105,7 +105,8 @@ class Allocator:
 def simulate(events: list[int], capacity: int | None = None) -> Allocator:
     """The allocator after these events: a size in bytes, or -k for the release of the k-th one.
     Raises DoesNotFit."""
-    allocator, blocks = Allocator(capacity), [None]
+    allocator = Allocator(capacity)
+    blocks: list[Block | None] = [None]
     for event in events:
         if event >= 0:
             blocks.append(allocator.malloc(event))

@@ -2,6 +2,7 @@
 
 import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.journal import journal_of, newest, read_journal
@@ -23,8 +24,8 @@ def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
     plt.rcParams.update({"font.size": 11, "text.parse_math": False, "grid.color": "0.9",
                          "axes.spines.top": False, "axes.spines.right": False,
                          "axes.grid": True, "axes.axisbelow": True})
-    figure = plt.figure(figsize=(INCHES, sum(inches)), dpi=150, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.1, h_pad=0.06)
+    figure = plt.figure(figsize=(INCHES, sum(inches)), dpi=150)
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.06)
     rows = figure.subfigures(len(titles), 1, squeeze=False, height_ratios=inches)[:, 0]
     for row, text in zip(rows, titles, strict=True):
         row.suptitle(text, x=0.01, ha="left", fontsize=12, fontweight="bold")
@@ -106,8 +107,8 @@ def picture_bytes(figure, form: str) -> bytes:
 
 
 def draw_bars(axes, names: list[str], values: list[float | None], texts: list[str],
-              colours: list[str], inches: float, ranges: list[list[float]] = (),
-              behind: list[float] = ()) -> None:
+              colours: list[str], inches: float, ranges: Sequence[list[float]] = (),
+              behind: Sequence[float] = ()) -> None:
     """A named bar for each value, with a text at its end, on a panel of about so many inches; each
     of `ranges` is drawn as a whisker, and each value `behind` as a grey bar."""
     lay_rows(axes, len(names))

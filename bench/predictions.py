@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import tokenize
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -88,7 +89,7 @@ def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
     return events
 
 
-def ask(text: bytes, options: list[str], batches: list[int | None]) -> dict[int, dict]:
+def ask(text: bytes, options: list[str], batches: Sequence[int | None]) -> dict[int, dict]:
     """What bench.trace.trace tells, by the batch size (None: the script's own). Raises
     UserError."""
     with tempfile.TemporaryDirectory() as folder:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from bench.common import ROOT, UserError, relative
 
@@ -88,7 +89,7 @@ def error_line(text: str) -> str:
     return re.sub(r"^([\w.-]+: )?error: ", "", told[-1])
 
 
-def ask(*command, **environment: str) -> str:
+def ask(*command: Any, **environment: Any) -> str:
     """What Python prints for a script or module of this repository. Raises UserError."""
     code, out, err = run_child([sys.executable, *command], ROOT, **environment)
     if code:

@@ -149,7 +149,8 @@ class Record:
                     return here
                 loss_before, there = before
                 share = (loss_before - target) / (loss_before - point.val_loss)
-                return tuple(a + share * (b - a) for a, b in zip(there, here, strict=True))
+                (tokens, seconds), (more, later) = there, here
+                return tokens + share * (more - tokens), seconds + share * (later - seconds)
             before = (point.val_loss, here) if point.val_loss is not None else before
         return None
 

@@ -101,7 +101,7 @@ class Row:
 
     @property
     def seconds_per_step(self) -> float | None:
-        return self.record and self.record.tokens_per_step / self.tok_per_sec
+        return self.record.tokens_per_step / self.tok_per_sec if self.record else None
 
     @property
     def share_of_peak(self) -> float | None:

@@ -264,8 +264,8 @@ class Measurement:
             write_whole(script, text)
         # torch.compile keeps what it made, here by script and options, so that studies share it.
         cache = BUILD / "compiler-cache" / "-".join([sha256(text)[:16], *run.options])
-        environment = dict(TORCHINDUCTOR_CACHE_DIR=str(cache),
-                           TRITON_CACHE_DIR=str(cache / "triton"))
+        environment: dict = dict(TORCHINDUCTOR_CACHE_DIR=str(cache),
+                                 TRITON_CACHE_DIR=str(cache / "triton"))
         environment |= self.study.environment
         if "mbit" in run.tags:
             environment["PYTHONPATH"] = str(ROOT)  # for the module that makes the hosts
@@ -364,8 +364,8 @@ def told(result: Result, plan: Plan) -> str:
     if result.error:
         return f"failed: {result.error.removeprefix('failed: ')}"
     loss = result.record.val_loss_after(plan.loss_tokens)
-    loss = "n/a" if loss is None else f"{loss:.3f}"
-    return f"{result.record.tok_per_sec:,.0f} tok/sec, val loss {loss}, {result.seconds:.0f} s"
+    text = "n/a" if loss is None else f"{loss:.3f}"
+    return f"{result.record.tok_per_sec:,.0f} tok/sec, val loss {text}, {result.seconds:.0f} s"
 
 
 def dry_run(study: Study, setup: Setup, rounds: int | None, resume: bool) -> None:

@@ -58,7 +58,7 @@ def published() -> Published:
 class Scripts:
     """Every script as a Run; its text is made when it is asked for."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.own: dict[str, bytes] = {}  # scripts that a study has made, by their names
 
     @cached_property

@@ -10,7 +10,10 @@ import pkgutil
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # it imports this module
+    from bench.scripts import Scripts
 
 SEED = 123
 EPOCHS = 15  # of the published experiment
@@ -109,7 +112,7 @@ class Setup:
     """Where and how a study is measured."""
 
     machine: dict  # see bench.machine.this_machine
-    scripts: "Scripts"  # noqa: F821 (bench.scripts)
+    scripts: "Scripts"
     data: Path
     results: Path
     args: argparse.Namespace  # the study's own options
@@ -128,7 +131,7 @@ class Column(NamedTuple):
     """`cell` gives a row's text; "" where there is nothing to show."""
 
     heading: str
-    cell: Callable[["Row"], str]  # noqa: F821 (bench.rows)
+    cell: Callable[..., str]  # of a row: a bench.rows.Row, or what else the table is of
     left: bool = False  # set to the left, as text is
 
 

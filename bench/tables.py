@@ -171,7 +171,7 @@ def time_columns(target: float) -> list[Column]:
 
     def factor(with_first_step: bool):
         def cell_of(row: Row) -> str:
-            theirs = row.versus and row.versus.seconds_to(target, with_first_step)
+            theirs = row.versus.seconds_to(target, with_first_step) if row.versus else None
             return cell(ratio(theirs, row.seconds_to(target, with_first_step)), ".2f")
 
         return cell_of

@@ -99,8 +99,8 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
             signal.signal(number, handler)
         for copy in temporary.values():
             copy.unlink(missing_ok=True)
-    for number in came[:1]:  # now it may end the program
-        signal.raise_signal(number)
+    for late in came[:1]:  # now it may end the program
+        signal.raise_signal(late)
     return changed
 
 
@@ -168,7 +168,7 @@ def parse_header(file: str, header: bytes) -> dict[str, str]:
         optional = field in OPTIONAL and field not in fields
         if not optional and not re.fullmatch(form, fields.get(field, "")):
             raise StackError(f"{file}: its header needs {field}: {meaning}")
-    prose = message.get_payload()
+    prose = str(message.get_payload())
     if not prose.strip() or not prose.endswith("\n\n"):
         raise StackError(f"{file}: prose and a blank line have to precede its diff")
     return fields
@@ -267,7 +267,7 @@ def rebuild(patches: list[Patch], root: Path = ROOT, edited: Path | None = None)
     for file in (FIRST, LAST, DDP):
         stage = scripts[find(file, names)]
         if root / file != edited and (found := read(root / file)) != stage:
-            line = os.path.commonprefix([found, stage]).count(b"\n") + 1
+            line = found[:len(os.path.commonprefix([found, stage]))].count(b"\n") + 1
             raise StackError(f"{file}, line {line}: not what the patches make (edited? `refresh`)")
     return list(scripts.values())
 
@@ -390,7 +390,7 @@ def show_command(root: Path, name: str) -> list[str]:
 def write_command(root: Path, names: list[str]) -> list[str]:
     """the scripts as they stand after the named patches (run them with --data data)"""
     scripts = rebuild_all(root)
-    names = [find(name, scripts) for name in names] or scripts
+    names = [find(name, scripts) for name in names] or list(scripts)
     files = {root / WRITTEN / file_of(name): scripts[name] for name in names}
     write_all(files)
     return [os.path.relpath(path) for path in files]
@@ -453,9 +453,9 @@ def new_command(root: Path, name: str, text: str, variant: bool, base: str | Non
     wrap = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
     header = [wrap(f"{field}: {fields[field.lower()]}", subsequent_indent="  ")
               for field in FIELDS if fields[field.lower()]]
-    header = "\n".join([*header, "", wrap(text), "", ""]).encode()
+    head = "\n".join([*header, "", wrap(text), "", ""]).encode()
     before = old[find(stage, old)]
-    files = {root / file: make_patch(file, header, stage, before, new)}
+    files = {root / file: make_patch(file, head, stage, before, new)}
     # Insert it as a patch that changes nothing yet; then its edit is carried like any other.
     patch = Patch(file, files[root / file], stage)
     patches.insert(len(patches) if variant else -1, patch)

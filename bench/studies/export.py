@@ -80,7 +80,8 @@ def csv_of(table: Table) -> str:
 def runs_in(folder: Path) -> dict[str, Record]:
     """Every run with a log line, by a name for its folder: those of scripts started by hand, and
     those of each study's journal with round and seed."""
-    runs = {(Path(record.name).stem,): record for record in loose_records(folder)}
+    runs: dict[tuple[str, ...], Record] = {
+        (Path(record.name).stem,): record for record in loose_records(folder)}
     for study in all_studies().values():
         for measured, _ in found_in(folder, study.name):
             runs |= {(picture_name(study.name, measured.kind), result.name,

@@ -110,10 +110,14 @@ def where_it_goes(runs: list, known: dict[str, Prediction], args) -> Table:
         Column("tok/sec, thousands", lambda row: row[1].speed_range(row[2], card)),
         Column("MFU", lambda row: f"{row[1].mfu(row[2], card):.0%}" if card.bfloat16 else ""),
         Column(f"minutes of {EPOCHS} epochs", minutes),
-        *(Column(kind, lambda row, kind=kind: f"{row[3][kind] / sum(row[3].values()):.0%}")
-          for kind in KINDS)], rows,
+        *(Column(kind, partial(share, kind)) for kind in KINDS)], rows,
         f"What fits a card of this kind, {args.gpu}: how fast, how long on the book's"
         f" {TOKENS_OF_BOOK:,} training\ntokens, and where the time of a step goes:")
+
+
+def share(kind: str, row: tuple) -> str:
+    """Of a step's seconds by kind, the last of `row`."""
+    return f"{row[3][kind] / sum(row[3].values()):.0%}"
 
 
 def chosen(setup) -> list:

@@ -5,6 +5,7 @@ CPU a run is skipped if, judging by the one before it, it would take more than h
 """
 
 import re
+from collections.abc import Sequence
 
 from bench.common import UserError
 from bench.pictures import OWN, place_of, plain_figures, rows_of_panels, thousands
@@ -79,7 +80,7 @@ class Sweep(Study):
                 *MODEL_OPTIONS[setup.device],
                 *["--no-compile"] * (cpu and setup.args.stage != "00")]  # 00 has no such option
         if models or cpu:  # MIN_STEPS are enough
-            length = dict(tokens=setup.args.max_tokens or 1, seconds=0.0)
+            length: dict = dict(tokens=setup.args.max_tokens or 1, seconds=0.0)
         else:
             length = dict(tokens=setup.args.max_tokens or self.tokens["cuda"], seconds=10.0)
         ram = setup.machine["ram_gb"] if cpu else None
@@ -130,7 +131,8 @@ class Sweep(Study):
         return figure
 
 
-def chain(script: Run, sizes: list[tuple[str, float, dict]], after: list[Run] = ()) -> list[Run]:
+def chain(script: Run, sizes: list[tuple[str, float, dict]],
+          after: Sequence[Run] = ()) -> list[Run]:
     """A run for each (label, growth in memory, settings); each isn't tried where the one before
     it, the first one the one in `after`, doesn't fit."""
     runs = list(after)

@@ -53,7 +53,7 @@ class Variants(Study):
 def by_model(rows: list[Row]) -> tuple[list[Row], list[Row]]:
     """(the rows that train the model of the first one, those that train another)."""
     def parameters(row: Row) -> int | None:
-        return row.record and row.record.config.get("parameters")
+        return row.record.config.get("parameters") if row.record else None
 
     other = [None not in (parameters(row), parameters(rows[0]))
              and parameters(row) != parameters(rows[0]) for row in rows]

@@ -1,0 +1,42 @@
+"""notebooks/colab.ipynb, on a CPU with tiny settings."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, TINY, write_tokens
+from made_up import copy_of_checkout
+
+NOTEBOOK = ROOT / "notebooks" / "colab.ipynb"
+
+
+def test_notebook(tmp_path, monkeypatch):
+    """Every cell runs, the last one names the archive; what is installed already is left alone."""
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    settings = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    assert "ADDRESS_OF_THIS_REPOSITORY" in settings.source
+    settings.source = (f"REPOSITORY = 'nowhere'\nOPTIONS = {' '.join([*TINY, '--max-steps', '4'])!r}\n"
+                       "MINUTES = 0")
+    folder = copy_of_checkout(tmp_path / "gpt-speed")
+    write_tokens(folder / "data")
+    for name in ("Makefile", "requirements.txt"):
+        shutil.copy(ROOT / name, folder)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    nbclient.NotebookClient(notebook, timeout=240, resources={
+        "metadata": {"path": str(tmp_path)}}).execute()
+    text = json.dumps(notebook.cells)
+    results = folder / "results"
+    assert str(results / "report.tar.gz") in text and "Traceback" not in text
+    assert (results / "speed.png").exists() and "Not finished: " in (
+        results / "report.md").read_text()
+
+
+def test_notebook_is_committed_without_results():
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
