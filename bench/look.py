@@ -102,7 +102,7 @@ def summary(results: Path, look: dict) -> list[str]:
         best = [row for row in rungs if row.verdict == "faster" or not judged]
         told = ", ".join(f"{row.technique} {row.factor:.2f}×"
                          for row in sorted(best, key=lambda row: -row.factor)[:4])
-        text = "Faster beyond doubt" if judged else "The largest factors, without verdicts yet,"
+        text = "Measurably faster" if judged else "The largest factors, without verdicts yet,"
         lines.append(f"{text} in the ladder ({rounds} round{'s' * (rounds != 1)}):"
                      f" {told or 'none'}.")
         other = [row for row in rungs if row.published_factor

@@ -129,18 +129,18 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
 
 
 def finding(base: Row, rows: list[Row]) -> str:
-    """What can be said of them beyond doubt; without verdicts nothing."""
+    """What is measurable; without verdicts nothing."""
     what = f"{len(rows)} alternatives to {base.label}"
     if all(row.verdict == "no verdict" for row in rows):
         return f"Speed and memory of {what}"
     faster, slower = (sum(row.verdict == each for row in rows) for each in ("faster", "slower"))
     less = sum(row.memory_verdict == "less" for row in rows)
-    return f"Beyond doubt, of {what}: {faster} faster, {slower} slower, {less} with less memory"
+    return f"Of {what}: {faster} faster, {slower} slower, {less} with less memory"
 
 
 def draw_alternatives(measured, base: Row, rows: list[Row]):
     """Speed and memory of each as factors over `base`, the fastest first, with the range over the
-    rounds; in colour what is better (blue) or worse (red) beyond doubt."""
+    rounds; in colour what is better (blue) or worse (red)."""
     rows = sorted((row for row in rows if row.factor and row.memory_factor),
                   key=lambda row: -row.factor)
     if not rows:

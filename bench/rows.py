@@ -4,26 +4,9 @@ import math
 from collections.abc import Callable, Iterable
 from statistics import median
 
+from bench.noise import Noise, log_ratios, noise_of, verdict
 from bench.records import Record
 from bench.study import Run
-
-ROUNDS_FOR_A_VERDICT = 4
-
-
-def verdict(new: list[float], old: list[float]) -> str:
-    """Whether the speeds `new`, one per round, are faster than `old`: only if no two overlap."""
-    if min(len(new), len(old)) < ROUNDS_FOR_A_VERDICT:
-        return "no verdict"
-    if min(new) > max(old):
-        return "faster"
-    return "slower" if max(new) < min(old) else "no measurable change"
-
-
-def memory_verdict(new: list[float | None], old: list[float | None]) -> str:
-    """As verdict, of memory."""
-    if None in (*new, *old):
-        return "no verdict"
-    return {"faster": "more", "slower": "less"}.get(text := verdict(new, old), text)
 
 
 def middle(values: Iterable[float | None]) -> float | None:
@@ -79,10 +62,11 @@ class Row:
         self.losses_by_seed = {
             result.seed: result.record.val_loss_after(self.loss_tokens) for result in complete}
         # tok/sec of all processes together, and GB of one, by rounds.
-        self.speeds_by_round = [
-            (result.round, result.record.tok_per_sec) for result in complete
-            if result.seed == plan.seed_of(result.round)]
-        self.speeds = [speed for _, speed in self.speeds_by_round]
+        own = [result for result in complete if result.seed == plan.seed_of(result.round)]
+        self.speeds_by_round = {result.round: result.record.tok_per_sec for result in own}
+        self.memory_by_round = {result.round: memory for result in own
+                                if (memory := result.record.end["reserved_gb"])}
+        self.speeds = list(self.speeds_by_round.values())
         self.memories = [record.end["reserved_gb"] for record in self.records]
 
     # ---- The run's own figures
@@ -136,18 +120,27 @@ class Row:
     loss_difference_baseline = property(
         lambda row: difference(row.val_loss, row.baseline and row.baseline.val_loss))
 
+    def ratios(self, figure: str = "speeds_by_round") -> list[float]:
+        """Logarithms of the figure over that of `versus`, round by round."""
+        return log_ratios(getattr(self, figure), getattr(self.versus, figure)) if (
+            self.versus) else []
+
     @property
     def verdict(self) -> str | None:
         if not self.versus or not self.speeds:
             return None
-        speeds = self.speeds, self.versus.speeds
-        return verdict(*(reversed(speeds) if "without" in self.tags else speeds))
+        ratios = self.ratios()
+        if "without" in self.tags:
+            ratios = [-ratio for ratio in ratios]
+        return verdict(ratios, noise_among(self.rows.values()))
 
     @property
     def memory_verdict(self) -> str | None:
         if not self.versus or not self.speeds:
             return None
-        return memory_verdict(self.memories, self.versus.memories)
+        text = verdict(self.ratios("memory_by_round"),
+                       noise_among(self.rows.values(), "memory_by_round"))
+        return {"faster": "more", "slower": "less"}.get(text, text)
 
     @property
     def within_seed_noise(self) -> bool | None:
@@ -177,6 +170,11 @@ NEVER = [(math.inf, math.inf)]
 
 def known(figure: float) -> float | None:
     return None if math.isinf(figure) else figure
+
+
+def noise_among(rows: Iterable[Row], figure: str = "speeds_by_round") -> Noise | None:
+    """Of all comparisons in a table."""
+    return noise_of([row.ratios(figure) for row in rows])
 
 
 def seed_noise(first: Row) -> float | None:

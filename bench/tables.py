@@ -5,7 +5,8 @@ import shlex
 from pathlib import Path
 
 from bench.journal import Measured, journal_of, newest, read_journal
-from bench.rows import Row, difference, ratio, rows_of, seed_noise
+from bench.noise import ROUNDS_FOR_A_VERDICT
+from bench.rows import Row, difference, noise_among, ratio, rows_of, seed_noise
 from bench.study import SEED, Column, Study, Table, picture_name
 
 TARGETS = {  # what the targets of a time to a loss are
@@ -30,7 +31,7 @@ def number(heading: str, name: str, form: str) -> Column:
 
 
 def bold(text: str, verdict: str | None) -> str:
-    """In bold if it is beyond doubt."""
+    """In bold if it is measurable."""
     return f"**{text}**" if text and verdict in ("faster", "slower", "more", "less") else text
 
 
@@ -245,6 +246,16 @@ def disturbed_note(measured) -> str:
             f" {', '.join(runs[:6])}" + ", ..." * (len(runs) > 6) + ".")
 
 
+def verdict_note(rows: list[Row], rounds: int) -> str:
+    """What "faster" means in a table."""
+    noise = noise_among(rows)
+    if rounds < ROUNDS_FOR_A_VERDICT or not noise:
+        return f'"faster" and "slower" need {ROUNDS_FOR_A_VERDICT} rounds.'
+    return (f'"faster" and "slower" are changes of at least {math.expm1(noise.least(rounds)):.0%},'
+            " by the mean of the rounds' ratios: noise alone would make one such change in 1 of 20"
+            " tables like this one.")
+
+
 def full_notes(measured, rows: list[Row]) -> list[str]:
     """Below a full_table."""
     plan, machine, rounds = measured.plan, measured.machine, rounds_of(rows)
@@ -258,8 +269,7 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
         f" {rounds} round{'s' * (rounds != 1)}, seed {SEED}{options_note(measured)}."
         f" {peak_note(measured)}",
         "tok/sec is the median over the rounds of each run's median step; the range is from the"
-        ' slowest round to the fastest. "faster" and "slower" need 4 rounds whose ranges don\'t'
-        " overlap.",
+        f" slowest round to the fastest. {verdict_note(rows, rounds)}",
         f"val loss is the validation loss after {plan.tokens:,} training tokens."
         if plan.tokens else "val loss is the validation loss at the end of the run.",
     ]

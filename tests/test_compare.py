@@ -25,7 +25,7 @@ def answer(tmp_path, one: str, other: str) -> str:
 
 
 def test_two_machines(tmp_path):
-    """b brings more in A beyond doubt; c isn't told apart; what differs between them is listed."""
+    """b brings more in A; c isn't told apart; what differs between them is listed."""
     first = [100.0, 101.0, 102.0, 103.0]
     ladder(tmp_path / "one", {"a": first, "b": [2 * speed for speed in first],
                               "c": [speed + 110 for speed in first]})

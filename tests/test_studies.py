@@ -249,7 +249,7 @@ def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path):
 
 
 def test_ladder_picture(tmp_path):
-    """Its title says what is faster beyond doubt; a name that is too long; no baseline."""
+    """Its title says what is faster; a name that is too long; no baseline."""
     study, machine = STUDIES["ladder"], CPU | dict(name=LONG)
     plan = plan_for(tmp_path, "ladder", "--rungs 0-10", machine)
     changes = {"05-bfloat16": dict(loss=8.03), "10-batch-size": dict(loss=9.01),
@@ -261,7 +261,7 @@ def test_ladder_picture(tmp_path):
     assert {"baseline \u20070", "batch size 10", "102", "2.10", "11.35×",
             "failed: out of memory: lower --batch-si…",
             "tok/sec, median and range of 4 rounds\n(× the row above)"} <= set(texts)
-    assert (f"Faster beyond doubt: torch compile 1.12×, causal mask 1.10×, tensor cores 1.09×"
+    assert (f"Measurably faster: torch compile 1.12×, causal mask 1.10×, tensor cores 1.09×"
             f" and 6 more\n{LONG[:59]}…") in texts
     measured = measured_with(plan, {
         run.name: record_events(run.name, 100.0) for run in plan.runs[1:]} | {

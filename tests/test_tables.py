@@ -58,7 +58,7 @@ def test_techniques(shown):
         "reserved GB": "1.25", "first step s": "10.0", "val loss": "8.2500", "Δ loss": "+0.2500",
         "Δ loss, baseline": "+0.2500", "within seed noise": "no",
         "expected effect on the loss": "rounding",
-        "of matmul peak": "10.4%", "attention": "manual", "verdict": "no measurable change"}
+        "of matmul peak": "10.4%", "attention": "manual", "verdict": "faster"}
     assert (base["verdict"], base["factor (A100)"], base["Δ loss"]) == ("baseline", "n/a", "n/a")
     assert (broken["tok/sec"], broken["verdict"]) == ("n/a", r"failed: a \| b")
     assert broken["factor (A100)"] == "n/a (2.50)"
@@ -117,7 +117,7 @@ def test_what_was_measured(shown, settings, says, loss):
 
 
 def test_for_readers(tmp_path):
-    """What is beyond doubt is bold; an error stands in place of the factor."""
+    """What is measurable is bold; an error stands in place of the factor."""
     runs = [run for name, speed, gb in (("a", 100.0, 2.0), ("b", 50.0, 1.0))
             for run in rounds_of(name, *[speed] * 4, reserved_gb=gb)]
     runs += [dict(name="c", speed=75.0, loss=8.5), dict(name="d", error="it broke")]

@@ -1,11 +1,13 @@
 """Two machines, or two dates of one, side by side."""
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.common import REFERENCE, UserError, relative, write_whole
+from bench.noise import verdict_of_two
 from bench.pictures import COLOURS, PUBLISHED, key, lay_rows, picture_bytes, rows_of_panels, shorten
-from bench.rows import Row, verdict
+from bench.rows import Row, noise_among
 from bench.study import Column, Study, Table
 from bench.tables import cell, found_in, markdown
 
@@ -19,7 +21,7 @@ class Pair(NamedTuple):
     @property
     def comparable(self) -> bool:
         """Whether both have factors, over the same rung."""
-        return bool(factors(self.one) and factors(self.other)
+        return bool(self.one.ratios() and self.other.ratios()
                     and self.one.versus.run.name == self.other.versus.run.name)
 
     @property
@@ -27,14 +29,16 @@ class Pair(NamedTuple):
         """Whether the technique brings more here or there, by the rule of all verdicts."""
         if not self.comparable:
             return ""
-        text = verdict(factors(self.one), factors(self.other))
+        one, other = self.one, self.other
+        text = verdict_of_two(one.ratios(), other.ratios(), noise_among(one.rows.values()),
+                              noise_among(other.rows.values()))
         return {"faster": "more in A", "slower": "more in B",
                 "no measurable change": "not measurable"}.get(text, text)
 
 
 class Compare(Study):
     """Two folders of results side by side: what each technique brings in the one and in the other,
-    whether the two differ beyond doubt, and what differs between the machines."""
+    whether the two differ measurably, and what differs between the machines."""
 
     runs_scripts = False
     in_report = ()
@@ -85,8 +89,7 @@ def ladder_in(name: str) -> tuple:
 
 def factors(row: Row) -> list[float]:
     """Over the rung before, round by round."""
-    before = dict(row.versus.speeds_by_round) if row.versus else {}
-    return [speed / before[number] for number, speed in row.speeds_by_round if number in before]
+    return list(map(math.exp, row.ratios()))
 
 
 def spread(row: Row) -> str:
@@ -125,7 +128,7 @@ def draw(pairs: list[Pair], args):
     names = [shorten(Path(name).resolve().name if Path(name).is_dir() else name, 30)
              for name in (args.A, args.B)]
     sure = sum(pair.difference.startswith("more") for pair in pairs)
-    finding = (f"{sure} of {len(pairs)} techniques differ beyond doubt" if all(
+    finding = (f"{sure} of {len(pairs)} techniques differ measurably" if all(
         pair.difference != "no verdict" for pair in pairs) else "What each technique brings")
     figure, [(subfigure, axes)] = rows_of_panels(
         [f"{finding}: {' and '.join(names)}"], [1.4 + 0.34 * len(pairs)], [1])

@@ -64,7 +64,7 @@ class Ladder(Study):
 
     def draw(self, measured, rows):
         """Three panels with a row for each rung: tok/sec, the factor over the baseline beside the
-        published one, and memory. What is faster or slower beyond doubt has a colour of its own."""
+        published one, and memory. What is faster or slower has a colour of its own."""
         figure, [(subfigure, *panels)] = rows_of_panels(
             [finding(measured, rows)], [1.3 + 0.36 * len(rows)], [30, 17, 13])
         speed, factors, memory = panels
@@ -76,7 +76,7 @@ class Ladder(Study):
         memory.set_xlabel("reserved memory, GB")
         subfigure.legend(handles=[
             key(label, color=colour, linewidth=8) for label, colour in (
-                ("faster beyond doubt", OWN), ("slower beyond doubt", ERROR),
+                ("faster", OWN), ("slower", ERROR),
                 ("no measurable change", UNSURE), ("published, A100", PUBLISHED))
             ] + [key("this machine", color=OWN, marker="o", linestyle="")],
             loc="outside lower right", ncols=5, frameon=False, fontsize=10)
@@ -84,13 +84,13 @@ class Ladder(Study):
 
 
 def finding(measured, rows: list[Row]) -> str:
-    """A title: what is faster beyond doubt. Without verdicts it claims nothing."""
+    """A title: what is faster. Without verdicts it claims nothing."""
     sure = sorted((row for row in rows if row.verdict == "faster"), key=lambda row: -row.factor)
     if not sure:
         return f"The ladder on {place_of(measured)}"
     names = [f"{row.label.partition(' ')[2]} {row.factor:.2f}×" for row in sure]
     rest = f" and {len(names) - 3} more" * (len(names) > 3)
-    return f"Faster beyond doubt: {', '.join(names[:3])}{rest}\n{place_of(measured)}"
+    return f"Measurably faster: {', '.join(names[:3])}{rest}\n{place_of(measured)}"
 
 
 def draw_speeds(axes, rows: list[Row]) -> None:

@@ -2,6 +2,7 @@
 
 import math
 
+from bench.noise import ROUNDS_FOR_A_VERDICT
 from bench.pictures import (
     COLOURS,
     draw_bars,
@@ -9,7 +10,7 @@ from bench.pictures import (
     rows_of_panels,
     thousands,
 )
-from bench.rows import ROUNDS_FOR_A_VERDICT, Row, ratio
+from bench.rows import Row, ratio
 from bench.study import Study
 from bench.tables import cell, found_in, markdown, time_notes, time_tables
 from bench.times import (
