@@ -1,6 +1,8 @@
 """Places, files and errors that all tools share."""
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
 
 from patches import stack
@@ -24,6 +26,15 @@ def relative(path: Path) -> str:
         return os.path.relpath(path)
     except ValueError:  # on another drive of a Windows machine
         return str(path)
+
+
+def load_script(path: Path):
+    """One of the scripts as a module; its name begins with a digit, so that `import` can't."""
+    spec = importlib.util.spec_from_file_location("script", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["script"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

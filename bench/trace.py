@@ -16,7 +16,6 @@ differ from a GPU's.
 
 import contextlib
 import copy
-import importlib.util
 import io
 import json
 import math
@@ -49,6 +48,8 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
+
+from bench.common import load_script
 
 WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,096 KiB, 8 × 16 KiB
 STEPS = 3
@@ -474,15 +475,6 @@ def compile_only_models(model=None, **how):
 # ---- A script ----------------------------------------------------------------------------------
 
 
-def load(script: Path):
-    """A script as a module."""
-    spec = importlib.util.spec_from_file_location("traced", script)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["traced"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
 def text_of_zeros(module, config):
     """The script's own dataset, of more steps than are made; it takes no memory."""
     tokens = 2 * STEPS * WORLD_SIZE * config.batch_size * config.context_length + 1
@@ -570,7 +562,7 @@ def main() -> int:
     try:
         with contextlib.redirect_stdout(messages):  # a script may print that this is no GPU
             script = Path(request["script"])
-            module = load(script)
+            module = load_script(script)
             # Each script's main() sets it, which isn't called here.
             torch.set_float32_matmul_precision(
                 "high" if b'set_float32_matmul_precision("high")' in script.read_bytes()

@@ -1,0 +1,112 @@
+"""Trains with a step whose cost is known, for `measure.py selftest`.
+
+    python -m bench.known_step SCRIPT CASE DATA DEVICE
+
+The model's step is replaced by matrix products, and a stopwatch beside them says what they took.
+All else, the loop, the clock and the record, is the script's own. A CASE is what is made slow
+besides, none of which is training: see SLOW. Prints as JSON what the record says and what is true:
+seconds per step, and bytes of memory.
+"""
+
+import contextlib
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+
+from bench.common import load_script
+from bench.records import WARM_UP, read_record
+
+STEPS, STEP_SECONDS = 40, 0.05
+# The functions of a script, or methods of its classes, that are made slow, by so many seconds.
+SLOW = {"nothing": {}, "evaluation": {"evaluate": 0.2}, "log line": {"Run.log": 0.3},
+        "sample and memory": {"sample": 0.5, "Run.epoch": 0.5}, "first step": {},
+        "checkpoint": {"Checkpoints.save": 0.3}}
+
+
+def slowed(function, seconds: float):
+    def slow(*arguments, **named):
+        time.sleep(seconds)
+        return function(*arguments, **named)
+    return slow
+
+
+class Products:
+    """In place of compute_loss: products of about STEP_SECONDS, and the seconds that each call
+    took."""
+
+    def __init__(self, device: torch.device, first: float):
+        size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+        self.device, self.first, self.seconds = device, first, []
+        self.one = torch.ones(size, size, device=device, dtype=dtype)
+        self.out = torch.empty_like(self.one)
+        self.count = 3
+        self()
+        self.count = max(1, round(self.count * STEP_SECONDS / self.measure()))
+        self.seconds.clear()
+
+    def measure(self) -> float:
+        self()
+        return self.seconds[-1]
+
+    def __call__(self, *_):
+        began = time.perf_counter()
+        for _ in range(self.count):
+            torch.mm(self.one, self.one, out=self.out)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter() - began)
+        if self.first and len(self.seconds) == 1:
+            time.sleep(self.first)  # as compilation would
+        return torch.zeros(())
+
+
+def memory_of(device: str) -> int:
+    """Bytes, by the driver's account with the process's context, or by the kernel's at its peak."""
+    if device == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def main() -> int:
+    path, case, data, device = sys.argv[1:]
+    torch.zeros(1, device=device)  # makes a GPU's context
+    context = memory_of(device) - torch.cuda.memory_reserved() if device == "cuda" else 0
+    script = load_script(Path(path))
+    products = Products(torch.device(device), first=3.0 * (case == "first step"))
+    script.compute_loss, script.backward_and_update = products, lambda loss, optimizer: None
+    for name, seconds in SLOW[case].items():
+        owner, _, method = name.rpartition(".")
+        owner = getattr(script, owner) if owner else script
+        setattr(owner, method, slowed(getattr(owner, method), seconds))
+    with tempfile.TemporaryDirectory() as folder:
+        sys.argv[1:] = ["--model", "cpu-demo", "--context-length", "16", "--batch-size", "2",
+                        "--eval-windows", "2", "--eval-freq", "5", "--max-steps", str(STEPS),
+                        "--device", device, "--data", data, "--results-dir", folder]
+        if case == "checkpoint":
+            sys.argv += ["--checkpoint-dir", f"{folder}/checkpoints", "--checkpoint-every", "10"]
+        if "compile" in script.Config.__dataclass_fields__:
+            sys.argv.append("--no-compile")  # there is nothing to compile
+        with contextlib.redirect_stdout(sys.stderr):
+            code = script.main()
+        if code:
+            return code
+        (file,) = Path(folder).glob("*.jsonl")
+        record = read_record(file)
+    tokens, true = record.tokens_per_step, products.seconds
+    print(json.dumps(dict(
+        average=[tokens / record.end["avg_tok_per_sec"], mean(true[1:])],
+        median=[tokens / record.tok_per_sec, median(true[WARM_UP:])],
+        memory=[record.end["reserved_gb"] * 1024**3, memory_of(device) - context])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
