@@ -252,8 +252,8 @@ def verdict_note(rows: list[Row], rounds: int) -> str:
     if rounds < ROUNDS_FOR_A_VERDICT or not noise:
         return f'"faster" and "slower" need {ROUNDS_FOR_A_VERDICT} rounds.'
     return (f'"faster" and "slower" are changes of at least {math.expm1(noise.least(rounds)):.0%},'
-            " by the mean of the rounds' ratios: noise alone would make one such change in 1 of 20"
-            " tables like this one.")
+            " by the mean of the rounds' ratios: noise alone makes one such change in about 1 of"
+            " 20 tables like this one.")
 
 
 def full_notes(measured, rows: list[Row]) -> list[str]:

@@ -22,9 +22,9 @@ def test_noise_is_pooled_over_all_comparisons():
 
 
 def test_verdict():
-    noise = Noise(0.1, 40, 14)  # least mean over four rounds: 0.155
-    assert noise.least(4) == pytest.approx(0.155, abs=0.001)
-    assert verdict([0.16] * 4, noise) == "faster" and verdict([-0.16] * 4, noise) == "slower"
+    noise = Noise(0.1, 40, 14)  # least mean over four rounds: 0.164
+    assert noise.least(4) == pytest.approx(0.164, abs=0.001)
+    assert verdict([0.17] * 4, noise) == "faster" and verdict([-0.17] * 4, noise) == "slower"
     assert verdict([0.15] * 4, noise) == "no measurable change"
     assert verdict([0.15] * 8, noise) == "faster"  # more rounds tell more
     assert verdict([9.0] * 3, noise) == verdict([9.0] * 4, None) == "no verdict"

@@ -60,7 +60,7 @@ def test_the_rule_by_recorded_noise(tmp_path, monkeypatch):
             dict(name=name, round=number, speed=100.0 * (1 + size * draw.gauss(0, 1)))
             for number in range(1, 5) for name in names])
         recorded = noise_in(tmp_path / folder)
-        assert [len(piece) for piece in recorded] == [10] * 4
+        assert [[len(piece) for piece in rounds] for rounds in recorded] == [[10] * 4]
         four, _, eight = rule_table(recorded).rows
         assert four[1] < 0.12 and eight[1] < 0.12
         assert (four[2] > 0.99) if folder == "quiet" else (four[2] < 0.5 and eight[2] > four[2])

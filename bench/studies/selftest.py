@@ -74,17 +74,17 @@ def known_steps(setup) -> Iterator[tuple[str, str, dict]]:
 # ---- The rule of verdicts ----------------------------------------------------------------------
 
 
-def noise_in(folder) -> list[list[float]]:
-    """What was recorded of noise: for each round of each study, in the order of its runs, the
-    logarithm of each run's speed over the mean of that script."""
+def noise_in(folder) -> list[list[list[float]]]:
+    """What was recorded of noise: of each measurement, for each of its rounds, in the order of its
+    runs, the logarithm of each run's speed over the mean of that script."""
     found = []
     for study in all_studies().values():
         for _, rows in found_in(folder, study.name) if study.runs_scripts else ():
             rows = [row for row in rows if len(row.speeds) >= 4]
-            for number in rows[0].speeds_by_round if len(rows) >= 6 else ():
-                found.append([
-                    scaled_residual(row.speeds_by_round, number) for row in rows
-                    if number in row.speeds_by_round])
+            if len(rows) >= 6:
+                found.append([[scaled_residual(row.speeds_by_round, number) for row in rows
+                               if number in row.speeds_by_round]
+                              for number in rows[0].speeds_by_round])
     return found
 
 
@@ -94,13 +94,15 @@ def scaled_residual(speeds: dict[int, float], number: int) -> float:
     return (math.log(speeds[number]) - whole) * math.sqrt(len(speeds) / (len(speeds) - 1))
 
 
-def rule_table(recorded: list[list[float]]) -> Table:
-    """How often ladders made of recorded noise hold a false verdict, and find a true gain."""
+def rule_table(recorded: list[list[list[float]]]) -> Table:
+    """How often ladders made of recorded noise, each of that of one measurement, hold a false
+    verdict, and find a true gain."""
     def shares(rounds: int) -> tuple[float, float]:
         draw = random.Random(rounds)
         false = found = 0
         for _ in range(TABLES):
-            logs = [one_round(recorded, draw) for _ in range(rounds)]
+            measurement = draw.choice(recorded)
+            logs = [one_round(measurement, draw) for _ in range(rounds)]
             place = draw.randrange(1, ROWS)
             false += any(text != "no measurable change" for text in verdicts(logs))
             gained = [[each + GAIN * (k >= place) for k, each in enumerate(log)] for log in logs]
@@ -112,14 +114,14 @@ def rule_table(recorded: list[list[float]]) -> Table:
         Column("rounds", lambda line: str(line[0])),
         Column("ladders with a false verdict", lambda line: f"{line[1]:.1%}"),
         Column("gains of 15 % found", lambda line: f"{line[2]:.0%}")], lines,
-        f"Of {TABLES:,} ladders each, made of {len(recorded)} recorded rounds:")
+        f"Of {TABLES:,} ladders each, made of the noise in {len(recorded)} measurements:")
 
 
-def one_round(recorded: list[list[float]], draw: random.Random) -> list[float]:
-    """The noise of ROWS runs one after the other, from pieces of recorded rounds."""
+def one_round(measurement: list[list[float]], draw: random.Random) -> list[float]:
+    """The noise of ROWS runs one after the other, from pieces of its rounds."""
     noise: list[float] = []
     while len(noise) < ROWS:
-        piece = draw.choice(recorded)
+        piece = draw.choice(measurement)
         noise += piece[draw.randrange(len(piece)):][:ROWS - len(noise)]
     return noise
 
