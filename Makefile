@@ -20,7 +20,7 @@ OPTIONS :=
 FITS = "$(PYTHON)" measure.py fits $(HALF)
 HALF :=
 
-.PHONY: bench stages report test lint .venv
+.PHONY: bench stages report test lint attack .venv
 
 bench: $(ENVIRONMENT)
 	@$(MAKE) --no-print-directory stages || \
@@ -58,3 +58,7 @@ lint: $(TESTS)
 .venv/tests: .venv/complete requirements-dev.txt requirements-extras.txt
 	.venv/bin/python -m pip install --quiet -r requirements-dev.txt
 	touch .venv/tests
+
+# Generated bad input, kills, full disks: 200 of each; the tests run a few.
+attack: $(TESTS)
+	ATTACK_COUNT=200 "$(PYTHON)" -m pytest -q -s tests/test_attack.py

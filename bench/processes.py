@@ -1,5 +1,6 @@
 """Child processes of the tools: they end with the tool, and a signal reaches them once."""
 
+import ctypes
 import json
 import os
 import re
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import ROOT, UserError, relative
+
+prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 class Interrupted(BaseException):
@@ -55,12 +58,19 @@ def only_cores(count: int | None):
             os.sched_setaffinity(0, allowed)
 
 
+def end_with_parent() -> None:
+    """In a child, before its program starts: Linux ends it if this process is killed, so that it
+    doesn't run on beside the next measurement."""
+    if prctl:
+        prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
 def run_child(
     command: list, cwd: Path | None = None, timeout: float | None = None, cores: int | None = None,
     **environment: str,
 ) -> tuple[int, str, str]:
     """(exit code, stdout, stderr) of a child on so many `cores` (None: all). It ends with this
-    process, unless that is killed.
+    process, under Linux also when that is killed.
 
     Raises subprocess.TimeoutExpired, with the child ended, after `timeout` seconds.
     """
@@ -69,6 +79,7 @@ def run_child(
             [str(part) for part in command], env=os.environ | environment, cwd=cwd, text=True,
             encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
+            preexec_fn=end_with_parent if prctl else None,
         )
     try:
         out, err = child.communicate(timeout=timeout)

@@ -22,7 +22,7 @@ class Ladder(Study):
 
     title = "The ladder: one technique more at a time"
     schedule = {30: 1, 50: None}
-    rounds = {"cuda": 4, "cpu": 6}  # a CPU's noise hides a gain of 15 % from 4 (measure.py selftest)
+    rounds = {"cuda": 4, "cpu": 6}  # 4 rounds miss gains of 15 % in a CPU's noise (selftest)
 
     def options(self, parser):
         parser.add_argument("--rungs", metavar="0,5-8",

@@ -1,0 +1,394 @@
+"""Generated bad input, full disks, and kills at random moments, each from a seed.
+
+    make attack                                                   # 200 of each
+    ATTACK_COUNT=50 ATTACK_SEED=7 python -m pytest -s tests/test_attack.py -k tokens
+
+Never a traceback, never a hang, never a partial file under a final name.
+"""
+
+import io
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, STAGES, TINY, environment, write_tokens
+from made_up import Children, copy_of_checkout, plan_of, write_journal, write_record
+
+import measure
+import plot_results
+from bench.journal import read_journal
+from bench.page import section
+from bench.records import RecordError, read_record
+from bench.study import all_studies
+
+COUNT = int(os.environ.get("ATTACK_COUNT", 12))
+SEED = os.environ.get("ATTACK_SEED", "1")
+pytestmark = pytest.mark.timeout(60 + 20 * COUNT)
+
+VALUES = [None, True, -1, 0, 7, 0.5, 1e308, -1e308, 10**400, math.nan, math.inf, "", "x", "\0",
+          "\ud800", "../../x", "/etc/passwd", "a b;'\"\n", "é" * 5000, [], {}, [[]], [None],
+          {"a": 1}]
+
+
+@contextmanager
+def attack(name: str, count: int = COUNT):
+    """Gives random.Random for each case; an error names the case, and the end counts outcomes."""
+    outcomes, case = Counter(), 0
+
+    def cases():
+        nonlocal case
+        for case in range(count):  # noqa: B007 (named below)
+            yield random.Random(f"{SEED}-{name}-{case}")
+
+    try:
+        yield cases(), outcomes
+    except BaseException as error:
+        error.add_note(f"{name}, case {case} of ATTACK_SEED={SEED}")
+        raise
+    print(f"\n{name}, seed {SEED}: {sum(outcomes.values())} tried: "
+          + ", ".join(f"{number} {what}" for what, number in outcomes.most_common()))
+
+
+def spoiled_value(draw: random.Random, value):
+    """A copy with one place of it changed, removed or renamed."""
+    if isinstance(value, dict) and value and draw.random() < 0.9:
+        name, rest = draw.choice(list(value)), dict(value)
+        what = draw.random()
+        if what < 0.15:
+            del rest[name]
+        elif what < 0.25:
+            rest["other"] = rest.pop(name)
+        else:
+            rest[name] = spoiled_value(draw, rest[name])
+        return rest
+    if isinstance(value, list) and value and draw.random() < 0.7:
+        place = draw.randrange(len(value))
+        return [*value[:place], spoiled_value(draw, value[place]), *value[place + 1:]]
+    return draw.choice(VALUES)
+
+
+def spoiled(draw: random.Random, data: bytes) -> bytes:
+    """Text with one thing wrong."""
+    lines = data.splitlines(keepends=True) or [b""]
+    place = draw.randrange(len(lines))
+    what = draw.choice(["value"] * 6 + ["byte", "cut", "twice", "away", "swap", "utf8", "deep"])
+    if what == "value":
+        with suppress(ValueError):
+            value = spoiled_value(draw, json.loads(lines[place]))
+            lines[place] = json.dumps(value).encode() + b"\n"
+            return b"".join(lines)
+    if what in ("value", "byte"):
+        at = draw.randrange(len(data) or 1)
+        return data[:at] + bytes([draw.randrange(256)]) + data[at + 1:]
+    if what == "cut":
+        return data[:draw.randrange(len(data) + 1)]
+    changed = dict(twice=[lines[place]] * 2, away=[], swap=[lines[-1]], utf8=[b"\xff\xfe\n"],
+                   deep=[b"[" * 100_000 + b"\n"])[what]
+    return b"".join([*lines[:place], *changed, *lines[place + 1:]])
+
+
+def called(function, *arguments) -> tuple[int, str]:
+    """(exit code, stderr) of a program's main()."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "replace", write_through=True)
+                for _ in range(2))
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            code = function(*arguments)
+        except SystemExit as stop:
+            code = stop.code
+    return code or 0, err.buffer.getvalue().decode()
+
+
+# ---- Bad input ---------------------------------------------------------------------------------
+
+
+def write_results(folder: Path) -> None:
+    """What a machine has measured: records of scripts started by hand, and journals."""
+    for name in STAGES:
+        write_record(folder, name)
+    names = ["00_orig", "05-bfloat16", "14-chunked-head"]
+    for study, kind in (("stages", ""), ("ladder", ""), ("variants", ""), ("leave-one-out", ""),
+                        ("sweep", "batch"), ("time-to-loss", ""), ("search", "")):
+        plan = plan_of(*names, kind=kind,
+                       targets={"best": 7.5} if study in ("time-to-loss", "search") else {})
+        for place, run in enumerate(plan.runs):
+            plan.runs[place] = run.but(tags=dict(rung=place, batch=2**place, stage="01", rate=1e-3,
+                                                 model="gpt2"))
+        write_journal(folder, study, plan, [
+            dict(name=name, round=number, speed=100.0 + place)
+            for number in (1, 2) for place, name in enumerate(names)])
+
+
+def test_records(tmp_path, monkeypatch):
+    """Into tables and pictures: what is damaged is named, the rest is shown."""
+    from matplotlib.figure import Figure
+
+    draw_really = Figure.savefig
+    with attack("records") as (cases, outcomes):
+        for number, draw in enumerate(cases):
+            folder = tmp_path / str(number)
+            write_results(folder)
+            for _ in range(draw.choice([1, 1, 3])):
+                path = draw.choice(sorted(folder.iterdir()))
+                path.write_bytes(spoiled(draw, path.read_bytes()))
+            # Drawing takes seconds; making the figure finds most of what can go wrong.
+            monkeypatch.setattr(Figure, "savefig",
+                                (lambda *_, **__: None) if number % 20 else draw_really)
+            code, err = called(plot_results.main, ["--results", str(folder)])
+            assert code in (0, 1) and "Traceback" not in err
+            assert all(re.match("skipped: |error: |no picture|.*[wW]arning|  ", line)
+                       for line in err.splitlines()), err
+            with redirect_stderr(io.StringIO()):
+                for study in all_studies().values():
+                    section(study, folder, [])
+            outcomes["told" if err else "shown"] += 1
+
+
+def test_tokens(bench):
+    """Into the scripts: they train, or one line says what is wrong."""
+    with attack("tokens") as (cases, outcomes):
+        for draw in cases:
+            write_tokens(bench.data)
+            path = bench.data / draw.choice(["meta.json", "meta.json", "train.bin", "val.bin"])
+            path.write_bytes(spoiled(draw, path.read_bytes()))
+            result = bench.main(draw.choice(STAGES), "--max-steps", 1)
+            errors = [line for line in result.stderr.splitlines() if "error: " in line]
+            assert "Traceback" not in result.stderr, result.stderr
+            assert (result.returncode, len(errors)) in ((0, 0), (1, 1)), result.stderr
+            outcomes["refused" if errors else "trained"] += 1
+            if errors:
+                assert bench.no_record()
+            for file in bench.results.glob("*"):
+                file.unlink()
+
+
+ARGUMENTS = ["0", "-1", "1", "3", "7", "16", "1e300", "nan", "inf", "-inf", "x", "", " ", "1.5",
+             "9" * 30, "1e-320", "é", "a b;'\"\n", "../x", "--", "-", "cpu", "cuda", "meta", "gpt3"]
+
+
+def random_arguments(draw: random.Random, options: list[str]) -> list[str]:
+    words = []
+    for _ in range(draw.randrange(1, 4)):
+        words.append(draw.choice(options))
+        words += [draw.choice(ARGUMENTS)] * (draw.random() < 0.85)
+    return words
+
+
+def test_command_lines_of_the_scripts(bench, monkeypatch, tmp_path):
+    """They train a step, diverge, or refuse the options in one line; and nothing is written but
+    into the folder of the results."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    script = bench.stages[STAGES[1]]
+    names = [f"--{field.replace('_', '-')}" for field, setting in
+             script.Config.__dataclass_fields__.items()
+             if setting.metadata and field not in ("model", "data", "results_dir", "compile")]
+    around = sorted(tmp_path.parent.iterdir())
+    with attack("command lines of the scripts") as (cases, outcomes):
+        for draw in cases:
+            stage = draw.choice(STAGES)
+            result = bench.main(stage, *random_arguments(draw, [*names, "--x", "-h"]),
+                                "--max-steps", 1)
+            told = [line for line in result.stderr.splitlines() if "error: " in line]
+            assert "Traceback" not in result.stderr, (result.args, result.stderr)
+            assert result.returncode in (0, 1, 2), (result.args, result.stderr)
+            assert len(told) == bool(result.returncode), (result.args, result.stderr)
+            outcomes[{0: "trained", 1: "failed in one line", 2: "refused"}[result.returncode]] += 1
+            assert sorted(tmp_path.parent.iterdir()) == around
+            assert {path.name for path in tmp_path.iterdir()} <= {"data", "results"}, result.args
+
+
+def test_command_lines_of_measure(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Children(monkeypatch, tmp_path / "build")
+    data = write_tokens(tmp_path / "data")
+    monkeypatch.setattr(measure.processes, "on_signals", lambda handler: None)
+    commands = [name for name, study in all_studies().items() if study.runs_scripts]
+    options = ["--rounds", "--max-tokens", "--seconds", "--rungs", "--names", "--resume",
+               "--dry-run", "--links", "--epochs", "--x", "-h", "batch", "1,2", "--"]
+    with attack("command lines of measure.py") as (cases, outcomes):
+        for draw in cases:
+            words = [draw.choice([*commands, *commands, "x", "report", "predict", "fits"]),
+                     *random_arguments(draw, options), "--dry-run", "--data", str(data),
+                     "--results-dir", str(tmp_path / "results")]
+            monkeypatch.setattr(sys, "argv", ["measure.py", *words])
+            code, err = called(measure.main)
+            assert "Traceback" not in err and code in (0, 1, 2), (words, err)
+            assert bool(code) == bool(re.search("error: ", err)), (words, err)
+            outcomes["refused" if code else "planned"] += 1
+
+
+def test_patches(tmp_path, monkeypatch, capsys):
+    """Into stack.py: verified as they were, or refused in one line; nothing outside is touched."""
+    from test_stack import Tree
+
+    folder = tmp_path / "inside"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    tree = Tree(folder, capsys)
+    whole = tree.files()
+    fields = [b"Base: ../../x\n", b"--- a//etc/passwd\n", b"+++ b/../../x.py\n", b"Slot: ../x\n",
+              b"Needs: package os;x\n", b"Measure: $(touch x)\n", b"@@ -1,99999999 +1,1 @@\n"]
+    with attack("patches") as (cases, outcomes):
+        for draw in cases:
+            for name, text in whole.items():
+                (folder / name).write_bytes(text)
+            path = folder / draw.choice([name for name in whole if name.startswith("patches/")])
+            text = path.read_bytes()
+            if draw.random() < 0.4:
+                lines = text.splitlines(keepends=True)
+                lines.insert(draw.randrange(len(lines) + 1), draw.choice(fields))
+                text = b"".join(lines)
+            else:
+                text = spoiled(draw, text)
+            path.write_bytes(text)
+            command = draw.choice([["verify"], ["list"], ["write"], ["show", "1"],
+                                   ["compose", "profile", "--out", "own.py"]])
+            code, _, err = tree.run(*command)
+            assert code in (0, 1) and err.count("\n") == code, (command, err)
+            outcomes["refused" if code else "taken"] += 1
+            assert [each.name for each in tmp_path.iterdir()] == ["inside"]
+            assert {each.name for each in folder.iterdir()} <= {
+                "patches", "build", "own.py", "00_orig.py", "01_opt_single_gpu.py",
+                "02_opt_multi_gpu_ddp.py"}
+
+
+# ---- Kills and full disks ----------------------------------------------------------------------
+
+
+def started(command: list, **how) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, *map(str, command)], env=environment(), text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
+
+
+def killed_after(seconds: float, command: list, **how) -> None:
+    process = started(command, **how)
+    with suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=seconds)
+    process.kill()
+    process.communicate()
+
+
+def test_a_run_is_killed(bench):
+    """Its record holds whole lines, and can be read."""
+    with attack("kills of a run", max(3, COUNT // 3)) as (cases, outcomes):
+        for draw in cases:
+            stage = draw.choice(STAGES[:2])
+            killed_after(draw.uniform(0, 8), bench.command(
+                stage, "--eval-freq", 1, "--epochs", 1000))
+            for path in bench.results.glob("*"):
+                with suppress(RecordError):  # killed before its first line was whole
+                    outcomes[f"{bool(read_record(path).logs)} logs"] += 1
+                path.unlink()
+            outcomes["runs"] += 1
+
+
+def test_the_preparation_is_killed(tmp_path):
+    """There are whole tokens, or none."""
+    text = tmp_path / "text.txt"
+    text.write_text("It was a dark and stormy night. " * 60_000)
+    with attack("kills of data/prepare.py", max(3, COUNT // 3)) as (cases, outcomes):
+        for number, draw in enumerate(cases):
+            out = tmp_path / str(number)
+            killed_after(draw.uniform(0, 1.5), [ROOT / "data" / "prepare.py", text, "--out", out])
+            meta = out / "meta.json"
+            if meta.exists():
+                told = json.loads(meta.read_text())["tokens"]
+                assert all((out / f"{part}.bin").stat().st_size == 2 * told[part] for part in told)
+            outcomes["whole" if meta.exists() else "none"] += 1
+
+
+def test_a_measurement_is_killed(tmp_path):
+    """Its journal can be read, its child ends with it, and --resume goes on to the end."""
+    tree = copy_of_checkout(tmp_path / "tree", dict(
+        name="Some CPU", device="cpu", gpus=0, torch="2", python="3", os="Linux", threads=1,
+        cpu="Some CPU", driver=None, capability=None, cuda=None, ram_gb=8.0))
+    data = write_tokens(tmp_path / "data")
+    command = ["measure.py", "ladder", "--rungs", "0,1", "--rounds", "2", "--max-tokens", "64",
+               "--data", data, "--", *TINY]
+    journal = tree / "results" / "ladder.jsonl"
+    with attack("kills of a measurement", max(2, COUNT // 6)) as (cases, outcomes):
+        for draw in cases:
+            again = ["--resume"] if journal.exists() else []
+            killed_after(draw.uniform(1, 20), [*command[:2], *again, *command[2:]], cwd=tree)
+            wait_for_no_child_of(tree)
+            results = [len(each.results) for each in read_journal(journal)]
+            outcomes[f"{sum(results)} runs kept"] += 1
+    result = started([*command[:2], "--resume", *command[2:]], cwd=tree)
+    _, err = result.communicate(timeout=240)
+    assert result.returncode == 0, err
+    assert len(read_journal(journal)[-1].results) == 6  # two of each, and two of other seeds
+
+
+def wait_for_no_child_of(tree: Path) -> None:
+    """No script of a killed measurement may go on and disturb the next one."""
+    until = time.monotonic() + 60
+    while any(str(tree) in line for line in processes()):
+        assert time.monotonic() < until, "a child outlived the measurement"
+        time.sleep(0.2)
+
+
+def processes() -> list[str]:
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return lines
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_full_disk(bench, tmp_path):
+    """A file can't grow beyond so many bytes: one line says so, and what is there is readable."""
+    import resource
+
+    text = tmp_path / "text.txt"
+    text.write_text("It was a dark and stormy night. " * 20_000)
+    folder = tmp_path / "made-up"
+    write_results(folder)
+    with attack("full disks", max(4, COUNT // 4)) as (cases, outcomes):
+        for number, draw in enumerate(cases):
+            out = tmp_path / f"out-{number}"
+            what, limit, command = draw.choice([
+                ("a run", 8_000, bench.command("00_orig", "--eval-freq", 1)),
+                ("prepare.py", 1_500_000, [ROOT / "data" / "prepare.py", text, "--out", out]),
+                ("plot_results.py", 60_000, [ROOT / "plot_results.py", "--results", folder,
+                                             "--out", out])])
+            limit = draw.randrange(limit)
+            process = started(command, preexec_fn=lambda limit=limit: resource.setrlimit(
+                resource.RLIMIT_FSIZE, (limit, limit)))
+            _, err = process.communicate(timeout=120)
+            errors = [line for line in err.splitlines() if line.startswith("error: ")]
+            assert "Traceback" not in err and process.returncode in (0, 1), (what, limit, err)
+            assert len(errors) == process.returncode, (what, limit, err)
+            assert all("too large" in line for line in errors), (what, limit, err)
+            outcomes[f"{what}: {'refused' if errors else 'done'}"] += 1
+            for path in bench.results.glob("*"):
+                with suppress(RecordError):
+                    read_record(path)
+                path.unlink()
+            if what == "prepare.py" and process.returncode:
+                assert not (out / "meta.json").exists()
+            assert not list(out.glob("*.tmp")) if out.exists() else True
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT])
+def test_interrupted_while_it_is_imported(bench, number):
+    """Ctrl-C before main() is reached, in the seconds in which PyTorch is loaded."""
+    with attack("Ctrl-C in the first seconds", max(2, COUNT // 6)) as (cases, outcomes):
+        for draw in cases:
+            process = started(bench.command("00_orig", "--epochs", 1000))
+            time.sleep(draw.uniform(0.05, 4))
+            process.send_signal(number)
+            _, err = process.communicate(timeout=60)
+            outcomes[f"exit {process.returncode}"] += 1
+            assert process.returncode not in (0, 1), err
