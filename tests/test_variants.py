@@ -142,3 +142,47 @@ def test_accelerate_refuses_uneven_pieces(scripts, tokens, tmp_path):
                        "--results-dir", tmp_path, "--no-compile", "--micro-batches", 3,
                        variables={})
     assert result.returncode == 1 and "a multiple of --micro-batches" in result.stderr
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+    """A GPT-2 with random weights, as transformers saves it: the model, and its folder."""
+    transformers = pytest.importorskip(
+        "transformers", reason="needs transformers: pip install -r requirements-extras.txt")
+    folder = tmp_path_factory.mktemp("released")
+    torch.manual_seed(0)
+    theirs = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None))
+    with torch.no_grad():  # biases begin at 0, which would hide a lost one
+        for parameter in theirs.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    theirs.save_pretrained(folder, safe_serialization=True)
+    return theirs.eval(), folder
+
+
+def test_a_released_model_has_its_loss(scripts, released):
+    """That of transformers, with the same weights; and its context may be shorter."""
+    theirs, folder = released
+    script = scripts("init-gpt2")
+    ids = torch.randint(0, 50_257, (3, 17))
+    for context in (64, 16):
+        model, _ = model_of(script, layers=2, heads=2, width=32, context_length=context,
+                            vocab_size=50_257, weights=str(folder))
+        ours = script.compute_loss(model.eval(), ids[:, :-1], ids[:, 1:])
+        loss = theirs(ids, labels=ids).loss
+        assert ours.item() == pytest.approx(loss.item(), rel=1e-5)
+    assert model.head.weight is model.token_embedding.weight
+
+
+@pytest.mark.parametrize(("settings", "content"), [
+    (dict(layers=3), None), (dict(width=64), None), (dict(context_length=65), None),
+    ({}, b""), ({}, b"x" * 100), ({}, "gone")])
+def test_what_is_no_released_model_is_told(scripts, released, tmp_path, settings, content):
+    script, (_, folder) = scripts("init-gpt2"), released
+    if content is not None:
+        folder = tmp_path
+        if content != "gone":
+            (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(script.UserError, match=r"model.safetensors isn't a GPT-2 of this size: "):
+        model_of(script, **dict(layers=2, heads=2, width=32, context_length=16,
+                                vocab_size=50_257) | settings, weights=str(folder))
