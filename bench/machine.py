@@ -17,6 +17,8 @@ import shutil
 import subprocess
 import sys
 import warnings
+from contextlib import suppress
+from pathlib import Path
 from statistics import median
 
 
@@ -225,11 +227,16 @@ def memory_gb() -> float | None:
     return ram_gb()
 
 
-def ram_gb() -> float | None:
-    """GB (1024³ bytes) of the machine's RAM; None where it isn't known."""
+def ram_gb(limits: Path = Path("/sys/fs/cgroup")) -> float | None:
+    """GB (1024³ bytes) of the machine's RAM, or of as much of it as a container may use; None where
+    it isn't known."""
+    sizes = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1024**3
-    return None
+        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of version 2 and 1
+        with suppress(OSError, ValueError):  # "max" is no limit
+            sizes.append(int((limits / name).read_text()))
+    return min(sizes) / 1024**3 if sizes else None
 
 
 def large_loss() -> str:

@@ -50,6 +50,7 @@ TOKENIZER_SHA256 = {
 BLOCK = 2**20  # characters that are read and encoded at once
 
 TIMEOUT_SECONDS = 5  # without an answer
+WHOLE_SECONDS, WHOLE_BYTES = 120, 20 * 2**20  # of one file, which has less than 2 MiB
 TRIES = 3  # of a server that answers and then fails
 
 
@@ -84,7 +85,7 @@ class Web:
             time.sleep(attempt)
             try:
                 with urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response:
-                    data = response.read()
+                    data = read_limited(response)
                 if check(data):
                     return data
                 self.failure = f"{url} isn't the file that was expected ({len(data):,} bytes)"
@@ -94,6 +95,18 @@ class Web:
                     self.answers = False
                     break
         return None
+
+
+def read_limited(response) -> bytes:
+    """All of an answer. Raises TimeoutError or ValueError for one that goes on and on."""
+    data, until = bytearray(), time.monotonic() + WHOLE_SECONDS
+    while piece := response.read1(2**16):
+        data += piece
+        if len(data) > WHOLE_BYTES:
+            raise ValueError(f"more than {WHOLE_BYTES:,} bytes")
+        if time.monotonic() > until:
+            raise TimeoutError(f"not there after {WHOLE_SECONDS} seconds")
+    return bytes(data)
 
 
 def blocks_of(file: TextIO) -> Iterator[str]:

@@ -335,6 +335,29 @@ def test_text_that_a_terminal_cannot_show(bench, monkeypatch):
     assert bench.main("00_orig", "--max-steps", 1).returncode == 0
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other names and no umask")
+@pytest.mark.parametrize("program", ["00_orig.py", "plot_results.py", "data/prepare.py"])
+def test_odd_surroundings(tmp_path, program):
+    """A folder with every odd character, no HOME, the locale C, and files that only their owner
+    may read."""
+    home = tmp_path / "a b;'\"$(x)\n&é"
+    data, text = write_tokens(home / "data"), home / "text.txt"
+    text.write_text("Dorothea " * 100)
+    options = {"00_orig.py": [*conftest.TINY, "--max-steps", 4, "--data", data, "--results-dir",
+                              home / "results"],
+               "plot_results.py": ["--results", home],
+               "data/prepare.py": [text, "--out", home / "tokens"]}[program]
+    variables = {name: value for name, value in environment().items() if name != "HOME"}
+    before = os.umask(0o077)
+    try:
+        result = run_python(ROOT / program, *options, cwd=home, env=variables | dict(
+            LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="", PYTHONCOERCECLOCALE="0"))
+    finally:
+        os.umask(before)
+    assert result.returncode == 0, result.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {home.name}
+
+
 def test_paths_with_spaces_from_elsewhere(tmp_path, stages):
     """Copied beside data/ into a path with a space, and started from another folder."""
     for script in stages.values():

@@ -474,3 +474,18 @@ def test_guide_table(tmp_path):
     assert ["optimizers", "yes", "yes", "`optimizer-adamw-8bit`",
             "needs the package x", ""] in rows
     assert "data preloading" not in [row[0] for row in rows]  # not measured there
+
+
+def test_a_container_has_less_memory(tmp_path):
+    """By either version of cgroups; without a limit, or with a larger one, it is the machine's."""
+    from bench.machine import ram_gb
+
+    whole = ram_gb(tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert ram_gb(tmp_path) == whole
+    (tmp_path / "memory.max").write_text(f"{2**20}\n")
+    assert ram_gb(tmp_path) == 2**20 / 1024**3
+    (tmp_path / "memory.max").unlink()
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert ram_gb(tmp_path) == whole

@@ -4,6 +4,11 @@ import hashlib
 import io
 import json
 import os
+import re
+import socket
+import threading
+import time
+from contextlib import suppress
 from http.client import IncompleteRead
 from urllib.error import HTTPError
 
@@ -116,6 +121,44 @@ def answers(script, monkeypatch, *replies) -> list:
     monkeypatch.setattr(script.urllib.request, "urlopen", urlopen)
     monkeypatch.setattr(script.time, "sleep", lambda seconds: None)
     return asked
+
+
+HEAD = b"HTTP/1.0 200 OK\r\nContent-Length: 1000000\r\n\r\n"
+
+
+@pytest.mark.parametrize(("reply", "says"), [
+    ([], "timed out"),
+    ([HEAD, b"half"], "isn't the file that was expected"),
+    ([HEAD[:20]], "isn't the file that was expected|urlopen|BadStatus|closed|timed out"),
+    ([b"HTTP/1.0 200 OK\r\n\r\n", b"wrong" * 100], "isn't the file that was expected"),
+    ([b"HTTP/1.0 200 OK\r\n\r\n", *[b"x" * 2**20] * 30], "more than 20,971,520 bytes"),
+    ([HEAD, *[b"x", 0.1] * 30], "not there after 1 seconds"),
+    ([b"\x00" * 100_000], ".")])
+def test_a_real_server_that_misbehaves(monkeypatch, reply, says):
+    """It never answers, sends half, something else, far too much, or a byte now and then."""
+    script = load(PREPARE)
+    monkeypatch.setattr(script, "TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(script, "WHOLE_SECONDS", 1)
+    monkeypatch.setattr(script, "TRIES", 1)
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        connection, _ = server.accept()
+        with suppress(OSError), connection:
+            connection.recv(4096)
+            for part in reply:
+                time.sleep(part) if isinstance(part, float) else connection.sendall(part)
+            if not reply:
+                time.sleep(1)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    web, began = script.Web(), time.monotonic()
+    address = f"http://127.0.0.1:{server.getsockname()[1]}/book"
+    assert web.fetch(address, lambda data: data == b"right") is None
+    assert re.search(says, web.failure), web.failure
+    assert time.monotonic() - began < 60
+    server.close()
 
 
 def test_where_nothing_answers_nothing_else_is_tried(monkeypatch):
