@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench import predictions, trace
 from bench.check import memory_table
-from bench.common import UserError
+from bench.common import UserError, load_script
 from bench.memory import GB, MIB, Allocator, DoesNotFit, Need, need, simulate
 from bench.predictions import TRACED, ask, at_batch, code_of, key_of, largest, predict
 from bench.scripts import Scripts, published
@@ -193,7 +193,7 @@ def test_what_is_committed():
 
 def live_bytes(script: Path, options: list[str]) -> int:
     """The most that PyTorch's own profiler counts as live in the same training on a CPU."""
-    module = trace.load(script)
+    module = load_script(script)
     config = module.configure(["--device", "cpu", *options])
     config.max_steps, config.eval_freq, config.eval_windows = trace.STEPS, 99, 8
     config.target_loss = -1

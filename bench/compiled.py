@@ -1,0 +1,183 @@
+"""torch.compile on tensors without storage, for bench.trace.
+
+The compiler plans the graphs of a step, and its own program is run with the kernels left out. It
+plans for a CPU, wherever this runs: fusions, and so some temporaries, may differ from a GPU's.
+"""
+
+import contextlib
+import copy
+import re
+from unittest import mock
+
+import torch
+from torch import nn
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import detect_fake_mode
+from torch._inductor import compile_fx
+from torch._inductor.debug import DebugContext
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch.distributed import fsdp
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
+
+# PyTorch's own, before bench.trace replaces them.
+aten, real_compile = torch.ops.aten, torch.compile
+dropout, linear = torch.nn.functional.dropout, torch.nn.functional.linear
+
+
+def flash_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **how):
+    return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
+
+
+class NoKernels:
+    """In place of torch._inductor.async_compile.AsyncCompile: kernels only count their work."""
+
+    def wait(self, scope: dict) -> None:
+        pass
+
+    def __getattr__(self, name: str):
+        def kernel(types, source: str, *_, **how):
+            parameters = re.search(r"void\s+kernel\((.*?)\)", source, re.DOTALL)[1].split(",")
+            return lambda *args: _get_current_dispatch_mode().compiled_kernel(parameters, *args)
+
+        return kernel
+
+
+def program(graph, inputs: list, is_backward: bool):
+    """The compiler's program of a graph, to be called with a list of tensors without storage."""
+    with V.set_fake_mode(detect_fake_mode(inputs)), V.set_debug_handler(DebugContext()):
+        compile_fx.view_to_reshape(graph)
+        compile_fx._recursive_post_grad_passes(graph, is_inference=False)
+        lowering = GraphLowering(graph, example_inputs=inputs, is_backward=is_backward)
+        with V.set_graph_handler(lowering):
+            lowering.run(*inputs)
+            code, _ = lowering.codegen()
+    scope = {"__name__": "compiled"}
+    with mock.patch("torch._inductor.async_compile.AsyncCompile", NoKernels):
+        exec(code.value, scope)
+    scope["empty_strided_cpu"] = lambda size, stride, dtype: torch.empty_strided(
+        size, stride, dtype=dtype, device="meta")
+    scope["assert_size_stride"] = lambda *_: None  # without storage an operator may lay out others
+    return scope["call"]
+
+
+class Planned(Exception):
+    """Both programs are there."""
+
+
+def plan(model: nn.Module, inputs: tuple) -> tuple:
+    """(the compiler's programs for forward and backward of `model` on inputs of these shapes; which
+    of its parameters, buffers and inputs the forward one takes, in which order)."""
+    programs, order, places = {}, [], {}
+
+    def compiler(name: str):
+        def compile(graph, example_inputs):
+            programs[name] = program(graph, example_inputs, name == "backward")
+
+            def run(tensors: list):
+                order.extend(places[key_of(each)] for each in tensors)
+                raise Planned
+
+            return make_boxed_func(lambda *tensors: run(tensors))
+
+        return compile
+
+    def partition(graph, joint_inputs, **how):
+        with V.set_fake_mode(detect_fake_mode(joint_inputs)):
+            joint_graph_passes(graph)
+        return min_cut_rematerialization_partition(graph, joint_inputs, compiler="inductor", **how)
+
+    def backend(graph, example_inputs):
+        (outputs,) = graph.graph.find_nodes(op="output")[0].args
+        if len(outputs) > 1:
+            raise NotImplementedError("a model with several results can't be traced")
+        return aot_module_simplified(
+            graph, example_inputs, compiler("forward"), compiler("backward"), partition,
+            select_decomp_table())
+
+    def like(tensor):
+        new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")  # never touched
+        places[key_of(new)] = len(places)
+        return new
+
+    with (_disable_current_modes(), torch.enable_grad(),
+          mock.patch("torch._functorch.config.force_non_lazy_backward_lowering", True),
+          # No kernel is used: without vectors they are written sooner.
+          mock.patch("torch._inductor.config.cpp.simdlen", 1),
+          # Random numbers needn't be the same in what is computed again.
+          mock.patch("torch._functorch.partitioners.has_recomputable_rng_ops", lambda _: False),
+          mock.patch("torch.nn.functional.dropout", dropout),
+          mock.patch("torch.nn.functional.linear", linear),
+          mock.patch("torch.nn.functional.scaled_dot_product_attention", flash_attention)):
+        own = copy.deepcopy(model)
+        new = {old: nn.Parameter(like(old), old.requires_grad) for old in own.parameters()}
+        new |= {old: like(old) for old in own.buffers()}
+        for part in own.modules():
+            for tensors in (part._parameters, part._buffers):
+                tensors.update((name, new[old]) for name, old in tensors.items() if old is not None)
+        torch._dynamo.reset()
+        with contextlib.suppress(Planned):
+            real_compile(own, backend=backend, fullgraph=True)(*map(like, inputs))
+    return programs["forward"], programs["backward"], order
+
+
+def key_of(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+class Step(torch.autograd.Function):
+    """What a compiled model does in a training step."""
+
+    @staticmethod
+    def forward(ctx, programs, *tensors):
+        forward, ctx.backward_program, ctx.order = programs
+        ctx.count = len(tensors)
+        output, *ctx.kept = forward([tensors[place] for place in ctx.order])
+        return output
+
+    @staticmethod
+    def backward(ctx, gradient):
+        tensors, ctx.kept = [*ctx.kept, gradient], None  # the program releases them as it goes
+        gradients = [None] * ctx.count
+        for place, each in zip(ctx.order, ctx.backward_program(tensors), strict=True):
+            gradients[place] = each
+        return None, *gradients
+
+
+class Compiled:
+    """In place of torch.compile(model)."""
+
+    def __init__(self, model: nn.Module):
+        self.model = getattr(model, "module", model)  # without DDP's buckets around it
+        self.programs = {}
+
+    def __getattr__(self, name: str):
+        return getattr(self.model, name)
+
+    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            return self.model(*inputs)
+        shapes = tuple(each.shape for each in inputs)
+        if shapes not in self.programs:
+            self.programs[shapes] = plan(self.model, inputs)
+        tensors = *self.model.parameters(), *self.model.buffers(), *inputs
+        return Step.apply(self.programs[shapes], *tensors)
+
+
+def compile_only_models(model=None, **how):
+    """In place of torch.compile. Functions stay as they are."""
+    usual = {"fullgraph": True, "mode": "default", "backend": "inductor"}
+    wrong = [f"{name}={value!r}" for name, value in how.items()
+             if value not in (None, False, usual.get(name))]
+    if wrong:
+        raise NotImplementedError(f"torch.compile with {', '.join(wrong)} can't be traced")
+    if model is None:
+        return compile_only_models
+    if isinstance(model, fsdp.FSDPModule):
+        raise NotImplementedError("weights that ranks share can only be traced with --no-compile")
+    if isinstance(getattr(model, "__self__", None), nn.Module):  # by nn.Module.compile
+        raise NotImplementedError("parts that are compiled one by one can't be traced")
+    return Compiled(model) if isinstance(model, nn.Module) else model

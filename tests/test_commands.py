@@ -1,0 +1,117 @@
+"""Every command in the pages is one that the programs take; quick ones run."""
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, STAGES, load
+from made_up import setup_of
+
+import measure
+from bench import readme
+from bench.scripts import Scripts
+from bench.study import all_studies
+from patches import stack
+
+PAGES = [*readme.PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("results/reference/**/*.md")]
+START = (r"(?:OMP_NUM_THREADS=1 )?"
+         r"(?:python3? |torchrun (?=-)|make (?=[a-z-]+\b)|(?:python -m )?pip )")
+BLANKS = r"NAME|…|GPUS|FIRST_HOST|\$"  # what a reader fills in
+
+
+def commands_of(text: str) -> list[str]:
+    """Those in blocks of code, a line each, and those between backticks."""
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks
+             for line in block.replace("\\\n", " ").splitlines()]
+    rest = re.sub(r"(?ms)^```\n.*?^```", "", text)
+    lines += [" ".join(each.split()) for each in re.findall(r"`([^`]+)`", rest)]
+    return [line.partition("  #")[0].strip() for line in lines if re.match(START, line)]
+
+
+COMMANDS = [(page, command) for page in PAGES
+            for command in dict.fromkeys(commands_of(page.read_text(encoding="utf-8")))]
+
+
+def test_there_are_commands():
+    assert len(COMMANDS) > 60
+    kinds = {re.match(START, command)[0] for _, command in COMMANDS}
+    assert {"python ", "torchrun ", "make ", "pip "} <= kinds
+
+
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory):
+    """{file: module} of the scripts that the pages compose."""
+    folder, modules = tmp_path_factory.mktemp("composed"), {}
+    for number, (_, command) in enumerate(COMMANDS):
+        if " compose " in command and not re.search(BLANKS, command):
+            words = shlex.split(command)[3:]
+            place = words.index("--out") + 1
+            name, out = Path(words[place]).name, folder / f"{number}.py"
+            words[place] = str(out)
+            assert stack.main(["compose", *words], ROOT) == 0, command
+            modules.setdefault(name, []).append(load(out))
+    return modules
+
+
+def takes(script, options: list[str]) -> bool:
+    try:
+        script.configure(options)
+    except SystemExit as stop:
+        return stop.code == 0  # --help
+    except script.UserError:  # no such device here
+        return True
+    return True
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[
+    f"{page.name}: {command}" for page, command in COMMANDS])
+def test_a_command(page, command, stages, composed, capsys):
+    if re.search(BLANKS, command):
+        pytest.skip("the reader fills it in")
+    words = shlex.split(command.removeprefix("OMP_NUM_THREADS=1 "))
+    if words[0] == "make":
+        targets = re.findall(r"^([\w.-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert [word for word in words[1:] if "=" not in word and word not in targets] == []
+        return
+    if "pip" in words[:3]:
+        for name in words[words.index("install") + 1:]:
+            assert name in ("-r", "-e", ".[test]", "--quiet", "deepspeed") or (ROOT / name).exists()
+        return
+    if words[:2] == ["python", "-c"]:
+        compile(words[2], command, "exec")
+        return
+    if words[:3] == ["python", "-m", "pytest"]:
+        assert (ROOT / words[3]).exists()
+        return
+    script = next(word for word in words if word.endswith(".py"))
+    options = words[words.index(script) + 1:]
+    if script == "measure.py":
+        cut = options.index("--") if "--" in options else len(options)
+        args = measure.make_parser(all_studies()).parse_args(options[:cut])
+        for names in filter(None, [getattr(args, "names", None)]):  # variants that there are
+            for name in names.split(","):
+                Scripts().find(name, setup_of(ROOT).machine)
+        assert not options[cut + 1:] or takes(stages[STAGES[0]], options[cut + 1:])
+    elif script == "patches/stack.py":
+        if options[0] in ("list", "show", "verify"):
+            assert stack.main(options, ROOT) == 0
+        else:  # compose is in `composed`; the others change files
+            assert options[0] in ("write", "refresh", "compose", "new")
+    elif Path(script).stem in stages:
+        assert takes(stages[Path(script).stem], options), capsys.readouterr().err
+    elif Path(script).name in composed:
+        assert any(takes(each, options) for each in composed[Path(script).name])
+    else:
+        assert (ROOT / script).exists()
+
+
+@pytest.mark.parametrize("command", [
+    command for page, command in COMMANDS if page.name == "README.md" and " predict " in command])
+def test_predictions_of_the_readme_run(command, monkeypatch, capsys, tmp_path):
+    """They are kept, so that a reader has them at once."""
+    monkeypatch.setattr(sys, "argv", [*shlex.split(command)[1:], "--results-dir", str(tmp_path)])
+    assert measure.main() == 0
+    assert "tok/sec" in capsys.readouterr().out
