@@ -167,8 +167,11 @@ def summary_of_others() -> str:
     first = [abs(off(row)) for row in known if row["source"] == "twenty cards"]
     rest = [abs(off(row)) for row in known if row["source"] != "twenty cards"]
     cards = {row["card"] for row in known if row["source"] == "twenty cards"}
-    return (f"{len(cards)} cards, one program: median error {median(first):.0%}, worst"
-            f" {max(first):.0%} (what is printed is a range of {RANGE:.0%} either way)."
+    inside = sum(abs(1 / (1 + off(row)) - 1) <= RANGE
+                 for row in known if row["source"] == "twenty cards")
+    return (f"{len(cards)} cards, one program: {inside} of {len(first)} figures lie in the printed"
+            f" range of {RANGE:.0%} either way; median error {median(first):.0%} (of what was"
+            f" measured), worst {max(first):.0%}."
             f" Other programs: median {median(rest):.0%}, worst {max(rest):.0%}.")
 
 
@@ -286,9 +289,17 @@ def cards_table(short: bool = False) -> Table:
     def fits(stage: str, model: str, card: str) -> int:
         return largest(prediction(stage, model).needs, CARDS[card].mib)
 
+    def batch_of(stage: str, card: str) -> int:
+        return min({"00": 8, "01": 32}[stage], fits(stage, "gpt2", card))
+
     def speed(stage: str, card: str) -> str:
-        batch = min({"00": 8, "01": 32}[stage], fits(stage, "gpt2", card))
+        batch = batch_of(stage, card)
         return prediction(stage, "gpt2").speed_range(batch, CARDS[card]) if batch else "–"
+
+    def factor(card: str) -> str:
+        one, other = (batch_of(stage, card) and prediction(stage, "gpt2").tok_per_sec(
+            batch_of(stage, card), CARDS[card]) for stage in ("00", "01"))
+        return f"{other / one:.1f}" if one and other else "–"
 
     def begin(card: str) -> str:
         batch = fits("01", "gpt2", card)
@@ -302,17 +313,19 @@ def cards_table(short: bool = False) -> Table:
                 f" `--micro-batches {32 // batch}`")
 
     def fitting(stage: str, model: str) -> Column:
-        return Column(f"{stage}, {model}", lambda card: str(fits(stage, model, card) or "–"))
+        return Column(f"largest batch of {stage}, {model}",
+                      lambda card: str(fits(stage, model, card) or "–"))
 
     def speeds(stage: str) -> Column:
-        return Column(f"{stage}: tok/sec, thousands", partial(speed, stage))
+        return Column(f"thousand tok/sec of {stage}", partial(speed, stage))
 
     cards = sorted(CARDS, key=lambda card: (CARDS[card].mib, CARDS[card].capability))
     names = [Column("card", lambda card: card, True),
              Column("GB", lambda card: f"{CARDS[card].mib / 1024:.0f}")]
     if short:
         return Table([*names, fitting("00", "gpt2"), fitting("01", "gpt2"), speeds("00"),
-                      speeds("01")], [card for card in cards if card in WELL_KNOWN])
+                      speeds("01"), Column("×", factor)],
+                     [card for card in cards if card in WELL_KNOWN])
     return Table([
         *names, Column("compute capability", lambda card: f"{CARDS[card].capability:.1f}"),
         fitting("00", "gpt2"),

@@ -1,8 +1,10 @@
 """patches/variants: each one trains, and where it says so, as its base does."""
 
+import shutil
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from conftest import (
@@ -174,8 +176,33 @@ def test_a_released_model_has_its_loss(scripts, released):
     assert model.head.weight is model.token_embedding.weight
 
 
+def test_a_trained_model_is_a_released_one(scripts, released, tokens, tmp_path, monkeypatch):
+    """transformers reads what was saved, and it has the loss of the last log line; a folder that is
+    there isn't overwritten."""
+    transformers = pytest.importorskip("transformers")
+    theirs, folder = released
+    script, out = scripts("init-gpt2"), tmp_path / "saved"
+    monkeypatch.setitem(script.MODELS, "cpu-demo", dict(layers=2, heads=2, width=32))
+    options = [*TINY, "--device", "cpu", "--data", tokens, "--results-dir", tmp_path / "results",
+               "--weights", folder, "--save-to", out, "--max-steps", 2, "--no-compile"]
+    result = call_main(script, *options)
+    assert result.returncode == 0, result.stderr
+    start, *_, last, _, _ = read_record(tmp_path / "results")
+    assert start["config"]["weights"] == folder.name and "save_to" not in start["config"]
+    shutil.copy(folder / "config.json", out)
+    saved = transformers.GPT2LMHeadModel.from_pretrained(out, dtype=torch.bfloat16).eval()
+    windows = script.TokenWindows(np.fromfile(tokens / "val.bin", "<u2"), 16)
+    ids = torch.stack([torch.cat([windows[i][0], windows[i][1][-1:]]) for i in range(2)])
+    with torch.no_grad():
+        loss = saved(ids, labels=ids).loss.item()
+    assert loss == pytest.approx(last["val_loss"], rel=0.01)  # in bfloat16
+    again = call_main(script, *options)
+    assert again.returncode == 1 and "File exists" in again.stderr
+
+
 @pytest.mark.parametrize(("settings", "content"), [
-    (dict(layers=3), None), (dict(width=64), None), (dict(context_length=65), None),
+    (dict(layers=3), None), (dict(layers=1), None), (dict(width=64), None),
+    (dict(context_length=65), None),
     ({}, b""), ({}, b"x" * 100), ({}, "gone")])
 def test_what_is_no_released_model_is_told(scripts, released, tmp_path, settings, content):
     script, (_, folder) = scripts("init-gpt2"), released
