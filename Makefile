@@ -28,9 +28,9 @@ bench: $(ENVIRONMENT)
 	"$(PYTHON)" plot_results.py
 
 stages: $(ENVIRONMENT)
-	"$(PYTHON)" 00_orig.py $$($(FITS) 00) $(OPTIONS)
-	"$(PYTHON)" 01_opt_single_gpu.py $$($(FITS) 01) $(OPTIONS)
-	OMP_NUM_THREADS=1 "$(PYTHON)" -m torch.distributed.run --standalone --nproc_per_node=$$($(NPROC)) 02_opt_multi_gpu_ddp.py $$($(FITS) 02) $(OPTIONS)
+	"$(PYTHON)" 00_orig.py $$($(FITS) 00 -- $(OPTIONS)) $(OPTIONS)
+	"$(PYTHON)" 01_opt_single_gpu.py $$($(FITS) 01 -- $(OPTIONS)) $(OPTIONS)
+	OMP_NUM_THREADS=1 "$(PYTHON)" -m torch.distributed.run --standalone --nproc_per_node=$$($(NPROC)) 02_opt_multi_gpu_ddp.py $$($(FITS) 02 -- $(OPTIONS)) $(OPTIONS)
 
 report: $(ENVIRONMENT)
 	"$(PYTHON)" measure.py report --minutes $(MINUTES) --pieces "$(PIECES)"

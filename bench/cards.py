@@ -33,6 +33,7 @@ class Result(NamedTuple):
     machine: str
     baseline: float | None  # tok/sec of 00
     optimized: float | None  # of 01, or of 02
+    factor: float | None
     time: str = "–"  # how many times as fast it is to the same loss
 
 
@@ -42,28 +43,33 @@ def results(first: Path, pages: str) -> str:
     stages, source = published().stages, published().data["source"]
     plain, fast, many = (stages[name] for name in ("00", "01", "02"))
     lines = [Result(f"1 × A100, [published]({source}), techniques 1 to 10",
-                    plain.tok_per_sec, fast.tok_per_sec),
-             Result(f"{many.gpus} × A100, published", plain.tok_per_sec, many.tok_per_sec)]
-    last = stack.file_of([patch.name for patch in stack.load() if patch.name != "ddp"][-1])
+                    plain.tok_per_sec, fast.tok_per_sec, fast.tok_per_sec / plain.tok_per_sec),
+             Result(f"{many.gpus} × A100, published", None, many.tok_per_sec,
+                    many.tok_per_sec / plain.tok_per_sec)]
+    techniques = sum(patch.name != "ddp" for patch in stack.load())
     for folder in machines(first):
         measured, rows = ladder_of(folder)
         if not measured:
             continue
-        plain, fast = (rows.get(Path(name).stem) for name in (stack.FIRST, last))
+        known = [row for row in rows.values() if row.tok_per_sec and row.run.processes == 1]
+        plain, fast = rows.get(Path(stack.FIRST).stem), known[-1] if known else None
+        if not plain or not fast or not fast.factor_baseline:
+            continue
+        number = fast.tags["rung"]
+        so_far = f", {number} of {techniques} techniques" * (number < techniques)
         machine = measured.machine
         model = {row.record.config["model"] for row in rows.values() if row.record}
         cores = "" if machine["gpus"] else f", {machine['threads']} cores"
         where = f"{pages}/reference/{folder.name}"
         lines.append(Result(
-            f"{machine['name']}{cores}, `{'`, `'.join(sorted(model))}`:"
+            f"{machine['name']}{cores}, `{'`, `'.join(sorted(model))}`{so_far}:"
             f" [findings]({where}/README.md), [all tables]({where}/report.md)",
-            plain and plain.tok_per_sec, fast and fast.tok_per_sec, times_to_loss(folder)))
+            plain.tok_per_sec, fast.tok_per_sec, fast.factor_baseline, times_to_loss(folder)))
     return markdown(Table([
         Column("machine", lambda line: line.machine, True),
         Column("00, tok/sec", lambda line: cell(line.baseline, ",.0f")),
         Column("all techniques, tok/sec", lambda line: cell(line.optimized, ",.0f")),
-        Column("speed", lambda line: f"**{line.optimized / line.baseline:.1f}×**"
-               if line.optimized and line.baseline else ""),
+        Column("speed", lambda line: f"**{line.factor:.1f}×**"),
         Column("to the same loss", lambda line: line.time, True)], lines))
 
 
@@ -158,7 +164,7 @@ def cards(first: Path, patches: list[stack.Patch], study: str) -> str:
                          f" {patch.published.reserved_gb:.2f} GB")
         facts += [brings(measured.machine["name"], row.label, row.factor, row.memory_factor)
                   for measured, rows in filter(None, found) for row in rows
-                  if row.run.script == patch.name and row.factor]
+                  if row.factor and patch.name in (row.run.name, row.tags.get("variant"))]
         facts += [brings("predicted for an H100", row.label,
                          row.tok_per_sec / row.versus.tok_per_sec,
                          row.gigabytes / row.versus.gigabytes)

@@ -74,7 +74,11 @@ class Measured:
     folder: Path = Path()  # in which the journal lies
 
     def add(self, result: Result) -> None:
-        """Adds a result; a run that is repeated replaces the earlier one."""
+        """Adds a result; a run that is repeated replaces the earlier one, unless it failed and that
+        did not."""
+        if result.error and any(each.key == result.key and not each.error
+                                for each in self.results):
+            return
         self.results = [each for each in self.results if each.key != result.key] + [result]
 
     def differs_from(self, setup: Setup) -> str | None:

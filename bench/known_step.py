@@ -1,11 +1,11 @@
 """Trains with a step whose cost is known, for `measure.py selftest`.
 
-    python -m bench.known_step SCRIPT CASE DATA DEVICE
+    python -m bench.known_step SCRIPT CASE DEVICE
 
 The model's step is replaced by matrix products, and a stopwatch beside them says what they took.
 All else, the loop, the clock and the record, is the script's own. A CASE is what is made slow
 besides, none of which is training: see SLOW. Prints as JSON what the record says and what is true:
-seconds per step, and bytes of memory.
+seconds per step, and by how many bytes a tensor of a known size makes the memory grow.
 """
 
 import contextlib
@@ -15,13 +15,16 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import mean, median
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 
 from bench.common import load_script
 from bench.records import WARM_UP, read_record
 
-STEPS, STEP_SECONDS = 40, 0.05
+STEPS, EPOCHS, STEP_SECONDS = 40, 4, 0.05
+TENSOR = 2**30
 # The functions of a script, or methods of its classes, that are made slow, by so many seconds.
 SLOW = {"nothing": {}, "evaluation": {"evaluate": 0.2}, "log line": {"Run.log": 0.3},
         "sample and memory": {"sample": 0.5, "Run.epoch": 0.5}, "first step": {},
@@ -65,20 +68,25 @@ class Products:
         return torch.zeros(())
 
 
-def memory_of(device: str) -> int:
-    """Bytes, by the driver's account with the process's context, or by the kernel's at its peak."""
-    if device == "cuda":
-        free, total = torch.cuda.mem_get_info()
-        return total - free
-    import resource
+def write_tokens(folder: Path, train: int) -> None:
+    """Bytes to train on, so many, and fewer to evaluate."""
+    tokens = {"train": train, "val": 100}
+    for part, count in tokens.items():
+        np.full(count, 97, "<u2").tofile(folder / f"{part}.bin")
+    (folder / "meta.json").write_text(json.dumps(dict(tokenizer="bytes", tokens=tokens)))
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def growth_by_a_tensor(script, device: torch.device) -> list[int]:
+    """By how many bytes the script's figure of its memory grows with a tensor of a known size."""
+    run, name = script.Run(), "reserved_gb" if device.type == "cuda" else "allocated_gb"
+    run.config = SimpleNamespace(device=device)
+    before = run.memory_gb()[name]
+    tensor = torch.ones(TENSOR, dtype=torch.uint8, device=device)  # written, so that it is there
+    return [round((run.memory_gb()[name] - before) * 1024**3), tensor.nbytes]
 
 
 def main() -> int:
-    path, case, data, device = sys.argv[1:]
-    torch.zeros(1, device=device)  # makes a GPU's context
-    context = memory_of(device) - torch.cuda.memory_reserved() if device == "cuda" else 0
+    path, case, device = sys.argv[1:]
     script = load_script(Path(path))
     products = Products(torch.device(device), first=3.0 * (case == "first step"))
     script.compute_loss, script.backward_and_update = products, lambda loss, optimizer: None
@@ -87,9 +95,10 @@ def main() -> int:
         owner = getattr(script, owner) if owner else script
         setattr(owner, method, slowed(getattr(owner, method), seconds))
     with tempfile.TemporaryDirectory() as folder:
+        write_tokens(Path(folder), train=STEPS // EPOCHS * 2 * 16 + 1)
         sys.argv[1:] = ["--model", "cpu-demo", "--context-length", "16", "--batch-size", "2",
-                        "--eval-windows", "2", "--eval-freq", "5", "--max-steps", str(STEPS),
-                        "--device", device, "--data", data, "--results-dir", folder]
+                        "--eval-windows", "2", "--eval-freq", "5", "--epochs", str(EPOCHS),
+                        "--device", device, "--data", folder, "--results-dir", folder]
         if case == "checkpoint":
             sys.argv += ["--checkpoint-dir", f"{folder}/checkpoints", "--checkpoint-every", "10"]
         if "compile" in script.Config.__dataclass_fields__:
@@ -104,7 +113,7 @@ def main() -> int:
     print(json.dumps(dict(
         average=[tokens / record.end["avg_tok_per_sec"], mean(true[1:])],
         median=[tokens / record.tok_per_sec, median(true[WARM_UP:])],
-        memory=[record.end["reserved_gb"] * 1024**3, memory_of(device) - context])))
+        memory=growth_by_a_tensor(script, products.device))))
     return 0
 
 

@@ -2,14 +2,15 @@
 
 Each round runs every script once, so two scripts are compared round by round: by the logarithms of
 their ratios. Noise is much alike for all scripts of a table, so all of them together tell how large
-it is (the pooled standard deviation). A script is called faster where noise alone would make so
-large a mean ratio, anywhere in the table, in fewer than 1 of 20 tables: Student's t-test with
-Bonferroni's correction. `measure.py selftest` checks this rule against recorded noise.
+it is (the pooled standard deviation); where a script's own is larger, that counts. A script is
+called faster where noise alone makes so large a mean ratio, anywhere in the table, in about 1 of 20
+tables: Student's t-test with Bonferroni's correction. `measure.py selftest` checks that against
+recorded noise.
 """
 
 import math
 from collections.abc import Collection
-from statistics import NormalDist, mean
+from statistics import NormalDist, mean, stdev
 from typing import NamedTuple
 
 ROUNDS_FOR_A_VERDICT = 4
@@ -25,6 +26,10 @@ class Noise(NamedTuple):
     deviation: float  # of a round's log ratio
     degrees: int  # of freedom
     comparisons: int
+
+    def wider(self, ratios: list[float]) -> "Noise":
+        """For a comparison whose own noise is larger, as after one disturbed run: that."""
+        return self._replace(deviation=max(self.deviation, stdev(ratios)))
 
     def least(self, rounds: int) -> float:
         """The mean log ratio from which on a comparison over so many rounds is no noise."""
@@ -55,7 +60,7 @@ def verdict(ratios: list[float], noise: Noise | None) -> str:
     if len(ratios) < ROUNDS_FOR_A_VERDICT or not noise:
         return "no verdict"
     change = mean(ratios)
-    if abs(change) < noise.least(len(ratios)):
+    if abs(change) < noise.wider(ratios).least(len(ratios)):
         return "no measurable change"
     return "faster" if change > 0 else "slower"
 
@@ -66,6 +71,7 @@ def verdict_of_two(one: list[float], other: list[float], noise: Noise | None,
     test."""
     if min(len(one), len(other)) < ROUNDS_FOR_A_VERDICT or not noise or not theirs:
         return "no verdict"
+    noise, theirs = noise.wider(one), theirs.wider(other)
     variances = noise.deviation**2 / len(one), theirs.deviation**2 / len(other)
     spread = variances[0]**2 / noise.degrees + variances[1]**2 / theirs.degrees
     degrees = sum(variances)**2 / spread if spread else noise.degrees

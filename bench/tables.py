@@ -248,12 +248,15 @@ def disturbed_note(measured) -> str:
 
 def verdict_note(rows: list[Row], rounds: int) -> str:
     """What "faster" means in a table."""
-    noise = noise_among(rows)
-    if rounds < ROUNDS_FOR_A_VERDICT or not noise:
+    speed, memory = noise_among(rows), noise_among(rows, "memory_by_round")
+    if rounds < ROUNDS_FOR_A_VERDICT or not speed:
         return f'"faster" and "slower" need {ROUNDS_FOR_A_VERDICT} rounds.'
-    return (f'"faster" and "slower" are changes of at least {math.expm1(noise.least(rounds)):.0%},'
-            " by the mean of the rounds' ratios: noise alone makes one such change in about 1 of"
-            " 20 tables like this one.")
+    text = ('"faster" and "slower" need a mean ratio over the rounds of at least'
+            f" {math.exp(speed.least(rounds)):.2f}, or its inverse, and more for a row with more"
+            " noise of its own: noise alone makes one such ratio in about 1 of 20 tables.")
+    if memory and any(row.memory_verdict for row in rows) and one_reference(rows):
+        text += f' "less" and "more" memory need {math.exp(memory.least(rounds)):.2f}.'
+    return text
 
 
 def full_notes(measured, rows: list[Row]) -> list[str]:

@@ -324,7 +324,8 @@ def test_a_measurement_is_killed(tmp_path):
             wait_for_no_child_of(tree)
             results = [len(each.results) for each in read_journal(journal)]
             outcomes[f"{sum(results)} runs kept"] += 1
-    result = started([*command[:2], "--resume", *command[2:]], cwd=tree)
+    again = ["--resume"] if journal.exists() else []
+    result = started([*command[:2], *again, *command[2:]], cwd=tree)
     _, err = result.communicate(timeout=240)
     assert result.returncode == 0, err
     assert len(read_journal(journal)[-1].results) == 6  # two of each, and two of other seeds

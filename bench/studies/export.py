@@ -24,7 +24,7 @@ class Export(Study):
 
     def options(self, parser):
         parser.add_argument("--csv", type=Path, metavar="DIR",
-                            help="a file for each table: figures without units or separators")
+                            help="a file for each table, thousands without commas")
         parser.add_argument("--tensorboard", type=Path, metavar="DIR",
                             help="a folder for each run (needs the package tensorboard)")
 
@@ -67,13 +67,13 @@ def tables_in(folder: Path) -> dict[str, Table]:
 
 
 def csv_of(table: Table) -> str:
-    """The table with its text in words and its figures as programs read them: 12525, not 12,525."""
+    """The table without Markdown, and with figures as programs read them: 12525, not 12,525."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow([column.heading for column in table.columns])
-    for row in table.rows:
-        cells = [MARKS.sub("", column.cell(row)) for column in table.columns]
-        writer.writerow([re.sub(r"(?<=\d),(?=\d{3}\b)", "", cell) for cell in cells])
+    columns = [[column.heading, *(MARKS.sub("", column.cell(row)) for row in table.rows)]
+               for column in table.columns]
+    for line in zip(*(column for column in columns if any(column[1:])), strict=True):
+        writer.writerow([re.sub(r"(?<=\d),(?=\d{3}\b)", "", cell) for cell in line])
     return file.getvalue()
 
 

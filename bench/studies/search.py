@@ -119,5 +119,8 @@ class Search(Study):
         points = soonest(measured, measured.plan.targets["best"])
         if not points:
             raise UserError("the search isn't finished")
-        return "".join(f"{stage}: --batch-size {point.batch} --learning-rate {point.rate:g}\n"
+        target = measured.plan.targets["best"]
+        reached = {point_of(row) for row in rows if row.seconds_to(target)}
+        return "".join(f"{stage}: --batch-size {point.batch} --learning-rate {point.rate:g}"
+                       + ", the nearest to the target" * (point not in reached) + "\n"
                        for stage, point in points.items())
