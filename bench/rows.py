@@ -23,7 +23,18 @@ def difference(a: float | None, b: float | None) -> float | None:
     return None if None in (a, b) else a - b
 
 
-def median_of(figure: Callable[[Record], float | None]) -> property:
+Figure = Callable[[Record], float | None]
+
+
+def speed_of(record: Record) -> float | None:
+    return record.tok_per_sec
+
+
+def memory_of(record: Record) -> float | None:
+    return record.end["reserved_gb"]
+
+
+def median_of(figure: Figure) -> property:
     """A figure of Row: the median over its records."""
     return property(lambda row: middle(map(figure, row.records)))
 
@@ -62,10 +73,10 @@ class Row:
         self.losses_by_seed = {
             result.seed: result.record.val_loss_after(self.loss_tokens) for result in complete}
         # tok/sec of all processes together, and GB of one, by rounds.
-        own = [result for result in complete if result.seed == plan.seed_of(result.round)]
-        self.speeds_by_round = {result.round: result.record.tok_per_sec for result in own}
-        self.memory_by_round = {result.round: memory for result in own
-                                if (memory := result.record.end["reserved_gb"])}
+        self.by_round = {result.round: result.record for result in complete
+                         if result.seed == plan.seed_of(result.round)}
+        self.speeds_by_round = {
+            number: record.tok_per_sec for number, record in self.by_round.items()}
         self.speeds = list(self.speeds_by_round.values())
         self.memories = [record.end["reserved_gb"] for record in self.records]
 
@@ -120,9 +131,10 @@ class Row:
     loss_difference_baseline = property(
         lambda row: difference(row.val_loss, row.baseline and row.baseline.val_loss))
 
-    def ratios(self, figure: str = "speeds_by_round") -> list[float]:
+    def ratios(self, figure: Figure = speed_of) -> list[float]:
         """Logarithms of the figure over that of `versus`, round by round."""
-        return log_ratios(getattr(self, figure), getattr(self.versus, figure)) if (
+        return log_ratios(*({number: value for number, record in row.by_round.items()
+                             if (value := figure(record))} for row in (self, self.versus))) if (
             self.versus) else []
 
     @property
@@ -138,8 +150,7 @@ class Row:
     def memory_verdict(self) -> str | None:
         if not self.versus or not self.speeds:
             return None
-        text = verdict(self.ratios("memory_by_round"),
-                       noise_among(self.rows.values(), "memory_by_round"))
+        text = verdict(self.ratios(memory_of), noise_among(self.rows.values(), memory_of))
         return {"faster": "more", "slower": "less"}.get(text, text)
 
     @property
@@ -152,6 +163,14 @@ class Row:
     def times_to(self, target: float) -> list[tuple[float, float]]:
         """(tokens, seconds of training) of each round; infinite where it never came there."""
         return [record.reached(target) or (math.inf, math.inf) for record in self.records]
+
+    def time_verdict(self, target: float) -> str:
+        """Whether it comes to the target sooner than `versus`, seed by seed."""
+        def rate(record: Record) -> float | None:
+            reached = record.reached(target)
+            return 1 / reached[1] if reached and reached[1] > 0 else None
+
+        return verdict(self.ratios(rate), noise_among(self.rows.values(), rate))
 
     def tokens_to(self, target: float) -> float | None:
         return known(median(tokens for tokens, _ in self.times_to(target) or NEVER))
@@ -172,7 +191,7 @@ def known(figure: float) -> float | None:
     return None if math.isinf(figure) else figure
 
 
-def noise_among(rows: Iterable[Row], figure: str = "speeds_by_round") -> Noise | None:
+def noise_among(rows: Iterable[Row], figure: Figure = speed_of) -> Noise | None:
     """Of all comparisons in a table."""
     return noise_of([row.ratios(figure) for row in rows])
 

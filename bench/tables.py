@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.journal import Measured, journal_of, newest, read_journal
 from bench.noise import ROUNDS_FOR_A_VERDICT
-from bench.rows import Row, difference, noise_among, ratio, rows_of, seed_noise
+from bench.rows import Row, difference, memory_of, noise_among, ratio, rows_of, seed_noise
 from bench.study import SEED, Column, Study, Table, picture_name
 
 TARGETS = {  # what the targets of a time to a loss are
@@ -173,7 +173,8 @@ def time_columns(target: float) -> list[Column]:
     def factor(with_first_step: bool):
         def cell_of(row: Row) -> str:
             theirs = row.versus.seconds_to(target, with_first_step) if row.versus else None
-            return cell(ratio(theirs, row.seconds_to(target, with_first_step)), ".2f")
+            text = cell(ratio(theirs, row.seconds_to(target, with_first_step)), ".2f")
+            return text if with_first_step else bold(text, row.versus and row.time_verdict(target))
 
         return cell_of
 
@@ -234,8 +235,9 @@ def time_notes(measured, rows: list[Row]) -> list[str]:
         " between log lines; medians over the seeds, with their range. The first step counts as"
         " long as a median one; the rest of it, compilation with an empty cache above all, is"
         ' "compile, s" and is in "× time incl. compile".',
-        '"× tok/sec" and "× time" are over the row named in "compared to". A run that has trained'
-        f" on {measured.plan.tokens:,} tokens without coming to the target hasn't reached it.",
+        '"× tok/sec" and "× time" are over the row named in "compared to"; bold: more than noise'
+        f" (from {ROUNDS_FOR_A_VERDICT} seeds on). A run that has trained on"
+        f" {measured.plan.tokens:,} tokens without coming to the target hasn't reached it.",
     ]
 
 
@@ -248,7 +250,7 @@ def disturbed_note(measured) -> str:
 
 def verdict_note(rows: list[Row], rounds: int) -> str:
     """What "faster" means in a table."""
-    speed, memory = noise_among(rows), noise_among(rows, "memory_by_round")
+    speed, memory = noise_among(rows), noise_among(rows, memory_of)
     if rounds < ROUNDS_FOR_A_VERDICT or not speed:
         return f'"faster" and "slower" need {ROUNDS_FOR_A_VERDICT} rounds.'
     text = ('"faster" and "slower" need a mean ratio over the rounds of at least'

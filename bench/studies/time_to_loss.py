@@ -2,7 +2,6 @@
 
 import math
 
-from bench.noise import ROUNDS_FOR_A_VERDICT
 from bench.pictures import (
     COLOURS,
     draw_bars,
@@ -114,16 +113,12 @@ def colour_of(row: Row) -> str:
 
 
 def title_of(measured, rows: list[Row], target: float) -> str:
-    """The finding, where the ranges over at least four seeds allow one."""
-    def times(row: Row) -> list[float]:
-        return [seconds for _, seconds in row.times_to(target)]
-
+    """The finding, where the noise among at least four seeds allows one."""
     bests = [row for row in rows if "rate" in row.tags and row.records]
     plain = next(filter(is_plain, bests), None)
     fastest = min(bests, key=lambda row: row.seconds_to(target) or math.inf, default=None)
-    if (plain and fastest is not plain and plain.seconds_to(target)
-            and min(len(times(plain)), len(times(fastest))) >= ROUNDS_FOR_A_VERDICT
-            and max(times(fastest)) < min(times(plain))):
+    if (plain and fastest is not plain and plain.seconds_to(target) and fastest.versus is plain
+            and fastest.time_verdict(target) == "faster"):
         factor = plain.seconds_to(target) / fastest.seconds_to(target)
         return (f"{fastest.label} reaches the loss {factor:.1f} times as fast as 00 at its best"
                 f"\n{place_of(measured)}")
