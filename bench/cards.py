@@ -146,7 +146,8 @@ def techniques(first: Path) -> str:
 def cards(first: Path, patches: list[stack.Patch], study: str) -> str:
     """A card for each technique, or variant: its header, and what it brings: published, measured on
     each machine by `study`, and predicted."""
-    found = [next(iter(found_in(folder, study)), None) for folder in machines(first)]
+    folders = [folder for machine in machines(first) for folder in (machine, machine / "later")]
+    found = [pair for folder in folders for pair in found_in(folder, study)]
     texts, expected = [], check.expected()
     for number, patch in enumerate(patches, 1):
         heading = patch.fields["Technique"]
@@ -163,7 +164,7 @@ def cards(first: Path, patches: list[stack.Patch], study: str) -> str:
             facts.append(f"published: {patch.published.tok_per_sec:,.0f} tok/sec,"
                          f" {patch.published.reserved_gb:.2f} GB")
         facts += [brings(measured.machine["name"], row.label, row.factor, row.memory_factor)
-                  for measured, rows in filter(None, found) for row in rows
+                  for measured, rows in found for row in rows
                   if row.factor and patch.name in (row.run.name, row.tags.get("variant"))]
         facts += [brings("predicted for an H100", row.label,
                          row.tok_per_sec / row.versus.tok_per_sec,
