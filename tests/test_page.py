@@ -352,7 +352,9 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
     machine = tmp_path / "some-cpu"
     machine.mkdir()
     names = ["00_orig", *(patch.name for patch in stack.load())][:-1]
-    write_journal(machine, "ladder", plan_of(*names), [
+    plan = plan_of(*names)
+    plan.runs = [run.but(tags=dict(rung=k)) for k, run in enumerate(plan.runs)]
+    write_journal(machine, "ladder", plan, [
         dict(name=name, speed=100.0 * (k + 1)) for k, name in enumerate(names)])
     first, many, ours = rows_of_text(cards.results(machine, "results"))
     assert first[1:] == ["12,525", "142,156", "**11.3×**", "–"] and many[3] == "**33.5×**"
