@@ -2,21 +2,21 @@
 
 Each round runs every script once, so two scripts are compared round by round: by the logarithms of
 their ratios. Noise is much alike for all scripts of a table, so all of them together tell how large
-it is (the pooled standard deviation); where a script's own is larger, that counts. A script is
-called faster where noise alone makes so large a mean ratio, anywhere in the table, in about 1 of 20
-tables: Student's t-test with Bonferroni's correction. `measure.py selftest` checks that against
-recorded noise.
+it is: the median of their variances, which one disturbed run doesn't move. Where a script's own is
+larger, that counts. A script is called faster where noise alone makes so large a mean ratio,
+anywhere in the table, in about 1 of 20 tables: Student's t-test with Bonferroni's correction.
+`measure.py selftest` checks that against recorded noise.
 """
 
 import math
 from collections.abc import Collection
-from statistics import NormalDist, mean, stdev
+from statistics import NormalDist, mean, median, stdev, variance
 from typing import NamedTuple
 
 ROUNDS_FOR_A_VERDICT = 4
 # A false verdict is allowed in this share of the tables in which nothing differs. Recorded noise
 # has longer tails than Student's test expects: with it 1 table in 20 holds one.
-FALSE = 0.03
+FALSE = 0.02
 LEAST = math.log(1.01)  # a smaller change is none, however sure
 
 
@@ -49,11 +49,12 @@ def log_ratios(new: dict[int, float], old: dict[int, float]) -> list[float]:
 def noise_of(comparisons: Collection[list[float]]) -> Noise | None:
     """By the log ratios of each comparison; None where no comparison has two rounds."""
     known = [ratios for ratios in comparisons if len(ratios) > 1]
-    degrees = sum(len(ratios) - 1 for ratios in known)
-    if not degrees:
+    if not known:
         return None
-    squares = sum((ratio - mean(ratios)) ** 2 for ratios in known for ratio in ratios)
-    return Noise(math.sqrt(squares / degrees), degrees, len(known))
+    # The median of a chi-squared distribution is lower than its mean, by Wilson and Hilferty.
+    variances = [variance(ratios) / (1 - 2 / 9 / (len(ratios) - 1)) ** 3 for ratios in known]
+    degrees = sum(len(ratios) - 1 for ratios in known)
+    return Noise(math.sqrt(median(variances)), degrees, len(known))
 
 
 def verdict(ratios: list[float], noise: Noise | None) -> str:
