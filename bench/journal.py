@@ -4,7 +4,8 @@ that is only ever appended to.
     study  id, study, kind, time, machine, matmul_peak, data and sources (SHA-256 of meta.json, and
            of each run's script), options (those behind --), and the plan: every run, and how long
            and often it runs
-    run    id, name, round, seed, cache (cold or warm), command, source_sha256
+    run    id, name, round, seed, cache (cold or warm), command, source_sha256, repeats_disturbed
+           (where it repeats a run beside which the machine was slower)
     ...    the lines of the run's own record: see bench.records
     ran    seconds of wall time, exit, error, load (of the last minute) and matmul_rate (of a
            product in bfloat16), both right after the run
@@ -50,6 +51,7 @@ class Result:
     error: str | None  # why it has no figures
     record: Record | None  # only of a complete run with a speed
     matmul_rate: float | None = None  # of the machine, right after it
+    repeats_disturbed: bool = False  # whether it repeats a run that was complete, but disturbed
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -74,10 +76,9 @@ class Measured:
     folder: Path = Path()  # in which the journal lies
 
     def add(self, result: Result) -> None:
-        """Adds a result; a run that is repeated replaces the earlier one, unless it failed and that
-        did not."""
-        if result.error and any(each.key == result.key and not each.error
-                                for each in self.results):
+        """Adds a result; a run that is repeated replaces the earlier one, unless it was only
+        disturbed and the repetition failed."""
+        if result.error and result.repeats_disturbed:
             return
         self.results = [each for each in self.results if each.key != result.key] + [result]
 
@@ -173,7 +174,7 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
         except RecordError as reason:
             error = str(reason)
     return Result(run["name"], run["round"], run["seed"], run["source_sha256"], ran["seconds"] + 0,
-                  error, record, ran.get("matmul_rate"))
+                  error, record, ran.get("matmul_rate"), run.get("repeats_disturbed") is True)
 
 
 def newest(found: list[Measured]) -> list[Measured]:

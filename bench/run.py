@@ -193,7 +193,8 @@ class Measurement:
                     deadline is not None and time.monotonic() + seconds > deadline):
                 print(f"round {job.round}: {job.run.name}: the machine was slower than before:"
                       " once more", flush=True)
-                again = self.run_job(job, *scripts[job.run.name], times[job.run.name])
+                again = self.run_job(job, *scripts[job.run.name], times[job.run.name],
+                                     repeats_disturbed=True)
                 measured.add(again)
                 self.repeats = again not in measured.disturbed  # or else it stays that slow
                 result = result if again.error else again
@@ -266,8 +267,8 @@ class Measurement:
                 names.add(row.run.name)
         return names
 
-    def run_job(self, job: Job, script: Path, text: bytes, length: Length) -> Result:
-        """Runs it, and adds it to the journal."""
+    def run_job(self, job: Job, script: Path, text: bytes, length: Length, **also) -> Result:
+        """Runs it, and adds it to the journal, its `run` line with what stands in `also`."""
         run, setup, plan = job.run, self.setup, self.measured.plan
         if script != run.script:  # not in place
             write_whole(script, text)
@@ -290,7 +291,7 @@ class Measurement:
             command = command_of(job, plan, setup, script, length, folder)
             start = dict(event="run", id=self.measured.id, name=run.name, round=job.round,
                          seed=job.seed, cache="cold" if cold else "warm", command=printed(command),
-                         source_sha256=self.measured.sources[run.name])
+                         source_sha256=self.measured.sources[run.name], **also)
             append(self.path, start)
             began, timeout = time.perf_counter(), HANG_SECONDS + 5 * length.seconds
             hung = None

@@ -139,6 +139,32 @@ def test_a_disturbed_run_is_repeated_once(place, plan, monkeypatch, capsys):
     assert place.run(plan, rounds=2, resume=True) == []
 
 
+def test_a_repetition_that_fails_loses_nothing(place, plan, monkeypatch):
+    """And once one was disturbed as well, the machine is that slow: nothing more is repeated."""
+    rates = iter([4e12, 4e12, 4e12, 2e12, 4e12, 4e12, 4e12, 2e12, 2e12, 2e12, 2e12, 2e12])
+    ask = place.children.ask_machine
+    monkeypatch.setattr("bench.processes.ask_machine", lambda question: (
+        next(rates) if question == "matmul_rate" else ask(question)))
+    ran = []
+    place.children.does["a"] = lambda *_: ran.append(1) or (
+        (1, "error: it broke", "error: it broke") if len(ran) == 4 else write_one(*_))
+
+    def write_one(command, environment):
+        place.children.does.pop("a")
+        try:
+            return place.children.run_child(command, **environment)
+        finally:
+            place.children.does["a"] = does
+
+    does = place.children.does["a"]
+    assert place.run(plan, rounds=3) == [
+        *ROUND, NEXT[0], *NEXT, ("a", 3, 123), ("a", 3, 123), ("a", 3, 126), ("b", 3, 123)]
+    (measured,) = place.measured
+    assert not any(result.error for result in measured.results)
+    assert [result.key for result in read_journal(place.path)[0].results] == [
+        result.key for result in measured.results]
+
+
 def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
     place.run(plan, rounds=1)
     assert place.run(plan, rounds=2, resume=True) == NEXT

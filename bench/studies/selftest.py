@@ -25,7 +25,7 @@ SAME = "no measurable change"
 class Selftest(Study):
     """Trains with steps whose cost is known, and compares what 00, 01 and checkpoints report; then
     tells how often a table in which nothing differs would hold a verdict here, and how often a gain
-    of 15 % is found, by the noise that journals in results/ have recorded."""
+    by a factor of 1.15 is found, by the noise that journals in results/ have recorded."""
 
     runs_scripts = False
     in_report = ()
