@@ -133,7 +133,7 @@ def load_data(config: Config) -> Data:
         if max(part.max() for part in parts) >= config.vocab_size:
             raise ValueError("ids that the model doesn't have")
         tokenizer = load_tokenizer(meta["tokenizer"], folder)
-    except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
+    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
         raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py`")
     train, val = (TokenWindows(part, config.context_length) for part in parts)
@@ -449,10 +449,13 @@ class Run:
             return
         rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # skips steps 0 and 1
         median = float(np.median(rates)) if len(rates) >= 3 else None
-        self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                   median_step_tok_per_sec=median, attention_backend=self.attention,
-                   **self.memory_gb())
-        self.file.close()
+        try:
+            self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
+                       median_step_tok_per_sec=median, attention_backend=self.attention,
+                       **self.memory_gb())
+            self.file.close()
+        except OSError as full:  # the disk; an error that came before has been told
+            sys.exit(1 if error else f"error: {full}")
         if median:
             print(f"Median step tok/sec: {median:.0f}")
 
