@@ -40,7 +40,8 @@ CONFLICTS = {
 EXCLUDED = {  # as their headers say
     *(("model-mixture", f"precision-{name}") for name in ("autocast", "float8", "fp16")),
     ("parallel-deepspeed", "precision-float8"), ("checkpoint-resume", "model-tied-head"),
-    ("checkpoint-resume", "optimizer-in-backward"),
+    ("checkpoint-resume", "optimizer-in-backward"), ("checkpoint-resume", "init-gpt2"),
+    ("init-gpt2", "model-mixture"), ("init-gpt2", "model-tied-head"),
     *(("optimizer-in-backward", f"schedule-{name}") for name in ("cosine", "scaled")),
     ("optimizer-adafactor", "parallel-deepspeed"), ("optimizer-muon", "parallel-deepspeed"),
     # More state than weights and optimizer have.

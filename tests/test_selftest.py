@@ -78,6 +78,7 @@ def test_the_rule_by_recorded_noise(tmp_path, monkeypatch, versus):
 
 def test_a_rule_that_breaks_is_told(tmp_path, monkeypatch):
     journal(tmp_path / "results", {f"run-{k}": 0.05 for k in range(10)})
+    monkeypatch.setattr(selftest, "FALSE_TABLES", 0.5)
     assert "| 4 |" in answer(tmp_path, monkeypatch)
     monkeypatch.setattr(selftest, "verdict", lambda *_: "faster")
     with pytest.raises(UserError, match="100% of the tables of 4 rounds hold a false verdict"):
