@@ -30,7 +30,7 @@ CONFLICTS = {
     ("head-liger", "model-mixture"), ("head-pytorch", "model-mixture"),
     *(("compile-blocks", name) for name in (
         "embedding-eager", "head-liger", "head-pytorch", "model-mixture", "model-tied-head",
-        "optimizer-in-backward")),
+        "optimizer-in-backward", "init-gpt2")),
     ("loop-accelerate", "optimizer-in-backward"), ("optimizer-in-backward", "precision-fp16"),
     ("optimizer-in-backward", "step-accumulation"),
     *((name, "optimizer-in-backward") for name in (
