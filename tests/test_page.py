@@ -358,7 +358,7 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
         dict(name=name, speed=100.0 * (k + 1)) for k, name in enumerate(names)])
     first, many, ours = rows_of_text(cards.results(machine, "results"))
     assert first[1:] == ["12,525", "142,156", "**11.3×**", "–"] and many[3] == "**33.5×**"
-    assert ours[0].startswith("Some CPU, 2 cores, `cpu-demo`: [findings](results/reference/some-cpu")
+    assert ours[0].startswith("Some CPU, 2 cores, `cpu-demo`: [findings](results/reference/some")
     assert ours[1:] == ["100", "1,500", "**15.0×**", "–"]
     plan = plan_of("00", "01", "best 00", "best 01", "fast", targets={"published": 7.5})
     for place, stage in ((2, "00"), (3, "01"), (4, "optimizer-muon")):
