@@ -135,6 +135,7 @@ def load_data(config: Config) -> Data:
         subprocess.run([sys.executable, script])
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        json.dumps(meta, allow_nan=False)  # it goes into the record
         parts = [np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
                  for part in ("train", "val")]  # mapped, not copied into memory
         if max(part.max() for part in parts) >= config.vocab_size:

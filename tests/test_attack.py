@@ -210,7 +210,10 @@ def test_command_lines_of_the_scripts(bench, monkeypatch, tmp_path):
 
 def test_command_lines_of_measure(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Children(monkeypatch, tmp_path / "build")
+    children = Children(monkeypatch, tmp_path / "build")
+    monkeypatch.setattr(measure.processes, "run_child", lambda command, *args, **named: (
+        children.run_child(command, *args, **named) if "--name" in command
+        else (1, "", "error: only scripts of studies run here")))
     data = write_tokens(tmp_path / "data")
     monkeypatch.setattr(measure.processes, "on_signals", lambda handler: None)
     commands = [name for name, study in all_studies().items() if study.runs_scripts]
