@@ -174,7 +174,8 @@ def time_columns(target: float) -> list[Column]:
         def cell_of(row: Row) -> str:
             theirs = row.versus.seconds_to(target, with_first_step) if row.versus else None
             text = cell(ratio(theirs, row.seconds_to(target, with_first_step)), ".2f")
-            return text if with_first_step else bold(text, row.versus and row.time_verdict(target))
+            verdict = row.time_verdict(target) if row.versus and not with_first_step else None
+            return bold(text, verdict)
 
         return cell_of
 
