@@ -217,7 +217,7 @@ def test_doctor(gpu, capability, bfloat16):
     ("NVIDIA GeForce RTX 3090", "01 at batch 16: "), ("Tesla T4", "no speed is predicted for 01")])
 def test_doctor_tells_what_is_expected(gpu, name, says):
     """Of the batch size that fits now."""
-    gpu.setup.machine |= dict(name=name)
+    gpu.setup.machine = gpu.setup.machine | dict(name=name)
     gpu.children.answers["works"] = dict(compile_error=None, bfloat16=True, missing=[])
     (line,) = (line for line in Doctor().answer(gpu.setup).splitlines()
                if line.startswith("expected"))
