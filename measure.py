@@ -173,10 +173,11 @@ def main() -> int:
         return getattr(error, "code", 1)
     except processes.Interrupted as error:
         # A report always goes on; what runs no scripts begins anew.
-        resume = ["--resume"] * (args.command in studies and studies[args.command].runs_scripts)
+        runs_scripts = args.command in studies and studies[args.command].runs_scripts
+        resume, goes_on = ["--resume"] * runs_scripts, runs_scripts or args.command == "report"
         again = [argv[0], *resume, *(option for option in argv[1:] if option != "--resume")]
-        print(f"interrupted: python measure.py {shlex.join(again)} goes on from here",
-              file=sys.stderr)
+        print(f"interrupted: python measure.py {shlex.join(again)}"
+              f" {'goes on from here' if goes_on else 'begins anew'}", file=sys.stderr)
         return 128 + error.args[0]
 
 

@@ -165,7 +165,11 @@ class Row:
         return [record.reached(target) or (math.inf, math.inf) for record in self.records]
 
     def time_verdict(self, target: float) -> str:
-        """Whether it comes to the target sooner than `versus`, seed by seed."""
+        """Whether it comes to the target sooner than `versus`, seed by seed; no verdict where one
+        seed never came there, since the others alone would flatter it."""
+        if not all(record.reached(target) for record in self.records):
+            return "no verdict"
+
         def rate(record: Record) -> float | None:
             reached = record.reached(target)
             return 1 / reached[1] if reached and reached[1] > 0 else None

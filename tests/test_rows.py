@@ -190,3 +190,14 @@ def test_the_largest_memory_of_all_rounds_decides(tmp_path):
     first, second = rows_of(measured)
     assert why_not(first, measured) is None
     assert why_not(second, measured).startswith("not tried: 2 times the 4.0 GB of size a")
+
+
+@pytest.mark.parametrize(("misses", "says"), [(0, "faster"), (1, "no verdict")])
+def test_time_verdict(rows, misses, says):
+    """A script that reaches the target in its good seeds alone has no verdict."""
+    plan = plan_of("a", "b", targets={"best": 7.5}, new_seeds=True)
+    runs = [dict(name="a", round=k, speed=100.0 + k, loss=7.0) for k in range(1, 6)]
+    runs += [dict(name="b", round=k, speed=300.0 + k, loss=9.0 if k <= misses else 7.0)
+             for k in range(1, 6)]
+    _, b = rows(plan, runs)
+    assert b.time_verdict(7.5) == says
