@@ -1,5 +1,6 @@
 """Places, files and errors that all tools share."""
 
+import errno
 import importlib.util
 import os
 import sys
@@ -10,6 +11,7 @@ from patches import stack
 ROOT = stack.ROOT
 BUILD = ROOT / "build"
 REFERENCE = ROOT / "results" / "reference"
+LARGEST = 2**28  # bytes of a record or a journal; those of weeks have a few million
 
 
 class UserError(Exception):
@@ -35,6 +37,14 @@ def load_script(path: Path):
     sys.modules["script"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+def lines_of(path: Path) -> list[bytes]:
+    """What stands between the ends of lines; the last one is empty, or was cut off. Raises OSError,
+    also for a file that is too large to be a record or a journal."""
+    if path.stat().st_size > LARGEST:
+        raise OSError(errno.EFBIG, "Too large for a record or a journal", str(path))
+    return path.read_bytes().split(b"\n")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.common import UserError, relative
+from bench.common import UserError, lines_of, relative
 from bench.records import EVENTS, Record, RecordError, make_record, measured, read_record
 from bench.study import Plan, Setup, same_machine
 
@@ -129,7 +129,7 @@ def journal_of(results: Path, study: str) -> Path:
 def read_journal(path: Path) -> list[Measured]:
     """Every measurement in a journal, the oldest first; none where there is no journal. Damaged
     lines are named. Raises OSError."""
-    found, run, lines = {}, None, path.read_bytes().split(b"\n") if path.exists() else [b""]
+    found, run, lines = {}, None, lines_of(path) if path.exists() else [b""]
     for number, line in enumerate(lines, 1):
         cut = number == len(lines)  # every whole line ends with \n
         if cut and not line:
@@ -195,7 +195,7 @@ def loose_records(folder: Path) -> list[Record]:
     for path in sorted(folder.glob("*.jsonl")):
         try:
             with open(path, "rb") as file:
-                if not file.readline().startswith(b'{"event": "study"'):
+                if not file.read(17).startswith(b'{"event": "study"'):
                     records.append(read_record(path))
         except (OSError, RecordError) as error:
             print(f"skipped: {relative(path)}, {error}", file=sys.stderr)

@@ -8,9 +8,6 @@ from bench.common import UserError, relative, write_whole
 from bench.study import Column, Table, same_machine
 from bench.tables import cell, found_in, markdown, peaks
 
-LOOK = {"machine", "memory_gb", "matmul_peak", "bandwidth", "attention", "compile_error",
-        "missing", "large_loss"}
-
 
 def look_at(data: Path, results: Path) -> dict:
     """What bench.machine.look finds here; asked once for a folder of results. Raises UserError
@@ -33,11 +30,13 @@ def look_at(data: Path, results: Path) -> dict:
 
 
 def read_look(results: Path) -> dict:
-    """What an earlier start has found, or {}."""
+    """What an earlier start has found, or {} where there is nothing that a page can show."""
     try:
         look = json.loads((results / "machine.json").read_text(encoding="utf-8"))
-        return look if look.keys() >= LOOK else {}
-    except (OSError, ValueError, AttributeError, RecursionError):
+        machine_section(look), look["matmul_peak"]["bfloat16"] / 1, look["large_loss"]  # noqa: B018
+        return look
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+            RecursionError):
         return {}
 
 

@@ -16,6 +16,8 @@ from bench.tables import found_in, text_of
 from patches import stack
 
 PAGE_SECONDS = 20  # to draw and write the page at the end
+# By what has a good form in a journal, but not the content that a study gives it.
+DAMAGE = LookupError, TypeError, ValueError, AttributeError, ArithmeticError
 
 
 def make_report(jobs: list[tuple[Study, int | None, Setup]], minutes: float, command: str) -> int:
@@ -68,7 +70,11 @@ def write_page(results: Path, command: str, missing: list[str]) -> Path:
             text = section(study, results, list(pictures.get(study.name, ())))
             parts.append((study.title, text, ", ".join(alone)))
     sections = [f"## {title}\n\n{text}\nAlone: {alone}\n" for title, text, alone in parts]
-    head = "".join(f"{i}. {line}\n" for i, line in enumerate(summary(results, look), 1))
+    try:
+        findings = summary(results, look)
+    except DAMAGE as error:
+        findings = [f"What is left in the folder is damaged: {error!r}"]
+    head = "".join(f"{i}. {line}\n" for i, line in enumerate(findings, 1))
     page = (f"# GPT training on {look['machine']['name']}\n\n{head}\nMade by `{command}`. tok/sec"
             " counts training alone.\n")
     if missing:
@@ -94,5 +100,5 @@ def section(study: Study, results: Path, pictures: list[str]) -> str:
         parts += [f"![{file.removesuffix('.png')}]({file})\n" for file in pictures]
         parts.append(study.extra(results, found))
         return "\n".join(part for part in parts if part) or "Not measured yet.\n"
-    except (LookupError, TypeError, ValueError) as error:
+    except DAMAGE as error:
         return f"What is left of it in the folder is damaged: {error!r}\n"

@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
 
+from bench.common import lines_of
 from bench.speed import PEAK_FLOPS
 
 WARM_UP = 2  # steps that a median leaves out
@@ -170,7 +171,7 @@ def read_record(path: Path) -> Record:
     Raises RecordError for anything else that isn't a record, OSError where it can't be read.
     """
     events = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):  # each ends with \n
+    for number, line in enumerate(lines_of(path)[:-1], 1):  # each ends with \n
         try:
             events.append(json.loads(line))
             if events[-1]["event"] not in EVENTS:

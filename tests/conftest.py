@@ -67,9 +67,32 @@ def environment(**extra: str) -> dict[str, str]:
     return env | proxies | {"no_proxy": "", "CUDA_VISIBLE_DEVICES": ""} | extra
 
 
-def run_python(*command, env: dict[str, str] | None = None, **options):
+def run_python(*command, before=(), env: dict[str, str] | None = None, **options):
     options = {"capture_output": True, "text": True, "timeout": 240} | options
-    return subprocess.run([sys.executable, *map(str, command)], env=env or environment(), **options)
+    return subprocess.run([*before, sys.executable, *map(str, command)], env=env or environment(),
+                          **options)
+
+
+# A shell in a namespace of its own: mounts a disk of $1 bytes at $2, starts the rest there, and
+# leaves at $3 what is on it then.
+SMALL_DISK = """
+mount -t tmpfs -o size="$1" tmpfs "$2" && cd "$2" || exit 99
+copy=$3; shift 3
+"$@"; code=$?
+cp -a . "$copy"
+exit $code
+"""
+
+
+def on_small_disk(size: int, place: Path, copy: Path) -> list:
+    """What to write before a command, so that the current folder is a disk of `size` bytes, mounted
+    at `place` for it alone, of which `copy` holds what it leaves. Skips the test where one may not
+    mount."""
+    trial = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", place]
+    with contextlib.suppress(OSError):
+        if not subprocess.run(trial, capture_output=True).returncode:
+            return ["unshare", "-rm", "sh", "-c", SMALL_DISK, "sh", str(size), place, copy]
+    pytest.skip("needs the right to mount a disk, in a namespace of its own")
 
 
 def read_record(results: Path) -> list[dict]:

@@ -268,3 +268,23 @@ def shown(figure, beside: tuple[str, ...] = ()) -> list[str]:
         for text in (text for text in axes.texts if text.get_text() not in beside):
             assert text.get_window_extent().x1 <= axes.bbox.x1 + 4, text
     return [text.get_text() for text in texts]
+
+
+def complete_results(folder: Path) -> None:
+    """What a machine has measured, as `measure.py pack` takes it."""
+    folder.mkdir()
+    look = dict(machine=CPU, matmul_peak=PEAK, bandwidth=1e10, missing=[], memory_gb=8.0,
+                attention=[], compile_error=None, large_loss=None)
+    (folder / "machine.json").write_text(json.dumps(look))
+    (folder / "report.md").write_text("# GPT\n\nMade by `python measure.py report`.\n")
+    for study, rounds in (("stages", 2), ("ladder", 4)):
+        measure_again(folder, study, rounds)
+
+
+def measure_again(folder: Path, study: str, rounds: int, **changes) -> None:
+    """A journal of two scripts, each run with `changes`."""
+    plan = plan_of("a", "b", rounds=rounds)
+    plan.runs = [run.but(tags=dict(stage=f"0{k}", rung=k)) for k, run in enumerate(plan.runs)]
+    write_journal(folder, study, plan, [
+        dict(name=name, round=number) | changes
+        for number in range(1, rounds + 1) for name in "ab"])

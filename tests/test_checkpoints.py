@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 import torch
-from conftest import TINY, environment, load, run_python, write_tokens
+from conftest import TINY, environment, load, on_small_disk, run_python, write_tokens
 
 from patches import stack
 
@@ -256,6 +256,25 @@ def test_a_full_disk_costs_a_line(trial, base, launch):
     assert trial.saved("saved") == ["step-4"]
     assert trial.events("two", "end")[-1]["status"] == "complete"
     assert len(trial.events("two", "checkpoint_failed")) >= 3
+
+
+def test_a_disk_for_two_of_them_but_not_three(trial, tmp_path):
+    """The newest two stay until a third one is whole, so they are what is left; and one goes on
+    with them."""
+    script, place, copy = trial.script(), tmp_path / "place", tmp_path / "copy"
+    place.mkdir()
+    trial.run(script, "one", "--max-steps", "4", saved="saved")
+    size = sum(path.stat().st_size for path in (tmp_path / "saved" / "step-4").iterdir())
+    result = trial.run(
+        script, "two", "--checkpoint-dir", ".", "--checkpoint-every", "4", "--max-steps", "21",
+        before=on_small_disk(int(2.6 * size), place, copy))
+    assert result.returncode == 0, result.stderr
+    assert "No space left on device" in result.stdout, result.stdout
+    assert result.stdout.count("couldn't be written, training goes on without") >= 1
+    assert trial.events("two", "end")[-1]["status"] == "complete"
+    assert trial.saved("copy") == ["step-4", "step-8"]
+    result = trial.run(script, "three", "--max-steps", "9", "--resume", copy / "step-8")
+    assert result.returncode == 0 and trial.losses("three")[8] == trial.losses("two")[8]
 
 
 @pytest.mark.parametrize(("base", "launch"), BASES)

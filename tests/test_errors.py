@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -223,9 +224,9 @@ def test_diverged_on_all_ranks(bench):
     assert bench.record()[-1]["status"] == "diverged"
 
 
-def events_while_it_runs(bench, stage, lines: int, stop) -> tuple[subprocess.Popen, str]:
-    """Starts an endless run, calls `stop` after some log lines; (the process, its stderr)."""
-    command = bench.command(stage, "--eval-freq", 1, "--epochs", 1000)
+def events_while_it_runs(bench, stage, lines: int, stop, epochs: int = 1000):
+    """Starts a run, calls `stop` after some log lines; returns (the process, its stderr)."""
+    command = bench.command(stage, "--eval-freq", 1, "--epochs", epochs)
     process = subprocess.Popen(
         [sys.executable, *map(str, command)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(),
@@ -259,6 +260,22 @@ def test_interrupted(bench, stage, number, code):
 def test_killed_run_keeps_its_lines(bench):
     events_while_it_runs(bench, "00_orig", 3, lambda process: process.kill())
     assert sum(event["event"] == "log" for event in bench.record()) >= 3
+
+
+def test_tokens_are_replaced_while_it_runs(bench, tmp_path):
+    """data/prepare.py renames new files into place: a run goes on with those it has opened."""
+    whole = bench.run("00_orig", "--eval-freq", 1, "--epochs", 1)
+    other = write_tokens(tmp_path / "other", train=3000, vocabulary=200)
+
+    def replace(process) -> None:
+        for path in other.iterdir():
+            path.rename(bench.data / path.name)
+
+    next(bench.results.iterdir()).unlink()
+    process, err = events_while_it_runs(bench, "00_orig", 2, replace, epochs=1)
+    assert process.returncode == 0, err
+    losses = [f"Val: {event['val_loss']:.3f}" for event in bench.record() if "val_loss" in event]
+    assert losses == re.findall(r"Val: [\d.]+", whole.stdout) and len(losses) > 5
 
 
 def test_two_runs_at_once_write_two_records(bench, monkeypatch):

@@ -107,6 +107,13 @@ def test_a_damaged_line_of_a_resumption_leaves_what_was_there(tmp_path, capsys, 
     assert "x.jsonl, line 10: " in capsys.readouterr().err
 
 
+def test_the_clock_was_set_back(tmp_path):
+    """What was measured last is the newest, whatever the clock said."""
+    for id, time in (("1", "20260101T000000Z"), ("2", "19700101T000000Z")):
+        path = write_journal(tmp_path, "x", plan_of("a"), [dict(name="a")], id=id, time=time)
+    assert [each.id for each in newest(read_journal(path))] == ["2"]
+
+
 def test_what_counts(tmp_path):
     """Of a run that was repeated the last one; nothing of another script than is named last."""
     runs = [dict(name="a", error="it broke"), dict(name="b"), dict(name="a", speed=50.0),

@@ -334,6 +334,51 @@ def test_two_ranks_train_like_one_process(stages, tokens, tmp_path):
         assert largest_difference(single, rows) < 1e-5
 
 
+RANKS = """
+import copy, sys
+from pathlib import Path
+from random import Random
+from unittest import mock
+sys.path.insert(0, {tests!r})
+import torch
+import torch.distributed as dist
+from conftest import ROOT, load
+from test_model import model_of
+script = load(ROOT / "02_opt_multi_gpu_ddp.py")
+dist.init_process_group("gloo")
+rank, ranks, largest = dist.get_rank(), dist.get_world_size(), 0
+for seed in range(8):
+    draw = Random(seed)
+    batch, context = draw.randint(1, 4), draw.randint(1, 16)
+    model, config = model_of(script, seed=seed, compile=False)
+    torch.manual_seed(seed)
+    x_BT, y_BT = torch.randint(256, (2, ranks * batch, context))
+    alone = copy.deepcopy(model)
+    script.compute_loss(alone, x_BT, y_BT).backward()
+    mine = slice(rank * batch, (rank + 1) * batch)
+    with mock.patch.object(torch, "bfloat16", torch.float32):
+        together = script.prepare_model(model, config)
+    script.compute_loss(together, x_BT[mine], y_BT[mine]).backward()
+    for a, b in zip(alone.parameters(), model.parameters(), strict=True):
+        largest = max(largest, ((a.grad - b.grad).abs().max() / a.grad.abs().max()).item())
+Path({out!r}, str(rank)).write_text(repr(largest))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_have_the_gradient_of_the_whole_batch(tmp_path, ranks):
+    """For batches and contexts of any size, in float32."""
+    worker = tmp_path / "worker.py"
+    worker.write_text(RANKS.format(tests=str(ROOT / "tests"), out=str(tmp_path)))
+    result = run_python("-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}",
+                        worker)
+    assert result.returncode == 0, result.stderr
+    largest = [float((tmp_path / str(rank)).read_text()) for rank in range(ranks)]
+    assert 0 < max(largest) < 1e-6, largest  # relative to the largest of each tensor
+
+
 def spied(windows, seen: list):
     """`windows`, which notes in `seen` which of them are read."""
     class Spy(type(windows)):

@@ -3,10 +3,9 @@
 import json
 
 import pytest
-from made_up import CPU, plan_of, setup_of, write_journal
+from made_up import complete_results, measure_again, setup_of
 
 from bench.common import UserError
-from bench.look import LOOK
 from bench.studies import pack
 from bench.studies.pack import Pack, what_is_missing
 
@@ -19,21 +18,11 @@ def results(tmp_path, monkeypatch):
     monkeypatch.setattr(pack, "write_page", lambda results, command, missing: (
         results / "page.png").write_text(command))
     folder = tmp_path / "results"
-    folder.mkdir()
-    (folder / "machine.json").write_text(json.dumps(dict.fromkeys(LOOK) | dict(machine=CPU)))
-    (folder / "report.md").write_text("# GPT\n\nMade by `python measure.py report`.\n")
-    for study, rounds in (("stages", 2), ("ladder", 4)):
-        measure(folder, study, rounds)
+    complete_results(folder)
     (folder / "profile.trace.json").write_text("large")
     (folder / "00_orig-cpu-20260101T000000Z-1.jsonl").write_text("of a script by hand")
     (folder / "link.png").symlink_to("/etc/hostname")
     return folder
-
-
-def measure(folder, study: str, rounds: int, **changes) -> None:
-    write_journal(folder, study, plan_of("a", "b", rounds=rounds), [
-        dict(name=name, round=number) | changes
-        for number in range(1, rounds + 1) for name in "ab"])
 
 
 def packed(folder, name: str) -> str:
@@ -59,7 +48,7 @@ def test_a_complete_folder(results, tmp_path):
 def test_what_is_missing_is_named(results):
     (results / "stages.jsonl").unlink()
     (results / "ladder.jsonl").unlink()
-    measure(results, "ladder", 3)
+    measure_again(results, "ladder", 3)
     page = results / "report.md"
     page.write_text(page.read_text() + "\nNot finished: sweep; started again, it goes on.\n")
     assert [line.partition(":")[0] for line in what_is_missing(results)] == [
@@ -71,11 +60,11 @@ def test_what_is_missing_is_named(results):
 
 
 def test_failed_and_disturbed_runs_are_refused(results):
-    measure(results, "ladder", 4, error="ended by signal 9")
+    measure_again(results, "ladder", 4, error="ended by signal 9")
     (told,) = [line for line in what_is_missing(results) if line.startswith("ladder")][:1]
     assert told == "ladder: a, b failed"
     (results / "ladder.jsonl").unlink()
-    measure(results, "ladder", 4)
+    measure_again(results, "ladder", 4)
     assert what_is_missing(results) == []
     path = results / "ladder.jsonl"
     rates = iter([4e11, 4e11, 2e11, 4e11, 2e11, 4e11, 2e11, 4e11])

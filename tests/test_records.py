@@ -3,6 +3,7 @@
 import pytest
 from made_up import record_events, write_record
 
+from bench.journal import loose_records
 from bench.records import RecordError, make_record, measured, read_record
 
 GPU = "NVIDIA A100-SXM4-80GB"
@@ -110,6 +111,17 @@ def test_several_processes():
 ])
 def test_precision(gpu, config, precision):
     assert record_of(gpu=gpu, config=config).precision == precision
+
+
+def test_too_large(tmp_path, capsys):
+    """A line of 1 GB is no reason to fill the memory."""
+    path = write_record(tmp_path, "00_orig")
+    with open(path, "ab") as file:
+        file.truncate(2**30)
+    with pytest.raises(OSError, match="Too large for a record"):
+        read_record(path)
+    assert loose_records(tmp_path) == []
+    assert "00_orig-20260101T000000Z-1.jsonl" in capsys.readouterr().err
 
 
 def test_killed(tmp_path):

@@ -37,7 +37,7 @@ class Pack(Study):
             missing = what_is_missing(results)
             if missing:
                 raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
-            command = re.search(MADE_BY, (results / "report.md").read_text(encoding="utf-8"))[1]
+            command = re.search(MADE_BY, page_of(results))[1]
             write_page(results, command, [])  # it may be older than the journals
             files = [path for path in sorted(results.iterdir())
                      if path.suffix in KEPT and path.is_file() and not path.is_symlink()
@@ -53,11 +53,15 @@ class Pack(Study):
                 " python measure.py readme")
 
 
+def page_of(results) -> str:
+    page = results / "report.md"
+    return page.read_text(encoding="utf-8", errors="replace") if page.is_file() else ""
+
+
 def what_is_missing(results) -> list[str]:
     """Of what a page needs before others may quote it, each with the command that gets it."""
     missing = []
-    look, page = read_look(results), results / "report.md"
-    text = page.read_text(encoding="utf-8") if page.is_file() else ""
+    look, text = read_look(results), page_of(results)
     if not look or not text:
         return ["no report: make report"]
     if "\nNot finished: " in text:
