@@ -50,13 +50,12 @@ lint: $(TESTS)
 .venv/complete: requirements.txt
 	rm -rf .venv
 	python3 -m venv .venv
-	@echo "Installing into .venv; PyTorch takes some minutes, with CUDA some GB"
-	.venv/bin/python -m pip install --quiet -r requirements.txt
+	.venv/bin/python -m pip install -r requirements.txt
 	touch .venv/complete
 
 # What the tests need besides; the programs don't.
 .venv/tests: .venv/complete requirements-dev.txt requirements-extras.txt
-	.venv/bin/python -m pip install --quiet -r requirements-dev.txt
+	.venv/bin/python -m pip install -r requirements-dev.txt
 	touch .venv/tests
 
 # Generated bad input, kills, full disks: 200 of each; the tests run a few.

@@ -31,7 +31,6 @@ from pathlib import Path
 
 from bench import page, processes, readme
 from bench.common import ROOT, UserError, relative
-from bench.convert import tell_old_form
 from bench.journal import journal_of, locked
 from bench.rows import rows_of
 from bench.run import dry_run, failed, run_study
@@ -164,8 +163,6 @@ def main() -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     args = make_parser(studies).parse_args(argv[:cut])
     processes.on_signals(processes.interrupt)
-    if "results_dir" in args:
-        tell_old_form(args.results_dir)
     try:
         return args.function(args, argv[cut + 1 :], studies) or 0
     except (UserError, StackError, OSError) as error:

@@ -20,7 +20,6 @@ from pathlib import Path
 import matplotlib
 
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
-from bench.convert import tell_old_form
 from bench.pictures import draw_all
 from bench.study import all_studies
 from patches.stack import StackError
@@ -50,7 +49,6 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {args.results} is not a folder", file=sys.stderr)
         return 1
     studies = all_studies().values()
-    tell_old_form(args.results)
     try:
         summary = "".join(study.summary(args.results) for study in studies)
         by_study = draw_all(args.results, args.format, keep=args.show)

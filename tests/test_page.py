@@ -394,7 +394,8 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_links_lead_somewhere():
-    pages = [*readme.PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("results/reference/*/README.md")]
+    reference = ROOT / "results" / "reference"
+    pages = [*readme.PAGES, *ROOT.glob("*.md"), *reference.glob("*.md"), *reference.glob("*/*.md")]
     for path in pages:
         for link in LINK.findall(path.read_text(encoding="utf-8")):
             place, _, anchor = link.partition("#")
