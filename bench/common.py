@@ -11,7 +11,9 @@ from patches import stack
 ROOT = stack.ROOT
 BUILD = ROOT / "build"
 REFERENCE = ROOT / "results" / "reference"
-LARGEST = 2**28  # bytes of a record or a journal; those of weeks have a few million
+LARGEST = 2**28  # bytes of a record or a journal; weeks of measuring make a few million
+# What well-formed JSON with the wrong content can raise, somewhere on its way to a page.
+DAMAGE = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError
 
 
 class UserError(Exception):
@@ -40,13 +42,17 @@ def load_script(path: Path):
 
 
 def lines_of(path: Path) -> list[bytes]:
-    """What stands between the ends of lines; the last one is empty, or was cut off. Raises OSError,
+    """The file's lines, without their ends; the last one is empty, or was cut off. Raises OSError,
     also for a file that is too large to be a record or a journal."""
-    if path.stat().st_size > LARGEST:
+    with open(path, "rb") as file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
         raise OSError(errno.EFBIG, "Too large for a record or a journal", str(path))
-    return path.read_bytes().split(b"\n")
+    return data.split(b"\n")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file that is never half-written."""
-    stack.write_all({path: content.encode() if isinstance(content, str) else content})
+    if isinstance(content, str):
+        content = content.encode(errors="replace")  # JSON may hold half a character, "\\ud800"
+    stack.write_all({path: content})

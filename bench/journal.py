@@ -36,7 +36,12 @@ except ImportError:  # Windows
     import msvcrt
 
 SLOWER = 0.8  # a machine of less than this share of its usual rate is disturbed
-HEADER = ("id", "study", "kind", "time", "machine", "matmul_peak", "data", "sources", "options")
+# The fields of events that are read here, and their types.
+HEADER = dict(id=str, study=str, kind=str, time=str, machine=dict, matmul_peak=dict,
+              data=str | None, sources=dict, options=list)
+RUN = dict(id=str, name=str, round=int, seed=int)
+RAN = dict(seconds=float | int, error=str | None)
+JOURNAL = b'{"event": "study"'  # what a journal begins with
 
 
 @dataclass(frozen=True)
@@ -138,15 +143,15 @@ def read_journal(path: Path) -> list[Measured]:
             event = json.loads(line)
             kind = event["event"]
             if kind == "study":
-                run, header = None, {name: event[name] for name in HEADER}
+                run, header = None, fields_of(event, HEADER)
                 results = found[event["id"]].results if event["id"] in found else []
                 each = Measured(**header, plan=Plan.from_json(event["plan"]), results=results,
                                 folder=path.parent)
                 found.pop(each.id, None)  # the newest comes last
                 found[each.id] = each
             elif kind == "run":
+                found[fields_of(event, RUN)["id"]]  # noqa: B018 (its measurement is known)
                 run = event, []
-                found[event["id"]], event["name"], event["round"], event["seed"]  # noqa: B018
             elif kind == "ran":
                 if run:
                     found[run[0]["id"]].add(make_result(*run, event))
@@ -163,8 +168,19 @@ def read_journal(path: Path) -> list[Measured]:
     return list(found.values())
 
 
+def fields_of(event: dict, types: dict) -> dict:
+    """Raises KeyError, or TypeError for one of another type."""
+    for name, kind in types.items():
+        if not isinstance(event[name], kind):
+            raise TypeError(f"{name} is {event[name]!r}")
+    return {name: event[name] for name in types}
+
+
 def make_result(run: dict, events: list[dict], ran: dict) -> Result:
-    record, error = None, ran["error"]
+    """Raises KeyError, TypeError."""
+    seconds, error = fields_of(ran, RAN).values()
+    rate = fields_of(dict(matmul_rate=None) | ran, dict(matmul_rate=float | int | None))
+    record = None
     if not error:
         try:
             made = measured(make_record(run["name"], events))
@@ -173,8 +189,8 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
             record = made
         except RecordError as reason:
             error = str(reason)
-    return Result(run["name"], run["round"], run["seed"], run["source_sha256"], ran["seconds"] + 0,
-                  error, record, ran.get("matmul_rate"), run.get("repeats_disturbed") is True)
+    return Result(run["name"], run["round"], run["seed"], run["source_sha256"], seconds, error,
+                  record, **rate, repeats_disturbed=run.get("repeats_disturbed") is True)
 
 
 def newest(found: list[Measured]) -> list[Measured]:
@@ -195,7 +211,7 @@ def loose_records(folder: Path) -> list[Record]:
     for path in sorted(folder.glob("*.jsonl")):
         try:
             with open(path, "rb") as file:
-                if not file.read(17).startswith(b'{"event": "study"'):
+                if file.read(len(JOURNAL)) != JOURNAL:
                     records.append(read_record(path))
         except (OSError, RecordError) as error:
             print(f"skipped: {relative(path)}, {error}", file=sys.stderr)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from bench import processes
-from bench.common import UserError, relative, write_whole
+from bench.common import DAMAGE, UserError, relative, write_whole
 from bench.study import Column, Table, same_machine
 from bench.tables import cell, found_in, markdown, peaks
 
@@ -33,10 +33,9 @@ def read_look(results: Path) -> dict:
     """What an earlier start has found, or {} where there is nothing that a page can show."""
     try:
         look = json.loads((results / "machine.json").read_text(encoding="utf-8"))
-        machine_section(look), look["matmul_peak"]["bfloat16"] / 1, look["large_loss"]  # noqa: B018
+        machine_section(look), first_line(look), look["large_loss"]  # noqa: B018 (all is there)
         return look
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
-            RecursionError):
+    except (OSError, *DAMAGE):
         return {}
 
 
@@ -72,12 +71,16 @@ def machine_section(look: dict) -> str:
     return "\n\n".join(lines) + f"\n\n{kernels}"
 
 
+def first_line(look: dict) -> str:
+    machine, peak = look["machine"], look["matmul_peak"]["bfloat16"] / 1e12
+    return (f"**{machine['name']}**, PyTorch {machine['torch']}: {peak:,.2f} TFLOP/s in bfloat16"
+            " matrix products" + ("." if machine["gpus"] else
+                                  "; no GPU, so the small model `cpu-demo` is trained."))
+
+
 def summary(results: Path, look: dict) -> list[str]:
     """What this machine gives, and where it differs from the published table, in five lines."""
-    machine, peak = look["machine"], look["matmul_peak"]["bfloat16"] / 1e12
-    lines = [f"**{machine['name']}**, PyTorch {machine['torch']}: {peak:,.2f} TFLOP/s in bfloat16"
-             " matrix products" + ("." if machine["gpus"] else
-                                   "; no GPU, so the small model `cpu-demo` is trained.")]
+    lines = [first_line(look)]
     stages, ladder = ([row for _, rows in found_in(results, name) for row in rows if row.records]
                       for name in ("stages", "ladder"))
     by_stage = {row.tags["stage"]: row for row in stages}

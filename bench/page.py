@@ -6,9 +6,9 @@ import tarfile
 import time
 from pathlib import Path
 
-from bench.common import UserError, relative, write_whole
+from bench.common import DAMAGE, UserError, relative, write_whole
 from bench.html_page import write_html
-from bench.look import look_at, machine_section, read_look, summary
+from bench.look import first_line, look_at, machine_section, read_look, summary
 from bench.pictures import draw_all
 from bench.run import failed, run_study
 from bench.study import Setup, Study, all_studies
@@ -16,8 +16,6 @@ from bench.tables import found_in, text_of
 from patches import stack
 
 PAGE_SECONDS = 20  # to draw and write the page at the end
-# By what has a good form in a journal, but not the content that a study gives it.
-DAMAGE = LookupError, TypeError, ValueError, AttributeError, ArithmeticError
 
 
 def make_report(jobs: list[tuple[Study, int | None, Setup]], minutes: float, command: str) -> int:
@@ -72,8 +70,8 @@ def write_page(results: Path, command: str, missing: list[str]) -> Path:
     sections = [f"## {title}\n\n{text}\nAlone: {alone}\n" for title, text, alone in parts]
     try:
         findings = summary(results, look)
-    except DAMAGE as error:
-        findings = [f"What is left in the folder is damaged: {error!r}"]
+    except (OSError, *DAMAGE) as error:
+        findings = [first_line(look), f"What is left in the folder is damaged: {error!r}"]
     head = "".join(f"{i}. {line}\n" for i, line in enumerate(findings, 1))
     page = (f"# GPT training on {look['machine']['name']}\n\n{head}\nMade by `{command}`. tok/sec"
             " counts training alone.\n")
@@ -100,5 +98,5 @@ def section(study: Study, results: Path, pictures: list[str]) -> str:
         parts += [f"![{file.removesuffix('.png')}]({file})\n" for file in pictures]
         parts.append(study.extra(results, found))
         return "\n".join(part for part in parts if part) or "Not measured yet.\n"
-    except DAMAGE as error:
+    except (OSError, *DAMAGE) as error:
         return f"What is left of it in the folder is damaged: {error!r}\n"

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.common import DAMAGE
 from bench.journal import journal_of, newest, read_journal
 from bench.rows import Row, rows_of
 from bench.study import all_studies
@@ -93,7 +94,7 @@ def draw_all(results: Path, form: str = "png", keep: bool = False) -> dict[str, 
             figures = study.pictures(results, [(each, rows_of(each)) for each in found])
             drawn[study.name] = {f"{name}.{form}": picture_bytes(figure, form)
                                  for name, figure in figures.items()}
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (OSError, *DAMAGE) as error:
             print(f"no picture of {study.name}, it is damaged: {error!r}", file=sys.stderr)
         if not keep:
             matplotlib.pyplot.close("all")

@@ -79,15 +79,14 @@ SMALL_DISK = """
 mount -t tmpfs -o size="$1" tmpfs "$2" && cd "$2" || exit 99
 copy=$3; shift 3
 "$@"; code=$?
-cp -a . "$copy"
+cp -a . "$copy" || exit 98
 exit $code
 """
 
 
 def on_small_disk(size: int, place: Path, copy: Path) -> list:
-    """What to write before a command, so that the current folder is a disk of `size` bytes, mounted
-    at `place` for it alone, of which `copy` holds what it leaves. Skips the test where one may not
-    mount."""
+    """A prefix for a command that makes it run on a disk of `size` bytes, mounted at `place` for it
+    alone. Afterwards `copy` holds the disk's files. Skips the test where one may not mount."""
     trial = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", place]
     with contextlib.suppress(OSError):
         if not subprocess.run(trial, capture_output=True).returncode:

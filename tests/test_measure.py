@@ -159,16 +159,6 @@ def test_only_one_measurement_in_a_folder(main):
     assert main("ladder", "--rungs", "0", "--rounds", "1")[0] == 0
 
 
-@pytest.mark.parametrize(("text", "says"), [
-    ('{"time": "2026"}', "holds results of an older form (ladder); "), ("{", ""), ("[]", "")])
-def test_results_of_an_older_form_are_told(main, text, says):
-    """What is damaged among them stops nothing."""
-    (main.results / "ladder").mkdir(parents=True)
-    (main.results / "ladder" / "ladder.json").write_text(text)
-    code, out, _ = main("ladder", "--dry-run", "--rungs", "0")
-    assert code == 0 and says in out and "runs, about" in out
-
-
 def test_an_interrupt_tells_how_to_go_on(main):
     main.children.stop_at = 2
     argv = "--rungs", "0", "--rounds", "1", "--", "--dropout", "0.2"

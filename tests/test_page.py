@@ -227,7 +227,10 @@ def test_another_machine(reports, no_pictures):
     assert reports.text == before
 
 
-@pytest.mark.parametrize("damaged", ["", "[]", "{}", "[" * 100_000])
+NAMELESS = dict(machine={key: CPU[key] for key in CPU if key != "name"}, large_loss="") | LOOK
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", "{}", "[" * 100_000, json.dumps(NAMELESS)])
 def test_a_damaged_look_is_asked_for_again(reports, no_pictures, damaged):
     reports.results.mkdir()
     (reports.results / "machine.json").write_text(damaged)

@@ -130,6 +130,13 @@ def test_experts(scripts):
     assert flops == plain_flops + router  # as many products for a token as without experts
 
 
+def test_the_tied_heads_positions_hide_no_tokens(scripts):
+    model, _ = model_of(scripts("model-tied-head"))
+    assert model.head.weight is model.token_embedding.weight
+    ratio = model.position_embedding.weight.std() / model.token_embedding.weight.std()
+    assert 0.5 < ratio < 2
+
+
 def test_the_experts_are_in_the_record(scripts, tokens, tmp_path):
     result = call_main(scripts("model-mixture"), *TINY, "--device", "cpu", "--data", tokens,
                        "--results-dir", tmp_path, "--max-steps", 3, "--no-compile")

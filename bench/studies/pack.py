@@ -3,7 +3,7 @@
 import re
 import shutil
 
-from bench.common import REFERENCE, UserError, relative
+from bench.common import DAMAGE, REFERENCE, UserError, relative
 from bench.journal import locked
 from bench.look import read_look
 from bench.page import write_page
@@ -34,7 +34,10 @@ class Pack(Study):
         if target.exists():
             raise UserError(f"{relative(target)} exists: nothing is overwritten")
         with locked(results):
-            missing = what_is_missing(results)
+            try:
+                missing = what_is_missing(results)
+            except DAMAGE as error:
+                raise UserError(f"{relative(results)} is damaged: {error!r}")
             if missing:
                 raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
             command = re.search(MADE_BY, page_of(results))[1]

@@ -52,12 +52,11 @@ class Bar:
 def bar_of(record: Record) -> Bar:
     """Raises LookupError, TypeError or ValueError where a figure is missing or isn't one."""
     config = record.config
-    group = Group(record.device_name, config["model"], int(config["context_length"]))
+    group = Group(record.device_name, str(config["model"]), int(config["context_length"]))
     figures = record.tok_per_sec, record.end["reserved_gb"]
     if not all(figure is None or 0 <= figure < 1e15
                for figure in (*figures, *(record.quartiles or ()), record.val_loss)):
         raise ValueError("a figure is out of range")
-    hash(group)
     return Bar(group, NAMES[record.stage][0], int(config["world_size"]), *figures, record)
 
 
@@ -72,7 +71,7 @@ def read_bars(folder: Path, tell: bool = True) -> list[Bar]:
     left_out = sum(not result.record for result in journal)
     records = [*loose_records(folder), *(result.record for result in journal if result.record)]
     for record in sorted(records, key=began):
-        if record.stage not in NAMES:
+        if record.stage not in list(NAMES):  # it may be anything
             continue
         if record.status != "complete" or not record.tok_per_sec:
             left_out += 1
