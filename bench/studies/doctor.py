@@ -30,7 +30,8 @@ class Doctor(Study):
                 ("GPU", f"{machine['gpus']} × {machine['name']}, compute capability"
                         f" {machine['capability']}, driver {machine['driver'] or 'unknown'}"),
                 ("free memory", ", ".join(f"{mib / 1024:.1f} GB" for mib in free))]
-        lines += [("bfloat16", "in hardware" if works["bfloat16"] else "not in hardware"),
+        lines += [("bfloat16", "in hardware" if works["bfloat16"] else
+                   "not in hardware, so 01 may be slower than 00"),
                   ("torch.compile", "doesn't work" if works["compile_error"] else "works")]
         batches = {}
         meta = setup.data / "meta.json"
