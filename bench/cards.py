@@ -74,8 +74,8 @@ def results(first: Path, pages: str) -> str:
 
 
 def times_to_loss(machine: Path) -> str:
-    """How many times as fast as 00 others are to the first target: 01, both at their defaults; after
-    a search also 01 and the fastest script, over 00, all at their best settings."""
+    """How many times as fast as 00 others are to the first target: 01, both at their defaults;
+    after a search also 01 and the fastest script, over 00, all at their best settings."""
     for measured, rows in found_in(machine, "time-to-loss"):
         if measured.kind:
             continue
