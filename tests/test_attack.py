@@ -435,8 +435,9 @@ def test_full_disk(tmp_path, limit):
                 ("prepare.py", 1_500_000, [ROOT / "data" / "prepare.py", text, "--out", "out"]),
                 ("plot_results.py", 60_000, [ROOT / "plot_results.py", "--results", made_up,
                                              "--out", "out"])])
-            # The smallest disk is one page.
-            size = draw.randrange(*((4096, max(most, 20_000)) if limit == "a disk" else (most,)))
+            size = draw.randrange(most)
+            if limit == "a disk":  # whose smallest size is a page
+                size = max(4096, size)
             if limit == "a file":
                 process = started(command, cwd=place, preexec_fn=lambda size=size:
                                   resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))

@@ -264,6 +264,7 @@ def test_killed_run_keeps_its_lines(bench):
 
 def test_tokens_are_replaced_while_it_runs(bench, tmp_path):
     """data/prepare.py renames new files into place: a run goes on with those it has opened."""
+    write_tokens(bench.data, train=600)
     whole = bench.run("00_orig", "--eval-freq", 1, "--epochs", 1)
     other = write_tokens(tmp_path / "other", train=3000, vocabulary=200)
 
