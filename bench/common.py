@@ -54,5 +54,5 @@ def lines_of(path: Path) -> list[bytes]:
 def write_whole(path: Path, content: str | bytes) -> None:
     """Writes a file that is never half-written."""
     if isinstance(content, str):
-        content = content.encode(errors="replace")  # JSON may hold half a character, "\\ud800"
+        content = content.encode(errors="replace")  # JSON may hold half a character, "\ud800"
     stack.write_all({path: content})

@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.common import UserError, lines_of, relative
+from bench.common import DAMAGE, UserError, lines_of, relative
 from bench.records import EVENTS, Record, RecordError, make_record, measured, read_record
 from bench.study import Plan, Setup, same_machine
 
@@ -40,7 +40,7 @@ SLOWER = 0.8  # a machine of less than this share of its usual rate is disturbed
 HEADER = dict(id=str, study=str, kind=str, time=str, machine=dict, matmul_peak=dict,
               data=str | None, sources=dict, options=list)
 RUN = dict(id=str, name=str, round=int, seed=int)
-RAN = dict(seconds=float | int, error=str | None)
+RAN = dict(seconds=float | int, error=str | None, matmul_rate=float | int | None)
 JOURNAL = b'{"event": "study"'  # what a journal begins with
 
 
@@ -158,7 +158,7 @@ def read_journal(path: Path) -> list[Measured]:
                 run = None
             elif kind in EVENTS and run:
                 run[1].append(event)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except DAMAGE as error:
             run = None  # it is as if it had not been
             if not cut:
                 print(f"skipped: {relative(path)}, line {number}: {error!r}", file=sys.stderr)
@@ -178,8 +178,7 @@ def fields_of(event: dict, types: dict) -> dict:
 
 def make_result(run: dict, events: list[dict], ran: dict) -> Result:
     """Raises KeyError, TypeError."""
-    seconds, error = fields_of(ran, RAN).values()
-    rate = fields_of(dict(matmul_rate=None) | ran, dict(matmul_rate=float | int | None))
+    seconds, error, rate = fields_of(dict(matmul_rate=None) | ran, RAN).values()
     record = None
     if not error:
         try:
@@ -190,7 +189,7 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
         except RecordError as reason:
             error = str(reason)
     return Result(run["name"], run["round"], run["seed"], run["source_sha256"], seconds, error,
-                  record, **rate, repeats_disturbed=run.get("repeats_disturbed") is True)
+                  record, rate, run.get("repeats_disturbed") is True)
 
 
 def newest(found: list[Measured]) -> list[Measured]:
