@@ -207,8 +207,10 @@ def make_record(name: str, events: list[dict]) -> Record:
                  for log, total in zip(logs, sums, strict=True)]
         record = Record(name, start, logs, end, named("checkpoint"), curve, first_step,
                         None if None in quartiles else quartiles, val_loss)
+        if not isinstance(record.stage, str):
+            raise TypeError(f"the stage is {record.stage!r}")
         # What every reader needs, asked for once.
-        record.stage, record.device_name, record.precision, record.mfu, record.error  # noqa: B018
+        record.device_name, record.precision, record.mfu, record.error  # noqa: B018
         end and (end["reserved_gb"], end["attention_backend"])  # noqa: B018
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise RecordError(f"not a whole record: {error!r}")

@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, STAGES, TINY, environment, on_small_disk, write_tokens
 from made_up import (
+    CPU,
     Children,
     complete_results,
     copy_of_checkout,
@@ -368,9 +369,7 @@ RUNS_OF_TWO_ROUNDS = 6  # of two scripts, and of the first one with two other se
 
 def test_a_measurement_is_killed(tmp_path):
     """Its journal can be read, its child ends with it, and --resume goes on to the end."""
-    tree = copy_of_checkout(tmp_path / "tree", dict(
-        name="Some CPU", device="cpu", gpus=0, torch="2", python="3", os="Linux", threads=1,
-        cpu="Some CPU", driver=None, capability=None, cuda=None, ram_gb=8.0))
+    tree = copy_of_checkout(tmp_path / "tree", CPU)
     data = write_tokens(tmp_path / "data")
     command = ["measure.py", "ladder", "--rungs", "0,1", "--rounds", "2", "--max-tokens", "64",
                "--data", data, "--", *TINY]
@@ -396,6 +395,70 @@ def test_a_measurement_is_killed(tmp_path):
     _, err = result.communicate(timeout=240)
     assert result.returncode == 0, err
     assert kept() == RUNS_OF_TWO_ROUNDS
+
+
+@contextmanager
+def little_memory(size: int):
+    """Gives what a child calls to be in a group that may use so many bytes, as in a container:
+    Linux kills what needs more. Skips the test where one may not make such a group."""
+    root = Path("/sys/fs/cgroup")
+    first = (root / "memory").is_dir()  # version 1
+    group = (root / "memory" if first else root) / f"test-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / ("memory.limit_in_bytes" if first else "memory.max")).write_text(str(size))
+        (group / ("memory.swappiness" if first else "memory.swap.max")).write_text("0")
+    except OSError:
+        with suppress(OSError):
+            group.rmdir()
+        pytest.skip("needs the right to limit the memory of a group of processes")
+    try:
+        yield lambda: (group / "cgroup.procs").write_text("0")
+    finally:
+        until = time.monotonic() + 10
+        while group.exists():  # until the last killed process has left
+            with suppress(OSError):
+                group.rmdir()
+            assert time.monotonic() < until, "processes are left in the group"
+            time.sleep(0.1)
+
+
+def test_too_much_for_a_container(bench, tmp_path):
+    """A run that its container kills leaves a whole record, and a measurement tells it."""
+    write_tokens(bench.data, train=40_000)
+    large = ["--context-length", 256, "--batch-size", 64]  # logits of 3 GB
+    tree = copy_of_checkout(tmp_path / "tree", CPU)
+    with little_memory(1_500_000_000) as enter:
+        run = started(bench.command("00_orig", *large), preexec_fn=enter)
+        assert run.communicate(timeout=120) and run.returncode == -signal.SIGKILL
+        (path,) = bench.results.glob("*.jsonl")
+        assert read_record(path).status == "killed"
+        ladder = started(["measure.py", "ladder", "--rungs", "0", "--rounds", "1", "--max-tokens",
+                          "64", "--data", bench.data, "--", *TINY, *large],
+                         cwd=tree, preexec_fn=enter)
+        out, err = ladder.communicate(timeout=240)
+    assert ladder.returncode == 1 and "ended by signal 9" in out and "Traceback" not in err, err
+    (measured,) = read_journal(tree / "results" / "ladder.jsonl")
+    assert {result.error for result in measured.results} == {"ended by signal 9"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems answer in other ways")
+def test_tokens_are_cut_under_a_run(bench):
+    """Linux ends it, without a word of the script; its record keeps what was logged."""
+    write_tokens(bench.data, train=200_000)
+    run = started(bench.command("00_orig", "--eval-freq", 1, "--epochs", 1000))
+    try:
+        until = time.monotonic() + 60
+        while not any(b'"log"' in path.read_bytes() for path in bench.results.glob("*.jsonl")):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        os.truncate(bench.data / "train.bin", 0)
+        run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert run.returncode == -signal.SIGBUS
+    (path,) = bench.results.glob("*.jsonl")
+    assert read_record(path).logs
 
 
 def wait_for_no_child_of(tree: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, TINY, write_tokens
-from made_up import copy_of_checkout
+from made_up import CPU, copy_of_checkout
 
 NOTEBOOK = ROOT / "notebooks" / "colab.ipynb"
 
@@ -22,7 +22,7 @@ def test_notebook(tmp_path, monkeypatch):
     assert "ADDRESS_OF_THIS_REPOSITORY" in settings.source
     options = " ".join([*TINY, "--max-steps", "4"])
     settings.source = f"REPOSITORY = 'nowhere'\nOPTIONS = {options!r}\nMINUTES = 0"
-    folder = copy_of_checkout(tmp_path / "gpt-speed")
+    folder = copy_of_checkout(tmp_path / "gpt-speed", CPU)
     write_tokens(folder / "data")
     for name in ("Makefile", "requirements.txt"):
         shutil.copy(ROOT / name, folder)

@@ -17,7 +17,7 @@ from bench.tables import found_in, markdown, one_reference
 CASES = ["nothing", "evaluation", "log line", "sample and memory", "first step", "checkpoint"]
 LIMIT = {"cuda": 0.02, "cpu": 0.05}  # by which a speed may be off
 MEMORY = 0.02
-TABLES, ROUNDS, GAIN = 1000, (4, 6, 8), math.log(1.15)  # of the simulation
+TABLES, ROUNDS, GAIN = 1000, (4, 6, 8, 16), math.log(1.15)  # of the simulation
 FALSE_TABLES = 0.08  # clearly more than the 1 in 20 that is meant
 SAME = "no measurable change"
 

@@ -71,7 +71,7 @@ def read_bars(folder: Path, tell: bool = True) -> list[Bar]:
     left_out = sum(not result.record for result in journal)
     records = [*loose_records(folder), *(result.record for result in journal if result.record)]
     for record in sorted(records, key=began):
-        if record.stage not in list(NAMES):  # it may be anything
+        if record.stage not in NAMES:
             continue
         if record.status != "complete" or not record.tok_per_sec:
             left_out += 1
