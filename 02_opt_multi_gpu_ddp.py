@@ -94,7 +94,7 @@ class Config:
 
     batch_size: int = option(32, "windows per step and process", 1)
 
-    learning_rate: float = option(5e-4, "AdamW's learning rate", 0)
+    learning_rate: float = option(5e-4, "AdamW's learning rate", 0, 1e36)
     weight_decay: float = option(0.1, "AdamW's weight decay", 0)
 
     compile: bool = option(True, "train with torch.compile", action=argparse.BooleanOptionalAction)

@@ -4,7 +4,7 @@ Each round runs every script once, so two scripts are compared round by round: b
 their ratios. Noise is much alike for all scripts of a table, so all of them together tell how large
 it is: the median of their variances, which one disturbed run doesn't move. Where a script's own is
 larger, that counts. A script is called faster where noise alone makes so large a mean ratio,
-anywhere in the table, in about 1 of 20 tables: Student's t-test with Bonferroni's correction.
+anywhere in the table, in fewer than 1 of 20 tables: Student's t-test with Bonferroni's correction.
 `measure.py selftest` checks that against recorded noise.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 ROUNDS_FOR_A_VERDICT = 4
 # A false verdict is allowed in this share of the tables in which nothing differs. Recorded noise
-# has longer tails than Student's test expects: with it 1 table in 20 holds one.
+# has longer tails than Student's test expects: with it up to 1 table in 25 holds one.
 FALSE = 0.02
 LEAST = math.log(1.01)  # a smaller change is none, however sure
 

@@ -32,6 +32,7 @@ from bench.study import SCRATCH, Plan, Run, Setup, Study
 HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended
 # Fields of a plan that goes on.
 MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within", "batches"}
+HALVED = "-halved"  # in the id of what was begun anew, since memory had run out
 OPTION_OF = {"tokens": "--max-tokens", "seconds": "--seconds"}
 
 
@@ -94,7 +95,7 @@ def run_plans(
                 earlier = earlier_measurement(study, plan, setup, first, required=resume)
             begun[plan.kind] = Measurement(study, plan, setup, earlier)
         one = begun[plan.kind]
-        plan = lengths.fit(plan, setup, one.measured.plan.batches or lengths.fitting(setup))
+        plan = lengths.fit(plan, setup, one.batches())
         finished = one.run(plan, plan.rounds or rounds or study.rounds[setup.device], deadline)
         rows = rows_of(one.measured)
     return finished, [each.measured for each in begun.values()]
@@ -151,11 +152,18 @@ class Measurement:
         self.tried: set[tuple] = set()  # since this start: the keys of jobs
         self.repeats = True  # whether a disturbed run is repeated
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        again = "-halved" * setup.halved
+        again = HALVED * setup.halved
         self.measured = earlier or Measured(
             f"{now}-{os.getpid()}{again}-{plan.kind}".rstrip("-"), study.name, plan.kind, now,
             setup.machine, setup.matmul_peak or {}, None, {}, list(setup.options), plan,
             folder=setup.results)
+
+    def batches(self) -> dict[str, int]:
+        """What takes the place of the published batch sizes: as in what is measured so far, even
+        where other sizes would fit now."""
+        measured = self.measured
+        begun = measured.results or measured.plan.batches
+        return measured.plan.batches if begun else lengths.fitting(self.setup)
 
     def run(self, plan: Plan, rounds: int, deadline: float | None) -> bool:
         """Runs what is left of so many rounds; returns whether it came to their end. `plan` may
@@ -252,7 +260,8 @@ class Measurement:
         """Whether a run on a GPU has a batch size of ours, or its script's own, above 1."""
         setup, plan = self.setup, self.measured.plan
         chosen = "--batch-size" in run.options and not plan.batches
-        return (setup.device == "cuda" and not setup.halved and not plan.until_full
+        halved = setup.halved or HALVED in self.measured.id  # by an earlier start
+        return (setup.device == "cuda" and not halved and not plan.until_full
                 and self.study.failures_count and not chosen
                 and not lengths.option_of("--batch-size", [*plan.options, *setup.options])
                 and set(plan.batches.values()) != {1})
@@ -389,8 +398,7 @@ def dry_run(study: Study, setup: Setup, rounds: int | None, resume: bool) -> Non
     results = known[0].results if known else []
     peak = known[0].matmul_peak if known else processes.ask_machine("matmul_peak")
     measurement = Measurement(study, plan, setup, earlier)
-    plan = lengths.fit(plan, setup,
-                       measurement.measured.plan.batches or lengths.fitting(setup))
+    plan = lengths.fit(plan, setup, measurement.batches())
     able, _ = measurement.take(plan, rounds)
     configs = lengths.configurations(able, plan, setup)
     times = {run.name: lengths.length_of(run, plan, setup, configs[run.name], peak)

@@ -178,11 +178,14 @@ class Scripts:
 def lacking(needs: str, machine: dict) -> str | None:
     """What a variant needs and this machine doesn't have, as a row tells it."""
     for need in needs.split(", ") if needs else []:
-        package = need.removeprefix("package ")
-        if package != need and not importlib.util.find_spec(package):
-            pinned = package in (ROOT / "requirements-extras.txt").read_text(encoding="utf-8")
-            source = "-r requirements-extras.txt" if pinned else package
-            return f"needs the package {package}: pip install {source}"
-        if package == need and not machine["gpus"]:
+        kind, _, what = need.rpartition(" ")
+        if kind == "package" and not importlib.util.find_spec(what):
+            pinned = what in (ROOT / "requirements-extras.txt").read_text(encoding="utf-8")
+            source = "-r requirements-extras.txt" if pinned else what
+            return f"needs the package {what}: pip install {source}"
+        if need == "an NVIDIA GPU" and not machine["gpus"]:
             return f"needs {need}"
+        known = machine.get("capability")  # not of a CPU, on which a variant may emulate
+        if kind == "compute capability" and known and float(known) < float(what):
+            return f"needs a GPU of {need}"
     return None

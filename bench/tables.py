@@ -256,7 +256,7 @@ def verdict_note(rows: list[Row], rounds: int) -> str:
         return f'"faster" and "slower" need {ROUNDS_FOR_A_VERDICT} rounds.'
     text = ('"faster" and "slower" need a mean ratio over the rounds of at least'
             f" {math.exp(speed.least(rounds)):.2f}, or its inverse, and more for a row with more"
-            " noise of its own: noise alone makes one such ratio in about 1 of 20 tables.")
+            " noise of its own: noise alone makes one such ratio in fewer than 1 of 20 tables.")
     if memory and any(row.memory_verdict for row in rows) and one_reference(rows):
         text += f' "less" and "more" memory need {math.exp(memory.least(rounds)):.2f}.'
     return text

@@ -84,13 +84,14 @@ exit $code
 """
 
 
-def on_small_disk(size: int, place: Path, copy: Path) -> list:
+def on_small_disk(size: int, place: Path, copy: Path, mode: str = "rw") -> list:
     """A prefix for a command that makes it run on a disk of `size` bytes, mounted at `place` for it
-    alone. Afterwards `copy` holds the disk's files. Skips the test where one may not mount."""
+    alone, in `mode` "ro" only to be read. Afterwards `copy` holds the disk's files. Skips the test
+    where one may not mount."""
     trial = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", place]
     with contextlib.suppress(OSError):
         if not subprocess.run(trial, capture_output=True).returncode:
-            return ["unshare", "-rm", "sh", "-c", SMALL_DISK, "sh", str(size), place, copy]
+            return ["unshare", "-rm", "sh", "-c", SMALL_DISK, "sh", f"{size},{mode}", place, copy]
     pytest.skip("needs the right to mount a disk, in a namespace of its own")
 
 

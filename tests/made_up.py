@@ -96,20 +96,20 @@ def write_journal(
     folder: Path, study: str, plan: Plan, runs: list[dict] = (), machine: dict = CPU, **header
 ) -> Path:
     """Adds a measurement to a journal: its study line, then each of `runs`, a dict of name, round
-    (1), error (None), seconds and of what record_events takes."""
+    (1), error (None), seconds, matmul_rate and of what record_events takes."""
     path, measured = journal_of(folder, study), measured_of(study, plan, machine, **header)
     lines = [measured.as_json()]
     for run in runs:
-        run = dict(round=1, error=None, seconds=1.0) | run
-        name, number, error, seconds = (run.pop(key) for key in
-                                        ("name", "round", "error", "seconds"))
+        run = dict(round=1, error=None, seconds=1.0, matmul_rate=4e12) | run
+        name, number, error, seconds, rate = (run.pop(key) for key in (
+            "name", "round", "error", "seconds", "matmul_rate"))
         run.setdefault("seed", plan.seed_of(number))
         lines.append(dict(event="run", id=measured.id, name=name, round=number, seed=run["seed"],
                           cache="warm", command="", source_sha256="s"))
         if not error:
             lines += record_events(name, **run)
         lines.append(dict(event="ran", seconds=seconds, exit=int(bool(error)), error=error,
-                          load=0.5, matmul_rate=4e12))
+                          load=0.5, matmul_rate=rate))
     append(path, *lines)
     return path
 

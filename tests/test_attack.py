@@ -19,6 +19,7 @@ import sys
 import time
 from collections import Counter
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,13 @@ from made_up import (
     write_journal,
     write_record,
 )
+from matplotlib.image import imread
 
 import measure
 import plot_results
 from bench.journal import read_journal
 from bench.page import section
-from bench.records import RecordError, read_record
+from bench.records import read_record
 from bench.study import all_studies
 
 COUNT = int(os.environ.get("ATTACK_COUNT", 12))
@@ -325,12 +327,24 @@ def started(command: list, before: list = (), **how) -> subprocess.Popen:
                             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
 
 
-def killed_after(seconds: float, command: list, **how) -> None:
+def killed_after(seconds: float, command: list, **how) -> str:
+    """What it has printed."""
     process = started(command, **how)
     with suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=seconds)
     process.kill()
-    process.communicate()
+    return process.communicate()[0]
+
+
+def lines_kept(results: Path, printed: str) -> int:
+    """The log lines in the only record in a folder, if there is one; all that were printed are in
+    it, and it can be read, unless its first line isn't whole."""
+    logs = 0
+    for path in results.glob("*.jsonl"):
+        if b"\n" in path.read_bytes():
+            logs = len(read_record(path).logs)
+    assert logs >= len(re.findall("^Ep .*\n", printed, re.MULTILINE))
+    return logs
 
 
 def test_a_run_is_killed(bench):
@@ -338,29 +352,30 @@ def test_a_run_is_killed(bench):
     with attack("kills of a run", KILLS) as (cases, outcomes):
         for draw in cases:
             stage = draw.choice(STAGES[:2])
-            killed_after(draw.uniform(0, 8), bench.command(
+            printed = killed_after(draw.uniform(0, 8), bench.command(
                 stage, "--eval-freq", 1, "--epochs", 1000))
-            paths = list(bench.results.glob("*"))
-            logs = 0
+            logs, paths = lines_kept(bench.results, printed), list(bench.results.glob("*"))
             for path in paths:
-                with suppress(RecordError):  # killed before its first line was whole
-                    logs = len(read_record(path).logs)
                 path.unlink()
             outcomes["with log lines" if logs else "before one" if paths else "no record yet"] += 1
 
 
 def test_the_preparation_is_killed(tmp_path):
-    """There are whole tokens, or none."""
-    text = tmp_path / "text.txt"
-    text.write_text("It was a dark and stormy night. " * 60_000)
+    """There are whole tokens, or none; also where those of another text were before."""
+    texts = [tmp_path / "one.txt", tmp_path / "two.txt"]
+    for number, text in enumerate(texts):
+        text.write_text(f"It was a dark and stormy night, number {number}. " * 40_000)
+    out = tmp_path / "out"
     with attack("kills of data/prepare.py", KILLS) as (cases, outcomes):
-        for number, draw in enumerate(cases):
-            out = tmp_path / str(number)
-            killed_after(draw.uniform(0, 1.5), [ROOT / "data" / "prepare.py", text, "--out", out])
+        for draw in cases:
+            if draw.random() < 0.2:
+                shutil.rmtree(out, ignore_errors=True)
+            killed_after(draw.uniform(0, 1.5), [ROOT / "data" / "prepare.py", draw.choice(texts),
+                                                "--out", out])
             meta = out / "meta.json"
             if meta.exists():
-                told = json.loads(meta.read_text())["tokens"]
-                assert all((out / f"{part}.bin").stat().st_size == 2 * told[part] for part in told)
+                for part, told in json.loads(meta.read_text())["sha256"].items():
+                    assert sha256((out / f"{part}.bin").read_bytes()).hexdigest() == told
             outcomes["whole" if meta.exists() else "none"] += 1
 
 
@@ -506,7 +521,7 @@ def test_full_disk(tmp_path, limit):
                                   resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
             else:
                 process = started(command, before=on_small_disk(size, place, out))
-            _, err = process.communicate(timeout=120)
+            printed, err = process.communicate(timeout=120)
             left = (out if limit == "a disk" else place) / "out"
             errors = [line for line in err.splitlines() if line.startswith("error: ")]
             assert "Traceback" not in err and process.returncode in (0, 1), (what, size, err)
@@ -514,12 +529,61 @@ def test_full_disk(tmp_path, limit):
             reason = "No space left" if limit == "a disk" else "too large"
             assert all(reason in line for line in errors), (what, size, err)
             outcomes[f"{what}: {'refused' if errors else 'done'}"] += 1
-            for path in left.glob("*.jsonl"):
-                with suppress(RecordError):
-                    read_record(path)
+            if what == "a run":
+                lines_kept(left, printed)
+            for path in left.glob("*.png"):
+                assert imread(path).size
             if what == "prepare.py" and process.returncode:
                 assert not (left / "meta.json").exists()
             assert not list(left.glob("*.tmp")) if left.exists() else True
+
+
+def small_ladder(tree: Path, data: Path, *options) -> list:
+    return [tree / "measure.py", "ladder", "--rungs", "0,1", "--rounds", "1", "--max-tokens", "64",
+            "--data", data, *options, "--", *TINY]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs namespaces")
+def test_a_disk_fills_up_under_a_measurement(tmp_path):
+    """One line says so; what was measured can be read, and --resume goes on with it."""
+    tree = copy_of_checkout(tmp_path / "tree", CPU)
+    data, place, out = write_tokens(tmp_path / "data"), tmp_path / "place", tmp_path / "out"
+    place.mkdir()
+    process = started(small_ladder(tree, data, "--results-dir", "results"),
+                      before=on_small_disk(12_288, place, out))
+    _, err = process.communicate(timeout=240)
+    errors = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert process.returncode == 1 and "Traceback" not in err, err
+    assert len(errors) == 1 and "No space left" in errors[0], err
+    results = out / "results"
+    (before,) = read_journal(results / "ladder.jsonl")
+    assert 0 < len(before.results) < 4
+    again = started(small_ladder(tree, data, "--results-dir", results, "--resume"))
+    _, err = again.communicate(timeout=240)
+    assert again.returncode == 0, err
+    (after,) = read_journal(results / "ladder.jsonl")
+    assert after.results[:len(before.results)] == before.results
+    assert not any(result.error for result in after.results) and len(after.results) == 3
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs namespaces")
+@pytest.mark.parametrize("program", ["00_orig.py", "plot_results.py", "prepare.py", "measure.py"])
+def test_a_folder_that_may_only_be_read(tmp_path, program):
+    data, made_up, place = tmp_path / "data", tmp_path / "made-up", tmp_path / "place"
+    text = tmp_path / "text.txt"
+    text.write_text("It was a dark and stormy night. " * 100)
+    place.mkdir()
+    write_tokens(data)
+    write_results(made_up)
+    command = {
+        "00_orig.py": [ROOT / "00_orig.py", *TINY, "--data", data, "--results-dir", "out"],
+        "plot_results.py": [ROOT / "plot_results.py", "--results", made_up, "--out", "out"],
+        "prepare.py": [ROOT / "data" / "prepare.py", text, "--out", "out"],
+        "measure.py": small_ladder(ROOT, data, "--results-dir", "out")}[program]
+    before = on_small_disk(4096, place, tmp_path / "copy", "ro")
+    _, err = started(command, before=before).communicate(timeout=120)
+    assert "Traceback" not in err and "Read-only file system" in err, err
+    assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 1, err
 
 
 def test_interrupted_while_it_is_imported(bench):

@@ -1,14 +1,25 @@
 """The variant checkpoint-resume: what is saved, and that a run goes on as if nothing had been."""
 
+import io
 import json
 import os
+import pickle
 import resource
 import signal
+from dataclasses import replace
 from random import Random
 
 import pytest
 import torch
-from conftest import TINY, environment, load, on_small_disk, run_python, write_tokens
+from conftest import (
+    TINY,
+    call_main,
+    environment,
+    load,
+    on_small_disk,
+    run_python,
+    write_tokens,
+)
 
 from patches import stack
 
@@ -50,11 +61,17 @@ class Trial:
 
     def run(self, script, results: str, *options, launch=ONE, saved: str | None = None, **how):
         """`saved`: the folder of the checkpoints, made every 4 steps."""
+        return run_python(*launch, script, *self.options(results, saved), *options, **how)
+
+    def main(self, script, results: str, *options, saved: str | None = None):
+        """In this process."""
+        return call_main(load(script), *self.options(results, saved), *options)
+
+    def options(self, results: str, saved: str | None) -> list:
         where = ["--checkpoint-dir", self.folder / saved, "--checkpoint-every", 4] if saved else []
-        return run_python(
-            *launch, script, *TINY, "--device", "cpu", "--no-compile", "--dropout", "0.1",
-            "--data", self.data, "--results-dir", self.folder / results, "--eval-freq", "1",
-            "--epochs", "2", *where, *options, **how)
+        return [*TINY, "--device", "cpu", "--no-compile", "--dropout", "0.1",
+                "--data", self.data, "--results-dir", self.folder / results, "--eval-freq", "1",
+                "--epochs", "2", *where]
 
     def events(self, results: str, kind: str | None = None) -> list[dict]:
         """Of all records of a folder, in the order of their files' last change."""
@@ -211,9 +228,7 @@ def test_damaged_checkpoints_and_other_tokens(trial):
     saved = trial.folder / "saved" / "step-4"
 
     def refused(folder) -> str:
-        result = trial.run(script, "two", "--resume", folder)
-        assert result.returncode == 1 and "Traceback" not in result.stderr, result.stderr
-        return result.stderr
+        return refusal(trial, script, folder)
 
     assert "holds no complete checkpoint" in refused(trial.folder / "nowhere")
     meta = trial.data / "meta.json"
@@ -221,9 +236,77 @@ def test_damaged_checkpoints_and_other_tokens(trial):
     meta.write_text(json.dumps(json.loads(text) | {"sha256": {"train": "0"}}))
     assert "was trained on other tokens" in refused(saved)
     meta.write_text(text)
+    about = saved / "checkpoint.json"
+    text = about.read_text()
+    for spoiled in (text[:100], "[]", *(json.dumps(json.loads(text) | change) for change in (
+            dict(epoch="x"), dict(windows=None), dict(config=[]), dict(train_seconds={})))):
+        about.write_text(spoiled)
+        assert "can't be read" in refused(saved), spoiled
+    about.write_text(text)
+    metadata = saved / ".metadata"
+    whole = metadata.read_bytes()
+    for spoiled in (b"", whole[:100], whole[:-1], b"\x80\x04." + whole):
+        metadata.write_bytes(spoiled)
+        assert "can't be read" in refused(saved), spoiled
+    metadata.write_bytes(whole)
     for path in saved.glob("*.distcp"):
         path.write_bytes(path.read_bytes()[:100])
     assert "can't be read" in refused(saved)
+
+
+def refusal(trial, script, folder) -> str:
+    """The one line that says why a checkpoint isn't taken."""
+    result = trial.main(script, "two", "--resume", folder)
+    assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
+    return result.stderr
+
+
+class Program:
+    """What pickle would execute."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
+
+
+def test_nothing_in_a_checkpoint_is_executed(trial):
+    """Neither in .metadata, which PyTorch reads by pickle, nor in what is saved beside tensors."""
+    script, mark = trial.script(), trial.folder / "executed"
+    trial.run(script, "one", "--max-steps", "4", saved="saved")
+    saved = trial.folder / "saved" / "step-4"
+    metadata = saved / ".metadata"
+    known = pickle.loads(metadata.read_bytes())
+    metadata.write_bytes(pickle.dumps(Program(mark)))
+    assert "mkdir, which is no data" in refusal(trial, script, saved)
+    metadata.write_bytes(pickle.dumps(None))  # then PyTorch would look for those of each rank
+    metadata.with_name("__0.metadata").write_bytes(pickle.dumps(Program(mark)))
+    assert "can't be read" in refusal(trial, script, saved)
+    index, place = next((index, place) for index, place in known.storage_data.items()
+                        if index.fqn.endswith(".lr"))
+    file, program = saved / place.relative_path, io.BytesIO()
+    torch.save(Program(mark), program)
+    known.storage_data[index] = replace(place, offset=file.stat().st_size,
+                                        length=len(program.getvalue()))
+    file.write_bytes(file.read_bytes() + program.getvalue())
+    metadata.write_bytes(pickle.dumps(known))
+    assert "can't be read" in refusal(trial, script, saved)
+    assert not mark.exists()
+    metadata.write_bytes(pickle.dumps(Program(mark)))
+    with metadata.open("rb") as file:
+        pickle.load(file)
+    assert mark.exists()  # it would have been
+
+
+def test_a_clock_set_back_costs_no_checkpoint(trial):
+    script = trial.script()
+    trial.run(script, "one", "--max-steps", "8", saved="saved")
+    for path in (trial.folder / "saved").glob("*/.metadata"):
+        os.utime(path, (2**32, 2**32))
+    result = trial.main(script, "two", "--max-steps", "12", "--resume", "auto", saved="saved")
+    assert result.returncode == 0, result.stderr
+    assert trial.saved("saved") == ["step-12", "step-8"]
 
 
 def test_another_number_of_ranks(trial):

@@ -108,6 +108,28 @@ def test_a_study_fits_its_runs(gpu):
     assert gpu.batches() == [("a", None), ("b", None)]
 
 
+def test_published_sizes_stay_when_less_is_free(gpu):
+    gpu.children.answers["free_memory"] = [80_000]
+    run.run_study(Toy(gpu.plan(rounds=1)), gpu.setup)
+    gpu.setup.batches, gpu.children.answers["free_memory"] = None, [7_700]
+    run.run_study(Toy(gpu.plan(rounds=2)), gpu.setup, resume=True)
+    assert gpu.batches() == [("a", None), ("b", None)] * 2
+
+
+def test_00_is_predicted_without_options_of_the_compiler(gpu, monkeypatch):
+    """It has none, and would refuse them."""
+    asked, predict = [], lengths.predict
+
+    def spy(text, options, *rest):
+        asked.append(options)
+        return predict(text, ["--model", "gpt2"], *rest)
+
+    monkeypatch.setattr(lengths, "predict", spy)
+    gpu.setup.options = ["--no-compile"]
+    assert fitting(gpu.setup)
+    assert ["--no-compile" in options for options in asked] == [False, True]
+
+
 def out_of_memory(times: list, text: str = "", **record):
     """A child whose memory runs out as long as `times` aren't used up."""
     def child(command, environment):
@@ -140,6 +162,10 @@ def test_out_of_memory_halves_once(gpu, capsys, does, says):
     _, (measured,) = run.run_study(Toy(gpu.plan(rounds=2)), gpu.setup)
     assert gpu.batches() == [("a", 4), ("b", 16), ("a", 2), ("b", 8), ("a", 2)]
     assert run.failed(measured)
+    gpu.setup.halved = False  # a later start tries it once more, at the same size
+    gpu.children.does["b"] = out_of_memory([True])
+    _, (again,) = run.run_study(Toy(gpu.plan(rounds=2)), gpu.setup, resume=True)
+    assert gpu.batches() == [("b", 8)] and again.id == measured.id
 
 
 def test_published_batches_are_halved_too(gpu):

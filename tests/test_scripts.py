@@ -96,7 +96,10 @@ def test_variants_of_02(catalogue):
     ("", CPU, None), ("an NVIDIA GPU", MACHINE, None), ("package json", CPU, None),
     ("an NVIDIA GPU", CPU, "needs an NVIDIA GPU"),
     ("package json, an NVIDIA GPU", CPU, "needs an NVIDIA GPU"),
-    ("package no_such", CPU, "needs the package no_such: pip install no_such")])
+    ("package no_such", CPU, "needs the package no_such: pip install no_such"),
+    ("compute capability 8.9", CPU, None),  # where variants are emulated
+    ("compute capability 8.0", MACHINE, None), ("compute capability 8.9", MACHINE,
+                                                "needs a GPU of compute capability 8.9")])
 def test_lacking(needs, machine, says):
     assert lacking(needs, machine) == says
 

@@ -21,7 +21,7 @@ from bench.tables import (
 def shown(tmp_path):
     """(each row of a plan's full table, the notes below it)"""
     def shown(plan, runs, *how, **header):
-        (measured,) = read_journal(write_journal(tmp_path, "a", plan, runs, *how, **header))
+        *_, measured = read_journal(write_journal(tmp_path, "a", plan, runs, *how, **header))
         rows = rows_of(measured)
         cells = cells_of(markdown(full_table(rows)))
         return [*cells.values()], full_notes(measured, rows)
@@ -38,6 +38,16 @@ def test_markdown():
     assert markdown(Table(columns, rows, "What:", missing="n/a", every_column=True)) == (
         "What:\n\n| a\\|b | e | n |\n| :-- | --: | --: |\n| x \\| y | n/a | 2.0 |\n"
         "| n/a | n/a | n/a |\n")
+
+
+def test_disturbed_runs_are_named(shown):
+    """Those right after which the machine was slower by a fifth or more."""
+    runs = [*rounds_of("one", 100, 101), *rounds_of("two", 120, 121)]
+    assert not any("Disturbed" in note for note in shown(plan_of("one", "two"), runs)[1])
+    runs[2]["matmul_rate"] = 3e12
+    (note,) = (note for note in shown(plan_of("one", "two"), runs, id="2")[1]
+               if "Disturbed" in note)
+    assert "after 1 of 4 runs" in note and note.endswith(": two (round 1).")
 
 
 # ---- Techniques --------------------------------------------------------------------------------

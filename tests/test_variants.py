@@ -79,6 +79,21 @@ def test_unchanged_is_unchanged(scripts, stages, tokens, name):
     assert largest_difference(*losses) < 1e-5
 
 
+@pytest.mark.parametrize("name", ["step-accumulation", *(
+    name for name, patch in VARIANTS.items() if patch.fields["Slot"] == "memory")])
+def test_the_gradient_is_that_of_the_whole_batch(scripts, stages, tokens, name):
+    """Of a first step, relative to the largest of each tensor."""
+    patch, models = VARIANTS[name], []
+    skip_without(patch.fields.get("Needs", ""))
+    for script in (stages[patch.base], scripts(name)):
+        model, config = model_of(script, **STEPS | dict(max_steps=1))
+        with one_rank(script):
+            losses_of(script, model, config, windows_of(script, tokens))
+        models.append(model)
+    for whole, pieces in zip(*(model.parameters() for model in models), strict=True):
+        assert (whole.grad - pieces.grad).abs().max() <= 1e-6 * whole.grad.abs().max()
+
+
 def test_sharded_ranks_train_as_02_does(tmp_path):
     """Two ranks, of which the second has no window of its own to evaluate, or one less; float32."""
     data, losses = write_tokens(tmp_path / "data"), {}

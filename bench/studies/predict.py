@@ -122,7 +122,8 @@ def share(kind: str, row: tuple) -> str:
 
 def chosen(setup) -> list:
     """The scripts that are asked for. Raises UserError, StackError."""
-    scripts, args, machine = setup.scripts, setup.args, setup.machine | dict(gpus=4)
+    scripts, args = setup.scripts, setup.args
+    machine = setup.machine | dict(gpus=4, capability=None)  # of any kind
     runs = [scripts.stage(name, 4) for name in ("00", "01", "02")]
     if args.rungs:
         runs = scripts.chosen(args.rungs, scripts.rungs(4))

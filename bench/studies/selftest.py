@@ -17,8 +17,8 @@ from bench.tables import found_in, markdown, one_reference
 CASES = ["nothing", "evaluation", "log line", "sample and memory", "first step", "checkpoint"]
 LIMIT = {"cuda": 0.02, "cpu": 0.05}  # by which a speed may be off
 MEMORY = 0.02
-TABLES, ROUNDS, GAIN = 1000, (4, 6, 8, 16), math.log(1.15)  # of the simulation
-FALSE_TABLES = 0.08  # clearly more than the 1 in 20 that is meant
+TABLES, ROUNDS, GAIN = 1000, (4, 6, 8, 12, 16), math.log(1.15)  # of the simulation
+FALSE_TABLES = 0.065  # more than 1 in 20, by more than chance
 SAME = "no measurable change"
 
 
@@ -127,12 +127,13 @@ def shares(recorded: list[Recorded], rounds: int) -> tuple[float, float]:
 def noise_like(recorded: Recorded, rounds: int, draw: random.Random) -> list[list[float]]:
     """Rounds of such noise (a wild bootstrap): recorded ones, each with a sign of its own, so that
     every run keeps its own noise, and what runs of one round have in common; from another run on,
-    so that others are neighbours."""
-    turn = draw.randrange(len(recorded.rounds[0]))
-    drawn = draw.sample(recorded.rounds * math.ceil(rounds / len(recorded.rounds)), rounds)
-    signs = [draw.choice((-1, 1)) for _ in drawn]
-    return [[sign * each for each in (*log[turn:], *log[:turn])]
-            for sign, log in zip(signs, drawn, strict=True)]
+    so that others are neighbours. Where there are too few, copies of them begin at other runs."""
+    copies = []
+    for _ in range(math.ceil(rounds / len(recorded.rounds))):
+        turn = draw.randrange(len(recorded.rounds[0]))
+        copies += [[*log[turn:], *log[:turn]] for log in recorded.rounds]
+    return [[sign * each for each in log] for sign, log in zip(
+        draw.choices((-1, 1), k=rounds), draw.sample(copies, rounds), strict=True)]
 
 
 def verdicts(logs: list[list[float]], one_reference: bool) -> list[str]:
