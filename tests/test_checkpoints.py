@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import resource
+import shutil
 import signal
 from dataclasses import replace
 from random import Random
@@ -256,6 +257,7 @@ def test_damaged_checkpoints_and_other_tokens(trial):
 
 def refusal(trial, script, folder) -> str:
     """The one line that says why a checkpoint isn't taken."""
+    shutil.rmtree(trial.folder / "two", ignore_errors=True)  # or the same second, the same name
     result = trial.main(script, "two", "--resume", folder)
     assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
     return result.stderr
