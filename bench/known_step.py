@@ -77,12 +77,18 @@ def write_tokens(folder: Path, train: int) -> None:
 
 
 def growth_by_a_tensor(script, device: torch.device) -> list[int]:
-    """By how many bytes the script's figure of its memory grows with a tensor of a known size."""
+    """By how many bytes the script's figure of its memory grows with a tensor; and by how many it
+    should: on a GPU by what the driver then has less, as nvidia-smi tells, else by the tensor's."""
     run, name = script.Run(), "reserved_gb" if device.type == "cuda" else "allocated_gb"
     run.config = SimpleNamespace(device=device)
-    before = run.memory_gb()[name]
+    before, free = run.memory_gb()[name], free_bytes(device)
     tensor = torch.ones(TENSOR, dtype=torch.uint8, device=device)  # written, so that it is there
-    return [round((run.memory_gb()[name] - before) * 1024**3), tensor.nbytes]
+    true = free - free_bytes(device) if device.type == "cuda" else tensor.nbytes
+    return [round((run.memory_gb()[name] - before) * 1024**3), true]
+
+
+def free_bytes(device: torch.device) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
 
 def main() -> int:

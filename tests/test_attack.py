@@ -278,9 +278,10 @@ def test_patches(tmp_path, monkeypatch, capsys):
                 "02_opt_multi_gpu_ddp.py"}
 
 
-def test_folders_to_pack(tmp_path, monkeypatch):
-    """Into `measure.py pack`: a damaged or hostile folder of results is packed as far as it is
-    whole, or refused in one line; nothing else is written, and no link is followed."""
+def test_folders_of_others(tmp_path, monkeypatch):
+    """Into `measure.py pack`, `compare` and `export`: a damaged or hostile folder of results is
+    taken as far as it is whole, or refused in one line; nothing else is written, and no link is
+    copied."""
     from bench.studies import pack
 
     secret, reference = tmp_path / "secret", tmp_path / "reference"
@@ -289,8 +290,9 @@ def test_folders_to_pack(tmp_path, monkeypatch):
     monkeypatch.setattr("bench.page.draw_all", lambda *_: {})  # test_records draws
     monkeypatch.setattr(measure.processes, "on_signals", lambda handler: None)
     Children(monkeypatch, tmp_path / "build")
-    names = ["../x", "", "/tmp/x", "a b", "x/y", "é", "\n"]
-    with attack("folders to pack") as (cases, outcomes):
+    names, whole = ["../x", "", "/tmp/x", "a b", "x/y", "é", "\n"], tmp_path / "whole"
+    complete_results(whole)
+    with attack("folders of others") as (cases, outcomes):
         for number, draw in enumerate(cases):
             folder = tmp_path / f"results-{number}"
             complete_results(folder)
@@ -301,16 +303,18 @@ def test_folders_to_pack(tmp_path, monkeypatch):
                     path.symlink_to(draw.choice([secret, "/etc/passwd", "x", folder]))
                 elif not path.is_symlink():
                     path.write_bytes(spoiled(draw, path.read_bytes()))
-            monkeypatch.setattr(sys, "argv", [
-                "measure.py", "pack", "--results-dir", str(folder),
-                draw.choice(names) if draw.random() < 0.1 else "rtx-4090"])
+            name = draw.choice(names) if draw.random() < 0.1 else "rtx-4090"
+            words = draw.choice([*[["pack", "--results-dir", folder, name]] * 3,
+                                 ["compare", folder, whole, "--results-dir", reference],
+                                 ["export", "--results-dir", folder, "--csv", reference / "csv"]])
+            monkeypatch.setattr(sys, "argv", ["measure.py", *map(str, words)])
             code, err = called(measure.main)
             errors = [line for line in err.splitlines() if "error: " in line]
             assert "Traceback" not in err and code in (0, 1, 2), err
             assert len(errors) == bool(code), err
-            outcomes["refused" if code else "packed"] += 1
+            outcomes["refused" if code else "taken"] += 1
             around = {path.name for path in tmp_path.iterdir()}
-            assert around <= {"secret", "reference", "build", folder.name}
+            assert around <= {"secret", "reference", "build", "whole", folder.name}
             assert secret.read_text() == "not for others"
             for copy in reference.rglob("*"):
                 assert not copy.is_symlink() and copy.name[-4:] != ".tmp"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, STAGES, call_main, environment, one_error_line, run_python, write_tokens
+from made_up import CPU, copy_of_checkout
 
 PREPARE = "run `python data/prepare.py`"
 
@@ -354,7 +355,8 @@ def test_text_that_a_terminal_cannot_show(bench, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other names and no umask")
-@pytest.mark.parametrize("program", ["00_orig.py", "plot_results.py", "data/prepare.py"])
+@pytest.mark.parametrize("program", ["00_orig.py", "plot_results.py", "data/prepare.py",
+                                     "measure.py"])
 def test_odd_surroundings(tmp_path, program):
     """A folder with every odd character, no HOME, the locale C, and files that only their owner
     may read."""
@@ -364,11 +366,14 @@ def test_odd_surroundings(tmp_path, program):
     options = {"00_orig.py": [*conftest.TINY, "--max-steps", 4, "--data", data, "--results-dir",
                               home / "results"],
                "plot_results.py": ["--results", home],
-               "data/prepare.py": [text, "--out", home / "tokens"]}[program]
+               "data/prepare.py": [text, "--out", home / "tokens"],
+               "measure.py": ["ladder", "--rungs", "0", "--rounds", "1", "--max-tokens", "64",
+                              "--data", data, "--", *conftest.TINY]}[program]
+    tree = copy_of_checkout(home / "tree", CPU) if program == "measure.py" else ROOT
     variables = {name: value for name, value in environment().items() if name != "HOME"}
     before = os.umask(0o077)
     try:
-        result = run_python(ROOT / program, *options, cwd=home, env=variables | dict(
+        result = run_python(tree / program, *options, cwd=home, env=variables | dict(
             LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="", PYTHONCOERCECLOCALE="0"))
     finally:
         os.umask(before)
