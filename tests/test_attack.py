@@ -444,7 +444,7 @@ def little_memory(size: int):
 
 def test_too_much_for_a_container(bench, tmp_path):
     """A run that its container kills leaves a whole record, and a measurement tells it."""
-    write_tokens(bench.data, train=40_000)
+    write_tokens(bench.data, train=40_000, val=600)
     large = ["--context-length", 256, "--batch-size", 64]  # logits of 3 GB
     tree = copy_of_checkout(tmp_path / "tree", CPU)
     with little_memory(1_500_000_000) as enter:
@@ -554,7 +554,7 @@ def test_a_disk_fills_up_under_a_measurement(tmp_path):
     data, place, out = write_tokens(tmp_path / "data"), tmp_path / "place", tmp_path / "out"
     place.mkdir()
     process = started(small_ladder(tree, data, "--results-dir", "results"),
-                      before=on_small_disk(12_288, place, out))
+                      before=on_small_disk(8192, place, out))
     _, err = process.communicate(timeout=240)
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     assert process.returncode == 1 and "Traceback" not in err, err
