@@ -372,8 +372,8 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
         for name, speed in (("00", 100.0), ("01", 200.0), ("best 00", 150.0), ("best 01", 450.0),
                             ("fast", 900.0))])
     assert rows_of_text(cards.results(machine, "results"))[-1][-1] == (
-        "01 at its defaults 2.0×; over 00 at its best: 01 3.0×; `optimizer-muon` 6.0×, 2.1× counting"
-        " compilation (1 seed)")
+        "01 at its defaults 2.0×; over 00 at its best: 01 3.0×; `optimizer-muon` 6.0×, 2.1×"
+        " counting compilation (1 seed)")
 
 
 def write_ladder(folder: Path, machine: dict = CPU) -> None:
