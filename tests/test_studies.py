@@ -219,6 +219,35 @@ def test_leave_one_out(tmp_path):
     assert SCRIPTS.text(last.script) == SCRIPTS.stages["13-loss-in-graph"]
 
 
+def test_leave_one_out_of_a_script_of_ones_own(tmp_path):
+    """Two variants without one of them; one variant without itself, which is 01."""
+    both = "optimizer-muon+compile-blocks"
+    plan = plan_for(tmp_path, "leave-one-out", f"--rungs 12,14 --names {both}")
+    whole, pages, chunks, muon, blocks = plan.runs
+    assert (plan.kind, whole.script, whole.compared_to) == ("variants", both, None)
+    assert {run.compared_to for run in plan.runs[1:]} == {whole.name}
+    variable, muon_of = b"THP_MEM_ALLOC_ENABLE", b"Muon("
+    assert variable in SCRIPTS.text(both) and muon_of in SCRIPTS.text(both)
+    assert variable not in SCRIPTS.text(pages.script) and muon_of in SCRIPTS.text(pages.script)
+    assert chunks.error.startswith("conflict: ")
+    assert (muon.label, SCRIPTS.text(muon.script)) == (
+        "without optimizer-muon", SCRIPTS.stages["compile-blocks"])
+    assert (blocks.script, blocks.tags) == ("optimizer-muon", dict(without="compile-blocks"))
+    alone = plan_for(tmp_path, "leave-one-out", "--rungs 0 --names compile-blocks")
+    assert [run.name for run in alone.runs] == ["variant-compile-blocks", "without-compile-blocks"]
+    assert alone.runs[1].script == SCRIPTS.stage("01").script
+    with pytest.raises(UserError, match="no variant 'nothing' of 01"):
+        plan_for(tmp_path, "leave-one-out", "--names nothing")
+    with pytest.raises(UserError, match="head-liger: needs the package liger_kernel"):
+        plan_for(tmp_path, "leave-one-out", "--names head-liger")
+    ladder = plan_for(tmp_path, "ladder", "--rungs 0,12")
+    write_journal(tmp_path, "ladder", ladder, speeds_of(ladder))
+    write_journal(tmp_path, "leave-one-out", plan, speeds_of(plan))
+    ((measured, _),) = found_in(tmp_path, "ladder")
+    (table,) = excerpts_of(STUDIES["ladder"], measured).values()
+    assert "× in 01" not in table  # which isn't what they were measured in
+
+
 def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path):
     """Rung 1 conflicts, 2 is a quarter faster, 3 failed, 4 isn't clear."""
     ladder = plan_for(tmp_path, "ladder", "--rungs 0-5")

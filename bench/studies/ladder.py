@@ -42,7 +42,8 @@ class Ladder(Study):
             return cell(row.tok_per_sec, ",.0f") + f" ({values})" * bool(values)
 
         left_out = {row.tags.get("without"): row
-                    for _, found in found_in(measured.folder, "leave-one-out") for row in found}
+                    for each, found in found_in(measured.folder, "leave-one-out")
+                    if not each.kind for row in found}
 
         def in_01(row: Row) -> str:
             without = left_out.get(row.run.name)

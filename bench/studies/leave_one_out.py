@@ -1,11 +1,13 @@
 """What each technique is still worth beside all the others."""
 
-from bench.study import Plan, Study
+from bench.common import UserError
+from bench.study import Plan, Run, Setup, Study
 from patches import stack
 
 
 class LeaveOneOut(Study):
-    """01 without one technique at a time: what each is still worth beside all the others."""
+    """01 without one technique at a time: what each is still worth beside all the others; with
+    --names also of a script composed of variants, without one technique or variant at a time."""
 
     title = "01 without one technique at a time"
     schedule = {60: None}
@@ -13,25 +15,53 @@ class LeaveOneOut(Study):
     def options(self, parser):
         parser.add_argument("--rungs", metavar="0,5-8",
                             help="which techniques, by their numbers (default: all)")
+        parser.add_argument("--names", metavar="A+B",
+                            help="variants that the script has besides (default: none)")
 
     def plans(self, setup):
-        rungs, scripts = setup.scripts.rungs()[:-1], setup.scripts
-        base = scripts.stage("01").but(published=None)
-        runs = [base]
-        for rung in scripts.chosen(setup.args.rungs, rungs):
-            k = rung.tags["rung"]
-            if k == 0:
-                continue  # 00 has no technique; 01 runs in any case
-            name, error = f"without-{rung.name}", None
-            try:
-                # base: the stage with the technique; ours: 01; theirs: the stage before it
-                scripts.own[name] = stack.merge(
-                    scripts.text(rung.script), scripts.text("01_opt_single_gpu"),
-                    scripts.text(rungs[k - 1].script), name)
-            except stack.Conflict:
-                error = "conflict: later patches build on the lines that it changes"
-            runs.append(rung.but(
-                name=name, label=f"without {rung.label}", script=name, published=None,
-                expected=base.expected, compared_to=base.name, error=error,
-                tags={"rung": None, "without": rung.name}))
-        yield Plan(runs, seed_noise=True, cold_rounds=0, **self.length(setup))
+        names = setup.args.names or "01"
+        base = setup.scripts.find(names, setup.machine)
+        if base.error:
+            raise UserError(f"{names}: {base.error}")
+        base = base.but(published=None, loss=None, compared_to=None)
+        runs = [base, *without_techniques(setup, base)]
+        if setup.args.names:
+            runs += without_variants(setup, base)
+        yield Plan(runs, "variants" if setup.args.names else "", seed_noise=True, cold_rounds=0,
+                   **self.length(setup))
+
+
+def without_techniques(setup: Setup, base: Run) -> list[Run]:
+    """`base` without each of the chosen techniques that later ones don't build on."""
+    scripts, runs = setup.scripts, []
+    rungs = scripts.rungs()[:-1]
+    for rung in scripts.chosen(setup.args.rungs, rungs):
+        k = rung.tags["rung"]
+        if k == 0:
+            continue  # 00 has no technique; `base` runs in any case
+        name, error = f"without-{rung.name}", None
+        try:
+            # base: the stage with the technique; ours: `base`; theirs: the stage before it
+            scripts.own[name] = stack.merge(
+                scripts.text(rung.script), scripts.text(base.script),
+                scripts.text(rungs[k - 1].script), name)
+        except stack.Conflict:
+            error = "conflict: later patches build on the lines that it changes"
+        runs.append(rung.but(
+            name=name, label=f"without {rung.label}", script=name, published=None,
+            expected=base.expected, compared_to=base.name, options=base.options, error=error,
+            tags={"rung": None, "without": rung.name}))
+    return runs
+
+
+def without_variants(setup: Setup, base: Run) -> list[Run]:
+    """`base` without each of the variants that it is composed of."""
+    parts, runs = base.script.split("+"), []
+    for part in parts:
+        rest = "+".join(other for other in parts if other != part) or "01"
+        run = setup.scripts.find(rest, setup.machine)
+        runs.append(run.but(
+            name=f"without-{part}", label=f"without {part}", published=None, loss=None,
+            technique=setup.scripts.find(part, setup.machine).technique, compared_to=base.name,
+            tags={"stage": None, "variant": None, "without": part}))
+    return runs
