@@ -249,6 +249,12 @@ def test_the_command(tmp_path, monkeypatch):
     minutes = 15 * 414_009 / (32 * 1024) * sum(whole.values()) / 60
     assert f"| {minutes:,.1f} |" in text and f"| {minutes / 4:,.1f} |" in text  # 02 on four GPUs
     assert "| 00 | 5 |" in answer(gpu="RTX 4060 Ti")
+    assert answer(gpu="h100", batch_size=None) == text  # any case
+    assert "of this kind, RTX 4090" in answer(gpu="4090")  # a part of one name
+    text = answer(gpu="a100")  # of two
+    assert "| A100 40 GB | 40 |" in text and "| A100 80 GB | 80 |" in text
+    assert "| H100 |" not in text and "of this kind" not in text
+    assert "of this kind, A10:" in answer(gpu="A10")  # which is a part of other names, too
     text = answer(memory=2.0, variants="step-accumulation,parallel-zero1")
     assert "| 00 | 1.00 | 3.00 | 0.68 |\n" in text and "| 2 GB | 2 | 8 (1.0 GB) |" in text
     assert "| step-accumulation --micro-batches 4 |" in text and "| parallel-zero1 |" in text
@@ -263,7 +269,7 @@ def test_the_command(tmp_path, monkeypatch):
         dict(name="05-bfloat16", config=dict(model="gpt2"), reserved_gb=13.5)], MACHINE)
     assert "| 5 bfloat16 | 1.00 | 3.00 | 0.68 | 13.50 |" in answer(rungs="5")
     for changes, says in (
-            (dict(gpu="H1000"), "'H1000' is none of T4, V100"),
+            (dict(gpu="H1000"), "'H1000' is none of T4, V100"), (dict(gpu=""), "'' is none of"),
             (dict(batch_size=0), "out of range"),
             (dict(memory=0.0), "out of range"), (dict(variants="no-such"), "no variant 'no-such'"),
             (dict(rungs="99"), "99")):

@@ -22,7 +22,8 @@ class Predict(Study):
 
     def options(self, parser):
         parser.add_argument("--gpu", metavar="NAME", default="all",
-                            help=f"all (the default), or one of {', '.join(CARDS)}")
+                            help="all (the default), or the name, or a part of it, of"
+                                 f" {', '.join(CARDS)}")
         parser.add_argument("--memory", metavar="GB", type=float,
                             help="a card with so much memory instead")
         parser.add_argument("--model", metavar="NAME", default="gpt2",
@@ -41,7 +42,7 @@ class Predict(Study):
             raise UserError("--batch-size and --model go before --", 2)
         if args.batch_size is not None and args.batch_size < 1:
             raise UserError(f"--batch-size: {args.batch_size} is out of range", 2)
-        cards = {name: card.mib for name, card in CARDS.items() if args.gpu in (name, "all")}
+        cards = {name: CARDS[name].mib for name in named(args.gpu)}
         if args.memory is not None:
             if not 0 < args.memory < 10_000:
                 raise UserError(f"--memory: {args.memory:g} is out of range", 2)
@@ -76,8 +77,8 @@ class Predict(Study):
             *(Column(run.label, partial(fits, run.name)) for run in runs),
         ], list(cards), "The largest power of two that fits, what it reserves, and tok/sec per"
            " GPU in thousands:"))
-        if len(cards) == 1 and args.gpu in cards:
-            text += "\n" + markdown(where_it_goes(runs, known, args))
+        if len(cards) == 1 and args.memory is None:
+            text += "\n" + markdown(where_it_goes(runs, known, *cards, args.batch_size))
         write_whole(setup.results / "predict.png",
                     picture_bytes(draw(runs, needs, args.model), "png"))
         return text + (
@@ -87,12 +88,20 @@ class Predict(Study):
             f"{relative(setup.results / 'predict.png')}")
 
 
-def where_it_goes(runs: list, known: dict[str, Prediction], args) -> Table:
+def named(text: str) -> list[str]:
+    """The cards that `text` means: "all", a name in any case, or else a part of names: "4090"."""
+    text = text.strip().lower()
+    exact = [name for name in CARDS if text in ("all", name.lower())]
+    return exact or [name for name in CARDS if text and text in name.lower()]
+
+
+def where_it_goes(runs: list, known: dict[str, Prediction], name: str,
+                  batch_size: int | None) -> Table:
     """For one card: at which batch, how fast, and where the time of a step goes."""
-    card, rows = CARDS[args.gpu], []
+    card, rows = CARDS[name], []
     for run in runs:
         prediction = known[run.name]
-        batch = args.batch_size or largest(prediction.needs, card.mib)
+        batch = batch_size or largest(prediction.needs, card.mib)
         fits = batch and prediction.needs[batch].least <= card.mib - OTHERS
         times = prediction.seconds(batch, card) if fits else None
         if times:
@@ -111,7 +120,7 @@ def where_it_goes(runs: list, known: dict[str, Prediction], args) -> Table:
         Column("MFU", lambda row: f"{row[1].mfu(row[2], card):.0%}" if card.bfloat16 else ""),
         Column(f"minutes of {EPOCHS} epochs", minutes),
         *(Column(kind, partial(share, kind)) for kind in KINDS)], rows,
-        f"What fits a card of this kind, {args.gpu}: how fast, how long on the book's"
+        f"What fits a card of this kind, {name}: how fast, how long on the book's"
         f" {TOKENS_OF_BOOK:,} training\ntokens, and where the time of a step goes:")
 
 
