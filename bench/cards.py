@@ -92,7 +92,7 @@ def times_to_loss(machine: Path) -> str:
             parts.append((f"`{fastest}`", ratio(best["00"], best[fastest])))
         told = "; ".join(f"{name} {factor:.1f}×" for name, factor in parts if factor)
         if fastest not in ("00", None) and (whole := ratio(compiled["00"], compiled[fastest])):
-            told += f", {whole:.1f}× counting compilation"
+            told += f", {whole:.1f}× with its compilation"
         seeds = min(row.rounds for row in rows)
         return f"{told} ({seeds} seed{'s' * (seeds != 1)})" if told else "–"
     return "–"
@@ -153,8 +153,7 @@ def techniques(first: Path) -> str:
 def cards(first: Path, patches: list[stack.Patch], study: str) -> str:
     """A card for each technique, or variant: its header, and what it brings: published, measured on
     each machine by `study`, and predicted."""
-    folders = [folder for machine in machines(first) for folder in (machine, machine / "later")]
-    found = [pair for folder in folders for pair in found_in(folder, study)]
+    found = [pair for folder in machines(first) for pair in found_in(folder, study)]
     texts, expected = [], check.expected()
     for number, patch in enumerate(patches, 1):
         heading = patch.fields["Technique"]

@@ -12,7 +12,7 @@ from patches import stack
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(  # opening, name of the table, what stands there, end
-    r"(<!-- ([\w/-]+): written by measure\.py readme -->\n)((?:(?!<!--).)*)(<!-- end -->)?",
+    r"(<!-- ([\w-]+): written by measure\.py readme -->\n)((?:(?!<!--).)*)(<!-- end -->)?",
     re.DOTALL)
 # The machine whose tables stand in the pages; what is a line or a column for each has all.
 SHOWN = REFERENCE / "amd-epyc-2-cores"
@@ -81,10 +81,8 @@ def update(text: str, machine: Path) -> str:
     }, {}
     for study in all_studies().values():
         tables |= study.fixed()
-        for part in ("", "later/"):  # what was measured by itself, when the rest was there
-            for measured, _ in found_in(machine / part, study.name):
-                tables |= {part + name: table
-                           for name, table in excerpts_of(study, measured).items()}
+        for measured, _ in found_in(machine, study.name):
+            tables |= excerpts_of(study, measured)
 
     def write(block: re.Match) -> str:
         opening, name, _, end = block.groups()

@@ -331,6 +331,12 @@ def started(command: list, before: list = (), **how) -> subprocess.Popen:
                             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
 
 
+def small_ladder(tree: Path, data: Path, *options, rungs: str = "0,1", rounds: int = 1,
+                 of_scripts: list = ()) -> list:
+    return [tree / "measure.py", "ladder", "--rungs", rungs, "--rounds", rounds, "--max-tokens", 64,
+            "--data", data, *options, "--", *TINY, *of_scripts]
+
+
 def killed_after(seconds: float, command: list, **how) -> str:
     """What it has printed."""
     process = started(command, **how)
@@ -390,12 +396,10 @@ def test_a_measurement_is_killed(tmp_path):
     """Its journal can be read, its child ends with it, and --resume goes on to the end."""
     tree = copy_of_checkout(tmp_path / "tree", CPU)
     data = write_tokens(tmp_path / "data")
-    command = ["measure.py", "ladder", "--rungs", "0,1", "--rounds", "2", "--max-tokens", "64",
-               "--data", data, "--", *TINY]
     journal = tree / "results" / "ladder.jsonl"
 
     def again() -> list:
-        return [*command[:2], *["--resume"] * journal.exists(), *command[2:]]
+        return small_ladder(tree, data, *["--resume"] * journal.exists(), rounds=2)
 
     def kept() -> int:
         found = read_journal(journal)
@@ -404,13 +408,13 @@ def test_a_measurement_is_killed(tmp_path):
     with attack("kills of a measurement", KILLS) as (cases, outcomes):
         for draw in cases:
             before = kept()
-            killed_after(draw.uniform(0.5, 12), again(), cwd=tree)
+            killed_after(draw.uniform(0.5, 12), again())
             wait_for_no_child_of(tree)
             assert kept() >= before
             outcomes[f"{kept() - before} runs more"] += 1
             if kept() == RUNS_OF_TWO_ROUNDS:
                 journal.unlink()
-    result = started(again(), cwd=tree)
+    result = started(again())
     _, err = result.communicate(timeout=240)
     assert result.returncode == 0, err
     assert kept() == RUNS_OF_TWO_ROUNDS
@@ -452,9 +456,8 @@ def test_too_much_for_a_container(bench, tmp_path):
         assert run.communicate(timeout=120) and run.returncode == -signal.SIGKILL
         (path,) = bench.results.glob("*.jsonl")
         assert read_record(path).status == "killed"
-        ladder = started(["measure.py", "ladder", "--rungs", "0", "--rounds", "1", "--max-tokens",
-                          "64", "--data", bench.data, "--", *TINY, *large],
-                         cwd=tree, preexec_fn=enter)
+        ladder = started(small_ladder(tree, bench.data, rungs="0", of_scripts=large),
+                         preexec_fn=enter)
         out, err = ladder.communicate(timeout=240)
     assert ladder.returncode == 1 and "ended by signal 9" in out and "Traceback" not in err, err
     (measured,) = read_journal(tree / "results" / "ladder.jsonl")
@@ -540,11 +543,6 @@ def test_full_disk(tmp_path, limit):
             if what == "prepare.py" and process.returncode:
                 assert not (left / "meta.json").exists()
             assert not list(left.glob("*.tmp")) if left.exists() else True
-
-
-def small_ladder(tree: Path, data: Path, *options) -> list:
-    return [tree / "measure.py", "ladder", "--rungs", "0,1", "--rounds", "1", "--max-tokens", "64",
-            "--data", data, *options, "--", *TINY]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs namespaces")

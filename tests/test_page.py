@@ -373,7 +373,7 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
                             ("fast", 900.0))])
     assert rows_of_text(cards.results(machine, "results"))[-1][-1] == (
         "01 at its defaults 2.0×; over 00 at its best: 01 3.0×; `optimizer-muon` 6.0×, 2.1×"
-        " counting compilation (1 seed)")
+        " with its compilation (1 seed)")
 
 
 def write_ladder(folder: Path, machine: dict = CPU) -> None:

@@ -1,7 +1,8 @@
 """What each technique is still worth beside all the others."""
 
 from bench.common import UserError
-from bench.study import Plan, Run, Setup, Study
+from bench.study import Column, Plan, Run, Setup, Study, Table, picture_name
+from bench.tables import GB, RANGE, RUN, SPEED_OR_ERROR, bold, cell, number
 from patches import stack
 
 
@@ -29,6 +30,13 @@ class LeaveOneOut(Study):
             runs += without_variants(setup, base)
         yield Plan(runs, "variants" if setup.args.names else "", seed_noise=True, cold_rounds=0,
                    **self.length(setup))
+
+    def excerpts(self, measured, rows):
+        return {picture_name(self.name, measured.kind): [Table([
+            RUN, SPEED_OR_ERROR, RANGE,
+            Column("technique's factor",
+                   lambda row: bold(cell(row.technique_factor, ".2f"), row.verdict)),
+            GB, number("Δ loss", "loss_difference", "+.3f")], rows)]}
 
 
 def without_techniques(setup: Setup, base: Run) -> list[Run]:
