@@ -68,10 +68,11 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
     def command(name: str, text: str, arguments: str = "", parents=(folders,)):
         return commands.add_parser(
             name, help=text, description=text, allow_abbrev=False, parents=parents,
-            usage=f"measure.py {name} {arguments}[options] [-- options of the scripts]")
+            usage=" ".join(["measure.py", name, *arguments.split(), "[options]",
+                            "[-- options of the scripts]"]))
 
     for study in studies.values():
-        sub = command(study.name, study.help, "KIND " * (study.name == "sweep"))
+        sub = command(study.name, study.help, study.arguments)
         sub.set_defaults(function=measure)
         study.options(sub)
         if not study.runs_scripts:

@@ -63,7 +63,7 @@ def memory_table() -> Table:
 def clock_table() -> Table:
     """Each rung's published time per step beside the predicted one, by the published clock and of
     training alone; and what each technique brings by both. Raises UserError, StackError."""
-    card, rows, before = CARDS[PUBLISHED_ON], [], None
+    card, rows = CARDS[PUBLISHED_ON], []
     for number, run, batch, known in ladder(Scripts()):
         ddp = run.torchrun  # the published one is rung 10 with it
         if run.published is None:
@@ -77,11 +77,11 @@ def clock_table() -> Table:
             label="10, with DDP" if ddp else run.label, batch=batch, steps=steps,
             evaluation=evaluation, alone=alone, clock=alone + (evaluation + PER_LINE) / steps,
             published=tokens * run.processes / run.published, prediction=prediction)
-        if before and not ddp:
+        if rows and not ddp:
+            before = rows[-1]
             row["factor"] = before["alone"] / before["batch"] * batch / alone
             row["theirs"] = before["published"] / before["batch"] * batch / row["published"]
         rows.append(row)
-        before = row
 
     def milliseconds(heading: str, name: str) -> Column:
         return Column(heading, lambda row: f"{1000 * row[name]:,.0f}")

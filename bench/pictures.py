@@ -34,10 +34,10 @@ def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
         (row, *row.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]) for row in rows]
 
 
-def thousands(axis, count: int = 5) -> None:
+def thousands(axis) -> None:
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    axis.set_major_locator(MaxNLocator(count, steps=[1, 2, 5, 10]))
+    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
 
 

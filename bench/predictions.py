@@ -8,9 +8,7 @@ import ast
 import hashlib
 import io
 import json
-import os
 import re
-import subprocess
 import sys
 import tempfile
 import tokenize
@@ -20,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import speed
+from bench import processes, speed
 from bench.common import REFERENCE, ROOT, UserError, write_whole
 from bench.memory import Need, need
 from bench.speed import TERA, Card
@@ -89,21 +87,19 @@ def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
     return events
 
 
-def ask(text: bytes, options: list[str], batches: Sequence[int | None]) -> dict[int, dict]:
-    """What bench.trace.trace tells, by the batch size (None: the script's own). Raises
-    UserError."""
+def ask(text: bytes, options: list[str], batches: Sequence[int]) -> dict[int, dict]:
+    """What bench.trace.trace tells, by the batch size. Raises UserError."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
         script.write_bytes(text)
         request = dict(script=str(script), options=options, batches=batches)
-        child = subprocess.run([sys.executable, "-m", "bench.trace", json.dumps(request)],
-                               cwd=ROOT, capture_output=True, text=True, errors="replace",
-                               env=os.environ | {"OMP_NUM_THREADS": "1"})  # it computes nothing
-    if child.returncode:
-        told = re.findall("error: (.+)", child.stderr) or child.stderr.splitlines() or [
-            f"ended by {child.returncode}"]
-        raise UserError(f"what it takes can't be predicted: {told[-1]}")
-    return dict(json.loads(child.stdout))
+        code, out, err = processes.run_child(
+            [sys.executable, "-m", "bench.trace", json.dumps(request)], ROOT,
+            OMP_NUM_THREADS="1")  # it computes nothing
+    if code:
+        told = processes.error_line(err or f"ended by {code}")
+        raise UserError(f"what it takes can't be predicted: {told}")
+    return dict(json.loads(out))
 
 
 def predict(text: bytes, options: list[str], results: Path, smallest: int | None = None,

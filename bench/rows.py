@@ -66,24 +66,21 @@ class Row:
         if failed and not self.error:
             self.error = f"failed: {failed[0].removeprefix('failed: ')}"
         complete = [result for result in results if result.record]
-        self.records: list[Record] = [
-            result.record for result in complete if result.seed == plan.seed_of(result.round)]
+        self.by_round: dict[int, Record] = {
+            result.round: result.record for result in complete
+            if result.seed == plan.seed_of(result.round)}
+        self.records = list(self.by_round.values())
         self.record = self.records[0] if self.records else None  # round 1's, which compiles
         self.rounds = len(self.records)
         self.losses_by_seed = {
             result.seed: result.record.val_loss_after(self.loss_tokens) for result in complete}
-        # tok/sec of all processes together, and GB of one, by rounds.
-        self.by_round = {result.round: result.record for result in complete
-                         if result.seed == plan.seed_of(result.round)}
-        self.speeds_by_round = {
-            number: record.tok_per_sec for number, record in self.by_round.items()}
-        self.speeds = list(self.speeds_by_round.values())
-        self.memories = [record.end["reserved_gb"] for record in self.records]
+        self.speeds = list(map(speed_of, self.records))  # tok/sec of all processes together
+        self.memories = list(map(memory_of, self.records))  # GB of one
 
     # ---- The run's own figures
 
-    tok_per_sec = median_of(lambda record: record.tok_per_sec)
-    reserved_gb = median_of(lambda record: record.end["reserved_gb"])
+    tok_per_sec = median_of(speed_of)
+    reserved_gb = median_of(memory_of)
     lowest_val_loss = median_of(lambda record: record.lowest_val_loss)
     first_step_excess = median_of(lambda record: record.first_step_excess)
     mfu = median_of(lambda record: record.mfu)

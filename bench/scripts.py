@@ -72,7 +72,7 @@ class Scripts:
             return script.read_bytes()
         if "+" in script:
             return stack.compose(script.split("+"))
-        return self.own.get(script) or self.stages[stack.find(script, list(self.stages))]
+        return self.own.get(script) or self.stages[stack.find(script, self.stages)]
 
     def rungs(self, gpus: int = 1) -> list[Run]:
         """00, the script after each patch, and 02 on `gpus`. Raises UserError, StackError."""
@@ -99,8 +99,10 @@ class Scripts:
 
     def chosen(self, text: str | None, runs: list[Run]) -> list[Run]:
         """Those of some rungs that "0,5-8" names; all for None. Raises UserError."""
-        numbers = set(range(len(runs)) if text is None else ())
-        for part in [] if text is None else text.split(","):
+        if text is None:
+            return runs
+        numbers: set[int] = set()
+        for part in text.split(","):
             match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
             if not match:
                 raise UserError(

@@ -119,7 +119,7 @@ class Setup:
     options: list[str] = field(default_factory=list)  # for every script
     matmul_peak: dict | None = None  # floating-point operations per second, where they are known
     minutes: float | None = None  # within a report, those that the report may take
-    batches: dict[str, int] | None = None  # see bench.fit.fitting; None: not looked at yet
+    batches: dict[str, int] | None = None  # see bench.lengths.fitting; None: not looked at yet
     halved: bool = False  # whether memory ran out, so that these are half as large
 
     @property
@@ -157,6 +157,7 @@ class Study:
     # Of --max-tokens ("": no such option) and --rounds, with their defaults filled in.
     max_tokens_help = ("training tokens, per process, after which losses are compared (default:"
                        " {cuda:,} on a GPU, {cpu:,} on a CPU)")
+    arguments = ""  # of its command line, those that are no options
     environment: dict[str, str] = {}  # of its runs
     runs_scripts = True  # else it has an `answer` instead of plans
     failures_count = True  # whether a run that fails makes the command fail

@@ -66,11 +66,17 @@ def found_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
     return [(each, rows_of(each)) for each in newest(read_journal(journal_of(folder, study)))]
 
 
+def tables_of(study: Study, measured, rows: list[Row]) -> list[Table]:
+    """What a report shows of a plan that was measured."""
+    own = study.tables(measured, rows)
+    return [full_table(rows)] if own is None else own
+
+
 def text_of(study: Study, measured) -> str:
     """All tables of a plan that was measured, and what has to be said of them."""
     rows = rows_of(measured)
-    tables, notes = study.tables(measured, rows), study.notes(measured, rows)
-    text = "\n".join(map(markdown, [full_table(rows)] if tables is None else tables))
+    notes = study.notes(measured, rows)
+    text = "\n".join(map(markdown, tables_of(study, measured, rows)))
     notes = full_notes(measured, rows) if notes is None else notes
     return text + "".join(f"\n{note}\n" for note in notes)
 
@@ -104,23 +110,20 @@ def full_table(rows: list[Row]) -> Table:
     factors = [Column(f"factor{published}", factor("factor", "published_factor"))]
     if without:  # whose factor is the inverse of the other
         factors = [number("technique's factor", "technique_factor", ".2f")]
-    baseline = [
-        Column(f"over the baseline{published}",
-               factor("factor_baseline", "published_factor_baseline")),
-        number("Δ loss, baseline", "loss_difference_baseline", "+.4f"),
-    ]
-    if one_reference(rows):
-        baseline = [Column("", lambda row: "")] * 2
-    memory = []
-    if one_reference(rows) and not without:  # alternatives
+    baseline, memory = [], []
+    if not one_reference(rows):
+        baseline = [Column(f"over the baseline{published}",
+                           factor("factor_baseline", "published_factor_baseline")),
+                    number("Δ loss, baseline", "loss_difference_baseline", "+.4f")]
+    elif not without:  # alternatives
         memory = [number("× GB", "memory_factor", ".2f"),
                   Column("memory", lambda row: row.memory_verdict or "", True)]
     columns = [
-        RUN, Column("technique", technique, True), SPEED, RANGE, *factors, baseline[0],
+        RUN, Column("technique", technique, True), SPEED, RANGE, *factors, *baseline[:1],
         number("reserved GB", "reserved_gb", ".2f"), *memory[:1],
         Column("first step s", lambda row: cell(row.record and row.record.first_step_seconds,
                                                 ".1f")),
-        LOSS, number("Δ loss", "loss_difference", "+.4f"), baseline[1],
+        LOSS, number("Δ loss", "loss_difference", "+.4f"), *baseline[1:],
         Column("within seed noise",
                lambda row: {None: "", True: "yes", False: "no"}[row.within_seed_noise]),
         EXPECTED_LOSS, number("of matmul peak", "share_of_peak", ".1%"),

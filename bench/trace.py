@@ -323,8 +323,8 @@ class Run:
         self.events = list(self.notes.events)
 
 
-def trace(module, options: list[str], batch: int | None = None) -> tuple[int, dict]:
-    """(the batch size, what is known of training at it) by a script's own train(): a step, an
+def trace(module, options: list[str], batch: int) -> dict:
+    """What is known of training at a batch size, by a script's own train(): a step, an
     evaluation of one batch of each text, further steps, an evaluation. The epoch's sample is left
     out: it takes less memory than an evaluation.
 
@@ -345,8 +345,7 @@ def trace(module, options: list[str], batch: int | None = None) -> tuple[int, di
     module.sample = lambda *_: ""
     module.now = lambda _: notes.mark()
     module.DistributedDataParallel, module.fully_shard = Buckets, shares
-    size = ["--batch-size", str(batch)] if batch else []
-    config = module.configure(["--device", "cpu", *options, *size])
+    config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
     config.device = torch.device("meta")
     config.max_steps, config.max_tokens, config.eval_freq = STEPS, None, 99
     config.target_loss = -1
@@ -367,7 +366,7 @@ def trace(module, options: list[str], batch: int | None = None) -> tuple[int, di
     if len(notes.work) != STEPS + 4:  # now() is asked before, after each step, and at log lines
         raise NotImplementedError("its loop takes the time in another way than 00's")
     *_, step, evaluation, _ = notes.work
-    return config.batch_size, dict(
+    return dict(
         events=run.events, step=step, evaluation=evaluation,
         tokens=config.batch_size * config.context_length,
         flops_per_token=module.count_parameters(model, config)[1])
@@ -391,7 +390,8 @@ def main() -> int:
             torch.set_float32_matmul_precision(
                 "high" if b'set_float32_matmul_precision("high")' in script.read_bytes()
                 else "highest")
-            traces = [trace(module, request["options"], batch) for batch in request["batches"]]
+            traces = [(batch, trace(module, request["options"], batch))
+                      for batch in request["batches"]]
     except Exception as error:
         error = getattr(error, "inner_exception", error)  # of the compiler's
         lines = str(error).strip().splitlines() or [type(error).__name__]

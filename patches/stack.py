@@ -252,8 +252,9 @@ def find(name: str, names: list[str] | dict[str, bytes]) -> str:
     return name
 
 
-def rebuild(patches: list[Patch], root: Path = ROOT, edited: Path | None = None) -> list[bytes]:
-    """The script of each of names_of(patches), as it was before the file `edited` was edited.
+def rebuild(patches: list[Patch], root: Path = ROOT,
+            edited: Path | None = None) -> dict[str, bytes]:
+    """Each of names_of(patches) with its script, as it was before the file `edited` was edited.
 
     Raises StackError if a patch doesn't match, or another one of 00, 01 and 02 isn't its stage.
     """
@@ -270,19 +271,12 @@ def rebuild(patches: list[Patch], root: Path = ROOT, edited: Path | None = None)
         if root / file != edited and (found := read(root / file)) != stage:
             line = found[:len(os.path.commonprefix([found, stage]))].count(b"\n") + 1
             raise StackError(f"{file}, line {line}: not what the patches make (edited? `refresh`)")
-    return list(scripts.values())
+    return scripts
 
 
 def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, bytes]:
     """Every stage, then every variant, by its name. Raises StackError as `rebuild` does."""
-    patches = load(root) + load_variants(root)
-    return dict(zip(names_of(patches), rebuild(patches, root, edited), strict=True))
-
-
-def script_of(name: str, root: Path = ROOT) -> bytes:
-    """The script of a stage or variant, by any name that `find` knows."""
-    scripts = rebuild_all(root)
-    return scripts[find(name, scripts)]
+    return rebuild(load(root) + load_variants(root), root, edited)
 
 
 def merge(base: bytes, ours: bytes, theirs: bytes, name: str, join: bool = False) -> bytes:

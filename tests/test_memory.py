@@ -272,7 +272,7 @@ def test_compiled():
 ])
 def test_what_can_not_be_traced_is_told_in_a_line(name, options, says):
     with pytest.raises(UserError, match=says) as error:
-        ask(SCRIPTS.text(name), [*SMALL, *options], [None])
+        ask(SCRIPTS.text(name), [*SMALL, *options], [8])
     assert "\n" not in str(error.value)
 
 

@@ -275,7 +275,7 @@ def test_the_command(tmp_path, monkeypatch):
             (dict(rungs="99"), "99")):
         with pytest.raises(UserError, match=says):
             answer(**changes)
-    setup.options = ["--batch-size", "4"]
-    with pytest.raises(UserError, match="go before --"):
-        answer()
+    for setup.options in (["--batch-size", "4"], ["--model=gpt2-medium"]):
+        with pytest.raises(UserError, match="go before --"):
+            answer()
     assert setup.machine == CPU

@@ -284,15 +284,15 @@ def test_write(tree):
     )
 
 
-def test_script_of(tree):
+def test_the_names_of_a_script(tree):
     scripts = stack.rebuild_all(tree.root)
     assert list(scripts) == EVERY
     for name, same in (("00_orig", "00_orig"), ("2", "02-second"), ("profile", "profile"),
                        ("01_opt_single_gpu", "03-third"), ("02_opt_multi_gpu_ddp", "ddp"),
                        (LAST, "03-third"), ("variant-profile.py", "profile")):
-        assert stack.script_of(name, tree.root) == scripts[same]
+        assert stack.find(name, scripts) == same
     with pytest.raises(stack.StackError, match="no patch 'x'"):
-        stack.script_of("x", tree.root)
+        stack.find("x", scripts)
 
 
 def test_output_into_a_closed_pipe(tree, monkeypatch):

@@ -40,7 +40,7 @@ def scripts(tmp_path_factory):
     def script(name):
         if name not in loaded:
             path = folder / stack.file_of(name)
-            path.write_bytes(stack.script_of(name))
+            path.write_bytes(stack.rebuild_all()[name])
             loaded[name] = load(path)
         return loaded[name]
 
@@ -102,7 +102,7 @@ def test_sharded_ranks_train_as_02_does(tmp_path):
         ("parallel-sharded", 3, "--zero", 3),
     ):
         script, results = tmp_path / f"{name}.py", tmp_path / f"{name}-{windows}"
-        text = stack.script_of(name).decode().replace("torch.bfloat16", "torch.float32")
+        text = stack.rebuild_all()[name].decode().replace("torch.bfloat16", "torch.float32")
         small = "layers=1, heads=2, width=32"
         script.write_text(text.replace("layers=4, heads=4, width=256", small))
         result = run_python(

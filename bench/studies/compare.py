@@ -9,7 +9,7 @@ from bench.noise import verdict_of_two
 from bench.pictures import COLOURS, PUBLISHED, key, lay_rows, picture_bytes, rows_of_panels, shorten
 from bench.rows import Row, noise_among
 from bench.study import Column, Study, Table
-from bench.tables import cell, found_in, markdown
+from bench.tables import cell, found_in, markdown, spread
 
 
 class Pair(NamedTuple):
@@ -42,6 +42,7 @@ class Compare(Study):
 
     runs_scripts = False
     in_report = ()
+    arguments = "A B"
 
     def options(self, parser):
         for name in "AB":
@@ -68,9 +69,9 @@ class Compare(Study):
                 Column("technique", lambda pair: pair.one.label, True),
                 Column("published", lambda pair: cell(pair.one.published_factor, ".2f")),
                 Column("A: ×", lambda pair: cell(pair.one.factor, ".2f")),
-                Column("range of the rounds", lambda pair: spread(pair.one)),
+                Column("range of the rounds", lambda pair: spread(factors(pair.one), ".2f")),
                 Column("B: ×", lambda pair: cell(pair.other.factor, ".2f")),
-                Column("range of the rounds", lambda pair: spread(pair.other)),
+                Column("range of the rounds", lambda pair: spread(factors(pair.other), ".2f")),
                 Column("difference", lambda pair: pair.difference, True)],
                 pairs, "What each technique brings over the one before it:")),
             "The published figures (an A100) have no ranges, and so no verdict.\n"
@@ -92,23 +93,18 @@ def factors(row: Row) -> list[float]:
     return list(map(math.exp, row.ratios()))
 
 
-def spread(row: Row) -> str:
-    known = factors(row)
-    return f"{min(known):.2f}–{max(known):.2f}" if known else ""
-
-
 def differences(one, other, pairs: list[Pair], setup) -> list[tuple]:
     """Lines of (what, A, B), of all in which the two measurements differ."""
     lines = [("folder", setup.args.A, setup.args.B)]
     lines += [(name, one.machine.get(name), other.machine.get(name))
               for name in one.machine | other.machine
               if one.machine.get(name) != other.machine.get(name)]
-    rates = [{name: f"{rate / 1e12:.2f}" for name, rate in (each.matmul_peak or {}).items()}
+    rates = [{name: f"{rate / 1e12:.2f}" for name, rate in each.matmul_peak.items()}
              for each in (one, other)]
     lines += [(f"products in {name}, TFLOP/s", rates[0].get(name, ""), rates[1].get(name, ""))
               for name in rates[0] | rates[1]]
     changed = [pair.one.label for pair in pairs if
-               one.sources[pair.one.run.name] != other.sources[pair.one.run.name]]
+               one.sources.get(pair.one.run.name) != other.sources.get(pair.one.run.name)]
     if changed:
         lines.append(("another version of", ", ".join(changed), ""))
     if one.data != other.data:

@@ -6,7 +6,7 @@ import sys
 from bench.rows import Row, middle, ratio
 from bench.scripts import COMPILER
 from bench.study import Column, Plan, Study, Table
-from bench.tables import GB, LOSS, cell, machine_note
+from bench.tables import GB, LOSS, cell, machine_note, spread
 
 # Total seconds of 5 epochs with Adafactor, in a published study of the modes on one GPU.
 STUDY_SECONDS = {"none": 1059.0, "default": 497.9, "reduce-overhead": 497.6, "max-autotune": 769.1}
@@ -67,9 +67,8 @@ class CompileModes(Study):
         def part(place: int, form: str):
             return lambda row: format(cost(row)[place], form) if cost(row) else ""
 
-        def spread(row: Row) -> str:
-            seconds = [record.tokens_per_step / record.tok_per_sec for record in row.records]
-            return f"{min(seconds):.3f}–{max(seconds):.3f}" if len(seconds) > 1 else ""
+        def seconds(row: Row) -> list[float]:
+            return [record.tokens_per_step / record.tok_per_sec for record in row.records]
 
         def outcome(row: Row) -> str:
             if row.uncompiled and row is not rows[0]:
@@ -79,7 +78,8 @@ class CompileModes(Study):
         return [Table([
             Column("mode or backend", lambda row: row.label, True),
             Column("compiling, s", part(0, ".1f")), Column("s/step", part(1, ".3f")),
-            Column("range", spread), Column("× speed", outcome),
+            Column("range", lambda row: spread(seconds(row), ".3f")),
+            Column("× speed", outcome),
             Column(f"{EPOCHS} epochs, s", lambda row: cell(total(row), ",.0f")),
             Column("× none", lambda row: cell(ratio(total(rows[0]), total(row)), ".2f")),
             Column("study", lambda row: cell(ratio(

@@ -10,7 +10,7 @@ from bench.common import UserError, relative, write_whole
 from bench.journal import loose_records
 from bench.records import Record
 from bench.study import Study, Table, all_studies, picture_name
-from bench.tables import found_in, full_table
+from bench.tables import found_in, tables_of
 
 MARKS = re.compile(r"\*\*|`|\\(?=\*)")  # Markdown's, without the characters that they set
 
@@ -55,11 +55,8 @@ def tables_in(folder: Path) -> dict[str, Table]:
     has several."""
     tables = {}
     for study in all_studies().values():
-        if not study.runs_scripts:
-            continue
         for measured, rows in found_in(folder, study.name):
-            own = study.tables(measured, rows)
-            own = [full_table(rows)] if own is None else own
+            own = tables_of(study, measured, rows)
             name = picture_name(study.name, measured.kind)
             tables |= {name + f"-{number}" * (len(own) > 1): table
                        for number, table in enumerate(own, 1)}

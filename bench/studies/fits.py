@@ -17,6 +17,7 @@ class Fits(Study):
 
     runs_scripts = False
     in_report = ()
+    arguments = "00|01|02|again"
 
     def options(self, parser):
         parser.add_argument("stage", choices=[*STAGES, "again"],

@@ -9,8 +9,6 @@ class Identical(Study):
     """00 fifteen times, as if it were a ladder of 14 techniques that change nothing: every verdict
     is a false one (at most 1 such ladder in 20 may hold one)."""
 
-    title = "The same script fifteen times"
-
     def plans(self, setup):
         runs = [setup.scripts.stage("00").but(
             name=f"same-{number:02}", label=f"00, number {number}", published=None,

@@ -21,6 +21,7 @@ class Pack(Study):
 
     runs_scripts = False
     in_report = ()
+    arguments = "NAME"
 
     def options(self, parser):
         parser.add_argument("name", metavar="NAME",

@@ -4,6 +4,7 @@ that fits, and the tokens per second."""
 from functools import partial
 
 from bench.common import UserError, relative, write_whole
+from bench.lengths import option_of
 from bench.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
 from bench.predictions import BATCHES, OTHERS, Prediction, largest, predict
 from bench.speed import CARDS, KINDS
@@ -38,7 +39,7 @@ class Predict(Study):
 
     def answer(self, setup):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
-        if "--batch-size" in setup.options or "--model" in setup.options:
+        if any(option_of(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)
         if args.batch_size is not None and args.batch_size < 1:
             raise UserError(f"--batch-size: {args.batch_size} is out of range", 2)

@@ -145,6 +145,7 @@ class Scaling(Study):
     title = "How 02 scales over processes"
     schedule = {100: None}
     in_report = ("1,2,4,8",)
+    arguments = "[1,2,4]"
 
     def options(self, parser):
         parser.add_argument("sizes", nargs="?", default="1,2,4", metavar="1,2,4",
@@ -190,7 +191,7 @@ class Scaling(Study):
 
     def notes(self, measured, rows):
         machine = measured.machine
-        most = max((row.run.processes for row in rows if row.rounds), default=1)
+        most = max(row.run.processes for row in rows if not row.run.error)
         shares = "" if machine["gpus"] else (
             f" Each process has {machine['threads'] // most} of the {machine['threads']} cores at"
             " every size.")

@@ -91,9 +91,7 @@ class Search(Study):
         target = measured.plan.targets["best"]
         costs = {point_of(row): row.seconds_to(target) for row in rows}
 
-        def at(**factors) -> Column:
-            ((name, factor),) = factors.items()
-
+        def at(name: str, factor: float) -> Column:
             def seconds(point: Point) -> str:
                 other = point._replace(**{name: getattr(point, name) * factor})
                 return cell(costs[other], ".1f") or "not reached" if other in costs else ""
@@ -105,7 +103,7 @@ class Search(Study):
             Column("batch", lambda point: str(point.batch)),
             Column("learning rate", lambda point: f"{point.rate:g}"),
             Column("seconds", lambda point: cell(costs[point], ".1f")),
-            at(batch=0.5), at(batch=2), at(rate=0.5), at(rate=2)],
+            at("batch", 0.5), at("batch", 2), at("rate", 0.5), at("rate", 2)],
             list(soonest(measured, target).values()),
             f"Seconds to a validation loss of {target:.4f} at the best settings found, and with one"
             " of them changed:")]}

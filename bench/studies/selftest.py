@@ -11,6 +11,7 @@ from typing import NamedTuple
 from bench import processes
 from bench.common import BUILD, UserError, write_whole
 from bench.noise import noise_of, verdict
+from bench.rows import Row
 from bench.study import Column, Study, Table, all_studies
 from bench.tables import found_in, markdown, one_reference
 
@@ -69,8 +70,7 @@ def known_steps(setup) -> Iterator[tuple[str, str, dict]]:
     """(script, what was made slow, {figure: (reported, true)}) for 00, 01 and checkpoints."""
     for name in ("00", "01", "checkpoint-resume"):
         script = BUILD / "selftest" / f"{name}.py"
-        run = setup.scripts.stage(name) if name in ("00", "01") else setup.scripts.find(
-            name, setup.machine)
+        run = setup.scripts.find(name, setup.machine)
         write_whole(script, setup.scripts.text(run.script))
         for case in CASES:
             if (case == "checkpoint") == (name == "checkpoint-resume"):
@@ -93,20 +93,20 @@ def noise_in(folder) -> list[Recorded]:
     """That of every study of at least six runs in four rounds."""
     found = []
     for study in all_studies().values():
-        for _, rows in found_in(folder, study.name) if study.runs_scripts else ():
+        for _, rows in found_in(folder, study.name):
             rows = [row for row in rows if row.speeds]
-            numbers = set.intersection(*(set(row.speeds_by_round) for row in rows)) if rows else ()
+            numbers = set.intersection(*(set(row.by_round) for row in rows)) if rows else ()
             if len(rows) >= 6 and len(numbers) >= 4:
-                residuals = [[scaled_residual(row.speeds_by_round, number) for row in rows]
+                residuals = [[scaled_residual(row, number) for row in rows]
                              for number in sorted(numbers)]
                 found.append(Recorded(residuals, one_reference(rows)))
     return found
 
 
-def scaled_residual(speeds: dict[int, float], number: int) -> float:
+def scaled_residual(row: Row, number: int) -> float:
     """Of one round, as large as it would be over the true mean."""
-    whole = mean(map(math.log, speeds.values()))
-    return (math.log(speeds[number]) - whole) * math.sqrt(len(speeds) / (len(speeds) - 1))
+    logs = {each: math.log(record.tok_per_sec) for each, record in row.by_round.items()}
+    return (logs[number] - mean(logs.values())) * math.sqrt(len(logs) / (len(logs) - 1))
 
 
 def shares(recorded: list[Recorded], rounds: int) -> tuple[float, float]:

@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.journal import journal_of, loose_records, newest, read_journal
+from bench.journal import journal_of, loose_records, read_journal
 from bench.pictures import COLOURS, draw_bars, rows_of_panels, shorten
 from bench.records import Record
 from bench.scripts import ROOT, STAGES, UserError, published
@@ -181,7 +181,8 @@ class Stages(Study):
     def extra(self, folder, found):
         """The losses of the journal's runs, beside the published ones."""
         lines = [(bar.label, bar.record.curve[0], bar.record.curve[-1])
-                 for bar in journal_bars(folder) if bar.record.curve]
+                 for bar in (bar_of(row.records[-1]) for _, rows in found for row in rows
+                             if row.records) if bar.record.curve]
         if not lines:
             return ""
         lines = [(name, first[2:], last[2:]) for name, first, last in lines]
@@ -202,21 +203,9 @@ class Stages(Study):
         return {"speed": draw_speed([*bars, *published_bars()])} if bars else {}
 
 
-def journal_bars(folder: Path) -> list[Bar]:
-    """The newest run of each stage in the journal."""
-    records = {}
-    for measured in newest(read_journal(journal_of(folder, "stages"))):
-        records |= {result.name: result.record for result in measured.results if result.record}
-    return [bar_of(record) for record in records.values()]
-
-
-def by_group(bars: list[Bar]) -> dict[Group, list[Bar]]:
-    return {group: list(members) for group, members in groupby(bars, lambda bar: bar.group)}
-
-
 def draw_speed(bars: list[Bar]):
     """Bars of tok/sec and of reserved memory; every group has scales of its own."""
-    groups = by_group(bars)
+    groups = {group: list(members) for group, members in groupby(bars, lambda bar: bar.group)}
     inches = [1.0 + 0.45 * len(members) for members in groups.values()]
     figure, rows = rows_of_panels([group.title for group in groups], inches, [5, 3])
     for members, (_, speed, memory) in zip(groups.values(), rows, strict=True):

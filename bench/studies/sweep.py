@@ -29,6 +29,7 @@ class Sweep(Study):
     title = "What fits: batch, model, context"
     schedule = {140: None}
     in_report = tuple(KINDS)
+    arguments = "KIND"
     rounds = {"cuda": 3, "cpu": 3}
     seconds = None
     rounds_help = "how often each size runs (default: {})"
