@@ -1,5 +1,6 @@
 """bench/studies/compare.py: two ladders side by side."""
 
+import json
 from argparse import Namespace
 
 import pytest
@@ -40,6 +41,18 @@ def test_two_machines(tmp_path):
     assert b[1:] == ["2.00", "2.00–2.00", "1.50", "1.50–1.50", "more in A"]
     assert c[-1] == "not measurable"
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_journal_without_one_checksum(tmp_path):
+    """Its runs of that script are lost, the others are compared."""
+    speeds = {"a": [100.0], "b": [200.0], "c": [300.0]}
+    for name in ("one", "other"):
+        ladder(tmp_path / name, speeds)
+    path = tmp_path / "one" / "ladder.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert any(line.get("sources", {}).pop("c", None) for line in lines)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert ["another version of", "c", ""] in rows_of_text(answer(tmp_path, "one", "other"))
 
 
 def test_too_few_rounds_are_no_verdict(tmp_path):

@@ -114,6 +114,8 @@ def test_table_and_picture():
     assert cells["strange"]["predicted"] == ""  # of no known size
     assert "Each process has 1 of the 2 cores at every size." in text
     assert "Two hosts are network namespaces" in text
+    alone = measured_with(plan, {"01": record_events("01", 2048.0, config=config)}, CPU)
+    assert "Each process has 1 of the 2 cores" in text_of(Scaling(), alone)  # as was planned
     figure = Scaling().draw(measured, rows := rows_of(measured))
     assert {"Weak scaling on Some CPU", "this machine", "predicted", "400"} <= set(shown(figure))
     sizes, links = figure.axes
