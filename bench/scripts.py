@@ -166,6 +166,8 @@ class Scripts:
     def find(self, name: str, machine: dict) -> Run:
         """"00", "01", or variants of 01, with the first of their measured options. Raises
         UserError, StackError."""
+        if "," in name:
+            raise UserError(f"{name} is more than one script: join variants of one by +", 2)
         stage = self.stage(name if name in STAGES else "01")
         return stage if name in STAGES else self.variants(stage, machine, names=name)[1]
 

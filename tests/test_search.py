@@ -99,6 +99,8 @@ def test_search(tmp_path, capsys):
     first, last = plans[0], plans[-1]
     assert (first.tokens, first.targets, last.tokens, last.targets) == (
         8192, {}, 3 * 8192, dict(best=7.25))
+    # Another seed of the target would move it, and `--resume --rounds 2` could go on with nothing.
+    assert (first.rounds, last.rounds) == (1, None)
     for plan in (first, last):  # seeds other than those whose times are told
         assert (plan.whole, plan.new_seeds, plan.first_seed, plan.log_tokens) == (
             True, True, 1, 4096)

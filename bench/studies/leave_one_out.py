@@ -20,7 +20,7 @@ class LeaveOneOut(Study):
                             help="variants that the script has besides (default: none)")
 
     def plans(self, setup):
-        names = (setup.args.names or "01").replace(",", "+")
+        names = setup.args.names or "01"
         base = setup.scripts.find(names, setup.machine)
         if base.error:
             raise UserError(f"{names}: {base.error}")

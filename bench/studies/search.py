@@ -36,7 +36,7 @@ class Search(Study):
 
     rounds = {"cuda": TUNING_ROUNDS, "cpu": TUNING_ROUNDS}
     tokens = seconds = None
-    rounds_help = "how many seeds: 1, 2 and so on (default: {})"
+    rounds_help = "how many seeds: 1, 2 and so on (default: {}); the first sets the target"
     max_tokens_help = MAX_TOKENS_HELP
     failures_count = False  # settings with which training fails are part of a search
 
@@ -65,7 +65,8 @@ class Search(Study):
             return rows
 
         start = default_point(setup)
-        rows = yield from explore([start], Point.other_rates, RATES, kind="target",
+        # The target is of one seed, so that more seeds can be added to a search later on.
+        rows = yield from explore([start], Point.other_rates, RATES, kind="target", rounds=1,
                                   tokens=setup.args.max_tokens)
         losses = costs_of(rows, "00")
         best = min(losses, key=losses.get)
