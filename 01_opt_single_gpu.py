@@ -267,14 +267,17 @@ class ChunkedLoss(torch.autograd.Function):
         """The sum of the losses."""
         chunk = max(1024, math.ceil(len(targets_N) / 8))  # fewer tokens don't fill a GPU
         loss, x_gradients, weight_gradient_VC = 0.0, [], None
-        ids_V = torch.arange(len(weight_VC), device=x_NC.device)
+        ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
             targets_M1 = targets_M[:, None]
             logits_MV = (x_MC @ weight_VC.T).float()
-            log_sum_M1 = logits_MV.logsumexp(dim=-1, keepdim=True)
-            loss += (log_sum_M1 - logits_MV.gather(-1, targets_M1)).sum()
+            # The softmax step by step, since both the loss and the gradient need its exponentials.
+            max_M1 = logits_MV.amax(dim=-1, keepdim=True)
+            exp_MV = (logits_MV - max_M1).exp()
+            sum_M1 = exp_MV.sum(dim=-1, keepdim=True)
+            loss += (sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum()
             # The gradient of the logits: their softmax, less 1 at the target.
-            gradient_MV = (logits_MV - log_sum_M1).exp() - (ids_V == targets_M1).float()
+            gradient_MV = exp_MV / sum_M1 - (ids_V == targets_M1.int()).float()
             gradient_MV = gradient_MV.to(x_MC.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
             part_VC = gradient_MV.T @ x_MC

@@ -29,8 +29,10 @@ def prediction_of(scripts: Scripts, script, options: list[str]) -> Prediction:
     """Raises UserError where it isn't kept."""
     known = kept(scripts.text(script), options, REFERENCE)
     if not known:
+        _, model, *others = options
         raise UserError(f"results/reference/predict.json lacks {script} {' '.join(options)}: python"
-                        " measure.py predict --results-dir results/reference")
+                        f" measure.py predict --model {model} --rungs 0-15 --results-dir"
+                        f" results/reference {' '.join(['--', *others] * bool(others))}".rstrip())
     return known
 
 

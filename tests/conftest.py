@@ -19,6 +19,11 @@ import pytest
 # ranks, that each use every core run several times slower than with one thread each.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Inductor makes its table of C++ types when it first generates code, which a warm cache puts off
+# to the middle of a test. Made while a test has torch.float32 in the place of torch.bfloat16, the
+# table would declare float32 tensors as bfloat16, and every later test would train on NaN.
+import torch._inductor.codegen.cpp_utils  # noqa: E402, F401
+
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = ["00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"]
 # cpu-demo cut down to steps of a moment.
