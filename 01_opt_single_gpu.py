@@ -11,6 +11,7 @@ C channels (the width), H heads, D channels of one head, V vocabulary.
 """
 
 import argparse
+import ctypes
 import hashlib
 import json
 import math
@@ -37,6 +38,11 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 # Huge pages for PyTorch's tensors on a CPU (Linux); it reads this at its first allocation.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+# And the process keeps the memory that a step frees, for the next step (glibc).
+if platform.libc_ver()[0] == "glibc":
+    M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+    ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)
 
 HERE = Path(__file__).resolve().parent
 
