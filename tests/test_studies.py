@@ -195,7 +195,7 @@ def test_the_ladder_and_its_length(tmp_path):
     plan = plan_for(tmp_path, "ladder", machine=MACHINE)
     names = [run.name for run in plan.runs]
     assert [run.compared_to for run in plan.runs] == [None, *names[:-1]]
-    assert (names[0], names[-1]) == ("00_orig", "14-chunked-head")  # 02 needs two GPUs
+    assert (names[0], names[-1]) == ("00_orig", "15-kept-memory")  # 02 needs two GPUs
     assert (plan.tokens, plan.seconds) == (393_216, 10)
     last = plan_for(tmp_path, "ladder", machine=GPUS).runs[-1]
     assert (last.name, last.processes, last.published) == ("02_opt_multi_gpu_ddp", 4, 419_259)
@@ -210,13 +210,13 @@ def test_the_ladder_and_its_length(tmp_path):
 
 def test_leave_one_out(tmp_path):
     """The last technique leaves 01 as the stage before it; the first one conflicts."""
-    plan = plan_for(tmp_path, "leave-one-out", "--rungs 0,1,14", GPUS)
+    plan = plan_for(tmp_path, "leave-one-out", "--rungs 0,1,15", GPUS)
     whole, first, last = plan.runs
     assert (whole.name, whole.published, whole.processes) == ("01_opt_single_gpu", None, 1)
     assert first.error.startswith("conflict: ")
-    assert (last.name, last.label) == ("without-14-chunked-head", "without 14 chunked head")
+    assert (last.name, last.label) == ("without-15-kept-memory", "without 15 kept memory")
     assert (last.compared_to, last.expected) == ("01_opt_single_gpu", 142_156)
-    assert SCRIPTS.text(last.script) == SCRIPTS.stages["13-loss-in-graph"]
+    assert SCRIPTS.text(last.script) == SCRIPTS.stages["14-chunked-head"]
 
 
 def test_leave_one_out_of_a_script_of_ones_own(tmp_path):
