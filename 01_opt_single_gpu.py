@@ -38,15 +38,16 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 # Huge pages for PyTorch's tensors on a CPU (Linux); it reads this at its first allocation.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-# And the process keeps the memory that a step frees, for the next step (glibc).
-if platform.libc_ver()[0] == "glibc":
-    M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
-    ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-    ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)
 
 HERE = Path(__file__).resolve().parent
 
 # ---- Settings ----------------------------------------------------------------------------------
+
+# On a CPU the process keeps the memory that a step frees, for the next step (glibc).
+if platform.libc_ver()[0] == "glibc":
+    M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+    ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)
 
 # What each --model sets. cpu-demo is GPT-2 at a size that two CPU cores train in a minute, without
 # dropout, because the fast attention of 01 has none on a CPU.
