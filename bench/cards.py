@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import check
-from bench.common import REFERENCE
+from bench.common import REFERENCE, short_name
 from bench.rows import Row, ratio
 from bench.scripts import published
 from bench.study import Column, Table
@@ -62,7 +62,7 @@ def results(first: Path, pages: str) -> str:
         cores = "" if machine["gpus"] else f", {machine['threads']} cores"
         where = f"{pages}/reference/{folder.name}"
         lines.append(Result(
-            f"{machine['name']}{cores}, `{'`, `'.join(sorted(model))}`{so_far}:"
+            f"{short_name(machine)}{cores}, `{'`, `'.join(sorted(model))}`{so_far}:"
             f" [findings]({where}/README.md), [all tables]({where}/report.md)",
             plain.tok_per_sec, fast.tok_per_sec, fast.factor_baseline, times_to_loss(folder)))
     return markdown(Table([
@@ -128,13 +128,18 @@ def techniques(first: Path) -> str:
             [ladder.get(name) for _, ladder in ladders]))
         before = figures or before
 
-    def columns_of(place: int, name: str) -> list[Column]:
+    def columns_of(place: int, machine: dict) -> list[Column]:
+        """Its factor; and the memory of a GPU (a CPU's is that of all the process)."""
         def factor(row: Technique) -> str:
             own = row.measured[place]
             return bold(cell(own.factor, ".2f"), own.verdict) if own else ""
 
-        return [Column(f"{name}: ×", factor), Column(f"{name}: GB", lambda row: cell(
-            row.measured[place] and row.measured[place].reserved_gb, ".2f"))]
+        def memory(row: Technique) -> str:
+            return cell(row.measured[place] and row.measured[place].reserved_gb, ".2f")
+
+        name = short_name(machine)
+        columns = [Column(f"{name}: ×", factor), Column(f"{name}: GB", memory)]
+        return columns if machine["gpus"] else columns[:1]
 
     return markdown(Table([
         Column("#", lambda row: row.number), Column("technique", lambda row: row.link, True),
@@ -144,7 +149,7 @@ def techniques(first: Path) -> str:
         Column("×", lambda row: cell(row.published_factor, ".2f")),
         Column("GB", lambda row: cell(row.published and row.published.reserved_gb, ".2f")),
         *(column for place, (measured, _) in enumerate(ladders)
-          for column in columns_of(place, measured.machine["name"]))], rows))
+          for column in columns_of(place, measured.machine))], rows))
 
 
 # ---- Cards -------------------------------------------------------------------------------------
@@ -169,7 +174,7 @@ def cards(first: Path, patches: list[stack.Patch], study: str) -> str:
         if patch.published:
             facts.append(f"published: {patch.published.tok_per_sec:,.0f} tok/sec,"
                          f" {patch.published.reserved_gb:.2f} GB")
-        facts += [brings(measured.machine["name"], row.label, row.factor, row.memory_factor)
+        facts += [brings(short_name(measured.machine), row.label, row.factor, row.memory_factor)
                   for measured, rows in found for row in rows
                   if row.factor and patch.name in (row.run.name, row.tags.get("variant"))]
         facts += [brings("predicted for an H100", row.label,

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.common import REFERENCE, UserError
+from bench.common import REFERENCE, UserError, short_name
 from bench.predictions import Prediction, kept, largest
 from bench.scripts import Scripts, published
 from bench.speed import BANDWIDTH, CARDS, GB, KINDS, RANGE, TERA, Card
@@ -30,8 +30,10 @@ def prediction_of(scripts: Scripts, script, options: list[str]) -> Prediction:
     known = kept(scripts.text(script), options, REFERENCE)
     if not known:
         _, model, *others = options
+        numbers = {run.script: run.tags["rung"] for run in scripts.rungs()}
+        which = f"--rungs {numbers[script]}" if script in numbers else f"--variants {script}"
         raise UserError(f"results/reference/predict.json lacks {script} {' '.join(options)}: python"
-                        f" measure.py predict --model {model} --rungs 0-15 --results-dir"
+                        f" measure.py predict --model {model} {which} --results-dir"
                         f" results/reference {' '.join(['--', *others] * bool(others))}".rstrip())
     return known
 
@@ -260,7 +262,7 @@ def cpu_tables() -> list[Table]:
             continue
         measured, rows = found[0]
         machine = json.loads(path.read_text(encoding="utf-8"))
-        rates = {name: rate / TERA for name, rate in measured.matmul_peak.items()}
+        rates = {name: rate / TERA for name, rate in measured.peak.items()}
         # Measured on it; speed.seconds takes a share of the bandwidth, as of a datasheet's.
         card = OfCPU(0, 0, machine["bandwidth"] / GB / BANDWIDTH, rates["float32"], None,
                      rates["bfloat16"], rates["bfloat16"], rates["bfloat16"], rates["bfloat16"], ())
@@ -276,7 +278,7 @@ def cpu_tables() -> list[Table]:
             Column("measured", lambda line: f"{line[2]:,.0f}"),
             Column("predicted", lambda line: f"{line[1]:,.0f}"),
             Column("error", lambda line: f"{line[1] / line[2] - 1:+.0%}")],
-            lines, f"{measured.machine['name']}, {measured.machine['threads']} cores:"))
+            lines, f"{short_name(measured.machine)}, {measured.machine['threads']} cores:"))
     return tables
 
 

@@ -3,6 +3,7 @@
 import errno
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -30,6 +31,11 @@ def relative(path: Path) -> str:
         return os.path.relpath(path)
     except ValueError:  # on another drive of a Windows machine
         return str(path)
+
+
+def short_name(machine: dict) -> str:
+    """A machine's name as tables and pictures show it, without marks: "Intel Xeon"."""
+    return re.sub(r"\((R|TM)\)| Processor| (CPU )?@.*", "", machine["name"])
 
 
 def load_script(path: Path):

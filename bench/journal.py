@@ -103,11 +103,22 @@ class Measured:
         return dict(event="study", **header, plan=self.plan.as_json())
 
     @property
-    def disturbed(self) -> list[Result]:
-        """The runs right after which the machine multiplied a fifth slower than after the best
-        quarter: something ran beside them, or the machine itself was slower."""
+    def usual_rate(self) -> float:
+        """That of bfloat16 products after the best quarter of the runs; 0 where none is known."""
         rates = sorted(result.matmul_rate for result in self.results if result.matmul_rate)
-        usual = SLOWER * rates[3 * len(rates) // 4] if rates else 0
+        return rates[3 * len(rates) // 4] if rates else 0
+
+    @property
+    def peak(self) -> dict[str, float]:
+        """As matmul_peak; but the moment in which that was measured may have been a slow one."""
+        return {name: max(rate, self.usual_rate) if name == "bfloat16" else rate
+                for name, rate in self.matmul_peak.items()}
+
+    @property
+    def disturbed(self) -> list[Result]:
+        """The runs right after which the machine multiplied a fifth slower than usual: something
+        ran beside them, or the machine itself was slower."""
+        usual = SLOWER * self.usual_rate
         return [result for result in self.results if (result.matmul_rate or usual) < usual]
 
     @property

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.common import DAMAGE
+from bench.common import DAMAGE, short_name
 from bench.journal import journal_of, newest, read_journal
 from bench.rows import Row, rows_of
 from bench.study import all_studies
@@ -69,7 +69,7 @@ def shorten(text: str, length: int) -> str:
 def place_of(measured) -> str:
     """The machine, and the batch sizes where they aren't the published ones."""
     sizes = " and ".join(map(str, measured.plan.batches.values()))
-    return shorten(measured.machine["name"], 60) + f", batch size {sizes}" * bool(sizes)
+    return shorten(short_name(measured.machine), 60) + f", batch size {sizes}" * bool(sizes)
 
 
 def key(label: str, **style):

@@ -1,6 +1,7 @@
 """The tables inside README.md and docs/: each stands between markers, and a command writes it."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 from bench import cards, check
@@ -11,10 +12,11 @@ from bench.tables import cell, excerpts_of, found_in, markdown
 from patches import stack
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(  # opening, name of the table, what stands there, end
-    r"(<!-- ([\w-]+): written by measure\.py readme -->\n)((?:(?!<!--).)*)(<!-- end -->)?",
-    re.DOTALL)
-# The machine whose tables stand in the pages; what is a line or a column for each has all.
+BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands there, end
+    r"(<!-- ([\w-]+)(?:@([\w-]+))?: written by measure\.py readme -->\n)((?:(?!<!--).)*)"
+    r"(<!-- end -->)?", re.DOTALL)
+# The machine whose tables stand in the pages, unless one says NAME@MACHINE; what is a line or a
+# column for each has all.
 SHOWN = REFERENCE / "amd-epyc-2-cores"
 # What the guide "Methods and tools for efficient training on a single GPU" says of each method: its
 # name, whether it is faster, whether it saves memory; then the rungs, variants and compiler's modes
@@ -71,30 +73,32 @@ def update(text: str, machine: Path) -> str:
     UserError for a marker without its end or of an unknown table, StackError, OSError."""
     variants = {same: [patch for patch in stack.load_variants()
                        if (patch.fields["Loss"] == "unchanged") == same] for same in (True, False)}
-    own, tables = {
+    own = {
         "techniques": cards.techniques, "guide": guide_table, "sample": sample,
         "headline": lambda machine: cards.results(machine, "results"),
         "machines": lambda machine: cards.results(machine, "../results"),
         "technique-cards": lambda machine: cards.cards(machine, stack.load(), "ladder"),
         "variant-cards": lambda machine: cards.cards(machine, variants[True], "variants"),
         "variant-cards-loss": lambda machine: cards.cards(machine, variants[False], "variants"),
-    }, {}
-    for study in all_studies().values():
-        tables |= study.fixed()
-        for measured, _ in found_in(machine, study.name):
-            tables |= excerpts_of(study, measured)
+    } | {name: lambda _, table=table: table() for name, table in check.TABLES.items()}
+
+    @cache
+    def tables_of(folder: Path) -> dict[str, str]:
+        tables = {}
+        for study in all_studies().values():
+            tables |= study.fixed()
+            for measured, _ in found_in(folder, study.name):
+                tables |= excerpts_of(study, measured)
+        return tables
 
     def write(block: re.Match) -> str:
-        opening, name, _, end = block.groups()
+        opening, name, other, _, end = block.groups()
         if not end:
             raise UserError(f"{opening.strip()} has no <!-- end -->")
-        if name in check.TABLES:
-            tables[name] = check.TABLES[name]()
-        if name in own:
-            tables[name] = own[name](machine)
-        if name not in tables:
-            raise UserError(f"there is no table {name} in {relative(machine)}")
-        table = tables[name]
+        folder = REFERENCE / other if other else machine
+        table = own[name](folder) if name in own else tables_of(folder).get(name)
+        if table is None:
+            raise UserError(f"there is no table {name} in {relative(folder)}")
         return opening + (table if table.startswith("|") else f"\n{table}\n") + end
 
     return BLOCK.sub(write, text)

@@ -57,7 +57,7 @@ class Row:
     def __init__(self, run: Run, measured, rows: dict[str, "Row"]):
         plan = measured.plan
         self.run, self.label, self.technique, self.tags = run, run.label, run.technique, run.tags
-        self.published, self.peak = run.published, measured.matmul_peak
+        self.published, self.peak = run.published, measured.peak
         self.loss_tokens, self.rows, self.first = plan.loss_tokens, rows, plan.runs[0].name
         results = sorted((result for result in measured.results if result.name == run.name),
                          key=lambda result: result.round)

@@ -224,7 +224,7 @@ def peaks(matmul_peak: dict[str, float]) -> str:
 
 
 def peak_note(measured) -> str:
-    return f"Matrix products (matmul peak): {peaks(measured.matmul_peak)}."
+    return f"Matrix products (matmul peak): {peaks(measured.peak)}."
 
 
 def time_notes(measured, rows: list[Row]) -> list[str]:

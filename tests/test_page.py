@@ -341,13 +341,13 @@ def test_techniques_are_those_of_the_headers(tmp_path, monkeypatch):
         assert row[0] == ("" if patch is patches[-1] else str(number))
         assert f"[{patch.fields['Technique']}](patches/{patch.name}.patch)" in row[1]
         assert bool(patch.published) == bool(row[3])
-    write_ladder(tmp_path)
+    write_ladder(tmp_path, CPU | dict(name="Some GPU", gpus=1))
     assert rows_of_text(cards.techniques(tmp_path))[0][-1] == "1.25"
     (tmp_path / "other").mkdir()
-    write_ladder(tmp_path / "other", CPU | dict(name="Other CPU"))
+    write_ladder(tmp_path / "other", CPU | dict(name="Other(R) CPU(TM) Processor @ 2 GHz"))
     text = cards.techniques(tmp_path)
-    assert text.index("| Some CPU: GB |") < text.index("| Other CPU: GB |")
-    assert [row[-2:] for row in rows_of_text(text)][:2] == [["1.25", "1.25"], ["", ""]]
+    assert "| Some GPU: × | Some GPU: GB | Other CPU: × |\n" in text
+    assert [row[-2:] for row in rows_of_text(text)][:2] == [["1.25", ""], ["", ""]]
 
 
 def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
@@ -363,7 +363,8 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
     first, many, ours = rows_of_text(cards.results(machine, "results"))
     assert first[1:] == ["12,525", "142,156", "**11.3×**", "–"] and many[3] == "**33.5×**"
     assert ours[0].startswith("Some CPU, 2 cores, `cpu-demo`: [findings](results/reference/some")
-    assert ours[1:] == ["100", "1,500", "**15.0×**", "–"]
+    count = len(names)
+    assert ours[1:] == ["100", f"{100 * count:,}", f"**{count}.0×**", "–"]
     plan = plan_of("00", "01", "best 00", "best 01", "fast", targets={"published": 7.5})
     for place, stage in ((2, "00"), (3, "01"), (4, "optimizer-muon")):
         plan.runs[place] = plan.runs[place].but(tags=dict(stage=stage, rate=1e-3))
@@ -437,8 +438,15 @@ def test_update_writes_every_table(tmp_path):
     assert readme.update(after, tmp_path) == after
 
 
+def test_a_table_of_another_machine(tmp_path):
+    """@ names the folder of results/reference that a table is of, on any page."""
+    name = f"stages@{readme.SHOWN.name}"
+    of_shown = readme.update(marker("stages"), readme.SHOWN)
+    assert readme.update(marker(name), tmp_path) == of_shown.replace("stages:", f"{name}:", 1)
+
+
 @pytest.mark.parametrize("text", [
-    marker("other"), marker("ladder"), marker("techniques", "| 1 |\n", ""),
+    marker("other"), marker("ladder"), marker("ladder@nowhere"), marker("techniques", "| 1 |\n", ""),
     marker("techniques", "", "") + marker("techniques")])
 def test_markers_that_do_not_serve(tmp_path, text):
     with pytest.raises(UserError, match="there is no table (other|ladder) in|has no <!-- end -->"):

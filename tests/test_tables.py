@@ -50,6 +50,14 @@ def test_disturbed_runs_are_named(shown):
     assert "after 1 of 4 runs" in note and note.endswith(": two (round 1).")
 
 
+def test_the_peak_is_not_that_of_a_slow_moment(shown):
+    """Where products ran faster after the runs than before them, that counts."""
+    for rate, told in ((8e12, "8.00"), (2e12, "4.00")):
+        runs = [run | dict(matmul_rate=rate) for run in rounds_of("one", 100, 101)]
+        notes = shown(plan_of("one"), runs, id=told)[1]
+        assert sum(f"bfloat16 {told} TFLOP/s" in note for note in notes) == 1
+
+
 # ---- Techniques --------------------------------------------------------------------------------
 
 

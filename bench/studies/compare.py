@@ -99,7 +99,7 @@ def differences(one, other, pairs: list[Pair], setup) -> list[tuple]:
     lines += [(name, one.machine.get(name), other.machine.get(name))
               for name in one.machine | other.machine
               if one.machine.get(name) != other.machine.get(name)]
-    rates = [{name: f"{rate / 1e12:.2f}" for name, rate in each.matmul_peak.items()}
+    rates = [{name: f"{rate / 1e12:.2f}" for name, rate in each.peak.items()}
              for each in (one, other)]
     lines += [(f"products in {name}, TFLOP/s", rates[0].get(name, ""), rates[1].get(name, ""))
               for name in rates[0] | rates[1]]
