@@ -55,11 +55,11 @@ LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-# On a CPU the process keeps the memory that a step frees, for the next step (glibc).
-if platform.libc_ver()[0] == "glibc":
+# Without a GPU the process keeps the memory that a step frees, for the next step (glibc).
+if sys.platform == "linux" and platform.libc_ver()[0] == "glibc" and not torch.cuda.is_available():
     M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
-    ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
-    ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)
+    ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, -1)  # the heap is never trimmed,
+    ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)  # and large pieces come from it, too
 
 # What each --model sets. cpu-demo is GPT-2 at a size that two CPU cores train in a minute, without
 # dropout, because the fast attention of 01 has none on a CPU.

@@ -22,7 +22,7 @@ PUBLISHED_ON = "A100 40 GB"  # probably: batch 32 was the largest that fitted
 # The published clock ran on while, at each log line, eight workers started that load a batch of
 # each text: the seconds of that, fitted. Lines came every 15 steps in 00, 10 in 01, 5 in 02.
 PER_LINE = 0.4
-CHUNKS = "15-kept-memory", "13-loss-in-graph"  # the last rung, and the last without chunks
+WITHOUT_CHUNKS = "13-loss-in-graph"  # the last rung whose logits are those of the whole batch
 
 
 def prediction_of(scripts: Scripts, script, options: list[str]) -> Prediction:
@@ -30,8 +30,9 @@ def prediction_of(scripts: Scripts, script, options: list[str]) -> Prediction:
     known = kept(scripts.text(script), options, REFERENCE)
     if not known:
         _, model, *others = options
-        numbers = {run.script: run.tags["rung"] for run in scripts.rungs()}
-        which = f"--rungs {numbers[script]}" if script in numbers else f"--variants {script}"
+        rungs = {run.script for run in scripts.rungs()}
+        of_rung = script in rungs or str(script).isdigit()
+        which = f"--rungs 0-{len(rungs) - 1}" if of_rung else f"--variants {script}"
         raise UserError(f"results/reference/predict.json lacks {script} {' '.join(options)}: python"
                         f" measure.py predict --model {model} {which} --results-dir"
                         f" results/reference {' '.join(['--', *others] * bool(others))}".rstrip())
@@ -108,9 +109,9 @@ def others() -> list[dict]:
     data = json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
     scripts, rows = Scripts(), []
     # Theirs keep the logits of the whole batch, so the variant of 01 is taken back to rung 13.
-    with_chunks, without = map(scripts.text, CHUNKS)
     scripts.own["precision-autocast"] = stack.merge(
-        with_chunks, scripts.text("precision-autocast"), without, "precision-autocast")
+        scripts.text(scripts.stage("01").script), scripts.text("precision-autocast"),
+        scripts.text(WITHOUT_CHUNKS), "precision-autocast")
     for row in data["rows"]:
         source = data["sources"][row["source"]]
         known = prediction_of(scripts, source["script"], [*GPT2, *source["options"]])

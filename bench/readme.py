@@ -13,7 +13,7 @@ from patches import stack
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands there, end
-    r"(<!-- ([\w-]+)(?:@([\w-]+))?: written by measure\.py readme -->\n)((?:(?!<!--).)*)"
+    r"(<!-- ([\w-]+)(?:@([^\s:]+))?: written by measure\.py readme -->\n)((?:(?!<!--).)*)"
     r"(<!-- end -->)?", re.DOTALL)
 # The machine whose tables stand in the pages, unless one says NAME@MACHINE; what is a line or a
 # column for each has all.
@@ -96,6 +96,8 @@ def update(text: str, machine: Path) -> str:
         if not end:
             raise UserError(f"{opening.strip()} has no <!-- end -->")
         folder = REFERENCE / other if other else machine
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {relative(folder)}")
         table = own[name](folder) if name in own else tables_of(folder).get(name)
         if table is None:
             raise UserError(f"there is no table {name} in {relative(folder)}")
