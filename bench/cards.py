@@ -135,7 +135,8 @@ def techniques(first: Path) -> str:
             return bold(cell(own.factor, ".2f"), own.verdict) if own else ""
 
         def memory(row: Technique) -> str:
-            return cell(row.measured[place] and row.measured[place].reserved_gb, ".2f")
+            own = row.measured[place]
+            return cell(own.reserved_gb, ".2f") if own else ""
 
         name = short_name(machine)
         columns = [Column(f"{name}: ×", factor), Column(f"{name}: GB", memory)]

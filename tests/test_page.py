@@ -446,8 +446,8 @@ def test_a_table_of_another_machine(tmp_path):
 
 
 @pytest.mark.parametrize("text", [
-    marker("other"), marker("ladder"), marker("sample@no.where"), marker("techniques", "| 1 |\n", ""),
-    marker("techniques", "", "") + marker("techniques")])
+    marker("other"), marker("ladder"), marker("sample@no.where"),
+    marker("techniques", "| 1 |\n", ""), marker("techniques", "", "") + marker("techniques")])
 def test_markers_that_do_not_serve(tmp_path, text):
     with pytest.raises(UserError, match="no table (other|ladder) in|no folder|no <!-- end -->"):
         readme.update(text, tmp_path)
