@@ -22,7 +22,7 @@ from made_up import (
 
 import measure
 from bench import cards, look, page, processes, readme
-from bench.common import UserError
+from bench.common import UserError, short_name
 from bench.study import all_studies
 from bench.tables import found_in
 from patches import stack
@@ -319,7 +319,7 @@ def test_makefile():
 
 def test_readme_is_what_the_command_writes():
     pages = {page.name: page.read_bytes().decode() for page in readme.PAGES}
-    for name, place in (("techniques", "README.md"), ("sample", "README.md"),
+    for name, place in (("techniques", "README.md"), ("sample@intel-xeon-amx-2-cores", "README.md"),
                         ("stages", "results.md"), ("guide", "variants.md"), ("fits", "fits.md"),
                         ("gpus", "gpus.md"), ("hardware", "gpus.md")):
         assert pages[place].count(f"<!-- {name}: written by measure.py readme -->\n") == 1
@@ -344,10 +344,16 @@ def test_techniques_are_those_of_the_headers(tmp_path, monkeypatch):
     write_ladder(tmp_path, CPU | dict(name="Some GPU", gpus=1))
     assert rows_of_text(cards.techniques(tmp_path))[0][-1] == "1.25"
     (tmp_path / "other").mkdir()
-    write_ladder(tmp_path / "other", CPU | dict(name="Other(R) CPU(TM) Processor @ 2 GHz"))
+    write_ladder(tmp_path / "other")  # no column of its memory, since it has no GPU
     text = cards.techniques(tmp_path)
-    assert "| Some GPU: × | Some GPU: GB | Other CPU: × |\n" in text
-    assert [row[-2:] for row in rows_of_text(text)][:2] == [["1.25", ""], ["", ""]]
+    assert "| GB | Some GPU: GB |\n" in text and "Some CPU" not in text
+    assert [row[-1] for row in rows_of_text(text)][:2] == ["1.25", ""]
+
+
+def test_short_name():
+    names = {"Intel(R) Xeon(R) Processor": "Intel Xeon", "AMD EPYC": "AMD EPYC",
+             "Intel(R) Core(tm) i7-8700 CPU @ 3.20GHz": "Intel Core i7-8700"}
+    assert {name: short_name(dict(name=name)) for name in names} == names
 
 
 def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
