@@ -352,7 +352,9 @@ def test_techniques_are_those_of_the_headers(tmp_path, monkeypatch):
 
 def test_short_name():
     names = {"Intel(R) Xeon(R) Processor": "Intel Xeon", "AMD EPYC": "AMD EPYC",
-             "Intel(R) Core(tm) i7-8700 CPU @ 3.20GHz": "Intel Core i7-8700"}
+             "Intel(R) Core(TM) i7-8700 CPU @ 3.20GHz": "Intel Core i7-8700",
+             "AMD EPYC 7763 64-Core Processor": "AMD EPYC 7763 64-Core",
+             "A Processor of its own": "A Processor of its own"}
     assert {name: short_name(dict(name=name)) for name in names} == names
 
 

@@ -183,13 +183,14 @@ def test_others():
 
 
 def test_cpus():
-    """Too fast, but 00 isn't taken for faster than what gained much."""
+    """Up to three times too fast, as docs/predictions.md says and explains; but 00 isn't taken for
+    faster than what gained much."""
     tables = check.cpu_tables()
     assert tables
     for table in tables:
         predicted = {row.label: speed for row, speed, _ in table.rows}
         for row, speed_of, measured in table.rows:
-            assert 0.8 < speed_of / measured < 2.3, row.label  # a noisy machine
+            assert 0.8 < speed_of / measured < 3.1, row.label
         assert predicted["0 baseline"] < 0.5 * predicted["5 bfloat16"] < predicted[
             "13 loss in graph"]
 
