@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bench.common import REFERENCE, UserError, short_name
-from bench.predictions import Prediction, kept, largest
+from bench.predictions import NAME, Prediction, kept, largest
 from bench.scripts import Scripts, published
 from bench.speed import BANDWIDTH, CARDS, GB, KINDS, RANGE, TERA, Card
 from bench.study import Column, Run, Table
@@ -25,17 +25,20 @@ PER_LINE = 0.4
 WITHOUT_CHUNKS = "13-loss-in-graph"  # the last rung whose logits are those of the whole batch
 
 
+class Unpredicted(UserError):
+    """A table needs a prediction that results/reference doesn't have."""
+
+    def __init__(self, name: str, text: bytes, options: list[str]):
+        super().__init__(f"results/reference/{NAME} lacks {name}: python measure.py readme")
+        self.name, self.text, self.options = name, text, options
+
+
 def prediction_of(scripts: Scripts, script, options: list[str]) -> Prediction:
-    """Raises UserError where it isn't kept."""
-    known = kept(scripts.text(script), options, REFERENCE)
+    """Raises Unpredicted where it isn't kept."""
+    text = scripts.text(script)
+    known = kept(text, options, REFERENCE)
     if not known:
-        _, model, *others = options
-        rungs = {run.script for run in scripts.rungs()}
-        of_rung = script in rungs or str(script).isdigit()
-        which = f"--rungs 0-{len(rungs) - 1}" if of_rung else f"--variants {script}"
-        raise UserError(f"results/reference/predict.json lacks {script} {' '.join(options)}: python"
-                        f" measure.py predict --model {model} {which} --results-dir"
-                        f" results/reference {' '.join(['--', *others] * bool(others))}".rstrip())
+        raise Unpredicted(f"{script} {' '.join(options)}", text, options)
     return known
 
 
@@ -105,7 +108,8 @@ def clock_table() -> Table:
 
 
 def others() -> list[dict]:
-    """What others have measured, with `predicted` tok/sec and, in MiB, memory. Raises UserError."""
+    """What others have measured, with `predicted` tok/sec and, in MiB, memory. Raises
+    Unpredicted."""
     data = json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
     scripts, rows = Scripts(), []
     # Theirs keep the logits of the whole batch, so the variant of 01 is taken back to rung 13.

@@ -7,6 +7,8 @@ from pathlib import Path
 from bench import cards, check
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels
+from bench.predictions import OTHERS, predict
+from bench.speed import CARDS
 from bench.study import Column, Table, all_studies
 from bench.tables import cell, excerpts_of, found_in, markdown
 from patches import stack
@@ -35,10 +37,17 @@ GUIDE = (
 
 
 def write_readme() -> bool:
-    """Writes the pages' tables anew; returns whether that changed one. Raises what update does."""
-    before = {page: page.read_bytes() for page in PAGES}
-    after = {page: update(text.decode(), SHOWN).encode()
-             for page, text in before.items()}
+    """Writes the pages' tables anew, and makes the predictions that they lack; returns whether that
+    changed a page. Raises what update does."""
+    before, after = {page: page.read_bytes() for page in PAGES}, {}
+    smallest = min(card.mib for card in CARDS.values()) - OTHERS
+    for page, text in before.items():
+        while page not in after:
+            try:
+                after[page] = update(text.decode(), SHOWN).encode()
+            except check.Unpredicted as lacking:
+                print(f"predicting {lacking.name}: a minute or two", flush=True)
+                predict(lacking.text, lacking.options, REFERENCE, smallest)
     for page, text in after.items():
         write_whole(page, text)
         if page.name == "predictions.md":
@@ -95,6 +104,8 @@ def update(text: str, machine: Path) -> str:
         opening, name, other, _, end = block.groups()
         if not end:
             raise UserError(f"{opening.strip()} has no <!-- end -->")
+        if other and name in check.TABLES:
+            raise UserError(f"the table {name} isn't of one machine: leave @{other} out")
         folder = REFERENCE / other if other else machine
         if not folder.is_dir():
             raise UserError(f"there is no folder {relative(folder)}")

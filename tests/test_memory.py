@@ -175,7 +175,7 @@ def test_published(rung):
 
 def test_what_is_committed():
     """It is of these scripts, and as near to what was published as docs/fits.md says. If a script
-    has changed: measure.py predict --results-dir results/reference [--rungs 0-15]"""
+    has changed: measure.py readme, and predict --results-dir results/reference of larger models."""
     known = json.loads((ROOT / "results" / "reference" / "predict.json").read_text())
     for run in RUNGS:
         own = known[key_of(SCRIPTS.text(run.script), ["--model", "gpt2"])]

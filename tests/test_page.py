@@ -21,8 +21,9 @@ from made_up import (
 )
 
 import measure
-from bench import cards, look, page, processes, readme
+from bench import cards, check, look, page, processes, readme
 from bench.common import UserError, short_name
+from bench.scripts import Scripts
 from bench.study import all_studies
 from bench.tables import found_in
 from patches import stack
@@ -320,7 +321,7 @@ def test_makefile():
 def test_readme_is_what_the_command_writes():
     pages = {page.name: page.read_bytes().decode() for page in readme.PAGES}
     for name, place in (("techniques", "README.md"), ("sample@intel-xeon-amx-2-cores", "README.md"),
-                        ("stages", "results.md"), ("guide", "variants.md"), ("fits", "fits.md"),
+                        ("stages", "results.md"), ("cpus", "predictions.md"), ("fits", "fits.md"),
                         ("gpus", "gpus.md"), ("hardware", "gpus.md")):
         assert pages[place].count(f"<!-- {name}: written by measure.py readme -->\n") == 1
     for text in pages.values():
@@ -455,9 +456,11 @@ def test_a_table_of_another_machine(tmp_path):
 
 @pytest.mark.parametrize("text", [
     marker("other"), marker("ladder"), marker("sample@no.where"),
+    marker(f"gpus@{readme.SHOWN.name}"),
     marker("techniques", "| 1 |\n", ""), marker("techniques", "", "") + marker("techniques")])
 def test_markers_that_do_not_serve(tmp_path, text):
-    with pytest.raises(UserError, match="no table (other|ladder) in|no folder|no <!-- end -->"):
+    with pytest.raises(UserError, match="no table (other|ladder) in|no folder|no <!-- end -->|isn't"
+                                        " of one machine"):
         readme.update(text, tmp_path)
 
 
@@ -469,6 +472,21 @@ def test_write_readme(tmp_path, monkeypatch):
     write_ladder(tmp_path)
     assert readme.write_readme() and not readme.write_readme()
     assert len(rows_of_text(page.read_text(encoding="utf-8"))) == len(stack.load()) + 1
+
+
+def test_write_readme_makes_the_predictions_that_it_lacks(tmp_path, monkeypatch, capsys):
+    page, made = tmp_path / "README.md", []
+    scripts, options = Scripts(), ["--model", "gpt2"]
+    script = scripts.stage("01").script
+    known = check.prediction_of(scripts, script, options)
+    monkeypatch.setattr(readme, "PAGES", [page])
+    monkeypatch.setattr(check, "kept", lambda *_: known if made else None)
+    monkeypatch.setattr(readme, "predict", lambda text, *more: made.append((text, *more)))
+    page.write_text(marker("where"))
+    assert readme.write_readme() and "| attention |" in page.read_text()
+    ((text, asked, folder, _),) = made
+    assert (text, asked, folder) == (scripts.text(script), options, check.REFERENCE)
+    assert capsys.readouterr().out.endswith("--model gpt2: a minute or two\n")
 
 
 def test_guide_table(tmp_path):
