@@ -10,7 +10,7 @@ from bench.common import REFERENCE, short_name
 from bench.rows import Row, ratio
 from bench.scripts import published
 from bench.study import Column, Table
-from bench.tables import bold, cell, found_in, markdown
+from bench.tables import bold, cell, found_in, markdown, within_01
 from patches import stack
 
 
@@ -108,12 +108,14 @@ class Technique(NamedTuple):
     published: stack.Published | None
     published_factor: float | None  # over the one before it
     measured: list[Row | None]  # by each machine
+    in_01: list[str]  # what it brings within 01, by each machine
 
 
 def techniques(first: Path) -> str:
     """What each technique is, what it does to the loss, and what it brought over the one before it:
     published, and on each machine."""
     ladders = [ladder for ladder in map(ladder_of, machines(first)) if ladder[0]]
+    left_out = [of_as_many(measured.folder, rows) for measured, rows in ladders]
     baseline, before, rows = published().stages["00"], None, []
     for number, patch in enumerate([None, *stack.load()]):
         figures = patch.published if patch else baseline
@@ -125,11 +127,12 @@ def techniques(first: Path) -> str:
         rows.append(Technique(
             "" if ddp else str(number), link, patch.fields["Loss"].split()[0] if patch else "",
             figures, figures and before and figures.tok_per_sec / before.tok_per_sec,
-            [ladder.get(name) for _, ladder in ladders]))
+            [ladder.get(name) for _, ladder in ladders],
+            [texts.get(name, "") for texts in left_out]))
         before = figures or before
 
     def columns_of(place: int, machine: dict) -> list[Column]:
-        """Its factor; and the memory of a GPU (a CPU's is that of all the process)."""
+        """Its factors; and the memory of a GPU (a CPU's is that of all the process)."""
         def factor(row: Technique) -> str:
             own = row.measured[place]
             return bold(cell(own.factor, ".2f"), own.verdict) if own else ""
@@ -139,8 +142,10 @@ def techniques(first: Path) -> str:
             return cell(own.reserved_gb, ".2f") if own else ""
 
         name = short_name(machine)
-        columns = [Column(f"{name}: ×", factor), Column(f"{name}: GB", memory)]
-        return columns if machine["gpus"] else columns[:1]
+        columns = [Column(f"{name}: ×", factor),
+                   Column(f"{name}: × within 01", lambda row: row.in_01[place]),
+                   Column(f"{name}: GB", memory)]
+        return columns if machine["gpus"] else columns[:2]
 
     return markdown(Table([
         Column("#", lambda row: row.number), Column("technique", lambda row: row.link, True),
@@ -151,6 +156,13 @@ def techniques(first: Path) -> str:
         Column("GB", lambda row: cell(row.published and row.published.reserved_gb, ".2f")),
         *(column for place, (measured, _) in enumerate(ladders)
           for column in columns_of(place, measured.machine))], rows))
+
+
+def of_as_many(folder: Path, ladder: dict[str, Row]) -> dict[str, str]:
+    """What each technique brings within 01, where that was measured with all of the ladder's."""
+    texts = within_01(folder)
+    rungs = {name for name, row in ladder.items() if row.tags["rung"] and row.run.processes == 1}
+    return texts if texts.keys() == rungs else {}
 
 
 # ---- Cards -------------------------------------------------------------------------------------

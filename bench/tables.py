@@ -66,6 +66,15 @@ def found_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
     return [(each, rows_of(each)) for each in newest(read_journal(journal_of(folder, study)))]
 
 
+def within_01(folder: Path) -> dict[str, str]:
+    """What leave-one-out says that each technique brings within 01, by the name of its rung; or why
+    it couldn't be left out ("conflict", "failed")."""
+    return {row.tags["without"]: row.error.partition(":")[0] if row.error else
+            bold(cell(row.technique_factor, ".2f"), row.verdict)
+            for measured, rows in found_in(folder, "leave-one-out") if not measured.kind
+            for row in rows if "without" in row.tags}
+
+
 def tables_of(study: Study, measured, rows: list[Row]) -> list[Table]:
     """What a report shows of a plan that was measured."""
     own = study.tables(measured, rows)

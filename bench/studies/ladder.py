@@ -14,7 +14,7 @@ from bench.pictures import (
 )
 from bench.rows import Row
 from bench.study import Column, Plan, Study, Table
-from bench.tables import bold, cell, found_in, number, spread
+from bench.tables import bold, cell, number, spread, within_01
 
 
 class Ladder(Study):
@@ -41,16 +41,7 @@ class Ladder(Study):
             values = spread(row.speeds)
             return cell(row.tok_per_sec, ",.0f") + f" ({values})" * bool(values)
 
-        left_out = {row.tags.get("without"): row
-                    for each, found in found_in(measured.folder, "leave-one-out")
-                    if not each.kind for row in found}
-
-        def in_01(row: Row) -> str:
-            without = left_out.get(row.run.name)
-            if not without or without.error:
-                return without.error.partition(":")[0] if without else ""  # "conflict", "failed"
-            return bold(cell(without.technique_factor, ".2f"), without.verdict)
-
+        in_01 = within_01(measured.folder)
         return {"ladder": [Table([
             Column("#", lambda row: str(row.tags["rung"])),
             Column("technique", lambda row: row.technique, True),
@@ -58,7 +49,7 @@ class Ladder(Study):
             number("× before", "factor", ".2f"),
             number("A100", "published_factor", ".2f"),
             number("× baseline", "factor_baseline", ".2f"),
-            Column("× in 01", in_01),
+            Column("× in 01", lambda row: in_01.get(row.run.name, "")),
             number("GB", "reserved_gb", ".2f"),
             number("val loss", "val_loss", ".3f"),
             Column("verdict", lambda row: row.error or bold(row.verdict or "", row.verdict), True),
