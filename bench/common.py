@@ -35,7 +35,8 @@ def relative(path: Path) -> str:
 
 def short_name(machine: dict) -> str:
     """A machine's name as tables and pictures show it, without marks: "Intel Xeon"."""
-    return re.sub(r"\((R|TM)\)|( Processor)?(( CPU)? @.*)?$", "", machine["name"])
+    return re.sub(r"\((R|TM)\)|( Processor)?(( CPU)? @.*)?$", "", machine["name"],
+                  flags=re.IGNORECASE)
 
 
 def load_script(path: Path):

@@ -37,15 +37,19 @@ GUIDE = (
 
 
 def write_readme() -> bool:
-    """Writes the pages' tables anew, and makes the predictions that they lack; returns whether that
-    changed a page. Raises what update does."""
+    """Writes the pages' tables anew, and makes the predictions of rungs that they lack; returns
+    whether that changed a page. Raises what update and predict do."""
     before, after = {page: page.read_bytes() for page in PAGES}, {}
+    made = set()
     smallest = min(card.mib for card in CARDS.values()) - OTHERS
     for page, text in before.items():
         while page not in after:
             try:
                 after[page] = update(text.decode(), SHOWN).encode()
             except check.Unpredicted as lacking:
+                if lacking.name in made:
+                    raise UserError(f"{lacking.name}: what was predicted can't be read back")
+                made.add(lacking.name)
                 print(f"predicting {lacking.name}: a minute or two", flush=True)
                 predict(lacking.text, lacking.options, REFERENCE, smallest)
     for page, text in after.items():
@@ -105,7 +109,7 @@ def update(text: str, machine: Path) -> str:
         if not end:
             raise UserError(f"{opening.strip()} has no <!-- end -->")
         if other and name in check.TABLES:
-            raise UserError(f"the table {name} isn't of one machine: leave @{other} out")
+            raise UserError(f"the table {name} is of predictions: leave @{other} out")
         folder = REFERENCE / other if other else machine
         if not folder.is_dir():
             raise UserError(f"there is no folder {relative(folder)}")
