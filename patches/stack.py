@@ -248,7 +248,7 @@ def find(name: str, names: list[str] | dict[str, bytes]) -> str:
     name = name.removesuffix(".py").removeprefix("variant-")
     name = {LAST: names[last], DDP: "ddp"}.get(f"{name}.py", name)
     if name not in names:
-        raise StackError(f"no patch {name!r}; `list` shows their names")
+        raise StackError(f"no patch {name!r}; `python patches/stack.py list` shows their names")
     return name
 
 
@@ -317,7 +317,8 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
     variants = {patch.name: patch for patch in load_variants(root) if patch.name in names}
     for name in names:
         if name not in variants:
-            raise StackError(f"no variant {name!r}; `list` shows their names")
+            raise StackError(
+                f"no variant {name!r}; `python patches/stack.py list` shows their names")
     for one, other in permutations(variants.values(), 2):
         excluded = one.fields.get("Excludes", "").split(", ")
         if other.name in excluded or one.fields.get("Slot", one.name) == other.fields.get("Slot"):

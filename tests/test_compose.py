@@ -122,7 +122,8 @@ def test_a_composed_script_trains(tmp_path, base, names, options):
 
 @pytest.mark.parametrize(("names", "says"), [
     (["optimizer-muon", "optimizer-adafactor"], "adafactor and optimizer-muon exclude each other"),
-    (["precision-fp16", "no-such"], "no variant 'no-such'; `list` shows their names"),
+    (["precision-fp16", "no-such"],
+     "no variant 'no-such'; `python patches/stack.py list` shows their names"),
     (["parallel-deepspeed", "optimizer-muon"], "parallel-deepspeed and optimizer-muon exclude"),
     (["model-mixture", "precision-autocast"], "model-mixture and precision-autocast exclude"),
     (["precision-fp16", "step-accumulation"], "step-accumulation conflicts with the others at"),

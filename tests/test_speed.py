@@ -273,8 +273,8 @@ def test_the_command(tmp_path, monkeypatch):
     for changes, says in (
             (dict(gpu="H1000"), "'H1000' is none of T4, V100"), (dict(gpu=""), "'' is none of"),
             (dict(batch_size=0), "out of range"),
-            (dict(memory=0.0), "out of range"), (dict(variants="no-such"), "no variant 'no-such'"),
-            (dict(rungs="99"), "99")):
+            (dict(memory=0.0), "out of range"), (dict(rungs="99"), "99"),
+            (dict(variants="no-such"), "no variant 'no-such' of 01")):
         with pytest.raises(UserError, match=says):
             answer(**changes)
     for setup.options in (["--batch-size", "4"], ["--model=gpt2-medium"]):

@@ -8,6 +8,7 @@ import pytest
 from made_up import (
     CPU,
     MACHINE,
+    PEAK,
     carry_out,
     cells_of,
     measured_with,
@@ -20,7 +21,7 @@ from made_up import (
 )
 from matplotlib import pyplot as plt
 
-from bench import cards, times
+from bench import cards, look, times
 from bench.common import UserError
 from bench.pictures import picture_bytes
 from bench.rows import rows_of
@@ -288,6 +289,18 @@ def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path, monkeypatch):
         "tok/sec (range)": "122 (121–124)", "× before": "1.09", "A100": "2.21",
         "× baseline": "1.20", "× in 01": "**1.25**", "GB": "2.20", "val loss": "8.000",
         "verdict": "**faster**"}
+
+
+@pytest.mark.parametrize(("measured", "told"), [
+    (("00_orig", "14-chunked-head"), False), (("13-loss-in-graph", "14-chunked-head"), True)])
+def test_a_summary_credits_a_technique_with_its_own_factor_alone(tmp_path, measured, told):
+    """Not with that of those between it and the last one that was measured. What has no published
+    factor isn't called equal to it."""
+    plan = plan_for(tmp_path, "ladder", "--rungs 0-14")
+    runs = [run for run in speeds_of(plan) if run["name"] in measured]
+    write_journal(tmp_path, "ladder", plan, runs)
+    text = "\n".join(look.summary(tmp_path, dict(machine=CPU, matmul_peak=PEAK)))
+    assert ("the head and its loss in chunks" in text) == told and "published factor" not in text
 
 
 def test_ladder_picture(tmp_path):

@@ -139,13 +139,13 @@ def chosen(setup) -> list:
         runs = scripts.chosen(args.rungs, scripts.rungs(4))
     for text in filter(str.strip, (args.variants or "").split(",")):
         name, *options = text.split()
-        for base in ("01", "02"):
+        try:
+            found = scripts.variants(scripts.stage("01"), machine, names=name)[1:]
+        except UserError as unknown:  # to 01, whose names are told if 02 doesn't know it either
             try:
-                found = scripts.variants(scripts.stage(base, 4), machine, names=name)[1:]
-                break
+                found = scripts.variants(scripts.stage("02", 4), machine, names=name)[1:]
             except UserError:
-                if base == "02":
-                    raise
+                raise unknown from None
         if options:
             label = " ".join([name, *options])
             found = [found[0].but(name=label, label=label, options=tuple(options))]
