@@ -36,18 +36,9 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
-# Huge pages for PyTorch's tensors on a CPU (Linux); it reads this at its first allocation.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
 HERE = Path(__file__).resolve().parent
 
 # ---- Settings ----------------------------------------------------------------------------------
-
-# Without a GPU the process keeps the memory that a step frees, for the next step (glibc).
-if sys.platform == "linux" and platform.libc_ver()[0] == "glibc" and not torch.cuda.is_available():
-    M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
-    ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, -1)  # the heap is never trimmed,
-    ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)  # and large pieces come from it, too
 
 # What each --model sets. cpu-demo is GPT-2 at a size that two CPU cores train in a minute, without
 # dropout, because the fast attention of 01 has none on a CPU.
@@ -66,13 +57,13 @@ def option(default, text: str, low: float | None = None, below: float = math.inf
 
     def number(given: str) -> float:
         value = float(given) if isinstance(default, float) else int(given)
-        if low <= value < below:
-            return value
-        raise argparse.ArgumentTypeError(f"{value} is out of range")
+        if not low <= value < below:
+            raise argparse.ArgumentTypeError(f"{value} is out of range")
+        return value
 
-    text = text if "default" in text else f"{text} (default: {default})"
-    form = dict(metavar="TEXT") if low is None else dict(metavar="N", type=number)
-    return field(default=default, metadata=(more or form) | dict(help=text))
+    text += "" if "default" in text else f" (default: {default})"
+    form = more or (dict(metavar="TEXT") if low is None else dict(metavar="N", type=number))
+    return field(default=default, metadata=form | dict(help=text))
 
 
 @dataclass
@@ -86,6 +77,9 @@ class Config:
     vocab_size: int = 50_304  # GPT-2's 50,257 and 47 unused ids: a multiple of 64 is faster
     context_length: int = option(1024, "tokens per window", 1)
     dropout: float = option(0.1, "share of the activations zeroed in training", 0, 1)
+    dtype: str = option("auto", "type of weights and activations; default: bfloat16 where the hardware"
+                        " multiplies it", choices=("auto", "float32", "bfloat16"))
+    dtype_reason: str = "by --dtype"
 
     batch_size: int = option(32, "windows per step and process", 1)
 
@@ -114,7 +108,6 @@ class Config:
 
 # ---- Data --------------------------------------------------------------------------------------
 
-
 class TokenWindows(Dataset):
     """Pairs (x_T, y_T) of int64 ids: the x_T don't overlap; y_T is x_T moved on by one token."""
 
@@ -141,32 +134,25 @@ def load_data(config: Config) -> Data:
         print(f"No tokens in {folder}: running data/prepare.py", flush=True)
         subprocess.run([sys.executable, script])
     try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+                       for name in ("meta", "vocabulary"))
         json.dumps(meta, allow_nan=False)  # it goes into the record
         parts = [np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
                  for part in ("train", "val")]  # mapped, not copied into memory
         if max(part.max() for part in parts) >= config.vocab_size:
             raise ValueError("ids that the model doesn't have")
-        tokenizer = load_tokenizer(meta["tokenizer"], folder)
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        ids = {word.encode("latin-1"): i for i, word in enumerate(words["tokens"])}
+        tokenizer = tiktoken.Encoding(meta["tokenizer"], pat_str=words["pattern"],
+                                      mergeable_ranks=ids, special_tokens=words["special"])
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
         raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py`")
     train, val = (TokenWindows(part, config.context_length) for part in parts)
-    if len(train) < config.batch_size or len(val) < 1:
-        raise UserError(f"the text is too short: {len(train)} and {len(val)} windows; a step takes"
-                        f" {config.batch_size}; lower --batch-size or --context-length")
+    for windows, least, part in ((train, config.batch_size, "train"), (val, 1, "validate")):
+        if len(windows) < least:
+            raise UserError(f"the text is too short: {len(windows)} windows to {part} on, {least}"
+                            f" needed: lower {'--batch-size or ' * bool(windows)}--context-length")
     return Data(meta, train, val, tokenizer)
-
-
-def load_tokenizer(name: str, folder: Path) -> tiktoken.Encoding:
-    """What the tokens were made with: "gpt2", or "bytes" where GPT-2's couldn't be had."""
-    if name == "bytes":
-        ids = {bytes([i]): i for i in range(256)}
-        return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ids, special_tokens={})
-    if not (folder / "tiktoken").is_dir():  # without it tiktoken would fetch, with no time-out
-        raise UserError(f"no tokenizer {name!r} in {folder}: fetch it with data/prepare.py")
-    os.environ["TIKTOKEN_CACHE_DIR"] = str(folder / "tiktoken")
-    return tiktoken.get_encoding(name)
 
 
 def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
@@ -177,11 +163,6 @@ def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
 
 
 # ---- Model -------------------------------------------------------------------------------------
-
-
-# cuDNN's attention, which PyTorch prefers on Hopper GPUs, rounds dropout to sixteenths.
-torch.backends.cuda.enable_cudnn_sdp(False)
-
 
 class MultiHeadAttention(nn.Module):
     """Causal self-attention (Vaswani et al., arXiv:1706.03762); no bias on query, key and value.
@@ -214,8 +195,8 @@ def attention_backend(model: nn.Module, config: Config) -> str | None:
     """What computes attention, for the record: PyTorch's choice, None where it doesn't tell."""
     if not hasattr(torch, "_fused_sdp_choice"):
         return None
-    shape = (1, config.heads, config.context_length, config.width // config.heads)
-    q_BHTD = next(model.parameters()).new_empty(shape).requires_grad_()
+    shape = (1, config.context_length, config.heads, config.width // config.heads)
+    q_BHTD = next(model.parameters()).new_empty(shape).transpose(1, 2).requires_grad_()
     choice = torch._fused_sdp_choice(
         q_BHTD, q_BHTD, q_BHTD, dropout_p=config.dropout, is_causal=True
     )
@@ -299,11 +280,32 @@ class ChunkedLoss(torch.autograd.Function):
         return gradient * x_gradient_NC, gradient * weight_gradient_VC, None
 
 
+def best_dtype(device: torch.device) -> tuple[str, str]:
+    """(bfloat16 where the hardware multiplies it, else float32; why)."""
+    if device.type == "cuda":
+        capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
+        if float(capability) >= 8:
+            return "bfloat16", f"compute capability {capability}"
+        return "float32", (f"compute capability {capability} has no bfloat16 units; for float16: python"
+                           " patches/stack.py compose precision-fp16 --out my.py")
+    if device.type == "cpu":
+        has = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch doesn't tell
+        for unit in ("amx_bf16", "avx512_bf16", "bf16"):  # Intel's, Intel's and AMD's, ARM's
+            if has.get(unit):
+                return "bfloat16", f"the CPU has {unit}"
+        # AVX-512 alone can emulate bfloat16, which was slower than float32 where it was simulated.
+        return "float32", "this CPU has no bfloat16 units"
+    return "float32", f"bfloat16 was not measured on {device.type}; to try it: --dtype bfloat16"
+
+
 def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
-    if config.device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        print("bfloat16 is emulated on this GPU, and slow; README.md says which script fits it")
-    model.to(config.device, torch.bfloat16)
+    torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
+    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention rounds dropout to sixteenths
+    if config.dtype == "auto":
+        config.dtype, config.dtype_reason = best_dtype(config.device)
+    print(f"Training in {config.dtype}: {config.dtype_reason}")
+    model.to(config.device, getattr(torch, config.dtype))
     config.compile = config.compile and can_compile(model, config)
     return torch.compile(model) if config.compile else model
 
@@ -333,7 +335,6 @@ def count_parameters(model: nn.Module, config: Config) -> tuple[int, int]:
 
 # ---- Training ----------------------------------------------------------------------------------
 
-
 def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=config.learning_rate,
                              weight_decay=config.weight_decay, fused=True)
@@ -349,8 +350,8 @@ def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) ->
     optimizer.step()
 
 
-def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
-    """Trains `model` in place, and reports to `run`; raises if an evaluated loss isn't finite."""
+def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None:
+    """Trains `model` in place by the clock `now`, and tells `run`; raises if a loss isn't finite."""
     training_model = prepare_model(model, config)  # it shares its weights with `model`
     run.start(model, data, config)
     optimizer = make_optimizer(model, config)
@@ -383,7 +384,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run") -> None:
                 times = [now(config.device)]  # the clock starts again
             if done:
                 break
-        run.epoch(epoch + 1, sample(model, data.tokenizer, config))  # not timed either
+        run.epoch(epoch + 1, model, data.tokenizer)  # a sample, not timed either
         if done:
             break
 
@@ -436,7 +437,6 @@ def seconds_between(times: list) -> list[float]:
 
 # ---- Plumbing: record, settings, errors --------------------------------------------------------
 
-
 class Run:
     """What a run prints, and its record: one JSON object per line, flushed as it happens, and
     before it is printed, so that a killed run keeps every line that was seen."""
@@ -456,16 +456,13 @@ class Run:
             dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
             matmul_precision=torch.get_float32_matmul_precision())
         del settings["data"], settings["results_dir"]  # paths of this machine
-        cpuinfo = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-        cpu = re.search(r"model name\s*: (.+)", cpuinfo)
-        cpu = cpu[1] if cpu else platform.processor() or platform.machine()
+        about = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch can't tell
+        cpu = about.get("cpu_name") or platform.processor() or platform.machine()
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-        machine = dict(torch=torch.__version__, python=platform.python_version(), cpu=cpu, gpu=gpu,
-                       os=f"{platform.system()} {platform.machine()}",
-                       threads=torch.get_num_threads())
-        source = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
-        self.write("start", schema=2, stage=config.name, time=began, config=settings,
-                   data=data.meta, environment=machine, source_sha256=source)
+        self.write("start", schema=3, stage=config.name, time=began, config=settings, data=data.meta,
+                   environment=dict(torch=torch.__version__, cpu=cpu, gpu=gpu,
+                                    threads=torch.get_num_threads()),
+                   source_sha256=hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
         print(f"PyTorch version: {torch.__version__}\nDevice: {device.type} ({gpu or cpu})\n"
               f"CUDA version: {torch.version.cuda or 'n/a'}\n"
               f"Model: {config.model}, {parameters:,} parameters\nRecord: {path}")
@@ -488,41 +485,46 @@ class Run:
     def tok_per_sec(self, seconds: list[float]) -> float | None:
         return self.config.tokens_per_step * len(seconds) / sum(seconds) if seconds else None
 
-    def epoch(self, epoch: int, text: str) -> None:
-        memory = self.memory_gb()
+    def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
+        text, memory = sample(model, tokenizer, self.config), self.memory_gb()
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
-        print(f"Allocated memory: {memory['allocated_gb'] or math.nan:.4f} GB\n"
-              f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
+        print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
 
     def memory_gb(self) -> dict[str, float | None]:
-        """GB (1024³ bytes); on a CPU the resident set, whose peak stands for what is reserved."""
-        sizes, status = [None] * 4, Path("/proc/self/status")
-        if self.config.device.type == "cuda":
-            sizes = [torch.cuda.memory_allocated(), torch.cuda.memory_reserved(),
-                     torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()]
-        elif self.config.device.type == "mps":
-            sizes[:2] = torch.mps.current_allocated_memory(), torch.mps.driver_allocated_memory()
+        """GB (1024³ bytes) reserved, now and at most; on a CPU the peak of the resident set."""
+        device, status, sizes = self.config.device.type, Path("/proc/self/status"), (None, None)
+        if device == "cuda":
+            sizes = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
+        elif device == "mps":
+            sizes = torch.mps.driver_allocated_memory(), None
         elif status.exists():
-            kib = dict(re.findall(r"(VmHWM|VmRSS):\s+(\d+)", status.read_text()))
-            sizes = [1024 * int(kib[name]) for name in ("VmRSS", "VmHWM", "VmHWM", "VmHWM")]
-        names = "allocated_gb", "reserved_gb", "peak_allocated_gb", "peak_reserved_gb"
+            sizes = [1024 * int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1])] * 2
+        names = "reserved_gb", "peak_reserved_gb"
         return {name: size and size / 1024**3 for name, size in zip(names, sizes, strict=True)}
 
     def end(self, status: str, error: str | None) -> None:
         if self.file is None:
             return
-        rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # skips steps 0 and 1
-        median = float(np.median(rates)) if len(rates) >= 3 else None
         try:
             self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       median_step_tok_per_sec=median, attention_backend=self.attention,
-                       **self.memory_gb())
+                       attention_backend=self.attention, **self.memory_gb())
             self.file.close()
         except OSError as full:  # the disk; an error that came before has been told
             sys.exit(1 if error else f"error: {full}")
-        if median:
-            print(f"Median step tok/sec: {median:.0f}")
+        rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # warm from step 2 on
+        if len(rates) >= 3:
+            print(f"Median step tok/sec: {np.median(rates):.0f}")
+
+
+def keep_memory() -> None:
+    """Huge pages for PyTorch's tensors on a CPU (Linux), which it reads at its first allocation; and
+    without a GPU, what a step frees stays with the process for the next step (glibc)."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    if platform.libc_ver()[0] == "glibc" and not torch.cuda.is_available():
+        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+        ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, -1)  # the heap is never trimmed,
+        ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)  # and large pieces come from it, too
 
 
 def configure(argv: list[str] | None = None) -> Config:
@@ -530,9 +532,8 @@ def configure(argv: list[str] | None = None) -> Config:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], usage="%(prog)s [options]", allow_abbrev=False,
         epilog=f"--model cpu-demo sets {MODELS['cpu-demo']}", argument_default=argparse.SUPPRESS)
-    for setting in fields(Config):
-        if setting.metadata:  # it is an option()
-            parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
+    for setting in filter(lambda setting: setting.metadata, fields(Config)):  # each option()
+        parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
     given = vars(parser.parse_args(argv))
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     name = given.get("device", "cuda" if cuda else "mps" if mps else "cpu")
@@ -546,9 +547,9 @@ def configure(argv: list[str] | None = None) -> Config:
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
     if "model" not in given and model == "cpu-demo":
         print("Not on an NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2")
-    limited = given.keys() & {"epochs", "max_steps", "max_tokens"}  # instead of cpu-demo's own
-    preset = MODELS[model] | (dict(max_tokens=None) if limited else {})
-    return Config(**preset | given | dict(model=model, device=device))
+    if given.keys() & {"epochs", "max_steps"}:  # a limit of the user's replaces cpu-demo's own
+        given.setdefault("max_tokens", None)
+    return Config(**MODELS[model] | given | dict(model=model, device=device))
 
 
 class UserError(Exception):
@@ -565,13 +566,13 @@ def interrupt(number, frame) -> None:
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
     """(status of the run, one line for the user, exit code)."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
     memory = "out of memory|MemoryError|ALLOC_FAILED|bad_alloc|allocate memory|create a memory"
     if config and re.search(memory, repr(error)):
-        smaller = f"--context-length {config.context_length // 2}, or a smaller --model"
-        half = f"--batch-size {config.batch_size // 2}" if config.batch_size > 1 else smaller
-        return "out_of_memory", f"out of memory: try {half} ({text})", 1
+        what = "batch-size" if config.batch_size > 1 else "context-length"
+        half = getattr(config, what.replace("-", "_")) // 2
+        return "out_of_memory", f"out of memory: try --{what} {half} ({text})", 1
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
     if not isinstance(error, UserError | OSError | FloatingPointError):
         traceback.print_exception(error)  # an error of the program, not of its input
         text = f"{type(error).__name__}: {text}"
@@ -580,16 +581,16 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
 
 def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
-    signal.signal(signal.SIGINT, interrupt)
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    keep_memory()  # before the first tensor
     run, config, (status, message, code) = Run(), None, ("complete", None, 0)
     try:
         config = configure()
         data = load_data(config)
-        torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
         torch.manual_seed(config.seed)
         model = GPTModel(config)  # on the CPU, so that a seed gives the same weights everywhere
-        train(model, data, config, run)
+        train(model, data, config, run, now)
     except (Exception, KeyboardInterrupt) as error:
         status, message, code = explain(error, config)
         print(f"error: {message}", file=sys.stderr)

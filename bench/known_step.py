@@ -74,6 +74,8 @@ def write_tokens(folder: Path, train: int) -> None:
     for part, count in tokens.items():
         np.full(count, 97, "<u2").tofile(folder / f"{part}.bin")
     (folder / "meta.json").write_text(json.dumps(dict(tokenizer="bytes", tokens=tokens)))
+    (folder / "vocabulary.json").write_text(json.dumps(
+        dict(pattern="(?s:.)", special={}, tokens=list(map(chr, range(256))))))
 
 
 def growth_by_a_tensor(script, device: torch.device) -> list[int]:

@@ -1,19 +1,22 @@
 """Read what a run leaves: a file of JSON objects, one per line.
 
-Events of schema 2, in their order; GB are 1024³ bytes, null stands for what isn't known or finite:
+Events of schema 3, in their order; GB are 1024³ bytes, null stands for what isn't known or finite:
 
     start  schema, stage, time, config (all settings; parameters, flops_per_token, world_size, dtype
-           and matmul_precision), data (what prepare.py told), environment, source_sha256
+           of the weights, matmul_precision), data (what prepare.py told), environment (torch, cpu,
+           gpu, threads), source_sha256
     log    epoch, step, tokens, train_loss, val_loss, step_tok_per_sec, avg_tok_per_sec, and the
            seconds of each step since the line before
-    epoch  epoch, allocated_gb, reserved_gb, peak_allocated_gb, peak_reserved_gb, sample
-    end    status, error, avg_tok_per_sec, median_step_tok_per_sec, attention_backend, the four
-           figures of memory; a killed run has none
+    epoch  epoch, reserved_gb, peak_reserved_gb, sample
+    end    status, error, avg_tok_per_sec, attention_backend, reserved_gb, peak_reserved_gb; a
+           killed run has none
 
 Variants add to it: `checkpoint` (step, seconds), `checkpoint_failed` (folder, error) and `resume`
 (step, tokens, folder, record, ranks, earlier_ranks, train_seconds) by checkpoint-resume,
-`expert_shares` of a log by model-mixture. Schema 1, of older records, had the sum and quartiles of
-the steps' seconds instead of each step's.
+`expert_shares` of a log by model-mixture. Records of before schema 3 were rewritten once, their
+values unchanged, and say so: `rewritten_from` in `start`. Those of schema 1 knew the seconds of log
+lines, not of steps: there `seconds` are means, and `quartiles_tok_per_sec` of `end` is what was
+known of the steps.
 """
 
 import json
@@ -55,7 +58,9 @@ class Record:
     checkpoints: list[dict]  # each with its step and the seconds that training waited for it
     curve: list[Point]
     first_step_seconds: float | None
-    quartiles: tuple[float, float] | None  # of the speed of single steps, tok/sec
+    # Of the speed of single steps, tok/sec: the first quartile, the median, the third; None where
+    # there are too few.
+    quartiles: tuple[float, float, float] | None
     val_loss: float | None  # the last one
 
     stage = property(lambda self: self.start["stage"])
@@ -81,11 +86,11 @@ class Record:
     @property
     def tok_per_sec(self) -> float | None:
         """The median over single steps, or the average of a run too short for a median."""
-        return self.end.get("median_step_tok_per_sec") or self.end.get("avg_tok_per_sec")
+        return self.quartiles[1] if self.quartiles else self.end.get("avg_tok_per_sec")
 
     @property
     def speed_is_average(self) -> bool:
-        return self.end.get("median_step_tok_per_sec") is None
+        return self.quartiles is None
 
     @property
     def first_step_excess(self) -> float:
@@ -188,25 +193,22 @@ def make_record(name: str, events: list[dict]) -> Record:
 
     try:
         (start,), logs, end = named("start"), named("log"), dict(*named("end"))
-        if start["schema"] not in (1, 2):
+        if start["schema"] != 3:
             raise RecordError(f"line 1: schema {start['schema']} is unknown")
-        if start["schema"] == 1:
-            sums = [log["train_seconds"] for log in logs]
-            first_step, val_loss = end.get("first_step_seconds"), end.get("val_loss")
-            quartiles = end.get("p25_step_tok_per_sec"), end.get("p75_step_tok_per_sec")
-        else:
-            seconds = [second for log in logs for second in log["seconds"]]
-            sums = list(accumulate(sum(log["seconds"]) for log in logs))
-            per_step = tokens_per_step(start["config"], start["config"]["world_size"])
-            rates = [per_step / second for second in seconds[WARM_UP:]]
-            low, _, high = quantiles(rates, n=4, method="inclusive") if len(rates) > 2 else [None]*3
-            first_step, quartiles = seconds[0] if seconds else None, (low, high)
-            val_loss = logs[-1]["val_loss"] if logs and end else None
+        seconds = [second for log in logs for second in log["seconds"]]
+        sums = accumulate(sum(log["seconds"]) for log in logs)
+        per_step = tokens_per_step(start["config"], start["config"]["world_size"])
+        rates = [per_step / second for second in seconds[WARM_UP:]]
+        known = end.get("quartiles_tok_per_sec") or (
+            quantiles(rates, n=4, method="inclusive") if len(rates) > 2 else None)
+        low, middle, high = known or [None] * 3
+        quartiles = (float(low), float(middle), float(high)) if known else None
+        val_loss = logs[-1]["val_loss"] if logs and end else None
         earlier = dict(*named("resume")).get("train_seconds", 0)  # of a run that was continued
         curve = [Point(log["tokens"], total + earlier, log["train_loss"], log["val_loss"])
                  for log, total in zip(logs, sums, strict=True)]
-        record = Record(name, start, logs, end, named("checkpoint"), curve, first_step,
-                        None if None in quartiles else quartiles, val_loss)
+        record = Record(name, start, logs, end, named("checkpoint"), curve,
+                        seconds[0] if seconds else None, quartiles, val_loss)
         if not isinstance(record.stage, str):
             raise TypeError(f"the stage is {record.stage!r}")
         # What every reader needs, asked for once.

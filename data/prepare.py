@@ -1,12 +1,13 @@
-"""Turn text into tokens: train.bin, val.bin (uint16 ids) and meta.json.
+"""Turn text into tokens: train.bin, val.bin (uint16 ids), vocabulary.json and meta.json.
 
     python data/prepare.py                  # Middlemarch, from Project Gutenberg
     python data/prepare.py FILE [FILE ...]  # your own text, UTF-8
     python data/prepare.py --out DIR        # somewhere else than beside this script
 
 Without a network the text is the Python standard library's own source, and without GPT-2's
-tokenizer files the tokens are bytes. meta.json, written last, says what was used. The tokenizer is
-left beside the tokens, so that the folder can be copied to a machine without a network.
+tokenizer files the tokens are bytes. meta.json, written last, says what was used. vocabulary.json
+has all of the tokenizer: the bytes of each id (as latin-1), the pattern that splits a text, and the
+special tokens; so the folder can be copied to a machine without a network.
 
 A text of any size is read, encoded over all cores and written in pieces, so that memory stays
 small. It is cut only at line breaks before a character that isn't white space: there the tokenizer
@@ -278,8 +279,15 @@ def byte_tokenizer() -> tiktoken.Encoding:
     return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={})
 
 
+def vocabulary_of(tokenizer: tiktoken.Encoding) -> dict:
+    """What tiktoken.Encoding is made from, as JSON can hold it."""
+    ranks = tokenizer._mergeable_ranks
+    return dict(pattern=tokenizer._pat_str, special=tokenizer._special_tokens,
+                tokens=[token.decode("latin-1") for token in sorted(ranks, key=ranks.get)])
+
+
 def prepare(files: list[str], out: Path) -> None:
-    """Writes train.bin, val.bin and meta.json. Raises UserError, OSError."""
+    """Writes train.bin, val.bin, vocabulary.json and meta.json. Raises UserError, OSError."""
     out.mkdir(parents=True, exist_ok=True)
     web = Web()
     text = None if files else book(out, web)
@@ -314,6 +322,7 @@ def prepare(files: list[str], out: Path) -> None:
         meta.unlink(missing_ok=True)  # it marks the parts complete: not while they change
         for part, path in temporary.items():
             path.replace(out / f"{part}.bin")
+        write_whole(out / "vocabulary.json", json.dumps(vocabulary_of(tokenizer)).encode())
     finally:
         progress.clear()
         for path in temporary.values():

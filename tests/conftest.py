@@ -51,6 +51,10 @@ def skip_without(needs: str) -> None:
         pytest.skip(missing)
 
 
+# vocabulary.json of a tokenizer whose ids are bytes.
+BYTES = dict(pattern="(?s:.)", special={}, tokens=list(map(chr, range(256))))
+
+
 def write_tokens(folder: Path, train: int = 2000, val: int = 200, vocabulary: int = 256) -> Path:
     """Tokens with something to learn: a noisy cycle through the alphabet."""
     rng = np.random.default_rng(0)
@@ -61,6 +65,7 @@ def write_tokens(folder: Path, train: int = 2000, val: int = 200, vocabulary: in
         (folder / f"{part}.bin").write_bytes(ids.tobytes())
         meta["tokens"][part] = count
         meta["sha256"][part] = hashlib.sha256(ids.tobytes()).hexdigest()
+    (folder / "vocabulary.json").write_text(json.dumps(BYTES))
     (folder / "meta.json").write_text(json.dumps(meta))
     return folder
 

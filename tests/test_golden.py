@@ -19,7 +19,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import ONE_RANK, TINY, call_main, load, read_record, settings_restored
+from conftest import BYTES, ONE_RANK, TINY, call_main, load, read_record, settings_restored
 
 from bench.scripts import lacking as lacking_here
 from patches import stack
@@ -48,6 +48,7 @@ def write_formula(folder: Path, train: int = 4_000, val: int = 400) -> Path:
         (folder / f"{part}.bin").write_bytes(ids)
         meta["tokens"][part], meta["sha256"][part] = count, hashlib.sha256(ids).hexdigest()
         start += count
+    (folder / "vocabulary.json").write_text(json.dumps(BYTES))
     (folder / "meta.json").write_text(json.dumps(meta))
     return folder
 
