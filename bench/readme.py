@@ -129,7 +129,7 @@ def sample(machine: Path) -> str:
               f"Val: {log['val_loss']:.3f}, Step tok/sec: {log['step_tok_per_sec']:.0f}, "
               f"Avg tok/sec: {log['avg_tok_per_sec'] or 0:.0f}\n" for log in record.logs]
     return (f"```\n{''.join(losses)}Reserved memory: {record.end['reserved_gb']:.4f} GB\n"
-            f"Median step tok/sec: {record.end['median_step_tok_per_sec']:.0f}\n```\n")
+            f"Median step tok/sec: {record.tok_per_sec:.0f}\n```\n")
 
 
 def guide_table(machine: Path) -> str:

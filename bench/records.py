@@ -200,7 +200,7 @@ def make_record(name: str, events: list[dict]) -> Record:
         per_step = tokens_per_step(start["config"], start["config"]["world_size"])
         rates = [per_step / second for second in seconds[WARM_UP:]]
         known = end.get("quartiles_tok_per_sec") or (
-            quantiles(rates, n=4, method="inclusive") if len(rates) > 2 else None)
+            quantiles(rates, n=4, method="inclusive") if len(rates) > 2 and end else None)
         low, middle, high = known or [None] * 3
         quartiles = (float(low), float(middle), float(high)) if known else None
         val_loss = logs[-1]["val_loss"] if logs and end else None

@@ -310,7 +310,7 @@ class Watch(TrainerCallback):
 
     def on_epoch_end(self, args, state, control, **_):
         epoch = (state.global_step - 1) // self.steps_per_epoch + 1
-        self.run.epoch(epoch, orig.sample(self.model, self.data.tokenizer, self.config))
+        self.run.epoch(epoch, self.model, self.data.tokenizer)
 
 
 def train(model, data, config, run, settings: Settings) -> Trainer:

@@ -157,10 +157,10 @@ class Bench:
         self.stages = stages
 
     def options(self, stage: str, *options) -> list:
-        """TINY on a CPU and, unless they say otherwise, without torch.compile."""
-        plain = stage == "00_orig" or "--compile" in options
+        """TINY on a CPU and, unless they say otherwise, in float32 without torch.compile."""
+        usual = [] if stage == "00_orig" else ["--no-compile", "--dtype", "float32"]
         return [*TINY, "--device", "cpu", "--data", self.data, "--results-dir", self.results,
-                *([] if plain else ["--no-compile"]), *options]
+                *usual, *options]
 
     def command(self, stage: str, *options) -> list:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]

@@ -48,7 +48,7 @@ def record_events(
     ) | (config or {})
     per_step = config["batch_size"] * config["context_length"] * config["world_size"]
     first = dict(
-        event="start", schema=2, stage=name, time="20260101T000000Z", config=config,
+        event="start", schema=3, stage=name, time="20260101T000000Z", config=config,
         environment=dict(torch="2.13", gpu=gpu, cpu="Some CPU"),
         data=dict(tokens=dict(train=100_001)),
     ) | (start or {})
@@ -64,7 +64,7 @@ def record_events(
         before = step
     last = dict(
         event="end", status="complete", error=None, avg_tok_per_sec=0.9 * speed,
-        median_step_tok_per_sec=speed, reserved_gb=1.25, attention_backend="manual",
+        reserved_gb=1.25, attention_backend="manual",
     ) | end
     return [first, *logs, dict(event="epoch", epoch=1), last]
 

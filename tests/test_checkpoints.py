@@ -409,9 +409,9 @@ def test_weights_for_others(trial, base, launch):
     assert result.returncode == 0, result.stderr
     module = load(trial.script())
     weights = load_file(trial.folder / "saved" / "model.safetensors")
-    config = module.Config(**module.MODELS["cpu-demo"] | dict(context_length=16,
-                                                              device=torch.device("cpu")))
+    config = module.Config(**module.MODELS["cpu-demo"] | dict(
+        context_length=16, device=torch.device("cpu"), data=str(trial.data)))
     model = module.GPTModel(config).bfloat16()
     model.load_state_dict(weights)
-    text = module.sample(model, module.load_tokenizer("bytes", trial.data), config)
+    text = module.sample(model, module.load_data(config).tokenizer, config)
     assert text == trial.events("one", "epoch")[-1]["sample"]

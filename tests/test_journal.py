@@ -41,7 +41,7 @@ def test_round_trip(tmp_path):
 
 @pytest.mark.parametrize(("record", "says"), [
     (dict(status="diverged"), "diverged: "),
-    (dict(median_step_tok_per_sec=None, avg_tok_per_sec=None), "too short for a speed"),
+    (dict(steps=4, avg_tok_per_sec=None), "too short for a speed"),
     (dict(start=dict(stage="b")), "its record is that of another run"),
 ])
 def test_a_record_without_figures_is_a_failed_run(tmp_path, record, says):

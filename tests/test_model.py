@@ -131,7 +131,7 @@ class Losses:
     def log(self, epoch, step, seconds, train_loss, val_loss):
         self.rows.append((step, (step + 1) * self.config.tokens_per_step, train_loss, val_loss))
 
-    def epoch(self, epoch, text):
+    def epoch(self, epoch, model, tokenizer):
         self.at_epoch()
 
 
@@ -140,6 +140,7 @@ def model_of(script, seed: int = 1, **settings):
     config = script.Config(**SIZES | dict(device=CPU) | settings)
     if hasattr(config, "compile"):
         config.compile = settings.get("compile", False)
+    config.dtype = "float32"  # so that stages can be compared; 00 has no such setting
     torch.manual_seed(seed)
     return script.GPTModel(config), config
 
@@ -160,11 +161,8 @@ def one_rank(script):
 
 
 def losses_of(script, model, config, windows, losses=None) -> list[tuple]:
-    """Trains in float32, so that stages can be compared, whatever prepare_model() converts to."""
     losses = losses or Losses()
-    data = script.Data({}, *windows, script.load_tokenizer("bytes", Path()))
-    with mock.patch.object(torch, "bfloat16", torch.float32):
-        script.train(model, data, config, losses)
+    script.train(model, script.Data({}, *windows, None), config, losses, script.now)
     return losses.rows
 
 
@@ -243,8 +241,7 @@ def test_compiled_trains_like_uncompiled(bench, stage, monkeypatch):
         pytest.skip("torch.compile doesn't work here")
     for option in ("--compile", "--no-compile"):
         bench.results = bench.data.parent / option
-        with mock.patch.object(torch, "bfloat16", torch.float32):
-            result = bench.main(stage, option, "--max-steps", 4, "--eval-freq", 1)
+        result = bench.main(stage, option, "--max-steps", 4, "--eval-freq", 1)
         assert result.returncode == 0, result.stderr
         assert "torch.compile" not in result.stdout
         start, *events = bench.record()
@@ -356,8 +353,7 @@ for seed in range(8):
     alone = copy.deepcopy(model)
     script.compute_loss(alone, x_BT, y_BT).backward()
     mine = slice(rank * batch, (rank + 1) * batch)
-    with mock.patch.object(torch, "bfloat16", torch.float32):
-        together = script.prepare_model(model, config)
+    together = script.prepare_model(model, config)
     script.compute_loss(together, x_BT[mine], y_BT[mine]).backward()
     for a, b in zip(alone.parameters(), model.parameters(), strict=True):
         differences.append(((a.grad - b.grad).abs().max() / a.grad.abs().max()).item())
@@ -462,6 +458,7 @@ def test_optimized_model_is_bfloat16(stages):
     """Parameters, gradients and AdamW's state, in one fused update."""
     script = stages["01_opt_single_gpu"]
     model, config = model_of(script)
+    config.dtype = "bfloat16"
     training_model = script.prepare_model(model, config)
     assert training_model is model
     optimizer = script.make_optimizer(model, config)
@@ -475,10 +472,10 @@ def test_optimized_model_is_bfloat16(stages):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_cudnn_attention_is_off_where_attention_is_pytorchs(stage):
-    with settings_restored():
+def test_cudnn_attention_is_off_where_attention_is_pytorchs(stages, stage):
+    with one_rank(stages[stage]):
         torch.backends.cuda.enable_cudnn_sdp(True)
-        load(ROOT / f"{stage}.py")
+        stages[stage].prepare_model(*model_of(stages[stage]))
         assert torch.backends.cuda.cudnn_sdp_enabled() is (stage == "00_orig")
 
 
@@ -487,7 +484,8 @@ def test_sample_draws_no_id_that_only_pads(stages, tokens):
     model, config = model_of(script, vocab_size=320)
     with torch.no_grad():
         model.head.weight[256:] = 1000 * model.head.weight[:64]  # these would win
-    tokenizer = script.load_tokenizer("bytes", tokens)
+    config.data = str(tokens)
+    tokenizer = script.load_data(config).tokenizer
     text = script.sample(model, tokenizer, config)
     assert text.startswith("Every effort moves you") and model.training
 

@@ -428,7 +428,7 @@ INTERRUPTED = dict(status="interrupted", error="interrupted by signal SIGTERM")
     (child(1, status="out_of_memory", error="out of memory: x"), "out of memory: x"),
     (child(hangs=True), "ended after 364 s: it hung, or is far too slow"),
     (child(hangs=True, **INTERRUPTED), "ended after 364 s: it hung, or is far too slow"),
-    (dict(median_step_tok_per_sec=None, avg_tok_per_sec=None),
+    (dict(steps=4, avg_tok_per_sec=None),
      "too short for a speed: raise --max-tokens"),
     (dict(speed=100), None),
 ])

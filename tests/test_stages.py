@@ -79,7 +79,7 @@ def test_newest_complete_run_of_each_stage_and_group(tmp_path, capsys):
     # Times of schema 1 had signs within.
     write_record(tmp_path, LAST, "2026-01-02T00:00:00Z", speed=4500.0, config=dict(batch_size=8))
     write_record(tmp_path, LAST, "20260103T000000Z", avg_tok_per_sec=None,
-                 median_step_tok_per_sec=None)
+                 steps=4)
     write_record(tmp_path, DDP, speed=400_000.0, gpu=H100, reserved_gb=None,
                  config=dict(world_size=2, batch_size=32))
     write_record(tmp_path, DDP, "20260102T000000Z", gpu="Fast | $x_1$ GPU")

@@ -87,7 +87,7 @@ def test_techniques(shown):
 
 
 @pytest.mark.parametrize(("record", "mark"), [
-    (dict(median_step_tok_per_sec=None), "†"), (dict(config=dict(compile=False)), r"\*")])
+    (dict(steps=4), "†"), (dict(config=dict(compile=False)), r"\*")])
 def test_marks(shown, record, mark):
     (marked, plain), notes = shown(plan_of("a", "b"), [dict(name="a", **record), dict(name="b")])
     assert marked["technique"] == f"technique a {mark}" and plain["technique"] == "technique b"
