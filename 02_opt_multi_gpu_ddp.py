@@ -23,7 +23,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 import warnings
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields
@@ -66,7 +65,6 @@ MODELS = {
 
 def option(default, text: str, low: float | None = None, below: float = math.inf, **more):
     """A field that is also a --flag: a number of at least `low` and below `below`, or a text."""
-
     def number(given: str) -> float:
         value = float(given) if isinstance(default, float) else int(given)
         if not low <= value < below:
@@ -89,8 +87,8 @@ class Config:
     vocab_size: int = 50_304  # GPT-2's 50,257 and 47 unused ids: a multiple of 64 is faster
     context_length: int = option(1024, "tokens per window", 1)
     dropout: float = option(0.1, "share of the activations zeroed in training", 0, 1)
-    dtype: str = option("auto", "type of weights and activations; default: bfloat16 where the hardware"
-                        " multiplies it", choices=("auto", "float32", "bfloat16"))
+    dtype: str = option("auto", "of the weights; default: bfloat16 where the hardware multiplies it",
+                        choices=("auto", "float32", "bfloat16"))
     dtype_reason: str = "by --dtype"
 
     batch_size: int = option(32, "windows per step and process", 1)
@@ -160,7 +158,7 @@ def load_data(config: Config) -> Data:
         ids = {word.encode("latin-1"): i for i, word in enumerate(words["tokens"])}
         tokenizer = tiktoken.Encoding(meta["tokenizer"], pat_str=words["pattern"],
                                       mergeable_ranks=ids, special_tokens=words["special"])
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except Exception as error:  # whatever else the files may hold
         reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
         raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py`")
     train, val = (TokenWindows(part, config.context_length) for part in parts)
@@ -303,8 +301,8 @@ def best_dtype(device: torch.device) -> tuple[str, str]:
         capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
         if float(capability) >= 8:
             return "bfloat16", f"compute capability {capability}"
-        return "float32", (f"compute capability {capability} has no bfloat16 units; for float16: python"
-                           " patches/stack.py compose precision-fp16 --out my.py")
+        return "float32", (f"compute capability {capability} has no bfloat16 units; for float16:"
+                           " python patches/stack.py compose precision-fp16 --out my.py")
     if device.type == "cpu":
         has = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch doesn't tell
         for unit in ("amx_bf16", "avx512_bf16", "bf16"):  # Intel's, Intel's and AMD's, ARM's
@@ -375,7 +373,7 @@ def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) ->
 
 
 def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None:
-    """Trains `model` in place by the clock `now`, and tells `run`; raises if a loss isn't finite."""
+    """Trains `model` in place, timed by `now`; tells `run`, and raises if a loss isn't finite."""
     training_model = prepare_model(model, config)  # it shares its weights with `model`
     run.start(model, data, config)
     optimizer = make_optimizer(model, config)
@@ -483,11 +481,11 @@ class Run:
             matmul_precision=torch.get_float32_matmul_precision())
         del settings["data"], settings["results_dir"]  # paths of this machine
         about = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch can't tell
-        cpu = about.get("cpu_name") or platform.processor() or platform.machine()
+        cpu = about.get("cpu_name") or "unknown CPU"
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-        self.write("start", schema=3, stage=config.name, time=began, config=settings, data=data.meta,
-                   environment=dict(torch=torch.__version__, cpu=cpu, gpu=gpu,
-                                    threads=torch.get_num_threads()),
+        machine = dict(torch=torch.__version__, cpu=cpu, gpu=gpu, threads=torch.get_num_threads())
+        self.write("start", schema=3, stage=config.name, time=began, config=settings,
+                   data=data.meta, environment=machine,
                    source_sha256=hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
         print(f"PyTorch version: {torch.__version__}\nDevice: {device.type} ({gpu or cpu})\n"
               f"CUDA version: {torch.version.cuda or 'n/a'}\n"
@@ -497,11 +495,10 @@ class Run:
         print(json.dumps({"event": event, **figures}, allow_nan=False), file=self.file, flush=True)
 
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
-        """Reports the speed of the steps since the last line, and that of all steps but step 0."""
+        """Reports the speed since the last line, and of all steps but the first, which warms up."""
         seconds = [total / WORLD_SIZE for total in sum_over_ranks(seconds)]  # mean of the ranks
         self.seconds += seconds
-        rate = self.tok_per_sec(seconds)
-        self.average = self.tok_per_sec(self.seconds[1:])  # step 0 warms up, and compiles in 01
+        rate, self.average = map(self.tok_per_sec, (seconds, self.seconds[1:]))
         losses = [x if math.isfinite(x) else None for x in (train_loss, val_loss)]  # no NaN in JSON
         self.write("log", epoch=epoch, step=step, tokens=(step + 1) * self.config.tokens_per_step,
                    train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=rate,
@@ -545,8 +542,8 @@ class Run:
 
 
 def keep_memory() -> None:
-    """Huge pages for PyTorch's tensors on a CPU (Linux), which it reads at its first allocation; and
-    without a GPU, what a step frees stays with the process for the next step (glibc)."""
+    """Huge pages for PyTorch's tensors on a CPU (Linux), which it reads at its first allocation.
+    Without a GPU, what a step frees stays with the process for the next step (glibc)."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     if platform.libc_ver()[0] == "glibc" and not torch.cuda.is_available():
         M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
@@ -628,7 +625,7 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
     if not isinstance(error, UserError | OSError | FloatingPointError):
-        traceback.print_exception(error)  # an error of the program, not of its input
+        sys.excepthook(type(error), error, error.__traceback__)  # the program's, not its input's
         text = f"{type(error).__name__}: {text}"
     return "diverged" if isinstance(error, FloatingPointError) else "failed", text, 1
 

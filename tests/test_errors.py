@@ -190,7 +190,7 @@ def test_what_counts_as_out_of_memory(stages, stage, capsys):
     ):
         status, text, code = script.explain(error, config)
         assert (status, code) == ("out_of_memory", 1), error
-        hint = "out of memory: try --context-length 512, or a smaller --model ("
+        hint = "out of memory: try --context-length 512 ("
         assert text.startswith(hint) and "\n" not in text
     assert capsys.readouterr().err == ""  # no traceback
     for error in (
