@@ -346,13 +346,19 @@ def test_refresh_changes_no_byte_of_an_unchanged_tree(tree, file):
     assert tree.files() == before
 
 
-def test_edit_of_the_real_00_there_and_back(tree):
-    """Two lines at its top move every hunk; without them again, every byte is as it was."""
+@pytest.fixture
+def real_tree(tree) -> Tree:
+    """A copy of this repository's stack."""
     shutil.rmtree(tree.root / "patches")
     shutil.copytree(ROOT / "patches", tree.root / "patches", ignore=lambda *_: ["__pycache__"])
     for name in (FIRST, LAST, DDP):
         shutil.copy(ROOT / name, tree.root)
-    before = tree.files()
+    return tree
+
+
+def test_edit_of_the_real_00_there_and_back(real_tree):
+    """Two lines at its top move every hunk; without them again, every byte is as it was."""
+    tree, before = real_tree, real_tree.files()
     text = (tree.root / FIRST).read_bytes()
     (tree.root / FIRST).write_bytes(b"# one\n# two\n" + text)
     tree.does("refresh", FIRST)
@@ -560,6 +566,46 @@ def test_new_patch_with_a_second_edited_file_is_refused(tree):
 def test_new_patch_that_conflicts_with_a_variant_is_refused(tree):
     tree.edit(LAST, "line 50\n", "edited\n")
     tree.refuses(*new("trial"), says="profile conflicts with the edit at line \\d+")
+
+
+def test_the_worked_example_of_contributing(real_tree):
+    """Its edit fits 01, its commands print what stands there, and its script trains."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\n\$ (.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 6
+    (diff, edit), *others = map(typed_and_printed, blocks)
+    assert diff == ["git", "diff", "-U1"]
+    lines = [line for line in edit.splitlines(keepends=True) if line[0] in " +-"]
+    sides = ["".join(line[1:] for line in lines if line[0] in signs) for signs in (" -", " +")]
+    real_tree.edit(LAST, *sides)
+    for (_, program, *words), printed in others:
+        if program == "patches/stack.py":
+            pattern = re.escape(printed).replace("…", ".*")
+            assert re.fullmatch(pattern, out := real_tree.does(*words)), out
+            if words[0] == "new":
+                name = words[1]
+        else:
+            args = measure.make_parser(all_studies()).parse_args(words)
+            assert program == "measure.py" and args.command == "variants" and args.names == name
+    assert re.search(rf"^\| {name} \|", others[-1][1], re.MULTILINE)  # the row in the table
+    real_tree.does("write", name)
+    script = load(real_tree.root / stack.WRITTEN / stack.file_of(name))
+    windows = windows_of(script, write_tokens(real_tree.root / "data"))
+    losses = losses_of(script, *model_of(script, **TWENTY_STEPS), windows)
+    assert losses[-1][2] < losses[0][2] - 0.4  # it learns
+
+
+def typed_and_printed(block: str) -> tuple[list[str], str]:
+    """The words of the command that a block of the page begins with, and what follows it."""
+    lines = block.splitlines(keepends=True)
+    for count in range(1, len(lines) + 1):
+        try:
+            words = shlex.split("".join(lines[:count]).replace("\\\n", ""))
+        except ValueError:  # an open quotation
+            continue
+        if not lines[count - 1].endswith("\\\n"):
+            return words, "".join(lines[count:])
+    raise AssertionError(block)
 
 
 # Damage.
