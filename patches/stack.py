@@ -45,8 +45,8 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
     "Source": (r".+", "where it is described"),
     "Published": (PUBLISHED, "the published figures (optional), `27,648 tok/sec, 26.2422 GB`, or"
                   " with ` on 4 GPUs` behind it"),
-    "Slot": (r"[a-z]+", "for a variant that is measured: what it is a choice of; its name begins"
-             " with it"),
+    "Slot": (r"[a-z]+", "for a variant: what it is a choice of, as data-on-device is one of data;"
+             " its name begins with it"),
     "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*",
                  "variants of other slots that a variant can't work with"),
     "Needs": (rf"{NEED}(?:, {NEED})*", "what a variant can't do without: `package NAME`, `an NVIDIA"
@@ -55,6 +55,12 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
                 " next; what only one row needs stands behind it, `[an NVIDIA GPU]`"),
 }
 OPTIONAL = ("Published", "Slot", "Excludes", "Needs", "Measure")
+STUDIES_OF_02 = {"ddp": "ddp", "parallel": "sharded"}  # by the slot that each measures
+PROPOSED = {  # what `new` shows for a flag that it misses
+    "technique": "what it is, in a few words", "loss": "unchanged", "hardware": "any",
+    "source": "https://docs.pytorch.org/…",
+    "text": "What it does, why it is faster or smaller, and when it is not.",
+}
 NAME = re.compile(r"(?!ddp$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # what a user may call a patch
 HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?\n")
 CONFLICT = re.compile(  # as git merge-file --diff3 marks it: ours, the base, theirs
@@ -432,17 +438,21 @@ def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) 
     return [os.path.relpath(path) for path in changed] or ["nothing to change"]
 
 
-def new_command(root: Path, name: str, text: str, variant: bool, base: str | None,
+def new_command(root: Path, name: str, variant: bool, base: str | None,
                 **fields: str | None) -> list[str]:
     """makes what was edited in 01 a patch of its own: at the series' end, or a variant"""
     patches, edited = load(root), DDP if base == "02" else LAST
-    file, stage = f"patches/{len(patches):02}-{name}.patch", names_of(patches)[-2]
+    number = len(patches)  # of a technique: ddp.patch, which isn't one, makes room for it
+    file, stage = f"patches/{number:02}-{name}.patch", names_of(patches)[-2]
     if variant:
         file, stage = f"patches/variants/{name}.patch", Path(edited).stem
-    elif base:
-        raise StackError("--base is for a --variant; other patches go to the end of the series")
+    elif base or fields["slot"]:
+        raise StackError("--base and --slot are for a --variant; other patches go to the end of the"
+                         " series")
     if not NAME.fullmatch(name) or (root / file).exists():
         raise StackError(f"{name!r} is taken, or isn't a name like sgd or adamw-8bit")
+    ask_for_missing(name, variant, base, fields, root)
+    text = fields.pop("text")
     old, new = before_edit(root / edited, root), read(root / edited)
 
     fields["base"] = stage
@@ -460,7 +470,50 @@ def new_command(root: Path, name: str, text: str, variant: bool, base: str | Non
     if not variant:
         series = root / "patches/series"
         files[series] = read(series) + f"{patch.name}.patch\n".encode()
-    return [os.path.relpath(path) for path in write_all(files)]
+    written = [os.path.relpath(path) for path in write_all(files)]
+    return [*written, "next:", *(f"  {command}" for command in next_commands(patch, base, number))]
+
+
+def ask_for_missing(name: str, variant: bool, base: str | None, given: dict[str, str | None],
+                    root: Path) -> None:
+    """Raises StackError if `new` lacks a flag: names all that it lacks, and shows a whole command.
+    """
+    needed = [field.lower() for field in FIELDS if field not in (*OPTIONAL, "Base")] + ["text"]
+    needed = ["slot"] * variant + needed
+    missing = [flag for flag in needed if not given[flag]]
+    if not missing:
+        return
+    proposed = PROPOSED | {"slot": name.partition("-")[0]}
+    values = {flag: given[flag] or proposed[flag] for flag in needed}
+    values |= {"base": base} | {flag: text for flag, text in given.items() if flag not in needed}
+    start = f"python patches/stack.py new {name}{' --variant' * variant}"
+    lines = [start, *(shlex.join([f"--{flag}", text]) for flag, text in values.items() if text)]
+    lacks = ", ".join(f"--{flag}" for flag in missing)
+    message = f"new {name} lacks {lacks}; a whole command:\n  " + " \\\n    ".join(lines)
+    if "slot" in missing:
+        slots = sorted({patch.fields["Slot"] for patch in load_variants(root)
+                        if "Slot" in patch.fields})
+        message += "\n" + textwrap.fill(
+            "--slot says what a variant is a choice of: its name begins with it, and a script"
+            f" takes one variant of each slot. There are {', '.join(slots)}; another word is a new"
+            " slot.", width=100)
+    raise StackError(message)
+
+
+def next_commands(patch: Patch, base: str | None, number: int) -> list[str]:
+    """What to type after `new`: it applies, what would run, a first look, and a verdict."""
+    write = f"python patches/stack.py write {patch.name}"
+    run = f"torchrun --standalone --nproc_per_node=2 {WRITTEN.as_posix()}/{file_of(patch.name)}"
+    if "Slot" not in patch.fields:
+        study = f"ladder --rungs {number - 1}-{number}"
+    elif base != "02":
+        study = f"variants --names {patch.name}"
+    elif patch.fields["Slot"] in STUDIES_OF_02:
+        study = STUDIES_OF_02[patch.fields["Slot"]]
+    else:  # no study compares it to 02
+        return ["python patches/stack.py verify", write, run]
+    return ["python patches/stack.py verify", *(f"python measure.py {study} {options}" for options
+            in ("--dry-run", "--rounds 1", "--rounds 4 --resume"))]
 
 
 def compose_command(root: Path, names: list[str], base: str | None, out: Path) -> list[str]:
@@ -475,9 +528,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(function):
+    def command(function, usage=None):
         name, text = function.__name__.removesuffix("_command"), function.__doc__
-        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False,
+                                  usage=usage)
         sub.set_defaults(command=function)
         return sub.add_argument
 
@@ -497,13 +551,14 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     argument("--base", choices=("01", "02"),
              help="the script to change (default: 01, or 02 if a variant is one of it)")
     argument("--out", metavar="FILE", type=Path, required=True, help="the script to write")
-    argument = command(new_command)
+    argument = command(new_command, usage="stack.py new NAME [--variant] [--slot TEXT] …\n"
+                       "`new NAME` shows a whole command, `new NAME --variant` that for a variant")
     argument("name", metavar="NAME", help="its name, without a number")
     for field, (_, meaning) in FIELDS.items():
         if field != "Base":
-            required = field not in OPTIONAL
-            argument(f"--{field.lower()}", metavar="TEXT", required=required, help=meaning)
-    argument("--text", metavar="TEXT", required=True, help="what, why, and when it doesn't help")
+            argument(f"--{field.lower()}", metavar="TEXT", help=meaning)
+    argument("--text", metavar="TEXT", help="what it does, why it is faster or smaller, and when"
+             " it isn't")
     argument("--variant", action="store_true", help="make it a variant, and undo the edit")
     argument("--base", choices=("01", "02"), help="the edited script of a variant (default: 01)")
     return parser.parse_args(argv)

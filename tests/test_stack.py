@@ -6,6 +6,7 @@ import math
 import os
 import re
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
@@ -33,6 +34,9 @@ from test_model import (
     with_weights_of,
 )
 from test_runs import END
+
+import measure
+from bench.study import all_studies
 
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"
 stack = load(ROOT / "patches" / "stack.py")
@@ -342,13 +346,19 @@ def test_refresh_changes_no_byte_of_an_unchanged_tree(tree, file):
     assert tree.files() == before
 
 
-def test_edit_of_the_real_00_there_and_back(tree):
-    """Two lines at its top move every hunk; without them again, every byte is as it was."""
+@pytest.fixture
+def real_tree(tree) -> Tree:
+    """A copy of this repository's stack."""
     shutil.rmtree(tree.root / "patches")
     shutil.copytree(ROOT / "patches", tree.root / "patches", ignore=lambda *_: ["__pycache__"])
     for name in (FIRST, LAST, DDP):
         shutil.copy(ROOT / name, tree.root)
-    before = tree.files()
+    return tree
+
+
+def test_edit_of_the_real_00_there_and_back(real_tree):
+    """Two lines at its top move every hunk; without them again, every byte is as it was."""
+    tree, before = real_tree, real_tree.files()
     text = (tree.root / FIRST).read_bytes()
     (tree.root / FIRST).write_bytes(b"# one\n# two\n" + text)
     tree.does("refresh", FIRST)
@@ -444,6 +454,23 @@ def new(name: str, *more: str, **fields: str) -> list[str]:
     return ["new", name, *(f"--{key}={text}" for key, text in (NEW | fields).items()), *more]
 
 
+def study(text: str) -> list[str]:
+    """What `new` says to type next where the study `text` measures the patch."""
+    return ["python patches/stack.py verify", *(f"python measure.py {text} {options}" for options in
+            ("--dry-run", "--rounds 1", "--rounds 4 --resume"))]
+
+
+def next_of(out: list[str]) -> list[str]:
+    """The commands that `new` says to type next; each is one that the programs take."""
+    commands = [line.removeprefix("  ") for line in out[out.index("next:") + 1:]]
+    for program, *words in (shlex.split(line.removeprefix("python ")) for line in commands):
+        if program == "measure.py":
+            measure.make_parser(all_studies()).parse_args(words)
+        elif program == "patches/stack.py":
+            stack.parse_arguments(words)
+    return commands
+
+
 def test_edit_of_01_becomes_a_technique(tree):
     tree.refuses(*new("trial"), says="nothing would be left")
     tree.edit(LAST, "line 5\n", "edited\n")
@@ -452,10 +479,11 @@ def test_edit_of_01_becomes_a_technique(tree):
     tree.refuses(*new("trial", text="--- a line like a diff's"), says="prose and a blank line")
     tree.refuses(*new("Trial"), says="'Trial' .*isn't a name")
     tree.refuses(*new("ddp"), says="'ddp' .*isn't a name")
-    tree.refuses(*new("trial", "--base", "02"), says="--base is for a --variant")
-    assert tree.does(*new("trial", published="28,402 tok/sec, 26.2422 GB")).splitlines() == [
-        "patches/04-trial.patch", DDP, "patches/series"
-    ]
+    tree.refuses(*new("trial", "--base", "02"), says="--base and --slot are for a --variant")
+    tree.refuses(*new("trial", slot="trial"), says="--base and --slot are for a --variant")
+    out = tree.does(*new("trial", published="28,402 tok/sec, 26.2422 GB")).splitlines()
+    assert out[:3] == ["patches/04-trial.patch", DDP, "patches/series"]
+    assert next_of(out) == study("ladder --rungs 3-4")  # with the one before it
     assert tree.holders("edited\n") == ["04-trial", *EVERY[4:]]
     patch = tree.does("show", "4")
     assert "Base: 03-third\nLoss: unchanged\n" in patch and "\n+edited\n" in patch
@@ -464,33 +492,120 @@ def test_edit_of_01_becomes_a_technique(tree):
     assert stack.load(tree.root)[3].published == (28402.0, 26.2422, 1)
 
 
-@pytest.mark.parametrize("file, base, more", [
-    (LAST, "01_opt_single_gpu", []), (LAST, "01_opt_single_gpu", ["--base", "01"]),
-    (DDP, "02_opt_multi_gpu_ddp", ["--base", "02"]),
+@pytest.mark.parametrize("file, base, slot, following, more", [
+    (LAST, "01_opt_single_gpu", "data", study("variants --names data-trial"), []),
+    (LAST, "01_opt_single_gpu", "data", study("variants --names data-trial"), ["--base", "01"]),
+    (DDP, "02_opt_multi_gpu_ddp", "ddp", study("ddp"), ["--base", "02"]),
+    (DDP, "02_opt_multi_gpu_ddp", "parallel", study("sharded"), ["--base", "02"]),
+    (DDP, "02_opt_multi_gpu_ddp", "link", [  # of a slot that no study measures
+        "python patches/stack.py verify", "python patches/stack.py write link-trial",
+        "torchrun --standalone --nproc_per_node=2 build/stages/variant-link-trial.py",
+    ], ["--base", "02"]),
 ])
-def test_edit_becomes_a_variant(tree, file, base, more):
-    before = tree.files()
-    tree.refuses(*new("trial", "--variant", *more), says="nothing would be left")
+def test_edit_becomes_a_variant(tree, file, base, slot, following, more):
+    def variant(name, **fields):
+        return new(name, "--variant", *more, **{"slot": slot} | fields)
+
+    before, name = tree.files(), f"{slot}-trial"
+    tree.refuses(*variant(name), says="nothing would be left")
     tree.edit(file, "line 5\n", "edited\n")
-    tree.refuses(*new("profile", "--variant", *more), says="'profile' is taken")
-    tree.refuses(*new("4", "--variant", *more), says="'4' .*isn't a name")
-    tree.refuses(*new("trial", "--variant", *more, slot="data"), says="begin with its Slot:")
-    tree.does(*new("trial", "--variant", *more))
-    assert tree.changed(before) == {"patches/variants/trial.patch"}  # 01 and 02 are as before
-    assert tree.holders("edited\n") == ["trial"]
-    assert f"Base: {base}\n" in tree.does("show", "trial")
+    tree.refuses(*variant("profile"), says="'profile' is taken")
+    tree.refuses(*variant("4"), says="'4' .*isn't a name")
+    tree.refuses(*variant("trial"), says="begin with its Slot:")
+    tree.refuses(*variant("trial", slot="Two words"), says="its header needs Slot:")
+    out = tree.does(*variant(name)).splitlines()
+    assert next_of(out) == following
+    assert tree.changed(before) == {f"patches/variants/{name}.patch"}  # 01 and 02 are as before
+    assert tree.holders("edited\n") == [name]
+    assert f"Base: {base}\nLoss" in (shown := tree.does("show", name))
+    assert f"\nSlot: {slot}\n" in shown
+
+
+@pytest.mark.parametrize("command, lacks", [
+    (["new", "data-trial", "--variant"],
+     "--slot, --technique, --loss, --hardware, --source, --text"),
+    (["new", "data-trial", "--loss", "rounding (of sums)"],
+     "--technique, --hardware, --source, --text"),
+    (new("trial", text=""), "--text"),
+    (new("data-trial", "--variant", technique="it's one", needs="package torch"), "--slot"),
+    (new("data-trial", "--variant", "--base", "01", text="", slot="data"), "--text"),
+])
+def test_new_names_all_that_it_lacks_and_shows_a_whole_command(tree, command, lacks):
+    tree.edit(LAST, "line 5\n", "edited\n")
+    before = tree.files()
+    code, out, error = tree.run(*command)
+    assert (code, out) == (1, "") and tree.files() == before
+    first, _, rest = error.partition("\n")
+    assert first == f"error: new {command[1]} lacks {lacks}; a whole command:"
+    example, says, _ = rest.partition("--slot says")
+    assert bool(says) == ("--slot" in lacks)
+    python, file, *words = shlex.split(example.replace("\\\n", ""))
+    assert (python, file) == ("python", "patches/stack.py")
+    given, whole = (vars(stack.parse_arguments(each)) for each in (command, words))
+    assert {key: whole[key] for key, value in given.items() if value} == {
+        key: value for key, value in given.items() if value}
+    tree.does(*words)
+
+
+def test_new_names_the_slots_that_there_are(capsys):
+    before = {path: path.read_bytes() for path in ROOT.glob("patches/**/*.patch")}
+    assert stack.main(["new", "data-trial", "--variant"]) == 1
+    error = " ".join(capsys.readouterr().err.split())
+    there = sorted({variant.fields["Slot"] for variant in VARIANTS if "Slot" in variant.fields})
+    assert len(there) > 10 and f"There are {', '.join(there)};" in error
+    assert {path: path.read_bytes() for path in ROOT.glob("patches/**/*.patch")} == before
 
 
 def test_new_patch_with_a_second_edited_file_is_refused(tree):
     tree.edit(LAST, "line 5\n", "edited\n")
     tree.edit(DDP, "line 6\n", "edited\n")
-    for command in (new("trial"), new("trial", "--variant")):
+    for command in (new("trial"), new("trial", "--variant", slot="trial")):
         tree.refuses(*command, says=f"only {LAST} may be edited, but {DDP}")
 
 
 def test_new_patch_that_conflicts_with_a_variant_is_refused(tree):
     tree.edit(LAST, "line 50\n", "edited\n")
     tree.refuses(*new("trial"), says="profile conflicts with the edit at line \\d+")
+
+
+def test_the_worked_example_of_contributing(real_tree):
+    """Its edit fits 01, its commands print what stands there, and its script trains."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\n\$ (.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 6
+    (diff, edit), *others = map(typed_and_printed, blocks)
+    assert diff == ["git", "diff", "-U1"]
+    lines = [line for line in edit.splitlines(keepends=True) if line[0] in " +-"]
+    sides = ["".join(line[1:] for line in lines if line[0] in signs) for signs in (" -", " +")]
+    real_tree.edit(LAST, *sides)
+    for (_, program, *words), printed in others:
+        if program == "patches/stack.py":
+            pattern = re.escape(printed).replace("…", ".*")
+            assert re.fullmatch(pattern, out := real_tree.does(*words)), out
+            if words[0] == "new":
+                name = words[1]
+        else:
+            args = measure.make_parser(all_studies()).parse_args(words)
+            assert program == "measure.py" and args.command == "variants" and args.names == name
+    assert re.search(rf"^\| {name} \|", others[-1][1], re.MULTILINE)  # the row in the table
+    real_tree.does("write", name)
+    script = load(real_tree.root / stack.WRITTEN / stack.file_of(name))
+    windows = windows_of(script, write_tokens(real_tree.root / "data"))
+    losses = losses_of(script, *model_of(script, **TWENTY_STEPS), windows)
+    assert losses[-1][2] < losses[0][2] - 0.4  # it learns
+
+
+def typed_and_printed(block: str) -> tuple[list[str], str]:
+    """The words of the command that a block of the page begins with, and what follows it."""
+    lines = block.splitlines(keepends=True)
+    for count in range(1, len(lines) + 1):
+        try:
+            words = shlex.split("".join(lines[:count]).replace("\\\n", ""))
+        except ValueError:  # an open quotation
+            continue
+        if not lines[count - 1].endswith("\\\n"):
+            return words, "".join(lines[count:])
+    raise AssertionError(block)
 
 
 # Damage.
