@@ -75,7 +75,7 @@ class Config:
     vocab_size: int = 50_304  # GPT-2's 50,257 and 47 unused ids: a multiple of 64 is faster
     context_length: int = option(1024, "tokens per window", 1)
     dropout: float = option(0.1, "share of the activations zeroed in training", 0, 1)
-    dtype: str = option("auto", "of the weights; default: bfloat16 where the hardware multiplies it",
+    dtype: str = option("auto", "of the weights; default: bfloat16 where hardware multiplies it",
                         choices=("auto", "float32", "bfloat16"))
     dtype_reason: str = "by --dtype"
 

@@ -1,7 +1,6 @@
 """Bad input and errors: one clear line, a non-zero exit, and nothing lost or half-written."""
 
 import io
-import json
 import os
 import re
 import signal
@@ -34,7 +33,8 @@ def test_text_too_short_for_all_ranks(bench, monkeypatch):
     monkeypatch.setattr(script, "WORLD_SIZE", 5)
     monkeypatch.setattr(script, "dist", mock.Mock())
     config = script.Config(context_length=16, batch_size=25, data=str(bench.data))
-    with pytest.raises(script.UserError, match="124 windows to train on, 125 needed: lower --batch-size"):
+    says = "124 windows to train on, 125 needed: lower --batch-size"
+    with pytest.raises(script.UserError, match=says):
         script.load_data(config)
 
 

@@ -6,14 +6,13 @@ import os
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from conftest import ONE_RANK, ROOT, STAGES, load, run_python, settings_restored, write_tokens
+from conftest import ONE_RANK, ROOT, STAGES, run_python, settings_restored, write_tokens
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
