@@ -1,0 +1,196 @@
+"""Fingerprints of a script's training step: what a figure, measured or predicted, was made from.
+
+    graph   the operators of two steps and an evaluation of a model with two layers, with the shapes
+            and types of their tensors: what a prediction depends on
+    step    the same with every number (learning rate, weight decay, dropout), the batch size, the
+            precision of matrix products, attention's kernels, what keeps memory, how batches are
+            loaded: what a measurement depends on
+    reach   a hash of the lines that train(), the model and Config reach: while it stays the same,
+            so do the other two, and nothing has to be traced
+
+Help texts, messages, the record and errors are in none of them. A trace needs PyTorch, and runs in
+a child, bench.operators; this module doesn't load it. A fingerprint names the
+PyTorch that it was made with, whose operators it tells: those of two versions can't be compared.
+"""
+
+import ast
+import hashlib
+import importlib.metadata
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from bench import processes
+from bench.common import BUILD, REFERENCE, ROOT, UserError, write_whole
+
+NAME = "fingerprints.json"  # in results/reference and in build: what was traced before
+ROOTS = "train", "GPTModel", "Config", "keep_memory"
+
+
+class Fingerprint(NamedTuple):
+    graph: str
+    step: str
+
+
+class Request(NamedTuple):
+    """A script with its options, on a device ("cpu" or "cuda") in a type of parameters."""
+
+    text: bytes
+    options: tuple[str, ...] = ()
+    device: str = "cpu"
+    dtype: str = "bfloat16"
+
+
+# ---- What a training step reaches --------------------------------------------------------------
+
+
+@cache
+def reach(text: bytes) -> str:
+    """A hash of what train(), the model and Config reach by name among a script's definitions, and
+    of the statements beside these; that of the whole text, if it isn't Python."""
+    try:
+        tree = Plain().visit(ast.parse(text))
+    except (SyntaxError, ValueError):
+        return short(text)
+    known, acts = {}, []
+    for node in tree.body:
+        names = defined(node)
+        known |= {name: known.get(name, []) + [node] for name in names}
+        if not names and not is_main(node):
+            acts.append(node)
+    found, left = {}, [*acts, *(node for name in ROOTS for node in known.get(name, ()))]
+    while left:
+        node = left.pop()
+        if id(node) not in found:
+            found[id(node)] = node
+            left += [other for each in ast.walk(node) if isinstance(each, ast.Name)
+                     for other in known.get(each.id, ())]
+    # Statements in their order; where a definition stands doesn't matter.
+    parts = [ast.unparse(node) for node in acts]
+    parts += sorted(ast.unparse(node) for node in found.values() if node not in acts)
+    return short("\n".join(parts).encode())
+
+
+def short(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def defined(node: ast.stmt) -> list[str]:
+    """The names that a statement defines and does nothing else."""
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [(each.asname or each.name).partition(".")[0] for each in node.names]
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    names = [each for target in targets if target for each in ast.walk(target)]
+    plain = all(isinstance(each, ast.Name | ast.Tuple | ast.expr_context) for each in names)
+    return [each.id for each in names if isinstance(each, ast.Name)] if plain else []
+
+
+def is_main(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+
+
+class Plain(ast.NodeTransformer):
+    """Takes away what no training step depends on: docstrings, annotations, help texts, what is
+    printed, and the messages of errors."""
+
+    def generic_visit(self, node):
+        super().generic_visit(node)
+        for name in ("annotation", "returns"):
+            if getattr(node, name, None):
+                setattr(node, name, ast.Constant(0) if isinstance(node, ast.AnnAssign) else None)
+        if isinstance(getattr(node, "body", None), list):
+            node.body = node.body or [ast.Pass()]
+        return node
+
+    def visit_Expr(self, node):
+        call = node.value
+        printed = isinstance(call, ast.Call) and getattr(call.func, "id", None) == "print"
+        return None if printed or isinstance(call, ast.Constant) else self.generic_visit(node)
+
+    def visit_Call(self, node):
+        if getattr(node.func, "id", None) == "option":  # (default, help text, ...)
+            node.args[1:2] = []
+            node.keywords = [each for each in node.keywords if each.arg not in ("text", "help")]
+        return self.generic_visit(node)
+
+    def visit_Raise(self, node):
+        return ast.Raise(getattr(node.exc, "func", node.exc))
+
+
+# ---- Asking ------------------------------------------------------------------------------------
+
+
+class NotKnown:
+    """In place of a fingerprint that wasn't made yet."""
+
+
+def fingerprints(requests: Sequence[Request]) -> list[Fingerprint | None]:
+    """Of each request; None where a script can't be traced, such as one that isn't ours. What was
+    traced before is kept; the rest is traced in one child. Raises UserError."""
+    unknown = [request for request in dict.fromkeys(requests) if look_up(request) is NotKnown]
+    if unknown:
+        made = trace(unknown)
+        path = BUILD / NAME
+        write_whole(path, as_lines(read(path) | {
+            key_of(request): each for request, each in zip(unknown, made, strict=True)}))
+        read.cache_clear()
+    return [look_up(request) for request in requests]
+
+
+def look_up(request: Request):
+    """What was traced before: as in fingerprints(), or NotKnown."""
+    key = key_of(request)
+    for folder in (BUILD, REFERENCE):
+        known = read(folder / NAME)
+        if key in known:
+            return known[key] and Fingerprint(*known[key])
+    return NotKnown
+
+
+def key_of(request: Request) -> str:
+    text, options, device, dtype = request
+    return " ".join([version(), reach(text), device, dtype, *options])
+
+
+@cache
+def version() -> str:
+    """PyTorch's, without its last part."""
+    return ".".join(importlib.metadata.version("torch").split(".")[:2])
+
+
+@cache
+def read(path: Path) -> dict:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def as_lines(entries: dict) -> str:
+    """JSON with a line for each entry."""
+    return "{\n" + ",\n".join(
+        f"{json.dumps(key)}: {json.dumps(each, separators=(',', ':'))}"
+        for key, each in entries.items()) + "\n}\n"
+
+
+def trace(requests: list[Request]) -> list[Fingerprint | None]:
+    """In a child. Raises UserError where that breaks."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number, request in enumerate(requests):
+            (folder / f"{number}.py").write_bytes(request.text)
+        asked = [(f"{number}.py", *request[1:]) for number, request in enumerate(requests)]
+        (folder / "requests.json").write_text(json.dumps(asked), encoding="utf-8")
+        code, out, err = processes.run_child(
+            [sys.executable, "-m", "bench.operators", folder], ROOT, OMP_NUM_THREADS="1",
+            CUDA_VISIBLE_DEVICES="")
+    if code:
+        raise UserError(f"no fingerprint: {processes.error_line(err or f'ended by {code}')}")
+    return [each and Fingerprint(*(f"{version()} {digest}" for digest in each))
+            for each in json.loads(out)]

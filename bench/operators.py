@@ -1,0 +1,296 @@
+"""What a training step does, operator by operator, for bench.fingerprint, whose child this is.
+
+    python -m bench.operators FOLDER    # scripts, and requests.json: [[file, options, device, type]]
+
+A script's own train() makes three steps (so that a schedule of the learning rate shows) and two
+evaluations of a model with two layers, on tensors without storage. torch.compile only leaves marks.
+Nothing in this depends on the machine.
+"""
+
+import contextlib
+import hashlib
+import io
+import itertools
+import json
+import os
+import re
+import sys
+import warnings
+import weakref
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.utils.data
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench import trace
+from bench.common import load_script
+
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention
+FUSED = torch.ops.aten._fused_adamw_.default  # which isn't there for tensors without storage
+FRACTION = re.compile("<[^>]*>")  # as Operators.tell tells it
+STEPS, LAYERS = 3, 2
+KERNELS = ("cudnn", "flash", "mem_efficient", "math")  # of attention, which a script may turn off
+
+
+class Operators(TorchDispatchMode):
+    """Each operator in its order, with what it reads and makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.graph, self.step = hashlib.sha256(), hashlib.sha256()
+        self.numbers, self.count, self.open = {}, itertools.count(), False
+
+    def note(self, *what) -> None:
+        """What a step does."""
+        if self.open:
+            self.mark(*what)
+
+    def mark(self, *what, graph: bool = True) -> None:
+        """Into both fingerprints, or `step` alone, which tells all numbers with a fraction."""
+        text = self.tell(what)
+        self.step.update(text.encode())
+        if graph:
+            self.graph.update(FRACTION.sub("number", text).encode())
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = None if func is FUSED else func(*args, **(kwargs or {}))
+        made = result if isinstance(result, torch.Tensor | tuple | list) else None
+        self.note(str(func), args, kwargs or {}, made)
+        return result
+
+    def tell(self, value) -> str:
+        """A tensor as its storage's number, type, shape and strides, and one of a single number on
+        the CPU as that; what depends on the machine as its kind."""
+        if isinstance(value, torch.Tensor):
+            single = value.dim() == 0 and value.device.type == "cpu" and value.is_floating_point()
+            return (f"{self.number(value.untyped_storage())} {value.dtype} {tuple(value.shape)}"
+                    f" {value.stride()} {self.tell(value.item()) if single else ''}")
+        if isinstance(value, tuple | list):
+            return f"({', '.join(map(self.tell, value))})"
+        if isinstance(value, dict):
+            return self.tell(list(value.items()))
+        if isinstance(value, float):  # its last digits may differ between CPUs
+            return f"<{value:.9g}>"
+        known = bool | int | str | torch.dtype | torch.layout | torch.memory_format | None
+        return str(value) if isinstance(value, known) else type(value).__name__
+
+    def number(self, storage: torch.UntypedStorage) -> int:
+        """Storages are counted as they appear; an address is used again."""
+        key = storage._cdata
+        if key not in self.numbers:
+            self.numbers[key] = next(self.count), weakref.ref(
+                storage, lambda _: self.numbers.pop(key, None))
+        return self.numbers[key][0]
+
+
+class Compiled(nn.Module):
+    """In place of what torch.compile makes of a model or a function."""
+
+    def __init__(self, inner, notes: Operators, options: dict):
+        super().__init__()
+        self._orig_mod, self.notes, self.how = inner, notes, options
+
+    def forward(self, *args, **kwargs):
+        self.notes.note("compiled", self.how)
+        result = self._orig_mod(*args, **kwargs)
+        self.notes.note("compiled until here")
+        return result
+
+    def __getattr__(self, name: str):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("_orig_mod"), name)
+
+
+class Run:
+    """In place of a script's Run. What is before its start (a trial of the compiler, the move to
+    the device) is no part of a step."""
+
+    def __init__(self, notes: Operators):
+        self.notes = notes
+
+    def start(self, model: nn.Module, *_) -> None:
+        self.notes.open = True
+        for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+            self.notes.note(name, tensor)
+
+    def log(self, *_) -> None:
+        pass
+
+    def epoch(self, *_) -> None:
+        self.notes.open = False
+
+
+class WithoutStorage(TorchFunctionMode):
+    """A script's device stays "cpu" or "cuda", so that it takes that way; what it moves or makes
+    there has no storage."""
+
+    def __init__(self, device: str):
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*map(self.place, args),
+                    **{name: self.place(value) for name, value in (kwargs or {}).items()
+                       if name != "pin_memory"})  # which needs a GPU
+
+    def place(self, value):
+        there = isinstance(value, torch.device) and value.type == self.device
+        return torch.device("meta") if there else value
+
+
+@contextlib.contextmanager
+def on_any_machine(device: str):
+    """As on any with such a device: with glibc, and only the variables of rank 0."""
+    known = {name: os.environ[name] for name in ("PATH", "HOME", "SYSTEMROOT", "TEMP", "RANK",
+                                                 "LOCAL_RANK", "WORLD_SIZE") if name in os.environ}
+    with (mock.patch.dict(os.environ, known, clear=True), mock.patch("sys.platform", "linux"),
+          mock.patch("platform.libc_ver", lambda *_: ("glibc", "")),
+          mock.patch("torch.cuda.is_available", lambda: device == "cuda")):
+        yield
+
+
+def kept_memory(module, device: str) -> list:
+    """What keep_memory() of a script does, where it has one: calls of C functions, and changes of
+    the environment."""
+    done: list = []
+
+    class Library:
+        def __getattr__(self, name: str):
+            return lambda *args: done.append((name, args))
+
+    if hasattr(module, "keep_memory"):
+        with on_any_machine(device), mock.patch("ctypes.CDLL", lambda *_, **__: Library()):
+            before = dict(os.environ)
+            module.keep_memory()
+            done += sorted(os.environ.items() - before.items())
+    return done
+
+
+def fingerprint(script: Path, options: list[str], device: str, dtype: str) -> tuple[str, str]:
+    """(graph, step). Raises what a script raises that isn't like ours."""
+    notes = Operators()
+    torch.set_float32_matmul_precision("highest")
+    for name in KERNELS:
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(True)
+    with in_place_of_pytorch(notes):
+        module = load_script(script)
+        notes.mark(kept_memory(module, device), graph=False)
+        config = module.configure(["--device", "cpu", *options])
+        if hasattr(config, "dtype") and "--dtype" not in options:
+            config.dtype = dtype
+        notes.mark(config.layers)
+        config.layers = LAYERS
+        config.max_steps, config.max_tokens, config.eval_freq = STEPS, None, 99
+        config.target_loss, config.eval_windows = -1, 8 * trace.WORLD_SIZE
+        windows = trace.text_of_zeros(module, config)
+        config.device = torch.device("cuda")
+        with contextlib.suppress(RuntimeError, AssertionError):  # it may need a GPU at once
+            module.make_loader(windows, config)  # only how: pinned memory
+        config.device = torch.device(device)
+        data = module.Data(meta={}, train=windows, val=windows, tokenizer=None)
+        torch.manual_seed(config.seed)
+        with torch.device("meta"):
+            model = module.GPTModel(config)
+        with WithoutStorage(device), notes:
+            if "now" in module.train.__code__.co_varnames[:module.train.__code__.co_argcount]:
+                module.train(model, data, config, Run(notes), lambda _: 0.0)
+            else:
+                module.now, module.sample = lambda _: 0.0, lambda *_: ""
+                module.train(model, data, config, Run(notes))
+    notes.mark(torch.get_float32_matmul_precision())
+    notes.mark(kernels(), graph=False)
+    return notes.graph.hexdigest()[:16], notes.step.hexdigest()[:16]
+
+
+def kernels() -> list[bool]:
+    """Those of attention that a script hasn't turned off."""
+    return [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in KERNELS]
+
+
+def in_place_of_pytorch(notes: Operators) -> contextlib.ExitStack:
+    """While it is open, what can't be run without storage, or what depends on the machine, only
+    leaves a mark."""
+    def compile(model=None, **how):
+        if model is None:
+            return lambda model: compile(model, **how)
+        return Compiled(model, notes, {name: str(value) for name, value in how.items()})
+
+    def attention(*args, **how):
+        notes.note(kernels())
+        return FLASH(*args[:3], how.get("dropout_p", 0.0), how.get("is_causal", False))[0]
+
+    def disable(function=None, **how):
+        if function is None:
+            return lambda function: disable(function, **how)
+
+        def left_out(*args, **kwargs):
+            notes.note("not compiled")
+            result = function(*args, **kwargs)
+            notes.note("not compiled until here")
+            return result
+
+        return left_out
+
+    class Loader(torch.utils.data.DataLoader):
+        """Without processes of its own."""
+
+        def __init__(self, dataset, batch_size=1, num_workers=0, prefetch_factor=None,
+                     persistent_workers=False, pin_memory=False, **how):
+            notes.mark("loader", batch_size, num_workers, prefetch_factor, pin_memory, graph=False)
+            super().__init__(dataset, batch_size, pin_memory=pin_memory, **how)
+
+    class Parallel(nn.Module):
+        def __init__(self, module: nn.Module, **how):
+            super().__init__()
+            self.module = module
+            notes.mark("parallel", how)
+
+        def forward(self, *args):
+            return self.module(*args)
+
+    def shared(module: nn.Module, **how) -> nn.Module:
+        notes.mark("shared", type(module).__name__, sorted(how))
+        return module
+
+    def elsewhere(**how) -> contextlib.nullcontext:
+        notes.note("saved elsewhere")
+        return contextlib.nullcontext()
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(trace.as_on_cuda())
+    for name, own in (
+            ("torch.compile", compile), ("torch.autocast", trace.Autocast),
+            ("torch.nn.Module.compile", lambda self, **how: notes.mark("compiled part", how)),
+            ("torch.nn.functional.scaled_dot_product_attention", attention),
+            ("torch.compiler.disable", disable), ("torch.utils.data.DataLoader", Loader),
+            ("torch.nn.parallel.DistributedDataParallel", Parallel),
+            ("torch.distributed.fsdp.fully_shard", shared),
+            ("torch.autograd.graph.save_on_cpu", elsewhere),
+            ("torch.optim.adam._device_dtype_check_for_fused", lambda *_, **__: None)):
+        stack.enter_context(mock.patch(name, own))
+    return stack
+
+
+def main() -> int:
+    folder, answers = Path(sys.argv[1]), []
+    trace.begin_ranks()
+    warnings.simplefilter("ignore")
+    for file, *request in json.loads((folder / "requests.json").read_text(encoding="utf-8")):
+        with contextlib.redirect_stdout(io.StringIO()):  # a script may print
+            try:
+                answers.append(fingerprint(folder / file, *request))
+            except (Exception, SystemExit) as error:
+                print(f"{file}: {error!r}", file=sys.stderr)
+                answers.append(None)
+    print(json.dumps(answers))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
