@@ -1,6 +1,6 @@
 """What a training step does, operator by operator, for bench.fingerprint, whose child this is.
 
-    python -m bench.operators FOLDER    # scripts, and requests.json: [[file, options, device, type]]
+    python -m bench.operators FOLDER    # its requests.json: [[script, options, device, type], ...]
 
 A script's own train() makes three steps (so that a schedule of the learning rate shows) and two
 evaluations of a model with two layers, on tensors without storage. torch.compile only leaves marks.
@@ -198,11 +198,7 @@ def fingerprint(script: Path, options: list[str], device: str, dtype: str) -> tu
         with torch.device("meta"):
             model = module.GPTModel(config)
         with WithoutStorage(device), notes:
-            if "now" in module.train.__code__.co_varnames[:module.train.__code__.co_argcount]:
-                module.train(model, data, config, Run(notes), lambda _: 0.0)
-            else:
-                module.now, module.sample = lambda _: 0.0, lambda *_: ""
-                module.train(model, data, config, Run(notes))
+            module.train(model, data, config, Run(notes), lambda _: 0.0)
     notes.mark(torch.get_float32_matmul_precision())
     notes.mark(kernels(), graph=False)
     return notes.graph.hexdigest()[:16], notes.step.hexdigest()[:16]

@@ -1,0 +1,143 @@
+"""bench/fingerprint.py: what a figure's training step is known by, and what changes it."""
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+from conftest import ROOT
+
+from bench import fingerprint
+from bench.fingerprint import Fingerprint, NotKnown, Request, fingerprints, look_up, reach
+from bench.scripts import Scripts
+
+SCRIPTS = Scripts()
+RUNGS = SCRIPTS.rungs(4)
+LAST = SCRIPTS.text(SCRIPTS.stage("01").script).decode()
+PLUMBING = {  # what no step depends on: what stands in 01, and what instead
+    "a help text": ('"windows per step and process"', '"windows of a step"'),
+    "what a step prints": ("steps per epoch,", "steps in an epoch,"),
+    "the message of an error": ("the loss is not finite: lower", "no loss: lower"),
+    "a field of the record": ("attention_backend=", "attention="),
+    "a comment": ("# a sample, not timed either", "# not timed"),
+    "a docstring": ('"""Mean cross entropy, in nats per token."""', '"""Nats per token."""'),
+    "an annotation": ("def compute_loss(model: nn.Module,", "def compute_loss(model,"),
+    "an error that is told": ('"interrupted", f"interrupted by', '"interrupted", f"ended by'),
+}
+STEP = {  # what a measurement depends on, and no prediction
+    "the learning rate": ("lr=config.learning_rate", "lr=2 * config.learning_rate"),
+    "weight decay": ("weight_decay=config.weight_decay", "weight_decay=0.3"),
+    "dropout": ("nn.Dropout(config.dropout)", "nn.Dropout(config.dropout / 2)"),
+    "what keeps memory": ('"THP_MEM_ALLOC_ENABLE", "1"', '"THP_MEM_ALLOC_ENABLE", "0"'),
+    "pinned memory": ("pin_memory=pin)", "pin_memory=False)"),
+}
+BOTH = {
+    "a type": ("getattr(torch, config.dtype))", "torch.float16)"),
+    "a kernel": ('nn.GELU(approximate="tanh")', "nn.ReLU()"),
+    "what comes to what": ("x_BTC + self.dropout(self.feed", "self.dropout(self.feed"),
+    "attention's kernels": ("enable_cudnn_sdp(False)", "enable_flash_sdp(True)"),
+    "the optimizer": (", fused=True", ""),
+    "the compiler": ("torch.compile(model)", 'torch.compile(model, mode="max-autotune")'),
+    "products": ('set_float32_matmul_precision("high")', 'set_float32_matmul_precision("medium")'),
+}
+EDITS = PLUMBING | STEP | BOTH
+
+
+def edited(*names: str) -> bytes:
+    """01 with these edits."""
+    text = LAST
+    for before, after in map(EDITS.get, names):
+        assert before in text, names
+        text = text.replace(before, after)
+    return text.encode()
+
+
+@pytest.fixture(scope="module")
+def traced() -> dict:
+    """Of every rung, of 01 with all edits of plumbing, and of 01 with each other edit."""
+    options = ("--model", "cpu-demo", "--context-length", "64", "--dropout", "0.1")
+    requests = {run.script: Request(SCRIPTS.text(run.script), options) for run in RUNGS}
+    requests |= {what: Request(edited(what), options) for what in STEP | BOTH}
+    requests["plumbing"] = Request(edited(*PLUMBING), options)
+    plain = Request(SCRIPTS.text("05-bfloat16"), options)
+    requests |= {"05": plain, "float32": plain._replace(dtype="float32"),
+                 "cuda": plain._replace(device="cuda"), "foreign": Request(b"print('hello')\n")}
+    return dict(zip(requests, fingerprint.trace(list(requests.values())), strict=True))
+
+
+def test_each_rung_has_a_step_of_its_own(traced):
+    """No two neighbours share one; what only the loader or the environment does is in no graph."""
+    same = []
+    for one, other in pairwise(run.script for run in RUNGS):
+        assert traced[one].step != traced[other].step, other
+        if traced[one].graph == traced[other].graph:
+            same.append(other)
+    assert same == ["04-pinned-memory", "12-huge-pages", "15-kept-memory"]
+
+
+@pytest.mark.parametrize("what", ["plumbing", *STEP, *BOTH])
+def test_what_changes_it(traced, what):
+    ours, plain = traced[what], traced[RUNGS[-2].script]
+    assert (ours.step == plain.step) is (what == "plumbing")
+    assert (ours.graph == plain.graph) is (what not in BOTH)
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_what_is_reached(what):
+    """What train(), the model and Config don't reach needs no trace."""
+    assert (reach(edited(what)) == reach(LAST.encode())) is (what in PLUMBING)
+
+
+def test_reach_of_any_text():
+    text = b"import os\nA = 1\nB = 2\ndef train():\n    return A\ndef other():\n    return B\n"
+    assert reach(text) == reach(text.replace(b"B = 2", b"B = 3"))
+    assert reach(text) != reach(text.replace(b"A = 1", b"A = 2"))
+    assert reach(text) != reach(text + b"os.environ['X'] = '1'\n")  # it acts
+    assert reach(text) == reach(text + b"if __name__ == '__main__':\n    other()\n")
+    assert reach(b"def f(:\n") != reach(b"def g(:\n")
+
+
+def test_other_devices_and_types(traced):
+    assert traced["05"] == traced["05-bfloat16"]  # wherever it is among others
+    assert traced["05"].step != traced["float32"].step
+    assert traced["05"].graph != traced["float32"].graph
+    assert traced["05"].step != traced["cuda"].step  # its copies don't wait
+    assert traced["foreign"] is None
+
+
+def test_what_was_traced_is_kept(tmp_path, monkeypatch):
+    """By what it reaches, its options, device, type and PyTorch's version; also that a script can't
+    be traced."""
+    asked = []
+
+    def trace(requests):
+        asked.append(requests)
+        return [None if b"no" in request.text else Fingerprint("g", "s") for request in requests]
+
+    monkeypatch.setattr(fingerprint, "trace", trace)
+    monkeypatch.setattr(fingerprint, "BUILD", tmp_path)
+    monkeypatch.setattr(fingerprint, "REFERENCE", tmp_path / "reference")
+    ours, theirs = Request(b"def train(): a"), Request(b"def train(): no")
+    made = Fingerprint("g", "s")
+    assert fingerprints([ours, theirs, ours]) == [made, None, made]
+    assert fingerprints([Request(b"def train(): a  # one"), theirs]) == [made, None]
+    assert asked == [[ours, theirs]]
+    other = Request(ours.text, ("--x",))
+    assert look_up(other) is NotKnown and look_up(ours) == made
+    assert fingerprints([other, ours._replace(dtype="float32"), ours._replace(device="cuda")])
+    assert len(asked[1]) == 3
+    monkeypatch.setattr(fingerprint, "version", lambda: "2.99")
+    assert look_up(ours) is NotKnown
+    (tmp_path / fingerprint.NAME).write_text("[]")  # damaged: as if it weren't there
+    fingerprint.read.cache_clear()
+    assert fingerprints([ours]) and len(asked) == 3
+    fingerprint.read.cache_clear()
+
+
+def test_torch_is_not_loaded():
+    """What asks for a fingerprint has to answer at once."""
+    code = ("import sys; from bench import fingerprint; from pathlib import Path;"
+            "fingerprint.reach(Path('00_orig.py').read_bytes()); fingerprint.version();"
+            "print('torch' in sys.modules)")
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert out.stdout == "False\n", out.stderr
