@@ -104,8 +104,7 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
                      help="which techniques, for ladder and leave-one-out (default: all)")
     sub.set_defaults(function=report)
     sub = command("readme", "write the tables of README.md and docs/ anew, from the patches and"
-                            " results/reference/, and make the predictions of rungs that they lack",
-                  parents=())
+                            " results/reference/", parents=())
     sub.set_defaults(function=lambda *_: print(
         "README.md, docs/: " + ("written" if readme.write_readme() else "nothing to change")))
     return parser

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bench.common import REFERENCE, UserError, short_name
-from bench.predictions import NAME, Prediction, kept, largest
+from bench.predictions import NAME, Prediction, earlier, kept, key_of, largest
 from bench.scripts import Scripts, published
 from bench.speed import BANDWIDTH, CARDS, GB, KINDS, RANGE, TERA, Card
 from bench.study import Column, Run, Table
@@ -17,29 +17,48 @@ from bench.tables import cell, found_in, markdown
 from patches import stack
 
 GPT2 = ["--model", "gpt2"]
+LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
 WELL_KNOWN = "RTX 3060", "RTX 4090", "A100 80 GB", "H100"
 PUBLISHED_ON = "A100 40 GB"  # probably: batch 32 was the largest that fitted
 # The published clock ran on while, at each log line, eight workers started that load a batch of
 # each text: the seconds of that, fitted. Lines came every 15 steps in 00, 10 in 01, 5 in 02.
 PER_LINE = 0.4
-WITHOUT_CHUNKS = "13-loss-in-graph"  # the last rung whose logits are those of the whole batch
 
 
-class Unpredicted(UserError):
-    """A table needs a prediction that results/reference doesn't have."""
-
-    def __init__(self, name: str, text: bytes, options: list[str]):
-        super().__init__(f"results/reference/{NAME} lacks {name}: python measure.py readme")
-        self.name, self.text, self.options = name, text, options
+used: list[tuple[str | Path, list[str], Prediction]] = []  # by the table that is being made
 
 
-def prediction_of(scripts: Scripts, script, options: list[str]) -> Prediction:
-    """Raises Unpredicted where it isn't kept."""
-    text = scripts.text(script)
-    known = kept(text, options, REFERENCE)
+def prediction_of(scripts: Scripts, script: str | Path, options: list[str]) -> Prediction:
+    """Raises UserError where it isn't kept."""
+    known = kept(scripts, script, options, REFERENCE)
     if not known:
-        raise Unpredicted(f"{script} {' '.join(options)}", text, options)
+        raise UserError(f"results/reference/{NAME} lacks {key_of(scripts, script, options)}:"
+                        " python measure.py predict --all --results-dir results/reference")
+    used.append((script, options, known))
     return known
+
+
+def wanted(scripts: Scripts) -> list[tuple[str | Path, list[str]]]:
+    """The scripts, each with its options, whose predictions the tables need, and the variants of 01
+    that may be in them. Raises UserError, StackError."""
+    *rungs, ddp = scripts.rungs(4)
+    pairs = [(run.script, GPT2) for run in (*rungs, ddp)]
+    pairs += [(run.script, ["--model", "cpu-demo"]) for run in rungs]
+    pairs += [(run.script, ["--model", model]) for model in LARGER
+              for run in (rungs[0], rungs[-1], ddp)]
+    pairs += [(source["script"], [*GPT2, *source["options"]])
+              for source in published_others()["sources"].values()]
+    pairs += [(run.script, [*GPT2, *run.options]) for run in alternatives(scripts)]
+    return pairs
+
+
+def alternatives(scripts: Scripts) -> list[Run]:
+    """The variants of 01, on any card."""
+    return scripts.variants(scripts.stage("01"), dict(gpus=1))[1:]
+
+
+def published_others() -> dict:
+    return json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
 
 
 def ladder(scripts: Scripts) -> list[tuple[int, Run, int, Prediction]]:
@@ -108,14 +127,10 @@ def clock_table() -> Table:
 
 
 def others() -> list[dict]:
-    """What others have measured, with `predicted` tok/sec and, in MiB, memory. Raises
-    Unpredicted."""
-    data = json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
-    scripts, rows = Scripts(), []
-    # Theirs keep the logits of the whole batch, so the variant of 01 is taken back to rung 13.
-    scripts.own["precision-autocast"] = stack.merge(
-        scripts.text(scripts.stage("01").script), scripts.text("precision-autocast"),
-        scripts.text(WITHOUT_CHUNKS), "precision-autocast")
+    """What others have measured, with `predicted` tok/sec and, in MiB, memory. Most of theirs keep
+    the logits of the whole batch, so the variant of 01 is taken back to rung 13. Raises
+    UserError."""
+    data, scripts, rows = published_others(), Scripts(), []
     for row in data["rows"]:
         source = data["sources"][row["source"]]
         known = prediction_of(scripts, source["script"], [*GPT2, *source["options"]])
@@ -231,9 +246,10 @@ def expected() -> list[Expected]:
         if not run.torchrun:
             before = Expected(run.script, run.label, batch, known, before)
             rows.append(before)
-    for run in scripts.variants(scripts.stage("01"), dict(gpus=1))[1:]:
-        known = kept(scripts.text(run.script), [*GPT2, *run.options], REFERENCE)
+    for run in alternatives(scripts):
+        known = kept(scripts, run.script, [*GPT2, *run.options], REFERENCE)
         if known:  # else it can't be traced
+            used.append((run.script, [*GPT2, *run.options], known))
             rows.append(Expected(run.script, f"`{run.label}`", 32, known, before))
     return rows
 
@@ -338,7 +354,7 @@ def cards_table(short: bool = False) -> Table:
     return Table([
         *names, Column("compute capability", lambda card: f"{CARDS[card].capability:.1f}"),
         fitting("00", "gpt2"),
-        *(fitting("01", model) for model in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")),
+        *(fitting("01", model) for model in ("gpt2", *LARGER)),
         speeds("00"), speeds("01"), Column("begin with", begin, True)], cards)
 
 
@@ -369,3 +385,12 @@ TABLES = {  # by the name of their marker
     "expected": lambda: markdown(expected_table()),
     "cpus": lambda: "\n".join(map(markdown, cpu_tables())),
 }
+
+
+def table(name: str) -> str:
+    """One of TABLES, with a line where a prediction in it is of an earlier version of its script.
+    Raises as they do."""
+    used.clear()
+    text = TABLES[name]()
+    line = earlier(Scripts(), used)
+    return f"{text}\n{line}\n" if line else text

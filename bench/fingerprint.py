@@ -143,9 +143,33 @@ def fingerprints(requests: Sequence[Request]) -> list[Fingerprint | None]:
     return [look_up(request) for request in requests]
 
 
-def look_up(request: Request):
-    """What was traced before: as in fingerprints(), or NotKnown."""
-    key = key_of(request)
+def keep(requests: Sequence[Request]) -> None:
+    """Makes results/reference hold the fingerprints of these, and no others, so that nobody has to
+    trace them. Raises UserError."""
+    made = fingerprints(requests)
+    write_whole(REFERENCE / NAME, as_lines({
+        key_of(request): each for request, each in zip(requests, made, strict=True)}))
+    read.cache_clear()
+
+
+def same(request: Request, known: str | None, part: str) -> bool | None:
+    """Whether a script still has the fingerprint ("graph" or "step") that a figure was made from,
+    by what was traced before; None where that doesn't tell, or where none was known."""
+    found = look_up(request, known.split()[0]) if known else None
+    return None if found in (None, NotKnown) else getattr(found, part) == known
+
+
+def learn(asked: Sequence[tuple[Request, str | None]]) -> None:
+    """Traces what same() will be asked and can't tell yet, if this PyTorch made those fingerprints.
+    Raises UserError."""
+    fingerprints([request for request, known in asked
+                  if known and known.split()[0] == version()])
+
+
+def look_up(request: Request, version: str | None = None):
+    """What was traced before with a version of PyTorch (None: with this one): as in fingerprints(),
+    or NotKnown."""
+    key = key_of(request, version)
     for folder in (BUILD, REFERENCE):
         known = read(folder / NAME)
         if key in known:
@@ -153,9 +177,9 @@ def look_up(request: Request):
     return NotKnown
 
 
-def key_of(request: Request) -> str:
+def key_of(request: Request, made_with: str | None = None) -> str:
     text, options, device, dtype = request
-    return " ".join([version(), reach(text), device, dtype, *options])
+    return " ".join([made_with or version(), reach(text), device, dtype, *options])
 
 
 @cache

@@ -110,7 +110,7 @@ def predicted(setup: Setup) -> dict[str, int]:
         for batch, rung in PUBLISHED.items():
             options = [option for option in setup.options  # 00 has nothing to compile
                        if rung != "0" or option not in ("--compile", "--no-compile")]
-            needs = predict(setup.scripts.text(rung), [*model, *options], setup.results,
+            needs = predict(setup.scripts, rung, [*model, *options], setup.results,
                             free - LOADED).needs
             fits = largest_within(needs, free - LOADED)
             rest = rest or "; not even that fits" * (not fits)

@@ -1,32 +1,31 @@
 """What a script would take on GPUs that aren't there: traced once (bench.trace), then kept.
 
-What was predicted stands in NAME, in a folder of results: by the checksum of a script's code
-and its options, the memory at each batch size, and the work of a step at two of them.
+What was predicted stands in NAME, in a folder of results: by a script's name and its options, the
+memory at each batch size, the work of a step at two of them, and the fingerprint of the graph that
+this is of. It stays when the script changes, and says then that it is of an earlier version.
 """
 
-import ast
-import hashlib
-import io
 import json
-import re
 import sys
 import tempfile
-import tokenize
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import processes, speed
+from bench import fingerprint, processes, speed
 from bench.common import REFERENCE, ROOT, UserError, write_whole
+from bench.fingerprint import Request, as_lines
 from bench.memory import Need, need
+from bench.scripts import Scripts
 from bench.speed import TERA, Card
 
 BATCHES = [2**k for k in range(10)]
 OTHERS = 614  # MiB: the driver's own, its kernels, and a display
 TRACED = 8, 16  # from these two follow the larger ones: all sizes are a + b times the batch
 NAME = "predict.json"
+EARLIER = "Predicted for an earlier version of"
 
 
 class Prediction(NamedTuple):
@@ -34,6 +33,7 @@ class Prediction(NamedTuple):
     works: dict[int, dict]  # at two batch sizes: "step" and "evaluation", as in bench.trace.Notes
     context_length: int
     flops_per_token: int
+    graph: str | None = None  # the fingerprint of what was traced, where one is known
 
     def seconds(self, batch: int, card: Card, part: str = "step") -> dict[str, float] | None:
         """As bench.speed.seconds, of a step (or an evaluation of a batch of each text)."""
@@ -102,84 +102,86 @@ def ask(text: bytes, options: list[str], batches: Sequence[int]) -> dict[int, di
     return dict(json.loads(out))
 
 
-def predict(text: bytes, options: list[str], results: Path, smallest: int | None = None,
-            batch: int | None = None) -> Prediction:
+def predict(scripts: Scripts, script: str | Path, options: list[str], results: Path,
+            smallest: int | None = None, batch: int | None = None, anew: bool = False
+            ) -> Prediction:
     """What a script with these options needs at each of BATCHES, and at `batch`. The smaller ones,
     which have to be traced one by one, only if a card of `smallest` MiB doesn't have what the first
     of TRACED takes.
 
-    What was predicted once is kept in `results` or results/reference. Raises UserError.
+    What was predicted once is kept in `results` or results/reference, and given as it is, unless it
+    shall be made `anew`, also where the script has changed since: see earlier(). Raises UserError.
     """
-    known = kept(text, options, results) or kept(text, options, REFERENCE)
-    new = not known
-    if new:
-        traces = ask(text, options, TRACED)
-        events = [each["events"] for each in traces.values()]
-        needs = {size: need(each["events"]) for size, each in traces.items()}
-        for size in BATCHES:
-            if size > max(TRACED):
-                with suppress(ValueError):  # it is traced below
-                    needs[size] = need(at_batch(size, *events))
-        works = {size: {part: each[part] for part in ("step", "evaluation")}
-                 for size, each in traces.items()}
-        size, trace = next(iter(traces.items()))
-        known = Prediction(needs, works, trace["tokens"] // size, trace["flops_per_token"])
-    small = smallest is not None and smallest < known.needs[TRACED[0]].least
-    wanted = [size for size in BATCHES if small or size > TRACED[0]] + [batch] * bool(batch)
-    wanted = [size for size in wanted if size not in known.needs]
-    for size in wanted:
-        try:
-            (trace,) = ask(text, options, [size]).values()
-            known.needs[size] = need(trace["events"])
-        except UserError:  # such as a batch that isn't a multiple of --micro-batches
-            if size == batch:
-                raise
-    if wanted or new:
-        saved = read(results)
-        needs = {size: known.needs[size] for size in sorted(known.needs)}
-        saved[key_of(text, options)] = known._replace(needs=needs)._asdict() | dict(
-            version=version())
-        write_whole(results / NAME, one_entry_per_line(saved))
+    text = scripts.text(script)
+    old = None if anew else next(filter(None, (
+        kept(scripts, script, options, folder) for folder in (results, REFERENCE))), None)
+    known = extended(old or made(text, options), text, options, smallest, batch)
+    if known is not old:
+        keep(results, {key_of(scripts, script, options): known})
     return known
 
 
-def one_entry_per_line(saved: dict) -> str:
-    return "{\n" + ",\n".join(
-        f"{json.dumps(key)}: {json.dumps(each, separators=(',', ':'))}"
-        for key, each in saved.items()) + "\n}\n"
+def made(text: bytes, options: list[str]) -> Prediction:
+    """By a trace at the batch sizes of TRACED. Raises UserError."""
+    traces = ask(text, options, TRACED)
+    events = [each["events"] for each in traces.values()]
+    needs = {size: need(each["events"]) for size, each in traces.items()}
+    for size in BATCHES:
+        if size > max(TRACED):
+            with suppress(ValueError):  # it is traced in extended()
+                needs[size] = need(at_batch(size, *events))
+    works = {size: {part: each[part] for part in ("step", "evaluation")}
+             for size, each in traces.items()}
+    size, trace = next(iter(traces.items()))
+    (found,) = fingerprint.fingerprints([request_of(text, options)])
+    return Prediction(needs, works, trace["tokens"] // size, trace["flops_per_token"],
+                      found and found.graph)
 
 
-def version() -> int:
-    """That of bench.trace, read and not imported: it loads PyTorch."""
-    text = (ROOT / "bench" / "trace.py").read_text(encoding="utf-8")
-    return int(re.search(r"^VERSION = (\d+)", text, re.MULTILINE)[1])
+def extended(known: Prediction, text: bytes, options: list[str], smallest: int | None,
+             batch: int | None) -> Prediction:
+    """With what predict() is asked for besides; itself where nothing is missing. Raises
+    UserError."""
+    small = smallest is not None and smallest < known.needs[TRACED[0]].least
+    wanted = [size for size in BATCHES if small or size > TRACED[0]] + [batch] * bool(batch)
+    needs = dict(known.needs)
+    for size in wanted:
+        try:
+            if size not in needs:
+                (trace,) = ask(text, options, [size]).values()
+                needs[size] = need(trace["events"])
+        except UserError:  # such as a batch that isn't a multiple of --micro-batches
+            if size == batch:
+                raise
+    return known if needs == known.needs else known._replace(
+        needs={size: needs[size] for size in sorted(needs)})
 
 
-def key_of(text: bytes, options: list[str]) -> str:
-    return f"{hashlib.sha256(code_of(text)).hexdigest()} {' '.join(options)}"
+# ---- What is kept ------------------------------------------------------------------------------
 
 
-@cache
-def code_of(text: bytes) -> bytes:
-    """A script without comments, docstrings and empty lines: what is predicted doesn't depend on
-    them."""
+def key_of(scripts: Scripts, script: str | Path, options: list[str]) -> str:
+    return " ".join([scripts.canonical(script), *options])
+
+
+def request_of(text: bytes, options: list[str]) -> Request:
+    return Request(text, tuple(options), "cuda")
+
+
+def kept(scripts: Scripts, script: str | Path, options: list[str], folder: Path
+         ) -> Prediction | None:
+    """What was predicted before, maybe for an earlier version of the script. Raises StackError."""
     try:
-        nodes = list(ast.walk(ast.parse(text)))
-    except SyntaxError:
-        return text
-    lines = text.decode().replace("\r\n", "\n").split("\n")
-    for token in tokenize.tokenize(io.BytesIO(text).readline):
-        if token.type == tokenize.COMMENT:
-            line, column = token.start
-            lines[line - 1] = lines[line - 1][:column]
-    for node in nodes:
-        if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
-            first, last = node.lineno - 1, node.end_lineno - 1
-            before = lines[first][:node.col_offset]
-            after = lines[last].encode()[node.end_col_offset:]
-            if not before.strip() and not after.strip():  # alone on its lines
-                lines[first:last + 1] = [""] * (last + 1 - first)
-    return "\n".join(line.rstrip() for line in lines if line.strip()).encode()
+        saved = read(folder)[key_of(scripts, script, options)]
+        needs = {int(size): Need(*each) for size, each in saved["needs"].items()}
+        works = {size: {part: {name: [float(a), float(b), float(c)] for name, (a, b, c) in
+                               saved["works"][str(size)][part].items()}
+                        for part in ("step", "evaluation")} for size in TRACED}
+        graph = saved["graph"] and str(saved["graph"])
+        found = Prediction(needs, works, saved["context_length"], saved["flops_per_token"], graph)
+        return found if TRACED[0] in needs else None
+    except (LookupError, ValueError, TypeError, AttributeError):  # of an older form, or damaged
+        return None
 
 
 def read(folder: Path) -> dict:
@@ -189,15 +191,93 @@ def read(folder: Path) -> dict:
         return {}
 
 
-def kept(text: bytes, options: list[str], folder: Path) -> Prediction | None:
-    """What was predicted before."""
-    try:
-        saved = read(folder)[key_of(text, options)]
-        needs = {int(size): Need(*each) for size, each in saved["needs"].items()}
-        works = {size: {part: {name: [float(a), float(b), float(c)] for name, (a, b, c) in
-                               saved["works"][str(size)][part].items()}
-                        for part in ("step", "evaluation")} for size in TRACED}
-        found = Prediction(needs, works, saved["context_length"], saved["flops_per_token"])
-        return found if TRACED[0] in needs and saved["version"] == version() else None
-    except (LookupError, ValueError, TypeError, AttributeError):  # of an older form, or damaged
-        return None
+def keep(results: Path, made: dict[str, Prediction], only: bool = False) -> None:
+    """Adds what was predicted to what is kept; `only` that stays."""
+    entries = {} if only else read(results)
+    entries |= {key: each._asdict() for key, each in made.items()}
+    write_whole(results / NAME, as_lines(entries))
+
+
+def earlier(scripts: Scripts, used: Iterable[tuple[str | Path, list[str], Prediction]]
+            ) -> str | None:
+    """A line that tells which predictions are of an earlier version of their script; None where all
+    are of today's. What can't be told without a trace is traced, in seconds. Raises UserError,
+    StackError."""
+    asked = [(scripts.canonical(script), request_of(scripts.text(script), options), known.graph)
+             for script, options, known in used]
+    fingerprint.learn([(request, graph) for _, request, graph in asked])
+    names = dict.fromkeys(name for name, request, graph in asked
+                          if fingerprint.same(request, graph, "graph") is False)
+    return f"{EARLIER} {', '.join(names)}." if names else None
+
+
+# ---- All of them -------------------------------------------------------------------------------
+
+
+def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], results: Path,
+                smallest: int) -> str:
+    """Makes predictions anew, in two processes, one for each graph that differs, and keeps these
+    alone; returns what has changed. Raises UserError, StackError, OSError."""
+    keys = {key_of(scripts, script, options): (scripts.text(script), options)
+            for script, options in wanted}
+    print(f"Fingerprints of {len(keys)} scripts with options", flush=True)
+    found = fingerprint.fingerprints([request_of(*each) for each in keys.values()])
+    graphs: dict[str, list[str]] = {}  # the keys of each
+    for key, each in zip(keys, found, strict=True):
+        graphs.setdefault(each.graph if each else key, []).append(key)
+    before, after, failed, done = read(results) or read(REFERENCE), {}, [], 0
+
+    def one(key: str) -> Prediction | str:
+        text, options = keys[key]
+        try:
+            return extended(made(text, options), text, options, smallest, None)
+        except UserError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            for same, told in zip(graphs.values(), pool.map(
+                    one, [same[0] for same in graphs.values()]), strict=True):
+                done += 1
+                words = "" if isinstance(told, Prediction) else f": {told}"
+                print(f"{done} of {len(graphs)}: {', '.join(same)}{words}", flush=True)
+                if isinstance(told, str):
+                    failed += same
+                else:
+                    after |= {key: told for key in same}
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            processes.end_children()
+            raise
+    keep(results, {key: after[key] for key in keys if key in after}, only=True)
+    fingerprint.keep([request_of(*each) for each in keys.values()])
+    return summary(before, {key: json.loads(json.dumps(each._asdict()))
+                            for key, each in after.items()}, failed)
+
+
+def of_all(work: dict, figure: int) -> float:
+    """A figure of a step, of all kinds of kernels."""
+    return sum(figures[figure] for figures in work["step"].values())
+
+
+def summary(before: dict, after: dict, failed: list[str]) -> str:
+    """How much predictions differ from earlier ones, one line for each that does by more than a
+    thousandth."""
+    lines, unchanged = [], 0
+    for key, new in after.items():
+        if key not in before:
+            lines.append(f"new: {key}")
+            continue
+        old = before[key]
+        memory = max(abs(reserved / old["needs"][size][0] - 1)
+                     for size, (reserved, _) in new["needs"].items() if size in old["needs"])
+        work = max(abs(of_all(parts, k) / of_all(old["works"][size], k) - 1)
+                   for size, parts in new["works"].items() for k in (1, 2))
+        if max(memory, work) > 0.001:
+            lines.append(f"{key}: reserved memory by up to {memory:.2%}, operations or bytes of a"
+                         f" step by up to {work:.2%}")
+        else:
+            unchanged += 1
+    lines += [f"gone: {key}" for key in before if key not in after]
+    return "\n".join([*lines, f"{unchanged} as before, {len(lines)} not, {len(failed)} can't be"
+                      " predicted"])

@@ -65,6 +65,15 @@ def end_with_parent() -> None:
         prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
+running: set[subprocess.Popen] = set()  # children, those of other threads too
+
+
+def end_children() -> None:
+    """Ends those that other threads wait for."""
+    for child in list(running):
+        child.terminate()
+
+
 def run_child(
     command: list, cwd: Path | None = None, timeout: float | None = None, cores: int | None = None,
     **environment: str,
@@ -81,6 +90,7 @@ def run_child(
             start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
             preexec_fn=end_with_parent if prctl else None,
         )
+    running.add(child)
     try:
         out, err = child.communicate(timeout=timeout)
     except BaseException:
@@ -90,6 +100,8 @@ def run_child(
         except subprocess.TimeoutExpired:
             child.kill()
         raise
+    finally:
+        running.discard(child)
     return child.returncode, out, err
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 from bench import cards, check
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels
-from bench.predictions import OTHERS, predict
-from bench.speed import CARDS
 from bench.study import Column, Table, all_studies
 from bench.tables import cell, excerpts_of, found_in, markdown
 from patches import stack
@@ -37,21 +35,10 @@ GUIDE = (
 
 
 def write_readme() -> bool:
-    """Writes the pages' tables anew, and makes the predictions of rungs that they lack; returns
-    whether that changed a page. Raises what update and predict do."""
-    before, after = {page: page.read_bytes() for page in PAGES}, {}
-    made = set()
-    smallest = min(card.mib for card in CARDS.values()) - OTHERS
-    for page, text in before.items():
-        while page not in after:
-            try:
-                after[page] = update(text.decode(), SHOWN).encode()
-            except check.Unpredicted as lacking:
-                if lacking.name in made:
-                    raise UserError(f"{lacking.name}: what was predicted can't be read back")
-                made.add(lacking.name)
-                print(f"predicting {lacking.name}: a minute or two", flush=True)
-                predict(lacking.text, lacking.options, REFERENCE, smallest)
+    """Writes the pages' tables anew; returns whether that changed a page. Raises what update
+    does."""
+    before = {page: page.read_bytes() for page in PAGES}
+    after = {page: update(text.decode(), SHOWN).encode() for page, text in before.items()}
     for page, text in after.items():
         write_whole(page, text)
         if page.name == "predictions.md":
@@ -93,7 +80,7 @@ def update(text: str, machine: Path) -> str:
         "technique-cards": lambda machine: cards.cards(machine, stack.load(), "ladder"),
         "variant-cards": lambda machine: cards.cards(machine, variants[True], "variants"),
         "variant-cards-loss": lambda machine: cards.cards(machine, variants[False], "variants"),
-    } | {name: lambda _, table=table: table() for name, table in check.TABLES.items()}
+    } | {name: lambda _, name=name: check.table(name) for name in check.TABLES}
 
     @cache
     def tables_of(folder: Path) -> dict[str, str]:

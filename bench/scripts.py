@@ -72,7 +72,23 @@ class Scripts:
             return script.read_bytes()
         if "+" in script:
             return stack.compose(script.split("+"))
+        if "@" in script:  # a variant of 01 taken back to a rung
+            variant, _, rung = script.partition("@")
+            return stack.merge(self.text(self.stage("01").script), self.text(variant),
+                               self.text(rung), variant)
         return self.own.get(script) or self.stages[stack.find(script, self.stages)]
+
+    def canonical(self, script: str | Path) -> str:
+        """The one name that a script is known by: 00, 01, 02, a rung's, a variant's, variants'
+        joined by +. Raises StackError."""
+        files = {file: stage for stage, file in STAGES.items()}
+        if isinstance(script, Path):
+            return files.get(script.name, script.name)
+        if "+" in script or "@" in script or script in self.own:
+            return script
+        name, names = stack.find(script, self.stages), list(self.stages)
+        ends = {names[0]: "00", names[names.index("ddp") - 1]: "01", "ddp": "02"}
+        return ends.get(name, name)
 
     def rungs(self, gpus: int = 1) -> list[Run]:
         """00, the script after each patch, and 02 on `gpus`. Raises UserError, StackError."""

@@ -67,7 +67,7 @@ class Doctor(Study):
 def expected(setup, batch: int) -> list[tuple[str, str]]:
     """What 01 should do on this card, if it is a known one."""
     card, script = card_of(setup.machine["name"]), setup.scripts.stage("01").script
-    known = kept(setup.scripts.text(script), ["--model", "gpt2"], REFERENCE)
+    known = kept(setup.scripts, script, ["--model", "gpt2"], REFERENCE)
     if not card or not known:
         return []
     told = known.speed_range(batch, CARDS[card])

@@ -3,10 +3,19 @@ that fits, and the tokens per second."""
 
 from functools import partial
 
+from bench import check
 from bench.common import UserError, relative, write_whole
 from bench.lengths import option_of
 from bench.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
-from bench.predictions import BATCHES, OTHERS, Prediction, largest, predict
+from bench.predictions import (
+    BATCHES,
+    OTHERS,
+    Prediction,
+    earlier,
+    largest,
+    predict,
+    predict_all,
+)
 from bench.speed import CARDS, KINDS
 from bench.study import EPOCHS, Column, Study, Table
 from bench.tables import found_in, markdown
@@ -36,6 +45,11 @@ class Predict(Study):
                             help="variants of 01 or 02 besides, each with its measured options or"
                                  " with others: \"step-accumulation --micro-batches 8\"; + joins"
                                  " several into one script")
+        parser.add_argument("--anew", action="store_true",
+                            help="trace these scripts, also where an answer is kept")
+        parser.add_argument("--all", action="store_true",
+                            help="trace everything that the pages tell of predictions, into"
+                                 " --results-dir; print what differs from what is kept. Minutes")
 
     def answer(self, setup):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
@@ -50,10 +64,15 @@ class Predict(Study):
             cards = {f"{args.memory:g} GB": int(1024 * args.memory)}
         if not cards:
             raise UserError(f"--gpu: {args.gpu!r} is none of {', '.join(CARDS)}", 2)
+        if args.all:
+            return predict_all(setup.scripts, check.wanted(setup.scripts), setup.results,
+                               min(cards.values()) - OTHERS)
         runs = chosen(setup)
         known = {run.name: predict(
-            setup.scripts.text(run.script), [*options, *run.options], setup.results,
-            min(cards.values()) - OTHERS, args.batch_size) for run in runs}
+            setup.scripts, run.script, [*options, *run.options], setup.results,
+            min(cards.values()) - OTHERS, args.batch_size, args.anew) for run in runs}
+        old = earlier(setup.scripts, [
+            (run.script, [*options, *run.options], known[run.name]) for run in runs])
         needs = {name: each.needs for name, each in known.items()}
 
         def fits(name: str, card: str) -> str:
@@ -86,6 +105,7 @@ class Predict(Study):
             f"\nNothing was trained for this. It fits beside {OTHERS / 1024:.1f} GB for driver and"
             " display. docs/fits.md and\ndocs/predictions.md tell how far to trust it. 02 is"
             " without the time that GPUs take to send to each\nother.\n"
+            + (f"{old} --anew traces them.\n" if old else "") +
             f"{relative(setup.results / 'predict.png')}")
 
 
