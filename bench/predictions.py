@@ -255,6 +255,10 @@ def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], re
                             for key, each in after.items()}, failed)
 
 
+def off(old: float, new: float) -> float:
+    return abs(new - old) / max(1, old)
+
+
 def of_all(work: dict, figure: int) -> float:
     """A figure of a step, of all kinds of kernels."""
     return sum(figures[figure] for figures in work["step"].values())
@@ -269,10 +273,10 @@ def summary(before: dict, after: dict, failed: list[str]) -> str:
             lines.append(f"new: {key}")
             continue
         old = before[key]
-        memory = max(abs(reserved / old["needs"][size][0] - 1)
+        memory = max(off(old["needs"][size][0], reserved)
                      for size, (reserved, _) in new["needs"].items() if size in old["needs"])
-        work = max(abs(of_all(parts, k) / of_all(old["works"][size], k) - 1)
-                   for size, parts in new["works"].items() for k in (1, 2))
+        work = max(off(*(of_all(each["works"][size], figure) for each in (old, new)))
+                   for size in new["works"] for figure in (1, 2))
         if max(memory, work) > 0.001:
             lines.append(f"{key}: reserved memory by up to {memory:.2%}, operations or bytes of a"
                          f" step by up to {work:.2%}")

@@ -120,9 +120,9 @@ def test_00_is_predicted_without_options_of_the_compiler(gpu, monkeypatch):
     """It has none, and would refuse them."""
     asked, predict = [], lengths.predict
 
-    def spy(text, options, *rest):
+    def spy(scripts, script, options, *rest):
         asked.append(options)
-        return predict(text, ["--model", "gpt2"], *rest)
+        return predict(scripts, script, ["--model", "gpt2"], *rest)
 
     monkeypatch.setattr(lengths, "predict", spy)
     gpu.setup.options = ["--no-compile"]

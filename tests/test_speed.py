@@ -198,7 +198,7 @@ def test_cpus():
 def test_expected():
     """Every rung, and every variant of 01 that can be traced."""
     rows = {row.label: row for row in check.expected()}
-    assert len(rows) > 20, "predict --variants ... --results-dir results/reference"
+    assert len(rows) > 20
     assert {"0 baseline", "14 chunked head", "`optimizer-muon`"} < set(rows)
     flash = rows["7 flash attention"]
     assert flash.tok_per_sec > 1.5 * flash.versus.tok_per_sec
@@ -225,20 +225,22 @@ def test_the_command(tmp_path, monkeypatch):
     study = all_studies()["predict"]
     asked = []
 
-    def predict(text, options, results, smallest, batch):
+    def predict(scripts, script, options, results, smallest, batch, anew):
         asked.append((options, smallest, batch))
+        assert not anew
         return made_up({8: (1024, 900), 16: (2048, 1500), 32: (3072, 3000), 5: (700, 600)})
 
     monkeypatch.setattr("bench.studies.predict.predict", predict)
     setup = setup_of(tmp_path)
-    args = dict(gpu="all", memory=None, batch_size=5, model="gpt2", rungs=None, variants=None)
+    args = dict(gpu="all", memory=None, batch_size=5, model="gpt2", rungs=None, variants=None,
+                all=False, anew=False)
 
     def answer(**changes) -> str:
         setup.args = Namespace(**args | changes)
         return study.answer(setup)
 
     text = answer()
-    known = predict(None, [], None, None, None)
+    known = predict(None, None, [], None, None, None, False)
     cell = f"32 (3.0 GB): {known.speed_range(32, CARDS['RTX 4060 Ti'])}"
     assert f"| RTX 4060 Ti | 8 | {cell} | {cell} | {cell} |" in text
     assert "| T4 | 15 | 32 (3.0 GB): not in bfloat16 |" in text

@@ -122,7 +122,7 @@ def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
 
     def quartiles(bar: Bar) -> str:
         known = bar.record and bar.record.quartiles
-        return f"{known[0]:,.0f}–{known[1]:,.0f}" if known else "n/a"
+        return f"{known[0]:,.0f}–{known[2]:,.0f}" if known else "n/a"
 
     return Table([
         Column("device", lambda bar: bar.group.device, True),
