@@ -2,6 +2,7 @@
 
 import errno
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -56,6 +57,14 @@ def lines_of(path: Path) -> list[bytes]:
     if len(data) > LARGEST:
         raise OSError(errno.EFBIG, "Too large for a record or a journal", str(path))
     return data.split(b"\n")
+
+
+def read_kept(path: Path) -> dict:
+    """A JSON file of what was found out before; {} where it isn't there or is damaged."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, *DAMAGE):
+        return {}
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -40,7 +40,7 @@ class Compare(Study):
     """Two folders of results side by side: what each technique brings in the one and in the other,
     whether the two differ measurably, and what differs between the machines."""
 
-    runs_scripts = False
+    runs_scripts = of_this_machine = False
     in_report = ()
     arguments = "A B"
 
