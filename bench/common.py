@@ -8,6 +8,7 @@ import re
 import sys
 from pathlib import Path
 
+from bench.study import trained_in
 from patches import stack
 
 ROOT = stack.ROOT
@@ -35,9 +36,11 @@ def relative(path: Path) -> str:
 
 
 def short_name(machine: dict) -> str:
-    """A machine's name as tables and pictures show it, without marks: "Intel Xeon"."""
-    return re.sub(r"\((R|TM)\)|( Processor)?(( CPU)? @.*)?$", "", machine["name"],
+    """A machine's name as tables and pictures show it, without marks: "Intel Xeon", and with the
+    type where the optimized scripts train in another one than bfloat16."""
+    name = re.sub(r"\((R|TM)\)|( Processor)?(( CPU)? @.*)?$", "", machine["name"],
                   flags=re.IGNORECASE)
+    return name if trained_in(machine) == "bfloat16" else f"{name} ({trained_in(machine)})"
 
 
 def load_script(path: Path):

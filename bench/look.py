@@ -91,7 +91,8 @@ def machine_section(look: dict) -> str:
            + look["large_loss"] + "."] if m["gpus"] else []),
         *(f"Missing: {thing}." for thing in look["missing"]),
         f"Which attention kernels run with which dropout ({trained_in(m)}, causal), which one"
-        " PyTorch chooses by itself, and the dropout that each really applies; 01 turns cuDNN's off:",
+        " PyTorch chooses by itself, and the dropout that each really applies; 01 turns cuDNN's"
+        " off:",
     ]
     kernels = markdown(Table([
         Column("dropout", lambda row: f"{row['dropout']:g}"),

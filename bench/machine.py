@@ -72,9 +72,9 @@ def facts() -> list:
         torch = None
     driver, info = Path("/proc/driver/nvidia"), Path("/proc/cpuinfo")
     if (driver / "version").exists():  # quicker than nvidia-smi; not there under Windows and WSL
-        gpus = [(driver / "version").read_text(), *(
-            re.findall("^Model:.*", path.read_text(), re.MULTILINE)
-            for path in sorted(driver.glob("gpus/*/information")))]
+        gpus = [(driver / "version").read_text()]
+        for path in sorted(driver.glob("gpus/*/information")):  # all else in it may change
+            gpus += re.findall("^Model:.*", path.read_text(), re.MULTILINE)
     else:
         gpus = nvidia_smi("name,driver_version")
     text = info.read_text(errors="replace") if info.exists() else platform.processor()
@@ -165,9 +165,9 @@ def bandwidth() -> float:
 
 
 def attention_backends() -> list[dict]:
-    """For dropout 0, 0.1 and 0.125 what PyTorch chooses for causal attention in the type trained in,
-    and for each kernel whether it runs, on a GPU its milliseconds forward and backward at batch 8, and the
-    dropout that it really applies."""
+    """For dropout 0, 0.1 and 0.125 what PyTorch chooses for causal attention in the type trained
+    in, and for each kernel whether it runs, on a GPU its milliseconds forward and backward at batch
+    8, and the dropout that it really applies."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention as attention

@@ -21,15 +21,16 @@ EXTRAS = "accelerate", "bitsandbytes", "safetensors", "transformers"
 
 
 class Doctor(Study):
-    """One screen about this machine: GPU, free memory, the type that it trains in, compiler, tokens,
-    the batch size that fits, what is missing with the line that gets it, and the next command."""
+    """One screen about this machine: GPU, free memory, the type that it trains in, compiler,
+    tokens, the batch size that fits, what is missing with the line that gets it, and the next
+    command."""
 
     runs_scripts = False
     in_report = ()
 
     def answer(self, setup):
         machine, compile_fails = setup.machine, None
-        if not has_compiler(machine["gpus"]):  # why, PyTorch tells, or that it finds one all the same
+        if not has_compiler(machine["gpus"]):  # PyTorch tells why, or finds one all the same
             compile_fails = processes.ask_machine("compile_error")
         missing = missing_here(machine, compile_fails)
         lines = [("PyTorch", f"{machine['torch']}, Python {machine['python']}, {machine['os']}"),
