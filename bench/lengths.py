@@ -128,7 +128,7 @@ def option_of(name: str, options: list[str]) -> bool:
 
 def predicted(setup: Setup) -> dict[str, int]:
     """As fitting. Up to rung 9 the largest power of two that fits, from there four times that, or
-    the largest that fits."""
+    the largest that fits. Predictions are in bfloat16 unless told otherwise."""
     free = min(processes.ask_machine("free_memory"))
     model = [] if option_of("--model", setup.options) else ["--model", "gpt2"]
     found, rest = {}, ""
@@ -136,7 +136,8 @@ def predicted(setup: Setup) -> dict[str, int]:
         for batch, rung in PUBLISHED.items():
             options = [option for option in setup.options  # 00 has nothing to compile
                        if rung != "0" or option not in ("--compile", "--no-compile")]
-            needs = predict(setup.scripts.text(rung), [*model, *options], setup.results,
+            own = options_of_type(setup) if rung != "0" else []
+            needs = predict(setup.scripts.text(rung), [*model, *own, *options], setup.results,
                             free - LOADED).needs
             fits = largest_within(needs, free - LOADED)
             rest = rest or "; not even that fits" * (not fits)
@@ -151,6 +152,12 @@ def predicted(setup: Setup) -> dict[str, int]:
           f" {found['8']} in place of 8, and {found['32']} in place of 32{rest}", file=sys.stderr,
           flush=True)
     return found
+
+
+def options_of_type(setup: Setup) -> list[str]:
+    """For a prediction of a script from rung 5 on: the type that it trains in here."""
+    asked = option_of("--dtype", setup.options) or trained_in(setup.machine) == "bfloat16"
+    return [] if asked else ["--dtype", trained_in(setup.machine)]
 
 
 def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench import processes
 from bench.common import REFERENCE, ROOT, relative
-from bench.lengths import FLOAT32_FACTOR, fitting
+from bench.lengths import FLOAT32_FACTOR, fitting, options_of_type
 from bench.machine import missing_here
 from bench.predictions import kept
 from bench.speed import CARDS, card_of
@@ -103,10 +103,10 @@ def has_compiler(gpu: bool) -> bool:
 def expected(setup, batch: int) -> list[tuple[str, str]]:
     """What 01 should do on this card, if it is a known one."""
     card, script = card_of(setup.machine["name"]), setup.scripts.stage("01").script
-    known = kept(setup.scripts.text(script), ["--model", "gpt2"], REFERENCE)
+    options = ["--model", "gpt2", *options_of_type(setup)]
+    known = kept(setup.scripts.text(script), options, REFERENCE)
     if not card or not known:
         return []
     told = known.speed_range(batch, CARDS[card])
     return [("expected", f"01 at batch {batch}: {told} thousand tok/sec on each GPU, by prediction"
-                         " (docs/predictions.md)" if known.tok_per_sec(batch, CARDS[card]) else
-             "no speed is predicted for 01 in float32: precision-fp16 fits this card")]
+                         " (docs/predictions.md)")]
