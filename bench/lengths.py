@@ -104,7 +104,7 @@ def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]
     if requests:
         saved |= {keys[name]: found[name] for name in requests}
         write_whole(path, json.dumps(dict([*saved.items()][-KEPT:]), indent=1))
-    return found
+    return {run.name: found[run.name] for run in runs}
 
 
 # ---- The batch size that fits a GPU, by the prediction of its memory ----------------------------
