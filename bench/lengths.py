@@ -74,37 +74,49 @@ def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]
         if name in OWN_OPTIONS:
             raise UserError(f"{name} is set by measure.py itself, for every run alike", 2)
     options = ["--device", setup.device, *plan.options, *setup.options]
-    path, found, keys, requests = BUILD / "configurations.json", {}, {}, {}
-    saved = read_kept(path)
+    path = BUILD / "configurations.json"
+    saved, keys = read_kept(path), {run.name: key_of(run, options, setup) for run in runs}
+    unknown = [run for run in runs if not whole(saved.get(keys[run.name]))]
+    if unknown:
+        saved |= {keys[name]: config for name, config in ask(unknown, options, setup).items()}
+        write_whole(path, json.dumps(dict([*saved.items()][-KEPT:]), indent=1))
+    return {run.name: saved[keys[run.name]] for run in runs}
+
+
+def key_of(run: Run, options: list[str], setup: Setup) -> str:
+    """What a run's configuration follows from: its script (a peer, which isn't in the catalogue,
+    takes settings from 00), its options, and the machine."""
+    texts = [setup.scripts.text(run.script), *[setup.scripts.text("0")] * isinstance(
+        run.script, Path)]
+    facts = [*map(sha256, texts), options, run.options, setup.machine]
+    return sha256(json.dumps(facts).encode())
+
+
+def whole(config) -> bool:
+    """Whether what was kept is a configuration, and no damage."""
+    try:
+        return config.keys() == fields_of(config, CONFIGURATION).keys()
+    except DAMAGE:
+        return False
+
+
+def ask(runs: list[Run], options: list[str], setup: Setup) -> dict[str, dict]:
+    """As configurations, from the scripts themselves: all in one child, which loads PyTorch."""
     with tempfile.TemporaryDirectory() as folder:
+        requests = []
         for number, run in enumerate(runs):
-            script, own, texts = run.script, [*options, *run.options], []
-            if isinstance(script, Path):  # a peer, which takes its settings from 00
-                texts = [sha256(setup.scripts.text("0"))]
-            texts.append(sha256(text := setup.scripts.text(script)))
-            keys[run.name] = sha256(json.dumps([texts, own, setup.machine]).encode())
-            try:
-                found[run.name] = fields_of(saved[keys[run.name]], CONFIGURATION)
-                continue
-            except DAMAGE:  # it isn't there, or is damaged
-                pass
+            script = run.script
             if not isinstance(script, Path):
                 script = Path(folder, str(number), f"{run.name}.py")
                 script.parent.mkdir()
-                script.write_bytes(text)
-            requests[run.name] = [str(script), own]
-        if requests:
-            # RANK: for 02, as if torchrun had started it.
-            told = processes.ask(
-                "-m", "bench.lengths", json.dumps([*requests.values()]), RANK="0")
-            found |= dict(zip(requests, json.loads(told), strict=True))
-    for name in requests:
-        if "error" in found[name]:
-            raise UserError(f"{name}: {found[name]['error']}", 2)
-    if requests:
-        saved |= {keys[name]: found[name] for name in requests}
-        write_whole(path, json.dumps(dict([*saved.items()][-KEPT:]), indent=1))
-    return {run.name: found[run.name] for run in runs}
+                script.write_bytes(setup.scripts.text(run.script))
+            requests.append([str(script), [*options, *run.options]])
+        # RANK: for 02, as if torchrun had started it.
+        answers = json.loads(processes.ask("-m", "bench.lengths", json.dumps(requests), RANK="0"))
+    for run, answer in zip(runs, answers, strict=True):
+        if "error" in answer:
+            raise UserError(f"{run.name}: {answer['error']}", 2)
+    return {run.name: answer for run, answer in zip(runs, answers, strict=True)}
 
 
 # ---- The batch size that fits a GPU, by the prediction of its memory ----------------------------

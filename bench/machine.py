@@ -27,7 +27,6 @@ from pathlib import Path
 from statistics import median
 
 from bench.common import ROOT, load_script
-from bench.study import trained_in
 from patches import stack
 
 
@@ -243,9 +242,6 @@ def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
         missing.append(f"torch.compile, which needs {how} ({compile_fails})")
     if not shutil.which("git"):
         missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")
-    if gpu and trained_in(machine) == "float32":
-        missing.append("bfloat16 in hardware, which GPUs have from compute capability 8.0 on: for"
-                       " float16 `python patches/stack.py compose precision-fp16 --out my.py`")
     return missing
 
 
