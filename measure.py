@@ -29,7 +29,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from bench import page, processes, readme
+from bench import look, page, processes, readme
 from bench.common import ROOT, UserError, relative
 from bench.journal import journal_of, locked
 from bench.rows import rows_of
@@ -113,8 +113,8 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
 def measure(args: argparse.Namespace, options: list[str], studies: dict[str, Study]) -> int:
     """Measures a study; returns the exit code. Raises UserError, StackError, OSError."""
     study = studies[args.command]
-    setup = Setup(processes.ask_machine("this_machine"), Scripts(), args.data, args.results_dir,
-                  args, options)
+    machine = look.machine_in(args.results_dir) if study.of_this_machine else {}
+    setup = Setup(machine, Scripts(), args.data, args.results_dir, args, options)
     if not study.runs_scripts:
         print(study.answer(setup))
         return 0
@@ -136,7 +136,7 @@ def report(args: argparse.Namespace, options: list[str], studies: dict[str, Stud
         if name not in studies:
             raise UserError(f"--pieces: {name!r} is none of {', '.join(studies)}", 2)
     places = sorted((place, name) for name in chosen for place in studies[name].schedule)
-    parser, machine, jobs = make_parser(studies), processes.ask_machine("this_machine"), []
+    parser, machine, jobs = make_parser(studies), look.machine_in(args.results_dir), []
     for place, name in places:
         rounds = studies[name].schedule[place]
         for line in studies[name].in_report if rounds != 0 else ():

@@ -270,8 +270,8 @@ def expected_table() -> Table:
 class OfCPU(Card):
     """A CPU as a card: whether matrices are aligned makes no difference."""
 
-    def rate(self, precision: str, aligned: bool = True) -> float:
-        return super().rate(precision)
+    def rate(self, precision: str, aligned: bool = True) -> float | None:
+        return super().rate(precision) if self.bfloat16 or precision == "float32" else None
 
 
 def cpu_tables() -> list[Table]:
@@ -284,16 +284,18 @@ def cpu_tables() -> list[Table]:
         measured, rows = found[0]
         machine = json.loads(path.read_text(encoding="utf-8"))
         rates = {name: rate / TERA for name, rate in measured.peak.items()}
+        bfloat16 = rates.get("bfloat16")  # None where it has no units for that
         # Measured on it; speed.seconds takes a share of the bandwidth, as of a datasheet's.
         card = OfCPU(0, 0, machine["bandwidth"] / GB / BANDWIDTH, rates["float32"], None,
-                     rates["bfloat16"], rates["bfloat16"], rates["bfloat16"], rates["bfloat16"], ())
+                     bfloat16, bfloat16, bfloat16, bfloat16, ())
         lines = []
         for row in rows:
             if row.record and row.run.processes == 1:
                 known = prediction_of(
                     scripts, str(row.run.tags["rung"]), ["--model", "cpu-demo"])
                 predicted = known.tok_per_sec(row.record.config["batch_size"], card)
-                lines.append((row, predicted, row.tok_per_sec))
+                if predicted:  # in bfloat16, which a machine that trained in float32 lacks
+                    lines.append((row, predicted, row.tok_per_sec))
         tables.append(Table([
             Column("rung", lambda line: line[0].label, True),
             Column("measured", lambda line: f"{line[2]:,.0f}"),

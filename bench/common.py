@@ -2,11 +2,13 @@
 
 import errno
 import importlib.util
+import json
 import os
 import re
 import sys
 from pathlib import Path
 
+from bench.study import trained_in
 from patches import stack
 
 ROOT = stack.ROOT
@@ -34,9 +36,11 @@ def relative(path: Path) -> str:
 
 
 def short_name(machine: dict) -> str:
-    """A machine's name as tables and pictures show it, without marks: "Intel Xeon"."""
-    return re.sub(r"\((R|TM)\)|( Processor)?(( CPU)? @.*)?$", "", machine["name"],
+    """A machine's name as tables and pictures show it, without marks: "Intel Xeon", and with the
+    type where the optimized scripts train in another one than bfloat16."""
+    name = re.sub(r"\((R|TM)\)|( Processor)?(( CPU)? @.*)?$", "", machine["name"],
                   flags=re.IGNORECASE)
+    return name if trained_in(machine) == "bfloat16" else f"{name} ({trained_in(machine)})"
 
 
 def load_script(path: Path):
@@ -56,6 +60,14 @@ def lines_of(path: Path) -> list[bytes]:
     if len(data) > LARGEST:
         raise OSError(errno.EFBIG, "Too large for a record or a journal", str(path))
     return data.split(b"\n")
+
+
+def read_kept(path: Path) -> dict:
+    """A JSON file of what was found out before; {} where it isn't there or is damaged."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, *DAMAGE):
+        return {}
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -8,7 +8,7 @@ that is only ever appended to.
            (where it repeats a run beside which the machine was slower)
     ...    the lines of the run's own record: see bench.records
     ran    seconds of wall time, exit, error, load (of the last minute) and matmul_rate (of a
-           product in bfloat16), both right after the run
+           product in the type that the machine trains in), both right after the run
 
 A measurement that is resumed has a further `study` line with its id; the last one counts, and a run
 of another script than it names doesn't. Of a run that was repeated the last one counts. What a
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from bench.common import DAMAGE, UserError, lines_of, relative
 from bench.records import EVENTS, Record, RecordError, make_record, measured, read_record
-from bench.study import Plan, Setup, same_machine
+from bench.study import Plan, Setup, same_machine, trained_in
 
 try:
     import fcntl
@@ -104,17 +104,19 @@ class Measured:
 
     @property
     def usual_rate(self) -> float:
-        """That of bfloat16 products after the best quarter of the runs; 0 where none is known."""
+        """That of products in the type trained in, after the best quarter of the runs; 0 where none
+        is known."""
         rates = sorted(result.matmul_rate for result in self.results if result.matmul_rate)
         return rates[3 * len(rates) // 4] if rates else 0
 
     @property
     def peak(self) -> dict[str, float]:
-        """As matmul_peak. On a CPU that moment may have been a slow one: there bfloat16's is the
-        usual rate after the runs, where that is higher."""
+        """As matmul_peak. On a CPU that moment may have been a slow one: there that of the type
+        trained in is the usual rate after the runs, where that is higher."""
         if self.machine["gpus"]:
             return self.matmul_peak
-        return {name: max(rate, self.usual_rate) if name == "bfloat16" else rate
+        dtype = trained_in(self.machine)
+        return {name: max(rate, self.usual_rate) if name == dtype else rate
                 for name, rate in self.matmul_peak.items()}
 
     @property

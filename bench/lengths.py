@@ -12,11 +12,13 @@ from pathlib import Path
 from statistics import median
 
 from bench import processes
-from bench.common import UserError
+from bench.common import BUILD, DAMAGE, UserError, read_kept, write_whole
+from bench.journal import fields_of, journal_of, read_journal, sha256
 from bench.predictions import largest_within, predict
 from bench.records import comparison_point, tokens_per_step
-from bench.speed import A100_FLOPS
-from bench.study import EPOCHS, Plan, Run, Setup
+from bench.scripts import published
+from bench.speed import A100_FLOPS, CARDS, TERA
+from bench.study import EPOCHS, Plan, Run, Setup, same_machine, trained_in
 
 # What the runner gives every script itself, so that runs can be compared.
 OWN_OPTIONS = {
@@ -26,6 +28,13 @@ OWN_OPTIONS = {
 PUBLISHED = {"8": "0", "32": "10-batch-size"}  # batch size: the first rung that has it
 LOADED = 300  # MiB that kernels and libraries still take of what is free
 COMPILE_SECONDS = 40  # of a script that compiles its model, in round 1: a rough estimate
+CPU_SPEED = 1_500  # tok/sec of a CPU on which nothing is measured yet: a rough estimate
+DEMO_TOKENS = 40_960  # that a whole script trains on a CPU, by its own limit
+# How much faster 01 is than 00 where both train in float32: measured on two cores with AVX2 alone.
+FLOAT32_FACTOR = 2.2
+# What is known of a script's configuration, and the number of those that are kept.
+CONFIGURATION = dict(batch_size=int, context_length=int, learning_rate=float, compile=bool)
+KEPT = 1_000
 
 
 @dataclass(frozen=True)
@@ -57,13 +66,42 @@ def read_configurations(requests: list) -> list[dict]:
 def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]:
     """Batch size, context length, learning rate and whether it compiles, of each run by its name.
 
-    Each script's own parser judges the options. Raises UserError where one refuses them.
+    Each script's own parser judges the options; what it said once of a script, with these options
+    on this machine, is kept in build/. Raises UserError where one refuses them.
     """
     for option in setup.options:
         name = option.split("=")[0]
         if name in OWN_OPTIONS:
             raise UserError(f"{name} is set by measure.py itself, for every run alike", 2)
     options = ["--device", setup.device, *plan.options, *setup.options]
+    path = BUILD / "configurations.json"
+    saved, keys = read_kept(path), {run.name: key_of(run, options, setup) for run in runs}
+    unknown = [run for run in runs if not whole(saved.get(keys[run.name]))]
+    if unknown:
+        saved |= {keys[name]: config for name, config in ask(unknown, options, setup).items()}
+        write_whole(path, json.dumps(dict([*saved.items()][-KEPT:]), indent=1))
+    return {run.name: saved[keys[run.name]] for run in runs}
+
+
+def key_of(run: Run, options: list[str], setup: Setup) -> str:
+    """What a run's configuration follows from: its script (a peer, which isn't in the catalogue,
+    takes settings from 00), its options, and the machine."""
+    texts = [setup.scripts.text(run.script), *[setup.scripts.text("0")] * isinstance(
+        run.script, Path)]
+    facts = [*map(sha256, texts), options, run.options, setup.machine]
+    return sha256(json.dumps(facts).encode())
+
+
+def whole(config) -> bool:
+    """Whether what was kept is a configuration, and no damage."""
+    try:
+        return config.keys() == fields_of(config, CONFIGURATION).keys()
+    except DAMAGE:
+        return False
+
+
+def ask(runs: list[Run], options: list[str], setup: Setup) -> dict[str, dict]:
+    """As configurations, from the scripts themselves: all in one child, which loads PyTorch."""
     with tempfile.TemporaryDirectory() as folder:
         requests = []
         for number, run in enumerate(runs):
@@ -102,7 +140,7 @@ def option_of(name: str, options: list[str]) -> bool:
 
 def predicted(setup: Setup) -> dict[str, int]:
     """As fitting. Up to rung 9 the largest power of two that fits, from there four times that, or
-    the largest that fits."""
+    the largest that fits. Predictions are in bfloat16 unless told otherwise."""
     free = min(processes.ask_machine("free_memory"))
     model = [] if option_of("--model", setup.options) else ["--model", "gpt2"]
     found, rest = {}, ""
@@ -110,7 +148,8 @@ def predicted(setup: Setup) -> dict[str, int]:
         for batch, rung in PUBLISHED.items():
             options = [option for option in setup.options  # 00 has nothing to compile
                        if rung != "0" or option not in ("--compile", "--no-compile")]
-            needs = predict(setup.scripts, rung, [*model, *options], setup.results,
+            own = options_of_type(setup) if rung != "0" else []
+            needs = predict(setup.scripts, rung, [*model, *own, *options], setup.results,
                             free - LOADED).needs
             fits = largest_within(needs, free - LOADED)
             rest = rest or "; not even that fits" * (not fits)
@@ -125,6 +164,12 @@ def predicted(setup: Setup) -> dict[str, int]:
           f" {found['8']} in place of 8, and {found['32']} in place of 32{rest}", file=sys.stderr,
           flush=True)
     return found
+
+
+def options_of_type(setup: Setup) -> list[str]:
+    """For a prediction of a script from rung 5 on: the type that it trains in here."""
+    asked = option_of("--dtype", setup.options) or trained_in(setup.machine) == "bfloat16"
+    return [] if asked else ["--dtype", trained_in(setup.machine)]
 
 
 def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
@@ -146,19 +191,24 @@ def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
 # ---- The length --------------------------------------------------------------------------------
 
 
-def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dict) -> Length:
+def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dict,
+              speeds: dict[str, float] | None = None) -> Length:
     """Long enough for the common token count, and for `plan.seconds` by the estimated speed; or,
-    where the plan runs whole scripts, as long as they are."""
-    gpus, speed = setup.machine["gpus"], expected_speed(run, matmul_peak)
+    where the plan runs whole scripts, as long as they are. `speeds` are those that were measured
+    on this CPU."""
+    gpus = setup.machine["gpus"]
+    speed = expected_speed(run, matmul_peak, trained_in(setup.machine))
+    on_cpu = (speeds or {}).get(run.name) or median((speeds or {"": CPU_SPEED}).values())
     extra = COMPILE_SECONDS if gpus and config["compile"] else 0
     per_step = tokens_per_step(config, run.processes)
     if plan.whole:
         options: tuple = ("--epochs", plan.epochs) if plan.epochs else ()
         epochs = plan.epochs or EPOCHS
-        seconds = 20 + epochs * seconds_per_epoch(setup.data, speed) if gpus else 60
+        seconds = 20 + (epochs * seconds_per_epoch(setup.data, speed) if gpus else
+                        DEMO_TOKENS / on_cpu)
         if plan.tokens:
             options = ("--max-tokens", plan.tokens * run.processes)
-            seconds = 20 + plan.tokens * run.processes / (speed if gpus else 1_500)
+            seconds = 20 + plan.tokens * run.processes / (speed if gpus else on_cpu)
         if plan.log_tokens:
             options += ("--eval-freq", max(1, plan.log_tokens // per_step))
         if plan.targets:  # one of them, or the tokens, ends the run
@@ -171,19 +221,41 @@ def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dic
     eval_freq = compared_at // per_step - 1 or max_tokens // per_step
     options = ("--max-tokens", max_tokens, "--eval-freq", eval_freq)
     options += ("--epochs", 10**6)  # the tokens alone end the run
-    return Length(options, 20 + extra + max_tokens / speed if gpus else 10 + max_tokens / 1_500)
+    return Length(options, 20 + extra + max_tokens / speed if gpus else 10 + max_tokens / on_cpu)
+
+
+def speeds_here(study: str, plan: Plan, setup: Setup) -> dict[str, float]:
+    """tok/sec of the runs that were measured on this machine's CPU with these options, by their
+    names: of `stages`, and of the study, the newest ones. Nothing on a GPU, whose speed follows
+    from its products. Raises OSError."""
+    if setup.device != "cpu":
+        return {}
+    return {result.name: result.record.tok_per_sec
+            for name in dict.fromkeys(("stages", study))
+            for measured in read_journal(journal_of(setup.results, name))
+            if same_machine(measured.machine, setup.machine)
+            and (measured.options, measured.plan.options) == (setup.options, plan.options)
+            for result in measured.results if result.record}
 
 
 def epochs_within(plan: Plan, setup: Setup, matmul_peak: dict) -> int:
     """As many of the published epochs as each run of a plan can have within its limit."""
-    speeds = [expected_speed(run, matmul_peak) for run in plan.runs]
+    dtype = trained_in(setup.machine)
+    speeds = [expected_speed(run, matmul_peak, dtype) for run in plan.runs]
     per_epoch = sum(seconds_per_epoch(setup.data, speed) for speed in speeds)
     return min(EPOCHS, max(1, int((plan.within - 30 * len(plan.runs)) / per_epoch)))
 
 
-def expected_speed(run: Run, matmul_peak: dict) -> float:
-    """About how many tok/sec: as much faster than an A100 as matrix products are."""
-    return (run.expected or 0) * matmul_peak.get("bfloat16", 0) / A100_FLOPS or 20_000
+def expected_speed(run: Run, matmul_peak: dict, dtype: str) -> float:
+    """About how many tok/sec: as much faster than an A100 as matrix products are in the type that
+    is trained in. In float32 an A100 has the published speed of 00, and other techniques bring no
+    more than FLOAT32_FACTOR. Raises UserError, StackError."""
+    expected, theirs = run.expected or 0, A100_FLOPS
+    if dtype == "float32":
+        plain = published().stages["00"].tok_per_sec * run.processes
+        expected = min(expected, FLOAT32_FACTOR * plain)
+        theirs = CARDS["A100 80 GB"].float32 * TERA
+    return expected * matmul_peak.get(dtype, 0) / theirs or 20_000
 
 
 def seconds_per_epoch(data: Path, tok_per_sec: float) -> float:

@@ -1,20 +1,52 @@
-"""What a page says of the machine: what it is, what works on it, and how it did."""
+"""What this machine is, kept in results/machine.json, and what a page says of it: what works on it,
+and how it did.
 
+The file holds under "now" the machine's description, and what that follows from, so that a command
+has it at once; and once there is a report, all that bench.machine.look told for it.
+"""
+
+import hashlib
 import json
+import sys
 from pathlib import Path
 
-from bench import processes
-from bench.common import DAMAGE, UserError, relative, write_whole
-from bench.study import Column, Table, same_machine
+from bench import machine, processes
+from bench.common import DAMAGE, UserError, read_kept, relative, write_whole
+from bench.study import Column, Table, same_machine, trained_in
 from bench.tables import cell, found_in, markdown, peaks
+
+
+def machine_in(results: Path) -> dict:
+    """This machine, as bench.machine.this_machine describes it; kept in `results`, and asked for
+    again where a fact that it follows from has changed, or the file is damaged. Raises UserError.
+    """
+    path = results / "machine.json"
+    kept = read_kept(path)
+    now = kept.get("now")
+    if isinstance(now, dict) and now.get("key") == key_of(now.get("machine")):
+        return now["machine"]
+    print(f"Looking at this machine, once: {relative(path)} keeps it", file=sys.stderr, flush=True)
+    found = processes.ask_machine("this_machine")
+    now = dict(key=key_of(found), machine=found)
+    try:
+        write_whole(path, json.dumps(kept | dict(now=now), indent=1))
+    except OSError as error:
+        print(f"it can't be kept: {error}", file=sys.stderr)
+    return found
+
+
+def key_of(description) -> str:
+    """What a description is known by, with all that it follows from: while both are the same, it
+    stands."""
+    return hashlib.sha256(json.dumps([description, machine.facts()]).encode()).hexdigest()
 
 
 def look_at(data: Path, results: Path) -> dict:
     """What bench.machine.look finds here; asked once for a folder of results. Raises UserError
     where that holds the report of another machine, or where there are no tokens."""
     processes.prepare_tokens(data)
-    machine, look = processes.ask_machine("this_machine"), read_look(results)
-    if look and not same_machine(look["machine"], machine):
+    here, look = machine_in(results), read_look(results)
+    if look and not same_machine(look["machine"], here):
         raise UserError(f"{relative(results)} holds the report of another machine or PyTorch: use"
                         " another --results-dir")
     if not look:
@@ -23,7 +55,8 @@ def look_at(data: Path, results: Path) -> dict:
             look["large_loss"] = processes.ask_machine("large_loss")
         except UserError as error:
             look["large_loss"] = f"wrong: {error}"
-        write_whole(results / "machine.json", json.dumps(look, indent=1))
+        path = results / "machine.json"
+        write_whole(path, json.dumps(read_kept(path) | look, indent=1))
     for thing in look["missing"]:
         print(f"missing: {thing}")
     return look
@@ -31,11 +64,11 @@ def look_at(data: Path, results: Path) -> dict:
 
 def read_look(results: Path) -> dict:
     """What an earlier start has found, or {} where there is nothing that a page can show."""
+    look = read_kept(results / "machine.json")
     try:
-        look = json.loads((results / "machine.json").read_text(encoding="utf-8"))
         machine_section(look), first_line(look), look["large_loss"]  # noqa: B018 (all is there)
         return look
-    except (OSError, *DAMAGE):
+    except DAMAGE:
         return {}
 
 
@@ -57,8 +90,9 @@ def machine_section(look: dict) -> str:
         *(["Cross entropy on more than 2³¹ logits (batch 42 and up at context 1,024): "
            + look["large_loss"] + "."] if m["gpus"] else []),
         *(f"Missing: {thing}." for thing in look["missing"]),
-        "Which attention kernels run with which dropout (bfloat16, causal), which one PyTorch"
-        " chooses by itself, and the dropout that each really applies; 01 turns cuDNN's off:",
+        f"Which attention kernels run with which dropout ({trained_in(m)}, causal), which one"
+        " PyTorch chooses by itself, and the dropout that each really applies; 01 turns cuDNN's"
+        " off:",
     ]
     kernels = markdown(Table([
         Column("dropout", lambda row: f"{row['dropout']:g}"),
@@ -72,10 +106,13 @@ def machine_section(look: dict) -> str:
 
 
 def first_line(look: dict) -> str:
-    machine, peak = look["machine"], look["matmul_peak"]["bfloat16"] / 1e12
-    return (f"**{machine['name']}**, PyTorch {machine['torch']}: {peak:,.2f} TFLOP/s in bfloat16"
-            " matrix products" + ("." if machine["gpus"] else
-                                  "; no GPU, so the small model `cpu-demo` is trained."))
+    here = look["machine"]
+    dtype = trained_in(here)
+    reason = f" ({here['dtype_reason']})" if "dtype_reason" in here else ""
+    return (f"**{here['name']}**, PyTorch {here['torch']}:"
+            f" {look['matmul_peak'][dtype] / 1e12:,.2f} TFLOP/s in {dtype} matrix products, the"
+            f" type that the optimized scripts train in here{reason}"
+            + ("." if here["gpus"] else "; no GPU, so the small model `cpu-demo` is trained."))
 
 
 def summary(results: Path, look: dict) -> list[str]:

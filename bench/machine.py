@@ -5,10 +5,14 @@
     python -m bench.machine matmul_rate      # one product, for a moment
     python -m bench.machine look             # what a report says of it
     python -m bench.machine large_loss       # whether cross entropy takes very large batches
-    python -m bench.machine works            # what is missing
+    python -m bench.machine compile_error    # why torch.compile doesn't work
     python -m bench.machine free_memory      # of each GPU, in MiB
+
+Importing it takes no time: only what answers these questions loads PyTorch. Nothing here multiplies
+in bfloat16 on a machine whose scripts train in float32.
 """
 
+import hashlib
 import json
 import os
 import platform
@@ -18,14 +22,19 @@ import subprocess
 import sys
 import warnings
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from statistics import median
+
+from bench.common import ROOT, load_script
+from patches import stack
 
 
 def this_machine() -> dict:
     """What a study has to know of it. `device` is "cuda" or "cpu"; `driver` and `capability` (such
     as "8.0") are the GPU's, or None; `cuda` is the version that PyTorch was built with, or
-    None; `ram_gb` is the host's memory in GB (1024³ bytes), or None."""
+    None; `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the type that the
+    optimized scripts train in here, "bfloat16" or "float32", with its reason."""
     import torch
     from torch.utils import collect_env
 
@@ -33,6 +42,7 @@ def this_machine() -> dict:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     cpu, generation = cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
     gpu = torch.cuda.get_device_name(0) if gpus else None
+    dtype, dtype_reason = best_dtype()
     return dict(
         device="cuda" if gpus else "cpu", gpus=gpus, name=" ".join((gpu or cpu).split()),
         torch=torch.__version__, python=platform.python_version(),
@@ -40,18 +50,56 @@ def this_machine() -> dict:
         cpu=" ".join([cpu, *generation]),
         driver=driver_version() if gpus else None,
         capability="{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None,
-        cuda=torch.version.cuda, ram_gb=ram_gb(),
+        cuda=torch.version.cuda, ram_gb=ram_gb(), dtype=dtype, dtype_reason=dtype_reason,
     )
 
 
-def driver_version() -> str | None:
-    """NVIDIA's, as nvidia-smi tells it to programs; what it prints for people changes."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+def best_dtype() -> tuple[str, str]:
+    """The type that the optimized scripts train in on this machine, and why: 01 itself decides."""
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return load_script(ROOT / stack.LAST).best_dtype(device)
+
+
+def facts() -> list:
+    """What this_machine() follows from, told at once, without PyTorch: while it stays the same, the
+    description does."""
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = None
+    driver, info = Path("/proc/driver/nvidia"), Path("/proc/cpuinfo")
+    if (driver / "version").exists():  # quicker than nvidia-smi; not there under Windows and WSL
+        gpus = [(driver / "version").read_text()]
+        for path in sorted(driver.glob("gpus/*/information")):  # all else in it may change
+            gpus += re.findall("^Model:.*", path.read_text(), re.MULTILINE)
+    else:
+        gpus = nvidia_smi("name,driver_version")
+    text = info.read_text(errors="replace") if info.exists() else platform.processor()
+    cpu = re.findall("^(?:model name|cpu family|model|flags|Features)\\s*:.*", text, re.MULTILINE)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    variables = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS"
+    # The code of this_machine, and that of the lesson which decides the type.
+    code = [hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in (Path(__file__), ROOT / stack.LAST)]
+    return [torch, sys.version, platform.platform(), gpus, sorted(set(cpu)) or text, cores,
+            ram_gb(), *map(os.environ.get, variables), *code]
+
+
+def nvidia_smi(fields: str) -> list[str]:
+    """Of each GPU what nvidia-smi tells to programs; what it prints for people changes. None where
+    it isn't there or fails."""
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
-        return None
-    return told.stdout.split()[0] if told.returncode == 0 and told.stdout.strip() else None
+        return []
+    return told.stdout.split("\n")[:-1] if told.returncode == 0 else []
+
+
+def driver_version() -> str | None:
+    return next(iter(nvidia_smi("driver_version")), None)
 
 
 def cpu_name(text: str) -> tuple[str, list[str]]:
@@ -94,14 +142,15 @@ def matmul_peak() -> dict[str, float]:
     """The rates of matrix products, by precision."""
     import torch
 
-    names = ["float32", "TF32", "bfloat16"] if torch.cuda.is_available() else [
-        "float32", "bfloat16"]
+    names = ["float32", *["TF32"] * torch.cuda.is_available()]
+    names += ["bfloat16"] * (best_dtype()[0] == "bfloat16")
     return {name: product_rate(name) for name in names}
 
 
 def matmul_rate() -> float:
-    """That of bfloat16, measured for a moment: whether the machine is as fast as before."""
-    return product_rate("bfloat16", minimum=0.2)
+    """That of the type trained in, measured for a moment: whether the machine is as fast as
+    before."""
+    return product_rate(best_dtype()[0], minimum=0.2)
 
 
 def bandwidth() -> float:
@@ -115,9 +164,9 @@ def bandwidth() -> float:
 
 
 def attention_backends() -> list[dict]:
-    """For dropout 0, 0.1 and 0.125 what PyTorch chooses for causal attention in bfloat16, and for
-    each kernel whether it runs, on a GPU its milliseconds forward and backward at batch 8, and the
-    dropout that it really applies."""
+    """For dropout 0, 0.1 and 0.125 what PyTorch chooses for causal attention in the type trained
+    in, and for each kernel whether it runs, on a GPU its milliseconds forward and backward at batch
+    8, and the dropout that it really applies."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention as attention
@@ -132,9 +181,9 @@ def attention_backends() -> list[dict]:
 
         return 1000 * seconds_of("step()", 0.1, step=forward_and_backward)
 
-    rows = []
+    rows, dtype = [], getattr(torch, best_dtype()[0])
     for dropout in (0.0, 0.1, 0.125):
-        q, k, v = (torch.randn(shape, device=device, dtype=torch.bfloat16, requires_grad=True)
+        q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
                    for _ in range(3))
         choice = SDPBackend(torch._fused_sdp_choice(q, k, v, dropout_p=dropout, is_causal=True))
         for name in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"):
@@ -180,13 +229,9 @@ def compile_error() -> str | None:
     return None
 
 
-def works() -> dict:
-    """Why torch.compile fails (None: it works), whether matrix products in bfloat16 are done in
-    hardware, and for each thing that is missing how to get it."""
-    import torch
-
-    missing, compile_fails = [], compile_error()
-    gpu = torch.cuda.is_available()
+def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
+    """For each thing that is missing how to get it; `compile_fails` is why torch.compile does."""
+    missing, gpu = [], machine["gpus"]
     if not gpu:
         missing.append("an NVIDIA GPU: without one the small model `cpu-demo` runs")
     if compile_fails:
@@ -197,24 +242,16 @@ def works() -> dict:
         missing.append(f"torch.compile, which needs {how} ({compile_fails})")
     if not shutil.which("git"):
         missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")
-    if gpu:
-        bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:  # PyTorch tells it of x86 alone
-        names = "_is_avx512_bf16_supported", "_is_amx_tile_supported"
-        bfloat16 = any(getattr(torch.cpu, name, bool)() for name in names)
-    if gpu and not bfloat16:
-        missing.append("bfloat16 in hardware, which GPUs have from compute capability 8.0 on: begin"
-                       " with `python patches/stack.py compose precision-fp16 --out my.py`")
-    return dict(compile_error=compile_fails, bfloat16=bfloat16, missing=missing)
+    return missing
 
 
 def look() -> dict:
     """All that a report says of this machine, and for each thing that is missing how to get it."""
-    known = works()
+    machine, compile_fails = this_machine(), compile_error()
     return dict(
-        machine=this_machine(), memory_gb=memory_gb(), matmul_peak=matmul_peak(),
-        bandwidth=bandwidth(), attention=attention_backends(),
-        compile_error=known["compile_error"], missing=known["missing"],
+        machine=machine, memory_gb=memory_gb(), matmul_peak=matmul_peak(), bandwidth=bandwidth(),
+        attention=attention_backends(), compile_error=compile_fails,
+        missing=missing_here(machine, compile_fails),
     )
 
 
@@ -265,7 +302,7 @@ def free_memory() -> list[int]:
     return [torch.cuda.mem_get_info(gpu)[0] // 2**20 for gpu in range(torch.cuda.device_count())]
 
 
-QUESTIONS = (this_machine, matmul_peak, matmul_rate, look, large_loss, works, free_memory)
+QUESTIONS = (this_machine, matmul_peak, matmul_rate, look, large_loss, compile_error, free_memory)
 
 if __name__ == "__main__":
     (question,) = (each for each in QUESTIONS if [each.__name__] == sys.argv[1:])

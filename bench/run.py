@@ -185,8 +185,9 @@ class Measurement:
             plan.epochs = lengths.epochs_within(plan, setup, measured.matmul_peak)
             measured.plan.epochs = plan.epochs
         append(self.path, measured.as_json())
+        speeds = lengths.speeds_here(measured.study, plan, setup)
         times = {run.name: lengths.length_of(run, plan, setup, configs[run.name],
-                                             measured.matmul_peak)
+                                             measured.matmul_peak, speeds)
                  for run in able if run.name in configs}
         for i, job in enumerate(jobs):
             processes.raise_pending()
@@ -388,20 +389,21 @@ def told(result: Result, plan: Plan) -> str:
 
 
 def dry_run(study: Study, setup: Setup, rounds: int | None, resume: bool) -> None:
-    """Prints the commands that the study's first plan would run, and how long it would take;
-    nothing is left behind. Raises as run_study."""
+    """Prints the commands that the study's first plan would run, and how long it would take, by
+    what is measured already; it measures nothing, and leaves no results. Raises as run_study."""
     plan = next(study.plans(setup))
     rounds = plan.rounds or rounds or study.rounds[setup.device]
     earlier = earlier_measurement(study, plan, setup, None, required=True) if resume else None
     known = newest([each for each in read_journal(journal_of(setup.results, study.name))
                     if each.kind == plan.kind])
     results = known[0].results if known else []
-    peak = known[0].matmul_peak if known else processes.ask_machine("matmul_peak")
+    peak = known[0].matmul_peak if known else {}
+    speeds = lengths.speeds_here(study.name, plan, setup)
     measurement = Measurement(study, plan, setup, earlier)
     plan = lengths.fit(plan, setup, measurement.batches())
     able, _ = measurement.take(plan, rounds)
     configs = lengths.configurations(able, plan, setup)
-    times = {run.name: lengths.length_of(run, plan, setup, configs[run.name], peak)
+    times = {run.name: lengths.length_of(run, plan, setup, configs[run.name], peak, speeds)
              for run in able}
     beyond = measurement.out_of_reach()
     jobs = [job for job in measurement.jobs(rounds) if job.run.name not in beyond]
@@ -409,5 +411,9 @@ def dry_run(study: Study, setup: Setup, rounds: int | None, resume: bool) -> Non
         script, _ = script_of(job.run, setup)
         command = command_of(job, plan, setup, script, times[job.run.name], BUILD / "scratch")
         print(f"round {job.round}: {printed(command)}")
-    source = "by an earlier one" if results else "a rough estimate"
-    print(f"{len(jobs)} runs, about {in_words(seconds_left(jobs, results, times))} ({source})")
+    if known or speeds:
+        source = "by an earlier one" if results else "a rough estimate"
+        print(f"{len(jobs)} runs, about {in_words(seconds_left(jobs, results, times))} ({source})")
+    else:
+        rough = "; --max-tokens follows from a rate that isn't measured" * bool(plan.seconds)
+        print(f"{len(jobs)} runs; no estimate yet: nothing is measured here{rough}")

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from bench.common import REFERENCE, ROOT, UserError, relative
-from bench.study import Run
+from bench.study import Run, trained_in
 from patches import stack
 
 PUBLISHED = REFERENCE / "published-a100.json"
@@ -205,6 +205,8 @@ def lacking(needs: str, machine: dict) -> str | None:
             return f"needs the package {what}: pip install {source}"
         if need == "an NVIDIA GPU" and not machine["gpus"]:
             return f"needs {need}"
+        if need == "bfloat16 units" and trained_in(machine) == "float32":
+            return f"needs {need}, which this {'GPU' if machine['gpus'] else 'CPU'} lacks"
         known = machine.get("capability")  # not of a CPU, on which a variant may emulate
         if kind == "compute capability" and known and float(known) < float(what):
             return f"needs a GPU of {need}"

@@ -160,6 +160,7 @@ class Study:
     arguments = ""  # of its command line, those that are no options
     environment: dict[str, str] = {}  # of its runs
     runs_scripts = True  # else it has an `answer` instead of plans
+    of_this_machine = True  # else it isn't told what this machine is
     failures_count = True  # whether a run that fails makes the command fail
     rounds_help = "how often each script runs (default: {}; a verdict needs 4)"
 
@@ -231,7 +232,14 @@ class Study:
 
 def same_machine(one: dict, other: dict) -> bool:
     """Whether figures of the one stand for the other; the rest may differ, as between hosts."""
-    return all(one.get(name) == other.get(name) for name in ("name", "device", "gpus", "torch"))
+    return trained_in(one) == trained_in(other) and all(
+        one.get(name) == other.get(name) for name in ("name", "device", "gpus", "torch"))
+
+
+def trained_in(machine: dict) -> str:
+    """The type that the optimized scripts train in there: "bfloat16" or "float32". The machines of
+    older journals, which don't tell, had bfloat16 units."""
+    return machine.get("dtype", "bfloat16")
 
 
 def picture_name(study: str, kind: str) -> str:

@@ -218,13 +218,30 @@ def options_note(measured) -> str:
 
 
 def machine_note(measured, rows: list[Row]) -> str:
-    """What was measured on, with which seeds and options."""
+    """What was measured on, with which seeds and options, and in float32 where it is that."""
     rounds, first = rounds_of(rows), measured.plan.first_seed
     seeds = f"seed {first}, {rounds} round{'s' * (rounds != 1)}"
     if measured.plan.new_seeds:
         seeds = f"seeds {first} to {first + rounds - 1}" if rounds > 1 else f"seed {first}"
     machine = measured.machine
-    return f"{machine['name']}, PyTorch {machine['torch']}; {seeds}{options_note(measured)}."
+    text = f"{machine['name']}, PyTorch {machine['torch']}; {seeds}{options_note(measured)}."
+    return text + type_note(rows)
+
+
+def float32_reason(record) -> str | None:
+    """Why a script that trains in bfloat16 where it can trained in float32; None if it didn't."""
+    reason = record.config.get("dtype_reason")  # of technique 5 and later
+    return reason if record.config.get("dtype") == "float32" else None
+
+
+def type_note(rows: list[Row]) -> str:
+    """Where rows aren't in the type of the published figures, and of other machines'; else ""."""
+    reasons = {float32_reason(row.record) for row in rows if row.record} - {None}
+    if not reasons:
+        return ""
+    published = "; the published figures, from there on, are in bfloat16"
+    return (f" From technique 5 on all is trained in **float32** ({'; '.join(sorted(reasons))})"
+            + published * any(row.published for row in rows) + ".")
 
 
 def peaks(matmul_peak: dict[str, float]) -> str:
@@ -285,7 +302,7 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
     notes = [
         f"{machine['name']}, PyTorch {machine['torch']}. {length},"
         f" {rounds} round{'s' * (rounds != 1)}, seed {SEED}{options_note(measured)}."
-        f" {peak_note(measured)}",
+        f" {peak_note(measured)}{type_note(rows)}",
         "tok/sec is the median over the rounds of each run's median step; the range is from the"
         f" slowest round to the fastest. {verdict_note(rows, rounds)}",
         f"val loss is the validation loss after {plan.tokens:,} training tokens."

@@ -35,7 +35,7 @@ FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.p
 WRITTEN = Path("build", "stages")  # where `write` puts scripts
 Published = namedtuple("Published", "tok_per_sec reserved_gb gpus")
 PUBLISHED = r"(\d{1,3}(?:,\d{3})*) tok/sec, (\d+\.\d+) GB(?: on (\d+) GPUs)?"
-NEED = r"(?:package [\w-]+|an NVIDIA GPU|compute capability \d+\.\d)"
+NEED = r"(?:package [\w-]+|an NVIDIA GPU|compute capability \d+\.\d|bfloat16 units)"
 FIELDS = {  # of a patch's header: the form of each, and what it says
     "Technique": (r".+", "the technique in a few words"),
     "Base": (r".+", "the name of the stage before it"),
@@ -50,7 +50,7 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
     "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*",
                  "variants of other slots that a variant can't work with"),
     "Needs": (rf"{NEED}(?:, {NEED})*", "what a variant can't do without: `package NAME`, `an NVIDIA"
-              " GPU`, `compute capability 8.9` of the GPU, where there is one"),
+              " GPU`, `compute capability 8.9` of the GPU, where there is one, `bfloat16 units`"),
     "Measure": (r".+", "the options to measure a variant with, ` | ` between one row's and the"
                 " next; what only one row needs stands behind it, `[an NVIDIA GPU]`"),
 }

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from conftest import ROOT
 
-from bench import lengths, processes
+from bench import lengths, look, processes
 from bench.common import UserError
 from bench.journal import Measured, append, journal_of, make_result, read_journal
 from bench.rows import rows_of
@@ -21,8 +21,11 @@ from bench.study import Plan, Run, Setup, Study
 MACHINE = dict(
     device="cuda", gpus=1, name="Some | GPU $x_1$", torch="2.13", python="3.11", os="Linux x86_64",
     threads=2, cpu="Some CPU", driver="570", capability="8.0", cuda="12.8", ram_gb=64.0,
+    dtype="bfloat16", dtype_reason="compute capability 8.0",
 )
-CPU = MACHINE | dict(device="cpu", gpus=0, name="Some CPU", capability=None, ram_gb=8.0)
+CPU = MACHINE | dict(device="cpu", gpus=0, name="Some CPU", capability=None, ram_gb=8.0,
+                     dtype_reason="the CPU has avx512_bf16")
+FLOAT32 = dict(dtype="float32", dtype_reason="this CPU has no bfloat16 units")
 PEAK = dict(float32=1e12, TF32=2e12, bfloat16=4e12)
 
 
@@ -141,6 +144,7 @@ class Children:
                             free_memory=[81_000])
         monkeypatch.setattr(processes, "run_child", self.run_child)
         monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
+        monkeypatch.setattr(look, "machine_in", lambda results: self.answers["this_machine"])
         monkeypatch.setattr(lengths, "configurations", self.configurations)
         monkeypatch.setattr("bench.run.BUILD", build)
 
@@ -185,7 +189,7 @@ def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
         look = dict(machine=machine, memory_gb=8.0, matmul_peak=PEAK, bandwidth=3e10, attention=[],
                     compile_error=None, missing=[])
         answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12, look=look,
-                       large_loss="not tried", free_memory=[81_000])
+                       large_loss="not tried", free_memory=[81_000], compile_error=None)
         (folder / "bench" / "machine.py").rename(folder / "bench" / "real_machine.py")
         (folder / "bench" / "machine.py").write_text(
             "import json, sys\n\nfrom bench.real_machine import *\n\n"

@@ -1,5 +1,6 @@
 """measure.py: the command line, and a study of real runs on tiny data."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from conftest import ROOT, environment, run_python, write_tokens
 from made_up import CPU, Children, copy_of_checkout, rows_of_text
 
 import measure
-from bench import processes, readme
+from bench import look, processes, readme
 from bench.journal import journal_of, read_journal
 from bench.study import all_studies
 
@@ -112,6 +113,7 @@ def test_what_the_scripts_refuse(main, monkeypatch, argv, says):
     # With the real children, but for the machine.
     monkeypatch.setattr(processes, "on_signals", lambda handler: None)
     monkeypatch.setattr(processes, "ask_machine", main.children.ask_machine)
+    monkeypatch.setattr(look, "machine_in", lambda results: CPU)
     code, out, err = main("ladder", *argv)
     (line,) = err.splitlines()
     assert (code, out) == (2, "") and line.startswith("error: ") and says in line
@@ -143,8 +145,41 @@ def test_exit_code_tells_of_a_failure(main):
 
 def test_dry_run(main):
     code, out, _ = main("ladder", "--dry-run", "--rungs", "0", "--rounds", "1")
-    assert code == 0 and "2 runs, about " in out.splitlines()[-1]
-    assert not main.children.ran and not main.results.exists()
+    assert code == 0 and out.splitlines()[-1] == (
+        "2 runs; no estimate yet: nothing is measured here")
+    assert not main.children.ran and not main.children.asked and not main.results.exists()
+
+
+# Commands in one process, twice; the second time no child can be asked.
+AT_ONCE = """
+import sys
+from pathlib import Path
+import measure
+from bench import lengths, processes
+folder = Path(sys.argv[1])
+lengths.BUILD = folder / "build"
+for run_child in (processes.run_child, None):
+    processes.run_child = run_child
+    for command in (["--help"], ["ladder", "--help"], ["doctor", "--results-dir", str(folder)],
+                    ["ladder", "--dry-run", "--rungs", "0,1", "--results-dir", str(folder)]):
+        sys.argv[1:] = command
+        try:
+            assert measure.main() == 0
+        except SystemExit as stop:
+            assert stop.code == 0
+        loaded = {"torch", "numpy", "matplotlib"} & sys.modules.keys()
+        assert not loaded, (command, loaded)
+"""
+
+
+def test_what_is_kept_is_answered_without_pytorch(tmp_path):
+    """Nor numpy, nor matplotlib, and the second time without a child that loads them."""
+    result = run_python("-c", AT_ONCE, tmp_path, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    told = f"Looking at this machine, once: {os.path.relpath(tmp_path, ROOT)}/machine.json keeps it"
+    assert result.stderr == told + "\n"
+    assert result.stdout.count(" runs; no estimate yet: nothing is measured here\n") == 2
+
 
 
 def test_only_one_measurement_in_a_folder(main):

@@ -109,7 +109,8 @@ def test_page(reports, tmp_path):
         assert f"Alone: `python measure.py {study.name}" in section
         assert "Not measured yet" not in section
     assert head.startswith("# GPT training on Some | GPU $x_1$\n\n1. **Some | GPU $x_1$**, ")
-    assert "4.00 TFLOP/s in bfloat16" in head
+    assert ("4.00 TFLOP/s in bfloat16 matrix products, the type that the optimized scripts train in"
+            " here (compute capability 8.0).\n") in head
     assert ("01 trains **900 tok/sec, 9.00 times** 00's 100 (published, on an A100: 142,156, 11.35"
             " times), with 1.25 GB instead of 1.25; 1 run(s) each.") in head
     assert "Measurably faster in the ladder (4 rounds): fused AdamW" in head
@@ -170,7 +171,7 @@ def test_this_machine():
     assert found["machine"].keys() == MACHINE.keys()
     machine, peak = found["machine"], found["matmul_peak"]
     assert (machine["device"], machine["gpus"], found["large_loss"]) == ("cpu", 0, "not tried")
-    assert peak.keys() == {"float32", "bfloat16"}
+    assert peak.keys() == {"float32", machine["dtype"]}
     assert all(figure > 1e8 for figure in (rate, found["bandwidth"], *peak.values()))
     dropouts = {(row["dropout"], row["backend"]): row["real_dropout"] for row in found["attention"]
                 if row["runs"]}

@@ -12,7 +12,17 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, TINY, environment, run_python
-from made_up import CPU, MACHINE, PEAK, Children, plan_of, setup_of, write_journal, write_record
+from made_up import (
+    CPU,
+    FLOAT32,
+    MACHINE,
+    PEAK,
+    Children,
+    plan_of,
+    setup_of,
+    write_journal,
+    write_record,
+)
 
 from bench import lengths, processes, run
 from bench.common import UserError
@@ -371,7 +381,8 @@ def test_memory_limit(place):
 
 
 def test_dry_run(place, plan, capsys):
-    """Nothing is left behind, neither results nor scripts."""
+    """Nothing is measured and nothing left behind, neither results nor scripts; without a journal
+    there is no estimate."""
     plan.runs[1] = plan.runs[1].but(script="made")
     place.setup.scripts.own["made"] = b"made\n"
     before = sorted(place.folder.rglob("*"))
@@ -380,7 +391,17 @@ def test_dry_run(place, plan, capsys):
     assert sorted(place.folder.rglob("*")) == before and not place.children.calls
     assert [line.partition(": ")[0] for line in lines[:-1]] == ["round 1"] * 3 + ["round 2"] * 3
     assert all(": python " in line and " --max-tokens 4096 " in line for line in lines[:-1])
-    assert lines[-1].startswith("6 runs, about ") and lines[-1].endswith("(a rough estimate)")
+    assert lines[-1] == "6 runs; no estimate yet: nothing is measured here"
+    assert place.children.asked == []
+    plan.seconds = 10
+    run.dry_run(Toy(plan), place.setup, 2, resume=False)
+    assert "; --max-tokens follows from a rate that isn't measured\n" in capsys.readouterr().out
+    plan.seconds = 0
+    stages = plan_of("a", tokens=9)  # another study's speed tells roughly
+    write_journal(place.setup.results, "stages", stages, [dict(name="a", speed=4096.0)])
+    run.dry_run(Toy(plan), place.setup, 2, resume=False)
+    assert "6 runs, about 66 s (a rough estimate)\n" in capsys.readouterr().out  # of 10 + 1
+    journal_of(place.setup.results, "stages").unlink()
     with pytest.raises(UserError, match="nothing to resume"):
         run.dry_run(Toy(plan), place.setup, 2, resume=True)
     place.run(plan)
@@ -518,12 +539,13 @@ def test_compile_cache(place, plan, settings, files, kept):
 # ---- How long
 
 
-def length(plan, per_step=1024, peak=2 * 312e12, machine=MACHINE, folder=Path(), compile=False):
+def length(plan, per_step=1024, peak=2 * 312e12, machine=MACHINE, folder=Path(), compile=False,
+           speeds=None):
     """The options that say so, and the seconds; the machine is twice an A100."""
     (one,) = plan.runs
     config = dict(batch_size=per_step // one.processes, context_length=1, compile=compile)
     setup = setup_of(folder, machine)
-    found = lengths.length_of(one, plan, setup, config, dict(bfloat16=peak) if peak else {})
+    found = lengths.length_of(one, plan, setup, config, dict(bfloat16=peak) if peak else {}, speeds)
     return dict(zip(found.options[::2], found.options[1::2], strict=True)), found.seconds
 
 
@@ -544,6 +566,9 @@ def test_length():
     assert length(slow)[0]["--max-tokens"] == 10 * 1024
     assert length(slow, compile=True)[1] == pytest.approx(20 + 40 + 10 * 1024 / 1000)
     assert length(slow, machine=CPU)[1] == pytest.approx(10 + 10 * 1024 / 1500)
+    for speeds, known in ((dict(a=100, b=900), 100), (dict(b=200, c=400), 300)):  # or the middle
+        assert length(slow, machine=CPU, speeds=speeds)[1] == pytest.approx(10 + 10 * 1024 / known)
+        assert length(slow, speeds=speeds) == length(slow)  # a GPU's follow from its products
     ranks = plan_with(expected=500, processes=4)
     options, _ = length(ranks, 4096)
     assert (options["--max-tokens"], options["--eval-freq"]) == (10 * 4096, 9)
@@ -561,6 +586,7 @@ def test_whole_scripts_train_as_long_as_they_do_alone(tmp_path):
     how = dict(peak=312e12, folder=tmp_path)
     plan = plan_with(plan_of("a", tokens=None, whole=True), expected=31_200)
     assert length(plan, compile=True, **how) == ({}, 20 + 40 + 15 * 14)
+    assert length(plan, machine=CPU, speeds=dict(a=4096))[1] == 20 + 10  # of cpu-demo's own limit
     plan.epochs = 2
     assert length(plan, **how) == ({"--epochs": 2}, 20 + 2 * 14)
     plan = plan_with(plan_of("a", whole=True, log_tokens=4096), expected=31_200, processes=4)
@@ -582,18 +608,54 @@ def test_time_left(plan):
     assert (lengths.in_words(89), lengths.in_words(150)) == ("89 s", "2 min")
 
 
+def test_speeds_that_were_measured_here(tmp_path):
+    """On this CPU with these options, of the newest runs; none on a GPU."""
+    setup = setup_of(tmp_path, options=["--x"])
+    plan = plan_of("a", "b", "c")
+    for id, speed, machine, options in (
+            ("1", 300.0, CPU, ["--x"]), ("2", 200.0, CPU, ["--x"]), ("3", 9.0, MACHINE, ["--x"]),
+            ("4", 9.0, CPU | FLOAT32, ["--x"]), ("5", 9.0, CPU, [])):
+        write_journal(tmp_path, "toy", plan, [
+            dict(name="a", speed=speed), dict(name="c", error="failed: it broke")],
+            machine, options=options, id=id)
+    write_journal(tmp_path, "stages", plan, [dict(name=name, speed=100.0) for name in "ab"],
+                  options=["--x"])
+    assert lengths.speeds_here("toy", plan, setup) == dict(a=200.0, b=100.0)
+    assert lengths.speeds_here("toy", plan_of("a", options=["--y"]), setup) == {}
+    assert lengths.speeds_here("toy", plan, setup_of(tmp_path, MACHINE, ["--x"])) == {}
+
+
 def test_scripts_judge_their_options(tmp_path, monkeypatch):
-    """All in one process; what each trains per step comes back."""
+    """All in one process; what each trains per step comes back, and is kept."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(lengths, "BUILD", tmp_path / "build")
     plan = plan_of("00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp", options=TINY)
     runs = [each.but(script=ROOT / f"{each.name}.py") for each in plan.runs]
     runs[1] = runs[1].but(options=("--batch-size", "3"))
     runs[2] = runs[2].but(processes=2)
     runs.append(Run("made", "made", "", "01_opt_single_gpu"))  # of the catalogue
     setup = setup_of(tmp_path)
-    assert [*lengths.configurations(runs, plan, setup).values()] == [
-        dict(batch_size=size, context_length=16, learning_rate=5e-4, compile=compiles)
-        for size, compiles in ((2, False), (3, True), (2, True), (2, True))]
+    expected = [dict(batch_size=size, context_length=16, learning_rate=5e-4, compile=compiles)
+                for size, compiles in ((2, False), (3, True), (2, True), (2, True))]
+    assert [*lengths.configurations(runs, plan, setup).values()] == expected
+    ask, asked = processes.ask, []
+
+    def counted(*command, **variables):
+        asked.append([options for _, options in json.loads(command[-1])])
+        return ask(*command, **variables)
+
+    monkeypatch.setattr(processes, "ask", counted)
+    assert [*lengths.configurations(runs, plan, setup).values()] == expected and not asked
+    kept = tmp_path / "build" / "configurations.json"
+    entries = json.loads(kept.read_text())
+    entries[list(entries)[1]]["batch_size"] = None  # damaged: that script is asked again
+    kept.write_text(json.dumps(entries))
+    assert [*lengths.configurations(runs, plan, setup).values()] == expected
+    assert [len(scripts) for scripts in asked] == [1] and asked[0][0][-2:] == ["--batch-size", "3"]
+    lengths.configurations(runs[:1], plan, setup_of(tmp_path, CPU | FLOAT32))  # another machine
+    kept.write_text("{")
+    assert [*lengths.configurations(runs[:1], plan, setup).values()] == expected[:1]
+    assert len(asked) == 3
     setup.options.append("--no-compile")
     with pytest.raises(UserError, match="00_orig: unrecognized arguments: --no-compile"):
         lengths.configurations(runs[:1], plan, setup)

@@ -8,7 +8,7 @@ from bench.common import REFERENCE, UserError, relative, write_whole
 from bench.noise import verdict_of_two
 from bench.pictures import COLOURS, PUBLISHED, key, lay_rows, picture_bytes, rows_of_panels, shorten
 from bench.rows import Row, noise_among
-from bench.study import Column, Study, Table
+from bench.study import Column, Study, Table, trained_in
 from bench.tables import cell, found_in, markdown, spread
 
 
@@ -40,7 +40,7 @@ class Compare(Study):
     """Two folders of results side by side: what each technique brings in the one and in the other,
     whether the two differ measurably, and what differs between the machines."""
 
-    runs_scripts = False
+    runs_scripts = of_this_machine = False
     in_report = ()
     arguments = "A B"
 
@@ -96,9 +96,11 @@ def factors(row: Row) -> list[float]:
 def differences(one, other, pairs: list[Pair], setup) -> list[tuple]:
     """Lines of (what, A, B), of all in which the two measurements differ."""
     lines = [("folder", setup.args.A, setup.args.B)]
+    ours, theirs = trained_in(one.machine), trained_in(other.machine)
+    lines += [("techniques from 5 on train in", ours, theirs)] * (ours != theirs)
     lines += [(name, one.machine.get(name), other.machine.get(name))
               for name in one.machine | other.machine
-              if one.machine.get(name) != other.machine.get(name)]
+              if not name.startswith("dtype") and one.machine.get(name) != other.machine.get(name)]
     rates = [{name: f"{rate / 1e12:.2f}" for name, rate in each.peak.items()}
              for each in (one, other)]
     lines += [(f"products in {name}, TFLOP/s", rates[0].get(name, ""), rates[1].get(name, ""))

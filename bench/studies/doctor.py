@@ -2,26 +2,37 @@
 
 import importlib.util
 import json
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
 
 from bench import processes
 from bench.common import REFERENCE, ROOT, relative
-from bench.lengths import fitting
+from bench.lengths import FLOAT32_FACTOR, fitting, options_of_type
+from bench.machine import missing_here
 from bench.predictions import kept
 from bench.speed import CARDS, card_of
-from bench.study import Study
+from bench.study import Study, trained_in
 
 EXTRAS = "accelerate", "bitsandbytes", "safetensors", "transformers"
 
 
 class Doctor(Study):
-    """One screen about this machine: GPU, free memory, bfloat16, compiler, tokens, the batch size
-    that fits, what is missing with the line that gets it, and the next command."""
+    """One screen about this machine: GPU, free memory, the type that it trains in, compiler,
+    tokens, the batch size that fits, what is missing with the line that gets it, and the next
+    command."""
 
     runs_scripts = False
     in_report = ()
 
     def answer(self, setup):
-        machine, works = setup.machine, processes.ask_machine("works")
+        machine, compile_fails = setup.machine, None
+        if not has_compiler(machine["gpus"]):  # PyTorch tells why, or finds one all the same
+            compile_fails = processes.ask_machine("compile_error")
+        missing = missing_here(machine, compile_fails)
         lines = [("PyTorch", f"{machine['torch']}, Python {machine['python']}, {machine['os']}"),
                  ("CPU", f"{machine['cpu']}, {machine['threads']} threads")]
         if machine["gpus"]:
@@ -30,9 +41,8 @@ class Doctor(Study):
                 ("GPU", f"{machine['gpus']} × {machine['name']}, compute capability"
                         f" {machine['capability']}, driver {machine['driver'] or 'unknown'}"),
                 ("free memory", ", ".join(f"{mib / 1024:.1f} GB" for mib in free))]
-        lines += [("bfloat16", "in hardware" if works["bfloat16"] else
-                   "not in hardware, so 01 may be slower than 00"),
-                  ("torch.compile", "doesn't work" if works["compile_error"] else "works")]
+        lines += [("trains in", type_of(machine)),
+                  ("torch.compile", "doesn't work" if compile_fails else "works")]
         batches = {}
         meta = setup.data / "meta.json"
         lines.append(("tokens", f"none yet in {relative(setup.data)}: the scripts make them"))
@@ -47,13 +57,13 @@ class Doctor(Study):
             lines.append(("batch size", ", ".join(
                 f"{batch} in place of {theirs}" for theirs, batch in batches.items())
                 or "8 and 32, as published"))
-            if not works["compile_error"]:
+            if not compile_fails:
                 lines += expected(setup, batches.get("32", 32))
         packages = [name for name in EXTRAS if not importlib.util.find_spec(name)]
         if packages:
-            works["missing"].append(f"{', '.join(packages)}, for some variants:"
-                                    " `pip install -r requirements-extras.txt`")
-        lines += [("missing", thing) for thing in works["missing"]]
+            missing.append(f"{', '.join(packages)}, for some variants:"
+                           " `pip install -r requirements-extras.txt`")
+        lines += [("missing", thing) for thing in missing]
         measured = [*setup.results.glob("*.jsonl")]
         following = "make report" if measured else "make bench"
         if not (ROOT / ".venv").exists():  # make would install another environment
@@ -64,13 +74,39 @@ class Doctor(Study):
         return "\n".join(f"{name:15}{text}" for name, text in lines)
 
 
+def type_of(machine: dict) -> str:
+    """The type that the optimized scripts train in here, and why."""
+    text = f"{trained_in(machine)}: {machine['dtype_reason']}"
+    if trained_in(machine) == "float32" and not machine["gpus"]:
+        text += f"; 01 is about {FLOAT32_FACTOR} times 00 here"
+    return text
+
+
+def has_compiler(gpu: bool) -> bool:
+    """Whether what torch.compile starts here is there, and finds Python's headers: for a GPU Triton
+    and a C compiler, else a C++ compiler with OpenMP. A trial of torch.compile itself takes many
+    seconds; False: only that can tell."""
+    compiler = os.environ.get("CC", "gcc") if gpu else os.environ.get("CXX", "g++")
+    torch, headers = importlib.util.find_spec("torch"), sysconfig.get_paths()["include"]
+    if not shutil.which(compiler) or not torch or " " in f"{torch.origin}{headers}" or (
+            gpu and not importlib.util.find_spec("triton")):
+        return False
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "probe.c" if gpu else "probe.cpp")
+        source.write_text("#include <Python.h>\n" + "#include <omp.h>\n" * (not gpu))
+        flags = [] if gpu else ["-fopenmp", "-std=c++20"]
+        return subprocess.run(
+            [compiler, *flags, "-shared", "-fPIC", f"-I{headers}", source, "-o", f"{source}.so"],
+            capture_output=True).returncode == 0
+
+
 def expected(setup, batch: int) -> list[tuple[str, str]]:
     """What 01 should do on this card, if it is a known one."""
     card, script = card_of(setup.machine["name"]), setup.scripts.stage("01").script
-    known = kept(setup.scripts, script, ["--model", "gpt2"], REFERENCE)
+    options = ["--model", "gpt2", *options_of_type(setup)]
+    known = kept(setup.scripts, script, options, REFERENCE)
     if not card or not known:
         return []
     told = known.speed_range(batch, CARDS[card])
     return [("expected", f"01 at batch {batch}: {told} thousand tok/sec on each GPU, by prediction"
-                         " (docs/predictions.md)" if known.tok_per_sec(batch, CARDS[card]) else
-             "no speed is predicted for 01: this card has no bfloat16")]
+                         " (docs/predictions.md)")]

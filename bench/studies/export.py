@@ -19,7 +19,7 @@ class Export(Study):
     """Writes every table of results/ as a CSV file, or the losses and the speed of every run for
     TensorBoard."""
 
-    runs_scripts = False
+    runs_scripts = of_this_machine = False
     in_report = ()
 
     def options(self, parser):

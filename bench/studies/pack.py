@@ -19,7 +19,7 @@ class Pack(Study):
     """Checks that results/ is complete (page, journals, rounds, a quiet machine), and copies it to
     results/reference/NAME, for a pull request."""
 
-    runs_scripts = False
+    runs_scripts = of_this_machine = False
     in_report = ()
     arguments = "NAME"
 

@@ -27,7 +27,7 @@ class Predict(Study):
     """What 00, 01, 02, rungs and variants reserve on an NVIDIA GPU, the largest batch that fits
     each card, and the tokens per second: predicted, without a GPU and without training."""
 
-    runs_scripts = False
+    runs_scripts = of_this_machine = False
     in_report = ()
 
     def options(self, parser):
@@ -153,7 +153,7 @@ def share(kind: str, row: tuple) -> str:
 def chosen(setup) -> list:
     """The scripts that are asked for. Raises UserError, StackError."""
     scripts, args = setup.scripts, setup.args
-    machine = setup.machine | dict(gpus=4, capability=None)  # of any kind
+    machine = dict(gpus=4)  # of any kind
     runs = [scripts.stage(name, 4) for name in ("00", "01", "02")]
     if args.rungs:
         runs = scripts.chosen(args.rungs, scripts.rungs(4))

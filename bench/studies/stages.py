@@ -11,7 +11,7 @@ from bench.pictures import COLOURS, draw_bars, rows_of_panels, shorten
 from bench.records import Record
 from bench.scripts import ROOT, STAGES, UserError, published
 from bench.study import EPOCHS, Column, Plan, Study, Table
-from bench.tables import cell, markdown
+from bench.tables import cell, float32_reason, markdown
 
 SECONDS = 480  # of the three stages on a GPU, in a report: as many of the 15 epochs as fit
 NAMES = {"00_orig": ("00", "00 original"), "01_opt_single_gpu": ("01", "01 optimized"),
@@ -46,7 +46,8 @@ class Bar:
         (name,) = [name for stage, name in NAMES.values() if stage == self.stage]
         name += f" × {self.processes}" * (self.stage == "02")
         batch = self.record and self.record.config.get("batch_size")
-        return name + f", batch {batch}" * bool(batch)
+        name += f", batch {batch}" * bool(batch)
+        return name + ", float32" * bool(self.record and float32_reason(self.record))
 
 
 def bar_of(record: Record) -> Bar:

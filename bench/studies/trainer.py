@@ -4,7 +4,7 @@ import re
 
 from bench.common import ROOT
 from bench.scripts import lacking
-from bench.study import Plan, Study
+from bench.study import Plan, Study, trained_in
 
 
 class Trainer(Study):
@@ -19,14 +19,16 @@ class Trainer(Study):
         base = setup.scripts.stage("01").but(published=None)
         batch = ("--per_device_train_batch_size", "32" if machine["gpus"] else "8")  # as 01
         tf32 = ("--tf32", "True") if float(machine.get("capability") or 0) >= 8 else ()
-        mixed, half = ("--bf16", *tf32), ("--dtype", "bfloat16")
-        settings = [(), mixed, (*mixed, "--torch_compile"), (*half, "--torch_compile")]
+        mixed, fastest = ("--bf16", *tf32), ("--dtype", trained_in(machine), "--torch_compile")
+        settings = [(), mixed, (*mixed, "--torch_compile"), fastest]
         if not machine["gpus"]:
-            settings.append((*settings[-1], "--huge_pages"))
-        error = lacking("package transformers, package accelerate", machine)
+            settings.append((*fastest, "--huge_pages"))
+        needs = "package transformers, package accelerate"
         runs = [base.but(
             name="-".join(["trainer", *re.findall(r"\w+", " ".join(options))]),
             label=" ".join(["Trainer", *options]), script=ROOT / "peers" / "hf_trainer.py",
             technique="Hugging Face's Trainer", loss="changes", options=batch + options,
-            compared_to=base.name, error=error, tags={"stage": None}) for options in settings]
+            compared_to=base.name, tags={"stage": None},
+            error=lacking(needs + ", bfloat16 units" * ("--bf16" in options), machine))
+            for options in settings]
         yield Plan([base, *runs], **self.length(setup))

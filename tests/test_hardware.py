@@ -1,0 +1,375 @@
+"""The hardware decides in which type is trained, and all that runs, plans or explains knows it.
+
+Each kind of hardware is simulated by what 01's best_dtype asks: the CPU's capabilities, and the
+GPU's compute capability.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import settings_restored
+from made_up import (
+    CPU,
+    FLOAT32,
+    MACHINE,
+    PEAK,
+    measured_of,
+    measured_with,
+    plan_of,
+    record_events,
+    setup_of,
+    write_journal,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bench import check, lengths, look, machine, processes
+from bench.common import short_name
+from bench.records import make_record
+from bench.rows import rows_of
+from bench.scripts import Scripts, lacking
+from bench.speed import CARDS, TERA
+from bench.studies import doctor
+from bench.studies.compare import differences
+from bench.studies.doctor import Doctor
+from bench.studies.stages import Stages, bar_of
+from bench.studies.trainer import Trainer
+from bench.study import same_machine, trained_in
+from bench.tables import text_of
+
+BFLOAT16, OF_01 = "bfloat16", "01_opt_single_gpu"
+NO_UNITS = "this CPU has no bfloat16 units"
+OLD_GPU = ("compute capability {} has no bfloat16 units; for float16: python patches/stack.py"
+           " compose precision-fp16 --out my.py")
+# Of each kind: what PyTorch tells of the CPU, or of the GPU; then the type, and why.
+X86 = dict(architecture="x86_64", avx2=True, avx512_f=False, avx512_bf16=False, amx_bf16=False)
+ARM = dict(architecture="aarch64", neon=True, bf16=False)
+CPUS = {
+    "AVX2": (X86, "float32", NO_UNITS),
+    "AVX-512": (X86 | dict(avx512_f=True), "float32", NO_UNITS),
+    "AVX512-BF16": (X86 | dict(avx512_f=True, avx512_bf16=True), BFLOAT16,
+                    "the CPU has avx512_bf16"),
+    "AMX": (X86 | dict(avx512_f=True, avx512_bf16=True, amx_bf16=True), BFLOAT16,
+            "the CPU has amx_bf16"),
+    "ARM": (ARM, "float32", NO_UNITS),
+    "ARM with BF16": (ARM | dict(bf16=True), BFLOAT16, "the CPU has bf16"),
+}
+GPUS = {
+    "T4": ("Tesla T4", "7.5", "float32", OLD_GPU.format("7.5")),
+    "V100": ("Tesla V100-SXM2-16GB", "7.0", "float32", OLD_GPU.format("7.0")),
+    "A100 40 GB": ("NVIDIA A100-SXM4-40GB", "8.0", BFLOAT16, "compute capability 8.0"),
+    "H100": ("NVIDIA H100 80GB HBM3", "9.0", BFLOAT16, "compute capability 9.0"),
+}
+# A Mac's GPU: the tools train on its CPU.
+MPS = {"MPS": (ARM | dict(bf16=True), "float32",
+               "bfloat16 was not measured on mps; to try it: --dtype bfloat16")}
+
+
+@pytest.fixture(params=[*CPUS, *GPUS, *MPS])
+def kind(request, monkeypatch) -> SimpleNamespace:
+    """A kind of hardware: its device, the type that is right there, and why."""
+    gpu = GPUS.get(request.param)
+    capabilities, dtype, reason = ({}, *gpu[2:]) if gpu else (CPUS | MPS)[request.param]
+    simulate(monkeypatch, capabilities, *gpu[:2] if gpu else ())
+    device = "cuda" if gpu else "mps" if request.param in MPS else "cpu"
+    return SimpleNamespace(name=request.param, device=torch.device(device), dtype=dtype,
+                           reason=reason)
+
+
+def simulate(monkeypatch, capabilities: dict, gpu: str | None = None,
+             capability: str = "0.0") -> None:
+    """The one seam: what PyTorch tells of the hardware."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    major, minor = map(int, capability.split("."))
+    for name, answer in (("is_available", bool(gpu)), ("device_count", int(bool(gpu))),
+                         ("get_device_name", gpu), ("get_device_capability", (major, minor))):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(machine, "driver_version", lambda: "570")
+
+
+@pytest.fixture
+def avx2(monkeypatch) -> dict:
+    """The machine that most laptops are."""
+    simulate(monkeypatch, X86)
+    return machine.this_machine()
+
+
+class Model:
+    """A model that notes to what it is moved."""
+
+    def to(self, device, dtype):
+        self.moved = device, dtype
+
+
+@pytest.mark.parametrize("stage", [OF_01, "02_opt_multi_gpu_ddp"])
+def test_the_type_of_each_kind(kind, stages, stage):
+    """The same in every run."""
+    script = stages[stage]
+    assert {script.best_dtype(kind.device) for _ in range(2)} == {(kind.dtype, kind.reason)}
+
+
+def test_line_and_record_of_each_kind(kind, stages, capsys):
+    """And --dtype forces either, on every kind."""
+    script = stages[OF_01]
+    for asked, dtype, reason in (("auto", kind.dtype, kind.reason),
+                                 ("float32", "float32", "by --dtype"),
+                                 (BFLOAT16, BFLOAT16, "by --dtype")):
+        config, model = script.Config(device=kind.device, dtype=asked, compile=False), Model()
+        with settings_restored():
+            script.prepare_model(model, config)
+        assert model.moved == (kind.device, getattr(torch, dtype))
+        assert capsys.readouterr().out == f"Training in {dtype}: {reason}\n"
+        recorded = asdict(config)
+        assert (recorded["dtype"], recorded["dtype_reason"]) == (dtype, reason)
+
+
+def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch, capsys):
+    """The description, doctor, fits, lengths and needs, all by one answer."""
+    here = machine.this_machine()
+    gpu = kind.device.type == "cuda"
+    assert (here["device"], here["gpus"]) == (("cuda", 1) if gpu else ("cpu", 0))
+    # A Mac is measured on its CPU, whose type counts there.
+    dtype, reason = (BFLOAT16, "the CPU has bf16") if kind.name in MPS else (
+        kind.dtype, kind.reason)
+    assert (here["dtype"], here["dtype_reason"]) == (dtype, reason) == (trained_in(here), reason)
+    native, setup = dtype == BFLOAT16, setup_of(tmp_path, here)
+    setup.batches, asked = None, []
+
+    def predict(text, options, *_):
+        asked.append(options)
+        return SimpleNamespace(needs={8: SimpleNamespace(least=600), 32: SimpleNamespace(least=9)})
+
+    monkeypatch.setattr(lengths, "predict", predict)
+    monkeypatch.setattr(processes, "ask_machine", dict(free_memory=[80_000]).__getitem__)
+    monkeypatch.setattr(doctor, "has_compiler", lambda gpu: True)
+    told = Doctor().answer(setup).splitlines()
+    (line,) = (line for line in told if line.startswith("trains in"))
+    slower = "; 01 is about 2.2 times 00 here" * (not native and not gpu)
+    assert line == f"trains in      {dtype}: {reason}{slower}"
+    # What fits is predicted in the type that is trained in; 00 has no choice.
+    assert asked == ([["--model", "gpt2"],
+                      ["--model", "gpt2", *["--dtype", "float32"] * (not native)]] if gpu else [])
+    # Nothing is planned by a rate that the machine doesn't have.
+    plain, best = (Scripts().stage(name) for name in ("00", "01"))
+    peak = dict(float32=1e12, **{BFLOAT16: 4e12} if native else {})
+    slow, fast = (lengths.expected_speed(run, peak, dtype) for run in (plain, best))
+    assert slow == pytest.approx(plain.expected * (4 / 312 if native else 1 / 19.2))
+    assert fast / slow == pytest.approx(best.expected / plain.expected if native else 2.2)
+    # A variant that multiplies in bfloat16 isn't begun where that takes an hour.
+    kind_of = "GPU" if gpu else "CPU"
+    lacks = None if native else f"needs bfloat16 units, which this {kind_of} lacks"
+    assert lacking("bfloat16 units", here) == lacks
+    (_, autocast, half) = Scripts().variants(best, here, names="precision-autocast,precision-fp16")
+    assert autocast.error == lacks
+    assert half.error == (None if gpu else "needs an NVIDIA GPU")
+
+
+@pytest.mark.parametrize("card", ["T4", "V100"])
+def test_float32_on_an_old_gpu_is_estimated_by_its_own_rate(card):
+    """Neither by bfloat16's, which it lacks, nor beyond what its units do."""
+    peak = dict(float32=CARDS[card].float32 * TERA)
+    for name, processes_here in (("00", 1), ("01", 1), ("02", 4)):
+        run = Scripts().stage(name, processes_here)
+        speed = lengths.expected_speed(run, peak, "float32")
+        units = processes_here * peak["float32"] / (6 * 124e6)  # tok/sec of products alone
+        assert 0.4 * units < speed < 1.5 * units
+
+
+class NoBfloat16(TorchDispatchMode):
+    """Refuses every operator that makes a tensor of bfloat16; counts the others."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            assert getattr(tensor, "dtype", None) != torch.bfloat16, function
+        self.count += 1
+        return result
+
+
+def test_nothing_multiplies_in_bfloat16_unless_asked(avx2, monkeypatch):
+    """Rates of products, attention's kernels, and the look of a report."""
+    def once(statement, minimum, **names):
+        exec(statement, {}, names)
+        return 1.0
+
+    monkeypatch.setattr(machine, "seconds_of", once)
+    monkeypatch.setattr(machine, "compile_error", lambda: None)
+    with NoBfloat16() as mode, settings_restored():
+        found = machine.look()
+        rate = machine.matmul_rate()
+    assert mode.count > 100 and found["matmul_peak"] == {"float32": rate}
+    assert found["machine"]["dtype"] == "float32"
+    text = look.machine_section(found | dict(large_loss="not tried"))
+    assert "dropout (float32, causal)" in text and BFLOAT16 not in text
+    first = look.first_line(found)
+    assert f"in float32 matrix products, the type that the optimized scripts train in here" \
+           f" ({NO_UNITS}); no GPU" in first
+
+
+def test_the_rate_beside_each_run_is_of_its_type():
+    """Journals keep rates by type; the one after each run is that of the type trained in."""
+    peak = dict(float32=1e12)
+    plan = plan_of("a")
+    measured = measured_of("x", plan, CPU | FLOAT32, matmul_peak=peak)
+    measured.results = [SimpleNamespace(matmul_rate=2e12)]
+    assert measured.peak == dict(float32=2e12)
+    older = {name: value for name, value in CPU.items() if not name.startswith("dtype")}
+    measured = measured_of("x", plan, older, matmul_peak=peak | {BFLOAT16: 1e12})
+    measured.results = [SimpleNamespace(matmul_rate=2e12)]
+    assert measured.peak == {"float32": 1e12, BFLOAT16: 2e12}
+    assert same_machine(older, CPU) and not same_machine(older, CPU | FLOAT32)
+
+
+def in_float32(name: str, speed: float, **config) -> list[dict]:
+    return record_events(name, speed, config=dict(dtype="float32") | config)
+
+
+def test_tables_say_where_float32_was_trained():
+    """Beside published figures they say that those are in bfloat16; names of machines tell it."""
+    plan = plan_of("00", "01")
+    plan.runs[1] = plan.runs[1].but(published=142_156.0)
+    events = {"00": in_float32("00", 100.0),
+              "01": in_float32("01", 220.0, dtype_reason=NO_UNITS)}
+    measured = measured_with(plan, events, CPU | FLOAT32)
+    note = (f" From technique 5 on all is trained in **float32** ({NO_UNITS}); the published"
+            " figures, from there on, are in bfloat16.")
+    assert note in text_of(Stages(), measured)
+    assert short_name(measured.machine) == "Some CPU (float32)"
+    plan.runs[1] = plan.runs[1].but(published=None)
+    text = text_of(Stages(), measured_with(plan, events))
+    assert f"**float32** ({NO_UNITS})." in text and "published figures, from" not in text
+    native = events | {"01": record_events("01", 300.0, config=dict(
+        dtype=BFLOAT16, dtype_reason="the CPU has amx_bf16"))}
+    assert "float32**" not in text_of(Stages(), measured_with(plan, native))
+    assert short_name(CPU) == "Some CPU"
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("float32", ", float32"), (BFLOAT16, "")])
+def test_a_bar_of_01_tells_float32(dtype, told):
+    bars = [bar_of(make_record(stage, record_events(stage, config=dict(dtype=dtype) | own)))
+            for stage, own in (("00_orig", {}), (OF_01, dict(dtype_reason="why")))]
+    assert [bar.label for bar in bars] == ["00 original, batch 4", f"01 optimized, batch 4{told}"]
+
+
+def test_comparing_two_machines_names_their_types(tmp_path):
+    """And an older journal, which doesn't tell it, counts as bfloat16."""
+    older = {name: value for name, value in CPU.items() if not name.startswith("dtype")}
+    args = SimpleNamespace(args=SimpleNamespace(A="a", B="b"))
+    plan = plan_of("00", "01")
+    pairs = [SimpleNamespace(one=row, other=row) for row in rows_of(
+        measured_with(plan, {"00": record_events("00"), "01": record_events("01")}))]
+    line = ("techniques from 5 on train in", BFLOAT16, "float32")
+    one, two, three = (measured_of("ladder", plan, each) for each in (
+        older, CPU, CPU | FLOAT32))
+    assert line in differences(one, three, pairs, args)
+    told = [name for name, *_ in differences(one, two, pairs, args)]
+    assert line[0] not in told and not any(name.startswith("dtype") for name in told)
+
+
+def test_the_trainer_of_such_a_cpu(avx2, tmp_path):
+    """Its rows in bfloat16 aren't begun, and its fastest settings are in float32."""
+    plan = next(Trainer().plans(setup_of(tmp_path, avx2)))
+    mixed = [run for run in plan.runs if "--bf16" in run.options]
+    assert len(mixed) == 2 and all("bfloat16 units" in run.error for run in mixed)
+    assert not any(BFLOAT16 in run.options for run in plan.runs)
+    assert sum("--torch_compile" in run.options and "float32" in run.options
+               for run in plan.runs) == 2
+
+
+def test_predictions_for_such_a_cpu_leave_out_what_is_of_another_type(monkeypatch, tmp_path):
+    """A measured rung in float32 never stands beside one that is predicted in bfloat16."""
+    folder = tmp_path / "some-cpu"
+    folder.mkdir()
+    (folder / "machine.json").write_text(json.dumps(dict(bandwidth=3e10)))
+    plan = plan_of("00_orig", "05-bfloat16")
+    plan.runs = [run.but(tags=dict(rung=5 * k)) for k, run in enumerate(plan.runs)]
+    write_journal(folder, "ladder", plan, [dict(name=run.name) for run in plan.runs],
+                  CPU | FLOAT32, matmul_peak=dict(float32=1e12))
+    monkeypatch.setattr(check, "REFERENCE", tmp_path)
+    monkeypatch.setattr(check, "prediction_of", lambda scripts, rung, options: SimpleNamespace(
+        tok_per_sec=lambda batch, card: (rate := card.rate(
+            "float32" if rung == "0" else BFLOAT16)) and rate / 1e10))
+    (table,) = check.cpu_tables()
+    assert [line[0].label for line in table.rows] == ["00_orig"]
+    assert table.caption.startswith("Some CPU (float32), 2 cores")
+
+
+# ---- What this machine is, kept in machine.json
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list:
+    """The questions to bench.machine, each answered with CPU; `facts` may change."""
+    questions = []
+    monkeypatch.setattr(processes, "ask_machine", lambda question: (
+        questions.append(question), CPU)[1])
+    return questions
+
+
+def test_a_description_is_kept(asked, tmp_path, capsys):
+    """The first call says that it takes a moment; later ones are at once."""
+    results = tmp_path / "results"
+    assert look.machine_in(results) == CPU
+    assert capsys.readouterr().err.startswith("Looking at this machine, once: ")
+    assert look.machine_in(results) == CPU and asked == ["this_machine"]
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("damage", [
+    lambda text: "", lambda text: "[]", lambda text: text[:-9], lambda text: "[" * 100_000,
+    lambda text: text.replace('"Some CPU"', '"Other CPU"'), lambda text: '{"now": 1}',
+    lambda text: text.replace('"key"', '"lock"'), lambda text: text.replace('"machine"', '"m"')])
+def test_a_damaged_description_is_made_anew(asked, tmp_path, damage):
+    look.machine_in(tmp_path)
+    path = tmp_path / "machine.json"
+    whole = path.read_text()
+    path.write_text(damage(whole))
+    assert look.machine_in(tmp_path) == CPU and len(asked) == 2
+    assert json.loads(path.read_text())["now"] == json.loads(whole)["now"]
+    assert look.machine_in(tmp_path) == CPU and len(asked) == 2
+
+
+@pytest.mark.parametrize("change", [
+    lambda patch: patch.setattr(machine.metadata, "version", lambda name: "9.9"),
+    lambda patch: patch.setattr(machine, "nvidia_smi", lambda fields: ["Tesla T4, 570"]),
+    lambda patch: patch.setattr(machine, "ram_gb", lambda: 1.0),
+    lambda patch: patch.setenv("CUDA_VISIBLE_DEVICES", "7"),
+    lambda patch: patch.setenv("OMP_NUM_THREADS", "3")],
+    ids=["PyTorch", "GPU", "memory", "visible GPUs", "threads"])
+def test_a_change_is_seen(asked, tmp_path, monkeypatch, change):
+    look.machine_in(tmp_path)
+    change(monkeypatch)
+    look.machine_in(tmp_path)
+    look.machine_in(tmp_path)
+    assert len(asked) == 2
+
+
+def test_a_report_stays_beside_it(asked, tmp_path):
+    """Of an earlier start, in the same file; the description doesn't touch it."""
+    report = dict(machine=MACHINE, matmul_peak=PEAK)
+    (tmp_path / "machine.json").write_text(json.dumps(report))
+    look.machine_in(tmp_path)
+    kept = json.loads((tmp_path / "machine.json").read_text())
+    assert kept.pop("now")["machine"] == CPU and kept == report
+
+
+def test_where_it_cannot_be_kept(asked, tmp_path, capsys):
+    """Such as in a folder that may not be written: it is told, and the command goes on."""
+    place = tmp_path / "file"
+    place.write_text("")
+    assert look.machine_in(place) == CPU
+    assert "it can't be kept: " in capsys.readouterr().err
+
+
+def test_facts_need_no_pytorch():
+    """They name its version as PyTorch itself does, and change with the code that describes."""
+    facts = machine.facts()
+    assert facts == machine.facts() and facts[0] == torch.__version__
+    json.dumps(facts)
+    assert any("flags" in line or "Features" in line for line in facts[4]) or (
+        not Path("/proc/cpuinfo").exists())
