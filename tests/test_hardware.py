@@ -138,7 +138,7 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch, capsys):
     native, setup = dtype == BFLOAT16, setup_of(tmp_path, here)
     setup.batches, asked = None, []
 
-    def predict(text, options, *_):
+    def predict(scripts, script, options, *_):
         asked.append(options)
         return SimpleNamespace(needs={8: SimpleNamespace(least=600), 32: SimpleNamespace(least=9)})
 
