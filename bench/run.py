@@ -411,6 +411,9 @@ def dry_run(study: Study, setup: Setup, rounds: int | None, resume: bool) -> Non
         script, _ = script_of(job.run, setup)
         command = command_of(job, plan, setup, script, times[job.run.name], BUILD / "scratch")
         print(f"round {job.round}: {printed(command)}")
+    for run in plan.runs:
+        if run.error:
+            print(f"not run: {run.label}: {run.error}")
     if known or speeds:
         source = "by an earlier one" if results else "a rough estimate"
         print(f"{len(jobs)} runs, about {in_words(seconds_left(jobs, results, times))} ({source})")

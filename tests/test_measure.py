@@ -242,7 +242,8 @@ def test_ladder(tmp_path):
         child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=120)
     assert child.returncode == 130, err
-    assert err == (f"interrupted: python measure.py ladder --resume {' '.join(command)} goes on"
+    assert err == ("Looking at this machine, once: results/machine.json keeps it\n"
+                   f"interrupted: python measure.py ladder --resume {' '.join(command)} goes on"
                    " from here\n")
     (before,) = read_journal(journal)
     assert [result.key for result in before.results] == [("00_orig", 1, 123)]
@@ -263,4 +264,5 @@ def test_ladder(tmp_path):
     assert "no verdict" in rows[1]
     assert any(cell.startswith("failed: the text is too short") for cell in rows[2])
     assert result.stdout.endswith("results/ladder.jsonl\n")
-    assert {path.name for path in (tree / "build").iterdir()} <= {"scripts", "compiler-cache"}
+    assert {path.name for path in (tree / "build").iterdir()} <= {
+        "scripts", "compiler-cache", "configurations.json"}

@@ -417,6 +417,16 @@ def test_dry_run(place, plan, capsys):
     assert place.path.read_bytes() == before
 
 
+def test_a_dry_run_says_what_cannot_run(place, capsys):
+    plan = place.plan("a", "b")
+    plan.runs[1] = plan.runs[1].but(error="needs a thing")
+    run.dry_run(Toy(plan), place.setup, 1, resume=False)
+    told, *rest = capsys.readouterr().out.splitlines()
+    assert told.startswith("round 1: python ")
+    assert rest == ["not run: b: needs a thing",
+                    "1 runs; no estimate yet: nothing is measured here"]
+
+
 def child(code=0, err="", whole=True, hangs=False, **record):
     """What stands in for run_child; it leaves a record if `record` says something of it."""
     def run_child(command, environment):
