@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bench.common import REFERENCE, UserError, short_name
+from bench.lengths import PUBLISHED
 from bench.predictions import NAME, Prediction, earlier, kept, key_of, largest
 from bench.scripts import Scripts, published
 from bench.speed import BANDWIDTH, CARDS, GB, KINDS, RANGE, TERA, Card
@@ -49,6 +50,8 @@ def wanted(scripts: Scripts) -> list[tuple[str | Path, list[str]]]:
     pairs += [(source["script"], [*GPT2, *source["options"]])
               for source in published_others()["sources"].values()]
     pairs += [(run.script, [*GPT2, *run.options]) for run in alternatives(scripts)]
+    # For bench.lengths.fitting on a GPU without bfloat16 units.
+    pairs.append((PUBLISHED["32"], [*GPT2, "--dtype", "float32"]))
     return pairs
 
 
