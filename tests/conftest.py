@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import forked
 import numpy as np
 import pytest
 
@@ -78,9 +79,13 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def run_python(*command, before=(), env: dict[str, str] | None = None, **options):
+    """`python command`: a subprocess.CompletedProcess. A process of its own where `before`, or an
+    option of subprocess.run(), asks for one; else a fork, which saves the import of PyTorch."""
+    command, env = [str(part) for part in command], env or environment()
+    if not before and forked.can_run(command, env, **options):
+        return forked.run(command, env, **({"timeout": 240} | options))
     options = {"capture_output": True, "text": True, "timeout": 240} | options
-    return subprocess.run([*before, sys.executable, *map(str, command)], env=env or environment(),
-                          **options)
+    return subprocess.run([*before, sys.executable, *command], env=env, **options)
 
 
 # A shell in a namespace of its own: mounts a disk of $1 bytes at $2, starts the rest there, and

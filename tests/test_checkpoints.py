@@ -28,7 +28,7 @@ pytest.importorskip(
     "safetensors", reason="needs safetensors: pip install -r requirements-extras.txt")
 
 ONE, TWO = [], ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-BASES = [pytest.param("01", ONE, id="01"), pytest.param("02", TWO, id="02")]
+BASES = [pytest.param("01", ONE, id="01"), pytest.param("02", TWO, id="02", marks=pytest.mark.slow)]
 # Does something on one rank, once, after the update of a step.
 ONCE = """
             mark = Path({mark!r})
@@ -114,9 +114,9 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize(("base", "launch", "step"), [
     pytest.param("01", ONE, 6, id="01-between two saves"),
-    pytest.param("01", ONE, 24, id="01-right before a save, in epoch 2"),
-    pytest.param("02", TWO, 8, id="02-right before a save"),
-    pytest.param("02", TWO, 15, id="02-in epoch 2"),
+    pytest.param("01", ONE, 24, id="01-right before a save, in epoch 2", marks=pytest.mark.slow),
+    pytest.param("02", TWO, 8, id="02-right before a save", marks=pytest.mark.slow),
+    pytest.param("02", TWO, 15, id="02-in epoch 2", marks=pytest.mark.slow),
 ])
 def test_killed_and_resumed_is_never_killed(trial, whole, base, launch, step):
     script = trial.script(base, step=step, rank=0 if base == "01" else 1, how=KILLED)
@@ -139,6 +139,7 @@ def test_killed_and_resumed_is_never_killed(trial, whole, base, launch, step):
     assert end["avg_tok_per_sec"] == pytest.approx(tokens / sum(seconds[1:]))
 
 
+@pytest.mark.slow
 def test_compiled_it_goes_on_within_a_thousandth(trial):
     """Of the loss; so far it was bit for bit here too."""
     options = ["--compile", "--max-steps", 8]
@@ -154,6 +155,7 @@ def test_compiled_it_goes_on_within_a_thousandth(trial):
         assert killed[step] == pytest.approx(losses, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(int(os.environ.get("KILLS", 1))))
 def test_torchrun_restarts_from_the_last_checkpoint(trial, whole, number):
     """KILLS=20 makes it 20 times, each with a rank and a step of its own."""
@@ -185,7 +187,8 @@ def test_written_beside_the_training(trial, base, launch):
 
 @pytest.mark.parametrize(("base", "launch", "others"), [
     pytest.param("01", ONE, ["optimizer-muon", "step-accumulation"], id="two optimizers"),
-    pytest.param("02", TWO, ["parallel-sharded", "timeout-ranks"], id="sharded"),
+    pytest.param("02", TWO, ["parallel-sharded", "timeout-ranks"], id="sharded",
+                 marks=pytest.mark.slow),
 ])
 def test_with_other_variants(trial, base, launch, others):
     script = trial.script(base, *others)
@@ -311,6 +314,7 @@ def test_a_clock_set_back_costs_no_checkpoint(trial):
     assert trial.saved("saved") == ["step-12", "step-8"]
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks(trial):
     """From one process to two: the place in the text is kept, and so are the weights."""
     trial.run(trial.script(), "one", "--max-steps", "8", saved="saved")
@@ -343,6 +347,7 @@ def test_a_full_disk_costs_a_line(trial, base, launch):
     assert len(trial.events("two", "checkpoint_failed")) >= 3
 
 
+@pytest.mark.slow
 def test_a_disk_for_two_of_them_but_not_three(trial, tmp_path):
     """The newest two stay until a third one is whole, so both are left, and a run resumes from the
     newer one."""
@@ -374,6 +379,7 @@ def test_sigterm_saves_at_the_next_line_and_ends(trial, whole, base, launch):
     assert trial.losses("ended") == whole(base)
 
 
+@pytest.mark.slow
 def test_nan_on_one_rank_stops_all(trial):
     script = trial.script("02", step=3, rank=1, how="model.head.weight.data.fill_(float('nan'))")
     result = trial.run(script, "nan", launch=TWO)
@@ -383,6 +389,7 @@ def test_nan_on_one_rank_stops_all(trial):
     assert trial.events("nan")[-1]["status"] == "diverged"
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_take_no_good_ones_place(trial):
     script = trial.script("02", step=11, rank=1, how="model.head.weight.data.fill_(float('nan'))")
     result = trial.run(script, "nan", "--eval-freq", "50", saved="saved", launch=TWO)
@@ -392,6 +399,7 @@ def test_weights_that_are_not_finite_take_no_good_ones_place(trial):
     assert trial.saved("saved") == ["step-4", "step-8"]
 
 
+@pytest.mark.slow
 def test_a_stuck_rank_is_named(trial):
     script = trial.script("02", "timeout-ranks", step=6, rank=1, how="time.sleep(600)")
     result = trial.run(script, "stuck", "--rank-timeout", "5", launch=TWO, timeout=120)

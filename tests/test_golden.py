@@ -107,7 +107,8 @@ def lacking(needs: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("row", rows())
+@pytest.mark.parametrize("row", [
+    pytest.param(row, marks=[pytest.mark.slow] * (row == "01 compiled")) for row in rows()])
 def test_losses_are_those_of_before(row, tmp_path):
     name, options, needs = rows()[row]
     golden = json.loads(GOLDEN.read_text())

@@ -46,6 +46,7 @@ def losses(results) -> list:
             for log in read_record(results) if log["event"] == "log"]
 
 
+@pytest.mark.slow
 def test_two_hosts_train_as_one(hosts, data, tmp_path):
     """Of two processes each: as one host with four. One record, one sample."""
     command = [small([], tmp_path), *TINY, "--device", "cpu", "--no-compile", "--max-steps", 3,
@@ -61,6 +62,7 @@ def test_two_hosts_train_as_one(hosts, data, tmp_path):
     assert losses(tmp_path / "two") == losses(tmp_path / "one")  # read_record: there is just one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["killed", "cut off"])
 def test_a_host_goes_and_the_other_goes_on(hosts, data, tmp_path, way):
     """With --nnodes=1:2, where the host that goes doesn't hold the rendezvous."""

@@ -18,6 +18,7 @@ LINE = re.compile(
     r"Ep (\d+), Step (\d{6}), Train: (\d+\.\d{3}), Val: (\d+\.\d{3}),"
     r" Step tok/sec: (\d+), Avg tok/sec: (\d+)"
 )
+RANKS_ARE_SLOW = [*STAGES[:2], pytest.param(STAGES[2], marks=pytest.mark.slow)]
 START = {"event", "schema", "stage", "time", "config", "data", "environment", "source_sha256"}
 EPOCH = {"event", "epoch", "reserved_gb", "peak_reserved_gb", "sample"}
 END = {
@@ -34,7 +35,7 @@ def logs_of(bench) -> list[dict]:
     return [event for event in bench.record() if event["event"] == "log"]
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", RANKS_ARE_SLOW)
 def test_output_and_record(stage, bench):
     """02 with two ranks; its limit counts the tokens of both."""
     ranks = 2 if stage.startswith("02") else 1
@@ -196,6 +197,7 @@ def test_without_options(bench, monkeypatch):
     assert bench.record()[0]["config"]["max_tokens"] is None  # the user has said how long
 
 
+@pytest.mark.slow
 def test_without_a_compiler(bench, tmp_path):
     """It says what is missing and trains all the same."""
     env = environment(CXX=str(tmp_path / "none"), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
@@ -251,7 +253,7 @@ def small_copy(folder, stage):
     return folder / f"{stage}.py"
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", RANKS_ARE_SLOW)
 def test_the_first_command(stage, tmp_path):
     """Without tokens in its default folder a script makes them; of several ranks, one does."""
     script = small_copy(tmp_path, stage)
@@ -304,6 +306,7 @@ def test_of_several_machines_each_prepares_what_it_lacks(bench, tmp_path, monkey
     assert order == ["barrier", "barrier"]
 
 
+@pytest.mark.slow
 def test_two_ranks_are_quiet(tmp_path):
     """No lines of PyTorch's about the profiler from compiled ranks."""
     script = small_copy(tmp_path, "02_opt_multi_gpu_ddp")

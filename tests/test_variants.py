@@ -22,8 +22,10 @@ from test_model import largest_difference, losses_of, model_of, one_rank, window
 from patches import stack
 
 VARIANTS = {patch.name: patch for patch in stack.load_variants() if "Slot" in patch.fields}
-ROWS = [pytest.param(name, options, needs, id=" ".join([name, *options]))
-        for name, patch in VARIANTS.items() for options, needs in patch.option_sets]
+ROWS = [(name, options, needs) for name, patch in VARIANTS.items()
+        for options, needs in patch.option_sets]
+# These leave the graph as it is.
+EAGER = ("allocator", "data", "optimizer", "schedule", "step")
 STEPS = dict(eval_freq=1, eval_windows=3, max_steps=6, batch_size=8)
 
 
@@ -47,14 +49,16 @@ def scripts(tmp_path_factory):
     return script
 
 
-@pytest.mark.parametrize(("name", "options", "needs"), ROWS)
-def test_it_trains(scripts, tokens, tmp_path, name, options, needs):
+@pytest.mark.parametrize(("name", "options", "needs", "compiled"), [
+    *(pytest.param(*row, "--no-compile", id=" ".join([row[0], *row[1]])) for row in ROWS),
+    *(pytest.param(*row, "--compile", id=" ".join([row[0], *row[1], "compiled"]),
+                   marks=pytest.mark.slow)
+      for row in ROWS if VARIANTS[row[0]].fields["Slot"] not in EAGER)])
+def test_it_trains(scripts, tokens, tmp_path, name, options, needs, compiled):
     patch = VARIANTS[name]
     if name != "precision-fp16":  # a few products it can do without a GPU
         skip_without(needs)
-    eager = ("allocator", "data", "optimizer", "schedule", "step")  # leave the graph as it is
     ranks = ONE_RANK if patch.base == Path(stack.DDP).stem else {}
-    compiled = "--no-compile" if patch.fields["Slot"] in eager else "--compile"
     script = scripts(name)
     # One small layer: compiling four of them takes most of this file's time.
     with mock.patch.dict(script.MODELS["cpu-demo"], layers=1, heads=2, width=32):
@@ -94,6 +98,7 @@ def test_the_gradient_is_that_of_the_whole_batch(scripts, stages, tokens, name):
         assert (whole.grad - pieces.grad).abs().max() <= 1e-6 * whole.grad.abs().max()
 
 
+@pytest.mark.slow
 def test_sharded_ranks_train_as_02_does(tmp_path):
     """Two ranks, of which the second has no window of its own to evaluate, or one less; float32."""
     data, losses = write_tokens(tmp_path / "data"), {}
