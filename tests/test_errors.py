@@ -147,7 +147,6 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from conftest import load
 script = load(Path(sys.argv[1]))
-script.MODELS["cpu-demo"].update(layers=1, heads=2, width=32)  # the logits are what is too large
 # From here on: builds for CUDA need several GB of addresses for their libraries alone.
 size = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 resource.setrlimit(resource.RLIMIT_AS, (size + 3 * 1024**3,) * 2)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, STAGES, TINY, call_main, environment, run_python, write_tokens
+from conftest import ROOT, STAGES, TINY, call_main, environment, run_python, small, write_tokens
 
 from bench.records import read_record
 
@@ -71,7 +71,8 @@ def test_output_and_record(stage, bench):
     expected = (logs[-1]["tokens"] - logs[0]["tokens"]) / sum(seconds[1:])
     assert math.isclose(logs[-1]["avg_tok_per_sec"], expected)
 
-    source, optimized = ROOT / f"{stage}.py", stage != "00_orig"
+    source = bench.program(stage) if ranks == 2 else ROOT / f"{stage}.py"
+    optimized = stage != "00_orig"
     assert start.keys() == START and start["schema"] == 3 and start["stage"] == stage
     assert start["source_sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
     assert start["data"]["corpus"] == "alphabet" and start["data"]["tokenizer"] == "bytes"
@@ -244,11 +245,9 @@ def test_same_seed_same_losses(bench, tmp_path):
 
 
 def small_copy(folder, stage):
-    """The script beside data/prepare.py in a folder of its own, with a model of a moment."""
+    """A stage beside data/prepare.py in a folder of its own, with a model of a moment."""
     (folder / "data").mkdir()
-    text = (ROOT / f"{stage}.py").read_text().replace("layers=4, heads=4, width=256",
-                                                      "layers=1, heads=2, width=32")
-    (folder / f"{stage}.py").write_text(text)
+    (folder / f"{stage}.py").write_text(small((ROOT / f"{stage}.py").read_text()))
     (folder / "data" / "prepare.py").write_bytes((ROOT / "data" / "prepare.py").read_bytes())
     return folder / f"{stage}.py"
 

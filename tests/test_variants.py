@@ -9,12 +9,15 @@ import pytest
 import torch
 from conftest import (
     ONE_RANK,
+    SMALL,
     TINY,
     call_main,
+    in_float32,
     load,
     read_record,
     run_python,
     skip_without,
+    small,
     write_tokens,
 )
 from test_model import largest_difference, losses_of, model_of, one_rank, windows_of
@@ -60,10 +63,11 @@ def test_it_trains(scripts, tokens, tmp_path, name, options, needs, compiled):
         skip_without(needs)
     ranks = ONE_RANK if patch.base == Path(stack.DDP).stem else {}
     script = scripts(name)
+    dtype = [] if patch.fields["Slot"] == "precision" else in_float32(script)
     # One small layer: compiling four of them takes most of this file's time.
-    with mock.patch.dict(script.MODELS["cpu-demo"], layers=1, heads=2, width=32):
-        result = call_main(script, *TINY, "--batch-size", 4, "--device", "cpu", "--data", tokens,
-                           "--results-dir", tmp_path, "--max-steps", 3, compiled, *options,
+    with mock.patch.dict(script.MODELS["cpu-demo"], SMALL):
+        result = call_main(script, *TINY, *dtype, "--batch-size", 4, "--device", "cpu", "--data",
+                           tokens, "--results-dir", tmp_path, "--max-steps", 3, compiled, *options,
                            variables=ranks)
     assert result.returncode == 0, result.stderr
     start, *_, end = read_record(tmp_path)
@@ -107,13 +111,12 @@ def test_sharded_ranks_train_as_02_does(tmp_path):
         ("parallel-sharded", 3, "--zero", 3),
     ):
         script, results = tmp_path / f"{name}.py", tmp_path / f"{name}-{windows}"
-        text = stack.rebuild_all()[name].decode().replace("torch.bfloat16", "torch.float32")
-        small = "layers=1, heads=2, width=32"
-        script.write_text(text.replace("layers=4, heads=4, width=256", small))
+        script.write_text(small(stack.rebuild_all()[name].decode()))
         result = run_python(
             "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, *TINY,
             "--device", "cpu", "--data", data, "--results-dir", results, "--max-steps", 4,
-            "--eval-freq", 1, "--no-compile", "--eval-windows", windows, *options)
+            "--eval-freq", 1, "--no-compile", "--dtype", "float32", "--eval-windows", windows,
+            *options)
         assert result.returncode == 0, result.stderr
         _, *logs, _, end = read_record(results)
         assert (len(logs), end["status"]) == (4, "complete")
@@ -158,8 +161,9 @@ def test_the_tied_heads_positions_hide_no_tokens(scripts):
 
 
 def test_the_experts_are_in_the_record(scripts, tokens, tmp_path):
-    result = call_main(scripts("model-mixture"), *TINY, "--device", "cpu", "--data", tokens,
-                       "--results-dir", tmp_path, "--max-steps", 3, "--no-compile")
+    result = call_main(scripts("model-mixture"), *TINY, "--device", "cpu", "--dtype", "float32",
+                       "--data", tokens, "--results-dir", tmp_path, "--max-steps", 3,
+                       "--no-compile")
     assert result.returncode == 0, result.stderr
     *_, log, _, _ = read_record(tmp_path)
     assert [pytest.approx(1)] * 4 == [sum(shares) for shares in log["expert_shares"]]
