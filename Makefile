@@ -1,6 +1,7 @@
 # make bench   trains the three stages and draws the comparison
 # make report  measures all that can be measured here within MINUTES; started again, it goes on
-# make test    runs every test and the linter
+# make test    runs the linters and the fast tests: at most 5 minutes on two cores
+# make test-all  runs the slow ones, too: at most 20
 # With PYTHON=... they use an environment that is already there.
 
 ifeq ($(origin PYTHON), undefined)
@@ -20,7 +21,7 @@ OPTIONS :=
 FITS = "$(PYTHON)" measure.py fits $(HALF)
 HALF :=
 
-.PHONY: bench stages report test lint attack .venv
+.PHONY: bench stages report test test-all lint attack .venv
 
 bench: $(ENVIRONMENT)
 	@$(MAKE) --no-print-directory stages || \
@@ -35,8 +36,13 @@ stages: $(ENVIRONMENT)
 report: $(ENVIRONMENT)
 	"$(PYTHON)" measure.py report --minutes $(MINUTES) --pieces "$(PIECES)"
 
+PYTEST = "$(PYTHON)" -m pytest -q -n auto --maxprocesses 4 --dist worksteal
+
 test: $(TESTS) lint
-	"$(PYTHON)" -m pytest -q -n auto --maxprocesses 4 --dist worksteal
+	$(PYTEST) -m "not slow"
+
+test-all: test
+	$(PYTEST) -m slow
 
 lint: $(TESTS)
 	"$(PYTHON)" -m ruff check .

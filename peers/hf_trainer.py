@@ -278,7 +278,7 @@ class Record(orig.Run):
                 compile=trainer.torch_compile, optim=str(trainer.optim.value),
                 autocast="bfloat16" if trainer.bf16 else "float16" if trainer.fp16 else None,
                 gradient_accumulation_steps=trainer.gradient_accumulation_steps,
-                gradient_checkpointing=bool(trainer.gradient_checkpointing),
+                gradient_checkpointing=bool(trainer.activation_checkpointing),
                 huge_pages=os.environ.get("THP_MEM_ALLOC_ENABLE") == "1",
             )
             figures["environment"]["transformers"] = transformers.__version__

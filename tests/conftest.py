@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import forked
 import numpy as np
 import pytest
 
@@ -40,6 +41,22 @@ def load(path: Path):
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+# One layer, 32 wide, in the place of cpu-demo's four.
+SMALL = dict(layers=1, heads=2, width=32)
+
+
+def small(script: str) -> str:
+    """The text of a script whose cpu-demo is SMALL."""
+    assert script.count("layers=4, heads=4, width=256") == 1
+    return script.replace("layers=4, heads=4, width=256", "layers=1, heads=2, width=32")
+
+
+def in_float32(script) -> list[str]:
+    """The option for it, where a script has one: a CPU without units for bfloat16 takes a hundred
+    times as long for it."""
+    return ["--dtype", "float32"] if hasattr(script.Config, "dtype") else []
 
 
 def skip_without(needs: str) -> None:
@@ -78,9 +95,13 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def run_python(*command, before=(), env: dict[str, str] | None = None, **options):
+    """`python command`: a subprocess.CompletedProcess. A process of its own where `before`, or an
+    option of subprocess.run(), asks for one; else a fork, which saves the import of PyTorch."""
+    command, env = [str(part) for part in command], env or environment()
+    if not before and forked.can_run(command, env, **options):
+        return forked.run(command, env, **({"timeout": 240} | options))
     options = {"capture_output": True, "text": True, "timeout": 240} | options
-    return subprocess.run([*before, sys.executable, *map(str, command)], env=env or environment(),
-                          **options)
+    return subprocess.run([*before, sys.executable, *command], env=env, **options)
 
 
 # A shell in a namespace of its own: mounts a disk of $1 bytes at $2, starts the rest there, and
@@ -154,7 +175,13 @@ class Bench:
 
     def __init__(self, folder: Path, stages: dict):
         self.data, self.results = write_tokens(folder / "data"), folder / "results"
-        self.stages = stages
+        self.stages, self.folder = stages, folder
+
+    def program(self, stage: str) -> Path:
+        """The file that is run in a process of its own: the stage with a model of a moment."""
+        path = self.folder / f"{stage}.py"
+        path.write_text(small((ROOT / path.name).read_text()))
+        return path
 
     def options(self, stage: str, *options) -> list:
         """TINY on a CPU and, unless they say otherwise, in float32 without torch.compile."""
@@ -165,7 +192,7 @@ class Bench:
     def command(self, stage: str, *options) -> list:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
         return [*(launcher if stage.startswith("02") else []),
-                ROOT / f"{stage}.py", *self.options(stage, *options)]
+                self.program(stage), *self.options(stage, *options)]
 
     def run(self, stage: str, *options, **how):
         """In a process of its own, or in two for 02."""
@@ -174,7 +201,7 @@ class Bench:
     def main(self, stage: str, *options):
         """In this process; the only rank for 02; with a model of a moment."""
         script = self.stages[stage]
-        with mock.patch.dict(script.MODELS["cpu-demo"], layers=1, heads=2, width=32):
+        with mock.patch.dict(script.MODELS["cpu-demo"], SMALL):
             return call_main(script, *self.options(stage, *options))
 
     def record(self) -> list[dict]:

@@ -357,6 +357,7 @@ def lines_kept(results: Path, printed: str) -> int:
     return logs
 
 
+@pytest.mark.slow
 def test_a_run_is_killed(bench):
     """Its record holds whole lines, and can be read."""
     with attack("kills of a run", KILLS) as (cases, outcomes):
@@ -392,6 +393,7 @@ def test_the_preparation_is_killed(tmp_path):
 RUNS_OF_TWO_ROUNDS = 6  # of two scripts, and of the first one with two other seeds
 
 
+@pytest.mark.slow
 def test_a_measurement_is_killed(tmp_path):
     """Its journal can be read, its child ends with it, and --resume goes on to the end."""
     tree = copy_of_checkout(tmp_path / "tree", CPU)
@@ -446,6 +448,7 @@ def little_memory(size: int):
             time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_too_much_for_a_container(bench, tmp_path):
     """A run that its container kills leaves a whole record, and a measurement tells it."""
     write_tokens(bench.data, train=40_000, val=600)
@@ -499,6 +502,7 @@ def processes() -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limits")
 @pytest.mark.parametrize("limit", ["a file", "a disk"])
 def test_full_disk(tmp_path, limit):
@@ -545,6 +549,7 @@ def test_full_disk(tmp_path, limit):
             assert not list(left.glob("*.tmp")) if left.exists() else True
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs namespaces")
 def test_a_disk_fills_up_under_a_measurement(tmp_path):
     """One line says so; what was measured can be read, and --resume goes on with it."""
@@ -569,7 +574,8 @@ def test_a_disk_fills_up_under_a_measurement(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs namespaces")
-@pytest.mark.parametrize("program", ["00_orig.py", "plot_results.py", "prepare.py", "measure.py"])
+@pytest.mark.parametrize("program", ["00_orig.py", "plot_results.py", "prepare.py",
+                                     pytest.param("measure.py", marks=pytest.mark.slow)])
 def test_a_folder_that_may_only_be_read(tmp_path, program):
     data, made_up, place = tmp_path / "data", tmp_path / "made-up", tmp_path / "place"
     text = tmp_path / "text.txt"
@@ -588,6 +594,7 @@ def test_a_folder_that_may_only_be_read(tmp_path, program):
     assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 1, err
 
 
+@pytest.mark.slow
 def test_interrupted_while_it_is_imported(bench):
     """Ctrl-C before main() is reached, in the seconds in which PyTorch is loaded."""
     def as_in_a_terminal():  # a shell's background jobs ignore it, and so do their children

@@ -19,6 +19,7 @@ from conftest import (
     load,
     on_small_disk,
     run_python,
+    small,
     write_tokens,
 )
 
@@ -28,7 +29,7 @@ pytest.importorskip(
     "safetensors", reason="needs safetensors: pip install -r requirements-extras.txt")
 
 ONE, TWO = [], ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-BASES = [pytest.param("01", ONE, id="01"), pytest.param("02", TWO, id="02")]
+BASES = [pytest.param("01", ONE, id="01"), pytest.param("02", TWO, id="02", marks=pytest.mark.slow)]
 # Does something on one rank, once, after the update of a step.
 ONCE = """
             mark = Path({mark!r})
@@ -49,7 +50,7 @@ class Trial:
         """On 01 or 02, with more variants; `how`: what it does after `step` on `rank`."""
         text = stack.compose(["checkpoint-resume", *others],
                              base={"01": stack.LAST, "02": stack.DDP}[base]).decode()
-        text = text.replace("layers=4, heads=4, width=256", "layers=1, heads=2, width=32")
+        text = small(text)
         number = len(list(self.folder.glob("script-*")))
         if how:
             mark = str(self.folder / f"mark-{number}")
@@ -70,7 +71,7 @@ class Trial:
 
     def options(self, results: str, saved: str | None) -> list:
         where = ["--checkpoint-dir", self.folder / saved, "--checkpoint-every", 4] if saved else []
-        return [*TINY, "--device", "cpu", "--no-compile", "--dropout", "0.1",
+        return [*TINY, "--device", "cpu", "--no-compile", "--dtype", "float32", "--dropout", "0.1",
                 "--data", self.data, "--results-dir", self.folder / results, "--eval-freq", "1",
                 "--epochs", "2", *where]
 
@@ -114,9 +115,9 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize(("base", "launch", "step"), [
     pytest.param("01", ONE, 6, id="01-between two saves"),
-    pytest.param("01", ONE, 24, id="01-right before a save, in epoch 2"),
-    pytest.param("02", TWO, 8, id="02-right before a save"),
-    pytest.param("02", TWO, 15, id="02-in epoch 2"),
+    pytest.param("01", ONE, 24, id="01-right before a save, in epoch 2", marks=pytest.mark.slow),
+    pytest.param("02", TWO, 8, id="02-right before a save", marks=pytest.mark.slow),
+    pytest.param("02", TWO, 15, id="02-in epoch 2", marks=pytest.mark.slow),
 ])
 def test_killed_and_resumed_is_never_killed(trial, whole, base, launch, step):
     script = trial.script(base, step=step, rank=0 if base == "01" else 1, how=KILLED)
@@ -139,6 +140,7 @@ def test_killed_and_resumed_is_never_killed(trial, whole, base, launch, step):
     assert end["avg_tok_per_sec"] == pytest.approx(tokens / sum(seconds[1:]))
 
 
+@pytest.mark.slow
 def test_compiled_it_goes_on_within_a_thousandth(trial):
     """Of the loss; so far it was bit for bit here too."""
     options = ["--compile", "--max-steps", 8]
@@ -154,6 +156,7 @@ def test_compiled_it_goes_on_within_a_thousandth(trial):
         assert killed[step] == pytest.approx(losses, abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(int(os.environ.get("KILLS", 1))))
 def test_torchrun_restarts_from_the_last_checkpoint(trial, whole, number):
     """KILLS=20 makes it 20 times, each with a rank and a step of its own."""
@@ -185,7 +188,8 @@ def test_written_beside_the_training(trial, base, launch):
 
 @pytest.mark.parametrize(("base", "launch", "others"), [
     pytest.param("01", ONE, ["optimizer-muon", "step-accumulation"], id="two optimizers"),
-    pytest.param("02", TWO, ["parallel-sharded", "timeout-ranks"], id="sharded"),
+    pytest.param("02", TWO, ["parallel-sharded", "timeout-ranks"], id="sharded",
+                 marks=pytest.mark.slow),
 ])
 def test_with_other_variants(trial, base, launch, others):
     script = trial.script(base, *others)
@@ -311,6 +315,7 @@ def test_a_clock_set_back_costs_no_checkpoint(trial):
     assert trial.saved("saved") == ["step-12", "step-8"]
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks(trial):
     """From one process to two: the place in the text is kept, and so are the weights."""
     trial.run(trial.script(), "one", "--max-steps", "8", saved="saved")
@@ -343,6 +348,7 @@ def test_a_full_disk_costs_a_line(trial, base, launch):
     assert len(trial.events("two", "checkpoint_failed")) >= 3
 
 
+@pytest.mark.slow
 def test_a_disk_for_two_of_them_but_not_three(trial, tmp_path):
     """The newest two stay until a third one is whole, so both are left, and a run resumes from the
     newer one."""
@@ -374,6 +380,7 @@ def test_sigterm_saves_at_the_next_line_and_ends(trial, whole, base, launch):
     assert trial.losses("ended") == whole(base)
 
 
+@pytest.mark.slow
 def test_nan_on_one_rank_stops_all(trial):
     script = trial.script("02", step=3, rank=1, how="model.head.weight.data.fill_(float('nan'))")
     result = trial.run(script, "nan", launch=TWO)
@@ -383,6 +390,7 @@ def test_nan_on_one_rank_stops_all(trial):
     assert trial.events("nan")[-1]["status"] == "diverged"
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_finite_take_no_good_ones_place(trial):
     script = trial.script("02", step=11, rank=1, how="model.head.weight.data.fill_(float('nan'))")
     result = trial.run(script, "nan", "--eval-freq", "50", saved="saved", launch=TWO)
@@ -392,6 +400,7 @@ def test_weights_that_are_not_finite_take_no_good_ones_place(trial):
     assert trial.saved("saved") == ["step-4", "step-8"]
 
 
+@pytest.mark.slow
 def test_a_stuck_rank_is_named(trial):
     script = trial.script("02", "timeout-ranks", step=6, rank=1, how="time.sleep(600)")
     result = trial.run(script, "stuck", "--rank-timeout", "5", launch=TWO, timeout=120)
@@ -411,7 +420,7 @@ def test_weights_for_others(trial, base, launch):
     weights = load_file(trial.folder / "saved" / "model.safetensors")
     config = module.Config(**module.MODELS["cpu-demo"] | dict(
         context_length=16, device=torch.device("cpu"), data=str(trial.data)))
-    model = module.GPTModel(config).bfloat16()
+    model = module.GPTModel(config)
     model.load_state_dict(weights)
     text = module.sample(model, module.load_data(config).tokenizer, config)
     assert text == trial.events("one", "epoch")[-1]["sample"]

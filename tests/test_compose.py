@@ -2,9 +2,20 @@
 
 from itertools import combinations
 from pathlib import Path
+from unittest import mock
 
 import pytest
-from conftest import ROOT, TINY, call_main, load, read_record, run_python, write_tokens
+from conftest import (
+    ROOT,
+    SMALL,
+    TINY,
+    call_main,
+    in_float32,
+    load,
+    read_record,
+    run_python,
+    write_tokens,
+)
 
 from bench.common import UserError
 from bench.scripts import Scripts
@@ -110,8 +121,10 @@ def test_a_composed_script_trains(tmp_path, base, names, options):
                         own)
     assert result.returncode == 0, result.stderr
     data = write_tokens(tmp_path / "data")
-    result = call_main(load(own), *TINY, "--device", "cpu", "--data", data, "--results-dir",
-                       tmp_path / "results", "--max-steps", 3, "--no-compile", *options)
+    with mock.patch.dict((script := load(own)).MODELS["cpu-demo"], SMALL):
+        result = call_main(script, *TINY, "--device", "cpu", "--data", data, "--results-dir",
+                           tmp_path / "results", "--max-steps", 3, "--no-compile",
+                           *in_float32(script), *options)
     assert result.returncode == 0, result.stderr
     start, *_, end = read_record(tmp_path / "results")
     assert (start["stage"], end["status"]) == ("own", "complete")

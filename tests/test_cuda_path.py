@@ -239,7 +239,7 @@ def test_cpu_beside_a_gpu(bench, gpus, run_on_gpu):
     """--device cpu leaves the GPU alone."""
     for stage in STAGES[1:]:
         bench.results = bench.data.parent / stage
-        result = run_on_gpu(stage, "--device", "cpu", "--model", "cpu-demo")
+        result = run_on_gpu(stage, "--device", "cpu", "--model", "gpt2")
         assert result.returncode == 0, result.stderr
         assert bench.record()[0]["config"]["device"] == "cpu" and not gpus.loader.pin_memory
     assert not gpus.chosen and not gpus.asked and not gpus.mode.devices

@@ -147,7 +147,6 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from conftest import load
 script = load(Path(sys.argv[1]))
-script.MODELS["cpu-demo"].update(layers=1, heads=2, width=32)  # the logits are what is too large
 # From here on: builds for CUDA need several GB of addresses for their libraries alone.
 size = int(re.search(r"VmSize:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 resource.setrlimit(resource.RLIMIT_AS, (size + 3 * 1024**3,) * 2)
@@ -156,6 +155,7 @@ sys.exit(script.main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the address space as Linux does")
 @pytest.mark.parametrize("stage", STAGES[:2])
 def test_out_of_memory(bench, stage):
@@ -230,6 +230,7 @@ def test_diverged(bench, stage):
     assert end["status"] == "diverged"
 
 
+@pytest.mark.slow
 def test_diverged_on_all_ranks(bench):
     stage = "02_opt_multi_gpu_ddp"
     result = bench.run(stage, "--learning-rate", 1e30, "--eval-freq", 2)
@@ -258,7 +259,7 @@ def events_while_it_runs(bench, stage, lines: int, stop, epochs: int = 1000):
 @pytest.mark.parametrize(
     "stage, number, code",
     [("00_orig", signal.SIGINT, 130), ("01_opt_single_gpu", signal.SIGTERM, 143),
-     ("02_opt_multi_gpu_ddp", signal.SIGTERM, None)],
+     pytest.param("02_opt_multi_gpu_ddp", signal.SIGTERM, None, marks=pytest.mark.slow)],
 )
 def test_interrupted(bench, stage, number, code):
     process, stderr = events_while_it_runs(bench, stage, 2, lambda p: p.send_signal(number))
@@ -270,6 +271,7 @@ def test_interrupted(bench, stage, number, code):
     assert sum(event["event"] == "log" for event in events) >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
 def test_killed_run_keeps_its_lines(bench):
     events_while_it_runs(bench, "00_orig", 3, lambda process: process.kill())
@@ -330,6 +332,7 @@ def test_every_rank_names_itself(bench):
         assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_ddp_error_ends_all_ranks(bench):
     (bench.data / "meta.json").unlink()
     result = bench.run("02_opt_multi_gpu_ddp")
@@ -369,7 +372,7 @@ def test_text_that_a_terminal_cannot_show(bench, monkeypatch):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other names and no umask")
 @pytest.mark.parametrize("program", ["00_orig.py", "plot_results.py", "data/prepare.py",
-                                     "measure.py"])
+                                     pytest.param("measure.py", marks=pytest.mark.slow)])
 def test_odd_surroundings(tmp_path, program):
     """A folder with every odd character, no HOME, the locale C, and files that only their owner
     may read."""

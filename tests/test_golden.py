@@ -19,7 +19,16 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import BYTES, ONE_RANK, TINY, call_main, load, read_record, settings_restored
+from conftest import (
+    BYTES,
+    ONE_RANK,
+    TINY,
+    call_main,
+    in_float32,
+    load,
+    read_record,
+    settings_restored,
+)
 
 from bench.scripts import lacking as lacking_here
 from patches import stack
@@ -81,11 +90,10 @@ def losses_of(name: str, options: list[str], folder: Path) -> list[list[float]]:
         script = load(path)
     small = mock.patch.dict(script.MODELS["cpu-demo"], layers=2, heads=2, width=32)
     with small, mock.patch.object(torch, "bfloat16", torch.float32):
-        dtype = ["--dtype", "float32"] if hasattr(script.Config, "dtype") else []
         result = call_main(
-            script, *TINY, *dtype, "--batch-size", 4, "--device", "cpu", "--learning-rate", 1e-3,
-            "--max-steps", 20, "--eval-freq", 5, "--eval-windows", 6, "--results-dir",
-            folder / "results", "--data", write_formula(folder / "data"), *options,
+            script, *TINY, *in_float32(script), "--batch-size", 4, "--device", "cpu",
+            "--learning-rate", 1e-3, "--max-steps", 20, "--eval-freq", 5, "--eval-windows", 6,
+            "--results-dir", folder / "results", "--data", write_formula(folder / "data"), *options,
             variables=ONE_RANK if b"torch.distributed as dist" in scripts()[name] else {})
     assert result.returncode == 0, result.stderr
     logs = [event for event in read_record(folder / "results") if event["event"] == "log"]
@@ -107,7 +115,8 @@ def lacking(needs: str) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("row", rows())
+@pytest.mark.parametrize("row", [
+    pytest.param(row, marks=[pytest.mark.slow] * (row == "01 compiled")) for row in rows()])
 def test_losses_are_those_of_before(row, tmp_path):
     name, options, needs = rows()[row]
     golden = json.loads(GOLDEN.read_text())

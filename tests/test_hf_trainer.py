@@ -58,7 +58,7 @@ def test_its_own_options(run, tmp_path):
     options = ["--max_steps", 3, "--eval-freq", 1]
     whole = run(*options, "--per_device_train_batch_size", 4, results="whole")
     parts = run(*options, "--gradient_accumulation_steps", 2, "--dataloader_num_workers", 0,
-                "--optim", "adamw_torch", "--gradient_checkpointing", "--attn_implementation",
+                "--optim", "adamw_torch", "--activation_checkpointing", "--attn_implementation",
                 "eager", results="parts")
     assert whole.returncode == parts.returncode == 0, parts.stderr
     starts, losses = [], []
@@ -71,7 +71,8 @@ def test_its_own_options(run, tmp_path):
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
-@pytest.mark.parametrize("options", [["--bf16"], ["--dtype", "bfloat16", "--torch_compile"]])
+@pytest.mark.parametrize("options", [
+    ["--bf16"], pytest.param(["--dtype", "bfloat16", "--torch_compile"], marks=pytest.mark.slow)])
 def test_mixed_precision_and_compiler(run, tmp_path, options):
     result = run(*options, "--max_steps", 3)
     assert result.returncode == 0, result.stderr

@@ -6,7 +6,16 @@ import subprocess
 import time
 
 import pytest
-from conftest import ROOT, TINY, environment, read_record, run_python, skip_without, write_tokens
+from conftest import (
+    ROOT,
+    TINY,
+    environment,
+    read_record,
+    run_python,
+    skip_without,
+    small,
+    write_tokens,
+)
 
 from bench import hosts as made
 from patches import stack
@@ -28,11 +37,11 @@ def data(tmp_path):
     return write_tokens(tmp_path / "data", train=700)
 
 
-def small(names: list[str], folder):
+def script(names: list[str], folder):
     """02 with variants, and a model of one small layer."""
     text = stack.compose(names, stack.DDP) if names else (ROOT / stack.DDP).read_bytes()
     path = folder / "script.py"
-    path.write_bytes(text.replace(b"layers=4, heads=4, width=256", b"layers=1, heads=2, width=32"))
+    path.write_text(small(text.decode()))
     return path
 
 
@@ -46,10 +55,11 @@ def losses(results) -> list:
             for log in read_record(results) if log["event"] == "log"]
 
 
+@pytest.mark.slow
 def test_two_hosts_train_as_one(hosts, data, tmp_path):
     """Of two processes each: as one host with four. One record, one sample."""
-    command = [small([], tmp_path), *TINY, "--device", "cpu", "--no-compile", "--max-steps", 3,
-               "--eval-freq", 1, "--data", data]
+    command = [script([], tmp_path), *TINY, "--device", "cpu", "--no-compile", "--dtype", "float32",
+               "--max-steps", 3, "--eval-freq", 1, "--data", data]
     runs = [start(host, *command, "--results-dir", tmp_path / "two", nproc_per_node=2)
             for host in hosts]
     outputs = [run.communicate(timeout=240) for run in runs]
@@ -61,13 +71,15 @@ def test_two_hosts_train_as_one(hosts, data, tmp_path):
     assert losses(tmp_path / "two") == losses(tmp_path / "one")  # read_record: there is just one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["killed", "cut off"])
 def test_a_host_goes_and_the_other_goes_on(hosts, data, tmp_path, way):
     """With --nnodes=1:2, where the host that goes doesn't hold the rendezvous."""
     skip_without("package safetensors")
     names = ["checkpoint-resume", "timeout-ranks"]
-    command = [small(names, tmp_path), *TINY, "--device", "cpu", "--no-compile", "--epochs", 10,
-               "--data", data, "--results-dir", tmp_path / "results", "--rank-timeout", 5,
+    command = [script(names, tmp_path), *TINY, "--device", "cpu", "--no-compile", "--dtype",
+               "float32", "--epochs", 10, "--data", data, "--results-dir", tmp_path / "results",
+               "--rank-timeout", 5,
                "--checkpoint-dir", tmp_path / "saved", "--checkpoint-every", 10,
                "--resume", "auto"]
     first, second = hosts

@@ -226,6 +226,7 @@ def test_readme(main, tmp_path, monkeypatch):
 # ---- Real runs
 
 
+@pytest.mark.slow
 def test_ladder(tmp_path):
     """Interrupted by Ctrl-C, taken up, with a run that fails."""
     tree = copy_of_checkout(tmp_path / "tree", CPU)

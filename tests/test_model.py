@@ -232,6 +232,7 @@ def test_that_test_notices_another_attention_scale(stages, tokens, plain_losses,
     assert difference_to_plain(stages, STAGES[1], tokens, plain_losses) > 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES[1:])
 def test_compiled_trains_like_uncompiled(bench, stage, monkeypatch):
     """The whole program; under DDP the graph is cut, so that 02 compiles something else."""
@@ -311,6 +312,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_train_like_one_process(stages, tokens, tmp_path):
     """With 1 window to evaluate the second rank has none."""
     worker = tmp_path / "worker.py"
@@ -362,6 +364,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_have_the_gradient_of_the_whole_batch(tmp_path, ranks):
     """For batches and contexts of any size, in float32."""

@@ -13,6 +13,7 @@ from made_up import CPU, copy_of_checkout
 NOTEBOOK = ROOT / "notebooks" / "colab.ipynb"
 
 
+@pytest.mark.slow
 def test_notebook(tmp_path, monkeypatch):
     """Every cell runs, the last one names the archive; what is installed already is left alone."""
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")

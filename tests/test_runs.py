@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, STAGES, TINY, call_main, environment, run_python, write_tokens
+from conftest import ROOT, STAGES, TINY, call_main, environment, run_python, small, write_tokens
 
 from bench.records import read_record
 
@@ -18,6 +18,7 @@ LINE = re.compile(
     r"Ep (\d+), Step (\d{6}), Train: (\d+\.\d{3}), Val: (\d+\.\d{3}),"
     r" Step tok/sec: (\d+), Avg tok/sec: (\d+)"
 )
+RANKS_ARE_SLOW = [*STAGES[:2], pytest.param(STAGES[2], marks=pytest.mark.slow)]
 START = {"event", "schema", "stage", "time", "config", "data", "environment", "source_sha256"}
 EPOCH = {"event", "epoch", "reserved_gb", "peak_reserved_gb", "sample"}
 END = {
@@ -34,7 +35,7 @@ def logs_of(bench) -> list[dict]:
     return [event for event in bench.record() if event["event"] == "log"]
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", RANKS_ARE_SLOW)
 def test_output_and_record(stage, bench):
     """02 with two ranks; its limit counts the tokens of both."""
     ranks = 2 if stage.startswith("02") else 1
@@ -70,7 +71,8 @@ def test_output_and_record(stage, bench):
     expected = (logs[-1]["tokens"] - logs[0]["tokens"]) / sum(seconds[1:])
     assert math.isclose(logs[-1]["avg_tok_per_sec"], expected)
 
-    source, optimized = ROOT / f"{stage}.py", stage != "00_orig"
+    source = bench.program(stage) if ranks == 2 else ROOT / f"{stage}.py"
+    optimized = stage != "00_orig"
     assert start.keys() == START and start["schema"] == 3 and start["stage"] == stage
     assert start["source_sha256"] == hashlib.sha256(source.read_bytes()).hexdigest()
     assert start["data"]["corpus"] == "alphabet" and start["data"]["tokenizer"] == "bytes"
@@ -196,6 +198,7 @@ def test_without_options(bench, monkeypatch):
     assert bench.record()[0]["config"]["max_tokens"] is None  # the user has said how long
 
 
+@pytest.mark.slow
 def test_without_a_compiler(bench, tmp_path):
     """It says what is missing and trains all the same."""
     env = environment(CXX=str(tmp_path / "none"), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
@@ -242,16 +245,14 @@ def test_same_seed_same_losses(bench, tmp_path):
 
 
 def small_copy(folder, stage):
-    """The script beside data/prepare.py in a folder of its own, with a model of a moment."""
+    """A stage beside data/prepare.py in a folder of its own, with a model of a moment."""
     (folder / "data").mkdir()
-    text = (ROOT / f"{stage}.py").read_text().replace("layers=4, heads=4, width=256",
-                                                      "layers=1, heads=2, width=32")
-    (folder / f"{stage}.py").write_text(text)
+    (folder / f"{stage}.py").write_text(small((ROOT / f"{stage}.py").read_text()))
     (folder / "data" / "prepare.py").write_bytes((ROOT / "data" / "prepare.py").read_bytes())
     return folder / f"{stage}.py"
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", RANKS_ARE_SLOW)
 def test_the_first_command(stage, tmp_path):
     """Without tokens in its default folder a script makes them; of several ranks, one does."""
     script = small_copy(tmp_path, stage)
@@ -304,6 +305,7 @@ def test_of_several_machines_each_prepares_what_it_lacks(bench, tmp_path, monkey
     assert order == ["barrier", "barrier"]
 
 
+@pytest.mark.slow
 def test_two_ranks_are_quiet(tmp_path):
     """No lines of PyTorch's about the profiler from compiled ranks."""
     script = small_copy(tmp_path, "02_opt_multi_gpu_ddp")

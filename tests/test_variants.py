@@ -9,12 +9,15 @@ import pytest
 import torch
 from conftest import (
     ONE_RANK,
+    SMALL,
     TINY,
     call_main,
+    in_float32,
     load,
     read_record,
     run_python,
     skip_without,
+    small,
     write_tokens,
 )
 from test_model import largest_difference, losses_of, model_of, one_rank, windows_of
@@ -22,8 +25,10 @@ from test_model import largest_difference, losses_of, model_of, one_rank, window
 from patches import stack
 
 VARIANTS = {patch.name: patch for patch in stack.load_variants() if "Slot" in patch.fields}
-ROWS = [pytest.param(name, options, needs, id=" ".join([name, *options]))
-        for name, patch in VARIANTS.items() for options, needs in patch.option_sets]
+ROWS = [(name, options, needs) for name, patch in VARIANTS.items()
+        for options, needs in patch.option_sets]
+# These leave the graph as it is.
+EAGER = ("allocator", "data", "optimizer", "schedule", "step")
 STEPS = dict(eval_freq=1, eval_windows=3, max_steps=6, batch_size=8)
 
 
@@ -47,19 +52,22 @@ def scripts(tmp_path_factory):
     return script
 
 
-@pytest.mark.parametrize(("name", "options", "needs"), ROWS)
-def test_it_trains(scripts, tokens, tmp_path, name, options, needs):
+@pytest.mark.parametrize(("name", "options", "needs", "compiled"), [
+    *(pytest.param(*row, "--no-compile", id=" ".join([row[0], *row[1]])) for row in ROWS),
+    *(pytest.param(*row, "--compile", id=" ".join([row[0], *row[1], "compiled"]),
+                   marks=pytest.mark.slow)
+      for row in ROWS if VARIANTS[row[0]].fields["Slot"] not in EAGER)])
+def test_it_trains(scripts, tokens, tmp_path, name, options, needs, compiled):
     patch = VARIANTS[name]
     if name != "precision-fp16":  # a few products it can do without a GPU
         skip_without(needs)
-    eager = ("allocator", "data", "optimizer", "schedule", "step")  # leave the graph as it is
     ranks = ONE_RANK if patch.base == Path(stack.DDP).stem else {}
-    compiled = "--no-compile" if patch.fields["Slot"] in eager else "--compile"
     script = scripts(name)
+    dtype = [] if patch.fields["Slot"] == "precision" else in_float32(script)
     # One small layer: compiling four of them takes most of this file's time.
-    with mock.patch.dict(script.MODELS["cpu-demo"], layers=1, heads=2, width=32):
-        result = call_main(script, *TINY, "--batch-size", 4, "--device", "cpu", "--data", tokens,
-                           "--results-dir", tmp_path, "--max-steps", 3, compiled, *options,
+    with mock.patch.dict(script.MODELS["cpu-demo"], SMALL):
+        result = call_main(script, *TINY, *dtype, "--batch-size", 4, "--device", "cpu", "--data",
+                           tokens, "--results-dir", tmp_path, "--max-steps", 3, compiled, *options,
                            variables=ranks)
     assert result.returncode == 0, result.stderr
     start, *_, end = read_record(tmp_path)
@@ -94,6 +102,7 @@ def test_the_gradient_is_that_of_the_whole_batch(scripts, stages, tokens, name):
         assert (whole.grad - pieces.grad).abs().max() <= 1e-6 * whole.grad.abs().max()
 
 
+@pytest.mark.slow
 def test_sharded_ranks_train_as_02_does(tmp_path):
     """Two ranks, of which the second has no window of its own to evaluate, or one less; float32."""
     data, losses = write_tokens(tmp_path / "data"), {}
@@ -102,13 +111,12 @@ def test_sharded_ranks_train_as_02_does(tmp_path):
         ("parallel-sharded", 3, "--zero", 3),
     ):
         script, results = tmp_path / f"{name}.py", tmp_path / f"{name}-{windows}"
-        text = stack.rebuild_all()[name].decode().replace("torch.bfloat16", "torch.float32")
-        small = "layers=1, heads=2, width=32"
-        script.write_text(text.replace("layers=4, heads=4, width=256", small))
+        script.write_text(small(stack.rebuild_all()[name].decode()))
         result = run_python(
             "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, *TINY,
             "--device", "cpu", "--data", data, "--results-dir", results, "--max-steps", 4,
-            "--eval-freq", 1, "--no-compile", "--eval-windows", windows, *options)
+            "--eval-freq", 1, "--no-compile", "--dtype", "float32", "--eval-windows", windows,
+            *options)
         assert result.returncode == 0, result.stderr
         _, *logs, _, end = read_record(results)
         assert (len(logs), end["status"]) == (4, "complete")
@@ -153,8 +161,9 @@ def test_the_tied_heads_positions_hide_no_tokens(scripts):
 
 
 def test_the_experts_are_in_the_record(scripts, tokens, tmp_path):
-    result = call_main(scripts("model-mixture"), *TINY, "--device", "cpu", "--data", tokens,
-                       "--results-dir", tmp_path, "--max-steps", 3, "--no-compile")
+    result = call_main(scripts("model-mixture"), *TINY, "--device", "cpu", "--dtype", "float32",
+                       "--data", tokens, "--results-dir", tmp_path, "--max-steps", 3,
+                       "--no-compile")
     assert result.returncode == 0, result.stderr
     *_, log, _, _ = read_record(tmp_path)
     assert [pytest.approx(1)] * 4 == [sum(shares) for shares in log["expert_shares"]]

@@ -1,0 +1,66 @@
+"""Runs a Python program as a child that needn't import PyTorch, which takes seconds: it is forked
+from a process that has."""
+
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+# What takes long to import, and every program would import by itself. PyTorch imports its compiler
+# when the first optimizer is made.
+PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "torch.utils.data", "numpy", "tiktoken"]
+# What Python itself reads when it starts, or PyTorch when it is imported.
+TESTS = Path(__file__).resolve().parent
+PYTESTS = {"", str(TESTS), str(TESTS.parent)}
+READ_AT_START = {"LC_ALL", "PYTHONPATH", "PYTHONUTF8", "PYTHONIOENCODING", "OMP_NUM_THREADS"}
+
+
+def can_run(command: list[str], env: dict[str, str], **options) -> bool:
+    """Whether a fork is as good as a process of its own: where nothing is asked for that has to be
+    known when Python starts. Elsewhere than on Linux it isn't safe."""
+    changed = {name for name in READ_AT_START if env.get(name) != os.environ.get(name)}
+    known = command[0] in ("-c", "-m") or command[0].endswith(".py")
+    plain = known and not changed and options.keys() <= {"cwd", "timeout"}
+    return sys.platform == "linux" and plain
+
+
+def run(command: list[str], env: dict[str, str], cwd=None, timeout: float | None = None):
+    """`python command`: a subprocess.CompletedProcess. Raises subprocess.TimeoutExpired."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with tempfile.TemporaryDirectory() as folder:
+        files = [os.path.join(folder, name) for name in ("out", "err")]
+        child = context.Process(target=program, args=(command, env, cwd or os.getcwd(), *files))
+        child.start()
+        child.join(timeout)
+        if child.exitcode is None:
+            child.kill()
+            child.join()
+            raise subprocess.TimeoutExpired(command, timeout)
+        texts = [Path(file).read_text(encoding="utf-8") for file in files]
+    return subprocess.CompletedProcess(command, child.exitcode, *texts)
+
+
+def program(command: list[str], env: dict[str, str], cwd, out: str, err: str) -> None:
+    """In the child."""
+    for number, file in ((1, out), (2, err)):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    kind, *rest = command
+    place = os.getcwd() if kind in ("-m", "-c") else os.path.dirname(os.path.abspath(kind))
+    # As Python has it, without what pytest has added.
+    sys.path[:] = [place, *(path for path in sys.path if path not in PYTESTS)]
+    if kind == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = command
+        runpy.run_path(kind, run_name="__main__")
