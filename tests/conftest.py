@@ -228,6 +228,17 @@ def one_error_line(stderr: str, stage: str, code: int = 1, says: str = "") -> No
     assert ("usage: " in stderr) is (code == 2)
 
 
+@pytest.fixture(autouse=True)
+def kernels_restored():
+    """prepare_model() sets them for its process, which here goes on with other scripts."""
+    import torch
+
+    precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
+    yield
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+
+
 @pytest.fixture
 def bench(tmp_path, stages) -> Bench:
     return Bench(tmp_path, stages)
