@@ -94,14 +94,25 @@ def environment(**extra: str) -> dict[str, str]:
     return env | proxies | {"no_proxy": "", "CUDA_VISIBLE_DEVICES": ""} | extra
 
 
-def run_python(*command, before=(), env: dict[str, str] | None = None, **options):
+def run_python(*command, before=(), env: dict[str, str] | None = None, fork=True, **options):
     """`python command`: a subprocess.CompletedProcess. A process of its own where `before`, or an
-    option of subprocess.run(), asks for one; else a fork, which saves the import of PyTorch."""
+    option of subprocess.run(), asks for one; else a fork, which saves the import of PyTorch, unless
+    what is imported is the question."""
     command, env = [str(part) for part in command], env or environment()
-    if not before and forked.can_run(command, env, **options):
+    if fork and not before and forked.can_run(command, env, **options):
         return forked.run(command, env, **({"timeout": 240} | options))
     options = {"capture_output": True, "text": True, "timeout": 240} | options
     return subprocess.run([*before, sys.executable, *command], env=env, **options)
+
+
+@pytest.fixture
+def forked_children(monkeypatch):
+    """For tests whose tools ask children that need PyTorch: they are forked, too."""
+    def run_child(command, cwd=None, timeout=240, **variables):
+        done = run_python(*command[1:], cwd=cwd, timeout=timeout, env=os.environ | variables)
+        return done.returncode, done.stdout, done.stderr
+
+    monkeypatch.setattr("bench.processes.run_child", run_child)
 
 
 # A shell in a namespace of its own: mounts a disk of $1 bytes at $2, starts the rest there, and

@@ -9,9 +9,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-# What takes long to import, and every program would import by itself. PyTorch imports its compiler
-# when the first optimizer is made.
-PRELOADED = ["torch", "torch._dynamo", "torch.distributed", "torch.utils.data", "numpy", "tiktoken"]
+# What takes long to import, and most programs would import by themselves. PyTorch imports its
+# compiler when the first optimizer is made.
+PRELOADED = ["torch", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.utils.data",
+             "numpy", "tiktoken"]
 # What Python itself reads when it starts, or PyTorch when it is imported.
 TESTS = Path(__file__).resolve().parent
 PYTESTS = {"", str(TESTS), str(TESTS.parent)}

@@ -52,32 +52,35 @@ def edited(*names: str) -> bytes:
     return text.encode()
 
 
-@pytest.fixture(scope="module")
-def traced() -> dict:
-    """Of every rung, of 01 with all edits of plumbing, and of 01 with each other edit."""
-    options = ("--model", "cpu-demo", "--context-length", "64", "--dropout", "0.1")
-    requests = {run.script: Request(SCRIPTS.text(run.script), options) for run in RUNGS}
-    requests |= {what: Request(edited(what), options) for what in STEP | BOTH}
-    requests["plumbing"] = Request(edited(*PLUMBING), options)
-    plain = Request(SCRIPTS.text("05-bfloat16"), options)
-    requests |= {"05": plain, "float32": plain._replace(dtype="float32"),
-                 "cuda": plain._replace(device="cuda"), "foreign": Request(b"print('hello')\n")}
+OPTIONS = ("--model", "cpu-demo", "--context-length", "64", "--dropout", "0.1")
+
+
+def traced(requests: dict[str, Request]) -> dict:
     return dict(zip(requests, fingerprint.trace(list(requests.values())), strict=True))
 
 
-def test_each_rung_has_a_step_of_its_own(traced):
+@pytest.fixture(scope="module")
+def edits() -> dict:
+    """Of 01, of 01 with all edits of plumbing, and of 01 with each other edit."""
+    return traced({"none": Request(LAST.encode(), OPTIONS),
+                   "plumbing": Request(edited(*PLUMBING), OPTIONS),
+                   **{what: Request(edited(what), OPTIONS) for what in STEP | BOTH}})
+
+
+def test_each_rung_has_a_step_of_its_own(forked_children):
     """No two neighbours share one; what only the loader or the environment does is in no graph."""
+    traced_rungs = traced({run.script: Request(SCRIPTS.text(run.script), OPTIONS) for run in RUNGS})
     same = []
     for one, other in pairwise(run.script for run in RUNGS):
-        assert traced[one].step != traced[other].step, other
-        if traced[one].graph == traced[other].graph:
+        assert traced_rungs[one].step != traced_rungs[other].step, other
+        if traced_rungs[one].graph == traced_rungs[other].graph:
             same.append(other)
     assert same == ["04-pinned-memory", "12-huge-pages", "15-kept-memory"]
 
 
 @pytest.mark.parametrize("what", ["plumbing", *STEP, *BOTH])
-def test_what_changes_it(traced, what):
-    ours, plain = traced[what], traced[RUNGS[-2].script]
+def test_what_changes_it(edits, what):
+    ours, plain = edits[what], edits["none"]
     assert (ours.step == plain.step) is (what == "plumbing")
     assert (ours.graph == plain.graph) is (what not in BOTH)
 
@@ -97,12 +100,16 @@ def test_reach_of_any_text():
     assert reach(b"def f(:\n") != reach(b"def g(:\n")
 
 
-def test_other_devices_and_types(traced):
-    assert traced["05"] == traced["05-bfloat16"]  # wherever it is among others
-    assert traced["05"].step != traced["float32"].step
-    assert traced["05"].graph != traced["float32"].graph
-    assert traced["05"].step != traced["cuda"].step  # its copies don't wait
-    assert traced["foreign"] is None
+def test_other_devices_and_types(forked_children):
+    plain = Request(SCRIPTS.text("05-bfloat16"), OPTIONS)
+    found = traced({"05": plain, "float32": plain._replace(dtype="float32"),
+                    "cuda": plain._replace(device="cuda"), "foreign": Request(b"print('hello')\n"),
+                    "again": plain})
+    assert found["05"] == found["again"]  # wherever it is among others
+    assert found["05"].step != found["float32"].step
+    assert found["05"].graph != found["float32"].graph
+    assert found["05"].step != found["cuda"].step  # its copies don't wait
+    assert found["foreign"] is None
 
 
 def test_what_was_traced_is_kept(tmp_path, monkeypatch):

@@ -141,7 +141,7 @@ def test_plan(tmp_path):
     assert gpu[2].options[:4] == ("--per_device_train_batch_size", "32", "--bf16", "--tf32")
 
 
-def test_the_tools_can_ask_for_its_configuration():
+def test_the_tools_can_ask_for_its_configuration(forked_children):
     """As measure.py does before it starts anything."""
     script = str(ROOT / "peers" / "hf_trainer.py")
     (found,) = read_configurations([[script, ["--device", "cpu", "--model", "cpu-demo"]]])

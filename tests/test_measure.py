@@ -174,7 +174,7 @@ for run_child in (processes.run_child, None):
 
 def test_what_is_kept_is_answered_without_pytorch(tmp_path):
     """Nor numpy, nor matplotlib, and the second time without a child that loads them."""
-    result = run_python("-c", AT_ONCE, tmp_path, cwd=ROOT)
+    result = run_python("-c", AT_ONCE, tmp_path, cwd=ROOT, fork=False)
     assert result.returncode == 0, result.stderr
     told = f"Looking at this machine, once: {os.path.relpath(tmp_path, ROOT)}/machine.json keeps it"
     assert result.stderr == told + "\n"

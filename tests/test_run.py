@@ -635,7 +635,7 @@ def test_speeds_that_were_measured_here(tmp_path):
     assert lengths.speeds_here("toy", plan, setup_of(tmp_path, MACHINE, ["--x"])) == {}
 
 
-def test_scripts_judge_their_options(tmp_path, monkeypatch):
+def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
     """All in one process; what each trains per step comes back, and is kept."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(lengths, "BUILD", tmp_path / "build")
