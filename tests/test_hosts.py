@@ -3,6 +3,7 @@
 import contextlib
 import json
 import subprocess
+import sys
 import time
 
 import pytest
@@ -53,6 +54,40 @@ def start(host, *command, **how) -> subprocess.Popen:
 def losses(results) -> list:
     return [(log["step"], log["train_loss"], log["val_loss"])
             for log in read_record(results) if log["event"] == "log"]
+
+
+RECEIVER = """
+import socket, sys
+with socket.create_server((sys.argv[1], 29400)) as server:
+    print("listening", flush=True)
+    with server.accept()[0].makefile("rb") as stream:
+        print(len(stream.read()))
+"""
+SENDER = """
+import socket, sys
+with socket.create_connection((sys.argv[1], 29400)) as stream:
+    stream.sendall(bytes(1_000_000))
+"""
+
+
+def test_a_wire_joins_them():
+    """What one sends arrives at the other, no faster than it may; at the end both are gone."""
+    try:
+        with made.two_hosts(mbit=8) as (first, second):
+            def inside(host, code):
+                return subprocess.Popen(
+                    ["ip", "netns", "exec", host.name, sys.executable, "-c", code, first.address],
+                    text=True, stdout=subprocess.PIPE)
+
+            receiver = inside(first, RECEIVER)
+            assert receiver.stdout.readline() == "listening\n"
+            began, sender = time.monotonic(), inside(second, SENDER)
+            assert receiver.communicate(timeout=30)[0] == "1000000\n" and sender.wait() == 0
+            assert time.monotonic() - began > 0.5  # 0.75 s for all but the first 256 kB
+    except made.NoHosts as reason:
+        pytest.skip(str(reason))
+    names = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert first.name not in names and second.name not in names
 
 
 @pytest.mark.slow
