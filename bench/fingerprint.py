@@ -45,6 +45,15 @@ class Request(NamedTuple):
     dtype: str = "bfloat16"
 
 
+def of_run(text: bytes, run, plan, options: list[str], machine: dict) -> Request:
+    """That of a run of a study's plan, on a machine as bench.machine.this_machine tells it, with
+    these options for every script."""
+    options = [*plan.options, *options, *run.options]
+    if machine["device"] != "cpu" and not any(each.startswith("--model") for each in options):
+        options = ["--model", "gpt2", *options]  # a trace itself is on a CPU, where it isn't so
+    return Request(text, tuple(options), machine["device"], machine.get("dtype") or "bfloat16")
+
+
 # ---- What a training step reaches --------------------------------------------------------------
 
 
@@ -135,6 +144,7 @@ def fingerprints(requests: Sequence[Request]) -> list[Fingerprint | None]:
     traced before is kept; the rest is traced in one child. Raises UserError."""
     unknown = [request for request in dict.fromkeys(requests) if look_up(request) is NotKnown]
     if unknown:
+        print(f"Tracing the training steps of {len(unknown)} scripts", file=sys.stderr, flush=True)
         made = trace(unknown)
         path = BUILD / NAME
         write_whole(path, as_lines(read(path) | {
@@ -143,12 +153,13 @@ def fingerprints(requests: Sequence[Request]) -> list[Fingerprint | None]:
     return [look_up(request) for request in requests]
 
 
-def keep(requests: Sequence[Request]) -> None:
-    """Makes results/reference hold the fingerprints of these, and no others, so that nobody has to
-    trace them. Raises UserError."""
-    made = fingerprints(requests)
-    write_whole(REFERENCE / NAME, as_lines({
-        key_of(request): each for request, each in zip(requests, made, strict=True)}))
+used: dict[str, list | None] = {}  # what was looked up and found, by this process
+
+
+def keep_used() -> None:
+    """Makes results/reference hold what was used so far, and no more, so that nobody has to trace
+    it again."""
+    write_whole(REFERENCE / NAME, as_lines(dict(sorted(used.items()))))
     read.cache_clear()
 
 
@@ -173,6 +184,7 @@ def look_up(request: Request, version: str | None = None):
     for folder in (BUILD, REFERENCE):
         known = read(folder / NAME)
         if key in known:
+            used[key] = known[key]
             return known[key] and Fingerprint(*known[key])
     return NotKnown
 

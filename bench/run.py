@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench import lengths, processes
 from bench.common import BUILD, ROOT, UserError, relative, write_whole
+from bench.fingerprint import fingerprints, of_run
 from bench.journal import (
     Measured,
     Result,
@@ -169,7 +170,7 @@ class Measurement:
         """Runs what is left of so many rounds; returns whether it came to their end. `plan` may
         have other runs than before: their results come to those of the earlier ones."""
         measured, setup = self.measured, self.setup
-        able, scripts = self.take(plan, rounds)
+        able, scripts = self.take(plan, rounds, trace=True)
         jobs = self.jobs(rounds)
         # Before anything is written: wrong options are told here.
         configs = lengths.configurations(able, plan, setup) if jobs else {}
@@ -221,9 +222,12 @@ class Measurement:
                   flush=True)
         return True
 
-    def take(self, plan: Plan, rounds: int) -> tuple[list[Run], dict[str, tuple[Path, bytes]]]:
+    def take(self, plan: Plan, rounds: int, trace: bool = False
+             ) -> tuple[list[Run], dict[str, tuple[Path, bytes]]]:
         """(the runs of a plan that can run, the script of each by its name); results of runs
-        whose script, options or cores have changed since are dropped."""
+        whose training step, options or cores have changed since are dropped. The steps of all
+        scripts are traced, or else only of those that are other files than was measured. Raises
+        UserError, StackError, OSError."""
         able, measured = [run for run in plan.runs if not run.error], self.measured
         scripts = {run.name: script_of(run, self.setup) for run in able}
 
@@ -234,13 +238,20 @@ class Measurement:
         changed = {run.name for run in plan.runs if before.get(run.name, how(run)) != how(run)}
         measured.plan = replace(plan, rounds=rounds)
         measured.sources |= {name: sha256(text) for name, (_, text) in scripts.items()}
+        doubtful = {each.name for each in measured.results
+                    if each.source_sha256 != measured.sources.get(each.name)}
+        asked = {run.name: of_run(scripts[run.name][1], run, plan, self.setup.options,
+                                  self.setup.machine)
+                 for run in able if trace or run.name in doubtful}
+        found = fingerprints(list(asked.values()))
+        measured.steps |= {name: each and each.step
+                           for name, each in zip(asked, found, strict=True)}
         kept = [each for each in measured.results
-                if measured.sources.get(each.name) == each.source_sha256
-                and each.name not in changed]
+                if measured.stands(each) and each.name not in changed]
         if len(kept) < len(measured.results):
             dropped = len(measured.results) - len(kept)
-            print(f"{dropped} of {len(measured.results)} runs are measured anew: their scripts or"
-                  " options have changed since", flush=True)
+            print(f"{dropped} of {len(measured.results)} runs are measured anew: their scripts'"
+                  " training steps or options have changed since", flush=True)
         measured.results = kept
         return able, scripts
 
@@ -301,7 +312,8 @@ class Measurement:
             command = command_of(job, plan, setup, script, length, folder)
             start = dict(event="run", id=self.measured.id, name=run.name, round=job.round,
                          seed=job.seed, cache="cold" if cold else "warm", command=printed(command),
-                         source_sha256=self.measured.sources[run.name], **also)
+                         source_sha256=self.measured.sources[run.name],
+                         step=self.measured.steps.get(run.name), **also)
             append(self.path, start)
             began, timeout = time.perf_counter(), HANG_SECONDS + 5 * length.seconds
             hung = None
