@@ -144,7 +144,6 @@ def fingerprints(requests: Sequence[Request]) -> list[Fingerprint | None]:
     traced before is kept; the rest is traced in one child. Raises UserError."""
     unknown = [request for request in dict.fromkeys(requests) if look_up(request) is NotKnown]
     if unknown:
-        print(f"Tracing the training steps of {len(unknown)} scripts", file=sys.stderr, flush=True)
         made = trace(unknown)
         path = BUILD / NAME
         write_whole(path, as_lines(read(path) | {
@@ -216,7 +215,8 @@ def as_lines(entries: dict) -> str:
 
 
 def trace(requests: list[Request]) -> list[Fingerprint | None]:
-    """In a child. Raises UserError where that breaks."""
+    """In a child; says so. Raises UserError where that breaks."""
+    print(f"Tracing {len(requests)} training step{'s' * (len(requests) > 1)}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for number, request in enumerate(requests):

@@ -170,10 +170,12 @@ class Measurement:
         """Runs what is left of so many rounds; returns whether it came to their end. `plan` may
         have other runs than before: their results come to those of the earlier ones."""
         measured, setup = self.measured, self.setup
-        able, scripts = self.take(plan, rounds, trace=True)
+        able, scripts = self.take(plan, rounds)
         jobs = self.jobs(rounds)
         # Before anything is written: wrong options are told here.
         configs = lengths.configurations(able, plan, setup) if jobs else {}
+        if jobs:
+            self.trace(able, plan, scripts)
         processes.prepare_tokens(setup.data)
         if measured.differs_from(setup):  # the tokens alone can, and only if they were lost
             raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")
@@ -222,12 +224,10 @@ class Measurement:
                   flush=True)
         return True
 
-    def take(self, plan: Plan, rounds: int, trace: bool = False
-             ) -> tuple[list[Run], dict[str, tuple[Path, bytes]]]:
+    def take(self, plan: Plan, rounds: int) -> tuple[list[Run], dict[str, tuple[Path, bytes]]]:
         """(the runs of a plan that can run, the script of each by its name); results of runs
-        whose training step, options or cores have changed since are dropped. The steps of all
-        scripts are traced, or else only of those that are other files than was measured. Raises
-        UserError, StackError, OSError."""
+        whose training step, options or cores have changed since are dropped. Only scripts that are
+        other files than was measured are traced for it. Raises UserError, StackError, OSError."""
         able, measured = [run for run in plan.runs if not run.error], self.measured
         scripts = {run.name: script_of(run, self.setup) for run in able}
 
@@ -240,12 +240,7 @@ class Measurement:
         measured.sources |= {name: sha256(text) for name, (_, text) in scripts.items()}
         doubtful = {each.name for each in measured.results
                     if each.source_sha256 != measured.sources.get(each.name)}
-        asked = {run.name: of_run(scripts[run.name][1], run, plan, self.setup.options,
-                                  self.setup.machine)
-                 for run in able if trace or run.name in doubtful}
-        found = fingerprints(list(asked.values()))
-        measured.steps |= {name: each and each.step
-                           for name, each in zip(asked, found, strict=True)}
+        self.trace([run for run in able if run.name in doubtful], plan, scripts)
         kept = [each for each in measured.results
                 if measured.stands(each) and each.name not in changed]
         if len(kept) < len(measured.results):
@@ -254,6 +249,14 @@ class Measurement:
                   " training steps or options have changed since", flush=True)
         measured.results = kept
         return able, scripts
+
+    def trace(self, runs: list[Run], plan: Plan, scripts: dict[str, tuple[Path, bytes]]) -> None:
+        """Notes the training steps of runs. Raises UserError."""
+        setup = self.setup
+        found = fingerprints([of_run(scripts[run.name][1], run, plan, setup.options, setup.machine)
+                              for run in runs])
+        self.measured.steps |= {run.name: each and each.step
+                                for run, each in zip(runs, found, strict=True)}
 
     def jobs(self, rounds: int) -> list[Job]:
         """What there is to run, in order, less what stands."""
