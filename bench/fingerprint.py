@@ -45,6 +45,15 @@ class Request(NamedTuple):
     dtype: str = "bfloat16"
 
 
+def of_run(text: bytes, run, plan, options: list[str], machine: dict) -> Request:
+    """That of a run of a study's plan, on a machine as bench.machine.this_machine tells it, with
+    these options for every script."""
+    options = [*plan.options, *options, *run.options]
+    if machine["device"] != "cpu" and not any(each.startswith("--model") for each in options):
+        options = ["--model", "gpt2", *options]  # a trace itself is on a CPU, where it isn't so
+    return Request(text, tuple(options), machine["device"], machine.get("dtype") or "bfloat16")
+
+
 # ---- What a training step reaches --------------------------------------------------------------
 
 
@@ -143,12 +152,13 @@ def fingerprints(requests: Sequence[Request]) -> list[Fingerprint | None]:
     return [look_up(request) for request in requests]
 
 
-def keep(requests: Sequence[Request]) -> None:
-    """Makes results/reference hold the fingerprints of these, and no others, so that nobody has to
-    trace them. Raises UserError."""
-    made = fingerprints(requests)
-    write_whole(REFERENCE / NAME, as_lines({
-        key_of(request): each for request, each in zip(requests, made, strict=True)}))
+used: dict[str, list | None] = {}  # what was looked up and found, by this process
+
+
+def keep_used() -> None:
+    """Makes results/reference hold what was used so far, and no more, so that nobody has to trace
+    it again."""
+    write_whole(REFERENCE / NAME, as_lines(dict(sorted(used.items()))))
     read.cache_clear()
 
 
@@ -173,6 +183,7 @@ def look_up(request: Request, version: str | None = None):
     for folder in (BUILD, REFERENCE):
         known = read(folder / NAME)
         if key in known:
+            used[key] = known[key]
             return known[key] and Fingerprint(*known[key])
     return NotKnown
 
@@ -204,7 +215,8 @@ def as_lines(entries: dict) -> str:
 
 
 def trace(requests: list[Request]) -> list[Fingerprint | None]:
-    """In a child. Raises UserError where that breaks."""
+    """In a child; says so. Raises UserError where that breaks."""
+    print(f"Tracing {len(requests)} training step{'s' * (len(requests) > 1)}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for number, request in enumerate(requests):

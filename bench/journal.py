@@ -2,16 +2,18 @@
 that is only ever appended to.
 
     study  id, study, kind, time, machine, matmul_peak, data and sources (SHA-256 of meta.json, and
-           of each run's script), options (those behind --), and the plan: every run, and how long
-           and often it runs
-    run    id, name, round, seed, cache (cold or warm), command, source_sha256, repeats_disturbed
-           (where it repeats a run beside which the machine was slower)
+           of each run's script), steps (the fingerprint of each run's training step, null where it
+           can't be traced), options (those behind --), and the plan: every run, and how long and
+           often it runs
+    run    id, name, round, seed, cache (cold or warm), command, source_sha256, step,
+           repeats_disturbed (where it repeats a run beside which the machine was slower)
     ...    the lines of the run's own record: see bench.records
     ran    seconds of wall time, exit, error, load (of the last minute) and matmul_rate (of a
            product in the type that the machine trains in), both right after the run
 
 A measurement that is resumed has a further `study` line with its id; the last one counts, and a run
-of another script than it names doesn't. Of a run that was repeated the last one counts. What a
+of another script than it names doesn't: of another training step, or, where one of the two isn't
+known, of another file. Of a run that was repeated the last one counts. What a
 crash has cut off, a line or the end of a run, is as if that run had not been.
 """
 
@@ -38,7 +40,7 @@ except ImportError:  # Windows
 SLOWER = 0.8  # a machine of less than this share of its usual rate is disturbed
 # The fields of events that are read here, and their types.
 HEADER = dict(id=str, study=str, kind=str, time=str, machine=dict, matmul_peak=dict,
-              data=str | None, sources=dict, options=list)
+              data=str | None, sources=dict, steps=dict, options=list)
 RUN = dict(id=str, name=str, round=int, seed=int)
 RAN = dict(seconds=float | int, error=str | None, matmul_rate=float | int | None)
 JOURNAL = b'{"event": "study"'  # what a journal begins with
@@ -56,6 +58,7 @@ class Result:
     error: str | None  # why it has no figures
     record: Record | None  # only of a complete run with a speed
     matmul_rate: float | None = None  # of the machine, right after it
+    step: str | None = None  # the fingerprint of its script's training step, where it is known
     repeats_disturbed: bool = False  # whether it repeats a run that was complete, but disturbed
 
     @property
@@ -77,6 +80,7 @@ class Measured:
     sources: dict[str, str | None]  # the SHA-256 of each run's script
     options: list[str]
     plan: Plan
+    steps: dict[str, str | None] = field(default_factory=dict)  # those of the runs' scripts
     results: list[Result] = field(default_factory=list)
     folder: Path = Path()  # in which the journal lies
 
@@ -86,6 +90,22 @@ class Measured:
         if result.error and result.repeats_disturbed:
             return
         self.results = [each for each in self.results if each.key != result.key] + [result]
+
+    def stands(self, result: Result) -> bool:
+        """Whether a run is of the script that this measures: of the same training step, or, where
+        that isn't known, the same file."""
+        step = self.steps.get(result.name)
+        if step and result.step:
+            return step == result.step
+        return self.sources.get(result.name) == result.source_sha256
+
+    def of_another_version(self, other: "Measured", name: str) -> bool:
+        """Whether a run's script has another training step there; where that can't be told, whether
+        it is another file."""
+        one, two = self.steps.get(name), other.steps.get(name)
+        if one and two and one.split()[0] == two.split()[0]:  # traced by one PyTorch
+            return one != two
+        return self.sources.get(name) != other.sources.get(name)
 
     def differs_from(self, setup: Setup) -> str | None:
         """What of a setup is so different that figures of both can't be compared; None: nothing.
@@ -159,7 +179,7 @@ def read_journal(path: Path) -> list[Measured]:
             event = json.loads(line)
             kind = event["event"]
             if kind == "study":
-                run, header = None, fields_of(event, HEADER)
+                run, header = None, fields_of(dict(steps={}) | event, HEADER)
                 results = found[event["id"]].results if event["id"] in found else []
                 each = Measured(**header, plan=Plan.from_json(event["plan"]), results=results,
                                 folder=path.parent)
@@ -179,8 +199,7 @@ def read_journal(path: Path) -> list[Measured]:
             if not cut:
                 print(f"skipped: {relative(path)}, line {number}: {error!r}", file=sys.stderr)
     for each in found.values():
-        each.results = [result for result in each.results
-                        if result.source_sha256 == each.sources.get(result.name)]
+        each.results = list(filter(each.stands, each.results))
     return list(found.values())
 
 
@@ -204,8 +223,10 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
             record = made
         except RecordError as reason:
             error = str(reason)
+    step = run.get("step")
     return Result(run["name"], run["round"], run["seed"], run["source_sha256"], seconds, error,
-                  record, rate, run.get("repeats_disturbed") is True)
+                  record, rate, step if isinstance(step, str) else None,
+                  run.get("repeats_disturbed") is True)
 
 
 def newest(found: list[Measured]) -> list[Measured]:

@@ -182,7 +182,7 @@ def fingerprint(script: Path, options: list[str], device: str, dtype: str) -> tu
         module = load_script(script)
         notes.mark(kept_memory(module, device), graph=False)
         config = module.configure(["--device", "cpu", *options])
-        if hasattr(config, "dtype") and "--dtype" not in options:
+        if getattr(config, "dtype", None) == "auto":  # whatever this computer has
             config.dtype = dtype
         notes.mark(config.layers)
         config.layers = LAYERS

@@ -250,7 +250,6 @@ def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], re
             processes.end_children()
             raise
     keep(results, {key: after[key] for key in keys if key in after}, only=True)
-    fingerprint.keep([request_of(*each) for each in keys.values()])
     return summary(before, {key: json.loads(json.dumps(each._asdict()))
                             for key, each in after.items()}, failed)
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from bench import cards, check
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
+from bench.fingerprint import keep_used
 from bench.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels
 from bench.study import Column, Table, all_studies
-from bench.tables import cell, excerpts_of, found_in, markdown
+from bench.tables import cell, excerpts_of, found_in, markdown, used, versions_note
 from patches import stack
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,14 +36,15 @@ GUIDE = (
 
 
 def write_readme() -> bool:
-    """Writes the pages' tables anew; returns whether that changed a page. Raises what update
-    does."""
+    """Writes the pages' tables anew, and keeps the fingerprints of the scripts that they are of;
+    returns whether that changed a page. Raises what update does."""
     before = {page: page.read_bytes() for page in PAGES}
     after = {page: update(text.decode(), SHOWN).encode() for page, text in before.items()}
     for page, text in after.items():
         write_whole(page, text)
         if page.name == "predictions.md":
             write_whole(page.with_suffix(".png"), picture_bytes(draw_predictions(), "png"))
+    keep_used()
     return after != before
 
 
@@ -100,7 +102,12 @@ def update(text: str, machine: Path) -> str:
         folder = REFERENCE / other if other else machine
         if not folder.is_dir():
             raise UserError(f"there is no folder {relative(folder)}")
-        table = own[name](folder) if name in own else tables_of(folder).get(name)
+        if name in own:
+            used.clear()
+            table = own[name](folder)
+            table += versions_note(used) if name not in check.TABLES else ""
+        else:
+            table = tables_of(folder).get(name)
         if table is None:
             raise UserError(f"there is no table {name} in {relative(folder)}")
         return opening + (table if table.startswith("|") else f"\n{table}\n") + end

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench import lengths, processes
 from bench.common import BUILD, ROOT, UserError, relative, write_whole
+from bench.fingerprint import fingerprints, of_run
 from bench.journal import (
     Measured,
     Result,
@@ -173,6 +174,8 @@ class Measurement:
         jobs = self.jobs(rounds)
         # Before anything is written: wrong options are told here.
         configs = lengths.configurations(able, plan, setup) if jobs else {}
+        if jobs:
+            self.trace(able, plan, scripts)
         processes.prepare_tokens(setup.data)
         if measured.differs_from(setup):  # the tokens alone can, and only if they were lost
             raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")
@@ -223,7 +226,8 @@ class Measurement:
 
     def take(self, plan: Plan, rounds: int) -> tuple[list[Run], dict[str, tuple[Path, bytes]]]:
         """(the runs of a plan that can run, the script of each by its name); results of runs
-        whose script, options or cores have changed since are dropped."""
+        whose training step, options or cores have changed since are dropped. Only scripts that are
+        other files than was measured are traced for it. Raises UserError, StackError, OSError."""
         able, measured = [run for run in plan.runs if not run.error], self.measured
         scripts = {run.name: script_of(run, self.setup) for run in able}
 
@@ -234,15 +238,25 @@ class Measurement:
         changed = {run.name for run in plan.runs if before.get(run.name, how(run)) != how(run)}
         measured.plan = replace(plan, rounds=rounds)
         measured.sources |= {name: sha256(text) for name, (_, text) in scripts.items()}
+        doubtful = {each.name for each in measured.results
+                    if each.source_sha256 != measured.sources.get(each.name)}
+        self.trace([run for run in able if run.name in doubtful], plan, scripts)
         kept = [each for each in measured.results
-                if measured.sources.get(each.name) == each.source_sha256
-                and each.name not in changed]
+                if measured.stands(each) and each.name not in changed]
         if len(kept) < len(measured.results):
             dropped = len(measured.results) - len(kept)
-            print(f"{dropped} of {len(measured.results)} runs are measured anew: their scripts or"
-                  " options have changed since", flush=True)
+            print(f"{dropped} of {len(measured.results)} runs are measured anew: their scripts'"
+                  " training steps or options have changed since", flush=True)
         measured.results = kept
         return able, scripts
+
+    def trace(self, runs: list[Run], plan: Plan, scripts: dict[str, tuple[Path, bytes]]) -> None:
+        """Notes the training steps of runs. Raises UserError."""
+        setup = self.setup
+        found = fingerprints([of_run(scripts[run.name][1], run, plan, setup.options, setup.machine)
+                              for run in runs])
+        self.measured.steps |= {run.name: each and each.step
+                                for run, each in zip(runs, found, strict=True)}
 
     def jobs(self, rounds: int) -> list[Job]:
         """What there is to run, in order, less what stands."""
@@ -301,7 +315,8 @@ class Measurement:
             command = command_of(job, plan, setup, script, length, folder)
             start = dict(event="run", id=self.measured.id, name=run.name, round=job.round,
                          seed=job.seed, cache="cold" if cold else "warm", command=printed(command),
-                         source_sha256=self.measured.sources[run.name], **also)
+                         source_sha256=self.measured.sources[run.name],
+                         step=self.measured.steps.get(run.name), **also)
             append(self.path, start)
             began, timeout = time.perf_counter(), HANG_SECONDS + 5 * length.seconds
             hung = None

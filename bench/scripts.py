@@ -70,13 +70,19 @@ class Scripts:
         """Raises StackError where the patches don't fit together, OSError."""
         if isinstance(script, Path):
             return script.read_bytes()
-        if "+" in script:
-            return stack.compose(script.split("+"))
+        if script in self.own:
+            return self.own[script]
+        if " without " in script:  # a script, without the technique of a rung
+            base, _, rung = script.partition(" without ")
+            before = [*self.stages][[*self.stages].index(rung) - 1]
+            return stack.merge(self.text(rung), self.text(base), self.text(before), script)
         if "@" in script:  # a variant of 01 taken back to a rung
             variant, _, rung = script.partition("@")
             return stack.merge(self.text(self.stage("01").script), self.text(variant),
                                self.text(rung), variant)
-        return self.own.get(script) or self.stages[stack.find(script, self.stages)]
+        if "+" in script:
+            return stack.compose(script.split("+"))
+        return self.stages[stack.find(script, self.stages)]
 
     def canonical(self, script: str | Path) -> str:
         """The one name that a script is known by: 00, 01, 02, a rung's, a variant's, variants'
@@ -84,7 +90,7 @@ class Scripts:
         files = {file: stage for stage, file in STAGES.items()}
         if isinstance(script, Path):
             return files.get(script.name, script.name)
-        if "+" in script or "@" in script or script in self.own:
+        if script in self.own or re.search(r"\+|@| without ", script):
             return script
         name, names = stack.find(script, self.stages), list(self.stages)
         ends = {names[0]: "00", names[names.index("ddp") - 1]: "01", "ddp": "02"}
@@ -139,7 +145,8 @@ class Scripts:
         if name == "02":
             label = f"02, {gpus} rank{'s' * (gpus > 1)}"
         # The last published figure of a technique is that of the whole script.
-        return run.but(name=Path(STAGES[name]).stem, label=label, technique=technique,
+        script = Path(STAGES[name]).stem
+        return run.but(name=script, script=script, label=label, technique=technique,
                        loss=None if name == "01" else run.loss,
                        published=run.expected if name == "01" else run.published,
                        tags={"stage": name, "rung": None})

@@ -90,14 +90,16 @@ class Plan:
         return None if self.targets else self.tokens
 
     def as_json(self) -> dict:
-        """For a journal: everything but the scripts themselves."""
+        """For a journal: everything but the scripts themselves, of which it has the names."""
         plan = {each.name: getattr(self, each.name) for each in fields(self)}
         empty = Run("", "")
         plan["runs"] = [
             {each.name: value for each in fields(run)
-             if (value := getattr(run, each.name)) != getattr(empty, each.name)
-             and each.name != "script"}
+             if (value := getattr(run, each.name)) != getattr(empty, each.name)}
             for run in self.runs]
+        for run in plan["runs"]:
+            if isinstance(run.get("script"), Path):
+                run["script"] = run["script"].name
         return plan
 
     @classmethod

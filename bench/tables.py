@@ -2,12 +2,16 @@
 
 import math
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 
-from bench.journal import Measured, journal_of, newest, read_journal
+from bench import fingerprint
+from bench.journal import Measured, journal_of, newest, read_journal, sha256
 from bench.noise import ROUNDS_FOR_A_VERDICT
 from bench.rows import Row, difference, memory_of, noise_among, ratio, rows_of, seed_noise
+from bench.scripts import Scripts
 from bench.study import SEED, Column, Study, Table, picture_name
+from patches.stack import StackError
 
 TARGETS = {  # what the targets of a time to a loss are
     "published": "the lowest validation loss of 00 in its default run",
@@ -61,9 +65,14 @@ def markdown(table: Table) -> str:
     return (f"{table.caption}\n\n" if table.caption else "") + "".join(lines)
 
 
+used: list[Measured] = []  # what found_in() has given, for who tells of which version it is
+
+
 def found_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
     """The newest measurement of each kind of a study, with its rows."""
-    return [(each, rows_of(each)) for each in newest(read_journal(journal_of(folder, study)))]
+    found = newest(read_journal(journal_of(folder, study)))
+    used.extend(found)
+    return [(each, rows_of(each)) for each in found]
 
 
 def within_01(folder: Path) -> dict[str, str]:
@@ -87,7 +96,7 @@ def text_of(study: Study, measured) -> str:
     notes = study.notes(measured, rows)
     text = "\n".join(map(markdown, tables_of(study, measured, rows)))
     notes = full_notes(measured, rows) if notes is None else notes
-    return text + "".join(f"\n{note}\n" for note in notes)
+    return text + "".join(f"\n{note}\n" for note in notes) + versions_note([measured])
 
 
 def excerpts_of(study: Study, measured) -> dict[str, str]:
@@ -96,7 +105,8 @@ def excerpts_of(study: Study, measured) -> dict[str, str]:
     found = study.excerpts(measured, rows) or {
         picture_name(study.name, measured.kind):
         study.tables(measured, rows) or [short_table(rows)]}
-    return {name: "\n".join(map(markdown, tables)) for name, tables in found.items()}
+    note = versions_note([measured])
+    return {name: "\n".join(map(markdown, tables)) + note for name, tables in found.items()}
 
 
 def full_table(rows: list[Row]) -> Table:
@@ -200,6 +210,46 @@ def time_columns(target: float) -> list[Column]:
         Column("× time incl. compile", factor(True)),
         Column("compared to", lambda row: row.versus.label if row.versus else "", True),
     ]
+
+
+# ---- Of which version of the scripts -----------------------------------------------------------
+
+
+def versions(measured: Iterable[Measured]) -> dict[bool | None, list]:
+    """The results by whether they are of the training step that their script has today; None where
+    that isn't known. Those of a script that isn't ours are left out. Raises UserError, StackError,
+    OSError."""
+    scripts, asked, found = Scripts(), [], {True: [], False: [], None: []}
+    for each in measured:
+        runs = {run.name: run for run in each.plan.runs}
+        for result in each.results:
+            run = runs.get(result.name)
+            try:
+                text = scripts.text(str(run.script)) if run and run.script else None
+            except StackError:  # of a peer, or made by a study alone
+                continue
+            if text is None:
+                continue
+            if sha256(text) == result.source_sha256:
+                found[True].append(result)
+            else:
+                asked.append((result, fingerprint.of_run(
+                    text, run, each.plan, each.options, each.machine)))
+    fingerprint.learn([(request, result.step) for result, request in asked])
+    for result, request in asked:
+        found[fingerprint.same(request, result.step, "step")].append(result)
+    return found
+
+
+def versions_note(measured: Iterable[Measured]) -> str:
+    """A line, with a blank one before it, where figures are of another version of a script than
+    today's, or may be."""
+    found = versions(measured)
+    told = []
+    for same, words in ((False, "an earlier version of"), (None, "an unknown version of")):
+        if names := list(dict.fromkeys(result.name for result in found[same])):
+            told.append(f"{words} {', '.join(names[:6])}" + ", ..." * (len(names) > 6))
+    return f"\nMeasured with {'; with '.join(told)}.\n" if told else ""
 
 
 # ---- Notes -------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from conftest import ROOT
 
-from bench import lengths, look, processes
+from bench import fingerprint, lengths, look, processes
 from bench.common import UserError
 from bench.journal import Measured, append, journal_of, make_result, read_journal
 from bench.rows import rows_of
@@ -147,6 +147,8 @@ class Children:
         monkeypatch.setattr(look, "machine_in", lambda results: self.answers["this_machine"])
         monkeypatch.setattr(lengths, "configurations", self.configurations)
         monkeypatch.setattr("bench.run.BUILD", build)
+        monkeypatch.setattr(fingerprint, "BUILD", build)
+        monkeypatch.setattr(fingerprint, "trace", lambda requests: [None] * len(requests))
 
     def run_child(self, command, timeout=None, cores=None, **environment):
         command = [str(part) for part in command]

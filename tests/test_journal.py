@@ -124,6 +124,22 @@ def test_what_counts(tmp_path):
     assert [result.record.tok_per_sec for result in found.results] == [60, 70]
 
 
+def test_a_run_of_the_same_step_counts(tmp_path):
+    """Where a run's step and today's are known they decide, else the checksum of its file."""
+    plan = plan_of("a", "b", "c", "d")
+    runs = [dict(name=name) for name in "abcd"]
+    path = write_journal(tmp_path, "x", plan, runs, steps=dict(a="2.13 1", b="2.13 1", c="2.13 1"),
+                         sources=dict(a="new", b="s", c="s", d="new"))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        if line["event"] == "run":
+            line["step"] = dict(a="2.13 1", b="2.13 2", c=None, d="2.13 1")[line["name"]]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (found,) = read_journal(path)
+    assert [result.name for result in found.results] == ["a", "c"]
+    assert found.results[0].step == "2.13 1" and found.results[1].step is None
+
+
 def test_newest(tmp_path):
     """Of each kind, the last one of which a run came to its end, or else the last that tells why
     none did."""

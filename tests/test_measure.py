@@ -266,4 +266,4 @@ def test_ladder(tmp_path):
     assert any(cell.startswith("failed: the text is too short") for cell in rows[2])
     assert result.stdout.endswith("results/ladder.jsonl\n")
     assert {path.name for path in (tree / "build").iterdir()} <= {
-        "scripts", "compiler-cache", "configurations.json"}
+        "scripts", "compiler-cache", "configurations.json", "fingerprints.json"}

@@ -24,8 +24,9 @@ from made_up import (
     write_record,
 )
 
-from bench import lengths, processes, run
+from bench import fingerprint, lengths, processes, run
 from bench.common import UserError
+from bench.fingerprint import Fingerprint
 from bench.journal import data_of, journal_of, read_journal, sha256
 from bench.study import SCRATCH, Run, Study
 
@@ -181,7 +182,7 @@ def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
     assert "measured anew" not in capsys.readouterr().out
     (place.folder / "b.py").write_text("another script")
     assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
-    assert "2 of 6 runs are measured anew: their scripts or options have changed since" in (
+    assert "2 of 6 runs are measured anew: their scripts' training steps or options have" in (
         capsys.readouterr().out)
     more = place.plan("a", "b", "c", seed_noise=True)
     assert place.run(more, rounds=1, resume=True) == [("c", 1, 123)]
@@ -189,6 +190,56 @@ def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
     (kept,) = read_journal(place.path)
     assert [result.key for result in kept.results if result.record] == [
         *ROUND[:2], *NEXT[:2], ROUND[2], NEXT[2], ("c", 1, 123)]
+
+
+@pytest.fixture
+def steps(place, monkeypatch):
+    """A script's training step is what stands before # in it. All that was traced so far."""
+    asked = []
+
+    def trace(requests):
+        asked.extend(requests)
+        return [Fingerprint("", f"2.13 {each.text.partition(b'#')[0].decode()}")
+                for each in requests]
+
+    monkeypatch.setattr(fingerprint, "trace", trace)
+    monkeypatch.setattr(fingerprint, "REFERENCE", place.folder)
+    for name in "ab":
+        (place.folder / f"{name}.py").write_text(f"train = '{name}'")
+    yield asked
+    fingerprint.read.cache_clear()
+
+
+def test_what_counts_is_the_training_step(place, plan, steps, capsys):
+    """Another file with the same step leaves every run, in the journal, too; another step leaves
+    none, and says so."""
+    assert place.run(plan, rounds=1) == ROUND
+    assert [event["step"] for event in place.events("run")] == [
+        f"2.13 train = '{name}'" for name in "aab"]
+    assert place.events("study")[-1]["steps"]["b"] == "2.13 train = 'b'"
+    assert steps[0].device == "cpu" and steps[0].dtype == "bfloat16"
+    (place.folder / "b.py").write_text("train = 'b'# a comment")
+    assert place.run(plan, rounds=2, resume=True) == NEXT
+    assert "measured anew" not in capsys.readouterr().out and len(steps) == 2
+    assert len(read_journal(place.path)[0].results) == 6
+    (place.folder / "b.py").write_text("train = 'c'# a comment")
+    assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
+    assert "2 of 6 runs are measured anew" in capsys.readouterr().out
+    known = read_journal(place.path)[0].results
+    assert [each.step for each in known if each.name == "b"] == ["2.13 train = 'c'"] * 2
+
+
+def test_a_dry_run_traces_only_what_is_another_file(place, plan, steps, capsys):
+    run.dry_run(Toy(plan), place.setup, 2, resume=False)
+    assert not steps
+    place.run(plan, rounds=1)
+    steps.clear()
+    run.dry_run(Toy(plan), place.setup, 1, resume=True)
+    (place.folder / "b.py").write_text("train = 'c'")
+    assert not steps
+    run.dry_run(Toy(plan), place.setup, 1, resume=True)
+    assert [each.text for each in steps] == [b"train = 'c'"]
+    assert "1 of 3 runs are measured anew" in capsys.readouterr().out
 
 
 def test_a_run_that_left_the_plan_fails_nothing(place):

@@ -1,19 +1,26 @@
 """bench/tables.py: how rows are shown, and what is said of them."""
 
+from dataclasses import replace
+
 import pytest
 from made_up import MACHINE, cells_of, plan_of, rounds_of, write_journal
 
-from bench.journal import read_journal
+from bench import fingerprint
+from bench.journal import read_journal, sha256
 from bench.rows import rows_of
-from bench.study import Column, Table
+from bench.scripts import Scripts
+from bench.study import Column, Table, all_studies
 from bench.tables import (
     cell,
+    excerpts_of,
     full_notes,
     full_table,
     markdown,
     short_table,
+    text_of,
     time_notes,
     time_tables,
+    versions_note,
 )
 
 
@@ -195,3 +202,46 @@ def test_runs_that_set_a_target(tmp_path):
         {"run": "a", "lowest val loss": "7.0000", "tok/sec": "100"},
         {"run": "b", "lowest val loss": "failed: it broke", "tok/sec": ""}]
     assert time_notes(measured, rows)[0] == "Some CPU, PyTorch 2.13; seed 1."
+
+
+def test_an_earlier_version_is_told(tmp_path, monkeypatch):
+    """By the training step of today's script; a line tells it, also where it isn't known. Scripts
+    that aren't ours, and files that are the same, need no look."""
+    plan = plan_of("a", "b", "c", "d", "peer", "none")
+    scripts = dict(a="00_orig", b="05-bfloat16", c="optimizer-muon+data-workers", d="ddp",
+                   peer="hf_trainer.py", none="")
+    plan.runs = [run.but(script=scripts[run.name]) for run in plan.runs]
+    path = write_journal(tmp_path, "x", plan, [dict(name=name) for name in scripts])
+    asked = {}
+
+    def look_up(request, version):
+        asked[version] = request
+        return fingerprint.Fingerprint("", "2.13 1") if version == "2.13" else fingerprint.NotKnown
+
+    monkeypatch.setattr(fingerprint, "look_up", look_up)
+    monkeypatch.setattr(fingerprint, "learn", lambda _: None)
+
+    def told(**steps: str) -> str:
+        (measured,) = read_journal(path)
+        measured.results = [replace(result, step=steps.get(result.name)) for result in
+                            measured.results]
+        return versions_note([measured])
+
+    same = dict.fromkeys("abcd", "2.13 1")
+    assert told(**same) == ""
+    assert told(**same | dict(b="2.13 2")) == "\nMeasured with an earlier version of b.\n"
+    assert told(a="2.13 2", b="2.13 2", c="2.12 1", d="2.13 1") == (
+        "\nMeasured with an earlier version of a, b; with an unknown version of c.\n")
+    assert told(a="2.13 1") == "\nMeasured with an unknown version of b, c, d.\n"
+    assert asked["2.12"].device == "cpu" and asked["2.12"].dtype == "bfloat16"
+    text = Scripts().text("00_orig")
+    plan.runs, sources = plan.runs[:1], dict(a=sha256(text))
+    path = write_journal(tmp_path, "y", plan, [dict(name="a")])
+    path.write_text(path.read_text().replace('"s"', f'"{sources["a"]}"'))
+    assert versions_note(read_journal(path)) == ""
+    path.write_text(path.read_text().replace(sources["a"], "another"))
+    study = all_studies()["variants"]
+    (measured,) = read_journal(path)
+    assert text_of(study, measured).endswith("Measured with an unknown version of a.\n")
+    assert all(text.endswith("Measured with an unknown version of a.\n")
+               for text in excerpts_of(study, measured).values())

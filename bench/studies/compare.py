@@ -105,8 +105,7 @@ def differences(one, other, pairs: list[Pair], setup) -> list[tuple]:
              for each in (one, other)]
     lines += [(f"products in {name}, TFLOP/s", rates[0].get(name, ""), rates[1].get(name, ""))
               for name in rates[0] | rates[1]]
-    changed = [pair.one.label for pair in pairs if
-               one.sources.get(pair.one.run.name) != other.sources.get(pair.one.run.name)]
+    changed = [pair.one.label for pair in pairs if one.of_another_version(other, pair.one.run.name)]
     if changed:
         lines.append(("another version of", ", ".join(changed), ""))
     if one.data != other.data:

@@ -44,20 +44,17 @@ def without_techniques(setup: Setup, base: Run) -> list[Run]:
     scripts, runs = setup.scripts, []
     rungs = scripts.rungs()[:-1]
     for rung in scripts.chosen(setup.args.rungs, rungs):
-        k = rung.tags["rung"]
-        if k == 0:
+        if rung.tags["rung"] == 0:
             continue  # 00 has no technique; `base` runs in any case
-        name, error = f"without-{rung.name}", None
+        script, error = f"{base.script} without {rung.script}", None
         try:
-            # base: the stage with the technique; ours: `base`; theirs: the stage before it
-            scripts.own[name] = stack.merge(
-                scripts.text(rung.script), scripts.text(base.script),
-                scripts.text(rungs[k - 1].script), name)
+            scripts.text(script)
         except stack.Conflict:
             error = "conflict: later patches build on the lines that it changes"
         runs.append(rung.but(
-            name=name, label=f"without {rung.label}", script=name, published=None,
-            expected=base.expected, compared_to=base.name, options=base.options, error=error,
+            name=f"without-{rung.name}", label=f"without {rung.label}", script=script,
+            published=None, expected=base.expected, compared_to=base.name, options=base.options,
+            error=error,
             tags={"rung": None, "without": rung.name}))
     return runs
 
