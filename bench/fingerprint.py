@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import processes
-from bench.common import BUILD, REFERENCE, ROOT, UserError, write_whole
+from bench.common import BUILD, REFERENCE, ROOT, UserError, read_kept, write_whole
+from bench.study import trained_in
 
 NAME = "fingerprints.json"  # in results/reference and in build: what was traced before
 ROOTS = "train", "GPTModel", "Config", "keep_memory"
@@ -51,7 +52,7 @@ def of_run(text: bytes, run, plan, options: list[str], machine: dict) -> Request
     options = [*plan.options, *options, *run.options]
     if machine["device"] != "cpu" and not any(each.startswith("--model") for each in options):
         options = ["--model", "gpt2", *options]  # a trace itself is on a CPU, where it isn't so
-    return Request(text, tuple(options), machine["device"], machine.get("dtype") or "bfloat16")
+    return Request(text, tuple(options), machine["device"], trained_in(machine))
 
 
 # ---- What a training step reaches --------------------------------------------------------------
@@ -201,10 +202,7 @@ def version() -> str:
 
 @cache
 def read(path: Path) -> dict:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
+    return read_kept(path)
 
 
 def as_lines(entries: dict) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import fingerprint, processes, speed
-from bench.common import REFERENCE, ROOT, UserError, write_whole
+from bench.common import REFERENCE, ROOT, UserError, read_kept, write_whole
 from bench.fingerprint import Request, as_lines
 from bench.memory import Need, need
 from bench.scripts import Scripts
@@ -172,7 +172,7 @@ def kept(scripts: Scripts, script: str | Path, options: list[str], folder: Path
          ) -> Prediction | None:
     """What was predicted before, maybe for an earlier version of the script. Raises StackError."""
     try:
-        saved = read(folder)[key_of(scripts, script, options)]
+        saved = read_kept(folder / NAME)[key_of(scripts, script, options)]
         needs = {int(size): Need(*each) for size, each in saved["needs"].items()}
         works = {size: {part: {name: [float(a), float(b), float(c)] for name, (a, b, c) in
                                saved["works"][str(size)][part].items()}
@@ -184,16 +184,9 @@ def kept(scripts: Scripts, script: str | Path, options: list[str], folder: Path
         return None
 
 
-def read(folder: Path) -> dict:
-    try:
-        return dict(json.loads((folder / NAME).read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
-
-
 def keep(results: Path, made: dict[str, Prediction], only: bool = False) -> None:
     """Adds what was predicted to what is kept; `only` that stays."""
-    entries = {} if only else read(results)
+    entries = {} if only else read_kept(results / NAME)
     entries |= {key: each._asdict() for key, each in made.items()}
     write_whole(results / NAME, as_lines(entries))
 
@@ -225,7 +218,8 @@ def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], re
     graphs: dict[str, list[str]] = {}  # the keys of each
     for key, each in zip(keys, found, strict=True):
         graphs.setdefault(each.graph if each else key, []).append(key)
-    before, after, failed, done = read(results) or read(REFERENCE), {}, [], 0
+    before = read_kept(results / NAME) or read_kept(REFERENCE / NAME)
+    after, failed, done = {}, [], 0
 
     def one(key: str) -> Prediction | str:
         text, options = keys[key]
