@@ -9,7 +9,7 @@ import re
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
@@ -102,7 +102,7 @@ def plan(model: nn.Module, inputs: tuple) -> tuple:
         if len(outputs) > 1:
             raise NotImplementedError("a model with several results can't be traced")
         known = (
-            graph.print_readable(print_output=False),
+            *(part.code for part in graph.modules() if isinstance(part, fx.GraphModule)),
             *((each.shape, each.stride(), each.dtype, each.requires_grad)
               for each in example_inputs),
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))

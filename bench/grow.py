@@ -31,7 +31,6 @@ def grow(fewer: list[int], more: list[int], layers: int) -> list[int]:
     small, large = signed_sizes(fewer), signed_sizes(more)
     targets, of_fewer = made_by(more), made_by(fewer)
     regions = repetitions(small, large)
-    steps = {sign * region.period for region in regions for sign in (-1, 1)}
     slots: list[tuple[int, int]] = []  # size, or -size of what is released; where that was made
     position, before = 0, 0  # in the larger list, and in the smaller one
     for start, period, count in [*regions, Region(len(large), 0, 0)]:
@@ -45,30 +44,38 @@ def grow(fewer: list[int], more: list[int], layers: int) -> list[int]:
         before += start - position
         end, its_end = start + period * count, before + period * (count - 1)
         repeated = [repeat(targets[start + i:end:period], of_fewer[before + i:its_end:period],
-                           steps, layers) for i in range(period)]
+                           regions, layers) for i in range(period)]
         slots += [(int(large[start + i]), repeated[i][number])
                   for number in range(count + layers * bool(count)) for i in range(period)]
         position, before = end, its_end
     return events_of(slots)
 
 
-def repeat(targets: list[int], of_fewer: list[int], steps: set[int], layers: int) -> list[int]:
+def repeat(targets: list[int], of_fewer: list[int], regions: list[Region],
+           layers: int) -> list[int]:
     """What the repetitions of one release release, with so many further layers; by the same with
     one layer more and one less. The first and the last ones may be odd; between them each
-    repetition is a step away from the one before. Raises ValueError."""
+    repetition is a period away from the one before. Raises ValueError."""
     if targets[0] < 0:
         return [-1] * (len(targets) + layers)
+    found = []
     for i in range(1, len(targets)):  # was the i-th one inserted?
         step = targets[i] - targets[i - 1]
-        more = {own - other for own, other in zip(targets[:i], of_fewer, strict=False)}
-        more |= {own - other - step
-                 for own, other in zip(targets[i:], of_fewer[i - 1:], strict=True)}
-        if step in steps and len(more) == 1:
-            moved = layers * more.pop()
-            return [*(target + moved for target in targets[:i]),
-                    *(targets[i - 1] + moved + step * k for k in range(1, layers + 1)),
-                    *(target + moved + layers * step for target in targets[i:])]
-    raise ValueError("layers release what can't be told")
+        if abs(step) in {nearest(regions, target).period for target in targets[i - 1:i + 1]}:
+            first = [own + layers * (own - other)
+                     for own, other in zip(targets[:i], of_fewer, strict=False)]
+            last = [own + layers * (own - other)
+                    for own, other in zip(targets[i:], of_fewer[i - 1:], strict=True)]
+            between = [first[-1] + step * k for k in range(1, layers + 1)]
+            found.append([*first, *between, *last])
+    if not found or any(each != found[0] for each in found):
+        raise ValueError("layers release what can't be told")
+    return found[0]
+
+
+def nearest(regions: list[Region], position: int) -> Region:
+    return min(regions, key=lambda each: max(
+        each.start - position, position - each.start - each.period * each.count, 0))
 
 
 def events_of(slots: list[tuple[int, int]]) -> list[int]:
@@ -76,20 +83,35 @@ def events_of(slots: list[tuple[int, int]]) -> list[int]:
     events, there = [], {}
     made = released = 0
     for position, (size, target) in enumerate(slots):
-        if size > 0:
-            goes_on = size % 2
-            if goes_on and released // 2 != size // 2:
-                raise ValueError("layers use a storage again that isn't there")
-            made += 1
-            there[position] = made, size
-            events.append(0 if goes_on else size // 2)
-            released = 0
-        else:
+        if size < 0:
             number, released = there.pop(target, (0, 0))
-            if released != -size:
+            if released != -size // 2:
                 raise ValueError("layers release what isn't there")
             events.append(-number)
+            continue
+        made += 1
+        there[position] = made, size // 2
+        events.append(size // 2)
+        if size % 2:
+            if released != size // 2:
+                raise ValueError("layers use a storage again that isn't there")
+            events[-1] = 0
+        released = 0
     return events
+
+
+def in_order(events: list[int]) -> list[int]:
+    """The events where what is released at one time is released in the order in which it was made.
+    For memory that is the same, but autograd's order among many gradients isn't regular."""
+    found, run = [], []
+    for i, event in enumerate([*events, 1]):
+        goes_on = i + 1 < len(events) and events[i + 1] == 0
+        if event < 0 and not goes_on:
+            run.append(event)
+        else:
+            found += [*sorted(run, reverse=True), event]
+            run = []
+    return found[:-1]
 
 
 def of_storages(events: list[int]) -> list[int]:
@@ -111,14 +133,14 @@ def of_storages(events: list[int]) -> list[int]:
 
 def signed_sizes(events: list[int]) -> np.ndarray:
     """Twice the size of what is made, one more where it goes on in the storage of what was released
-    just before; -that of what is released."""
+    just before; - twice the size of what is released."""
     made, signed = [], []
     for event in events:
         if event < 0:
-            signed.append(-made[-event - 1])
+            signed.append(-2 * made[-event - 1])
         else:
-            made.append(2 * event if event else -signed[-1] // 2 * 2 + 1)
-            signed.append(made[-1])
+            made.append(event or -signed[-1] // 2)
+            signed.append(2 * made[-1] + (event == 0))
     return np.array(signed)
 
 

@@ -1,9 +1,9 @@
 """What a script does on a GPU that isn't there: its own training steps, run on tensors without
 storage (device "meta").
 
-    echo '{"script": "00_orig.py", "options": [], "batches": [8, 16]}' | python -m bench.trace
+    echo '{"script": "00_orig.py", "options": [], "batch": 8}' | python -m bench.trace
 
-It answers each line with one: {"traces": [[8, {...}], [16, {...}]]}, or {"error": "..."}.
+It answers each line with one: {"trace": {...}}, or {"error": "..."}; bench.tracing asks it.
 
 Each storage is noted when it is made and when it dies, and of each kernel how many floating-point
 operations it does and how many bytes it reads and writes. What is as on CUDA: dropout keeps a mask
@@ -21,6 +21,7 @@ import math
 import os
 import sys
 import weakref
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -41,7 +42,7 @@ from torch.utils.flop_counter import flop_registry
 
 from bench.common import load_script
 from bench.compiled import aten, compile_only_models, dropout, flash_attention, key_of, linear
-from bench.grow import grow, of_storages
+from bench.grow import grow, in_order, of_storages
 
 WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,096 KiB, 8 × 16 KiB
 STEPS = 3
@@ -322,19 +323,20 @@ def in_place_of_pytorch() -> contextlib.ExitStack:
     """While it is open, all that a script takes from PyTorch and that can't be traced as it is, is
     replaced; it has to be opened before the script is loaded, which may import these names."""
     stack = contextlib.ExitStack()
-    kernels = torch.optim.optimizer._get_foreach_kernels_supported_devices
+    optimizers = import_module("torch.optim.optimizer")  # torch.optim hides its name
+    kernels = optimizers._get_foreach_kernels_supported_devices
     for name, own in (
             ("torch.compile", compile_only_models), ("torch.autocast", Autocast),
             ("torch.nn.parallel.DistributedDataParallel", Buckets),
             ("torch.distributed.fsdp.fully_shard", shares),
             ("torch.autograd.graph.save_on_cpu", kept_elsewhere),
             ("torch.UntypedStorage.resize_", lambda *args: Notes.current.resize(*args)),
-            # On CUDA an optimizer works on all tensors at once unless it is told not to.
-            ("torch.optim.optimizer._get_foreach_kernels_supported_devices",
-             lambda: [*kernels(), "meta"]),
             ("torch.optim.adam._device_dtype_check_for_fused", lambda *_, **__: None)):
         stack.enter_context(mock.patch(name, own))
     stack.enter_context(mock.patch("torch.meta", NO_STREAMS, create=True))
+    # On CUDA an optimizer works on all tensors at once unless it is told not to.
+    stack.enter_context(mock.patch.object(
+        optimizers, "_get_foreach_kernels_supported_devices", lambda: [*kernels(), "meta"]))
 
     def updating(change: int):
         def hook(*_):
@@ -414,7 +416,7 @@ def trace(module, options: list[str], batch: int, layers: int | None = None) -> 
     if len(notes.work) != STEPS + 4:  # now() is asked before, after each step, and at log lines
         raise NotImplementedError("its loop takes the time in another way than 00's")
     *_, step, evaluation, _ = notes.work
-    return Trace(run.events, step, evaluation, config.batch_size * config.context_length,
+    return Trace(in_order(run.events), step, evaluation, config.batch_size * config.context_length,
                  module.count_parameters(model, config)[1])
 
 
@@ -440,7 +442,7 @@ def begin_ranks() -> None:
 
 
 def answer(request: dict) -> dict:
-    """What a request gets: {"traces": [[batch, Trace], ...]}, or an error in a line."""
+    """What a request gets: the trace, or an error in a line."""
     traced_by = ".".join(torch.__version__.split(".")[:2])
     if traced_by != PYTORCH:
         return dict(error=f"predictions can be made anew with PyTorch {PYTORCH}, not with"
@@ -454,14 +456,12 @@ def answer(request: dict) -> dict:
     try:
         with contextlib.redirect_stdout(io.StringIO()), in_place_of_pytorch():
             module = load_script(Path(request["script"]))
-            traces = [(batch, trace(module, request["options"], batch))
-                      for batch in request["batches"]]
+            found = trace(module, request["options"], request["batch"])
     except (Exception, SystemExit) as error:
         error = getattr(error, "inner_exception", error)  # of the compiler's
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return dict(error=lines[0])
-    return dict(traces=[(batch, each._asdict() | dict(events=of_storages(each.events)))
-                        for batch, each in traces])
+    return dict(trace=found._replace(events=of_storages(found.events))._asdict())
 
 
 def main() -> None:
