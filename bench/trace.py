@@ -43,6 +43,7 @@ from torch.utils.flop_counter import flop_registry
 from bench.common import load_script
 from bench.compiled import aten, compile_only_models, dropout, flash_attention, key_of, linear
 from bench.grow import grow, in_order, of_storages
+from bench.processes import error_line
 
 WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,096 KiB, 8 × 16 KiB
 STEPS = 3
@@ -50,10 +51,14 @@ VERSION = 2  # raise it when a trace tells something else of the same script: ke
 # Operators that read, or in their backward pass write, one element or row for each index.
 ONE_OF_A_ROW = ("embedding", "gather", "index", "index_select", "nll_loss_backward",
                 "nll_loss_forward")
-GROWN_FROM = 4, 5  # layers: with fewer, what the first and the last do differently is all there is
+# Layers of the models from which one of many is grown: with fewer than four, what the first and the
+# last do differently is all there is; by the third it is tested.
+GROWN_FROM = 4, 5, 6
 PYTORCH = "2.13"  # whose compiler and optimizers bench.compiled and this know from within
 WORLD_SIZE = 4  # of 02, whose memory doesn't depend on it unless a variant shards
+# PyTorch's own, before in_place_of_pytorch().
 real_autocast, resize = torch.autocast, torch.UntypedStorage.resize_
+real_fully_shard = fsdp.fully_shard
 
 
 def is_meta(value) -> bool:
@@ -301,7 +306,7 @@ def shares(module: nn.Module, offload_policy=None, **how) -> nn.Module:
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group  # not a public name
 
     _fsdp_param_group.FSDPParamGroup._validate_no_meta_params = lambda _: None
-    return fsdp.fully_shard(module, offload_policy=offload_policy or fsdp.OffloadPolicy(), **how)
+    return real_fully_shard(module, offload_policy=offload_policy or fsdp.OffloadPolicy(), **how)
 
 
 class NoStream(torch.cpu.Stream):
@@ -386,19 +391,32 @@ class Trace(NamedTuple):
     tokens: int  # of a step on one GPU
     flops_per_token: int
 
+    def is_like(self, other: "Trace") -> bool:
+        """The same events; figures of the work to a ten-thousandth, since a few bytes aren't
+        linear: those of seeds that dropout shares."""
+        def figures(each: Trace) -> list:
+            return [figure for work in (each.step, each.evaluation) for name in sorted(work)
+                    for figure in (name, *work[name])]
+
+        pairs = list(zip(figures(self), figures(other), strict=False))
+        return (self.events == other.events and len(figures(self)) == len(figures(other))
+                and all(a == b if isinstance(a, str) else math.isclose(a, b, rel_tol=1e-4)
+                        for a, b in pairs))
+
 
 def trace(module, options: list[str], batch: int, layers: int | None = None) -> Trace:
     """Of a script's own train(): a step, an evaluation of one batch of each text, further steps, an
     evaluation. The epoch's sample is left out: it takes less memory than an evaluation.
 
-    A model of many layers is grown from two that have few, if these repeat each other; the same
-    comes out. Else, or if so many `layers` are given, it is traced as it is.
+    A model of more layers than GROWN_FROM together is grown, if the layers of those models repeat
+    each other. Else, or if so many `layers` are given, it is traced as it is.
     """
     config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
-    if layers is None and config.layers > GROWN_FROM[0] + GROWN_FROM[1]:
-        small, large = (trace(module, options, batch, few) for few in GROWN_FROM)
+    if layers is None and config.layers > sum(GROWN_FROM):
+        small, large, larger = (trace(module, options, batch, few) for few in GROWN_FROM)
         with contextlib.suppress(ValueError):
-            return grown(small, large, config.layers - GROWN_FROM[1])
+            if grown(small, large, 1).is_like(larger):
+                return grown(large, larger, config.layers - GROWN_FROM[-1])
     config.layers = layers or config.layers
     if getattr(config, "dtype", None) == "auto":  # that of the GPU, whatever this computer has
         config.dtype, config.dtype_reason = "bfloat16", "predicted"
@@ -453,11 +471,15 @@ def answer(request: dict) -> dict:
                    torch.backends.cuda.enable_mem_efficient_sdp,
                    torch.backends.cuda.enable_cudnn_sdp):
         enable(True)
+    said = io.StringIO()
     try:
-        with contextlib.redirect_stdout(io.StringIO()), in_place_of_pytorch():
+        with (contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said),
+              in_place_of_pytorch()):
             module = load_script(Path(request["script"]))
             found = trace(module, request["options"], request["batch"])
-    except (Exception, SystemExit) as error:
+    except SystemExit:  # an option that the script doesn't take
+        return dict(error=error_line(said.getvalue()))
+    except Exception as error:
         error = getattr(error, "inner_exception", error)  # of the compiler's
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return dict(error=lines[0])
