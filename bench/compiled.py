@@ -45,37 +45,18 @@ class NoKernels:
         return kernel
 
 
-class Lowering(GraphLowering):
-    """PyTorch's, with numbers of five digits in names: it goes by the names' order in places, so
-    that buf10 would come before buf9, and a layer would differ from the one before it."""
-
-    def qualify_name(self, name: str) -> str:
-        return super().qualify_name(five_digits(name) if re.match(r"(buf|op)\d", name) else name)
-
-
-def five_digits(name: str) -> str:
-    return re.sub(r"\d+$", lambda number: number[0].zfill(5), name)
-
-
 def program(graph, inputs: list, is_backward: bool):
     """The compiler's program of a graph, to be called with a list of tensors without storage."""
     with V.set_fake_mode(detect_fake_mode(inputs)), V.set_debug_handler(DebugContext()):
         compile_fx.view_to_reshape(graph)
         compile_fx._recursive_post_grad_passes(graph, is_inference=False)
-        for node in graph.graph.nodes:
-            node._rename(five_digits(node.name))
-            if node.op == "placeholder":
-                node.target = node.name
-        lowering = Lowering(graph, example_inputs=inputs, is_backward=is_backward)
+        lowering = GraphLowering(graph, example_inputs=inputs, is_backward=is_backward)
         with V.set_graph_handler(lowering):
             lowering.run(*inputs)
             code, _ = lowering.codegen()
-    scope = {"__name__": "compiled", "goes_on": lambda tensor: _get_current_dispatch_mode().go_on(
-        tensor)}
+    scope = {"__name__": "compiled"}
     with mock.patch("torch._inductor.async_compile.AsyncCompile", NoKernels):
-        # Where a storage is taken for another buffer.
-        exec(re.sub(r"^( +)(\w+) = (.*?);?  # reuse$", r"\1\2 = \3; goes_on(\2)", code.value,
-                    flags=re.MULTILINE), scope)
+        exec(code.value, scope)
     scope["empty_strided_cpu"] = lambda size, stride, dtype: torch.empty_strided(
         size, stride, dtype=dtype, device="meta")
     scope["assert_size_stride"] = lambda *_: None  # without storage an operator may lay out others

@@ -24,7 +24,6 @@ import weakref
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -42,18 +41,13 @@ from torch.utils.flop_counter import flop_registry
 
 from bench.common import load_script
 from bench.compiled import aten, compile_only_models, dropout, flash_attention, key_of, linear
-from bench.grow import grow, in_order, of_storages
 from bench.processes import error_line
 
 WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,096 KiB, 8 × 16 KiB
 STEPS = 3
-VERSION = 2  # raise it when a trace tells something else of the same script: kept ones are dropped
 # Operators that read, or in their backward pass write, one element or row for each index.
 ONE_OF_A_ROW = ("embedding", "gather", "index", "index_select", "nll_loss_backward",
                 "nll_loss_forward")
-# Layers of the models from which one of many is grown: with fewer than four, what the first and the
-# last do differently is all there is; by the third it is tested.
-GROWN_FROM = 4, 5, 6
 PYTORCH = "2.13"  # whose compiler and optimizers bench.compiled and this know from within
 WORLD_SIZE = 4  # of 02, whose memory doesn't depend on it unless a variant shards
 # PyTorch's own, before in_place_of_pytorch().
@@ -140,8 +134,7 @@ class Autocast(real_autocast):
 
 
 class Notes(TorchDispatchMode):
-    """`events`: a storage's size in bytes when it is made, -k when the k-th one dies, and 0 after
-    that where something else goes on in it (bench.grow).
+    """`events`: a storage's size in bytes when it is made, -k when the k-th one dies.
 
     `work`: what was done from each mark() to the next, as {"KIND PRECISION": [kernels,
     floating-point operations, bytes read and written]}. KIND is products (of linear layers), head
@@ -251,13 +244,6 @@ class Notes(TorchDispatchMode):
         self.events.append(size)
         self.made += 1
         return self.made
-
-    def go_on(self, tensor: torch.Tensor) -> None:
-        """What stood in its storage is released, and something else takes its place there."""
-        key = key_of(tensor)
-        number, reference = self.live[key]
-        self.events.append(-number)
-        self.live[key] = self.add(0), reference
 
     def note(self, tensor: torch.Tensor) -> None:
         tensor = getattr(tensor, "_local_tensor", tensor)  # of weights that ranks share, its own
@@ -382,42 +368,16 @@ class Run:
         self.events = list(self.notes.events)
 
 
-class Trace(NamedTuple):
-    """What is known of training at a batch size."""
+def trace(module, options: list[str], batch: int) -> dict:
+    """What is known of training at a batch size, by a script's own train(): a step, an
+    evaluation of one batch of each text, further steps, an evaluation. The epoch's sample is left
+    out: it takes less memory than an evaluation.
 
-    events: list[int]  # of Notes
-    step: dict  # the work of one, of Notes
-    evaluation: dict  # that of one
-    tokens: int  # of a step on one GPU
-    flops_per_token: int
-
-    def is_like(self, other: "Trace") -> bool:
-        """The same events; figures of the work to a ten-thousandth, since a few bytes aren't
-        linear: those of seeds that dropout shares."""
-        def figures(each: Trace) -> list:
-            return [figure for work in (each.step, each.evaluation) for name in sorted(work)
-                    for figure in (name, *work[name])]
-
-        pairs = list(zip(figures(self), figures(other), strict=False))
-        return (self.events == other.events and len(figures(self)) == len(figures(other))
-                and all(a == b if isinstance(a, str) else math.isclose(a, b, rel_tol=1e-4)
-                        for a, b in pairs))
-
-
-def trace(module, options: list[str], batch: int, layers: int | None = None) -> Trace:
-    """Of a script's own train(): a step, an evaluation of one batch of each text, further steps, an
-    evaluation. The epoch's sample is left out: it takes less memory than an evaluation.
-
-    A model of more layers than GROWN_FROM together is grown, if the layers of those models repeat
-    each other. Else, or if so many `layers` are given, it is traced as it is.
+    `events` and the `work` of a step and of an evaluation are those of Notes; `tokens` are those of
+    a step on one GPU. A model of few layers can't stand for one of many: the compiler takes one of
+    four orders of a whole graph's kernels, by the memory that each would take.
     """
     config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
-    if layers is None and config.layers > sum(GROWN_FROM):
-        small, large, larger = (trace(module, options, batch, few) for few in GROWN_FROM)
-        with contextlib.suppress(ValueError):
-            if grown(small, large, 1).is_like(larger):
-                return grown(large, larger, config.layers - GROWN_FROM[-1])
-    config.layers = layers or config.layers
     if getattr(config, "dtype", None) == "auto":  # that of the GPU, whatever this computer has
         config.dtype, config.dtype_reason = "bfloat16", "predicted"
     config.device = torch.device("meta")
@@ -434,23 +394,10 @@ def trace(module, options: list[str], batch: int, layers: int | None = None) -> 
     if len(notes.work) != STEPS + 4:  # now() is asked before, after each step, and at log lines
         raise NotImplementedError("its loop takes the time in another way than 00's")
     *_, step, evaluation, _ = notes.work
-    return Trace(in_order(run.events), step, evaluation, config.batch_size * config.context_length,
-                 module.count_parameters(model, config)[1])
-
-
-def grown(small: Trace, large: Trace, layers: int) -> Trace:
-    """With so many further layers than `large`, which has one more than `small`. Raises ValueError
-    where the layers don't repeat each other."""
-    def work(one: dict, other: dict) -> dict:
-        if one.keys() != other.keys():
-            raise ValueError("a further layer has other kernels")
-        return {name: [b + layers * (b - a) for a, b in zip(one[name], other[name], strict=True)]
-                for name in other}
-
-    flops = large.flops_per_token - small.flops_per_token
-    return Trace(grow(small.events, large.events, layers), work(small.step, large.step),
-                 work(small.evaluation, large.evaluation), large.tokens,
-                 large.flops_per_token + layers * flops)
+    return dict(
+        events=run.events, step=step, evaluation=evaluation,
+        tokens=config.batch_size * config.context_length,
+        flops_per_token=module.count_parameters(model, config)[1])
 
 
 def begin_ranks() -> None:
@@ -476,14 +423,13 @@ def answer(request: dict) -> dict:
         with (contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said),
               in_place_of_pytorch()):
             module = load_script(Path(request["script"]))
-            found = trace(module, request["options"], request["batch"])
+            return dict(trace=trace(module, request["options"], request["batch"]))
     except SystemExit:  # an option that the script doesn't take
         return dict(error=error_line(said.getvalue()))
     except Exception as error:
         error = getattr(error, "inner_exception", error)  # of the compiler's
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return dict(error=lines[0])
-    return dict(trace=found._replace(events=of_storages(found.events))._asdict())
 
 
 def main() -> None:

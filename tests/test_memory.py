@@ -18,7 +18,6 @@ from bench.fingerprint import Fingerprint
 from bench.memory import GB, MIB, Allocator, DoesNotFit, Need, need, simulate
 from bench.predictions import (
     TRACED,
-    ask,
     at_batch,
     earlier,
     key_of,
