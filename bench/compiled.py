@@ -4,13 +4,12 @@ The compiler plans the graphs of a step, and its own program is run with the ker
 plans for a CPU, wherever this runs: fusions, and so some temporaries, may differ from a GPU's.
 """
 
-import contextlib
 import copy
 import re
 from unittest import mock
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
@@ -65,38 +64,39 @@ def program(graph, inputs: list, is_backward: bool):
 
 
 class Planned(Exception):
-    """Both programs are there."""
+    """The programs are there; `plan` tells them."""
+
+    def __init__(self, plan: tuple):
+        self.plan = plan
+
+
+PLANS: dict[tuple, tuple] = {}  # many scripts have the same graphs
 
 
 def plan(model: nn.Module, inputs: tuple) -> tuple:
     """(the compiler's programs for forward and backward of `model` on inputs of these shapes; which
     of its parameters, buffers and inputs the forward one takes, in which order)."""
-    programs, order, places = {}, [], {}
-
-    def compiler(name: str):
-        def compile(graph, example_inputs):
-            programs[name] = program(graph, example_inputs, name == "backward")
-
-            def run(tensors: list):
-                order.extend(places[key_of(each)] for each in tensors)
-                raise Planned
-
-            return make_boxed_func(lambda *tensors: run(tensors))
-
-        return compile
-
-    def partition(graph, joint_inputs, **how):
-        with V.set_fake_mode(detect_fake_mode(joint_inputs)):
-            joint_graph_passes(graph)
-        return min_cut_rematerialization_partition(graph, joint_inputs, compiler="inductor", **how)
+    places: dict[int, int] = {}
 
     def backend(graph, example_inputs):
         (outputs,) = graph.graph.find_nodes(op="output")[0].args
         if len(outputs) > 1:
             raise NotImplementedError("a model with several results can't be traced")
-        return aot_module_simplified(
-            graph, example_inputs, compiler("forward"), compiler("backward"), partition,
-            select_decomp_table())
+        known = (
+            *(part.code for part in graph.modules() if isinstance(part, fx.GraphModule)),
+            *((each.shape, each.stride(), each.dtype, each.requires_grad)
+              for each in example_inputs),
+            torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+
+        def planned(*tensors):
+            own = [key_of(each) for each in tensors]
+            if known not in PLANS:
+                forward, backward, taken = compile_graph(graph, example_inputs, tensors)
+                PLANS[known] = forward, backward, [own.index(each) for each in taken]
+            *programs, order = PLANS[known]
+            raise Planned((*programs, [places[own[i]] for i in order]))
+
+        return planned
 
     def like(tensor):
         new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")  # never touched
@@ -119,9 +119,42 @@ def plan(model: nn.Module, inputs: tuple) -> tuple:
             for tensors in (part._parameters, part._buffers):
                 tensors.update((name, new[old]) for name, old in tensors.items() if old is not None)
         torch._dynamo.reset()
-        with contextlib.suppress(Planned):
+        try:
             real_compile(own, backend=backend, fullgraph=True)(*map(like, inputs))
-    return programs["forward"], programs["backward"], order
+        except Planned as done:
+            return done.plan
+    raise NotImplementedError("a model that isn't one graph can't be traced")
+
+
+def compile_graph(graph, example_inputs: list, tensors: tuple) -> tuple:
+    """(the compiler's programs for forward and backward of a graph, keys of those of `tensors` that
+    the forward one takes, in its order)."""
+    programs = {}
+
+    def compiler(name: str):
+        def compile(graph, example_inputs):
+            programs[name] = program(graph, example_inputs, name == "backward")
+
+            def run(tensors: list):
+                raise Planned(tuple(map(key_of, tensors)))
+
+            return make_boxed_func(lambda *tensors: run(tensors))
+
+        return compile
+
+    def partition(graph, joint_inputs, **how):
+        with V.set_fake_mode(detect_fake_mode(joint_inputs)):
+            joint_graph_passes(graph)
+        return min_cut_rematerialization_partition(graph, joint_inputs, compiler="inductor", **how)
+
+    function = aot_module_simplified(
+        graph, example_inputs, compiler("forward"), compiler("backward"), partition,
+        select_decomp_table())
+    try:
+        function(*tensors)
+    except Planned as done:
+        return programs["forward"], programs["backward"], done.plan
+    raise NotImplementedError("a graph that isn't one program can't be traced")
 
 
 def key_of(tensor: torch.Tensor) -> int:

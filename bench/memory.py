@@ -128,7 +128,8 @@ class Need(NamedTuple):
 def need(events: list[int]) -> Need:
     """By halving: the least capacity at which the events come to their end, in whole segments."""
     free = simulate(events)
-    low, high = 0, free.peak_reserved // (2 * MIB)  # it doesn't fit low, it fits high
+    # It doesn't fit low, it fits high.
+    low, high = -(-free.peak_allocated // (2 * MIB)) - 1, free.peak_reserved // (2 * MIB)
     while high - low > 1:
         middle = (low + high) // 2
         try:

@@ -6,20 +6,19 @@ this is of. It stays when the script changes, and says then that it is of an ear
 """
 
 import json
-import sys
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from bench import fingerprint, processes, speed
-from bench.common import REFERENCE, ROOT, UserError, read_kept, write_whole
+from bench.common import REFERENCE, UserError, read_kept, write_whole
 from bench.fingerprint import Request, as_lines
 from bench.memory import Need, need
 from bench.scripts import Scripts
 from bench.speed import TERA, Card
+from bench.tracing import ask, ask_each
 
 BATCHES = [2**k for k in range(10)]
 OTHERS = 614  # MiB: the driver's own, its kernels, and a display
@@ -87,21 +86,6 @@ def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
     return events
 
 
-def ask(text: bytes, options: list[str], batches: Sequence[int]) -> dict[int, dict]:
-    """What bench.trace.trace tells, by the batch size. Raises UserError."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = Path(folder, "script.py")
-        script.write_bytes(text)
-        request = dict(script=str(script), options=options, batches=batches)
-        code, out, err = processes.run_child(
-            [sys.executable, "-m", "bench.trace", json.dumps(request)], ROOT,
-            OMP_NUM_THREADS="1")  # it computes nothing
-    if code:
-        told = processes.error_line(err or f"ended by {code}")
-        raise UserError(f"what it takes can't be predicted: {told}")
-    return dict(json.loads(out))
-
-
 def predict(scripts: Scripts, script: str | Path, options: list[str], results: Path,
             smallest: int | None = None, batch: int | None = None, anew: bool = False
             ) -> Prediction:
@@ -145,14 +129,12 @@ def extended(known: Prediction, text: bytes, options: list[str], smallest: int |
     small = smallest is not None and smallest < known.needs[TRACED[0]].least
     wanted = [size for size in BATCHES if small or size > TRACED[0]] + [batch] * bool(batch)
     needs = dict(known.needs)
-    for size in wanted:
-        try:
-            if size not in needs:
-                (trace,) = ask(text, options, [size]).values()
-                needs[size] = need(trace["events"])
-        except UserError:  # such as a batch that isn't a multiple of --micro-batches
-            if size == batch:
-                raise
+    traces = ask_each(text, options, [size for size in wanted if size not in needs])
+    for size, trace in traces.items():
+        if not isinstance(trace, UserError):
+            needs[size] = need(trace["events"])
+        elif size == batch:  # else it may be one that isn't a multiple of --micro-batches
+            raise trace
     return known if needs == known.needs else known._replace(
         needs={size: needs[size] for size in sorted(needs)})
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bench.common import ROOT, UserError, relative
 
@@ -72,6 +72,18 @@ def end_children() -> None:
     """Ends those that other threads wait for."""
     for child in list(running):
         child.terminate()
+
+
+def start(command: list, errors: IO[str], **environment: str) -> subprocess.Popen:
+    """A child that is asked through its input, and writes to `errors`. It ends when this process
+    does: when it finds no more input; not sooner, since Linux would end it with the thread that
+    started it."""
+    child = subprocess.Popen(
+        [str(part) for part in command], env=os.environ | environment, cwd=ROOT, text=True,
+        encoding="utf-8", errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=errors, start_new_session=True)
+    running.add(child)
+    return child
 
 
 def run_child(

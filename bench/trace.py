@@ -1,7 +1,9 @@
 """What a script does on a GPU that isn't there: its own training steps, run on tensors without
 storage (device "meta").
 
-    python -m bench.trace '{"script": "00_orig.py", "options": [], "batches": [8, 16]}'
+    echo '{"script": "00_orig.py", "options": [], "batch": 8}' | python -m bench.trace
+
+It answers each line with one: {"trace": {...}}, or {"error": "..."}; bench.tracing asks it.
 
 Each storage is noted when it is made and when it dies, and of each kernel how many floating-point
 operations it does and how many bytes it reads and writes. What is as on CUDA: dropout keeps a mask
@@ -19,6 +21,7 @@ import math
 import os
 import sys
 import weakref
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -27,6 +30,10 @@ import numpy as np
 import torch
 from torch import nn
 from torch.distributed import fsdp
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
@@ -34,15 +41,18 @@ from torch.utils.flop_counter import flop_registry
 
 from bench.common import load_script
 from bench.compiled import aten, compile_only_models, dropout, flash_attention, key_of, linear
+from bench.processes import error_line
 
 WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,096 KiB, 8 × 16 KiB
 STEPS = 3
-VERSION = 2  # raise it when a trace tells something else of the same script: kept ones are dropped
 # Operators that read, or in their backward pass write, one element or row for each index.
 ONE_OF_A_ROW = ("embedding", "gather", "index", "index_select", "nll_loss_backward",
                 "nll_loss_forward")
+PYTORCH = "2.13"  # whose compiler and optimizers bench.compiled and this know from within
 WORLD_SIZE = 4  # of 02, whose memory doesn't depend on it unless a variant shards
+# PyTorch's own, before in_place_of_pytorch().
 real_autocast, resize = torch.autocast, torch.UntypedStorage.resize_
+real_fully_shard = fsdp.fully_shard
 
 
 def is_meta(value) -> bool:
@@ -135,7 +145,11 @@ class Notes(TorchDispatchMode):
     def __init__(self, config):
         super().__init__()
         self.config, self.events, self.made, self.live = config, [], 0, {}
-        self.work, self.updating = [{}], False
+        self.work, self.updating = [{}], 0  # optimizers that are at it; one may use another
+
+    def __enter__(self):
+        Notes.current = self
+        return super().__enter__()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is aten._fused_adamw_.default:  # in place, and not there for such tensors
@@ -278,7 +292,7 @@ def shares(module: nn.Module, offload_policy=None, **how) -> nn.Module:
     from torch.distributed.fsdp._fully_shard import _fsdp_param_group  # not a public name
 
     _fsdp_param_group.FSDPParamGroup._validate_no_meta_params = lambda _: None
-    return fsdp.fully_shard(module, offload_policy=offload_policy or fsdp.OffloadPolicy(), **how)
+    return real_fully_shard(module, offload_policy=offload_policy or fsdp.OffloadPolicy(), **how)
 
 
 class NoStream(torch.cpu.Stream):
@@ -294,6 +308,37 @@ NO_STREAMS = SimpleNamespace(
 def kept_elsewhere(*_, **how):
     """In place of torch.autograd.graph.save_on_cpu."""
     raise NotImplementedError("activations in the CPU's memory can't be traced")
+
+
+def in_place_of_pytorch() -> contextlib.ExitStack:
+    """While it is open, all that a script takes from PyTorch and that can't be traced as it is, is
+    replaced; it has to be opened before the script is loaded, which may import these names."""
+    stack = contextlib.ExitStack()
+    optimizers = import_module("torch.optim.optimizer")  # torch.optim hides its name
+    kernels = optimizers._get_foreach_kernels_supported_devices
+    for name, own in (
+            ("torch.compile", compile_only_models), ("torch.autocast", Autocast),
+            ("torch.nn.parallel.DistributedDataParallel", Buckets),
+            ("torch.distributed.fsdp.fully_shard", shares),
+            ("torch.autograd.graph.save_on_cpu", kept_elsewhere),
+            ("torch.UntypedStorage.resize_", lambda *args: Notes.current.resize(*args)),
+            ("torch.optim.adam._device_dtype_check_for_fused", lambda *_, **__: None)):
+        stack.enter_context(mock.patch(name, own))
+    stack.enter_context(mock.patch("torch.meta", NO_STREAMS, create=True))
+    # On CUDA an optimizer works on all tensors at once unless it is told not to.
+    stack.enter_context(mock.patch.object(
+        optimizers, "_get_foreach_kernels_supported_devices", lambda: [*kernels(), "meta"]))
+
+    def updating(change: int):
+        def hook(*_):
+            Notes.current.updating += change
+
+        return hook
+
+    for register, change in ((register_optimizer_step_pre_hook, 1),
+                             (register_optimizer_step_post_hook, -1)):
+        stack.callback(register(updating(change)).remove)
+    return stack
 
 
 # ---- A script ----------------------------------------------------------------------------------
@@ -329,23 +374,12 @@ def trace(module, options: list[str], batch: int) -> dict:
     out: it takes less memory than an evaluation.
 
     `events` and the `work` of a step and of an evaluation are those of Notes; `tokens` are those of
-    a step on one GPU.
+    a step on one GPU. A model of few layers can't stand for one of many: the compiler takes one of
+    four orders of a whole graph's kernels, by the memory that each would take.
     """
-    def optimizer_of(*args):
-        optimizer = make_optimizer(*args)
-        for group in optimizer.param_groups if hasattr(optimizer, "param_groups") else ():
-            group["foreach"] = not group.get("fused")  # PyTorch's choice on CUDA
-        if isinstance(optimizer, torch.optim.Optimizer):
-            optimizer.register_step_pre_hook(lambda *_: setattr(notes, "updating", True))
-            optimizer.register_step_post_hook(lambda *_: setattr(notes, "updating", False))
-        return optimizer
-
-    make_optimizer, module.make_optimizer = module.make_optimizer, optimizer_of
-    module.can_compile = lambda *_: True
-    module.sample = lambda *_: ""
-    module.now = lambda _: notes.mark()
-    module.DistributedDataParallel, module.fully_shard = Buckets, shares
     config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
+    if getattr(config, "dtype", None) == "auto":  # that of the GPU, whatever this computer has
+        config.dtype, config.dtype_reason = "bfloat16", "predicted"
     config.device = torch.device("meta")
     config.max_steps, config.max_tokens, config.eval_freq = STEPS, None, 99
     config.target_loss = -1
@@ -354,15 +388,9 @@ def trace(module, options: list[str], batch: int) -> dict:
     data = module.Data(meta={}, train=windows, val=windows, tokenizer=None)
     with torch.device("meta"):
         model = module.GPTModel(config)
-    with (as_on_cuda(), Notes(config) as notes, mock.patch("torch.compile", compile_only_models),
-          mock.patch("torch.autocast", Autocast),
-          mock.patch("torch.autograd.graph.save_on_cpu", kept_elsewhere),
-          mock.patch("torch.optim.adam._device_dtype_check_for_fused", lambda *_, **__: None),
-          mock.patch("torch.meta", NO_STREAMS, create=True),
-          mock.patch.object(torch.UntypedStorage, "resize_", lambda *args: notes.resize(*args))):
+    with as_on_cuda(), Notes(config) as notes:
         run = Run(notes)
-        module.train(model, data, config, run)
-    module.make_optimizer = make_optimizer
+        module.train(model, data, config, run, lambda _: notes.mark())
     if len(notes.work) != STEPS + 4:  # now() is asked before, after each step, and at log lines
         raise NotImplementedError("its loop takes the time in another way than 00's")
     *_, step, evaluation, _ = notes.work
@@ -378,28 +406,37 @@ def begin_ranks() -> None:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
 
 
-def main() -> int:
-    request = json.loads(sys.argv[1])
-    begin_ranks()
-    messages = io.StringIO()
+def answer(request: dict) -> dict:
+    """What a request gets: the trace, or an error in a line."""
+    traced_by = ".".join(torch.__version__.split(".")[:2])
+    if traced_by != PYTORCH:
+        return dict(error=f"predictions can be made anew with PyTorch {PYTORCH}, not with"
+                          f" {traced_by}; stored ones work with any")
+    # What a script that was traced before may have set.
+    torch.set_float32_matmul_precision("highest")
+    for enable in (torch.backends.cuda.enable_flash_sdp, torch.backends.cuda.enable_math_sdp,
+                   torch.backends.cuda.enable_mem_efficient_sdp,
+                   torch.backends.cuda.enable_cudnn_sdp):
+        enable(True)
+    said = io.StringIO()
     try:
-        with contextlib.redirect_stdout(messages):  # a script may print that this is no GPU
-            script = Path(request["script"])
-            module = load_script(script)
-            # Each script's main() sets it, which isn't called here.
-            torch.set_float32_matmul_precision(
-                "high" if b'set_float32_matmul_precision("high")' in script.read_bytes()
-                else "highest")
-            traces = [(batch, trace(module, request["options"], batch))
-                      for batch in request["batches"]]
+        with (contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said),
+              in_place_of_pytorch()):
+            module = load_script(Path(request["script"]))
+            return dict(trace=trace(module, request["options"], request["batch"]))
+    except SystemExit:  # an option that the script doesn't take
+        return dict(error=error_line(said.getvalue()))
     except Exception as error:
         error = getattr(error, "inner_exception", error)  # of the compiler's
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        print(f"error: {lines[0]}", file=sys.stderr)
-        return 1
-    print(json.dumps(traces))
-    return 0
+        return dict(error=lines[0])
+
+
+def main() -> None:
+    begin_ranks()
+    for line in sys.stdin:
+        print(json.dumps(answer(json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

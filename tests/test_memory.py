@@ -1,9 +1,11 @@
 """bench/memory.py and bench/trace.py: the simulated allocator, the trace, what was published."""
 
 import json
+from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +18,6 @@ from bench.fingerprint import Fingerprint
 from bench.memory import GB, MIB, Allocator, DoesNotFit, Need, need, simulate
 from bench.predictions import (
     TRACED,
-    ask,
     at_batch,
     earlier,
     key_of,
@@ -25,6 +26,7 @@ from bench.predictions import (
     predict_all,
 )
 from bench.scripts import Scripts, published
+from bench.tracing import ask
 
 SCRIPTS = Scripts()
 RUNGS = SCRIPTS.rungs()
@@ -126,6 +128,21 @@ class Texts:
         return script.partition(" ")[0]
 
 
+def ask_by(monkeypatch, ask) -> None:
+    """Made-up traces in place of those of bench.tracing."""
+    def ask_each(text, options, batches):
+        found = {}
+        for batch in batches:
+            try:
+                found |= ask(text, options, [batch])
+            except UserError as error:
+                found[batch] = error
+        return found
+
+    monkeypatch.setattr(predictions, "ask", ask)
+    monkeypatch.setattr(predictions, "ask_each", ask_each)
+
+
 @pytest.fixture
 def predicted(tmp_path, monkeypatch):
     """predict(script, options, ...) into a folder, with made-up traces; `asked` of them so far.
@@ -139,7 +156,7 @@ def predicted(tmp_path, monkeypatch):
         return {batch: traced(batch, [40 * MIB] * batch if b"odd" in text else [batch * 40 * MIB])
                 for batch in batches}
 
-    monkeypatch.setattr(predictions, "ask", ask)
+    ask_by(monkeypatch, ask)
     monkeypatch.setattr(predictions, "REFERENCE", tmp_path / "reference")
     monkeypatch.setattr(fingerprint, "BUILD", tmp_path / "build")
     monkeypatch.setattr(fingerprint, "REFERENCE", tmp_path / "reference")
@@ -222,7 +239,7 @@ def test_one_that_can_not_be_traced_does_not_stop_the_others(predicted, monkeypa
             raise UserError("what it takes can't be predicted: why")
         return {batch: traced(batch, [batch * 40 * MIB]) for batch in batches}
 
-    monkeypatch.setattr(predictions, "ask", ask)
+    ask_by(monkeypatch, ask)
     told = predict_all(Texts(), [("bad", []), ("a", [])], predicted.results, 1000)
     assert told == "new: a\n0 as before, 1 not, 1 can't be predicted"
     assert "1 of 2: bad: what it takes can't be predicted: why" in capsys.readouterr().out
@@ -278,18 +295,14 @@ def live_bytes(script: Path, options: list[str]) -> int:
     config.target_loss = -1
     windows = trace.text_of_zeros(module, config)
     data = module.Data(meta=None, train=windows, val=windows, tokenizer=None)
-    make_optimizer, module.sample = module.make_optimizer, lambda *_: ""
-
-    def optimizer_of(*args):
-        optimizer = make_optimizer(*args)
-        for group in optimizer.param_groups:
-            group["foreach"] = not group.get("fused")
-        return optimizer
-
-    module.make_optimizer = optimizer_of
+    if getattr(config, "dtype", None) == "auto":
+        config.dtype, config.dtype_reason = "bfloat16", "as it is predicted"
+    devices = "_get_foreach_kernels_supported_devices"  # where all tensors are updated at once
+    optimizers = import_module("torch.optim.optimizer")
     run = SimpleNamespace(start=lambda *_: None, log=lambda *_: None, epoch=lambda *_: None)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        module.train(module.GPTModel(config), data, config, run)
+    with (mock.patch.object(optimizers, devices, lambda: ["cpu"]),
+          profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled):
+        module.train(module.GPTModel(config), data, config, run, lambda _: 0.0)
     events = [event for event in profiled.profiler.kineto_results.events()
               if event.name() == "[memory]"]
     sizes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]

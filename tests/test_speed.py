@@ -13,11 +13,12 @@ from torch.nn import functional
 from bench import check, predictions, speed, trace
 from bench.common import UserError
 from bench.memory import Need
-from bench.predictions import Prediction, ask
+from bench.predictions import Prediction
 from bench.scripts import Scripts
 from bench.speed import CARDS, seconds, work_at
 from bench.study import all_studies
 from bench.tables import markdown
+from bench.tracing import ask
 
 SCRIPTS = Scripts()
 CARD = speed.Card(24_000, 8.0, 1_000, 20, 100, 200, 200, 150, 50, ("X",))
