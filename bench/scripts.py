@@ -19,6 +19,7 @@ PUBLISHED = REFERENCE / "published-a100.json"
 STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
 # Variants that studies of their own measure: the compiler's modes, and checkpoints.
 COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
+JOINED = r"\+|@| without "  # in the name of a script that is put together: see Scripts.join
 LOSSES = ["unchanged", "rounding", "changes"]  # what a patch may do to the loss, by its header
 
 
@@ -60,6 +61,7 @@ class Scripts:
 
     def __init__(self) -> None:
         self.own: dict[str, bytes] = {}  # scripts that a study has made, by their names
+        self.joined: dict[str, bytes] = {}  # those that text() has put together
 
     @cached_property
     def stages(self) -> dict[str, bytes]:
@@ -72,6 +74,14 @@ class Scripts:
             return script.read_bytes()
         if script in self.own:
             return self.own[script]
+        if not re.search(JOINED, script):
+            return self.stages[stack.find(script, self.stages)]
+        if script not in self.joined:
+            self.joined[script] = self.join(script)
+        return self.joined[script]
+
+    def join(self, script: str) -> bytes:
+        """That of a name which JOINED finds. Raises StackError."""
         if " without " in script:  # a script, without the technique of a rung
             base, _, rung = script.partition(" without ")
             before = [*self.stages][[*self.stages].index(rung) - 1]
@@ -80,9 +90,7 @@ class Scripts:
             variant, _, rung = script.partition("@")
             return stack.merge(self.text(self.stage("01").script), self.text(variant),
                                self.text(rung), variant)
-        if "+" in script:
-            return stack.compose(script.split("+"))
-        return self.stages[stack.find(script, self.stages)]
+        return stack.compose(script.split("+"))
 
     def canonical(self, script: str | Path) -> str:
         """The one name that a script is known by: 00, 01, 02, a rung's, a variant's, variants'
@@ -90,7 +98,7 @@ class Scripts:
         files = {file: stage for stage, file in STAGES.items()}
         if isinstance(script, Path):
             return files.get(script.name, script.name)
-        if script in self.own or re.search(r"\+|@| without ", script):
+        if script in self.own or re.search(JOINED, script):
             return script
         name, names = stack.find(script, self.stages), list(self.stages)
         ends = {names[0]: "00", names[names.index("ddp") - 1]: "01", "ddp": "02"}

@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from bench import fingerprint
@@ -215,40 +216,41 @@ def time_columns(target: float) -> list[Column]:
 # ---- Of which version of the scripts -----------------------------------------------------------
 
 
-def versions(measured: Iterable[Measured]) -> dict[bool | None, list]:
-    """The results by whether they are of the training step that their script has today; None where
-    that isn't known. Those of a script that isn't ours are left out. Raises UserError, StackError,
-    OSError."""
-    scripts, asked, found = Scripts(), [], {True: [], False: [], None: []}
+today = cache(Scripts)  # in one process they are read once
+
+
+def versions(measured: Iterable[Measured]) -> dict[bool | None, list[str]]:
+    """The script of each result, by whether it has the same training step today; None where that
+    isn't known. Scripts that aren't ours are left out. Raises UserError, StackError, OSError."""
+    asked, found = [], {True: [], False: [], None: []}
     for each in measured:
-        runs = {run.name: run for run in each.plan.runs}
+        runs = {run.name: run for run in each.plan.runs if run.script}
         for result in each.results:
-            run = runs.get(result.name)
             try:
-                text = scripts.text(str(run.script)) if run and run.script else None
-            except StackError:  # of a peer, or made by a study alone
-                continue
-            if text is None:
+                run = runs[result.name]
+                text, name = today().text(str(run.script)), today().canonical(str(run.script))
+            except (KeyError, StackError):  # of a peer, or it is gone
                 continue
             if sha256(text) == result.source_sha256:
-                found[True].append(result)
+                found[True].append(name)
             else:
-                asked.append((result, fingerprint.of_run(
-                    text, run, each.plan, each.options, each.machine)))
-    fingerprint.learn([(request, result.step) for result, request in asked])
-    for result, request in asked:
-        found[fingerprint.same(request, result.step, "step")].append(result)
+                asked.append((name, fingerprint.of_run(
+                    text, run, each.plan, each.options, each.machine), result.step))
+    fingerprint.learn([(request, step) for _, request, step in asked])
+    for name, request, step in asked:
+        found[fingerprint.same(request, step, "step")].append(name)
     return found
 
 
 def versions_note(measured: Iterable[Measured]) -> str:
     """A line, with a blank one before it, where figures are of another version of a script than
     today's, or may be."""
-    found = versions(measured)
-    told = []
-    for same, words in ((False, "an earlier version of"), (None, "an unknown version of")):
-        if names := list(dict.fromkeys(result.name for result in found[same])):
-            told.append(f"{words} {', '.join(names[:6])}" + ", ..." * (len(names) > 6))
+    found = {same: list(dict.fromkeys(names)) for same, names in versions(measured).items()}
+    count = len({name for names in found.values() for name in names})
+    told = [f"{words} version of " + (
+        ", ".join(found[same]) if len(found[same]) < 5 else
+        f"{len(found[same])} of {count} scripts")
+        for same, words in ((False, "an earlier"), (None, "an unknown")) if found[same]]
     return f"\nMeasured with {'; with '.join(told)}.\n" if told else ""
 
 

@@ -1,5 +1,7 @@
 """bench/fingerprint.py: what a figure's training step is known by, and what changes it."""
 
+import json
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -148,3 +150,18 @@ def test_torch_is_not_loaded():
             "print('torch' in sys.modules)")
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert out.stdout == "False\n", out.stderr
+
+
+def test_what_is_committed():
+    """Its form; that of a test would have other versions, or nothing but null."""
+    known = json.loads((ROOT / "results" / "reference" / fingerprint.NAME).read_text())
+    traced = 0
+    for key, each in known.items():
+        made_with, reached, device, dtype, *_ = key.split()
+        assert re.fullmatch(r"\d+\.\d+ [0-9a-f]{16} (cpu|cuda) (bfloat16|float32)",
+                            f"{made_with} {reached} {device} {dtype}"), key
+        if each:
+            traced += 1
+            assert len(each) == 2
+            assert all(re.fullmatch(rf"{made_with} [0-9a-f]{{16}}", digest) for digest in each), key
+    assert traced > len(known) / 2 > 50

@@ -10,7 +10,7 @@ from conftest import ROOT, environment, run_python, write_tokens
 from made_up import CPU, Children, copy_of_checkout, rows_of_text
 
 import measure
-from bench import look, processes, readme
+from bench import fingerprint, look, processes, readme
 from bench.journal import journal_of, read_journal
 from bench.study import all_studies
 
@@ -214,6 +214,7 @@ def test_readme(main, tmp_path, monkeypatch):
     page = tmp_path / "README.md"
     monkeypatch.setattr(readme, "PAGES", [page])
     monkeypatch.setattr(readme, "SHOWN", tmp_path)
+    monkeypatch.setattr(fingerprint, "REFERENCE", tmp_path)
     page.write_text("<!-- points: written by measure.py readme -->\n<!-- end -->\n")
     assert main("readme") == (0, "README.md, docs/: written\n", "")
     assert main("readme") == (0, "README.md, docs/: nothing to change\n", "")

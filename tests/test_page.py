@@ -477,9 +477,13 @@ def test_write_readme(tmp_path, monkeypatch):
     page = tmp_path / "README.md"
     monkeypatch.setattr(readme, "PAGES", [page])
     monkeypatch.setattr(readme, "SHOWN", tmp_path)
+    monkeypatch.setattr(fingerprint, "REFERENCE", tmp_path)
+    monkeypatch.setattr(fingerprint, "used", {"2.13 x": ["g", "s"]})
     page.write_text(marker("techniques"))
     write_ladder(tmp_path)
     assert readme.write_readme() and not readme.write_readme()
+    kept = json.loads((tmp_path / fingerprint.NAME).read_text())
+    assert kept["2.13 x"] == ["g", "s"]
     assert len(rows_of_text(page.read_text(encoding="utf-8"))) == len(stack.load()) + 1
 
 
