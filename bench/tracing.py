@@ -25,6 +25,7 @@ class Child:
     def answer(self, request: dict) -> dict:
         """Of bench.trace. Raises UserError where the child breaks."""
         with self.lock:
+            processes.raise_pending()  # an interrupt has ended the child: no other one
             if self.process is None or self.process.poll() is not None:
                 self.start()
             try:
