@@ -1,7 +1,6 @@
 """Asks bench.trace, in children that load PyTorch once and answer many requests."""
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from pathlib import Path
 from threading import Lock
 
 from bench import processes
-from bench.common import ROOT, UserError
+from bench.common import UserError
 
 
 class Child:

@@ -1,0 +1,91 @@
+"""bench/tracing.py: children that trace many scripts, one after the other."""
+
+import sys
+
+import pytest
+
+from bench import processes, trace, tracing
+from bench.common import UserError
+from bench.scripts import Scripts
+from bench.tracing import Child, ask, ask_each
+
+SCRIPTS = Scripts()
+SMALL = ["--model", "cpu-demo", "--context-length", "64"]
+
+
+@pytest.fixture
+def child():
+    """A new one, which is ended."""
+    made = Child()
+    yield made
+    if made.process:
+        made.process.terminate()
+        made.process.wait()
+
+
+@pytest.mark.slow
+def test_as_a_new_child_answers(child, tmp_path):
+    """What scripts before have set doesn't stay, and a compiled program is taken only for an equal
+    graph; the first one's answers come again at the end."""
+    requests = []
+    for name, *options in (["0"], ["01_opt_single_gpu"], ["13-loss-in-graph"],
+                           ["01_opt_single_gpu", "--dropout", "0.1"], ["precision-autocast"],
+                           ["02_opt_multi_gpu_ddp"], ["01_opt_single_gpu", "--batch-size", "0"]):
+        script = tmp_path / f"{name}.py"
+        script.write_bytes(SCRIPTS.text(name))
+        requests.append(dict(script=str(script), options=[*SMALL, *options], batch=2))
+    answers = [child.answer(request) for request in requests]
+    assert ["trace" in each for each in answers] == [True] * 6 + [False]
+    for number in (3, 0, 1):
+        alone = Child()
+        assert alone.answer(requests[number]) == answers[number]
+        alone.process.terminate()
+        alone.process.wait()
+    assert [child.answer(request) for request in requests[:4]] == answers[:4]
+    assert len({str(each) for each in answers}) == len(answers)
+
+
+def test_a_batch_that_a_script_refuses_does_not_stop_the_others():
+    text, options = SCRIPTS.text("step-accumulation"), [
+        *SMALL, "--micro-batches", "4", "--no-compile"]
+    found = ask_each(text, options, [2, 4])
+    assert isinstance(found[2], UserError) and found[4]["tokens"] == 4 * 64
+    with pytest.raises(UserError, match="^what it takes can't be predicted: .*multiple"):
+        ask(text, options, [4, 2])
+
+
+def test_a_child_that_breaks(child, tmp_path, monkeypatch):
+    """It is told in a line, and the next request gets another one."""
+    script = tmp_path / "script.py"
+    script.write_bytes(SCRIPTS.text("0"))
+    request = dict(script=str(script), options=SMALL, batch=1)
+    start = processes.start
+    monkeypatch.setattr(processes, "start", lambda command, errors, **how: start(
+        [sys.executable, "-c", "raise SystemExit('error: no memory')"], errors))
+    with pytest.raises(UserError, match="^what it takes can't be predicted: no memory$"):
+        child.answer(request)
+    monkeypatch.setattr(processes, "start", start)
+    assert "trace" in child.answer(request)
+
+
+def test_other_versions_of_pytorch(monkeypatch):
+    monkeypatch.setattr(trace.torch, "__version__", "2.11.0+cpu")
+    assert trace.answer({}) == dict(error="predictions can be made anew with PyTorch 2.13, not with"
+                                          " 2.11; stored ones work with any")
+
+
+def test_one_batch_size_goes_to_one_child(monkeypatch):
+    """Of which each takes about half, also of the small ones."""
+    monkeypatch.setattr(tracing, "CHILDREN", [By("a"), By("b")])
+    found = ask(b"", [], [1, 2, 4, 8, 16])
+    assert [each["by"] for each in found.values()] == ["b", "a", "b", "a", "b"]
+
+
+class By:
+    """In place of a child: it answers with its name."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def answer(self, request: dict) -> dict:
+        return dict(trace=dict(by=self.name))
