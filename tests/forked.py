@@ -13,16 +13,17 @@ from pathlib import Path
 # compiler when the first optimizer is made.
 PRELOADED = ["torch", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.utils.data",
              "numpy", "tiktoken"]
-# What Python itself reads when it starts, or PyTorch when it is imported.
 TESTS = Path(__file__).resolve().parent
 PYTESTS = {"", str(TESTS), str(TESTS.parent)}
-READ_AT_START = {"LC_ALL", "PYTHONPATH", "PYTHONUTF8", "PYTHONIOENCODING", "OMP_NUM_THREADS"}
+# The variables that are read when they are needed. Others may be read by Python when it starts, or
+# by PyTorch when it is imported.
+READ_LATE = {"http_proxy", "https_proxy", "no_proxy", "CUDA_VISIBLE_DEVICES", "TIKTOKEN_CACHE_DIR",
+             "RANK"}
 
 
 def can_run(command: list[str], env: dict[str, str], **options) -> bool:
-    """Whether a fork is as good as a process of its own: where nothing is asked for that has to be
-    known when Python starts. Elsewhere than on Linux it isn't safe."""
-    changed = {name for name in READ_AT_START if env.get(name) != os.environ.get(name)}
+    """Whether a fork is as good as a process of its own. Elsewhere than on Linux it isn't safe."""
+    changed = {name for name, _ in env.items() ^ os.environ.items()} - READ_LATE
     known = command[0] in ("-c", "-m") or command[0].endswith(".py")
     plain = known and not changed and options.keys() <= {"cwd", "timeout"}
     return sys.platform == "linux" and plain

@@ -557,7 +557,7 @@ def test_a_disk_fills_up_under_a_measurement(tmp_path):
     data, place, out = write_tokens(tmp_path / "data"), tmp_path / "place", tmp_path / "out"
     place.mkdir()
     process = started(small_ladder(tree, data, "--results-dir", "results"),
-                      before=on_small_disk(8192, place, out))
+                      before=on_small_disk(3 * 4096, place, out))
     _, err = process.communicate(timeout=240)
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     assert process.returncode == 1 and "Traceback" not in err, err

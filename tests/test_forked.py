@@ -7,7 +7,7 @@ import forked
 import pytest
 from conftest import ROOT, environment, run_python
 
-TELLS = "import os, sys; print(sys.argv[1:], os.getcwd(), os.environ.get('A'), __name__, 'é')"
+TELLS = "import os, sys; print(sys.argv[1:], os.getcwd(), os.environ.get('RANK'), __name__, 'é')"
 PLACE = "import sys; print(sys.path[0], {!r} in sys.path[1:])".format(str(ROOT / "tests"))
 
 
@@ -25,7 +25,7 @@ def test_the_same_comes_back(tmp_path, monkeypatch, how, lines):
     text = "\n".join(lines)
     (tmp_path / "program.py").write_text(text, encoding="utf-8")
     start = {"-c": ["-c", text], "-m": ["-m", "program"], ".py": [tmp_path / "program.py"]}[how]
-    options = dict(cwd=tmp_path, env=environment(A="b"))
+    options = dict(cwd=tmp_path, env=environment(RANK="7"))
     one, other = (run_python(*start, "x", "--y", fork=fork, **options) for fork in (True, False))
     assert asked == [1]
     assert (one.returncode, one.stdout, one.stderr) == (

@@ -30,6 +30,7 @@ from bench.tracing import ask
 
 SCRIPTS = Scripts()
 RUNGS = SCRIPTS.rungs()
+FLOAT32 = ["--dtype", "float32"]
 SMALL = ["--model", "cpu-demo", "--dropout", "0.1"]
 
 
@@ -320,12 +321,17 @@ def ranks(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "options"), [
-    ("0", []), ("05-bfloat16", []), ("13-loss-in-graph", []), ("memory-checkpoint", []),
-    ("optimizer-muon", []), ("step-accumulation", ["--micro-batches", "4"]),
-    ("14-chunked-head", []), ("precision-autocast", []),
-    ("parallel-sharded", ["--zero", "3"])])
-def test_as_much_as_the_profiler_counts(name, options, tmp_path, ranks):
+    ("05-bfloat16", []), ("14-chunked-head", FLOAT32),
+    ("parallel-sharded", ["--zero", "3", *FLOAT32]),
+    *(pytest.param(name, options, marks=pytest.mark.slow) for name, options in (
+        ("0", []), ("13-loss-in-graph", FLOAT32), ("memory-checkpoint", FLOAT32),
+        ("optimizer-muon", FLOAT32), ("step-accumulation", ["--micro-batches", "4", *FLOAT32]),
+        ("precision-autocast", [])))])
+def test_as_much_as_the_profiler_counts(name, options, tmp_path, ranks, stages):
     """Not compiled, and without dropout, which is another operator on CUDA."""
+    dtype, reason = stages["01_opt_single_gpu"].best_dtype(torch.device("cpu"))
+    if name in ("05-bfloat16", "precision-autocast") and dtype != "bfloat16":
+        pytest.skip(f"it would take minutes: {reason}")
     text = SCRIPTS.text(name)
     script = tmp_path / "script.py"
     script.write_bytes(text)
@@ -339,6 +345,7 @@ def test_as_much_as_the_profiler_counts(name, options, tmp_path, ranks):
     assert max(live) - trace.WORKSPACE == pytest.approx(live_bytes(script, options), rel=0.01)
 
 
+@pytest.mark.slow
 def test_compiled():
     """The compiler's own program takes less than the same script without it: the loss is inside.
     Larger batches follow from two, exactly."""
@@ -352,7 +359,8 @@ def test_compiled():
 
 
 @pytest.mark.parametrize(("name", "options", "says"), [
-    ("attention-backend", ["--attention", "math"], "of attention's kernels only flash can"),
+    pytest.param("attention-backend", ["--attention", "math"],
+                 "of attention's kernels only flash can", marks=pytest.mark.slow),
     ("compile-mode", ["--compile-mode", "reduce-overhead"], "with mode='reduce-overhead' can't"),
     ("parallel-sharded", [], "weights that ranks share can only be traced with --no-c"),
     ("parallel-sharded", ["--no-compile", "--offload"], "--offload can't be traced"),
@@ -368,6 +376,7 @@ def test_what_can_not_be_traced_is_told_in_a_line(name, options, says):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_less_memory():
     """What saves memory does, by the trace."""
     def peak(name: str, *options) -> int:

@@ -70,7 +70,6 @@ from bench.readme import update
 print(update({MARKER + "<!-- end -->"!r}, Path({{!r}})))"""
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="not on Windows")
 def test_a_study_is_one_file(tmp_path):
     tree = copy_of_checkout(tmp_path / "tree", CPU)
