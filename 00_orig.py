@@ -244,7 +244,8 @@ class GPTModel(nn.Module):
 
 def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
-    return model.to(config.device)
+    device = config.device
+    return model.to(device)
 
 
 def count_parameters(model: nn.Module, config: Config) -> tuple[int, int]:

@@ -299,11 +299,12 @@ def best_dtype(device: torch.device) -> tuple[str, str]:
 def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
     torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
+    device = config.device
     torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention rounds dropout to sixteenths
     if config.dtype == "auto":
-        config.dtype, config.dtype_reason = best_dtype(config.device)
+        config.dtype, config.dtype_reason = best_dtype(device)
     print(f"Training in {config.dtype}: {config.dtype_reason}")
-    model.to(config.device, getattr(torch, config.dtype))
+    model.to(device, getattr(torch, config.dtype))
     config.compile = config.compile and can_compile(model, config)
     return torch.compile(model) if config.compile else model
 
@@ -514,14 +515,9 @@ class Run:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
 
-def keep_memory() -> None:
-    """Huge pages for PyTorch's tensors on a CPU (Linux), which it reads at its first allocation.
-    Without a GPU, what a step frees stays with the process for the next step (glibc)."""
+def huge_pages() -> None:
+    """Huge pages for PyTorch's tensors on a CPU (Linux), which it reads at its first allocation."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    if platform.libc_ver()[0] == "glibc" and not torch.cuda.is_available():
-        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
-        ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, -1)  # the heap is never trimmed,
-        ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)  # and large pieces come from it, too
 
 
 def configure(argv: list[str] | None = None) -> Config:
@@ -547,6 +543,14 @@ def configure(argv: list[str] | None = None) -> Config:
     if given.keys() & {"epochs", "max_steps"}:  # a limit of the user's replaces cpu-demo's own
         given.setdefault("max_tokens", None)
     return Config(**MODELS[model] | given | dict(model=model, device=device))
+
+
+def keep_memory() -> None:
+    """Without a GPU, what a step frees stays with the process for the next step (glibc)."""
+    if platform.libc_ver()[0] == "glibc" and not torch.cuda.is_available():
+        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+        ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, -1)  # the heap is never trimmed,
+        ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)  # and large pieces come from it, too
 
 
 class UserError(Exception):
@@ -580,9 +584,10 @@ def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
-    keep_memory()  # before the first tensor
+    huge_pages()  # before the first tensor
     run, config, (status, message, code) = Run(), None, ("complete", None, 0)
     try:
+        keep_memory()
         config = configure()
         data = load_data(config)
         torch.manual_seed(config.seed)

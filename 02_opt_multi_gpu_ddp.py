@@ -316,13 +316,14 @@ def best_dtype(device: torch.device) -> tuple[str, str]:
 def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
     torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
+    device = config.device
     torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention rounds dropout to sixteenths
     if config.dtype == "auto":
-        answer = [best_dtype(config.device)]
+        answer = [best_dtype(device)]
         dist.broadcast_object_list(answer)  # rank 0's, should the machines differ
         config.dtype, config.dtype_reason = answer[0]
     print(f"Training in {config.dtype}: {config.dtype_reason}")
-    model.to(config.device, getattr(torch, config.dtype))
+    model.to(device, getattr(torch, config.dtype))
     config.compile = config.compile and can_compile(model, config)
     # DDP averages gradients over the ranks in loss.backward(). It comes first, then the compiler,
     # which cuts the graph where gradients are sent: so that goes on beside the backward pass.
@@ -541,14 +542,9 @@ class Run:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
 
-def keep_memory() -> None:
-    """Huge pages for PyTorch's tensors on a CPU (Linux), which it reads at its first allocation.
-    Without a GPU, what a step frees stays with the process for the next step (glibc)."""
+def huge_pages() -> None:
+    """Huge pages for PyTorch's tensors on a CPU (Linux), which it reads at its first allocation."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    if platform.libc_ver()[0] == "glibc" and not torch.cuda.is_available():
-        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
-        ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, -1)  # the heap is never trimmed,
-        ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)  # and large pieces come from it, too
 
 
 def configure(argv: list[str] | None = None) -> Config:
@@ -603,6 +599,14 @@ def sum_over_ranks(values: list[float]) -> list[float]:
     return totals.tolist()
 
 
+def keep_memory() -> None:
+    """Without a GPU, what a step frees stays with the process for the next step (glibc)."""
+    if platform.libc_ver()[0] == "glibc" and not torch.cuda.is_available():
+        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
+        ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, -1)  # the heap is never trimmed,
+        ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)  # and large pieces come from it, too
+
+
 class UserError(Exception):
     """An error that the user can fix, printed as one line."""
 
@@ -636,9 +640,10 @@ def main() -> int:
         sys.stdout = open(os.devnull, "w", errors="replace")  # one rank speaks for all
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
-    keep_memory()  # before the first tensor
+    huge_pages()  # before the first tensor
     run, config, (status, message, code) = Run(), None, ("complete", None, 0)
     try:
+        keep_memory()
         config = configure()
         join_ranks(config)
         data = load_data(config)

@@ -29,7 +29,7 @@ from bench.common import BUILD, REFERENCE, ROOT, UserError, read_kept, write_who
 from bench.study import trained_in
 
 NAME = "fingerprints.json"  # in results/reference and in build: what was traced before
-ROOTS = "train", "GPTModel", "Config", "keep_memory"
+ROOTS = "train", "GPTModel", "Config", "huge_pages", "keep_memory"
 
 
 class Fingerprint(NamedTuple):

@@ -156,19 +156,19 @@ def on_any_machine(device: str):
 
 
 def kept_memory(module, device: str) -> list:
-    """What keep_memory() of a script does, where it has one: calls of C functions, and changes of
-    the environment."""
+    """What huge_pages() and keep_memory() of a script do, where it has them: calls of C functions,
+    and changes of the environment."""
     done: list = []
 
     class Library:
         def __getattr__(self, name: str):
             return lambda *args: done.append((name, args))
 
-    if hasattr(module, "keep_memory"):
-        with on_any_machine(device), mock.patch("ctypes.CDLL", lambda *_, **__: Library()):
-            before = dict(os.environ)
-            module.keep_memory()
-            done += sorted(os.environ.items() - before.items())
+    with on_any_machine(device), mock.patch("ctypes.CDLL", lambda *_, **__: Library()):
+        before = dict(os.environ)
+        for name in ("huge_pages", "keep_memory"):
+            getattr(module, name, lambda: None)()
+        done += sorted(os.environ.items() - before.items())
     return done
 
 
