@@ -59,7 +59,8 @@ def ask(text: bytes, options: list[str], batches: Sequence[int]) -> dict[int, di
 
 
 def ask_each(text: bytes, options: list[str], batches: Sequence[int]) -> dict:
-    """As ask(), with the error in place of a trace that fails."""
+    """As ask(), with the error in place of a trace that a script doesn't let be made. Raises
+    UserError where a child breaks."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(CHILDREN)) as pool:
         script = Path(folder, "script.py")
         script.write_bytes(text)
@@ -67,10 +68,7 @@ def ask_each(text: bytes, options: list[str], batches: Sequence[int]) -> dict:
         def one(batch: int) -> dict | UserError:
             # One batch size always goes to the same child, which keeps its compiled programs.
             child = CHILDREN[batch.bit_length() % len(CHILDREN)]
-            try:
-                told = child.answer(dict(script=str(script), options=options, batch=batch))
-            except UserError as error:
-                return error
+            told = child.answer(dict(script=str(script), options=options, batch=batch))
             if "trace" in told:
                 return told["trace"]
             return UserError(f"what it takes can't be predicted: {told['error']}")

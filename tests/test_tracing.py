@@ -64,6 +64,9 @@ def test_a_child_that_breaks(child, tmp_path, monkeypatch):
         [sys.executable, "-c", "raise SystemExit('error: no memory')"], errors))
     with pytest.raises(UserError, match="^what it takes can't be predicted: no memory$"):
         child.answer(request)
+    monkeypatch.setattr(tracing, "CHILDREN", [child, child])
+    with pytest.raises(UserError, match="no memory"):  # it isn't the script that refuses this
+        ask_each(script.read_bytes(), SMALL, [1])
     monkeypatch.setattr(processes, "start", start)
     assert "trace" in child.answer(request)
 
