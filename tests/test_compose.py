@@ -46,7 +46,6 @@ CONFLICTS = {
     ("optimizer-in-backward", "step-accumulation"),
     *((name, "optimizer-in-backward") for name in (
         "compile-mode", "compile-switch", "embedding-eager")),
-    ("parallel-sharded", "precision-autocast"), ("parallel-sharded", "precision-fp16"),
 }
 EXCLUDED = {  # as their headers say
     *(("model-mixture", f"precision-{name}") for name in ("autocast", "float8", "fp16")),
@@ -55,6 +54,7 @@ EXCLUDED = {  # as their headers say
     ("init-gpt2", "model-mixture"), ("init-gpt2", "model-tied-head"),
     *(("optimizer-in-backward", f"schedule-{name}") for name in ("cosine", "scaled")),
     ("optimizer-adafactor", "parallel-deepspeed"), ("optimizer-muon", "parallel-deepspeed"),
+    ("parallel-sharded", "precision-autocast"), ("parallel-sharded", "precision-fp16"),
     # More state than weights and optimizer have.
     *(("checkpoint-resume", name) for name in (
         "data-on-device", "loop-accelerate", "parallel-deepspeed", "parallel-zero1",
