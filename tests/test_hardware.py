@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import settings_restored
+from conftest import ROOT, load, settings_restored
 from made_up import (
     CPU,
     FLOAT32,
@@ -26,7 +26,7 @@ from made_up import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench import check, lengths, look, machine, processes
+from bench import check, lengths, look, machine, processes, trace
 from bench.common import short_name
 from bench.records import make_record
 from bench.rows import rows_of
@@ -124,6 +124,18 @@ def test_line_and_record_of_each_kind(kind, stages, capsys):
         assert capsys.readouterr().out == f"Training in {dtype}: {reason}\n"
         recorded = asdict(config)
         assert (recorded["dtype"], recorded["dtype_reason"]) == (dtype, reason)
+
+
+PREDICTED: list[dict] = []  # by the kinds so far
+
+
+def test_a_prediction_is_the_same_on_every_kind(kind):
+    """It takes the type of the GPU that it is for, whatever computer makes it."""
+    options = ["--model", "cpu-demo", "--context-length", "16", "--no-compile"]
+    with settings_restored(), trace.in_place_of_pytorch():
+        PREDICTED.append(trace.trace(load(ROOT / f"{OF_01}.py"), options, 2))
+    assert PREDICTED[-1] == PREDICTED[0]
+    assert {"head bfloat16", "products bfloat16"} < PREDICTED[0]["step"].keys()
 
 
 def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch, capsys):
