@@ -223,7 +223,7 @@ def trace(requests: list[Request]) -> list[Fingerprint | None]:
         (folder / "requests.json").write_text(json.dumps(asked), encoding="utf-8")
         code, out, err = processes.run_child(
             [sys.executable, "-m", "bench.operators", folder], ROOT, OMP_NUM_THREADS="1",
-            CUDA_VISIBLE_DEVICES="")
+            CUDA_VISIBLE_DEVICES="", PYTHONUTF8="1")  # PyTorch reads its own files by the locale
     if code:
         raise UserError(f"no fingerprint: {processes.error_line(err or f'ended by {code}')}")
     return [each and Fingerprint(*(f"{version()} {digest}" for digest in each))

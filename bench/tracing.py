@@ -43,7 +43,8 @@ class Child:
         self.errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         self.process = processes.start(
             [sys.executable, "-m", "bench.trace"], self.errors,
-            OMP_NUM_THREADS="1")  # it computes nothing
+            OMP_NUM_THREADS="1",  # it computes nothing
+            PYTHONUTF8="1")  # PyTorch reads its own files by the locale
 
 
 CHILDREN = Child(), Child()
