@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import fields
 from pathlib import Path
 from unittest import mock
@@ -20,6 +21,12 @@ import pytest
 # Before anything imports torch, and for the processes that tests start: two tests at once, or two
 # ranks, that each use every core run several times slower than with one thread each.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# What tests compile, some with stand-ins for parts of PyTorch, is never taken for the user's own.
+# The workers of a run share it.
+if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+    COMPILED = tempfile.TemporaryDirectory(prefix="compiled-by-tests-")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = COMPILED.name
 
 # Inductor makes its table of C++ types when it first generates code, which a warm cache puts off
 # to the middle of a test. Made while a test has torch.float32 in the place of torch.bfloat16, the
