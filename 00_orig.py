@@ -453,7 +453,12 @@ def configure(argv: list[str] | None = None) -> Config:
         device = torch.device(name)
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError, ImportError) as error:  # by PyTorch's build
-        raise UserError(f"no device {name}: " + re.split(r"\n|\. ", str(error))[0])
+        hint = "; the build for CUDA 12.6 has older GPUs" * ("no kernel image" in str(error))
+        raise UserError(f"no device {name}: " + re.split(r"\n|\. ", str(error))[0] + hint)
+    try:  # PyTorch's optimizers make this folder, too, and don't say what it is
+        Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"TORCHINDUCTOR_CACHE_DIR can't be made: {error}")
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
@@ -478,7 +483,8 @@ def interrupt(number, frame) -> None:
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
     """(status of the run, one line for the user, exit code)."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    memory = "out of memory|MemoryError|ALLOC_FAILED|bad_alloc|allocate memory|create a memory"
+    memory = ("out of memory|MemoryError(?!: out of res)|ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
+              "|bad_alloc|allocate memory|create a memory")  # "out of resource" is Triton's
     if config and re.search(memory, repr(error)):
         what = "batch-size" if config.batch_size > 1 else "context-length"
         half = getattr(config, what.replace("-", "_")) // 2

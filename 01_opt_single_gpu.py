@@ -21,6 +21,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections import namedtuple
@@ -300,7 +301,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
     torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention rounds dropout to sixteenths
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN's rounds it to sixteenths
     if config.dtype == "auto":
         config.dtype, config.dtype_reason = best_dtype(device)
     print(f"Training in {config.dtype}: {config.dtype_reason}")
@@ -318,7 +319,10 @@ def can_compile(model: nn.Module, config: Config) -> bool:
             torch.compile(lambda x: 2 * x + 1)(x)
         return True
     except Exception as error:
-        reason = " ".join(str(error).split("\n")[:2])
+        lines = str(error).split("\n")
+        reason = " ".join(lines[:2] + [line for line in lines[2:] if "error: " in line][:1])
+        if " " in tempfile.gettempdir() + os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""):
+            reason += "; the path in TMPDIR or TORCHINDUCTOR_CACHE_DIR has a space, where it ends"
     print(f"Training without torch.compile; README.md says what it needs ({reason})")
     return False
 
@@ -534,7 +538,12 @@ def configure(argv: list[str] | None = None) -> Config:
         device = torch.device(name)
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError, ImportError) as error:  # by PyTorch's build
-        raise UserError(f"no device {name}: " + re.split(r"\n|\. ", str(error))[0])
+        hint = "; the build for CUDA 12.6 has older GPUs" * ("no kernel image" in str(error))
+        raise UserError(f"no device {name}: " + re.split(r"\n|\. ", str(error))[0] + hint)
+    try:  # PyTorch's optimizers make this folder, too, and don't say what it is
+        Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"TORCHINDUCTOR_CACHE_DIR can't be made: {error}")
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
@@ -567,7 +576,8 @@ def interrupt(number, frame) -> None:
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
     """(status of the run, one line for the user, exit code)."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    memory = "out of memory|MemoryError|ALLOC_FAILED|bad_alloc|allocate memory|create a memory"
+    memory = ("out of memory|MemoryError(?!: out of res)|ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
+              "|bad_alloc|allocate memory|create a memory")  # "out of resource" is Triton's
     if config and re.search(memory, repr(error)):
         what = "batch-size" if config.batch_size > 1 else "context-length"
         half = getattr(config, what.replace("-", "_")) // 2

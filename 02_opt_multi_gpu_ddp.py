@@ -22,6 +22,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections import namedtuple
@@ -162,8 +163,7 @@ def load_data(config: Config) -> Data:
         reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
         raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py`")
     train, val = (TokenWindows(part, config.context_length) for part in parts)
-    per_step = config.batch_size * WORLD_SIZE
-    for windows, least, part in ((train, per_step, "train"), (val, 1, "validate")):
+    for windows, least, part in ((train, config.batch_size, "train"), (val, 1, "validate")):
         if len(windows) < least:
             raise UserError(f"the text is too short: {len(windows)} windows to {part} on, {least}"
                             f" needed: lower {'--batch-size or ' * bool(windows)}--context-length")
@@ -171,7 +171,12 @@ def load_data(config: Config) -> Data:
 
 
 def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
-    """This rank's batches: every WORLD_SIZE-th window of the order that a single process sees."""
+    """This rank's batches: every WORLD_SIZE-th window of the order that a single process sees. An
+    epoch has 8 steps or more: where the text is too short, it holds the text several times."""
+    passes = math.ceil(8 * config.batch_size * WORLD_SIZE / len(windows))
+    if passes > 1:
+        print(f"One pass over the text has fewer than 8 steps: each epoch makes {passes}")
+        windows = torch.utils.data.ConcatDataset([windows] * passes)
     sampler = DistributedSampler(windows, seed=config.seed, drop_last=True)
     pin = config.device.type == "cuda"  # page-locked host memory, from which a GPU copies by itself
     return DataLoader(windows, config.batch_size, sampler=sampler, drop_last=True, pin_memory=pin)
@@ -317,7 +322,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
     torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention rounds dropout to sixteenths
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN's rounds it to sixteenths
     if config.dtype == "auto":
         answer = [best_dtype(device)]
         dist.broadcast_object_list(answer)  # rank 0's, should the machines differ
@@ -342,7 +347,10 @@ def can_compile(model: nn.Module, config: Config) -> bool:
             torch.compile(lambda x: 2 * x + 1)(x)
         return True
     except Exception as error:
-        reason = " ".join(str(error).split("\n")[:2])
+        lines = str(error).split("\n")
+        reason = " ".join(lines[:2] + [line for line in lines[2:] if "error: " in line][:1])
+        if " " in tempfile.gettempdir() + os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""):
+            reason += "; the path in TMPDIR or TORCHINDUCTOR_CACHE_DIR has a space, where it ends"
     print(f"Training without torch.compile; README.md says what it needs ({reason})")
     return False
 
@@ -498,14 +506,17 @@ class Run:
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the speed since the last line, and of all steps but the first, which warms up."""
         seconds = [total / WORLD_SIZE for total in sum_over_ranks(seconds)]  # mean of the ranks
-        self.seconds += seconds
-        rate, self.average = map(self.tok_per_sec, (seconds, self.seconds[1:]))
+        # Among ranks the first step after an evaluation, which starts on idle GPUs, stands apart.
+        steady = seconds[WORLD_SIZE > 1 :] or seconds
+        self.seconds += steady
+        rate, self.average = map(self.tok_per_sec, (steady, self.seconds[1:]))
         losses = [x if math.isfinite(x) else None for x in (train_loss, val_loss)]  # no NaN in JSON
         self.write("log", epoch=epoch, step=step, tokens=(step + 1) * self.config.tokens_per_step,
                    train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=rate,
                    avg_tok_per_sec=self.average, seconds=seconds)
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
               f"Step tok/sec: {rate:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
+        dist.barrier()  # rank 0 has written more: the clock starts on all at once
 
     def tok_per_sec(self, seconds: list[float]) -> float | None:
         return self.config.tokens_per_step * len(seconds) / sum(seconds) if seconds else None
@@ -515,6 +526,7 @@ class Run:
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
         print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
+        dist.barrier()  # as in log()
 
     def memory_gb(self) -> dict[str, float | None]:
         """GB (1024³ bytes) reserved, now and at most; on a CPU the peak of the resident set."""
@@ -569,7 +581,12 @@ def configure(argv: list[str] | None = None) -> Config:
         device = torch.device(f"cuda:{LOCAL_RANK}" if name == "cuda" else "cpu")
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError, ImportError) as error:  # by PyTorch's build
-        raise UserError(f"no device {name}: " + re.split(r"\n|\. ", str(error))[0])
+        hint = "; the build for CUDA 12.6 has older GPUs" * ("no kernel image" in str(error))
+        raise UserError(f"no device {name}: " + re.split(r"\n|\. ", str(error))[0] + hint)
+    try:  # PyTorch's optimizers make this folder, too, and don't say what it is
+        Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"TORCHINDUCTOR_CACHE_DIR can't be made: {error}")
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
@@ -621,7 +638,8 @@ def interrupt(number, frame) -> None:
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
     """(status of the run, one line for the user, exit code)."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    memory = "out of memory|MemoryError|ALLOC_FAILED|bad_alloc|allocate memory|create a memory"
+    memory = ("out of memory|MemoryError(?!: out of res)|ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
+              "|bad_alloc|allocate memory|create a memory")  # "out of resource" is Triton's
     if config and re.search(memory, repr(error)):
         what = "batch-size" if config.batch_size > 1 else "context-length"
         half = getattr(config, what.replace("-", "_")) // 2
@@ -647,7 +665,6 @@ def main() -> int:
         config = configure()
         join_ranks(config)
         data = load_data(config)
-        torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
         torch.manual_seed(config.seed + RANK)  # for dropout; DDP starts all from rank 0's weights
         model = GPTModel(config)  # on the CPU, so that a seed gives the same weights everywhere
         train(model, data, config, run, now)

@@ -196,9 +196,11 @@ def make_record(name: str, events: list[dict]) -> Record:
         if start["schema"] != 3:
             raise RecordError(f"line 1: schema {start['schema']} is unknown")
         seconds = [second for log in logs for second in log["seconds"]]
+        steady = seconds if start["config"]["world_size"] == 1 else [  # as 02 counts
+            second for log in logs for second in log["seconds"][1:] or log["seconds"]]
         sums = accumulate(sum(log["seconds"]) for log in logs)
         per_step = tokens_per_step(start["config"], start["config"]["world_size"])
-        rates = [per_step / second for second in seconds[WARM_UP:]]
+        rates = [per_step / second for second in steady[WARM_UP:]]
         known = end.get("quartiles_tok_per_sec") or (
             quantiles(rates, n=4, method="inclusive") if len(rates) > 2 and end else None)
         low, middle, high = known or [None] * 3

@@ -1,5 +1,6 @@
 """Windows, orders and ranks, by property: for every length of text, context, batch and world."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,10 +20,11 @@ def epoch_of(script, windows, config, epoch: int, rank: int = 0, ranks: int = 1)
     if hasattr(script, "DistributedSampler"):
         whole = script.DistributedSampler
         script.DistributedSampler = lambda *args, **named: whole(*args, **named, **replaced)
+        script.WORLD_SIZE = ranks
         try:
             loader = script.make_loader(windows, config)
         finally:
-            script.DistributedSampler = whole
+            script.DistributedSampler, script.WORLD_SIZE = whole, 1
         loader.sampler.set_epoch(epoch)
     else:
         loader = script.make_loader(windows, config)
@@ -49,6 +51,11 @@ def test_windows(stages, tokens, context):
     assert tokens - 1 - len(covered) < context
 
 
+def passes_of(windows, batch: int) -> int:
+    """How often 02 passes over the text in an epoch: so that it has 8 steps."""
+    return -(-8 * batch // len(windows))
+
+
 @pytest.mark.parametrize("stage", STAGES)
 @QUICK
 @given(**SIZES)
@@ -61,21 +68,24 @@ def test_an_epoch(stages, stage, tokens, context, batch, seed, epoch):
     config, script = config_of(context, batch, seed), stages[stage]
     batches = epoch_of(script, windows, config, epoch)
     seen = [start for each in batches for start in each]
-    assert len(seen) == len(set(seen)) == len(windows) // batch * batch
+    passes = passes_of(windows, batch) if stage == "02_opt_multi_gpu_ddp" else 1
+    assert len(seen) == passes * len(windows) // batch * batch
+    assert max(Counter(seen).values(), default=0) <= passes
     assert set(seen) <= set(range(0, len(windows) * context, context))
     assert batches == epoch_of(script, windows, config, epoch)
-    assert batches == epoch_of(stages["00_orig"], windows, config, epoch)
-    if len(batches) * batch > 12:  # of fewer windows two orders may be alike by chance
+    if passes == 1:
+        assert batches == epoch_of(stages["00_orig"], windows, config, epoch)
+    if len(set(seen)) > 12:  # of fewer windows two orders may be alike by chance
         assert batches != epoch_of(script, windows, config, epoch + 1)
 
 
 @QUICK
 @given(**SIZES, ranks=st.integers(1, 6))
 def test_ranks(stages, tokens, context, batch, seed, epoch, ranks):
-    """No rank sees another's window, and each step's windows are those of one process with the
-    batches of all ranks together."""
+    """No rank sees another's window, unless a short text makes an epoch pass over it more often; and
+    each step's windows are those of one process with the batches of all ranks together."""
     windows = stages["00_orig"].TokenWindows(np.arange(tokens, dtype="<u2"), context)
-    if len(windows) < batch * ranks:  # the script refuses so short a text
+    if len(windows) < batch:  # the script refuses so short a text
         return
     script = stages["02_opt_multi_gpu_ddp"]
     each = [epoch_of(script, windows, config_of(context, batch, seed), epoch, rank, ranks)
@@ -83,5 +93,12 @@ def test_ranks(stages, tokens, context, batch, seed, epoch, ranks):
     one = epoch_of(script, windows, config_of(context, batch * ranks, seed), epoch)
     steps = [sorted(start for mine in step for start in mine) for step in zip(*each, strict=True)]
     seen = [start for step in steps for start in step]
-    assert len(seen) == len(set(seen))
-    assert steps == [sorted(step) for step in one]
+    assert max(Counter(seen).values()) <= passes_of(windows, batch * ranks)
+    assert len(steps) >= 8 and steps == [sorted(step) for step in one]
+
+
+def test_a_short_text_is_told(stages, capsys):
+    windows = stages["00_orig"].TokenWindows(np.arange(41, dtype="<u2"), 1)
+    batches = epoch_of(stages["02_opt_multi_gpu_ddp"], windows, config_of(1, 10, 0), 0)
+    said = "One pass over the text has fewer than 8 steps: each epoch makes 2\n"
+    assert len(batches) == 8 and capsys.readouterr().out == said

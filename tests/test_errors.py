@@ -28,14 +28,46 @@ def test_text_too_short(bench):
     assert bench.no_record()
 
 
-def test_text_too_short_for_all_ranks(bench, monkeypatch):
+def test_text_that_is_short_for_all_ranks(bench, monkeypatch):
+    """It is enough for one, so they pass over it more often."""
     script = bench.stages["02_opt_multi_gpu_ddp"]
-    monkeypatch.setattr(script, "WORLD_SIZE", 5)
+    monkeypatch.setattr(script, "WORLD_SIZE", 64)
     monkeypatch.setattr(script, "dist", mock.Mock())
     config = script.Config(context_length=16, batch_size=25, data=str(bench.data))
+    assert len(script.load_data(config).train) == 124
+    config.batch_size = 125
     says = "124 windows to train on, 125 needed: lower --batch-size"
     with pytest.raises(script.UserError, match=says):
         script.load_data(config)
+
+
+NO_CODE = ("CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors"
+           " might be asynchronously reported")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_gpu_that_is_too_old_for_the_build(stages, stage, monkeypatch):
+    """PyTorch's builds for CUDA 13 have no code for a V100."""
+    def ones(*size, device):
+        raise torch.AcceleratorError(NO_CODE)
+
+    monkeypatch.setattr(torch, "ones", ones)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(stages[stage].UserError, match=(
+            "^no device cuda: CUDA error: no kernel image is available for execution on the device;"
+            " the build for CUDA 12.6 has older GPUs$")):
+        stages[stage].configure(["--device", "cuda"])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_folder_for_compiled_code_that_cant_be_made(stages, stage, monkeypatch, tmp_path):
+    """Each script names the variable: PyTorch's optimizers need the folder, too."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(stages[stage].UserError, match="^TORCHINDUCTOR_CACHE_DIR can't be made: "):
+        stages[stage].configure(["--device", "cpu"])
 
 
 @pytest.mark.parametrize("part", ["train.bin", "val.bin"])
@@ -182,6 +214,7 @@ def test_what_counts_as_out_of_memory(stages, stage, capsys):
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12.27 GiB. GPU 0 has"),
         torch.AcceleratorError("CUDA error: out of memory\nCUDA kernel errors might be"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(h)`"),
         RuntimeError("could not create a memory object"),  # oneDNN, on a CPU
         RuntimeError("std::bad_alloc"),
         MemoryError(),
@@ -197,6 +230,8 @@ def test_what_counts_as_out_of_memory(stages, stage, capsys):
         script.UserError("the text is too short"), OSError(28, "No space left on device"),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"), KeyError("memory"),
         ValueError("cublas"), AssertionError(),
+        RuntimeError("No valid triton configs. OutOfMemoryError: out of resource: triton_mm"
+                     " Required: 147456 Hardware limit: 101376"),  # shared memory, of a kernel
     ):
         try:
             raise error

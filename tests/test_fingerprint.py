@@ -37,7 +37,7 @@ BOTH = {
     "a type": ("getattr(torch, config.dtype))", "torch.float16)"),
     "a kernel": ('nn.GELU(approximate="tanh")', "nn.ReLU()"),
     "what comes to what": ("x_BTC + self.dropout(self.feed", "self.dropout(self.feed"),
-    "attention's kernels": ("enable_cudnn_sdp(False)", "enable_flash_sdp(True)"),
+    "attention's kernels": ("enable_cudnn_sdp(not config.dropout)", "enable_flash_sdp(True)"),
     "the optimizer": (", fused=True", ""),
     "the compiler": ("torch.compile(model)", 'torch.compile(model, mode="max-autotune")'),
     "products": ('set_float32_matmul_precision("high")', 'set_float32_matmul_precision("medium")'),

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import tempfile
 import warnings
 from contextlib import contextmanager
 from pathlib import Path
@@ -273,14 +274,24 @@ def test_a_trial_decides_whether_to_compile(stages, stage, monkeypatch, capsys):
         return function
 
     script = stages[stage]
+    def broken_path(function):
+        raise RuntimeError("C++ compile error\n\nCommand:\ng++ /a b/x\n\ng++: fatal error: no input")
+
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     for stand_in, reason in (
         (broken, "no compiler at all"),
+        (broken_path, "C++ compile error  g++: fatal error: no input"),
         (left_out, "Some GPU does not support bfloat16 compilation natively, skipping"),
     ):
         monkeypatch.setattr(torch, "compile", stand_in)
         assert script.can_compile(*model_of(script)) is False
         said = f"Training without torch.compile; README.md says what it needs ({reason})\n"
         assert capsys.readouterr().out == said
+    monkeypatch.setattr(torch, "compile", broken_path)
+    monkeypatch.setattr(tempfile, "tempdir", "/a b")
+    assert script.can_compile(*model_of(script)) is False
+    assert "; the path in TMPDIR or TORCHINDUCTOR_CACHE_DIR has a space" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("stage", STAGES[1:])
@@ -474,11 +485,12 @@ def test_optimized_model_is_bfloat16(stages):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_cudnn_attention_is_off_where_attention_is_pytorchs(stages, stage):
-    with one_rank(stages[stage]):
-        torch.backends.cuda.enable_cudnn_sdp(True)
-        stages[stage].prepare_model(*model_of(stages[stage]))
-        assert torch.backends.cuda.cudnn_sdp_enabled() is (stage == "00_orig")
+def test_cudnn_attention_is_off_where_it_would_round_dropout(stages, stage):
+    for dropout in (0.1, 0.0):
+        with one_rank(stages[stage]):
+            torch.backends.cuda.enable_cudnn_sdp(True)
+            stages[stage].prepare_model(*model_of(stages[stage], dropout=dropout))
+            assert torch.backends.cuda.cudnn_sdp_enabled() is (stage == "00_orig" or not dropout)
 
 
 def test_sample_draws_no_id_that_only_pads(stages, tokens):

@@ -6,6 +6,7 @@ import os
 import re
 from dataclasses import fields
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -128,31 +129,33 @@ class HandClock(SimpleNamespace):
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_figures_are_exact_and_of_training_alone(stage, bench, monkeypatch):
-    """Two epochs of four steps of 1 to 8 seconds, between evaluations and samples of an hour."""
+    """Two epochs of eight steps of 1 to 16 seconds, between evaluations and samples of an hour."""
     script, clock = bench.stages[stage], HandClock()
     monkeypatch.setattr(script, "time", clock)
-    for name, seconds in (("compute_loss", range(1, 9)), ("evaluate", [3600] * 8),
+    for name, seconds in (("compute_loss", range(1, 17)), ("evaluate", [3600] * 10),
                           ("sample", [3600] * 2)):
         function = clock.during(getattr(script, name), iter(seconds))
         monkeypatch.setattr(script, name, function)
-    result = bench.main(stage, "--batch-size", 25, "--epochs", 2, "--eval-freq", 3)
+    result = bench.main(stage, "--batch-size", 15, "--epochs", 2, "--eval-freq", 5)
     assert result.returncode == 0, result.stderr
     logs = logs_of(bench)
     (path,) = bench.results.iterdir()
     record = read_record(path)  # as the tools see it
-    # 124 windows make 4 steps an epoch. A line after step 0, every 3 steps, and at an epoch's end.
-    assert [(log["epoch"], log["step"]) for log in logs] == [(1, 0), (1, 3), (2, 6), (2, 7)]
+    # 124 windows make 8 steps an epoch. A line after step 0, every 5 steps, and at an epoch's end.
+    assert [(log["epoch"], log["step"]) for log in logs] == [
+        (1, 0), (1, 5), (1, 7), (2, 10), (2, 15)]
     assert result.stdout.count("Every effort moves you") == 2
-    tokens = 25 * 16
-    assert [log["seconds"] for log in logs] == [[1], [2, 3, 4], [5, 6, 7], [8]]
-    assert [point.seconds for point in record.curve] == [1, 10, 28, 36]
+    tokens = 15 * 16
+    assert [log["seconds"] for log in logs] == [
+        [1], [2, 3, 4, 5, 6], [7, 8], [9, 10, 11], [12, 13, 14, 15, 16]]
+    assert [point.seconds for point in record.curve] == [1, 21, 36, 66, 136]
     assert [log["step_tok_per_sec"] for log in logs] == pytest.approx(
-        [tokens, 3 * tokens / 9, 3 * tokens / 18, tokens / 8])
+        [tokens, 5 * tokens / 20, 2 * tokens / 15, 3 * tokens / 30, 5 * tokens / 70])
     assert [log["avg_tok_per_sec"] or 0 for log in logs] == pytest.approx(
-        [0, 3 * tokens / 9, 6 * tokens / 27, 7 * tokens / 35])
+        [0, 5 * tokens / 20, 7 * tokens / 35, 10 * tokens / 65, 15 * tokens / 135])
     assert record.first_step_seconds == 1
-    assert clock.now == 100 + 36 + 10 * 3600  # two evaluations a line, a sample an epoch
-    low, middle, high = np.percentile([tokens / seconds for seconds in range(3, 9)], [25, 50, 75])
+    assert clock.now == 100 + 136 + 12 * 3600  # two evaluations a line, a sample an epoch
+    low, middle, high = np.percentile([tokens / seconds for seconds in range(3, 17)], [25, 50, 75])
     assert record.quartiles == pytest.approx((low, middle, high))
     assert f"Median step tok/sec: {middle:.0f}\n" in result.stdout
 
@@ -164,9 +167,13 @@ def test_a_step_takes_what_it_takes_the_mean_rank(bench, monkeypatch):
     run = script.Run()
     run.seconds, run.config = [], script.Config(batch_size=2, context_length=16)
     run.write = lambda event, **figures: rows.append(figures)
-    run.log(1, 1, [1.0, 5.0], 2.0, 2.0)
-    assert run.seconds == rows[0]["seconds"] == [2.0, 4.0]
-    assert rows[0]["tokens"] == 128 and rows[0]["step_tok_per_sec"] == 128 / 6
+    monkeypatch.setattr(script, "dist", mock.Mock())
+    run.log(1, 1, [1.0, 5.0, 3.0], 2.0, 2.0)
+    assert rows[0]["seconds"] == [2.0, 4.0, 3.0]
+    # The step after an evaluation stands apart, and ranks start the clock together.
+    assert run.seconds == [4.0, 3.0]
+    assert rows[0]["tokens"] == 128 and rows[0]["step_tok_per_sec"] == 64 / 3.5
+    script.dist.barrier.assert_called_once()
 
 
 def test_too_few_steps_for_a_median(bench):
