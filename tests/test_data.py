@@ -82,8 +82,8 @@ def test_an_epoch(stages, stage, tokens, context, batch, seed, epoch):
 @QUICK
 @given(**SIZES, ranks=st.integers(1, 6))
 def test_ranks(stages, tokens, context, batch, seed, epoch, ranks):
-    """No rank sees another's window, unless a short text makes an epoch pass over it more often; and
-    each step's windows are those of one process with the batches of all ranks together."""
+    """No rank sees another's window, unless an epoch passes over a short text more often; and each
+    step's windows are those of one process with the batches of all ranks together."""
     windows = stages["00_orig"].TokenWindows(np.arange(tokens, dtype="<u2"), context)
     if len(windows) < batch:  # the script refuses so short a text
         return

@@ -41,8 +41,8 @@ def test_text_that_is_short_for_all_ranks(bench, monkeypatch):
         script.load_data(config)
 
 
-NO_CODE = ("CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors"
-           " might be asynchronously reported")
+NO_CODE = ("CUDA error: no kernel image is available for execution on the device\n"
+           "CUDA kernel errors might be asynchronously reported")
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -275,7 +275,8 @@ def test_a_trial_decides_whether_to_compile(stages, stage, monkeypatch, capsys):
 
     script = stages[stage]
     def broken_path(function):
-        raise RuntimeError("C++ compile error\n\nCommand:\ng++ /a b/x\n\ng++: fatal error: no input")
+        raise RuntimeError("C++ compile error\n\nCommand:\ng++ /a b/x\n\n"
+                           "g++: fatal error: no input")
 
     monkeypatch.setattr(tempfile, "tempdir", "/tmp")
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
