@@ -40,9 +40,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
+    sys.stdout.reconfigure(errors="replace")  # a terminal without × or – is no reason to stop
     args = parse_arguments(argv)
     out = args.out or args.results
-    sys.stdout.reconfigure(errors="replace")  # a terminal without × or – is no reason to stop
     if not args.show:
         matplotlib.use("Agg")  # draws without a display
     if not args.results.is_dir():

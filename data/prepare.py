@@ -1,8 +1,14 @@
 """Turn text into tokens: train.bin, val.bin (uint16 ids), vocabulary.json and meta.json.
 
     python data/prepare.py                  # Middlemarch, from Project Gutenberg
-    python data/prepare.py FILE [FILE ...]  # your own text, UTF-8
+    python data/prepare.py FILE [FILE ...]  # your own text
     python data/prepare.py --out DIR        # somewhere else than beside this script
+
+A FILE is UTF-8 text, JSON lines (both also as .gz or .zst) or Parquet, whose `text` are documents;
+or GPT-2's tokens as nanoGPT (train.bin, val.bin) and llm.c (shards) have them. Its bytes tell;
+nanoGPT's are nothing but ids, so their names end in .bin. A folder stands for the .bin in it.
+Tokens named "val" are validated on as they are; all else is cut 90/10. <|endoftext|>, in a text and
+between documents, is id 50256, as in GPT-2's own training. A byte-order mark isn't text.
 
 Without a network the text is the Python standard library's own source, and without GPT-2's
 tokenizer files the tokens are bytes. meta.json, written last, says what was used. vocabulary.json
@@ -10,23 +16,30 @@ has all of the tokenizer: the bytes of each id (as latin-1), the pattern that sp
 special tokens; so the folder can be copied to a machine without a network.
 
 A text of any size is read, encoded over all cores and written in pieces, so that memory stays
-small. It is cut only at line breaks before a character that isn't white space: there the tokenizer
-begins anew in any case, so that the ids are those of the whole text in one piece.
+small. It is cut only at <|endoftext|>, and at line breaks before a character that isn't white
+space: there the tokenizer begins anew in any case, so that the ids are those of the whole text in
+one piece.
 """
 
 import argparse
+import codecs
 import hashlib
+import importlib
 import json
 import os
+import re
 import sys
 import sysconfig
 import time
 import urllib.request
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.client import HTTPException
-from io import StringIO
+from io import IncrementalNewlineDecoder, StringIO
+from itertools import chain
 from pathlib import Path
 from typing import TextIO
 from urllib.error import HTTPError, URLError
@@ -48,7 +61,14 @@ TOKENIZER_SHA256 = {
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
 }
 
-BLOCK = 2**20  # characters that are read and encoded at once
+END, END_ID = "<|endoftext|>", 50_256  # GPT-2's last id
+
+# How files of a kind begin.
+GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+LLM_C, HEADER = [20240520, 1], 1024  # magic and version of GPT-2's uint16; bytes
+
+BLOCK = 2**20  # characters, bytes or ids that are read and encoded at once
+PACKED = 2**14  # bytes of an archive that are unpacked at once: they may become many more
 
 TIMEOUT_SECONDS = 5  # without an answer
 WHOLE_SECONDS, WHOLE_BYTES = 120, 20 * 2**20  # of one file, which has less than 2 MiB
@@ -110,49 +130,208 @@ def read_limited(response) -> bytes:
     return bytes(data)
 
 
+def extra(name: str, what: str):
+    """A library that not everyone needs. Raises UserError where it isn't installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise UserError(f"{what} needs {package}: python -m pip install {package}")
+
+
+def files_of(names: list[str]) -> Iterator[str]:
+    """The files, and in a folder's place the tokens in it. Raises UserError."""
+    for name in names:
+        inside = sorted(map(str, Path(name).glob("*.bin"))) if os.path.isdir(name) else [name]
+        if not inside:
+            raise UserError(f"{name} is a folder without tokens (*.bin): name the files in it")
+        yield from inside
+
+
+def kind_of(path: str) -> str:
+    """What a file holds, by what it says: "tokens", "parquet", "json" (lines) or "text", the last
+    two in an archive, too. Raises UserError, OSError."""
+    if not os.path.isfile(path):
+        return "text"  # a pipe: it can be read only once
+    with open(path, "rb") as file:
+        head = file.read(BLOCK)
+    if has_llm_c_header(head) or path.endswith(".bin") and b"\0" in head:  # which no text has
+        return "tokens"
+    if head.startswith(PARQUET) or path.endswith(".parquet"):
+        return "parquet"
+    if {".jsonl", ".ndjson"} & {*Path(path).suffixes}:
+        return "json"
+    blocks = unpacked(path)
+    first = next(blocks, b"").removeprefix(codecs.BOM_UTF8).lstrip()
+    if first.startswith(b"{"):
+        try:
+            if isinstance(json.loads(next(lines_of(chain([first], blocks)))[0]), dict):
+                return "json"
+        except (ValueError, RecursionError):
+            pass  # a text that begins with a brace
+    return "text"
+
+
+def has_llm_c_header(head: bytes) -> bool:
+    """Of any of llm.c's formats: a date of 2024. None begins a text, nor, as two ids, GPT-2's."""
+    return len(head) >= 12 and int.from_bytes(head[:4], "little") // 10_000 == 2024
+
+
+def unpacked(path: str, progress: "Progress | None" = None) -> Iterator[bytes]:
+    """A file's bytes in blocks; what is in it, if it is an archive. Raises UserError, OSError."""
+    with open(path, "rb") as file:
+        head = file.peek(4)
+        start, broken = None, ()
+        if head.startswith(GZIP):
+            start, broken = partial(zlib.decompressobj, 31), zlib.error
+        elif head.startswith(ZSTD):
+            zstandard = extra("zstandard", path)
+            start, broken = zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError
+        archive = start and start()
+        while block := file.read(PACKED if archive else BLOCK):
+            if progress:
+                progress.add(len(block))
+            if not archive:
+                yield block
+            while archive and block:
+                if archive.eof:  # an archive may be several in a row
+                    archive = start()
+                try:
+                    data = archive.decompress(block)
+                except broken as error:
+                    raise UserError(f"{path} is damaged: {error}")
+                if data:
+                    yield data
+                block = archive.unused_data
+        if archive and not archive.eof:
+            raise UserError(f"{path} is cut off: the archive has no end")
+
+
+def lines_of(blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """The whole lines of each block that ends one."""
+    held = []
+    for block in blocks:
+        held.append(block)
+        if b"\n" in block:
+            *whole, rest = b"".join(held).split(b"\n")
+            yield whole
+            held = [rest]
+    yield [b"".join(held)]
+
+
+def read_text(path: str, progress: "Progress") -> Iterator[str]:
+    """A text in blocks. Raises UserError, OSError."""
+    utf8, place = codecs.getincrementaldecoder("utf-8")(), 0
+    decoder = IncrementalNewlineDecoder(utf8, translate=True)
+    for block in chain(unpacked(path, progress), [b""]):
+        held = len(utf8.getstate()[0])  # bytes of a character that isn't whole yet
+        try:
+            text = decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not UTF-8 text (byte {place - held + error.start})")
+        yield text
+        place += len(block)
+
+
+def read_json(path: str, progress: "Progress") -> Iterator[str]:
+    """The documents of JSON lines in blocks. Raises UserError, OSError."""
+    number = 0
+    for lines in lines_of(unpacked(path, progress)):
+        texts = []
+        for number, line in enumerate(lines, number + 1):
+            try:
+                document = json.loads(line) if line.strip() else dict(text="")
+            except (ValueError, RecursionError):
+                raise UserError(f"{path}, line {number} is not JSON")
+            if not isinstance(document, dict) or not isinstance(document.get("text"), str):
+                raise UserError(f"{path}, line {number} has no text in 'text': {line[:80]!r}")
+            texts.append(document["text"])
+        # JSON may hold half a character; U+FFFD takes its place, as in tiktoken.
+        block = END.join(filter(None, texts))
+        yield block.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
+    """The documents of a Parquet file in blocks. Raises UserError, OSError."""
+    parquet, arrow = extra("pyarrow.parquet", path), extra("pyarrow", path)
+    size = os.path.getsize(path)
+    try:
+        with parquet.ParquetFile(path, buffer_size=BLOCK) as file:
+            columns = {field.name: str(field.type) for field in file.schema_arrow}
+            if columns.get("text") not in ("string", "large_string"):
+                has = ", ".join(map(" ".join, columns.items()))
+                raise UserError(f"{path} has no column 'text' of strings, but: {has}")
+            for batch in file.iter_batches(64, columns=["text"]):  # a document may be a book
+                progress.add(size * len(batch) // file.metadata.num_rows)
+                yield END.join(filter(None, batch.column(0).to_pylist()))
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}")
+
+
+READ = dict(text=read_text, json=read_json, parquet=read_parquet)
+
+
+def read_files(sources: list[tuple[str, str]], progress: "Progress") -> Iterator[str]:
+    """The text of all files, each with its kind, in blocks. Between two texts is a line break,
+    between documents <|endoftext|>. Raises UserError, OSError."""
+    between, before = "", None
+    for path, kind in sources:
+        empty = True
+        if before:
+            between = "\n" if before == kind == "text" else END
+        for block in READ[kind](path, progress):
+            block = block.replace("\ufeff", "")
+            if block:
+                empty = empty and block.isspace()
+                yield between + block
+                between = "" if kind == "text" else END
+        if empty:
+            raise UserError(f"{path} is empty")
+        before = kind
+
+
+def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
+    """The ids of a file that holds nothing else, or of one of llm.c's shards, which begin with 256
+    numbers (int32): magic, version, how many ids follow. Raises UserError, OSError."""
+    with open(path, "rb") as file:
+        size, head = os.fstat(file.fileno()).st_size, file.read(HEADER)
+        if has_llm_c_header(head):
+            *form, count = np.frombuffer(head[:12], "<i4").tolist()
+            if form != LLM_C:
+                raise UserError("{} is llm.c's format {}, version {}; GPT-2's tokens are in {},"
+                                " version {}".format(path, *form, *LLM_C))
+            size -= HEADER
+            if size != 2 * count:
+                raise UserError(f"{path} is cut off: {max(0, size // 2):,} of {count:,} tokens")
+        else:
+            if Path(path).with_name("meta.pkl").exists():
+                raise UserError(f"{path} isn't GPT-2's: meta.pkl beside it is another vocabulary,"
+                                " nanoGPT's of characters; prepare the text instead")
+            if size % 2:
+                raise UserError(f"{path} is cut off, or not uint16: it has {size:,} bytes")
+            file.seek(0)
+        if not size:
+            raise UserError(f"{path} is empty")
+        while len(ids := np.fromfile(file, "<u2", BLOCK)):
+            if ids.max() > END_ID:
+                raise UserError(f"{path} has id {ids.max():,}: GPT-2's end with {END_ID:,}")
+            progress.add(ids.nbytes)
+            yield ids
+
+
 def blocks_of(file: TextIO) -> Iterator[str]:
     return iter(lambda: file.read(BLOCK), "")
 
 
-def read_files(paths: list[str], progress: "Progress") -> Iterator[str]:
-    """The text of all files in blocks, with a line break between two files. Raises UserError."""
-    for number, path in enumerate(paths):
-        if number:
-            yield "\n"
-        empty = True
-        try:
-            with open(path, encoding="utf-8") as file:
-                for block in blocks_of(file):
-                    empty = empty and block.isspace()
-                    progress.add(len(block.encode()))
-                    yield block
-        except UnicodeDecodeError:
-            raise UserError(f"{path} is not UTF-8 text (byte {first_bad_byte(path)})")
-        except OSError as error:
-            raise UserError(f"{path}: {error.strerror}")
-        if empty:
-            raise UserError(f"{path} is empty")
-
-
-def first_bad_byte(path: str) -> int:
-    """The place of the first byte that isn't UTF-8."""
-    place = 0
-    with open(path, "rb") as file:
-        for line in file:
-            try:
-                line.decode()
-            except UnicodeDecodeError as error:
-                return place + error.start
-            place += len(line)
-    return place
-
-
 def last_cut(text: str) -> int:
-    """The place of the last line break before a character that isn't white space, or -1."""
-    place = len(text) - 1
-    while (place := text.rfind("\n", 0, place)) >= 0 and text[place + 1].isspace():
-        pass
-    return place
+    """The last place to cut at, or -1: before <|endoftext|>, or a line break before anything else
+    that isn't white space."""
+    end, place = text.rfind(END), len(text) - 1
+    while (place := text.rfind("\n", 0, place)) > end:
+        after = text[place + 1 : place + 1 + len(END)]
+        if not (after[0].isspace() or END.startswith(after)):  # the block may end within it
+            return place
+    return end
 
 
 def pieces(blocks: Iterable[str]) -> Iterator[str]:
@@ -178,7 +357,7 @@ def encode(tokenizer: tiktoken.Encoding, texts: Iterable[str]) -> Iterator[np.nd
     cores = available_cores()
 
     def ids_of(text: str) -> np.ndarray:
-        return tokenizer.encode_to_numpy(text, disallowed_special=()).astype("<u2")
+        return tokenizer.encode_to_numpy(text, allowed_special="all").astype("<u2")
 
     with ThreadPoolExecutor(cores) as threads:
         waiting = deque()
@@ -195,10 +374,12 @@ def available_cores() -> int:
 
 
 class Progress:
-    """A bar on the terminal, where there is one, by the bytes that were read."""
+    """A bar on the terminal, where there is one, by the bytes that were read; and how often
+    <|endoftext|> was met."""
 
     def __init__(self, total: int):
         self.total, self.done, self.shown, self.began = total, 0, -1, time.perf_counter()
+        self.ends = 0
 
     def add(self, count: int) -> None:
         self.done += count
@@ -213,6 +394,11 @@ class Progress:
         if self.shown >= 0:
             print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
         self.shown = -1
+
+    def count_ends(self, texts: Iterable[str]) -> Iterator[str]:
+        for text in texts:
+            self.ends += text.count(END)
+            yield text
 
     @property
     def seconds(self) -> float:
@@ -288,10 +474,17 @@ def vocabulary_of(tokenizer: tiktoken.Encoding) -> dict:
 
 def prepare(files: list[str], out: Path) -> None:
     """Writes train.bin, val.bin, vocabulary.json and meta.json. Raises UserError, OSError."""
+    sources = [(path, kind_of(path)) for path in files_of(files)]
+    tokens = [path for path, kind in sources if kind == "tokens"]
+    if 0 < len(tokens) < len(sources):
+        raise UserError(f"{tokens[0]} has tokens, another file has text: one kind at a time")
     out.mkdir(parents=True, exist_ok=True)
     web = Web()
     text = None if files else book(out, web)
-    tokenizer = gpt2_tokenizer(out / "tiktoken", web) or byte_tokenizer()
+    tokenizer = gpt2_tokenizer(out / "tiktoken", web)
+    if tokens and not tokenizer:
+        raise UserError(f"{web.failure}: tokens need GPT-2's tokenizer beside them")
+    tokenizer = tokenizer or byte_tokenizer()
     library = f"standard library of Python {sys.version.split()[0]}"
     instead = [] if files or text is not None else [f"the text is the {library}"]
     instead += ["the tokens are bytes"] if tokenizer.name == "bytes" else []
@@ -299,9 +492,10 @@ def prepare(files: list[str], out: Path) -> None:
         print(f"{web.failure}: {', '.join(instead)}", flush=True)
     limit = None
     if files:
-        corpus = ", ".join(Path(file).name for file in files)
-        progress = Progress(sum(os.stat(file).st_size for file in files if os.path.isfile(file)))
-        blocks = read_files(files, progress)
+        names = [Path(path).name for path, _ in sources]
+        corpus = ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
+        progress = Progress(sum(os.stat(path).st_size for path, _ in sources))
+        blocks = read_files(sources, progress)
     else:
         if text is not None:
             corpus = BOOK_TITLE
@@ -310,10 +504,15 @@ def prepare(files: list[str], out: Path) -> None:
             # GPT-2's tokens of source text are 2 to 4 characters long.
             text, limit = standard_library(4 * BOOK_TOKENS), BOOK_TOKENS
         progress, blocks = Progress(len(text.encode())), blocks_of(StringIO(text))
+    if tokens:
+        parts = [chain.from_iterable(read_tokens(path, progress) for path in paths)
+                 for paths in parts_of(tokens)]
+    else:
+        parts = [encode(tokenizer, progress.count_ends(pieces(blocks))), ()]
     temporary = {part: out / f"{part}.bin.{os.getpid()}.tmp" for part in ("train", "val")}
     meta = out / "meta.json"
     try:
-        counts = write_parts(encode(tokenizer, pieces(blocks)), temporary, limit)
+        counts = write_parts(*parts, temporary, limit)
         seconds = progress.seconds
         figures = dict(
             corpus=corpus, tokenizer=tokenizer.name, vocabulary=tokenizer.n_vocab, tokens=counts,
@@ -330,27 +529,41 @@ def prepare(files: list[str], out: Path) -> None:
     write_whole(meta, (json.dumps(figures, indent=2) + "\n").encode())
     told = ", ".join(f"{count:,} {part}" for part, count in counts.items())
     print(f"{corpus}: {told} tokens ({tokenizer.name}) in {out}")
+    if progress.ends:
+        taken = f"id {END_ID}, as in GPT-2's own training"
+        if END not in tokenizer.special_tokens_set:
+            taken = "left as text, since bytes have no id for it"
+        print(f"{progress.ends:,} times {END}, in the text or between documents: {taken}")
     megabytes = (progress.done or progress.total) / 1e6
-    print(f"{megabytes:,.1f} MB in {seconds:,.1f} s, {megabytes / seconds:,.1f} MB/s, with"
-          f" {available_cores()} threads")
+    print(f"{megabytes:,.1f} MB in {seconds:,.1f} s, {megabytes / seconds:,.1f} MB/s"
+          + f", with {available_cores()} threads" * (not tokens))
 
 
-def write_parts(ids: Iterable[np.ndarray], paths: dict[str, Path], limit: int | None) -> dict:
-    """Writes the ids, up to `limit`, and cuts them into the two parts, without ever holding them
-    all; returns the tokens of each. Raises UserError for too few."""
+def parts_of(paths: list[str]) -> tuple[list[str], list[str]]:
+    """Files of tokens to train and to validate on, by their names; without either, all to cut."""
+    validate = [path for path in paths
+                if re.search(r"(?<![a-z])val(idation)?(?![a-z])", Path(path).name.lower())]
+    train = [path for path in paths if path not in validate]
+    return (train, validate) if train and validate else (paths, [])
+
+
+def write_parts(ids: Iterable[np.ndarray], val_ids: Iterable[np.ndarray], paths: dict[str, Path],
+                limit: int | None) -> dict:
+    """Writes the ids, up to `limit`, and cuts them into the two parts, unless there are `val_ids`,
+    without ever holding them all; returns the tokens of each. Raises UserError for too few."""
     with open(paths["train"], "wb+") as train, open(paths["val"], "wb") as val:
-        for some in ids:
-            train.write(some.tobytes())
-        count = min(train.tell() // 2, limit or sys.maxsize)
-        if count < 2 / (1 - TRAIN_SHARE):
-            raise UserError(f"the text is too short: {count} tokens")
-        split = int(TRAIN_SHARE * count)
+        for file, some in chain(((train, some) for some in ids), ((val, some) for some in val_ids)):
+            file.write(some.tobytes())
+        own, count = val.tell() // 2, min(train.tell() // 2, limit or sys.maxsize)
+        if own + count < 2 / (1 - TRAIN_SHARE):
+            raise UserError(f"the text is too short: {own + count} tokens")
+        split = count if own else int(TRAIN_SHARE * count)
         train.truncate(2 * count)
         train.seek(2 * split)
         while block := train.read(BLOCK):
             val.write(block)
         train.truncate(2 * split)
-    return dict(train=split, val=count - split)
+    return dict(train=split, val=own or count - split)
 
 
 def sha256_of_file(path: Path) -> str:
@@ -359,10 +572,12 @@ def sha256_of_file(path: Path) -> str:
 
 
 def main() -> int:
+    sys.stdout.reconfigure(errors="replace")  # a name may hold what a terminal can't show
     parser = argparse.ArgumentParser(
         usage="%(prog)s [FILE ...] [--out DIR]", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("files", nargs="*", metavar="FILE", help="UTF-8 text (default: the book)")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="text, JSON lines (both also"
+                        " .gz, .zst), Parquet, nanoGPT's or llm.c's tokens (default: the book)")
     parser.add_argument("--out", type=Path, default=HERE, help="default: beside this script")
     args = parser.parse_args()
     try:

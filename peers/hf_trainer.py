@@ -237,7 +237,7 @@ def read_tokens(args: Experiment, config: orig.Config) -> orig.Data:
         return orig.load_data(config)
     try:
         tokenizer = TextTokenizer(AutoTokenizer.from_pretrained(args.model_name_or_path))
-        text = Path(args.train_file).read_text(encoding="utf-8")
+        text = Path(args.train_file).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise orig.UserError(f"{args.train_file}: {str(error).splitlines()[0]}")
     ids = np.array(tokenizer.encode(text), np.int64)

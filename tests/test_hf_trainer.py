@@ -96,13 +96,14 @@ def test_it_fine_tunes_a_saved_model_on_a_text(run, tmp_path):
     shape = transformers.GPT2Config(vocab_size=256, n_positions=32, n_embd=16, n_layer=1, n_head=2,
                                     bos_token_id=None, eos_token_id=None)
     transformers.GPT2LMHeadModel(shape).save_pretrained(tmp_path / "small")
-    (tmp_path / "my.txt").write_text("abc def ghi jkl\n" * 100)
+    (tmp_path / "my.txt").write_text("abc def ghi jkl\n" * 100, "utf-8-sig")
     result = run("--model_name_or_path", tmp_path / "small", "--train_file", tmp_path / "my.txt",
                  "--output_dir", tmp_path / "out", "--max_steps", 4, "--eval-freq", 3,
                  tiny="--per_device_train_batch_size 2 --eval-windows 2")
     assert result.returncode == 0, result.stderr
     start, first, *_, last, epoch, end = read_record(tmp_path / "results")
     assert (start["config"]["model"], start["config"]["context_length"]) == ("small", 32)
+    assert sum(start["data"]["tokens"].values()) == 1600  # without the byte-order mark
     assert start["data"]["corpus"] == "my.txt" and last["train_loss"] < first["train_loss"]
     assert epoch["sample"].startswith("Every effort moves you")
     assert str(tmp_path) not in str(start)

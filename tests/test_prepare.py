@@ -1,11 +1,15 @@
 """data/prepare.py: text to tokens, with and without files, network and tokenizer."""
 
+import ast
+import codecs
+import gzip
 import hashlib
 import io
 import json
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -13,9 +17,11 @@ from http.client import IncompleteRead
 from urllib.error import HTTPError
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import tiktoken
-from conftest import ROOT, load, run_python
+import zstandard
+from conftest import ROOT, environment, load, run_python
 
 PREPARE = ROOT / "data" / "prepare.py"
 
@@ -68,7 +74,7 @@ def test_files(tmp_path):
 @pytest.mark.parametrize(
     "content, says",
     [(None, "No such file"), (b"", "is empty"), (b" \n", "is empty"), (b"ab", "too short"),
-     (b"abc\xff\xfe" * 99, "is not UTF-8")],
+     (b"abc\xff\xfe" * 99, "is not UTF-8"), (gzip.compress(b"text\n" * 99)[:-1], "is cut off")],
 )
 def test_bad_text(tmp_path, content, says):
     path, out = tmp_path / "text.txt", tmp_path / "out"
@@ -221,7 +227,7 @@ def test_pieces_are_encoded_as_the_whole(tmp_path, monkeypatch):
         found = [*script.pieces(script.blocks_of(io.StringIO(text)))]
         assert "".join(found) == text and len(found) > 3
         ids = np.concatenate([*script.encode(tokenizer, found)])
-        assert ids.tolist() == tokenizer.encode_ordinary(text)
+        assert ids.tolist() == tokenizer.encode(text, allowed_special="all")
 
 
 def test_a_text_without_places_to_cut_is_one_piece(monkeypatch, capsys):
@@ -233,3 +239,246 @@ def test_a_text_without_places_to_cut_is_one_piece(monkeypatch, capsys):
     text = "line\nline\n"
     assert "".join(script.pieces(script.blocks_of(io.StringIO(text)))) == text
     assert not capsys.readouterr().out
+
+
+def test_a_text_through_a_pipe_is_whole(tmp_path):
+    result = prepare(tmp_path, "/dev/stdin", input="a line\n" * 50)
+    assert result.returncode == 0, result.stderr
+    assert sum(check(tmp_path)["tokens"].values()) == 350
+
+
+def test_a_name_that_the_terminal_lacks(tmp_path):
+    path = tmp_path / "\u0100\u5b57.txt"
+    path.write_text("text\n" * 50)
+    result = prepare(tmp_path / "out", path, env=environment(PYTHONIOENCODING="ascii"))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[1].startswith("??.txt: 225 train")
+
+
+@pytest.mark.parametrize("program", [PREPARE, ROOT / "patches" / "stack.py", *ROOT.glob("*.py"),
+                                     *ROOT.glob("peers/*.py")], ids=lambda path: path.name)
+def test_every_program_replaces_what_the_terminal_lacks(program):
+    """Before it can print anything, its --help included."""
+    tree = ast.parse(program.read_text(encoding="utf-8"))
+    (main,) = (each for each in tree.body if getattr(each, "name", "") == "main")
+    assert ast.unparse(main.body[0]) == "sys.stdout.reconfigure(errors='replace')"
+
+
+END = "<|endoftext|>"
+DOCUMENTS = ["Ein Anfang: äöü€.\n" * 40, "a line\n\n  and more\r\n" * 60, "the end " * 30]
+JOINED = [id for document in DOCUMENTS for id in [50256, *document.encode()]][1:]
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """It has GPT-2's tokenizer without any merged words: bytes, and one special token."""
+    script = load(PREPARE)
+    tokenizer = tiktoken.Encoding(
+        "gpt2", pat_str=r"\s+(?!\S)|\S+|\s", mergeable_ranks={bytes([i]): i for i in range(256)},
+        special_tokens={END: 50256})
+    monkeypatch.setattr(script, "gpt2_tokenizer", lambda *_: tokenizer)
+    return script
+
+
+def ids_of(script, out, *files) -> list[int]:
+    script.prepare([*map(str, files)], out)
+    check(out)
+    return np.concatenate([np.fromfile(out / f"{part}.bin", "<u2")
+                           for part in ("train", "val")]).tolist()
+
+
+def json_lines(*documents: str) -> bytes:
+    lines = [json.dumps(dict(id=number, text=text)) for number, text in enumerate(documents)]
+    return "\n\n".join(lines).encode()
+
+
+def in_two_frames(data: bytes) -> bytes:
+    half = len(data) // 2
+    return b"".join(map(zstandard.compress, (data[:half], data[half:])))
+
+
+def parquet(path, compression="zstd", **columns):
+    pyarrow.parquet.write_table(pyarrow.table(columns), path, row_group_size=2,
+                                compression=compression)
+    return path
+
+
+def llm_c(path, ids, magic=20240520, version=1, count=None):
+    header = np.zeros(256, "<i4")
+    header[:3] = magic, version, len(ids) if count is None else count
+    path.write_bytes(header.tobytes() + np.array(ids, "<u2").tobytes())
+    return path
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress, in_two_frames])
+@pytest.mark.parametrize("form", ["text", "JSON lines"])
+def test_archives_and_documents(script, tmp_path, capsys, monkeypatch, form, pack):
+    """What a file says tells what it is: here its name doesn't."""
+    monkeypatch.setattr(script, "PACKED", 50)
+    text = END.join(DOCUMENTS).replace("\r\n", "\n")
+    path = tmp_path / "no suffix"
+    path.write_bytes(pack(text.encode() if form == "text" else json_lines(*DOCUMENTS)))
+    expected = JOINED if form == "JSON lines" else [id for id in JOINED if id != 13]
+    assert ids_of(script, tmp_path / "out", path) == expected
+    assert f"2 times {END}, in the text or between documents: id 50256" in capsys.readouterr().out
+    words = json.loads((tmp_path / "out" / "vocabulary.json").read_text())
+    assert words["special"] == {END: 50256}
+
+
+def test_parquet(script, tmp_path):
+    path = parquet(tmp_path / "no suffix", id=[1, 2, 3, 4, 5],
+                   text=[DOCUMENTS[0], None, "", *DOCUMENTS[1:]])
+    assert ids_of(script, tmp_path / "out", path) == JOINED
+
+
+def test_files_of_all_kinds_together(script, tmp_path):
+    names = [tmp_path / name for name in ("1.txt", "2.txt", "3.jsonl", "5.txt")]
+    for path, content in zip(names, (b"one " * 9, b"two", json_lines("three"), b"five"),
+                             strict=True):
+        path.write_bytes(content)
+    names.insert(3, parquet(tmp_path / "4.parquet", text=["four", "4"]))
+    text = f"{'one ' * 9}\ntwo{END}three{END}four{END}4{END}five"
+    out = tmp_path / "out"
+    encode = script.gpt2_tokenizer().encode
+    assert ids_of(script, out, *names) == encode(text, allowed_special="all")
+    assert json.loads((out / "meta.json").read_text())["corpus"] == (
+        "1.txt, 2.txt, 3.jsonl and 2 more")
+
+
+def test_half_a_character_in_json(script, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(json_lines("a\ud83d!", "\U0001f600" * 9))
+    expected = f"a\ufffd!{END}" + "\U0001f600" * 9
+    encode = script.gpt2_tokenizer().encode
+    assert ids_of(script, tmp_path / "out", path) == encode(expected, allowed_special="all")
+
+
+def test_byte_order_marks_are_no_text(script, tmp_path):
+    """At the beginning of a file, and where files were put together."""
+    one, two = (codecs.BOM_UTF8 + text for text in (b"one\n" * 9, b"two\n" * 9))
+    paths = [tmp_path / name for name in ("1", "2", "3")]
+    for path, content in zip(paths, (one, two, two + one), strict=True):
+        path.write_bytes(content)
+    text = "\n".join(["one\n" * 9, "two\n" * 9, "two\n" * 9 + "one\n" * 9])
+    assert ids_of(script, tmp_path / "out", *paths) == [*text.encode()]
+    paths[0].write_bytes(codecs.BOM_UTF8 + json_lines("three\ufeff" * 5, "four"))
+    assert ids_of(script, tmp_path / "out", paths[0]) == [*b"three" * 5, 50256, *b"four"]
+
+
+def test_the_end_of_a_text_in_bytes(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(f"once upon a time{END}" * 9)
+    result = prepare(tmp_path / "out", path)
+    assert result.returncode == 0, result.stderr
+    assert f"9 times {END}, in the text or between documents: left as text" in result.stdout
+    assert sum(check(tmp_path / "out")["tokens"].values()) == 9 * 29
+
+
+def test_it_is_cut_at_the_end_of_a_text():
+    """But not at the line break before it, where white space may be one token with it."""
+    script = load(PREPARE)
+    for text, cut in ((f"a\nb{END}c", 3), (f"a\nb{END}c\nd", 17), (f"a\nb\n{END}"[:-1], 1),
+                      (f"a\n{END}", 2), ("a\n<b", 1), ("a\n<", -1), (f"a{END}\n{END[:4]}", 1)):
+        assert script.last_cut(text) == cut, text
+
+
+IDS = [13, 50256, *range(40_000, 45_000), 11]
+
+
+@pytest.mark.parametrize("form", ["files", "folder", "shards"])
+def test_tokens_that_are_made_already(script, tmp_path, form):
+    """They stay what they are, the validation text too."""
+    train, val = tmp_path / "train.bin", tmp_path / "val.bin"
+    named = [tmp_path] if form == "folder" else [val, train]
+    if form == "shards":
+        paths = [tmp_path / f"fineweb_{name}.bin" for name in ("val_000000", "train_000001",
+                                                               "train_000002")]
+        named = [llm_c(path, ids) for path, ids in zip(
+            paths, (IDS[-30:], IDS[:99], IDS[99:]), strict=True)]
+    else:
+        train.write_bytes(np.array(IDS, "<u2").tobytes())
+        val.write_bytes(np.array(IDS[-30:], "<u2").tobytes())
+    assert ids_of(script, tmp_path / "out", *named) == IDS + IDS[-30:]
+    meta = check(tmp_path / "out")
+    assert meta["tokens"] == dict(train=len(IDS), val=30) and meta["vocabulary"] == 50257
+    # Of one file alone the end is for validation.
+    assert ids_of(script, tmp_path / "out", named[-1] / "train.bin" if form == "folder"
+                  else named[-1]) == IDS[99 if form == "shards" else 0 :]
+    assert check(tmp_path / "out")["tokens"]["val"] > 400
+
+
+def file(name: str, content: bytes):
+    def write(folder):
+        (folder / name).write_bytes(content)
+        return [folder / name]
+    return write
+
+
+ZIPPED, ZSTD = gzip.compress(json_lines(*DOCUMENTS)), zstandard.compress(b"text\n" * 999)
+TOKENS = np.array(IDS, "<u2").tobytes()
+
+
+@pytest.mark.parametrize(("files", "says"), [
+    (file("a.gz", ZIPPED[:-9]), "a.gz is cut off"),
+    (file("a.gz", ZIPPED[:-8] + bytes(8)), "a.gz is damaged: .*incorrect data check"),
+    (file("a.gz", ZIPPED + b"more"), "a.gz is damaged"),
+    (file("a.zst", ZSTD[:-2]), "a.zst is cut off"),
+    (file("a.zst", ZSTD[:9] + bytes(9)), "a.zst is damaged"),
+    (file("a.gz", gzip.compress(b"abc\xff" * 9)), r"a.gz is not UTF-8 text \(byte 3\)"),
+    (file("a.txt", "é".encode() * 2**20 + b"\xc3"), r"not UTF-8 text \(byte 2097152\)"),
+    (file("a.jsonl", json_lines("a", "b") + b'\n{"text": "cut'), "a.jsonl, line 4 is not JSON"),
+    (file("a.jsonl", b"[" * 100_000), "line 1 is not JSON"),
+    (file("a", b'{"text": "a"}\n{"content": "b"}'), "a, line 2 has no text in 'text'"),
+    (file("a", b'{"text": "a"}\n["b"]'), "a, line 2 has no text in 'text'"),
+    (file("a.jsonl", b'{"text": ""}\n'), "a.jsonl is empty"),
+    (file("a.parquet", b"version https://git-lfs.github.com/spec/v1"), "a.parquet is damaged: "),
+    (file("a.bin", TOKENS[:-1]), "a.bin is cut off, or not uint16: it has 10,005 bytes"),
+    (file("a.bin", TOKENS + b"\x51\xc4"), "a.bin has id 50,257: GPT-2's end with 50,256"),
+    (lambda folder: [parquet(folder / "a", text=[1, 2])], "no column 'text' .*but: text int64"),
+    (lambda folder: [parquet(folder / "a", id=[1], content=["b"])],
+     "no column 'text' of strings, but: id int64, content string"),
+    (lambda folder: [llm_c(folder / "a", IDS, version=2)], "format 20240520, version 2"),
+    (lambda folder: [llm_c(folder / "a", IDS, 20240801, 7)], "format 20240801, version 7"),
+    (lambda folder: [llm_c(folder / "a", IDS, count=6000)], "cut off: 5,003 of 6,000 tokens"),
+    (lambda folder: [llm_c(folder / "a", [])], "a is empty"),
+    (lambda folder: [folder], "is a folder without tokens"),
+    (lambda folder: [llm_c(folder / "a", IDS), *file("b", b"text")(folder)], "one kind at a time"),
+    (lambda folder: [*file("meta.pkl", b"")(folder), *file("a.bin", TOKENS)(folder)][1:],
+     "isn't GPT-2's: meta.pkl beside it"),
+])
+def test_what_is_refused(script, tmp_path, files, says):
+    """In one line; what was there is still whole."""
+    given, out = tmp_path / "given", tmp_path / "out"
+    given.mkdir()
+    ids_of(script, out, *file("good.txt", b"good text\n" * 50)(tmp_path))
+    before = check(out)
+    with pytest.raises(script.UserError, match=says) as error:
+        script.prepare([*map(str, files(given))], out)
+    assert "\n" not in str(error.value)
+    assert check(out) == before
+
+
+def test_half_a_parquet_file(script, tmp_path):
+    path = parquet(tmp_path / "a", text=DOCUMENTS)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(script.UserError, match=r"a is damaged: .*$"):
+        script.prepare([str(path)], tmp_path / "out")
+    assert not [*(tmp_path / "out").iterdir()]
+
+
+@pytest.mark.parametrize("package", ["zstandard", "pyarrow"])
+def test_what_is_missing_is_named(script, tmp_path, monkeypatch, package):
+    path = parquet(tmp_path / "a", text=DOCUMENTS)
+    if package == "zstandard":
+        path.write_bytes(ZSTD)
+    for name in (package, f"{package}.parquet"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(script.UserError, match=f"a needs {package}: .* pip install {package}"):
+        script.prepare([str(path)], tmp_path / "out")
+
+
+def test_tokens_without_their_tokenizer(tmp_path):
+    path, out = llm_c(tmp_path / "a.bin", IDS), tmp_path / "out"
+    result = prepare(out, path)
+    assert result.returncode == 1 and not [*out.iterdir()]
+    assert result.stderr.splitlines()[0].endswith("tokens need GPT-2's tokenizer beside them")
