@@ -235,10 +235,10 @@ def read_text(path: str, progress: "Progress") -> Iterator[str]:
 
 def read_json(path: str, progress: "Progress") -> Iterator[str]:
     """The documents of JSON lines in blocks. Raises UserError, OSError."""
-    number = 0
+    before = 0
     for lines in lines_of(unpacked(path, progress)):
         texts = []
-        for number, line in enumerate(lines, number + 1):
+        for number, line in enumerate(lines, before + 1):
             try:
                 document = json.loads(line) if line.strip() else dict(text="")
             except (ValueError, RecursionError):
@@ -246,6 +246,7 @@ def read_json(path: str, progress: "Progress") -> Iterator[str]:
             if not isinstance(document, dict) or not isinstance(document.get("text"), str):
                 raise UserError(f"{path}, line {number} has no text in 'text': {line[:80]!r}")
             texts.append(document["text"])
+        before += len(lines)
         # JSON may hold half a character; U+FFFD takes its place, as in tiktoken.
         block = END.join(filter(None, texts))
         yield block.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -74,7 +74,7 @@ def test_files(tmp_path):
 @pytest.mark.parametrize(
     "content, says",
     [(None, "No such file"), (b"", "is empty"), (b" \n", "is empty"), (b"ab", "too short"),
-     (b"abc\xff\xfe" * 99, "is not UTF-8"), (gzip.compress(b"text\n" * 99)[:-1], "is cut off")],
+     (b"abc\xff\xfe" * 99, "is not UTF-8"), (gzip.compress(b"text\n" * 99, mtime=0)[:-1], "is cut off")],
 )
 def test_bad_text(tmp_path, content, says):
     path, out = tmp_path / "text.txt", tmp_path / "out"
@@ -423,7 +423,7 @@ TOKENS = np.array(IDS, "<u2").tobytes()
     (file("a.gz", ZIPPED[:-8] + bytes(8)), "a.gz is damaged: .*incorrect data check"),
     (file("a.gz", ZIPPED + b"more"), "a.gz is damaged"),
     (file("a.zst", ZSTD[:-2]), "a.zst is cut off"),
-    (file("a.zst", ZSTD[:9] + bytes(9)), "a.zst is damaged"),
+    (file("a.zst", ZSTD + b"more"), "a.zst is damaged"),
     (file("a.gz", gzip.compress(b"abc\xff" * 9)), r"a.gz is not UTF-8 text \(byte 3\)"),
     (file("a.txt", "é".encode() * 2**20 + b"\xc3"), r"not UTF-8 text \(byte 2097152\)"),
     (file("a.jsonl", json_lines("a", "b") + b'\n{"text": "cut'), "a.jsonl, line 4 is not JSON"),
