@@ -64,11 +64,12 @@ TOKENIZER_SHA256 = {
 END, END_ID = "<|endoftext|>", 50_256  # GPT-2's last id
 
 # How files of a kind begin.
-GZIP, ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
+ZSTD = b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18"  # the latter as pzstd writes it
 LLM_C, HEADER = [20240520, 1], 1024  # magic and version of GPT-2's uint16; bytes
 
 BLOCK = 2**20  # characters, bytes or ids that are read and encoded at once
-PACKED = 2**14  # bytes of an archive that are unpacked at once: they may become many more
+PACKED = 2**12  # bytes of an archive that are unpacked at once: they may become many more
 
 TIMEOUT_SECONDS = 5  # without an answer
 WHOLE_SECONDS, WHOLE_BYTES = 120, 20 * 2**20  # of one file, which has less than 2 MiB
@@ -257,7 +258,7 @@ def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
     parquet, arrow = extra("pyarrow.parquet", path), extra("pyarrow", path)
     size = os.path.getsize(path)
     try:
-        with parquet.ParquetFile(path, buffer_size=BLOCK) as file:
+        with parquet.ParquetFile(path, buffer_size=BLOCK, pre_buffer=False) as file:
             columns = {field.name: str(field.type) for field in file.schema_arrow}
             if columns.get("text") not in ("string", "large_string"):
                 has = ", ".join(map(" ".join, columns.items()))

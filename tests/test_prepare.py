@@ -74,7 +74,8 @@ def test_files(tmp_path):
 @pytest.mark.parametrize(
     "content, says",
     [(None, "No such file"), (b"", "is empty"), (b" \n", "is empty"), (b"ab", "too short"),
-     (b"abc\xff\xfe" * 99, "is not UTF-8"), (gzip.compress(b"text\n" * 99, mtime=0)[:-1], "is cut off")],
+     (b"abc\xff\xfe" * 99, "is not UTF-8"),
+     (gzip.compress(b"text\n" * 99, mtime=0)[:-1], "is cut off")],
 )
 def test_bad_text(tmp_path, content, says):
     path, out = tmp_path / "text.txt", tmp_path / "out"
@@ -294,7 +295,8 @@ def json_lines(*documents: str) -> bytes:
 
 def in_two_frames(data: bytes) -> bytes:
     half = len(data) // 2
-    return b"".join(map(zstandard.compress, (data[:half], data[half:])))
+    skipped = b"\x50\x2a\x4d\x18\x04\0\0\0size"  # as pzstd writes it before a frame
+    return b"".join(skipped + zstandard.compress(part) for part in (data[:half], data[half:]))
 
 
 def parquet(path, compression="zstd", **columns):
@@ -329,6 +331,20 @@ def test_parquet(script, tmp_path):
     path = parquet(tmp_path / "no suffix", id=[1, 2, 3, 4, 5],
                    text=[DOCUMENTS[0], None, "", *DOCUMENTS[1:]])
     assert ids_of(script, tmp_path / "out", path) == JOINED
+
+
+def test_memory_stays_small(script, tmp_path):
+    """Whatever reads a file holds little of it at a time: of 16 MB less than 8."""
+    data = np.random.default_rng(0).integers(97, 123, 2**24, np.uint8).tobytes()
+    path, progress = tmp_path / "a", script.Progress(len(data))
+    for pack in (bytes, zstandard.compress, lambda data: gzip.compress(data, 1)):
+        path.write_bytes(pack(data))
+        assert max(map(len, script.unpacked(path, progress))) < 2**21
+    text = [data[start : start + 4096].decode() for start in range(0, len(data), 4096)]
+    pyarrow.parquet.write_table(pyarrow.table(dict(text=text)), path, row_group_size=512)
+    before = pyarrow.total_allocated_bytes()
+    held = [pyarrow.total_allocated_bytes() for _ in script.read_parquet(path, progress)]
+    assert len(held) == 64 and max(held) - before < 2**23
 
 
 def test_files_of_all_kinds_together(script, tmp_path):
