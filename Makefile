@@ -9,7 +9,7 @@ PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/complete
 TESTS := .venv/tests
 endif
-NPROC := "$(PYTHON)" -c "import torch; print(torch.cuda.device_count() or 2)"
+NPROC := "$(PYTHON)" -m bench.machine rank_count
 
 MINUTES := 25
 PIECES :=

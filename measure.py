@@ -118,6 +118,8 @@ def measure(args: argparse.Namespace, options: list[str], studies: dict[str, Stu
     if not study.runs_scripts:
         print(study.answer(setup))
         return 0
+    if machine.get("gpu_needs"):
+        print(f"missing: {machine['gpu_needs']}", file=sys.stderr)
     if args.dry_run:
         dry_run(study, setup, args.rounds, args.resume)
         return 0

@@ -28,6 +28,7 @@ OWN_OPTIONS = {
 PUBLISHED = {"8": "0", "32": "10-batch-size"}  # batch size: the first rung that has it
 LOADED = 300  # MiB that kernels and libraries still take of what is free
 COMPILE_SECONDS = 40  # of a script that compiles its model, in round 1: a rough estimate
+TUNE_SECONDS = 300  # where max-autotune times kernels for each product on a GPU, as rough
 CPU_SPEED = 1_500  # tok/sec of a CPU on which nothing is measured yet: a rough estimate
 DEMO_TOKENS = 40_960  # that a whole script trains on a CPU, by its own limit
 # How much faster 01 is than 00 where both train in float32: measured on two cores with AVX2 alone.
@@ -199,7 +200,8 @@ def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dic
     gpus = setup.machine["gpus"]
     speed = expected_speed(run, matmul_peak, trained_in(setup.machine))
     on_cpu = (speeds or {}).get(run.name) or median((speeds or {"": CPU_SPEED}).values())
-    extra = COMPILE_SECONDS if gpus and config["compile"] else 0
+    tuned = any(option.startswith("max-autotune") for option in run.options)
+    extra = (TUNE_SECONDS if tuned else COMPILE_SECONDS) if gpus and config["compile"] else 0
     per_step = tokens_per_step(config, run.processes)
     if plan.whole:
         options: tuple = ("--epochs", plan.epochs) if plan.epochs else ()

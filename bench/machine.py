@@ -7,11 +7,13 @@
     python -m bench.machine large_loss       # whether cross entropy takes very large batches
     python -m bench.machine compile_error    # why torch.compile doesn't work
     python -m bench.machine free_memory      # of each GPU, in MiB
+    python -m bench.machine rank_count       # how many processes 02 has here
 
 Importing it takes no time: only what answers these questions loads PyTorch. Nothing here multiplies
 in bfloat16 on a machine whose scripts train in float32.
 """
 
+import ctypes
 import hashlib
 import json
 import os
@@ -31,27 +33,100 @@ from patches import stack
 
 
 def this_machine() -> dict:
-    """What a study has to know of it. `device` is "cuda" or "cpu"; `driver` and `capability` (such
-    as "8.0") are the GPU's, or None; `cuda` is the version that PyTorch was built with, or
-    None; `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the type that the
-    optimized scripts train in here, "bfloat16" or "float32", with its reason."""
+    """What a study has to know of it. `device` is "cuda" or "cpu"; `driver`, `capability` (such
+    as "8.0") and `multiprocessors` are the GPU's, or None; `cuda` is the version that PyTorch was
+    built with, or None; `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the
+    type that the optimized scripts train in here, "bfloat16" or "float32", with its reason;
+    `gpu_needs`: see there."""
     import torch
     from torch.utils import collect_env
 
     os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = gpu_count()
     cpu, generation = cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
     gpu = torch.cuda.get_device_name(0) if gpus else None
+    capability = "{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None
     dtype, dtype_reason = best_dtype()
     return dict(
         device="cuda" if gpus else "cpu", gpus=gpus, name=" ".join((gpu or cpu).split()),
         torch=torch.__version__, python=platform.python_version(),
         os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
         cpu=" ".join([cpu, *generation]),
-        driver=driver_version() if gpus else None,
-        capability="{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None,
+        driver=driver_version() if gpus else None, capability=capability,
+        multiprocessors=torch.cuda.get_device_properties(0).multi_processor_count if gpus else None,
         cuda=torch.version.cuda, ram_gb=ram_gb(), dtype=dtype, dtype_reason=dtype_reason,
+        gpu_needs=gpu_needs(torch.__version__, torch.version.cuda, capability),
     )
+
+
+def gpu_count() -> int:
+    """Those that PyTorch can use. Before CUDA has started it takes the count of NVIDIA's library,
+    which has all GPUs where the driver is too old for this PyTorch, and whole ones where they are
+    cut up (MIG)."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.init()
+    return torch.cuda.device_count()
+
+
+def rank_count() -> int:
+    """How many processes `make bench` gives 02: one for each GPU, two without."""
+    return gpu_count() or 2
+
+
+def gpu_needs(version: str, cuda: str | None, capability: str | None) -> str | None:
+    """What is missing before PyTorch computes on the NVIDIA GPU that is here, in one line; None
+    where there is no GPU, or nothing is missing. `version` and `cuda` are PyTorch's, `capability`
+    is that of the GPU which it finds, or None. Which build has kernels for which GPU:
+    https://github.com/pytorch/pytorch/blob/main/RELEASE.md#pytorch-cuda-support-matrix"""
+    built = float(cuda or 0)
+
+    def install(build: str) -> str:
+        text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+        pinned = next(line for line in text.splitlines() if line.startswith("torch=="))
+        return (f"`pip install --force-reinstall {pinned} --index-url"
+                f" https://download.pytorch.org/whl/{build}`")
+
+    if capability:
+        own = float(capability)
+        build = ("cu126" if built >= 13 and own < 7.5 else
+                 "cu130" if 0 < built < 12.8 and own >= 10 else None)
+        return build and (f"kernels for compute capability {capability}, which PyTorch {version}"
+                          f" doesn't have: {install(build)}")
+    found = nvidia_smi("name,driver_version")
+    if not found:  # but a container sees the driver of its host
+        return ("access to the NVIDIA GPU whose driver is loaded: `nvidia-smi` says why there is"
+                " none; a container is started with --gpus all") if (
+            Path("/proc/driver/nvidia/version").exists()) else None
+    name, _, driver = found[0].rpartition(", ")
+    hidden, supported = os.environ.get("CUDA_VISIBLE_DEVICES"), driver_cuda()
+    if hidden in ("", "-1"):
+        return f"a visible GPU: CUDA_VISIBLE_DEVICES={hidden} hides the {name}"
+    own = float(next(iter(nvidia_smi("compute_cap")), 0))
+    build = ("cu130" if supported >= 13_000 and own >= 7.5 else
+             "cu126" if supported >= 12_000 and own < 10 else None)
+    if 0 < supported // 1000 < int(built):
+        oldest = {12: ", 525 or later", 13: ", 580 or later"}.get(int(built), "")
+        return (f"a newer driver for the {name}{oldest}: {driver} is for CUDA {supported // 1000}."
+                f"{supported % 1000 // 10}, and PyTorch {version} is built for CUDA {cuda}"
+                + (f"; or, for this driver, {install(build)}" if build else ""))
+    if not cuda:
+        return f"PyTorch for NVIDIA GPUs, since {version} can't use the {name}" + (
+            f": {install(build)}" if build else f"; its driver {driver} is too old for that")
+    return (f"what keeps PyTorch {version} from the {name}: `python -c 'import torch;"
+            " torch.cuda.init()'` tells it")
+
+
+def driver_cuda() -> int:
+    """The CUDA that NVIDIA's driver supports, 12040 for 12.4; 0 where it can't be asked. It tells
+    even where it is too old for PyTorch."""
+    version = ctypes.c_int(0)
+    with suppress(OSError):
+        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+        library.cuDriverGetVersion(ctypes.byref(version))
+    return version.value
 
 
 def best_dtype() -> tuple[str, str]:
@@ -76,6 +151,7 @@ def facts() -> list:
             gpus += re.findall("^Model:.*", path.read_text(), re.MULTILINE)
     else:
         gpus = nvidia_smi("name,driver_version")
+    gpus += sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))  # a container's own
     text = info.read_text(errors="replace") if info.exists() else platform.processor()
     cpu = re.findall("^(?:model name|cpu family|model|flags|Features)\\s*:.*", text, re.MULTILINE)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -232,7 +308,9 @@ def compile_error() -> str | None:
 def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
     """For each thing that is missing how to get it; `compile_fails` is why torch.compile does."""
     missing, gpu = [], machine["gpus"]
-    if not gpu:
+    if machine.get("gpu_needs"):
+        missing.append(machine["gpu_needs"])
+    elif not gpu:
         missing.append("an NVIDIA GPU: without one the small model `cpu-demo` runs")
     if compile_fails:
         how = ("Triton, which PyTorch brings along on Linux (on Windows: `pip install"
@@ -299,10 +377,11 @@ def free_memory() -> list[int]:
     """MiB of each GPU that are free, beside the driver and all other programs."""
     import torch
 
-    return [torch.cuda.mem_get_info(gpu)[0] // 2**20 for gpu in range(torch.cuda.device_count())]
+    return [torch.cuda.mem_get_info(gpu)[0] // 2**20 for gpu in range(gpu_count())]
 
 
-QUESTIONS = (this_machine, matmul_peak, matmul_rate, look, large_loss, compile_error, free_memory)
+QUESTIONS = (this_machine, matmul_peak, matmul_rate, look, large_loss, compile_error, free_memory,
+             rank_count)
 
 if __name__ == "__main__":
     (question,) = (each for each in QUESTIONS if [each.__name__] == sys.argv[1:])

@@ -9,8 +9,10 @@ from pathlib import Path
 from bench import fingerprint
 from bench.journal import Measured, journal_of, newest, read_journal, sha256
 from bench.noise import ROUNDS_FOR_A_VERDICT
+from bench.records import Record
 from bench.rows import Row, difference, memory_of, noise_among, ratio, rows_of, seed_noise
 from bench.scripts import Scripts
+from bench.speed import PEAK_FLOPS, card_of
 from bench.study import SEED, Column, Study, Table, picture_name
 from patches.stack import StackError
 
@@ -301,6 +303,16 @@ def peaks(matmul_peak: dict[str, float]) -> str:
     return f"{rates} TFLOP/s"
 
 
+def mfu_notes(records: Iterable[Record]) -> list[str]:
+    """Why GPUs have no MFU, and what gives it."""
+    gpus = {str(record.environment["gpu"]) for record in records
+            if record.config["device"] == "cuda"} - PEAK_FLOPS.keys()
+    return [f"No MFU of the {gpu}: " + (
+        "it has no bfloat16 units, whose rate MFU is a share of." if card_of(gpu) else
+        "its rate isn't known. A line for this name in `PEAK_FLOPS` (bench/speed.py), with its"
+        " datasheet's dense bfloat16 rate, gives it.") for gpu in sorted(gpus)]
+
+
 def peak_note(measured) -> str:
     return f"Matrix products (matmul peak): {peaks(measured.peak)}."
 
@@ -374,6 +386,7 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
     if noise is not None:
         notes += [f"Seed noise is the range of the first row's losses over"
                   f" {len(rows[0].losses_by_seed)} seeds, {noise:.4f}."]
+    notes += mfu_notes(row.record for row in rows if row.record)
     if measured.disturbed:
         notes += [disturbed_note(measured)]
     if any(row.run.processes > 1 for row in rows):

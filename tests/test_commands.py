@@ -21,6 +21,9 @@ PAGES = [*readme.PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("results/reference/
 START = (r"(?:OMP_NUM_THREADS=1 )?"
          r"(?:python3? |torchrun (?=-)|make (?=[a-z-]+\b)|(?:python -m )?pip )")
 BLANKS = r"NAME|…|GPUS|FIRST_HOST|\$"  # what a reader fills in
+# Another of its builds, of the version that is pinned.
+PYTORCH = ["--force-reinstall", "--index-url", "https://download.pytorch.org/whl/cu126",
+           *re.findall("^torch==.+", (ROOT / "requirements.txt").read_text(), re.MULTILINE)]
 
 
 def commands_of(text: str) -> list[str]:
@@ -81,7 +84,7 @@ def test_a_command(page, command, stages, composed, capsys):
         return
     if "pip" in words[:3]:
         for name in words[words.index("install") + 1:]:
-            known = "-r", "-e", ".[test]", "--quiet", "deepspeed", "triton-windows"
+            known = "-r", "-e", ".[test]", "--quiet", "deepspeed", "triton-windows", *PYTORCH
             assert name in known or (ROOT / name).exists()
         return
     if words[:2] == ["python", "-c"]:

@@ -251,6 +251,10 @@ def test_doctor_tries_the_compiler_where_a_look_does_not_find_one(gpu, monkeypat
         lines = Doctor().answer(gpu.setup).splitlines()
         assert f"torch.compile  {told}" in lines
         assert any("(no compiler)" in line for line in lines) is bool(error)
+    monkeypatch.setattr(doctor, "has_compiler", lambda gpu: True)
+    for unfit in (dict(capability="6.1"), dict(gpu_needs="kernels")):  # whatever compiler is there
+        gpu.setup.machine = MACHINE | unfit
+        assert "torch.compile  doesn't work" in Doctor().answer(gpu.setup).splitlines()
     monkeypatch.undo()
     source = {"CC": "no-such-compiler", "CXX": "no-such-compiler"}
     for name, value in source.items():

@@ -26,6 +26,7 @@ from made_up import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import measure
 from bench import check, lengths, look, machine, processes, trace
 from bench.common import short_name
 from bench.records import make_record
@@ -35,9 +36,10 @@ from bench.speed import CARDS, TERA
 from bench.studies import doctor
 from bench.studies.compare import differences
 from bench.studies.doctor import Doctor
+from bench.studies.fits import Fits
 from bench.studies.stages import Stages, bar_of
 from bench.studies.trainer import Trainer
-from bench.study import same_machine, trained_in
+from bench.study import all_studies, same_machine, trained_in
 from bench.tables import text_of
 
 BFLOAT16, OF_01 = "bfloat16", "01_opt_single_gpu"
@@ -85,7 +87,9 @@ def simulate(monkeypatch, capabilities: dict, gpu: str | None = None,
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     major, minor = map(int, capability.split("."))
     for name, answer in (("is_available", bool(gpu)), ("device_count", int(bool(gpu))),
-                         ("get_device_name", gpu), ("get_device_capability", (major, minor))):
+                         ("get_device_name", gpu), ("get_device_capability", (major, minor)),
+                         ("get_device_properties", SimpleNamespace(multi_processor_count=40)),
+                         ("init", None)):
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     monkeypatch.setattr(machine, "driver_version", lambda: "570")
 
@@ -309,6 +313,109 @@ def test_predictions_for_such_a_cpu_leave_out_what_is_of_another_type(monkeypatc
     (table,) = check.cpu_tables()
     assert [line[0].label for line in table.rows] == ["00_orig"]
     assert table.caption.startswith("Some CPU (float32), 2 cores")
+
+
+# ---- A GPU that PyTorch can't use
+
+
+NAME, INSTALL = "NVIDIA A100-SXM4-40GB", (
+    "`pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/{}`")
+CU130, CPU_BUILD = ("2.13.0+cu130", "13.0"), ("2.13.0+cpu", None)
+OLD, TOO_OLD, NEW = ("550.54.14", 12_040), ("470.82.01", 11_040), ("580.65.06", 13_000)
+TOLD_OLD = ("a newer driver for the NVIDIA A100-SXM4-40GB, 580 or later: 550.54.14 is for CUDA"
+            " 12.4, and PyTorch 2.13.0+cu130 is built for CUDA 13.0")
+
+
+def with_driver(monkeypatch, version: str, cuda: int, capability: str | None = "8.0") -> None:
+    """What NVIDIA's driver tells; older ones don't know what is asked for the capability."""
+    told = {"name,driver_version": [f"{NAME}, {version}"], "driver_version": [version],
+            "compute_cap": [capability] if capability else []}
+    monkeypatch.setattr(machine, "nvidia_smi", told.__getitem__)
+    monkeypatch.setattr(machine, "driver_cuda", lambda: cuda)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize(("build", "driver", "capability", "needs"), [
+    (CU130, OLD, "8.0", f"{TOLD_OLD}; or, for this driver, {INSTALL.format('cu126')}"),
+    (CU130, OLD, "12.0", TOLD_OLD),  # no build for CUDA 12 has kernels for it
+    (CU130, TOO_OLD, None, TOLD_OLD.replace("550.54.14", "470.82.01").replace("12.4", "11.4")),
+    (CU130, NEW, "8.0", f"what keeps PyTorch 2.13.0+cu130 from the {NAME}: `python -c 'import"
+                        " torch; torch.cuda.init()'` tells it"),
+    (CU130, ("550.54.14", 0), "8.0", f"what keeps PyTorch 2.13.0+cu130 from the {NAME}: `python -c"
+                                     " 'import torch; torch.cuda.init()'` tells it"),
+    (CPU_BUILD, NEW, "8.0", f"PyTorch for NVIDIA GPUs, since 2.13.0+cpu can't use the {NAME}: "
+                            + INSTALL.format("cu130")),
+    (CPU_BUILD, NEW, "7.0", f"PyTorch for NVIDIA GPUs, since 2.13.0+cpu can't use the {NAME}: "
+                            + INSTALL.format("cu126")),
+    (CPU_BUILD, TOO_OLD, None, f"PyTorch for NVIDIA GPUs, since 2.13.0+cpu can't use the {NAME};"
+                               " its driver 470.82.01 is too old for that"),
+])
+def test_a_gpu_that_is_not_found(monkeypatch, build, driver, capability, needs):
+    """Both versions, and what to install."""
+    with_driver(monkeypatch, *driver, capability)
+    assert machine.gpu_needs(*build, None) == needs
+
+
+def test_a_gpu_that_is_hidden_or_out_of_reach(monkeypatch):
+    with_driver(monkeypatch, *OLD)
+    for hides in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hides)
+        assert machine.gpu_needs(*CU130, None) == (
+            f"a visible GPU: CUDA_VISIBLE_DEVICES={hides} hides the {NAME}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as a scheduler sets it
+    assert machine.gpu_needs(*CU130, None).startswith(TOLD_OLD)
+    monkeypatch.setattr(machine, "nvidia_smi", lambda fields: [])
+    monkeypatch.setattr(machine.Path, "exists", lambda path: True)  # a host's driver
+    assert machine.gpu_needs(*CU130, None).endswith("a container is started with --gpus all")
+    monkeypatch.setattr(machine.Path, "exists", lambda path: False)
+    assert machine.gpu_needs(*CU130, None) is None
+
+
+@pytest.mark.parametrize(("capability", "cuda", "build"), [
+    ("7.0", "13.0", "cu126"), ("6.0", "13.2", "cu126"), ("12.0", "12.6", "cu130"),
+    ("7.5", "13.0", None), ("7.0", "12.6", None), ("12.0", "12.8", None), ("12.0", "13.0", None),
+    ("9.4", None, None)])  # ROCm
+def test_a_build_without_kernels_for_the_gpu(capability, cuda, build):
+    needs = machine.gpu_needs("2.13.0", cuda, capability)
+    assert needs == (build and f"kernels for compute capability {capability}, which PyTorch 2.13.0"
+                     f" doesn't have: {INSTALL.format(build)}")
+
+
+def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, capsys):
+    """By doctor, `make bench`, which asks `fits`, and by every study, whatever else it does."""
+    simulate(monkeypatch, X86 | dict(amx_bf16=True))
+    with_driver(monkeypatch, *OLD)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)  # as NVIDIA's library counts them
+    here = machine.this_machine()
+    assert (here["device"], here["gpus"], machine.rank_count()) == ("cpu", 0, 2)
+    monkeypatch.setattr(doctor, "has_compiler", lambda gpu: True)
+    line = f"{TOLD_OLD}; or, for this driver, {INSTALL.format('cu126')}"
+    told = Doctor().answer(setup_of(tmp_path, here)).splitlines()
+    assert f"missing        {line}" in told and "an NVIDIA GPU: " not in "".join(told)
+    for stage in ("00", "01"):
+        assert Fits().answer(setup_of(tmp_path, here, stage=stage, half=False)) == ""
+    assert capsys.readouterr().err == f"missing: {line}\n"
+    monkeypatch.setattr(look, "machine_in", lambda results: here)
+    command = ["stages", "--dry-run", "--results-dir", str(tmp_path)]
+    monkeypatch.setattr(lengths, "configurations", lambda runs, plan, setup: {
+        run.name: dict(batch_size=4, context_length=256, compile=True) for run in runs})
+    args = measure.make_parser(all_studies()).parse_args(command)
+    assert measure.measure(args, [], all_studies()) == 0
+    assert capsys.readouterr().err == f"missing: {line}\n"
+
+
+def test_gpus_are_counted_by_cuda(monkeypatch):
+    """Before it has started PyTorch tells whole GPUs, though only a part of one can be used."""
+    simulate(monkeypatch, {}, "NVIDIA A100-SXM4-40GB MIG 1g.5gb", "8.0")
+    started = []
+    monkeypatch.setattr(torch.cuda, "init", lambda: started.append(1))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 if started else 8)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (2**30, 2**31))
+    assert machine.rank_count() == 1 and machine.this_machine()["gpus"] == 1
+    started.clear()
+    assert machine.free_memory() == [1024]
 
 
 # ---- What this machine is, kept in machine.json

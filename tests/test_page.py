@@ -313,6 +313,7 @@ def test_epochs_that_fit(reports, no_pictures, peak, machine, epochs):
 def test_makefile():
     text = (ROOT / "Makefile").read_text()
     assert 'measure.py report --minutes $(MINUTES) --pieces "$(PIECES)"' in text
+    assert "--nproc_per_node=$$($(NPROC)) 02_" in text and "-m bench.machine rank_count\n" in text
 
 
 # ---- The tables inside README.md

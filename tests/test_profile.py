@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from made_up import MACHINE, carry_out, cells_of, setup_of
+from made_up import MACHINE, carry_out, cells_of, setup_of, write_record
 
 from bench.studies.profile import Profile, kind_of, read_trace
 from bench.tables import found_in
@@ -100,6 +100,13 @@ def test_what_a_run_leaves(tmp_path):
         study.collect(setup, folder)
     assert not list(tmp_path.glob("*.json"))
     write_trace(trace, KERNELS)
+    for evaluated in (2, 11):  # after the second step of an epoch, or after its eleventh
+        record = write_record(folder, "01-profile", tokens=1024 * evaluated, steps=12)
+        with pytest.raises(ValueError, match="since an epoch has fewer than 12 steps"):
+            study.collect(setup, folder)
+        record.unlink()
+    assert not list(tmp_path.glob("*.json"))
+    write_record(folder, "01-profile", tokens=1024 * 12, steps=12)
     study.collect(setup, folder)
     assert (tmp_path / "profile.trace.json").read_bytes() == trace.read_bytes()
     text = study.extra(tmp_path, [])

@@ -21,10 +21,11 @@ from made_up import (
 )
 from matplotlib import pyplot as plt
 
-from bench import cards, look, times
+from bench import cards, lengths, look, times
 from bench.common import UserError
 from bench.pictures import picture_bytes
 from bench.rows import rows_of
+from bench.run import HANG_SECONDS
 from bench.scripts import Scripts
 from bench.studies.compile_modes import pays_from
 from bench.study import Plan, all_studies, picture_name
@@ -427,6 +428,33 @@ def test_compile_modes_on_a_gpu(tmp_path):
     text = text_of(study, measured_with(plan, modes(plan, seconds), MACHINE))
     assert plan.tokens == 4096 and "The 5 epochs were run" not in text
     assert cells_of(text)["none"]["5 epochs, s"] == "240"
+
+
+@pytest.mark.parametrize(("machine", "untuned"), [
+    (MACHINE | dict(multiprocessors=40), True), (MACHINE | dict(multiprocessors=68), False),
+    (MACHINE | dict(multiprocessors=40, cuda=None), False),  # ROCm has another rule
+    (MACHINE, False), (CPU | dict(multiprocessors=None), False)])
+def test_max_autotune_on_a_small_gpu(tmp_path, machine, untuned):
+    """PyTorch doesn't tune products there: rows and a note say so."""
+    study, plan = STUDIES["compile-modes"], plan_for(tmp_path, "compile-modes", machine=machine)
+    seconds = {run.tags["mode"]: (2.0, 1.0) for run in plan.runs if not run.error}
+    cells = cells_of(text := text_of(study, measured_with(plan, modes(plan, seconds), machine)))
+    assert [mode for mode in cells if "products not tuned" in mode] == [
+        f"{mode}, products not tuned" for mode in ("max-autotune-no-cudagraphs", "max-autotune")
+        if untuned]
+    assert ("This GPU has 40 multiprocessors. Below 68 PyTorch doesn't tune" in text) is untuned
+
+
+def test_a_cold_max_autotune_has_the_time_it_takes(tmp_path):
+    """It isn't ended as one that hangs after ten minutes."""
+    setup = setup_for(tmp_path, "compile-modes", machine=MACHINE)
+    plan = next(STUDIES["compile-modes"].plans(setup))
+    config = dict(batch_size=32, context_length=1024, learning_rate=1e-3, compile=True)
+    limit = {run.tags["mode"]: HANG_SECONDS + 5 * lengths.length_of(
+        run, plan, setup, config, PEAK).seconds for run in plan.runs if not run.error}
+    tuned = {mode for mode in limit if "max-autotune" in mode}
+    assert tuned == {"max-autotune-no-cudagraphs", "max-autotune"}
+    assert all((limit[mode] > limit["default"] + 1200) is (mode in tuned) for mode in limit)
 
 
 # ---- Checkpoints

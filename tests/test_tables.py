@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from made_up import MACHINE, cells_of, plan_of, rounds_of, write_journal
+from made_up import MACHINE, cells_of, plan_of, rounds_of, write_journal, write_record
 
 from bench import fingerprint
 from bench.journal import read_journal, sha256
@@ -55,6 +55,25 @@ def test_disturbed_runs_are_named(shown):
     (note,) = (note for note in shown(plan_of("one", "two"), runs, id="2")[1]
                if "Disturbed" in note)
     assert "after 1 of 4 runs" in note and note.endswith(": two (round 1).")
+
+
+@pytest.mark.parametrize(("gpu", "says"), [
+    ("NVIDIA H100 80GB HBM3", None), (None, None),
+    ("NVIDIA X", "its rate isn't known. A line for this name in `PEAK_FLOPS` (bench/speed.py),"),
+    ("Tesla T4", "it has no bfloat16 units, whose rate MFU is a share of.")])
+def test_why_a_gpu_has_no_mfu(shown, tmp_path, gpu, says):
+    """Below the table of a study, of a sweep, and of plot_results.py."""
+    rows, notes = shown(plan_of("one"), rounds_of("one", 100, gpu=gpu))
+    assert ("MFU" in rows[0]) is (gpu is not None and says is None)
+    found = [note for note in notes if "MFU" in note]
+    assert len(found) == bool(says) and (not says or found[0].startswith(
+        f"No MFU of the {gpu}: {says}"))
+    (measured,) = read_journal(tmp_path / "a.jsonl")
+    in_sweep = all_studies()["sweep"].notes(measured, rows_of(measured))
+    assert [note for note in in_sweep if "MFU" in note] == found
+    write_record(tmp_path, "00_orig", gpu=gpu)
+    summary = all_studies()["stages"].summary(tmp_path).splitlines()
+    assert [line for line in summary if line.startswith("No MFU")] == found
 
 
 def test_the_peak_is_not_that_of_a_slow_moment(shown):

@@ -11,6 +11,7 @@ from bench.tables import GB, LOSS, cell, machine_note, spread
 # Total seconds of 5 epochs with Adafactor, in a published study of the modes on one GPU.
 STUDY_SECONDS = {"none": 1059.0, "default": 497.9, "reduce-overhead": 497.6, "max-autotune": 769.1}
 EPOCHS = 5
+BIG = 68  # multiprocessors from which on PyTorch tunes products (torch._inductor.utils.is_big_gpu)
 
 
 class CompileModes(Study):
@@ -75,8 +76,12 @@ class CompileModes(Study):
                 return "torch.compile doesn't work here"
             return row.error or cell(row.factor, ".2f")
 
+        def mode(row: Row) -> str:
+            untuned = "max-autotune" in row.tags["mode"] and too_small(measured.machine)
+            return f"{row.label}, products not tuned" if untuned else row.label
+
         return [Table([
-            Column("mode or backend", lambda row: row.label, True),
+            Column("mode or backend", mode, True),
             Column("compiling, s", part(0, ".1f")), Column("s/step", part(1, ".3f")),
             Column("range", lambda row: spread(seconds(row), ".3f")),
             Column("× speed", outcome),
@@ -92,8 +97,12 @@ class CompileModes(Study):
         steps = next((row.record.steps_per_epoch for row in rows
                       if row.record and row.record.steps_per_epoch), None)
         count = cell(steps and EPOCHS * steps, ",") or "n/a"
+        small = too_small(measured.machine)
         return [
             machine_note(measured, rows),
+            *([f"This GPU has {small} multiprocessors. Below {BIG} PyTorch doesn't tune matrix"
+               " products, and tells it in its log alone: max-autotune times only the fused kernels"
+               " here."] if small else []),
             "Compiling is what the first step takes more than a median one, with an empty cache;"
             " medians over the rounds. (CUDA graphs are recorded in the second step, which is in no"
             " column but the sum, where that was measured.)",
@@ -102,6 +111,12 @@ class CompileModes(Study):
             + ' "× none" is over the run without the compiler; "study" is the same of a published'
             " study, on a GPU and with Adafactor.",
         ]
+
+
+def too_small(machine: dict) -> int | None:
+    """The multiprocessors of a GPU on which max-autotune doesn't tune products; else None."""
+    count = machine.get("multiprocessors") if machine.get("cuda") else None  # ROCm has another rule
+    return count if count and count < BIG else None
 
 
 def epochs_were_run(measured) -> bool:

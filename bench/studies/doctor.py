@@ -30,7 +30,9 @@ class Doctor(Study):
 
     def answer(self, setup):
         machine, compile_fails = setup.machine, None
-        if not has_compiler(machine["gpus"]):  # PyTorch tells why, or finds one all the same
+        # PyTorch tells why, or finds one all the same. Triton is for GPUs of 7.0 and later.
+        unfit = machine["gpus"] and (machine.get("gpu_needs") or float(machine["capability"]) < 7)
+        if unfit or not has_compiler(machine["gpus"]):
             compile_fails = processes.ask_machine("compile_error")
         missing = missing_here(machine, compile_fails)
         lines = [("PyTorch", f"{machine['torch']}, Python {machine['python']}, {machine['os']}"),

@@ -33,6 +33,8 @@ class Fits(Study):
                 raise UserError("the last script didn't end because a GPU's memory ran out")
             return "The memory ran out: all three scripts start again, at half the batch size."
         setup.halved, first = setup.args.half, setup.args.stage == "00"
+        if first and setup.machine.get("gpu_needs"):
+            print(f"missing: {setup.machine['gpu_needs']}", file=sys.stderr)
         with redirect_stderr(sys.stderr if first else io.StringIO()):  # what fits is told once
             batch = fitting(setup).get("8" if first else "32")
         return f"--batch-size {batch}" if batch else ""

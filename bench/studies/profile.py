@@ -6,10 +6,12 @@ from collections import defaultdict
 from pathlib import Path
 
 from bench.common import write_whole
+from bench.records import read_record
 from bench.study import Column, Plan, Study, Table
 from bench.tables import markdown
 
 TOP = 20  # operations that are shown
+STEPS = 12  # that a profiled run trains: two to warm up, ten in the trace
 # What an operation or kernel does, by its name; the first pattern that is found counts. Kernels of
 # matrix products are cuBLAS's, CUTLASS's and oneDNN's.
 KINDS = {
@@ -102,13 +104,17 @@ class Profile(Study):
     def plans(self, setup):
         run = setup.scripts.stage("01").but(
             name="01-profile", label="01, profiled", script="profile", published=None,
-            options=("--max-steps", "12", "--eval-freq", str(10**9)))
+            options=("--max-steps", str(STEPS), "--eval-freq", str(10**9)))
         yield Plan([run], whole=True)
 
     def collect(self, setup, folder):
         traces = [*folder.glob("*.trace.json")]
         if len(traces) != 1:
             raise ValueError("it left no trace")
+        for path in folder.glob("*.jsonl"):
+            if {log["step"] for log in read_record(path).logs} & {*range(1, STEPS - 1)}:
+                raise ValueError(f"the profile holds an evaluation, since an epoch has fewer than"
+                                 f" {STEPS} steps: take a longer text, or a smaller --batch-size")
         profile = read_trace(traces[0], gpu=bool(setup.machine["gpus"]))
         write_whole(setup.results / "profile.trace.json", traces[0].read_bytes())
         write_whole(setup.results / "profile.json",

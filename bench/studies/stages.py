@@ -11,7 +11,7 @@ from bench.pictures import COLOURS, draw_bars, rows_of_panels, shorten
 from bench.records import Record
 from bench.scripts import ROOT, STAGES, UserError, published
 from bench.study import EPOCHS, Column, Plan, Study, Table
-from bench.tables import cell, float32_reason, markdown
+from bench.tables import cell, float32_reason, markdown, mfu_notes
 
 SECONDS = 480  # of the three stages on a GPU, in a report: as many of the 15 epochs as fit
 NAMES = {"00_orig": ("00", "00 original"), "01_opt_single_gpu": ("01", "01 optimized"),
@@ -177,6 +177,7 @@ class Stages(Study):
         table = markdown(bars_table(bars, published_bars()))
         note = "† too few steps for a median: the average of the run.\n" * any(
             map(is_average, bars))
+        note += "".join(f"{line}\n" for line in mfu_notes(bar.record for bar in bars))
         return f"{table}\n{note}{published().source}\n"
 
     def extra(self, folder, found):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from bench.common import UserError
 from bench.pictures import OWN, place_of, plain_figures, rows_of_panels, thousands
 from bench.study import Plan, Run, Study, Table
-from bench.tables import GB, RANGE, RUN, SPEED_OR_ERROR, machine_note, number, peak_note
+from bench.tables import GB, RANGE, RUN, SPEED_OR_ERROR, machine_note, mfu_notes, number, peak_note
 
 BATCHES = [2**k for k in range(13)]
 MODELS = {"cuda": ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"],
@@ -101,7 +101,8 @@ class Sweep(Study):
 
     def notes(self, measured, rows):
         return [f"{machine_note(measured, rows)} {peak_note(measured)}",
-                "tok/sec is the median over the rounds of each run's median step."]
+                "tok/sec is the median over the rounds of each run's median step.",
+                *mfu_notes(row.record for row in rows if row.record)]
 
     def draw(self, measured, rows):
         """Speed and memory over the batch size, as far as it fits."""
