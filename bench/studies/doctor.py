@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from bench import processes
-from bench.common import REFERENCE, ROOT, relative
+from bench.common import REFERENCE, ROOT, other_text, relative
 from bench.lengths import FLOAT32_FACTOR, fitting, options_of_type
 from bench.machine import missing_here
 from bench.predictions import kept
@@ -48,8 +48,10 @@ class Doctor(Study):
         lines.append(("tokens", f"none yet in {relative(setup.data)}: the scripts make them"))
         if meta.exists():
             try:
-                count = int(json.loads(meta.read_text(encoding="utf-8"))["tokens"]["train"])
-                lines[-1] = "tokens", f"{count:,} to train on, in {relative(setup.data)}"
+                known = json.loads(meta.read_text(encoding="utf-8"))
+                count, text = int(known["tokens"]["train"]), other_text(known)
+                lines[-1] = "tokens", (f"{count:,} to train on, in {relative(setup.data)}"
+                                       + f", of {text}" * bool(text))
             except (ValueError, LookupError, TypeError):
                 lines[-1] = "tokens", f"{relative(meta)} is damaged: run data/prepare.py"
         if machine["gpus"]:
