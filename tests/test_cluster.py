@@ -16,16 +16,30 @@ from bench.study import all_studies
 yaml = pytest.importorskip("yaml")
 BASH = shutil.which("bash") or pytest.skip("needs bash", allow_module_level=True)
 SKY, SLURM = ROOT / "cluster" / "sky.yaml", ROOT / "cluster" / "slurm.sh"
-# What the reference of SkyPilot's YAML names: of a task, of its resources, of their autostop.
-TASK = set("name workdir num_nodes resources envs secrets file_mounts volumes setup run config"
-           " service".split())
+# What SkyPilot 0.14.1 takes: of a task, of its resources, of their autostop.
+TASK = set(
+    "name workdir num_nodes resources envs secrets file_mounts volumes setup run config service"
+    " event_callback inputs outputs pool".split())
 RESOURCES = set(
-    "infra accelerators accelerator_args cpus memory instance_type use_spot disk_size disk_tier"
-    " network_tier max_hourly_cost image_id ports labels autostop any_of ordered job_recovery"
-    .split())
+    "infra cloud region zone accelerators accelerator_args cpus memory instance_type use_spot"
+    " disk_size disk_tier local_disk network_tier max_hourly_cost image_id ports labels volumes"
+    " priority priority_class autostop any_of ordered job_recovery".split())
 AUTOSTOP = {"idle_minutes", "wait_for", "hook", "hook_timeout", "down"}
-# The long options of sbatch, by its manual.
-SBATCH = set("SBATCH_OPTIONS".split())
+# The long options of sbatch, by the manual of Slurm 26.11.
+SBATCH = set(
+    "account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment"
+    " consolidate-segments constraint container container-id contiguous core-spec cores-per-socket"
+    " cpu-freq cpus-per-gpu cpus-per-task deadline delay-boot dependency distribution error exclude"
+    " exclusive export export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq gpus"
+    " gpus-per-node gpus-per-socket gpus-per-task gres gres-flags help hint hold ignore-pbs input"
+    " job-name kill-on-invalid-dep licenses mail-type mail-user mcs-label mem mem-bind mem-per-cpu"
+    " mem-per-gpu mem-update mincpus network nice no-kill no-requeue nodefile nodelist nodes ntasks"
+    " ntasks-per-core ntasks-per-gpu ntasks-per-node ntasks-per-socket oom-kill-step open-mode"
+    " output overcommit oversubscribe parsable partition prefer priority profile propagate qos"
+    " quiet reboot requeue reservation resources resv-ports runtime segment signal sockets-per-node"
+    " spread-job spread-segments stepmgr switches test-only thread-spec threads-per-core time"
+    " time-min tmp tres-bind tres-per-task uid usage use-min-nodes verbose version wait"
+    " wait-all-nodes wckey wrap".split())
 
 
 @pytest.fixture
@@ -156,7 +170,7 @@ def test_slurm_trains_on_all_nodes(run):
 def test_slurm_says_what_is_missing(run):
     script = SLURM.read_text(encoding="utf-8")
     for variables, says in (
-            (dict(PYTHON="nowhere"), "there is no nowhere: run make .venv, or submit it with PYTHON"),
+            (dict(PYTHON="nowhere"), "there is no nowhere: run make .venv, or submit it with PY"),
             ({}, f"{run.place} isn't the folder of measure.py: submit it from there")):
         if not variables:
             (run.place / "measure.py").unlink()

@@ -214,8 +214,8 @@ def test_failures(reports, no_pictures, capsys):
     assert reports.make(pieces="stages") == 1
     assert "failed: it broke" in reports.text and "01 trains" not in reports.text
     assert reports.make("--max-tokens", "8192", pieces="stages") == 1
-    told = ("was measured with other --max-tokens; for a new report, name another folder: make report"
-            " RESULTS=FOLDER, or --results-dir FOLDER\n")
+    told = ("was measured with other --max-tokens; for a new report, name another folder: make"
+            " report RESULTS=FOLDER, or --results-dir FOLDER\n")
     assert told in capsys.readouterr().err and told in reports.text
     reports.children.does["01_opt_single_gpu"] = works
     assert reports.make(pieces="stages") == 0
@@ -234,13 +234,13 @@ def test_another_machine(reports, no_pictures):
 
 
 def test_another_text(reports, no_pictures):
-    """Not measured beside the first one: refused before anything, once, with what make has for it."""
+    """Refused once, before anything is measured beside the first one, with what make has for it."""
     assert reports.make(pieces="stages") == 0
     before = reports.text
     meta = reports.data / "meta.json"
     meta.write_text(meta.read_text().replace("414009", "414010"))
-    with pytest.raises(UserError, match="stages.jsonl holds measurements with other tokens than .* "
-                       "has now; for a new report, name another folder: make report RESULTS=FOLDER"):
+    says = "stages.jsonl holds measurements with other tokens than .* has now; for a new report, na"
+    with pytest.raises(UserError, match=f"{says}me another folder: make report RESULTS=FOLDER"):
         reports.make(pieces="ladder,profile")  # nothing of them is measured yet
     assert reports.text == before and not reports.ran
     assert reports.make(pieces="stages", results=reports.data.with_name("other")) == 0
@@ -251,7 +251,7 @@ def test_another_text(reports, no_pictures):
     ("Middlemarch", "bytes", "Middlemarch, its tokens bytes"),
     ("standard library of Python 3.11.7", "gpt2", "standard library of Python 3.11.7"),
     ("a\nb\x1b[2J|$x_1$.txt", "gpt2", "a b [2J|$x_1$.txt"), ("x" * 99, "gpt2", "x" * 59 + "…")])
-def test_the_text_is_told(reports, capsys, corpus, tokenizer, told):
+def test_the_text_is_told(reports, no_pictures, capsys, corpus, tokenizer, told):
     """On the page, below each table, in the pictures, and where a measurement begins."""
     start = dict(data=dict(corpus=corpus, tokenizer=tokenizer, tokens=dict(train=414_009)))
     for name, does in reports.children.does.items():
@@ -267,13 +267,14 @@ def test_the_text_is_told(reports, capsys, corpus, tokenizer, told):
     if not told:
         assert "the book" not in out + text and ", text: " not in text
         return
-    assert out.count(f"Not the book in GPT-2's tokens: {relative(reports.data)} holds {told}\n") == 1
+    line = f"Not the book in GPT-2's tokens: {relative(reports.data)} holds {told}\n"
+    assert out.count(line) == 1
     assert f"\nNot trained on the book in GPT-2's tokens: {told}.\n" in text.partition("## ")[0]
     assert f", text: {told}. Matrix" in section_of(text, "The ladder")
     escaped = told.replace("|", r"\|")
     assert f"| {escaped} | 01 optimized, batch 4 | 900 | 9.00 |" in markdown(
         bars_table(read_bars(reports.results), published_bars()))
-    assert read_bars(reports.results)[0].group.title.endswith(f"\ntext: {told}")
+    assert read_bars(reports.results)[-1].group.title.endswith(f"\ntext: {told}")
 
 
 @pytest.mark.parametrize("place", ["results", "build"])

@@ -158,7 +158,7 @@ def test_without_matplotlib(tmp_path, measured, monkeypatch, plot):
 
 
 def test_runs_that_cannot_be_compared_are_told(tmp_path, plot):
-    """Of another text they have a group of their own; where limits differ their lengths are told."""
+    """Those of another text have a group of their own; where limits differ lengths are told."""
     book, mine = (dict(data=dict(corpus=name, tokenizer="gpt2")) for name in (
         "Middlemarch", "mine.txt"))
     limits = dict(epochs=15, max_steps=None, max_tokens=40_960)
