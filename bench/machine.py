@@ -233,8 +233,8 @@ def compile_error() -> str | None:
 def compiler_folder(gpu: bool) -> str | None:
     """What is wrong with the folders that torch.compile writes into, as what it needs; None where
     they are fit for it. C++ compilers are started in a way that no space survives."""
-    for variable, folder in (("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR")),
-                             ("TMPDIR", tempfile.gettempdir())):
+    own = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # PyTorch sets it, too, by the other one
+    for variable, folder in (("TMPDIR", tempfile.gettempdir()), ("TORCHINDUCTOR_CACHE_DIR", own)):
         try:
             if folder:
                 make_writable(Path(folder), f"{variable} names it")

@@ -54,9 +54,14 @@ class Job:
 
 
 def see_build() -> None:
-    """Raises UserError where the folder for what is made on the way can't be written."""
+    """Raises UserError where the folder for what is made on the way can't be written; says where a
+    path keeps torch.compile from working."""
     make_writable(BUILD, "scripts and what they compile are kept there; measure in a copy of this"
                          " repository where you may write")
+    for folder in map(str, (BUILD, tempfile.gettempdir())):
+        if " " in folder:
+            print(f"torch.compile doesn't work on a CPU with a space in the path {folder}",
+                  file=sys.stderr)
 
 
 def run_study(
