@@ -2,7 +2,8 @@
 # Slurm, from the folder of this repository, on a file system that all nodes share; on a node with a
 # network first: make .venv && .venv/bin/python data/prepare.py
 #
-#   sbatch cluster/slurm.sh    measures what `make report` does on one node; submitted again, it goes on
+#   sbatch cluster/slurm.sh    measures on one node what `make report` does; PIECES=stages,ladder in
+#                              the environment: these alone; submitted again, it goes on
 #   sbatch --nodes=2 --gpus-per-node=8 cluster/slurm.sh SCRIPT [options]    trains on all nodes' GPUs
 #
 # sbatch's own options, which stand before the name of this file, take the place of these:
@@ -27,7 +28,8 @@ fi
 on_node=(srun --cpus-per-task="$SLURM_CPUS_PER_TASK")  # which steps don't take from the job
 if [ $# -eq 0 ]; then
     # Two minutes before the job's time is over SIGTERM comes: the page is written, with all so far.
-    "${on_node[@]}" --nodes=1 --ntasks=1 "$python" measure.py report --minutes 100000
+    "${on_node[@]}" --nodes=1 --ntasks=1 "$python" measure.py report --minutes 100000 \
+        --pieces "$PIECES"
     code=$?
     if [ $code -gt 1 ]; then  # 1: a run failed, which is a row in its table
         exit $code
