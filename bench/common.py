@@ -76,10 +76,13 @@ def read_kept(path: Path) -> dict:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file that is never half-written."""
+    """Writes a file that is never half-written. Raises UserError."""
     if isinstance(content, str):
         content = content.encode(errors="replace")  # JSON may hold half a character, "\ud800"
-    stack.write_all({path: content})
+    try:
+        stack.write_all({path: content})
+    except OSError as error:
+        raise UserError(f"{relative(path)} can't be written: {error.strerror}")
 
 
 def other_text(data) -> str:

@@ -31,7 +31,7 @@ def machine_in(results: Path) -> dict:
     now = dict(key=key_of(found), machine=found)
     try:
         write_whole(path, json.dumps(kept | dict(now=now), indent=1))
-    except OSError as error:
+    except UserError as error:
         print(f"it can't be kept: {error}", file=sys.stderr)
     return found
 

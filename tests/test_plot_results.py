@@ -13,6 +13,7 @@ from matplotlib import pyplot as plt  # noqa: E402
 
 import plot_results  # noqa: E402
 from bench import scripts  # noqa: E402
+from bench.common import relative  # noqa: E402
 
 
 @pytest.fixture
@@ -96,9 +97,12 @@ def test_what_is_damaged_is_named(tmp_path, plot):
 def test_folders_that_do_not_serve(tmp_path, plot):
     (tmp_path / "file").write_text("")
     write_record(tmp_path, "00_orig")
-    for options in ((tmp_path, "--out", tmp_path / "file" / "out"), (tmp_path / "nowhere",)):
+    out = tmp_path / "file" / "out"
+    for options, says in (
+            ((tmp_path, "--out", out), f"{relative(out)}/summary.md can't be written: Not a direc"),
+            ((tmp_path / "nowhere",), f"{tmp_path / 'nowhere'} is not a folder")):
         code, _, err = plot(*options)
-        assert code == 1 and len(err) == 1 and err[0].startswith("error: ")
+        assert code == 1 and len(err) == 1 and err[0].startswith(f"error: {says}")
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"gpu": "A100"}'])
