@@ -13,6 +13,8 @@ NPROC := "$(PYTHON)" -m bench.machine rank_count
 
 MINUTES := 25
 PIECES :=
+# Where it keeps what it measures: another machine, text or setting needs a folder of its own.
+RESULTS := results
 
 # Of the three scripts, for make bench: such as OPTIONS="--model gpt2-medium".
 OPTIONS :=
@@ -34,7 +36,7 @@ stages: $(ENVIRONMENT)
 	OMP_NUM_THREADS=1 "$(PYTHON)" -m torch.distributed.run --standalone --nproc_per_node=$$($(NPROC)) 02_opt_multi_gpu_ddp.py $$($(FITS) 02 -- $(OPTIONS)) $(OPTIONS)
 
 report: $(ENVIRONMENT)
-	"$(PYTHON)" measure.py report --minutes $(MINUTES) --pieces "$(PIECES)"
+	"$(PYTHON)" measure.py report --minutes $(MINUTES) --pieces "$(PIECES)" --results-dir "$(RESULTS)"
 
 PYTEST = "$(PYTHON)" -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 

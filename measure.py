@@ -33,7 +33,7 @@ from bench import look, page, processes, readme
 from bench.common import ROOT, UserError, relative
 from bench.journal import journal_of, locked
 from bench.rows import rows_of
-from bench.run import dry_run, failed, run_study
+from bench.run import dry_run, failed, run_study, see_build
 from bench.scripts import Scripts
 from bench.study import Setup, Study, all_studies
 from bench.tables import text_of
@@ -124,6 +124,7 @@ def measure(args: argparse.Namespace, options: list[str], studies: dict[str, Stu
         dry_run(study, setup, args.rounds, args.resume)
         return 0
     with locked(setup.results):
+        see_build()
         _, plans = run_study(study, setup, args.rounds, args.resume)
     for measured in plans:
         print(f"\n{text_of(study, measured)}{study.result(measured, rows_of(measured))}")
@@ -157,6 +158,7 @@ def report(args: argparse.Namespace, options: list[str], studies: dict[str, Stud
     command += f" --rungs {args.rungs}" if args.rungs else ""
     command += f" -- {shlex.join(options)}" if options else ""
     with locked(args.results_dir):
+        see_build()
         return page.make_report(jobs, args.minutes, command)
 
 

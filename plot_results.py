@@ -5,8 +5,8 @@
     python plot_results.py --help        # every setting
 
 It reads the records in results/ that 00, 01 and 02 leave, and the journals that measure.py leaves
-there. Of each stage it takes the latest complete run for each group: a device, a model and a
-context length. The published A100 figures stand beside them. What other machines measured is in
+there. Of each stage it takes the latest complete run for each group: a device, a model, a context
+length and a text. The published A100 figures stand beside them. What other machines measured is in
 results/reference/.
 
 tok/sec is the median over the steps of a run, or the average of a run too short for a median. It
@@ -17,10 +17,8 @@ import argparse
 import sys
 from pathlib import Path
 
-import matplotlib
-
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
-from bench.pictures import draw_all
+from bench.pictures import draw_all, load_pyplot
 from bench.study import all_studies
 from patches.stack import StackError
 
@@ -43,13 +41,12 @@ def main(argv: list[str] | None = None) -> int:
     sys.stdout.reconfigure(errors="replace")  # a terminal without × or – is no reason to stop
     args = parse_arguments(argv)
     out = args.out or args.results
-    if not args.show:
-        matplotlib.use("Agg")  # draws without a display
     if not args.results.is_dir():
         print(f"error: {args.results} is not a folder", file=sys.stderr)
         return 1
     studies = all_studies().values()
     try:
+        pyplot = load_pyplot(args.show)
         summary = "".join(study.summary(args.results) for study in studies)
         by_study = draw_all(args.results, args.format, keep=args.show)
         print(f"\n{summary}")
@@ -63,11 +60,11 @@ def main(argv: list[str] | None = None) -> int:
         for name, content in files.items():
             write_whole(out / name, content)
             print(relative(out / name))
-    except (UserError, StackError, OSError) as error:
+    except (UserError, StackError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if args.show:
-        matplotlib.pyplot.show()
+        pyplot.show()
     return 0
 
 

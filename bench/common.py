@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 from bench.study import trained_in
@@ -14,9 +15,13 @@ from patches import stack
 ROOT = stack.ROOT
 BUILD = ROOT / "build"
 REFERENCE = ROOT / "results" / "reference"
+BOOK = "middlemarch"  # how what meta.json calls the book begins: its title, or its file
 LARGEST = 2**28  # bytes of a record or a journal; weeks of measuring make a few million
 # What well-formed JSON with the wrong content can raise, somewhere on its way to a page.
 DAMAGE = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError
+# What a report is told where its folder holds another one.
+ELSEWHERE = ("for a new report, name another folder: make report RESULTS=FOLDER, or"
+             " --results-dir FOLDER")
 
 
 class UserError(Exception):
@@ -71,7 +76,31 @@ def read_kept(path: Path) -> dict:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file that is never half-written."""
+    """Writes a file that is never half-written. Raises UserError."""
     if isinstance(content, str):
         content = content.encode(errors="replace")  # JSON may hold half a character, "\ud800"
-    stack.write_all({path: content})
+    try:
+        stack.write_all({path: content})
+    except OSError as error:
+        raise UserError(f"{relative(path)} can't be written: {error.strerror}")
+
+
+def other_text(data) -> str:
+    """What was trained on, by meta.json or a record's copy of it, where that isn't the book in
+    GPT-2's tokens; "" where it is, or where it isn't told."""
+    data = data if isinstance(data, dict) else {}
+    corpus, in_bytes = str(data.get("corpus") or ""), data.get("tokenizer") == "bytes"
+    if not corpus or corpus.lower().startswith(BOOK) and not in_bytes:
+        return ""
+    name = " ".join("".join(c if c.isprintable() else " " for c in corpus).split())
+    return (name if len(name) <= 60 else name[:59] + "…") + ", its tokens bytes" * in_bytes
+
+
+def make_writable(folder: Path, otherwise: str) -> None:
+    """Makes a folder where there is none. Raises UserError, with what to do `otherwise`, where
+    files can't be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise UserError(f"{relative(folder)} can't be written ({error.strerror}): {otherwise}")

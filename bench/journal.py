@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.common import DAMAGE, UserError, lines_of, relative
+from bench.common import DAMAGE, UserError, lines_of, make_writable, relative
 from bench.records import EVENTS, Record, RecordError, make_record, measured, read_record
 from bench.study import Plan, Setup, same_machine, trained_in
 
@@ -121,6 +121,11 @@ class Measured:
         """Its `study` line."""
         header = {name: getattr(self, name) for name in HEADER}
         return dict(event="study", **header, plan=self.plan.as_json())
+
+    @property
+    def text(self) -> str:
+        """What was trained on, where that isn't the book in GPT-2's tokens; else ""."""
+        return next((result.record.text for result in self.results if result.record), "")
 
     @property
     def usual_rate(self) -> float:
@@ -271,9 +276,9 @@ def append(path: Path, *events: dict | bytes) -> None:
 
 @contextmanager
 def locked(results: Path) -> Iterator[None]:
-    """Raises UserError where another measurement writes into this folder. The lock ends with the
-    process, however that ends."""
-    results.mkdir(parents=True, exist_ok=True)
+    """Raises UserError where another measurement writes into this folder, or none can. The lock
+    ends with the process, however that ends."""
+    make_writable(results, "choose another --results-dir")
     with open(results / ".lock", "a+b") as file:
         try:
             if fcntl:

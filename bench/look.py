@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 
 from bench import machine, processes
-from bench.common import DAMAGE, UserError, read_kept, relative, write_whole
-from bench.study import Column, Table, same_machine, trained_in
+from bench.common import DAMAGE, ELSEWHERE, UserError, read_kept, relative, write_whole
+from bench.journal import data_of, journal_of, read_journal
+from bench.study import Column, Table, all_studies, same_machine, trained_in
 from bench.tables import cell, found_in, markdown, peaks
 
 
@@ -30,7 +31,7 @@ def machine_in(results: Path) -> dict:
     now = dict(key=key_of(found), machine=found)
     try:
         write_whole(path, json.dumps(kept | dict(now=now), indent=1))
-    except OSError as error:
+    except UserError as error:
         print(f"it can't be kept: {error}", file=sys.stderr)
     return found
 
@@ -43,12 +44,19 @@ def key_of(description) -> str:
 
 def look_at(data: Path, results: Path) -> dict:
     """What bench.machine.look finds here; asked once for a folder of results. Raises UserError
-    where that holds the report of another machine, or where there are no tokens."""
+    where that holds the report of another machine or text, or where there are no tokens."""
     processes.prepare_tokens(data)
     here, look = machine_in(results), read_look(results)
     if look and not same_machine(look["machine"], here):
-        raise UserError(f"{relative(results)} holds the report of another machine or PyTorch: use"
-                        " another --results-dir")
+        raise UserError(f"{relative(results)} holds the report of another machine or PyTorch;"
+                        f" {ELSEWHERE}")
+    for path in (journal_of(results, name) for name, study in all_studies().items()
+                 if study.schedule):
+        for each in {each.kind: each for each in read_journal(path)}.values():  # the newest
+            if each.data not in (None, data_of(data)):
+                of = f" ({each.text})" * bool(each.text)
+                raise UserError(f"{relative(path)} holds measurements with other tokens{of} than"
+                                f" {relative(data)} has now; {ELSEWHERE}")
     if not look:
         look = processes.ask_machine("look")
         try:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench.common import DAMAGE, UserError, relative, write_whole
 from bench.html_page import write_html
+from bench.journal import journal_of, newest, read_journal
 from bench.look import first_line, look_at, machine_section, read_look, summary
 from bench.pictures import draw_all
 from bench.run import failed, run_study
@@ -26,12 +27,12 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], minutes: float, com
     deadline = began + 60 * minutes - PAGE_SECONDS
     setup = jobs[0][2]
     look = look_at(setup.data, setup.results)
-    missing, failures, broken = [study.name for study, *_ in jobs], False, set()
+    missing, failures, refused = [study.name for study, *_ in jobs], False, {}
     try:
         for study, rounds, setup in jobs:
             if time.monotonic() > deadline:
                 break
-            if study.name in broken:
+            if study.name in refused:
                 continue
             print(f"--- {study.name}", flush=True)
             setup.matmul_peak = look["matmul_peak"]
@@ -39,52 +40,59 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], minutes: float, com
                 finished, measured = run_study(study, setup, rounds, None, deadline)
                 failures |= study.failures_count and any(map(failed, measured))
             except (UserError, stack.StackError, OSError) as error:
-                print(f"error: {study.name}: {error}; for a new report, use another --results-dir",
-                      file=sys.stderr)
-                broken.add(study.name)
+                print(f"error: {study.name}: {error}", file=sys.stderr)
+                refused[study.name] = str(error)
                 finished, failures = False, True
             if finished:
                 missing.remove(study.name)
     finally:
-        path = write_page(setup.results, command, list(dict.fromkeys(missing)))
+        path = write_page(setup.results, command,
+                          {name: refused.get(name, "") for name in missing})
     head = path.read_text(encoding="utf-8").partition("## ")[0]
     print(f"\n{head}{relative(path)}, after {(time.monotonic() - began) / 60:.1f} minutes;"
           " report.tar.gz beside it holds all of it")
     return int(failures)
 
 
-def write_page(results: Path, command: str, missing: list[str]) -> Path:
+def write_page(results: Path, command: str, missing: dict[str, str]) -> Path:
     """Writes report.md, report.html, the pictures, and report.tar.gz with all of the folder's
-    state."""
+    state. `missing`: what isn't finished, with why it was refused, or ""."""
     look, pictures = read_look(results), draw_all(results)
     for own in pictures.values():
         for file, picture in own.items():
             write_whole(results / file, picture)
     parts = [("This machine", machine_section(look), "`python -m bench.machine look`")]
-    for study in all_studies().values():
-        if study.schedule:
-            alone = [f"`python measure.py {study.name} {line}".strip() + "`"
-                     for line in study.in_report]
-            text = section(study, results, list(pictures.get(study.name, ())))
-            parts.append((study.title, text, ", ".join(alone)))
+    shown = [study for study in all_studies().values() if study.schedule]
+    for study in shown:
+        alone = [f"`python measure.py {study.name} {line}".strip() + "`"
+                 for line in study.in_report]
+        text = section(study, results, list(pictures.get(study.name, ())))
+        parts.append((study.title, text, ", ".join(alone)))
     sections = [f"## {title}\n\n{text}\nAlone: {alone}\n" for title, text, alone in parts]
     try:
         findings = summary(results, look)
+        texts = {each.text for study in shown for each in newest(
+            read_journal(journal_of(results, study.name)))} - {""}
     except (OSError, *DAMAGE) as error:
         findings = [first_line(look), f"What is left in the folder is damaged: {error!r}"]
+        texts = set()
     head = "".join(f"{i}. {line}\n" for i, line in enumerate(findings, 1))
     page = (f"# GPT training on {look['machine']['name']}\n\n{head}\nMade by `{command}`. tok/sec"
             " counts training alone.\n")
-    if missing:
-        page += f"\nNot finished: {', '.join(missing)}; started again, it goes on with them.\n"
+    if texts:
+        page += f"\nNot trained on the book in GPT-2's tokens: {'; '.join(sorted(texts))}.\n"
+    goes_on = [name for name, why in missing.items() if not why]
+    if goes_on:
+        page += f"\nNot finished: {', '.join(goes_on)}; started again, it goes on with them.\n"
+    page += "".join(f"\nNot finished: {name}: {why}\n" for name, why in missing.items() if why)
     write_whole(results / "report.md", page + "\n" + "\n".join(sections))
     if not write_html(results / "report.md"):
         print("no report.html beside report.md: pip install -r requirements-extras.txt")
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w:gz") as tar:
         for item in sorted(results.iterdir()):
-            if item.name != "reference" and item.suffix not in (".gz", ".tmp") and (
-                    not item.name.startswith(".")):
+            if item.is_file() and item.suffix not in (".gz", ".tmp") and (
+                    not item.name.startswith(".")):  # folders are of other reports
                 tar.add(item, item.name)
     write_whole(results / "report.tar.gz", archive.getvalue())
     return results / "report.md"

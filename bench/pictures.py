@@ -1,11 +1,12 @@
 """Pictures: their style, and what several studies draw. matplotlib is loaded only by what draws."""
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.common import DAMAGE, short_name
+from bench.common import DAMAGE, UserError, short_name
 from bench.journal import journal_of, newest, read_journal
 from bench.rows import Row, rows_of
 from bench.study import all_studies
@@ -17,10 +18,28 @@ UNSURE = "#A8C8E0"  # where no change can be told
 INCHES = 10  # of a picture's width, which READMEs show at about 900 pixels
 
 
+def load_pyplot(windows: bool = False):
+    """matplotlib.pyplot. What draws into files takes no backend from MPLBACKEND, which may name a
+    notebook's, or one that this matplotlib no longer has. Raises UserError where no windows can be
+    opened; ImportError or OSError where matplotlib can't be loaded."""
+    if not windows:
+        os.environ["MPLBACKEND"] = "Agg"
+    try:
+        from matplotlib import pyplot
+
+        if windows:
+            pyplot.switch_backend(pyplot.rcParams["backend"])
+    except (ImportError, ValueError) as error:
+        if not windows:
+            raise
+        backend = os.environ.get("MPLBACKEND", "not set")
+        raise UserError(f"--show can't open a window (MPLBACKEND: {backend}): {error}")
+    return pyplot
+
+
 def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
     """(a figure, for each title a row of panels: its subfigure, then a panel for each width)."""
-    from matplotlib import pyplot as plt
-
+    plt = load_pyplot()
     # Names of devices may hold a $, which is not mathematics.
     plt.rcParams.update({"font.size": 11, "text.parse_math": False, "grid.color": "0.9",
                          "axes.spines.top": False, "axes.spines.right": False,
@@ -67,9 +86,11 @@ def shorten(text: str, length: int) -> str:
 
 
 def place_of(measured) -> str:
-    """The machine, and the batch sizes where they aren't the published ones."""
+    """The machine, the batch sizes where they aren't the published ones, and another text than the
+    book."""
     sizes = " and ".join(map(str, measured.plan.batches.values()))
-    return shorten(short_name(measured.machine), 60) + f", batch size {sizes}" * bool(sizes)
+    return (shorten(short_name(measured.machine), 60) + f", batch size {sizes}" * bool(sizes)
+            + f"\ntext: {measured.text}" * bool(measured.text))
 
 
 def key(label: str, **style):
@@ -83,8 +104,8 @@ def draw_all(results: Path, form: str = "png", keep: bool = False) -> dict[str, 
     """For each study {file name: picture} of all that there is to draw; says what can't be drawn.
     To `keep` the figures open is for windows."""
     try:
-        import matplotlib.pyplot
-    except ImportError as error:
+        pyplot = load_pyplot(keep)
+    except (ImportError, OSError) as error:
         print(f"there are no pictures: {error}", file=sys.stderr)
         return {}
     drawn = {}
@@ -97,7 +118,7 @@ def draw_all(results: Path, form: str = "png", keep: bool = False) -> dict[str, 
         except (OSError, *DAMAGE) as error:
             print(f"no picture of {study.name}, it is damaged: {error!r}", file=sys.stderr)
         if not keep:
-            matplotlib.pyplot.close("all")
+            pyplot.close("all")
     return drawn
 
 

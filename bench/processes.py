@@ -9,10 +9,11 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
-from bench.common import ROOT, UserError, relative
+from bench.common import ROOT, UserError, other_text, relative
 
 prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
@@ -138,17 +139,26 @@ def ask_machine(question: str) -> dict:
 
 
 def prepare_tokens(folder: Path) -> None:
-    """Runs data/prepare.py where `folder` holds no tokens. Raises UserError where that fails, or
-    where meta.json is damaged."""
+    """Runs data/prepare.py where `folder` holds no tokens; says once what they are of, where that
+    isn't the book. Raises UserError where it fails, or where meta.json is damaged."""
     meta = folder / "meta.json"  # written last
     if not meta.exists():
         print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
         ask(ROOT / "data" / "prepare.py", "--out", folder.resolve())
     try:
-        if json.loads(meta.read_text(encoding="utf-8"))["tokens"]["train"] < 1:
+        known = json.loads(meta.read_text(encoding="utf-8"))
+        if known["tokens"]["train"] < 1:
             raise ValueError("no tokens")
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(f"{relative(meta)} is damaged ({error!r}): run data/prepare.py")
+    if text := other_text(known):
+        tell(f"Not the book in GPT-2's tokens: {relative(folder)} holds {text}")
+
+
+@cache
+def tell(line: str) -> None:
+    """Prints a line once."""
+    print(line, flush=True)
 
 
 def relative_part(part) -> str:

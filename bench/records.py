@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
 
-from bench.common import lines_of
+from bench.common import lines_of, other_text
 from bench.speed import PEAK_FLOPS
 
 WARM_UP = 2  # steps that a median leaves out
@@ -68,6 +68,8 @@ class Record:
     environment = property(lambda self: self.start["environment"])
     # complete, interrupted, out_of_memory, diverged, failed; killed where there is no end.
     status = property(lambda self: self.end.get("status", "killed"))
+    # What it was trained on, where that isn't the book in GPT-2's tokens; else "".
+    text = property(lambda self: other_text(self.start.get("data")))
     # Whether the script can compile the model, and didn't.
     uncompiled = property(lambda self: self.config.get("compile") is False)
     tokens_per_step = property(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from bench import lengths, processes
-from bench.common import BUILD, ROOT, UserError, relative, write_whole
+from bench.common import BUILD, ELSEWHERE, ROOT, UserError, make_writable, relative, write_whole
 from bench.fingerprint import fingerprints, of_run
 from bench.journal import (
     Measured,
@@ -51,6 +51,17 @@ class Job:
 
 
 # ---- A study -----------------------------------------------------------------------------------
+
+
+def see_build() -> None:
+    """Raises UserError where the folder for what is made on the way can't be written; says where a
+    path keeps torch.compile from working."""
+    make_writable(BUILD, "scripts and what they compile are kept there; measure in a copy of this"
+                         " repository where you may write")
+    for folder in map(str, (BUILD, tempfile.gettempdir())):
+        if " " in folder:
+            print(f"torch.compile doesn't work on a CPU with a space in the path {folder}",
+                  file=sys.stderr)
 
 
 def run_study(
@@ -124,8 +135,8 @@ def earlier_measurement(study: Study, plan: Plan, setup: Setup, first: "Measurem
          if each.name not in MAY_DIFFER
          and getattr(earlier.plan, each.name) != getattr(plan, each.name)), None)
     if different:
-        anew = "; without --resume a new one begins" if required else ""
-        raise UserError(f"can't resume {relative(path)}: it was measured {different}{anew}", 2)
+        anew = "without --resume a new one begins" if required else ELSEWHERE
+        raise UserError(f"can't resume {relative(path)}: it was measured {different}; {anew}", 2)
     return earlier
 
 

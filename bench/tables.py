@@ -268,7 +268,7 @@ def options_note(measured) -> str:
     text = f", options `{shlex.join(options)}`" if options else ""
     for published, batch in measured.plan.batches.items():
         text += f", batch size {batch} in place of {published}"
-    return text
+    return text + f", text: {measured.text}" * bool(measured.text)
 
 
 def machine_note(measured, rows: list[Row]) -> str:

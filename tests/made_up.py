@@ -72,11 +72,12 @@ def record_events(
     return [first, *logs, dict(event="epoch", epoch=1), last]
 
 
-def write_record(folder: Path, name: str, time: str = "20260101T000000Z", **record) -> Path:
+def write_record(folder: Path, name: str, time: str = "20260101T000000Z",
+                 start: dict | None = None, **record) -> Path:
     """The record of a script that was started by hand."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{time}-1.jsonl"
-    events = record_events(name, start=dict(time=time), **record)
+    events = record_events(name, start=dict(time=time) | (start or {}), **record)
     path.write_text("".join(json.dumps(event) + "\n" for event in events))
     return path
 

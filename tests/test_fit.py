@@ -5,18 +5,22 @@ import os
 import shutil
 import subprocess
 import sysconfig
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
-from made_up import FLOAT32, MACHINE, Children, plan_of, setup_of, write_record
+from made_up import CPU, FLOAT32, MACHINE, Children, plan_of, setup_of, write_record
 from test_run import Toy
 
 from bench import lengths, run
+from bench.common import relative
 from bench.journal import journal_of, read_journal
 from bench.lengths import fitting
+from bench.machine import compiler_folder, missing_here
 from bench.pictures import place_of
+from bench.run import see_build
 from bench.studies import doctor
 from bench.studies.doctor import Doctor, has_compiler
 from bench.studies.fits import Fits
@@ -269,6 +273,31 @@ def test_a_compiler_without_python_s_headers_is_none(monkeypatch, tmp_path):
     assert not has_compiler(gpu=False)
     (tmp_path / "Python.h").touch()
     assert has_compiler(gpu=False)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")
+@pytest.mark.parametrize(("variable", "name", "told"), [
+    ("TORCHINDUCTOR_CACHE_DIR", "file/below", "which needs another folder, since {} can't be"
+     " written (Not a directory): TORCHINDUCTOR_CACHE_DIR names it (why)"),
+    ("TORCHINDUCTOR_CACHE_DIR", "a b", "which needs a folder without a space in its path:"
+     " TORCHINDUCTOR_CACHE_DIR names {} (why)"),
+    ("TMPDIR", "a b", "which needs a folder without a space in its path: TMPDIR names {} (why)")])
+def test_doctor_names_a_folder_that_does_not_serve(tmp_path, monkeypatch, capsys, variable, name,
+                                                   told):
+    """And no compiler, of which there is one. For a GPU spaces are no fault."""
+    (tmp_path / "file").touch()
+    folder = tmp_path / name
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv(variable, str(folder))
+    if variable == "TMPDIR":
+        folder.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))  # as Python finds it
+        see_build()
+        assert f"on a CPU with a space in the path {folder}\n" in capsys.readouterr().err
+    assert not has_compiler(gpu=False)
+    (line,) = (line for line in missing_here(CPU, "why") if line.startswith("torch.compile, "))
+    assert line.endswith(told.format(folder if " " in name else relative(folder)))
+    assert (compiler_folder(gpu=True) is None) == (" " in name)
 
 
 def test_doctor_tells_what_is_expected(gpu, monkeypatch):

@@ -22,9 +22,11 @@ from made_up import (
 
 import measure
 from bench import cards, check, fingerprint, look, page, processes, readme
-from bench.common import UserError, short_name
+from bench.common import UserError, relative, short_name
+from bench.studies import ladder
+from bench.studies.stages import bars_table, published_bars, read_bars
 from bench.study import all_studies
-from bench.tables import found_in
+from bench.tables import found_in, markdown
 from patches import stack
 
 LOOK = dict(
@@ -199,8 +201,9 @@ def test_the_page_is_written_whatever_happens(reports, no_pictures, capsys, monk
 
     monkeypatch.setattr(type(all_studies()["ladder"]), "plans", plans)
     assert reports.make(pieces="stages,ladder,leave-one-out") == 1
-    assert "error: ladder: no git; for a new report, use another" in capsys.readouterr().err
-    assert "Not finished: ladder; started again" in reports.text
+    assert "error: ladder: no git\n" in capsys.readouterr().err
+    assert "\nNot finished: ladder: no git\n" in reports.text
+    assert "started again" not in reports.text
     assert figures(reports.results)[-1][0] == "without 3 fused adamw"
 
 
@@ -211,7 +214,9 @@ def test_failures(reports, no_pictures, capsys):
     assert reports.make(pieces="stages") == 1
     assert "failed: it broke" in reports.text and "01 trains" not in reports.text
     assert reports.make("--max-tokens", "8192", pieces="stages") == 1
-    assert "was measured with other --max-tokens; for a new report, use" in capsys.readouterr().err
+    told = ("was measured with other --max-tokens; for a new report, name another folder: make"
+            " report RESULTS=FOLDER, or --results-dir FOLDER\n")
+    assert told in capsys.readouterr().err and told in reports.text
     reports.children.does["01_opt_single_gpu"] = works
     assert reports.make(pieces="stages") == 0
     assert [name for name, _ in reports.ran] == ["01_opt_single_gpu"]
@@ -223,9 +228,67 @@ def test_another_machine(reports, no_pictures):
     reports.children.answers["this_machine"] = MACHINE | dict(cpu="another host's", threads=64)
     assert reports.make(pieces="stages") == 0 and not reports.ran
     reports.children.answers["this_machine"] = CPU
-    with pytest.raises(UserError, match="holds the report of another machine or PyTorch: use"):
+    with pytest.raises(UserError, match="holds the report of another machine or PyTorch; for a"):
         reports.make(pieces="stages")
     assert reports.text == before
+
+
+def test_another_text(reports, no_pictures):
+    """Refused once, before anything is measured beside the first one, with what make has for it."""
+    assert reports.make(pieces="stages") == 0
+    before = reports.text
+    meta = reports.data / "meta.json"
+    meta.write_text(meta.read_text().replace("414009", "414010"))
+    says = "stages.jsonl holds measurements with other tokens than .* has now; for a new report, na"
+    with pytest.raises(UserError, match=f"{says}me another folder: make report RESULTS=FOLDER"):
+        reports.make(pieces="ladder,profile")  # nothing of them is measured yet
+    assert reports.text == before and not reports.ran
+    assert reports.make(pieces="stages", results=reports.data.with_name("other")) == 0
+
+
+@pytest.mark.parametrize(("corpus", "tokenizer", "told"), [
+    ("Middlemarch", "gpt2", ""), ("middlemarch.txt", "gpt2", ""),
+    ("Middlemarch", "bytes", "Middlemarch, its tokens bytes"),
+    ("standard library of Python 3.11.7", "gpt2", "standard library of Python 3.11.7"),
+    ("a\nb\x1b[2J|$x_1$.txt", "gpt2", "a b [2J|$x_1$.txt"), ("x" * 99, "gpt2", "x" * 59 + "…")])
+def test_the_text_is_told(reports, no_pictures, capsys, corpus, tokenizer, told):
+    """On the page, below each table, in the pictures, and where a measurement begins."""
+    start = dict(data=dict(corpus=corpus, tokenizer=tokenizer, tokens=dict(train=414_009)))
+    for name, does in reports.children.does.items():
+        if isinstance(does, dict):
+            reports.children.does[name] = does | dict(start=start)
+    (reports.data / "meta.json").write_text(json.dumps(start["data"]))
+    processes.tell.cache_clear()
+    assert reports.make(pieces="stages,ladder") == 0
+    out, text = capsys.readouterr().out, reports.text
+    for measured, rows in found_in(reports.results, "ladder"):
+        title = ladder.finding(measured, rows)
+        assert ("\ntext: " in title) == bool(told) and title.endswith(told)
+    if not told:
+        assert "the book" not in out + text and ", text: " not in text
+        return
+    line = f"Not the book in GPT-2's tokens: {relative(reports.data)} holds {told}\n"
+    assert out.count(line) == 1
+    assert f"\nNot trained on the book in GPT-2's tokens: {told}.\n" in text.partition("## ")[0]
+    assert f", text: {told}. Matrix" in section_of(text, "The ladder")
+    escaped = told.replace("|", r"\|")
+    assert f"| {escaped} | 01 optimized, batch 4 | 900 | 9.00 |" in markdown(
+        bars_table(read_bars(reports.results), published_bars()))
+    assert read_bars(reports.results)[-1].group.title.endswith(f"\ntext: {told}")
+
+
+@pytest.mark.parametrize("place", ["results", "build"])
+def test_folders_that_cannot_be_written(reports, monkeypatch, place):
+    """One line, which names the folder and what to do, before anything is measured."""
+    (reports.data.parent / "file").touch()
+    below = reports.data.parent / "file" / "below"
+    if place == "build":
+        monkeypatch.setattr("bench.run.BUILD", below)
+    with pytest.raises(UserError) as told:
+        reports.make(results=below if place == "results" else None)
+    advice = {"results": "choose another --results-dir", "build": "measure in a copy of this repos"}
+    assert str(told.value).startswith(f"{relative(below)} can't be written (Not a directory): ")
+    assert advice[place] in str(told.value) and not reports.children.asked
 
 
 NAMELESS = dict(machine={key: CPU[key] for key in CPU if key != "name"}, large_loss="") | LOOK
@@ -268,7 +331,7 @@ def test_damaged_pieces(reports, capsys):
     lines = ladder.read_bytes().splitlines(keepends=True)
     ladder.write_bytes(b"".join([*lines[:2], b'{"event"\n', *lines[3:]]))
     capsys.readouterr()
-    page.write_page(reports.results, "make report", [])
+    page.write_page(reports.results, "make report", {})
     assert "skipped: " in (err := capsys.readouterr().err) and "ladder.jsonl, line 3: " in err
     section = section_of(reports.text, "Where a step")
     assert section.count("What is left of it in the folder is damaged: ") == 1
@@ -281,7 +344,7 @@ def test_a_record_without_a_figure(reports, no_pictures):
     ladder = reports.results / "ladder.jsonl"
     before, _, after = ladder.read_text().rpartition('"reserved_gb"')
     ladder.write_text(f'{before}"gb"{after}')
-    page.write_page(reports.results, "make report", [])
+    page.write_page(reports.results, "make report", {})
     section = section_of(reports.text, "The ladder")
     assert "failed: not a whole record" in section and "| 3 fused adamw | " in section
     assert "01 trains" in reports.text
@@ -312,7 +375,8 @@ def test_epochs_that_fit(reports, no_pictures, peak, machine, epochs):
 
 def test_makefile():
     text = (ROOT / "Makefile").read_text()
-    assert 'measure.py report --minutes $(MINUTES) --pieces "$(PIECES)"' in text
+    assert ('measure.py report --minutes $(MINUTES) --pieces "$(PIECES)" --results-dir "$(RESULTS)"'
+            in text) and "\nRESULTS := results\n" in text  # which errors name
     assert "--nproc_per_node=$$($(NPROC)) 02_" in text and "-m bench.machine rank_count\n" in text
 
 

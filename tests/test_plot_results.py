@@ -7,12 +7,13 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from conftest import ROOT, run_python  # noqa: E402
+from conftest import ROOT, environment, run_python  # noqa: E402
 from made_up import plan_of, write_journal, write_record  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
 
 import plot_results  # noqa: E402
 from bench import scripts  # noqa: E402
+from bench.common import relative  # noqa: E402
 
 
 @pytest.fixture
@@ -96,9 +97,12 @@ def test_what_is_damaged_is_named(tmp_path, plot):
 def test_folders_that_do_not_serve(tmp_path, plot):
     (tmp_path / "file").write_text("")
     write_record(tmp_path, "00_orig")
-    for options in ((tmp_path, "--out", tmp_path / "file" / "out"), (tmp_path / "nowhere",)):
+    out = tmp_path / "file" / "out"
+    for options, says in (
+            ((tmp_path, "--out", out), f"{relative(out)}/summary.md can't be written: Not a direc"),
+            ((tmp_path / "nowhere",), f"{tmp_path / 'nowhere'} is not a folder")):
         code, _, err = plot(*options)
-        assert code == 1 and len(err) == 1 and err[0].startswith("error: ")
+        assert code == 1 and len(err) == 1 and err[0].startswith(f"error: {says}")
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"gpu": "A100"}'])
@@ -109,6 +113,78 @@ def test_published_figures_missing_or_damaged(tmp_path, monkeypatch, plot, conte
     code, _, err = plot(tmp_path)
     assert code == 1 and len(err) == 1
     assert err[0].startswith("error: ") and "published.json can't be read: " in err[0]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> Path:
+    """A folder with something to draw."""
+    folder = tmp_path_factory.mktemp("measured")
+    write_record(folder, "00_orig")
+    return folder
+
+
+@pytest.mark.parametrize("backend", ["Qt4Agg", "TkAgg", "module://matplotlib_inline.backend_inline"])
+@pytest.mark.parametrize("program", ["plot_results.py", "measure.py"])
+def test_whatever_backend_is_named(tmp_path, measured, program, backend):
+    """One that matplotlib no longer has, one without a display, and a notebook's."""
+    options = {"plot_results.py": ["--results", measured, "--out", tmp_path],
+               "measure.py": ["compare", "amd-epyc-2-cores", "intel-xeon-amx-2-cores",
+                              "--results-dir", tmp_path]}[program]
+    run = run_python(ROOT / program, *options, env=environment(MPLBACKEND=backend))
+    assert (run.returncode, run.stderr) == (0, "")
+    assert [path.stat().st_size > 10_000 for path in tmp_path.glob("*.png")] == [True]
+
+
+def test_windows_that_cannot_be_opened(tmp_path, measured):
+    """A wrong backend is told where it is asked for, in one line."""
+    run = run_python(ROOT / "plot_results.py", "--results", measured, "--out", tmp_path, "--show",
+                     env=environment(MPLBACKEND="Qt4Agg"))
+    assert run.returncode == 1 and not list(tmp_path.iterdir())
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("error: --show can't open a window (MPLBACKEND: Qt4Agg): ")
+
+
+@pytest.mark.slow
+def test_a_folder_of_matplotlib_that_cannot_be_made(tmp_path, measured):
+    """Its own lines name the variable, and all is drawn."""
+    (tmp_path / "file").touch()
+    run = run_python(ROOT / "plot_results.py", "--results", measured, "--out", tmp_path,
+                     env=environment(MPLCONFIGDIR=str(tmp_path / "file" / "below")))
+    assert run.returncode == 0 and (tmp_path / "speed.png").stat().st_size > 10_000
+    assert "MPLCONFIGDIR" in run.stderr and "Traceback" not in run.stderr
+
+
+def test_without_matplotlib(tmp_path, measured, monkeypatch, plot):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = plot(measured, "--out", tmp_path)
+    assert code == 1 and len(err) == 1 and err[0].startswith("error: ")
+    assert "matplotlib" in err[0] and not list(tmp_path.iterdir())
+
+
+def test_runs_that_cannot_be_compared_are_told(tmp_path, plot):
+    """Those of another text have a group of their own; where limits differ lengths are told."""
+    book, mine = (dict(data=dict(corpus=name, tokenizer="gpt2")) for name in (
+        "Middlemarch", "mine.txt"))
+    limits = dict(epochs=15, max_steps=None, max_tokens=40_960)
+    write_record(tmp_path, "00_orig", start=book, config=limits)
+    write_record(tmp_path, "01_opt_single_gpu", speed=300.0, start=book, config=limits)
+    code, out, _ = plot(tmp_path)
+    text = "\n".join(out)
+    assert code == 0 and "| 01 optimized, batch 4 | 300 | 3.00 |" in text
+    assert "Middlemarch |" not in text and "Runs of different lengths" not in text
+    write_record(tmp_path, "02_opt_multi_gpu_ddp", start=book, config=limits | dict(
+        world_size=2, max_tokens=81_920))  # as many for each process
+    assert not any("Runs of different lengths" in line for line in plot(tmp_path)[1])
+    write_record(tmp_path, "01_opt_single_gpu", "20260102T000000Z", speed=300.0, start=book,
+                 config=limits | dict(max_steps=8))
+    text = "\n".join(plot(tmp_path)[1])
+    assert "| 01 optimized, batch 4, 8,192 tokens | 300 | 3.00 |" in text
+    assert "\nRuns of different lengths: their losses can't be compared.\n" in text
+    write_record(tmp_path, "01_opt_single_gpu", "20260103T000000Z", speed=500.0, start=mine,
+                 config=limits)
+    text = "\n".join(plot(tmp_path)[1])
+    assert "| mine.txt | 01 optimized, batch 4 | 500 | n/a |" in text
+    assert "| 01 optimized, batch 4, 8,192 tokens | 300 | 3.00 |" in text
 
 
 def test_a_terminal_without_the_signs(tmp_path, monkeypatch, plot):

@@ -25,7 +25,7 @@ from made_up import (
 )
 
 from bench import fingerprint, lengths, processes, run
-from bench.common import UserError
+from bench.common import ELSEWHERE, UserError
 from bench.fingerprint import Fingerprint
 from bench.journal import data_of, journal_of, read_journal, sha256
 from bench.study import SCRATCH, Run, Study
@@ -296,8 +296,8 @@ def test_what_is_refused_leaves_what_was_there(place, plan, change, resume, says
         place.run(plan, rounds=2, resume=resume)
     if "other " in says:
         assert str(error.value).startswith("can't resume ") and error.value.code == 2
-        anew = "; without --resume a new one begins" if resume else ""  # None: of a report
-        assert str(error.value).endswith(f"toy.jsonl: it was measured {says}{anew}")
+        anew = "without --resume a new one begins" if resume else ELSEWHERE  # None: of a report
+        assert str(error.value).endswith(f"toy.jsonl: it was measured {says}; {anew}")
     assert place.path.read_bytes() == before
 
 

@@ -109,7 +109,9 @@ def differences(one, other, pairs: list[Pair], setup) -> list[tuple]:
     if changed:
         lines.append(("another version of", ", ".join(changed), ""))
     if one.data != other.data:
-        lines.append(("text", "another one", ""))
+        same = "another one", ""  # of the same name
+        lines.append(("text", *(same if one.text == other.text else
+                                (each.text or "the book" for each in (one, other)))))
     if one.plan.tokens != other.plan.tokens:
         lines.append(("tokens per run", one.plan.tokens, other.plan.tokens))
     first = pairs[0]

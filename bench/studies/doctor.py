@@ -10,9 +10,9 @@ import tempfile
 from pathlib import Path
 
 from bench import processes
-from bench.common import REFERENCE, ROOT, relative
+from bench.common import REFERENCE, ROOT, other_text, relative
 from bench.lengths import FLOAT32_FACTOR, fitting, options_of_type
-from bench.machine import missing_here
+from bench.machine import compiler_folder, missing_here
 from bench.predictions import kept
 from bench.speed import CARDS, card_of
 from bench.study import Study, trained_in
@@ -50,8 +50,10 @@ class Doctor(Study):
         lines.append(("tokens", f"none yet in {relative(setup.data)}: the scripts make them"))
         if meta.exists():
             try:
-                count = int(json.loads(meta.read_text(encoding="utf-8"))["tokens"]["train"])
-                lines[-1] = "tokens", f"{count:,} to train on, in {relative(setup.data)}"
+                known = json.loads(meta.read_text(encoding="utf-8"))
+                count, text = int(known["tokens"]["train"]), other_text(known)
+                lines[-1] = "tokens", (f"{count:,} to train on, in {relative(setup.data)}"
+                                       + f", of {text}" * bool(text))
             except (ValueError, LookupError, TypeError):
                 lines[-1] = "tokens", f"{relative(meta)} is damaged: run data/prepare.py"
         if machine["gpus"]:
@@ -85,13 +87,13 @@ def type_of(machine: dict) -> str:
 
 
 def has_compiler(gpu: bool) -> bool:
-    """Whether what torch.compile starts here is there, and finds Python's headers: for a GPU Triton
-    and a C compiler, else a C++ compiler with OpenMP. A trial of torch.compile itself takes many
-    seconds; False: only that can tell."""
+    """Whether what torch.compile starts is here, finds Python's headers, and has folders: for a
+    GPU Triton and a C compiler, else a C++ compiler with OpenMP. A trial of torch.compile itself
+    takes many seconds; False: only that can tell."""
     compiler = os.environ.get("CC", "gcc") if gpu else os.environ.get("CXX", "g++")
     torch, headers = importlib.util.find_spec("torch"), sysconfig.get_paths()["include"]
     if not shutil.which(compiler) or not torch or " " in f"{torch.origin}{headers}" or (
-            gpu and not importlib.util.find_spec("triton")):
+            gpu and not importlib.util.find_spec("triton")) or compiler_folder(gpu):
         return False
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.c" if gpu else "probe.cpp")

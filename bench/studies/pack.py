@@ -42,7 +42,7 @@ class Pack(Study):
             if missing:
                 raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
             command = re.search(MADE_BY, page_of(results))[1]
-            write_page(results, command, [])  # it may be older than the journals
+            write_page(results, command, {})  # it may be older than the journals
             files = [path for path in sorted(results.iterdir())
                      if path.suffix in KEPT and path.is_file() and not path.is_symlink()
                      and not path.name.endswith(".trace.json")]
@@ -69,7 +69,7 @@ def what_is_missing(results) -> list[str]:
     if not look or not text:
         return ["no report: make report"]
     if "\nNot finished: " in text:
-        missing.append("the report isn't finished: make report goes on with it")
+        missing.append("the report isn't finished: make report goes on with it, or says why not")
     if not re.search(MADE_BY, text):
         missing.append("the page doesn't name its command: make report")
     for study, rounds in ROUNDS.items():

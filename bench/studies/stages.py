@@ -1,7 +1,7 @@
 """The three scripts side by side, whether they were started by hand or by measure.py."""
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -24,10 +24,12 @@ class Group(NamedTuple):
     device: str
     model: str
     context_length: int
+    text: str = ""  # where it isn't the book
 
     @property
     def title(self) -> str:
-        return f"{shorten(self.device, 60)}: {self.model}, context {self.context_length:,}"
+        return (f"{shorten(self.device, 60)}: {self.model}, context {self.context_length:,}"
+                + f"\ntext: {self.text}" * bool(self.text))
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Bar:
     tok_per_sec: float  # of all processes together; the median over the steps
     reserved_gb: float | None  # of one process
     record: Record | None = None
+    tokens: int | None = None  # that it trained on, where runs of its group differ in length
 
     @property
     def label(self) -> str:
@@ -47,16 +50,19 @@ class Bar:
         name += f" × {self.processes}" * (self.stage == "02")
         batch = self.record and self.record.config.get("batch_size")
         name += f", batch {batch}" * bool(batch)
+        name += f", {self.tokens:,} tokens" if self.tokens else ""
         return name + ", float32" * bool(self.record and float32_reason(self.record))
 
 
 def bar_of(record: Record) -> Bar:
     """Raises LookupError, TypeError or ValueError where a figure is missing or isn't one."""
     config = record.config
-    group = Group(record.device_name, str(config["model"]), int(config["context_length"]))
+    group = Group(record.device_name, str(config["model"]), int(config["context_length"]),
+                  record.text)
     figures = record.tok_per_sec, record.end["reserved_gb"]
     if not all(figure is None or 0 <= figure < 1e15
-               for figure in (*figures, *(record.quartiles or ()), record.val_loss)):
+               for figure in (*figures, *(record.quartiles or ()), record.val_loss,
+                              config.get("max_tokens"), trained_tokens(record))):
         raise ValueError("a figure is out of range")
     return Bar(group, NAMES[record.stage][0], int(config["world_size"]), *figures, record)
 
@@ -87,7 +93,24 @@ def read_bars(folder: Path, tell: bool = True) -> list[Bar]:
     if left_out and tell:
         runs, verb = ("run", "is") if left_out == 1 else ("runs", "are")
         print(f"{left_out} {runs} that did not complete {verb} left out")
-    return [latest[place] for place in sorted(latest)]
+    bars = [latest[place] for place in sorted(latest)]
+    return [bar if all(same_length(bar, other) for other in bars if other.group == bar.group)
+            else replace(bar, tokens=trained_tokens(bar.record)) for bar in bars]
+
+
+def trained_tokens(record: Record) -> int | None:
+    return record.curve[-1].tokens if record.curve else None
+
+
+def same_length(one: Bar, other: Bar) -> bool:
+    """Whether two runs have the same limits; a number of tokens is that of all processes together
+    by default, and of each in a study."""
+    ours, theirs = one.record.config, other.record.config
+    limits = [(config.get("epochs"), config.get("max_steps")) for config in (ours, theirs)]
+    tokens = [config.get("max_tokens") or 0 for config in (ours, theirs)]
+    return limits[0] == limits[1] and (
+        tokens[0] == tokens[1]
+        or tokens[0] * other.processes == tokens[1] * one.processes)
 
 
 def began(record: Record) -> tuple[str, str]:
@@ -129,6 +152,7 @@ def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
         Column("device", lambda bar: bar.group.device, True),
         Column("model / context",
                lambda bar: f"{bar.group.model} / {bar.group.context_length:,}", True),
+        Column("text", lambda bar: bar.group.text, True),
         Column("stage", lambda bar: bar.label, True),
         Column("tok/sec", lambda bar: f"{bar.tok_per_sec:,.0f}" + " †" * is_average(bar)),
         Column("factor over 00", lambda bar: cell(factor(bar, bars), ".2f") or "n/a"),
@@ -178,6 +202,8 @@ class Stages(Study):
         note = "† too few steps for a median: the average of the run.\n" * any(
             map(is_average, bars))
         note += "".join(f"{line}\n" for line in mfu_notes(bar.record for bar in bars))
+        note += "Runs of different lengths: their losses can't be compared.\n" * any(
+            bar.tokens for bar in bars)
         return f"{table}\n{note}{published().source}\n"
 
     def extra(self, folder, found):
@@ -208,7 +234,8 @@ class Stages(Study):
 def draw_speed(bars: list[Bar]):
     """Bars of tok/sec and of reserved memory; every group has scales of its own."""
     groups = {group: list(members) for group, members in groupby(bars, lambda bar: bar.group)}
-    inches = [1.0 + 0.45 * len(members) for members in groups.values()]
+    inches = [1.0 + 0.3 * bool(group.text) + 0.45 * len(members)
+              for group, members in groups.items()]
     figure, rows = rows_of_panels([group.title for group in groups], inches, [5, 3])
     for members, (_, speed, memory) in zip(groups.values(), rows, strict=True):
         names, colours = [bar.label for bar in members], [COLOURS[bar.stage] for bar in members]
