@@ -332,8 +332,8 @@ def cards_table(short: bool = False) -> Table:
         return prediction(stage, "gpt2", card).speed_range(batch, CARDS[card]) if batch else "–"
 
     def minutes(card: str) -> str:
-        return ", ".join(f"{prediction(stage, 'gpt2', card).minutes(batch, CARDS[card]):,.0f}"
-                         if (batch := batch_of(stage, card)) else "–" for stage in ("00", "01"))
+        return " / ".join(f"{prediction(stage, 'gpt2', card).minutes(batch, CARDS[card]):,.1f}"
+                          if (batch := batch_of(stage, card)) else "–" for stage in ("00", "01"))
 
     def factor(card: str) -> str:
         one, other = (batch_of(stage, card) and prediction(stage, "gpt2", card).tok_per_sec(
@@ -371,7 +371,7 @@ def cards_table(short: bool = False) -> Table:
         fitting("00", "gpt2"),
         *(fitting("01", model) for model in ("gpt2", *LARGER)),
         speeds("00"), speeds("01"),
-        Column(f"minutes of {EPOCHS} epochs, 00 and 01", minutes),
+        Column(f"minutes of {EPOCHS} epochs, 00 / 01", minutes),
         Column("begin with", begin, True)], cards)
 
 

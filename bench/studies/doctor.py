@@ -113,5 +113,5 @@ def expected(setup, batch: int) -> list[tuple[str, str]]:
         return []
     told, minutes = known.speed_range(batch, CARDS[card]), known.minutes(batch, CARDS[card])
     return [("expected", f"{run.label} at batch {batch}: {told} thousand tok/sec on each GPU,"
-                         f" {EPOCHS} epochs in {minutes or 0:,.0f} minutes, by prediction"
+                         f" {EPOCHS} epochs in {minutes or 0:,.1f} minutes, by prediction"
                          " (docs/predictions.md)")]
