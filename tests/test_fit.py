@@ -18,8 +18,8 @@ from test_run import Toy
 from bench import lengths, run
 from bench.journal import journal_of, read_journal
 from bench.lengths import fitting
-from bench.scripts import STAGES
 from bench.pictures import place_of
+from bench.scripts import STAGES
 from bench.studies import doctor
 from bench.studies.doctor import Doctor, has_compiler
 from bench.studies.fits import Fits
@@ -234,8 +234,8 @@ def test_make_bench_composes_float16_on_an_old_gpu(gpu, monkeypatch, tmp_path, c
 
 @pytest.mark.parametrize(("again", "halves"), [("", True), ("exit 1", False)])
 def test_make_bench_starts_again_at_half(tmp_path, again, halves):
-    """Once, if the memory ran out; other failures end it. It starts what `fits` answers, here 000.py
-    for 00. A stub in place of Python."""
+    """Once, if the memory ran out; other failures end it. It starts what `fits` answers, here
+    000.py for 00. A stub in place of Python."""
     calls, stub = tmp_path / "calls", tmp_path / "python"
     stub.write_text(f"""#!/bin/sh
         echo "$@" >> {calls}

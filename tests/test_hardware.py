@@ -96,6 +96,7 @@ def simulate(monkeypatch, capabilities: dict, gpu: str | None = None,
                          ("get_device_name", gpu), ("get_device_capability", (major, minor)),
                          ("is_tf32_supported", major >= 8)):
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(torch.version, "cuda", "13.0" if gpu else None)
     monkeypatch.setattr(machine, "driver_version", lambda: "570")
 
 
@@ -287,7 +288,8 @@ def test_a_report_on_a_t4_comes_to_its_ladder(tmp_path, monkeypatch):
         return run_child(command, **how)
 
     monkeypatch.setattr(processes, "run_child", takes_its_time)
-    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    for name in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, name, lambda: clock.now)
     monkeypatch.setattr(page, "draw_all", lambda *_: {})
     data, results, studies = tmp_path / "data", tmp_path / "results", all_studies()
     data.mkdir()
@@ -319,7 +321,8 @@ def test_what_rocm_lacks():
     amd = MACHINE | dict(cuda=None, capability="9.4")
     assert lacking("an NVIDIA GPU", amd) == "needs an NVIDIA GPU"
     assert lacking("bfloat16 units", amd) is None
-    runs = Scripts().variants(Scripts().stage("01"), amd, names="attention-backend,precision-float8")
+    runs = Scripts().variants(
+        Scripts().stage("01"), amd, names="attention-backend,precision-float8")
     told = {run.label: run.error for run in runs[1:]}
     assert told.pop("attention-backend --attention math") is None and all(told.values())
 
