@@ -19,7 +19,7 @@ RESULTS := results
 # Of the three scripts, for make bench: such as OPTIONS="--model gpt2-medium".
 OPTIONS :=
 
-# The batch size that fits the GPU, as an option; nothing where the published one does.
+# A script as it fits the GPU: its name, and a batch size where the published one doesn't fit.
 FITS = "$(PYTHON)" measure.py fits $(HALF)
 HALF :=
 
@@ -31,9 +31,9 @@ bench: $(ENVIRONMENT)
 	"$(PYTHON)" plot_results.py
 
 stages: $(ENVIRONMENT)
-	"$(PYTHON)" 00_orig.py $$($(FITS) 00 -- $(OPTIONS)) $(OPTIONS)
-	"$(PYTHON)" 01_opt_single_gpu.py $$($(FITS) 01 -- $(OPTIONS)) $(OPTIONS)
-	OMP_NUM_THREADS=1 "$(PYTHON)" -m torch.distributed.run --standalone --nproc_per_node=$$($(NPROC)) 02_opt_multi_gpu_ddp.py $$($(FITS) 02 -- $(OPTIONS)) $(OPTIONS)
+	"$(PYTHON)" $$($(FITS) 00 -- $(OPTIONS) || echo 00_orig.py) $(OPTIONS)
+	"$(PYTHON)" $$($(FITS) 01 -- $(OPTIONS) || echo 01_opt_single_gpu.py) $(OPTIONS)
+	OMP_NUM_THREADS=1 "$(PYTHON)" -m torch.distributed.run --standalone --nproc_per_node=$$($(NPROC)) $$($(FITS) 02 -- $(OPTIONS) || echo 02_opt_multi_gpu_ddp.py) $(OPTIONS)
 
 report: $(ENVIRONMENT)
 	"$(PYTHON)" measure.py report --minutes $(MINUTES) --pieces "$(PIECES)" --results-dir "$(RESULTS)"

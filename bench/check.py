@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from bench.common import REFERENCE, UserError, short_name
 from bench.lengths import PUBLISHED
 from bench.predictions import NAME, Prediction, earlier, kept, key_of, largest
-from bench.scripts import Scripts, published
+from bench.scripts import FLOAT16, Scripts, published
 from bench.speed import BANDWIDTH, CARDS, GB, KINDS, RANGE, TERA, Card
-from bench.study import Column, Run, Table
+from bench.study import EPOCHS, Column, Run, Table
 from bench.tables import cell, found_in, markdown
 from patches import stack
 
@@ -47,6 +47,8 @@ def wanted(scripts: Scripts) -> list[tuple[str | Path, list[str]]]:
     pairs += [(run.script, ["--model", "cpu-demo"]) for run in rungs]
     pairs += [(run.script, ["--model", model]) for model in LARGER
               for run in (rungs[0], rungs[-1], ddp)]
+    pairs += [(scripts.float16(scripts.stage(stage)).script, ["--model", model])
+              for model in ("gpt2", *LARGER) for stage in ("01", "02")]
     pairs += [(source["script"], [*GPT2, *source["options"]])
               for source in published_others()["sources"].values()]
     pairs += [(run.script, [*GPT2, *run.options]) for run in alternatives(scripts)]
@@ -313,30 +315,38 @@ def cards_table(short: bool = False) -> Table:
     for gpt2. Raises UserError, StackError."""
     scripts = Scripts()
 
-    def prediction(stage: str, model: str) -> Prediction:
-        return prediction_of(scripts, scripts.stage(stage).script, ["--model", model])
+    def prediction(stage: str, model: str, card: str) -> Prediction:
+        run = scripts.stage(stage)
+        if stage == "01" and not CARDS[card].bfloat16:
+            run = scripts.float16(run)
+        return prediction_of(scripts, run.script, ["--model", model])
 
     def fits(stage: str, model: str, card: str) -> int:
-        return largest(prediction(stage, model).needs, CARDS[card].mib)
+        return largest(prediction(stage, model, card).needs, CARDS[card].mib)
 
     def batch_of(stage: str, card: str) -> int:
         return min({"00": 8, "01": 32}[stage], fits(stage, "gpt2", card))
 
     def speed(stage: str, card: str) -> str:
         batch = batch_of(stage, card)
-        return prediction(stage, "gpt2").speed_range(batch, CARDS[card]) if batch else "–"
+        return prediction(stage, "gpt2", card).speed_range(batch, CARDS[card]) if batch else "–"
+
+    def minutes(card: str) -> str:
+        return " / ".join(f"{prediction(stage, 'gpt2', card).minutes(batch, CARDS[card]):,.1f}"
+                          if (batch := batch_of(stage, card)) else "–" for stage in ("00", "01"))
 
     def factor(card: str) -> str:
-        one, other = (batch_of(stage, card) and prediction(stage, "gpt2").tok_per_sec(
+        one, other = (batch_of(stage, card) and prediction(stage, "gpt2", card).tok_per_sec(
             batch_of(stage, card), CARDS[card]) for stage in ("00", "01"))
         return f"{other / one:.1f}" if one and other else "–"
 
     def begin(card: str) -> str:
         batch = fits("01", "gpt2", card)
-        if CARDS[card].capability < 8:
-            return "`python patches/stack.py compose precision-fp16 --out my.py`"
         if not batch:
             return ""
+        if not CARDS[card].bfloat16:
+            return (f"`make bench`; `python patches/stack.py compose {FLOAT16} --out my.py`,"
+                    f" `python my.py --batch-size {min(32, batch)}`")
         if batch >= 32:
             return "`make bench`; `python 01_opt_single_gpu.py`"
         return (f"`make bench`; 32 windows per update: compose `step-accumulation`,"
@@ -360,7 +370,9 @@ def cards_table(short: bool = False) -> Table:
         *names, Column("compute capability", lambda card: f"{CARDS[card].capability:.1f}"),
         fitting("00", "gpt2"),
         *(fitting("01", model) for model in ("gpt2", *LARGER)),
-        speeds("00"), speeds("01"), Column("begin with", begin, True)], cards)
+        speeds("00"), speeds("01"),
+        Column(f"minutes of {EPOCHS} epochs, 00 / 01", minutes),
+        Column("begin with", begin, True)], cards)
 
 
 def hardware_table() -> Table:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from bench.common import load_script
+from bench.machine import best_dtype
 from bench.records import WARM_UP, read_record
 
 STEPS, EPOCHS, STEP_SECONDS = 40, 4, 0.05
@@ -42,8 +43,8 @@ class Products:
     """In place of compute_loss: products of about STEP_SECONDS, and the seconds that each call
     took."""
 
-    def __init__(self, device: torch.device, first: float):
-        size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    def __init__(self, device: torch.device, dtype: torch.dtype, first: float):
+        size = 8192 if device.type == "cuda" else 1024
         self.device, self.first, self.seconds = device, first, []
         self.one = torch.ones(size, size, device=device, dtype=dtype)
         self.out = torch.empty_like(self.one)
@@ -97,8 +98,9 @@ def free_bytes(device: torch.device) -> int:
 
 def main() -> int:
     path, case, device = sys.argv[1:]
+    dtype = torch.float32 if device == "cpu" else getattr(torch, best_dtype()[0])
     script = load_script(Path(path))
-    products = Products(torch.device(device), first=3.0 * (case == "first step"))
+    products = Products(torch.device(device), dtype, first=3.0 * (case == "first step"))
     script.compute_loss, script.backward_and_update = products, lambda loss, optimizer: None
     for name, seconds in SLOW[case].items():
         owner, _, method = name.rpartition(".")

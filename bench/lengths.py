@@ -16,7 +16,7 @@ from bench.common import BUILD, DAMAGE, UserError, read_kept, write_whole
 from bench.journal import fields_of, journal_of, read_journal, sha256
 from bench.predictions import largest_within, predict
 from bench.records import comparison_point, tokens_per_step
-from bench.scripts import published
+from bench.scripts import FLOAT16, in_float16, published
 from bench.speed import A100_FLOPS, CARDS, TERA
 from bench.study import EPOCHS, Plan, Run, Setup, same_machine, trained_in
 
@@ -123,13 +123,14 @@ def ask(runs: list[Run], options: list[str], setup: Setup) -> dict[str, dict]:
 # ---- The batch size that fits a GPU, by the prediction of its memory ----------------------------
 
 
-def fitting(setup: Setup) -> dict[str, int]:
+def fitting(setup: Setup, script: str = PUBLISHED["32"]) -> dict[str, int]:
     """What takes the place of the published batch sizes, by them; nothing where they fit, or
-    without a GPU. Halved where memory has run out all the same. Says what it finds."""
+    without a GPU. Halved where memory has run out all the same. From rung 10 on it is what
+    `script` takes that counts. Says what it finds."""
     if setup.batches is None:
         setup.batches = {}
         if setup.device == "cuda" and not option_of("--batch-size", setup.options):
-            setup.batches = predicted(setup)
+            setup.batches = predicted(setup, script)
     if setup.halved:
         return {batch: max(1, setup.batches.get(batch, int(batch)) // 2) for batch in PUBLISHED}
     return setup.batches
@@ -139,17 +140,28 @@ def option_of(name: str, options: list[str]) -> bool:
     return any(option.split("=")[0] == name for option in options)
 
 
-def predicted(setup: Setup) -> dict[str, int]:
+def fast_of(plan: Plan) -> str:
+    """The script that counts in fitting(): that of rung 10, or the one in place of 01."""
+    in_place = any(run.script == FLOAT16 and "stage" in run.tags for run in plan.runs)
+    return FLOAT16 if in_place else PUBLISHED["32"]
+
+
+def fast_here(setup: Setup) -> str:
+    """That of this machine's 01."""
+    return FLOAT16 if in_float16(setup.machine, setup.options) else PUBLISHED["32"]
+
+
+def predicted(setup: Setup, script: str) -> dict[str, int]:
     """As fitting. Up to rung 9 the largest power of two that fits, from there four times that, or
     the largest that fits. Predictions are in bfloat16 unless told otherwise."""
     free = min(processes.ask_machine("free_memory"))
     model = [] if option_of("--model", setup.options) else ["--model", "gpt2"]
     found, rest = {}, ""
     try:
-        for batch, rung in PUBLISHED.items():
+        for batch, rung in (PUBLISHED | {"32": script}).items():
             options = [option for option in setup.options  # 00 has nothing to compile
                        if rung != "0" or option not in ("--compile", "--no-compile")]
-            own = options_of_type(setup) if rung != "0" else []
+            own = options_of_type(setup, rung) if rung != "0" else []
             needs = predict(setup.scripts, rung, [*model, *own, *options], setup.results,
                             free - LOADED).needs
             fits = largest_within(needs, free - LOADED)
@@ -167,10 +179,10 @@ def predicted(setup: Setup) -> dict[str, int]:
     return found
 
 
-def options_of_type(setup: Setup) -> list[str]:
+def options_of_type(setup: Setup, script: str | Path) -> list[str]:
     """For a prediction of a script from rung 5 on: the type that it trains in here."""
     asked = option_of("--dtype", setup.options) or trained_in(setup.machine) == "bfloat16"
-    return [] if asked else ["--dtype", trained_in(setup.machine)]
+    return [] if asked or script == FLOAT16 else ["--dtype", trained_in(setup.machine)]
 
 
 def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
@@ -253,6 +265,8 @@ def expected_speed(run: Run, matmul_peak: dict, dtype: str) -> float:
     is trained in. In float32 an A100 has the published speed of 00, and other techniques bring no
     more than FLOAT32_FACTOR. Raises UserError, StackError."""
     expected, theirs = run.expected or 0, A100_FLOPS
+    if FLOAT16 in str(run.script) and "float16" in matmul_peak:
+        dtype = "float16"
     if dtype == "float32":
         plain = published().stages["00"].tok_per_sec * run.processes
         expected = min(expected, FLOAT32_FACTOR * plain)

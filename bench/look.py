@@ -132,16 +132,16 @@ def summary(results: Path, look: dict) -> list[str]:
     if {"00", "01"} <= by_stage.keys():
         plain, fast = by_stage["00"], by_stage["01"]
         lines.append(
-            f"01 trains **{fast.tok_per_sec:,.0f} tok/sec, {fast.factor_baseline:.2f} times** 00's"
-            f" {plain.tok_per_sec:,.0f} (published, on an A100: {fast.published:,.0f},"
-            f" {fast.published_factor_baseline:.2f} times), with"
+            f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
+            f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
+            f" A100: {fast.published:,.0f}, {fast.published_factor_baseline:.2f} times), with"
             f" {cell(fast.reserved_gb, '.2f') or 'n/a'} GB instead of"
             f" {cell(plain.reserved_gb, '.2f') or 'n/a'}; {min(plain.rounds, fast.rounds)} run(s)"
             " each.")
         if fast.share_of_peak:
-            lines.append(f"01 reaches {fast.share_of_peak:.0%} of this machine's own rate of matrix"
-                         f" products, 00 {plain.share_of_peak or 0:.0%} (of that of its"
-                         " precision).")
+            lines.append(f"{fast.label} reaches {fast.share_of_peak:.0%} of this machine's own"
+                         f" rate of matrix products, 00 {plain.share_of_peak or 0:.0%} (of that of"
+                         " its precision).")
     measured = {row.run.name for row in ladder}  # else a factor is that of several techniques
     rungs = [row for row in ladder if row.factor and row.run.compared_to in measured]
     if rungs:

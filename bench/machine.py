@@ -211,15 +211,19 @@ def product_rate(dtype: str, minimum: float = 1) -> float:
     torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
     # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
     a, b = (torch.randn(size, size, device=device).to(
-        torch.bfloat16 if dtype == "bfloat16" else torch.float32) for _ in range(2))
+        getattr(torch, "float32" if dtype == "TF32" else dtype)) for _ in range(2))
     return 2 * size**3 / seconds_of("a @ b", minimum, a=a, b=b)
 
 
 def matmul_peak() -> dict[str, float]:
-    """The rates of matrix products, by precision."""
+    """The rates of matrix products, by precision; in float16 where a GPU has units for that and
+    none for bfloat16."""
     import torch
 
-    names = ["float32", *["TF32"] * torch.cuda.is_available()]
+    names = ["float32"]
+    if torch.cuda.is_available():
+        names += ["TF32"] * torch.cuda.is_tf32_supported()
+        names += ["float16"] * ((7, 0) <= torch.cuda.get_device_capability() < (8, 0))
     names += ["bfloat16"] * (best_dtype()[0] == "bfloat16")
     return {name: product_rate(name) for name in names}
 

@@ -30,7 +30,8 @@ from bench import trace
 from bench.common import load_script
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention
-FUSED = torch.ops.aten._fused_adamw_.default  # which isn't there for tensors without storage
+# In place, and not there for tensors without storage.
+IN_PLACE = torch.ops.aten._fused_adamw_.default, torch.ops.aten._amp_update_scale_.default
 FRACTION = re.compile("<[^>]*>")  # as Operators.tell tells it
 STEPS, LAYERS = 3, 2
 KERNELS = ("cudnn", "flash", "mem_efficient", "math")  # of attention, which a script may turn off
@@ -57,7 +58,10 @@ class Operators(TorchDispatchMode):
             self.graph.update(FRACTION.sub("number", text).encode())
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = None if func is FUSED else func(*args, **(kwargs or {}))
+        if func in IN_PLACE:
+            result = args[0] if func._schema.returns else None
+        else:
+            result = func(*args, **(kwargs or {}))
         made = result if isinstance(result, torch.Tensor | tuple | list) else None
         self.note(str(func), args, kwargs or {}, made)
         return result

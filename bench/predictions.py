@@ -18,11 +18,13 @@ from bench.fingerprint import Request, as_lines
 from bench.memory import Need, need
 from bench.scripts import Scripts
 from bench.speed import TERA, Card
+from bench.study import EPOCHS
 from bench.tracing import ask, ask_each
 
 BATCHES = [2**k for k in range(10)]
 OTHERS = 614  # MiB: the driver's own, its kernels, and a display
 TRACED = 8, 16  # from these two follow the larger ones: all sizes are a + b times the batch
+TOKENS_OF_BOOK = 414_009  # to train on: 404 windows of 1,024
 NAME = "predict.json"
 EARLIER = "Predicted for an earlier version of"
 
@@ -54,13 +56,18 @@ class Prediction(NamedTuple):
         expected = self.tok_per_sec(batch, card)
         if not expected:
             return "not in bfloat16"
-        low, high = (expected * (1 + sign * speed.RANGE) / 1000 for sign in (-1, 1))
+        low, high = (expected * (1 + sign * card.range) / 1000 for sign in (-1, 1))
         return f"{low:,.0f}–{high:,.0f}" if high >= 10 else f"{low:,.1f}–{high:,.1f}"
 
-    def mfu(self, batch: int, card: Card) -> float | None:
-        """The share of the datasheet's bfloat16 rate, as bench.records.Record.mfu."""
+    def minutes(self, batch: int, card: Card, gpus: int = 1) -> float | None:
+        """Of the published epochs on the book; None as in tok_per_sec()."""
         expected = self.tok_per_sec(batch, card)
-        return expected and expected * self.flops_per_token / (card.bfloat16 * TERA)
+        return expected and EPOCHS * TOKENS_OF_BOOK / (gpus * expected) / 60
+
+    def mfu(self, batch: int, card: Card) -> float | None:
+        """The share of the datasheet's 16-bit rate, as bench.records.Record.mfu."""
+        expected, peak = self.tok_per_sec(batch, card), card.bfloat16 or card.float16
+        return expected and expected * self.flops_per_token / (peak * TERA)
 
 
 def largest_within(needs: dict[int, Need], mib: int) -> int:

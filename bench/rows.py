@@ -101,7 +101,10 @@ class Row:
         if not self.record:
             return None
         flops = self.tok_per_sec * self.record.config["flops_per_token"] / self.run.processes
-        return ratio(flops, self.peak.get(self.record.precision))
+        precision = self.record.precision
+        if precision == "TF32" and precision not in self.peak:  # which this GPU doesn't have
+            precision = "float32"
+        return ratio(flops, self.peak.get(precision))
 
     # ---- Compared
 

@@ -174,8 +174,9 @@ class Measurement:
         """What takes the place of the published batch sizes: as in what is measured so far, even
         where other sizes would fit now."""
         measured = self.measured
-        begun = measured.results or measured.plan.batches
-        return measured.plan.batches if begun else lengths.fitting(self.setup)
+        if measured.results or measured.plan.batches:  # it has begun
+            return measured.plan.batches
+        return lengths.fitting(self.setup, lengths.fast_of(measured.plan))
 
     def run(self, plan: Plan, rounds: int, deadline: float | None) -> bool:
         """Runs what is left of so many rounds; returns whether it came to their end. `plan` may

@@ -19,6 +19,8 @@ PUBLISHED = REFERENCE / "published-a100.json"
 STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
 # Variants that studies of their own measure: the compiler's modes, and checkpoints.
 COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
+# The variant that trains on GPUs which multiply float16, and bfloat16 not at all.
+FLOAT16 = "precision-fp16"
 JOINED = r"\+|@| without "  # in the name of a script that is put together: see Scripts.join
 LOSSES = ["unchanged", "rounding", "changes"]  # what a patch may do to the loss, by its header
 
@@ -90,7 +92,8 @@ class Scripts:
             variant, _, rung = script.partition("@")
             return stack.merge(self.text(self.stage("01").script), self.text(variant),
                                self.text(rung), variant)
-        return stack.compose(script.split("+"))
+        first, *rest = names = script.split("+")
+        return stack.compose(rest, STAGES[first]) if first in STAGES else stack.compose(names)
 
     def canonical(self, script: str | Path) -> str:
         """The one name that a script is known by: 00, 01, 02, a rung's, a variant's, variants'
@@ -159,6 +162,18 @@ class Scripts:
                        published=run.expected if name == "01" else run.published,
                        tags={"stage": name, "rung": None})
 
+    def float16(self, run: Run) -> Run:
+        """01 or 02, composed with FLOAT16."""
+        stage = run.tags["stage"]
+        return run.but(name=f"{run.name}-{FLOAT16}", label=f"{run.label} with {FLOAT16}",
+                       script=FLOAT16 if stage == "01" else f"{stage}+{FLOAT16}")
+
+    def here(self, name: str, machine: dict, options: list[str]) -> Run:
+        """As stage(), in the type that this machine has units for; 02 on all its GPUs, or on two
+        ranks of a CPU. Raises UserError, StackError."""
+        run = self.stage(name, (machine["gpus"] or 2) if name == "02" else 1)
+        return self.float16(run) if name != "00" and in_float16(machine, options) else run
+
     def variants(self, base: Run, machine: dict, slot: str | None = None,
                  names: str | None = None) -> list[Run]:
         """`base` (01 or 02), and a run compared to it for each row of its measured variants: those
@@ -210,19 +225,27 @@ class Scripts:
         return runs
 
 
+def in_float16(machine: dict, options: list[str]) -> bool:
+    """Whether 01 and 02 shall be composed with FLOAT16: on a GPU that has tensor cores and none for
+    bfloat16, unless `options` choose the type."""
+    return (machine["gpus"] > 0 and 7 <= float(machine.get("capability") or 0) < 8
+            and not any(option.split("=")[0] == "--dtype" for option in options))
+
+
 def lacking(needs: str, machine: dict) -> str | None:
     """What a variant needs and this machine doesn't have, as a row tells it."""
+    amd = machine["gpus"] and machine.get("cuda", "") is None  # a build of PyTorch for ROCm
     for need in needs.split(", ") if needs else []:
         kind, _, what = need.rpartition(" ")
         if kind == "package" and not importlib.util.find_spec(what):
             pinned = what in (ROOT / "requirements-extras.txt").read_text(encoding="utf-8")
             source = "-r requirements-extras.txt" if pinned else what
             return f"needs the package {what}: pip install {source}"
-        if need == "an NVIDIA GPU" and not machine["gpus"]:
+        if need == "an NVIDIA GPU" and (amd or not machine["gpus"]):
             return f"needs {need}"
         if need == "bfloat16 units" and trained_in(machine) == "float32":
             return f"needs {need}, which this {'GPU' if machine['gpus'] else 'CPU'} lacks"
         known = machine.get("capability")  # not of a CPU, on which a variant may emulate
-        if kind == "compute capability" and known and float(known) < float(what):
+        if kind == "compute capability" and known and (amd or float(known) < float(what)):
             return f"needs a GPU of {need}"
     return None

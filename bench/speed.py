@@ -27,6 +27,11 @@ class Card(NamedTuple):
     attention: float | None  # by causal FlashAttention-2: measured; None where that isn't known
     names: tuple[str, ...]  # PyTorch's
 
+    @property
+    def range(self) -> float:
+        """Either way of a prediction, as a share of it."""
+        return RANGE if self.bfloat16 else RANGE_BEFORE_8
+
     def rate(self, precision: str, aligned: bool = True) -> float | None:
         """Floating-point operations per second that large products reach; None where it has no
         units for them. Tensor cores want matrices `aligned` to 16 bytes."""
@@ -70,9 +75,10 @@ CARDS = {
     "H200": Card(143_771, 9.0, 4_800, 51.3, 494.5, 989, 989, 790, 192, ("NVIDIA H200",)),
     "B200": Card(183_359, 10.0, 8_000, 66.2, 1_125, 2_250, 2_250, 1_745, 233, ("NVIDIA B200",)),
 }
-# Dense bfloat16 floating-point operations per second, by PyTorch's name of the GPU.
-PEAK_FLOPS = {name: card.bfloat16 * TERA for card in CARDS.values() for name in card.names
-              if card.bfloat16}
+# Dense floating-point operations per second in bfloat16, or where a GPU hasn't got that in float16,
+# by PyTorch's name of it.
+PEAK_FLOPS = {name: (card.bfloat16 or card.float16) * TERA
+              for card in CARDS.values() for name in card.names}
 PEAK_FLOPS |= {
     "NVIDIA A100-PCIE-40GB": 312e12, "NVIDIA A100 80GB PCIe": 312e12, "NVIDIA A10G": 70e12,
     "NVIDIA H100 NVL": 835e12, "NVIDIA H100 PCIe": 756e12,
@@ -93,8 +99,12 @@ LAUNCH = 3e-6  # seconds of the GPU for each kernel
 HOST = 30e-6  # seconds of the host for each kernel, with views and autograd
 BANDWIDTH = 0.85  # that is reached, of the datasheet's
 ATTENTION = 0.44  # FlashAttention's rate, of that of products, where it wasn't measured
+# That of the memory-efficient kernel, which GPUs before 8.0 have in its place, with buffers of the
+# same sizes.
+EFFICIENT = 0.22
 UNALIGNED = 0.5  # of the rate of aligned products
 RANGE = 0.15  # either way of a prediction
+RANGE_BEFORE_8 = 0.35  # on cards before 8.0, of which no training speed is known to check it by
 
 
 def seconds(work: dict[str, list], card: Card) -> dict[str, float] | None:
@@ -109,7 +119,8 @@ def seconds(work: dict[str, list], card: Card) -> dict[str, float] | None:
             if not rate:
                 return None
             if kind == "attention" and precision in ("bfloat16", "float16"):
-                rate = card.attention * TERA if card.attention else ATTENTION * rate
+                share = ATTENTION if card.bfloat16 else EFFICIENT
+                rate = card.attention * TERA if card.attention else share * rate
             time += flops / rate
         times[kind] += time
     kernels = sum(count for count, *_ in work.values())

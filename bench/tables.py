@@ -285,7 +285,8 @@ def machine_note(measured, rows: list[Row]) -> str:
 def float32_reason(record) -> str | None:
     """Why a script that trains in bfloat16 where it can trained in float32; None if it didn't."""
     reason = record.config.get("dtype_reason")  # of technique 5 and later
-    return reason if record.config.get("dtype") == "float32" else None
+    by_choice = record.config.get("autocast")  # only the weights are in float32
+    return reason if record.config.get("dtype") == "float32" and not by_choice else None
 
 
 def type_note(rows: list[Row]) -> str:
@@ -392,6 +393,9 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
     if any(row.run.processes > 1 for row in rows):
         notes += ["02 trains as many tokens on each GPU; its loss is the one after them, and its"
                   " memory that of rank 0."]
+    if machine["device"] == "cuda" and measured.peak and "TF32" not in measured.peak:
+        notes += ["This GPU has no TF32: products of float32 matrices are what their name says,"
+                  " and technique 2 changes nothing."]
     if any(row.uncompiled for row in rows):
         notes += [r"\* without torch.compile: it found no compiler, or was told not to use it."]
     if any(row.speed_is_average for row in rows):

@@ -7,7 +7,8 @@ It answers each line with one: {"trace": {...}}, or {"error": "..."}; bench.trac
 
 Each storage is noted when it is made and when it dies, and of each kernel how many floating-point
 operations it does and how many bytes it reads and writes. What is as on CUDA: dropout keeps a mask
-of a byte per element, attention is the flash kernel with the buffers of its backward pass, the
+of a byte per element, attention is the flash kernel with the buffers of its backward pass (those
+of the memory-efficient kernel, which older GPUs run, are as large: attention_backward.cu), the
 optimizer works on all tensors at once, and DDP keeps a second copy of the gradients. No trace sees
 the workspace of cuBLAS; it is added.
 
@@ -159,6 +160,8 @@ class Notes(TorchDispatchMode):
                 self.add_work("optimizer", "", 0, 0, size)
             self.add_work("optimizer", "", 1, 0, 0)
             return None
+        if func is aten._amp_update_scale_.default:  # nor is this one
+            return args[0]
         if func is aten._scaled_dot_product_flash_attention_backward.default:
             q_BHTD = args[1]
             B, H, T, D = q_BHTD.shape

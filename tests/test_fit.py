@@ -2,6 +2,8 @@
 all the same."""
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -21,6 +23,7 @@ from bench.lengths import fitting
 from bench.machine import compiler_folder, missing_here
 from bench.pictures import place_of
 from bench.run import see_build
+from bench.scripts import STAGES
 from bench.studies import doctor
 from bench.studies.doctor import Doctor, has_compiler
 from bench.studies.fits import Fits
@@ -189,9 +192,13 @@ def test_what_make_bench_asks(gpu, capsys):
         return Fits().answer(gpu.setup)
 
     assert [answer(stage) for stage in ("00", "01", "02")] == [
-        "--batch-size 4", "--batch-size 16", "--batch-size 16"]
+        "00_orig.py --batch-size 4", "01_opt_single_gpu.py --batch-size 16",
+        "02_opt_multi_gpu_ddp.py --batch-size 16"]
     assert [answer(stage, half=True) for stage in ("00", "01")] == [
-        "--batch-size 2", "--batch-size 8"]
+        "00_orig.py --batch-size 2", "01_opt_single_gpu.py --batch-size 8"]
+    gpu.setup.options = ["--batch-size=3"]
+    gpu.setup.batches = None
+    assert answer("01") == "01_opt_single_gpu.py"
     with pytest.raises(lengths.UserError, match="didn't end because"):
         answer("again")
     folder = gpu.setup.results
@@ -203,17 +210,45 @@ def test_what_make_bench_asks(gpu, capsys):
         answer("again")
 
 
+@pytest.mark.parametrize(("free", "batches"), [([15_900], (4, 16)), ([14_900], (2, 8))])
+def test_make_bench_composes_float16_on_an_old_gpu(gpu, monkeypatch, tmp_path, capsys, free,
+                                                   batches):
+    """01 and 02 in build/, with what they would find beside them; as large as that script may be,
+    by the committed prediction."""
+    monkeypatch.setattr("bench.studies.fits.BUILD", tmp_path / "build")
+    gpu.setup.machine = gpu.setup.machine | FLOAT32 | dict(
+        capability="7.5", dtype_reason="compute capability 7.5 has none; how")
+    gpu.children.answers["free_memory"] = free
+    for stage, first, batch in (("00", "00_orig.py", batches[0]), ("01", "GradScaler", batches[1]),
+                                ("02", "init_process_group", batches[1])):
+        gpu.setup.args = SimpleNamespace(stage=stage, half=False)
+        words = shlex.split(Fits().answer(gpu.setup))
+        assert words[-2:] == ["--batch-size", str(batch)]
+        if stage == "00":
+            assert words[0] == first
+            continue
+        name = lengths.fast_here(gpu.setup)
+        assert Path(words[0]).stem == f"{STAGES[stage][:-3]}-{name}" and name == "precision-fp16"
+        assert first in Path(words[0]).read_text() and "GradScaler" in Path(words[0]).read_text()
+        assert [Path(words[k]).resolve() for k in (2, 4)] == [
+            gpu.setup.data.resolve(), gpu.setup.results.resolve()]
+        assert f"with precision-fp16, as {words[0]}: compute capability 7.5 has none\n" in (
+            capsys.readouterr().err)
+
+
 @pytest.mark.parametrize(("again", "halves"), [("", True), ("exit 1", False)])
 def test_make_bench_starts_again_at_half(tmp_path, again, halves):
-    """Once, if the memory ran out; other failures end it. A stub in place of Python."""
+    """Once, if the memory ran out; other failures end it. It starts what `fits` answers, here
+    000.py for 00. A stub in place of Python."""
     calls, stub = tmp_path / "calls", tmp_path / "python"
     stub.write_text(f"""#!/bin/sh
         echo "$@" >> {calls}
         case "$*" in
             "measure.py fits again") {again} ;;
-            "measure.py fits --half"*) echo --batch-size 2 ;;
-            "measure.py fits"*) echo --batch-size 4 ;;
-            "01_opt_single_gpu.py --batch-size 4") exit 1 ;;
+            "measure.py fits --half 02"*) exit 1 ;;
+            "measure.py fits --half 0"*) echo 0$4.py --batch-size 2 ;;
+            "measure.py fits 0"*) echo 0$3.py --batch-size 4 ;;
+            "001.py --batch-size 4") exit 1 ;;
         esac
         """)
     stub.chmod(0o755)
@@ -222,9 +257,9 @@ def test_make_bench_starts_again_at_half(tmp_path, again, halves):
     scripts = [line for line in calls.read_text().splitlines() if line[0] in "0-p"]
     assert done.returncode == (0 if halves else 2), done.stderr
     assert [line.partition(" 02_")[2] or line for line in scripts if "count" not in line] == [
-        "00_orig.py --batch-size 4", "01_opt_single_gpu.py --batch-size 4",
-        *["00_orig.py --batch-size 2", "01_opt_single_gpu.py --batch-size 2",
-          "opt_multi_gpu_ddp.py --batch-size 2", "plot_results.py"] * halves]
+        "000.py --batch-size 4", "001.py --batch-size 4",
+        *["000.py --batch-size 2", "001.py --batch-size 2",
+          "opt_multi_gpu_ddp.py", "plot_results.py"] * halves]  # 02 where nothing could be told
 
 
 @pytest.mark.parametrize(("capability", "bfloat16"), [("7.5", False), ("8.6", True)])
@@ -238,7 +273,8 @@ def test_doctor(gpu, monkeypatch, capability, bfloat16):
     assert shown["batch size"] == "4 in place of 8, 16 in place of 32"
     assert shown["free memory"] == "23.5 GB" and capability in shown["GPU"]
     assert shown["trains in"] == ("bfloat16: compute capability 8.0" if bfloat16 else
-                                  "float32: this CPU has no bfloat16 units")
+                                  "float32: this CPU has no bfloat16 units; make bench and stages"
+                                  " do so by themselves")
     assert "expected" not in shown  # this card isn't known
     assert shown["tokens"].startswith("4,096 to train on") and shown["torch.compile"] == "works"
     (gpu.setup.data / "meta.json").write_text("[]")
@@ -306,4 +342,8 @@ def test_doctor_tells_what_is_expected(gpu, monkeypatch):
     gpu.setup.machine = gpu.setup.machine | dict(name="NVIDIA GeForce RTX 3090")
     (line,) = (line for line in Doctor().answer(gpu.setup).splitlines()
                if line.startswith("expected"))
-    assert "01 at batch 16: " in line
+    assert "01 at batch 16: " in line and re.search(r", 15 epochs in \d+\.\d minutes, by", line)
+    gpu.setup.machine = gpu.setup.machine | FLOAT32 | dict(name="Tesla T4", capability="7.5")
+    (line,) = (line for line in Doctor().answer(gpu.setup).splitlines()
+               if line.startswith("expected"))
+    assert "01 with precision-fp16 at batch 16: " in line

@@ -5,9 +5,12 @@ GPU's compute capability.
 """
 
 import json
+import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,6 +20,7 @@ from made_up import (
     FLOAT32,
     MACHINE,
     PEAK,
+    Children,
     measured_of,
     measured_with,
     plan_of,
@@ -24,11 +28,14 @@ from made_up import (
     setup_of,
     write_journal,
 )
+from test_page import LOOK
+from test_run import Toy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import measure
-from bench import check, lengths, look, machine, processes, trace
+from bench import check, known_step, lengths, look, machine, page, processes, trace
 from bench.common import short_name
+from bench.journal import journal_of, read_journal
 from bench.records import make_record
 from bench.rows import rows_of
 from bench.scripts import Scripts, lacking
@@ -89,8 +96,9 @@ def simulate(monkeypatch, capabilities: dict, gpu: str | None = None,
     for name, answer in (("is_available", bool(gpu)), ("device_count", int(bool(gpu))),
                          ("get_device_name", gpu), ("get_device_capability", (major, minor)),
                          ("get_device_properties", SimpleNamespace(multi_processor_count=40)),
-                         ("init", None)):
+                         ("init", None), ("is_tf32_supported", major >= 8)):
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(torch.version, "cuda", "13.0" if gpu else None)
     monkeypatch.setattr(machine, "driver_version", lambda: "570")
 
 
@@ -155,19 +163,29 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch, capsys):
     setup.batches, asked = None, []
 
     def predict(scripts, script, options, *_):
-        asked.append(options)
+        asked.append([script, *options])
         return SimpleNamespace(needs={8: SimpleNamespace(least=600), 32: SimpleNamespace(least=9)})
 
     monkeypatch.setattr(lengths, "predict", predict)
+    monkeypatch.setattr(machine, "product_rate", lambda name: 1e12)
+    half = kind.name in ("T4", "V100")  # float16 is what these have units for
+    assert set(machine.matmul_peak()) == {"float32", *["float16"] * half, *[BFLOAT16] * native,
+                                          *["TF32"] * (gpu and native)}
     monkeypatch.setattr(processes, "ask_machine", dict(free_memory=[80_000]).__getitem__)
     monkeypatch.setattr(doctor, "has_compiler", lambda gpu: True)
     told = Doctor().answer(setup).splitlines()
     (line,) = (line for line in told if line.startswith("trains in"))
     slower = "; 01 is about 2.2 times 00 here" * (not native and not gpu)
+    slower += "; make bench and stages do so by themselves" * half
     assert line == f"trains in      {dtype}: {reason}{slower}"
-    # What fits is predicted in the type that is trained in; 00 has no choice.
-    assert asked == ([["--model", "gpt2"],
-                      ["--model", "gpt2", *["--dtype", "float32"] * (not native)]] if gpu else [])
+    # What fits is predicted in the type that is trained in: before the study that composes 01, and
+    # before others; 00 has no choice.
+    assert asked == ([["0", "--model", "gpt2"], [
+        "precision-fp16" if half else "10-batch-size", "--model", "gpt2"]] if gpu else [])
+    setup.batches = None
+    lengths.fitting(setup)
+    assert asked[3:] == ([["10-batch-size", "--model", "gpt2", *["--dtype", "float32"] * half]]
+                         if gpu else [])
     # Nothing is planned by a rate that the machine doesn't have.
     plain, best = (Scripts().stage(name) for name in ("00", "01"))
     peak = dict(float32=1e12, **{BFLOAT16: 4e12} if native else {})
@@ -178,9 +196,11 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch, capsys):
     kind_of = "GPU" if gpu else "CPU"
     lacks = None if native else f"needs bfloat16 units, which this {kind_of} lacks"
     assert lacking("bfloat16 units", here) == lacks
-    (_, autocast, half) = Scripts().variants(best, here, names="precision-autocast,precision-fp16")
+    (_, autocast, half, mixture) = Scripts().variants(
+        best, here, names="precision-autocast,precision-fp16,model-mixture")
     assert autocast.error == lacks
     assert half.error == (None if gpu else "needs an NVIDIA GPU")
+    assert mixture.error == ("needs a GPU of compute capability 8.0" if gpu and lacks else None)
 
 
 @pytest.mark.parametrize("card", ["T4", "V100"])
@@ -192,6 +212,121 @@ def test_float32_on_an_old_gpu_is_estimated_by_its_own_rate(card):
         speed = lengths.expected_speed(run, peak, "float32")
         units = processes_here * peak["float32"] / (6 * 124e6)  # tok/sec of products alone
         assert 0.4 * units < speed < 1.5 * units
+
+
+# ---- A GPU that has units for float16, and none for bfloat16
+
+
+@pytest.fixture(params=["T4", "V100"])
+def old_gpu(request, monkeypatch) -> dict:
+    simulate(monkeypatch, {}, *GPUS[request.param][:2])
+    return machine.this_machine()
+
+
+def test_an_old_gpu_trains_in_float16_by_itself(old_gpu, tmp_path):
+    """In stages; 02, too. A type that is asked for is taken."""
+    setup = setup_of(tmp_path, old_gpu)
+    plan = next(Stages().plans(setup))
+    assert [(run.name, run.script) for run in plan.runs] == [
+        ("00_orig", ROOT / "00_orig.py"), (f"{OF_01}-precision-fp16", "precision-fp16"),
+        ("02_opt_multi_gpu_ddp-precision-fp16", "02+precision-fp16")]
+    assert plan.runs[2].torchrun and lengths.fast_of(plan) == "precision-fp16"
+    for run, own in zip(plan.runs[1:], (b"torch.compile(model)", b"DistributedDataParallel("),
+                        strict=True):
+        text = setup.scripts.text(run.script)
+        assert b"GradScaler(" in text and own in text
+    setup.options = ["--dtype=float32"]
+    assert [run.script for run in next(Stages().plans(setup)).runs] == [
+        ROOT / name for name in ("00_orig.py", f"{OF_01}.py", "02_opt_multi_gpu_ddp.py")]
+    # Other studies compare within 01, which trains in float32.
+    others = plan_of("a", "b")
+    others.runs = setup.scripts.variants(setup.scripts.stage("01"), old_gpu, names="precision-fp16")
+    assert lengths.fast_of(others) == "10-batch-size"
+
+
+def test_its_bars_tell_the_script():
+    config = dict(dtype="float32", autocast="float16",
+                  dtype_reason="the weights; their products are in float16, by autocast")
+    events = {name: record_events(name, config=config) for name in (
+        f"{OF_01}-precision-fp16", "02_opt_multi_gpu_ddp-precision-fp16")}
+    bars = [bar_of(make_record(name, lines)) for name, lines in events.items()]
+    assert [bar.label for bar in bars] == [
+        "01 optimized with precision-fp16, batch 4", "02 DDP with precision-fp16 × 1, batch 4"]
+    # Float32 weights alone aren't training in float32.
+    text = text_of(Stages(), measured_with(plan_of(*events), events, MACHINE | FLOAT32))
+    assert "**float32**" not in text
+
+
+def test_a_gpu_without_tf32_is_told_so():
+    """And a script that asks for it is compared with the rate that it has."""
+    events = {"02-tensor-cores": record_events("02-tensor-cores", gpu="Tesla T4", config=dict(
+        matmul_precision="high"))}
+    without = measured_with(plan_of(*events), events, MACHINE | FLOAT32)
+    native = measured_with(plan_of(*events), events, MACHINE)
+    without.matmul_peak = dict(float32=1e12, float16=4e12)
+    (row,), (other,) = map(rows_of, (without, native))
+    assert row.share_of_peak == pytest.approx(2 * other.share_of_peak)  # of 1e12, not of 2e12
+    note = "This GPU has no TF32"
+    assert note in text_of(Toy(without.plan), without)
+    assert note not in text_of(Toy(native.plan), native)
+
+
+def test_a_report_on_a_t4_comes_to_its_ladder(tmp_path, monkeypatch):
+    """In 25 minutes, with runs that take as long as they may on such a card."""
+    simulate(monkeypatch, {}, *GPUS["T4"][:2])
+    here, clock = machine.this_machine(), SimpleNamespace(now=1000.0)
+    peak = dict(float32=CARDS["T4"].float32 * TERA, float16=CARDS["T4"].reached * TERA)
+    children = Children(monkeypatch, tmp_path / "build", here)
+    children.answers |= dict(look=LOOK | dict(machine=here, matmul_peak=peak), large_loss="right")
+    run_child = processes.run_child
+
+    def takes_its_time(command, **how):
+        words = list(map(str, command))
+        name = words[words.index("--name") + 1]
+        speed = 7_000 if "fp16" in name else 2_000 if name[:2] in ("00", "01") else 3_500
+        tokens = (int(words[words.index("--max-tokens") + 1]) if "--max-tokens" in words else
+                  414_009 * int(words[words.index("--epochs") + 1]))
+        clock.now += 60 + tokens / speed
+        return run_child(command, **how)
+
+    monkeypatch.setattr(processes, "run_child", takes_its_time)
+    for name in ("monotonic", "perf_counter"):
+        monkeypatch.setattr(time, name, lambda: clock.now)
+    monkeypatch.setattr(page, "draw_all", lambda *_: {})
+    data, results, studies = tmp_path / "data", tmp_path / "results", all_studies()
+    data.mkdir()
+    (data / "meta.json").write_text('{"tokens": {"train": 414009}}')
+    args = measure.make_parser(studies).parse_args(
+        ["report", "--data", str(data), "--results-dir", str(results), "--minutes", "25"])
+    assert measure.report(args, [], studies) == 0
+    stages, ladder = ([result.name for measured in read_journal(journal_of(results, name))
+                       for result in measured.results if result.record]
+                      for name in ("stages", "ladder"))
+    assert stages == ["00_orig", f"{OF_01}-precision-fp16", "02_opt_multi_gpu_ddp-precision-fp16"]
+    assert len(ladder) >= 2 and clock.now - 1000 < 26 * 60
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_step_of_known_cost_is_of_its_type(name, monkeypatch):
+    """bench/known_step.py multiplies in what the GPU has units for."""
+    simulate(monkeypatch, {}, *GPUS[name][:2])
+    monkeypatch.setattr(sys, "argv", ["known_step", str(ROOT / "00_orig.py"), "nothing", "cuda"])
+    products = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(known_step, "Products", products)
+    with pytest.raises(KeyboardInterrupt):
+        known_step.main()
+    assert products.call_args.args[1] == getattr(torch, GPUS[name][2])
+
+
+def test_what_rocm_lacks():
+    """An AMD GPU isn't an NVIDIA one, and its capability is counted in another way."""
+    amd = MACHINE | dict(cuda=None, capability="9.4")
+    assert lacking("an NVIDIA GPU", amd) == "needs an NVIDIA GPU"
+    assert lacking("bfloat16 units", amd) is None
+    runs = Scripts().variants(
+        Scripts().stage("01"), amd, names="attention-backend,precision-float8")
+    told = {run.label: run.error for run in runs[1:]}
+    assert told.pop("attention-backend --attention math") is None and all(told.values())
 
 
 class NoBfloat16(TorchDispatchMode):

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from bench import processes
 from bench.common import REFERENCE, ROOT, other_text, relative
-from bench.lengths import FLOAT32_FACTOR, fitting, options_of_type
+from bench.lengths import FLOAT32_FACTOR, fast_here, fitting, options_of_type
 from bench.machine import compiler_folder, missing_here
 from bench.predictions import kept
+from bench.scripts import in_float16
 from bench.speed import CARDS, card_of
-from bench.study import Study, trained_in
+from bench.study import EPOCHS, Study, trained_in
 
 EXTRAS = "accelerate", "bitsandbytes", "safetensors", "transformers"
 
@@ -57,7 +58,7 @@ class Doctor(Study):
             except (ValueError, LookupError, TypeError):
                 lines[-1] = "tokens", f"{relative(meta)} is damaged: run data/prepare.py"
         if machine["gpus"]:
-            batches = fitting(setup)
+            batches = fitting(setup, fast_here(setup))
             lines.append(("batch size", ", ".join(
                 f"{batch} in place of {theirs}" for theirs, batch in batches.items())
                 or "8 and 32, as published"))
@@ -83,6 +84,8 @@ def type_of(machine: dict) -> str:
     text = f"{trained_in(machine)}: {machine['dtype_reason']}"
     if trained_in(machine) == "float32" and not machine["gpus"]:
         text += f"; 01 is about {FLOAT32_FACTOR} times 00 here"
+    if in_float16(machine, []):
+        text += "; make bench and stages do so by themselves"
     return text
 
 
@@ -106,11 +109,13 @@ def has_compiler(gpu: bool) -> bool:
 
 def expected(setup, batch: int) -> list[tuple[str, str]]:
     """What 01 should do on this card, if it is a known one."""
-    card, script = card_of(setup.machine["name"]), setup.scripts.stage("01").script
-    options = ["--model", "gpt2", *options_of_type(setup)]
-    known = kept(setup.scripts, script, options, REFERENCE)
+    card, run = card_of(setup.machine["name"]), setup.scripts.here(
+        "01", setup.machine, setup.options)
+    options = ["--model", "gpt2", *options_of_type(setup, run.script)]
+    known = kept(setup.scripts, run.script, options, REFERENCE)
     if not card or not known:
         return []
-    told = known.speed_range(batch, CARDS[card])
-    return [("expected", f"01 at batch {batch}: {told} thousand tok/sec on each GPU, by prediction"
+    told, minutes = known.speed_range(batch, CARDS[card]), known.minutes(batch, CARDS[card])
+    return [("expected", f"{run.label} at batch {batch}: {told} thousand tok/sec on each GPU,"
+                         f" {EPOCHS} epochs in {minutes or 0:,.1f} minutes, by prediction"
                          " (docs/predictions.md)")]

@@ -1,19 +1,20 @@
-"""The options with which `make bench` starts the three scripts, so that they fit the GPU."""
+"""What `make bench` starts in place of the three scripts, so that it fits the GPU."""
 
 import io
 import sys
 from contextlib import redirect_stderr
 
-from bench.common import UserError
+from bench.common import BUILD, UserError, relative, write_whole
 from bench.journal import loose_records
-from bench.lengths import fitting
-from bench.scripts import STAGES
+from bench.lengths import fast_here, fitting
+from bench.scripts import FLOAT16, STAGES
 from bench.study import Study
 
 
 class Fits(Study):
-    """The batch size with which a script fits this machine's GPU, as an option for it; nothing
-    where the script's own fits, or without a GPU."""
+    """A script as it fits this machine's GPU: its name, and a batch size as an option where its own
+    doesn't fit. On a GPU without units for bfloat16 01 and 02 are composed with precision-fp16, in
+    build/."""
 
     runs_scripts = False
     in_report = ()
@@ -32,9 +33,19 @@ class Fits(Study):
             if not last or last.status != "out_of_memory" or last.config["device"] != "cuda":
                 raise UserError("the last script didn't end because a GPU's memory ran out")
             return "The memory ran out: all three scripts start again, at half the batch size."
-        setup.halved, first = setup.args.half, setup.args.stage == "00"
+        stage, script = setup.args.stage, fast_here(setup)
+        setup.halved, first = setup.args.half, stage == "00"
         if first and setup.machine.get("gpu_needs"):
             print(f"missing: {setup.machine['gpu_needs']}", file=sys.stderr)
         with redirect_stderr(sys.stderr if first else io.StringIO()):  # what fits is told once
-            batch = fitting(setup).get("8" if first else "32")
-        return f"--batch-size {batch}" if batch else ""
+            batch = fitting(setup, script).get("8" if first else "32")
+        words = [STAGES[stage]]
+        if script == FLOAT16 and not first:
+            run = setup.scripts.here(stage, setup.machine, setup.options)
+            path = BUILD / f"{run.name}.py"
+            write_whole(path, setup.scripts.text(run.script))
+            words = [relative(path), "--data", relative(setup.data),
+                     "--results-dir", relative(setup.results)]
+            reason = setup.machine["dtype_reason"].partition(";")[0]
+            print(f"{run.label}, as {words[0]}: {reason}", file=sys.stderr, flush=True)
+        return " ".join([*words, *([f"--batch-size {batch}"] if batch else [])])

@@ -10,17 +10,17 @@ from bench.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
 from bench.predictions import (
     BATCHES,
     OTHERS,
+    TOKENS_OF_BOOK,
     Prediction,
     earlier,
     largest,
     predict,
     predict_all,
 )
+from bench.scripts import FLOAT16
 from bench.speed import CARDS, KINDS
-from bench.study import EPOCHS, Column, Study, Table
+from bench.study import EPOCHS, Column, Run, Study, Table
 from bench.tables import found_in, markdown
-
-TOKENS_OF_BOOK = 414_009  # to train on: 404 windows of 1,024
 
 
 class Predict(Study):
@@ -68,20 +68,30 @@ class Predict(Study):
             return predict_all(setup.scripts, check.wanted(setup.scripts), setup.results,
                                min(cards.values()) - OTHERS)
         runs = chosen(setup)
+        before = [card for card in cards if card in CARDS and not CARDS[card].bfloat16]
+        half = {}  # in place of 01 and 02 there
+        if before and not option_of("--dtype", options):
+            half = {run.name: setup.scripts.float16(run) for run in runs
+                    if run.tags.get("stage", "00") != "00"}
+        asked = [*runs, *half.values()]
         known = {run.name: predict(
             setup.scripts, run.script, [*options, *run.options], setup.results,
-            min(cards.values()) - OTHERS, args.batch_size, args.anew) for run in runs}
+            min(cards.values()) - OTHERS, args.batch_size, args.anew) for run in asked}
         old = earlier(setup.scripts, [
-            (run.script, [*options, *run.options], known[run.name]) for run in runs])
+            (run.script, [*options, *run.options], known[run.name]) for run in asked])
         needs = {name: each.needs for name, each in known.items()}
 
-        def fits(name: str, card: str) -> str:
-            batch = largest(needs[name], cards[card])
+        def there(run: Run, card: str) -> Run:
+            return half.get(run.name, run) if card in before else run
+
+        def fits(run: Run, card: str) -> str:
+            prediction = known[there(run, card).name]
+            batch = largest(prediction.needs, cards[card])
             if not batch:
                 return "none"
-            text = f"{batch} ({needs[name][batch].reserved / 1024:.1f} GB)"
+            text = f"{batch} ({prediction.needs[batch].reserved / 1024:.1f} GB)"
             return text + (
-                f": {known[name].speed_range(batch, CARDS[card])}" if card in CARDS else "")
+                f": {prediction.speed_range(batch, CARDS[card])}" if card in CARDS else "")
 
         batches = [8, 32, *([args.batch_size] if args.batch_size not in (None, 8, 32) else [])]
         ours = measured(setup, options)
@@ -90,15 +100,16 @@ class Predict(Study):
             *(Column(f"batch {batch}", lambda run, batch=batch: reserved(needs[run.name], batch))
               for batch in batches),
             Column("measured here", lambda run: ours.get(run.name, "")),
-        ], runs, f"Predicted reserved memory of {args.model}, GB (1024³ bytes) per GPU:"))
+        ], asked, f"Predicted reserved memory of {args.model}, GB (1024³ bytes) per GPU:"))
         text += "\n" + markdown(Table([
             Column("card", lambda card: card, True),
             Column("GB", lambda card: f"{cards[card] / 1024:.0f}"),
-            *(Column(run.label, partial(fits, run.name)) for run in runs),
+            *(Column(run.label, partial(fits, run)) for run in runs),
         ], list(cards), "The largest power of two that fits, what it reserves, and tok/sec per"
-           " GPU in thousands:"))
+           " GPU in thousands" + f" (on {', '.join(before)} with {FLOAT16})" * bool(half) + ":"))
         if len(cards) == 1 and args.memory is None:
-            text += "\n" + markdown(where_it_goes(runs, known, *cards, args.batch_size))
+            text += "\n" + markdown(where_it_goes(
+                [there(run, *cards) for run in runs], known, *cards, args.batch_size))
         write_whole(setup.results / "predict.png",
                     picture_bytes(draw(runs, needs, args.model), "png"))
         return text + (
@@ -110,9 +121,11 @@ class Predict(Study):
 
 
 def named(text: str) -> list[str]:
-    """The cards that `text` means: "all", a name in any case, or else a part of names: "4090"."""
+    """The cards that `text` means: "all", a name in any case, ours or PyTorch's, or else a part of
+    names: "4090"."""
     text = text.strip().lower()
-    exact = [name for name in CARDS if text in ("all", name.lower())]
+    exact = [name for name, card in CARDS.items()
+             if text in ("all", name.lower(), *map(str.lower, card.names))]
     return exact or [name for name in CARDS if text and text in name.lower()]
 
 
@@ -129,16 +142,15 @@ def where_it_goes(runs: list, known: dict[str, Prediction], name: str,
             rows.append((run, prediction, batch, times))
 
     def minutes(row: tuple) -> str:
-        run, prediction, batch, times = row
-        tokens = batch * prediction.context_length * run.processes
-        if tokens > TOKENS_OF_BOOK:
+        run, prediction, batch, _ = row
+        if batch * prediction.context_length * run.processes > TOKENS_OF_BOOK:
             return "needs a longer text"
-        return f"{EPOCHS * TOKENS_OF_BOOK / tokens * sum(times.values()) / 60:,.1f}"
+        return f"{prediction.minutes(batch, card, run.processes):,.1f}"
 
     return Table([
         Column("script", lambda row: row[0].label, True), Column("batch", lambda row: str(row[2])),
         Column("tok/sec, thousands", lambda row: row[1].speed_range(row[2], card)),
-        Column("MFU", lambda row: f"{row[1].mfu(row[2], card):.0%}" if card.bfloat16 else ""),
+        Column("MFU", lambda row: f"{row[1].mfu(row[2], card):.0%}"),
         Column(f"minutes of {EPOCHS} epochs", minutes),
         *(Column(kind, partial(share, kind)) for kind in KINDS)], rows,
         f"What fits a card of this kind, {name}: how fast, how long on the book's"

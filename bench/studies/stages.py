@@ -9,13 +9,15 @@ from typing import NamedTuple
 from bench.journal import journal_of, loose_records, read_journal
 from bench.pictures import COLOURS, draw_bars, rows_of_panels, shorten
 from bench.records import Record
-from bench.scripts import ROOT, STAGES, UserError, published
+from bench.scripts import FLOAT16, ROOT, STAGES, UserError, published
 from bench.study import EPOCHS, Column, Plan, Study, Table
 from bench.tables import cell, float32_reason, markdown, mfu_notes
 
 SECONDS = 480  # of the three stages on a GPU, in a report: as many of the 15 epochs as fit
 NAMES = {"00_orig": ("00", "00 original"), "01_opt_single_gpu": ("01", "01 optimized"),
          "02_opt_multi_gpu_ddp": ("02", "02 DDP")}
+NAMES |= {f"{script}-{FLOAT16}": (stage, f"{name} with {FLOAT16}")
+          for script, (stage, name) in NAMES.items() if stage != "00"}
 
 
 class Group(NamedTuple):
@@ -46,7 +48,7 @@ class Bar:
 
     @property
     def label(self) -> str:
-        (name,) = [name for stage, name in NAMES.values() if stage == self.stage]
+        _, name = NAMES[self.record.stage if self.record else Path(STAGES[self.stage]).stem]
         name += f" × {self.processes}" * (self.stage == "02")
         batch = self.record and self.record.config.get("batch_size")
         name += f", batch {batch}" * bool(batch)
@@ -168,7 +170,8 @@ def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
 
 class Stages(Study):
     """The three scripts as they stand: 00, 01, and 02 with one process per GPU, or with two where
-    there is no GPU."""
+    there is no GPU. On a GPU without units for bfloat16 01 and 02 are composed with
+    precision-fp16."""
 
     title = "The three stages"
     schedule = {10: None}
@@ -182,15 +185,14 @@ class Stages(Study):
                                  f" {EPOCHS})")
 
     def plans(self, setup):
-        scripts, gpus = setup.scripts, setup.machine["gpus"]
-        runs = [scripts.stage("00"), scripts.stage("01"), scripts.stage("02", gpus or 2)]
-        runs = [run.but(script=ROOT / STAGES[run.tags["stage"]],  # edited or not
-                        compared_to=before and before.name)
-                for run, before in zip(runs, [None, *runs], strict=False)]
+        runs = [setup.scripts.here(stage, setup.machine, setup.options) for stage in STAGES]
+        runs = [run.but(script=ROOT / file if run.name == Path(file).stem else run.script,
+                        compared_to=before and before.name)  # the files, edited or not
+                for run, before, file in zip(runs, [None, *runs], STAGES.values(), strict=False)]
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
         if epochs is not None and epochs < 1:
             raise UserError(f"argument --epochs: {epochs} is out of range", 2)
-        limit = SECONDS if gpus and setup.minutes and not tokens else None
+        limit = SECONDS if setup.machine["gpus"] and setup.minutes and not tokens else None
         yield Plan(runs, whole=True, tokens=tokens, epochs=epochs, within=limit)
 
     def excerpts(self, measured, rows):
