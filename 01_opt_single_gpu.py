@@ -538,7 +538,7 @@ def configure(argv: list[str] | None = None) -> Config:
         device = torch.device(name)
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError, ImportError) as error:  # by PyTorch's build
-        hint = "; the build for CUDA 12.6 has older GPUs" * ("no kernel image" in str(error))
+        hint = "; another build has them: docs/platforms.md" * ("no kernel image" in str(error))
         raise UserError(f"no device {name}: " + re.split(r"\n|\. ", str(error))[0] + hint)
     try:  # PyTorch's optimizers make this folder, too, and don't say what it is
         Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).mkdir(parents=True, exist_ok=True)

@@ -566,11 +566,14 @@ def configure(argv: list[str] | None = None) -> Config:
         epilog=f"--model cpu-demo sets {MODELS['cpu-demo']}", argument_default=argparse.SUPPRESS)
     for setting in filter(lambda setting: setting.metadata, fields(Config)):  # each option()
         parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
-    given, gpus = vars(parser.parse_args(argv)), torch.cuda.device_count()
+    given, cuda = vars(parser.parse_args(argv)), torch.cuda.is_available()
+    if cuda:  # else whole GPUs would be counted where they are cut up (MIG)
+        torch.cuda.init()
+    gpus = torch.cuda.device_count() if cuda else 0  # not those of a driver that is too old
     if "RANK" not in os.environ:
         parser.error("torchrun starts this script, one process per GPU: torchrun --nproc_per_node="
                      f"{gpus or 2} {Path(__file__).name}")
-    name = given.get("device", "cuda" if torch.cuda.is_available() else "cpu")
+    name = given.get("device", "cuda" if cuda else "cpu")
     if name not in ("cpu", "cuda"):
         raise UserError(f"unknown device {name!r}: use cpu, or cuda for one GPU per rank")
     if name == "cuda" and 0 < gpus < LOCAL_WORLD_SIZE:
@@ -581,7 +584,7 @@ def configure(argv: list[str] | None = None) -> Config:
         device = torch.device(f"cuda:{LOCAL_RANK}" if name == "cuda" else "cpu")
         torch.ones(1, device=device).item()
     except (RuntimeError, AssertionError, ImportError) as error:  # by PyTorch's build
-        hint = "; the build for CUDA 12.6 has older GPUs" * ("no kernel image" in str(error))
+        hint = "; another build has them: docs/platforms.md" * ("no kernel image" in str(error))
         raise UserError(f"no device {name}: " + re.split(r"\n|\. ", str(error))[0] + hint)
     try:  # PyTorch's optimizers make this folder, too, and don't say what it is
         Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).mkdir(parents=True, exist_ok=True)
@@ -599,12 +602,15 @@ def configure(argv: list[str] | None = None) -> Config:
 
 def join_ranks(config: Config) -> None:
     """Connects this process with the others of the job."""
+    # Its share of the cores, to compile, for which each would start up to 32 workers, and to train
+    # without a GPU, for which torchrun allows one thread.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    share = max(1, cores // LOCAL_WORLD_SIZE)
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, share)))
     if config.device.type == "cuda":
         dist.init_process_group("nccl", device_id=config.device)
     else:
-        # torchrun allows each process one thread; here it gets its share of the cores.
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        torch.set_num_threads(max(1, cores // LOCAL_WORLD_SIZE))
+        torch.set_num_threads(share)
         dist.init_process_group("gloo")
 
 

@@ -1,6 +1,7 @@
 """The scripts' CUDA branches, on a CPU: every call that names a CUDA device gets the CPU, and
 stand-ins take the place of what only a GPU has. (On a machine with a GPU they hide it.)"""
 
+import os
 from types import SimpleNamespace
 from unittest import mock
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from conftest import STAGES, call_main
+from conftest import STAGES, call_main, settings_restored
 from torch.cuda._utils import _get_device_index
 from torch.overrides import TorchFunctionMode
 
@@ -122,6 +123,7 @@ def gpus(monkeypatch, stages) -> SimpleNamespace:
         # With PyTorch's own check of what it is given.
         ("set_device", lambda device: seen.chosen.append(_get_device_index(device))),
         ("is_current_stream_capturing", lambda: False),  # optimizers ask
+        ("init", lambda: None),
         ("get_device_capability", lambda device: seen.capability),
     ):
         monkeypatch.setattr(torch.cuda, name, stand_in)
@@ -275,3 +277,32 @@ def test_a_gpu_without_bfloat16(stage, bench, gpus, run_on_gpu):
     start, *_, end = bench.record()
     assert start["config"]["dtype"] == "float32" and end["status"] == "complete"
     assert "7.5" in start["config"]["dtype_reason"]
+
+
+@pytest.mark.parametrize(("cores", "given", "workers"), [(64, None, "8"), (1024, None, "32"),
+                                                         (4, None, "1"), (64, "5", "5")])
+def test_ranks_share_the_cores_for_compiling(stages, monkeypatch, cores, given, workers):
+    """The workers of all ranks together are no more than there are cores."""
+    script, name = stages["02_opt_multi_gpu_ddp"], "TORCHINDUCTOR_COMPILE_THREADS"
+    monkeypatch.setattr(script.os, "sched_getaffinity", lambda pid: range(cores), raising=False)
+    monkeypatch.setattr(script, "LOCAL_WORLD_SIZE", 8)
+    monkeypatch.setenv(name, given or "")
+    if not given:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(script.dist, "init_process_group", lambda *_, **how: None)
+    with settings_restored():
+        script.join_ranks(SimpleNamespace(device=torch.device("cuda")))
+        assert os.environ[name] == workers
+
+
+@pytest.mark.parametrize(("available", "says"), [(False, 2), (True, 1)])
+def test_02_counts_gpus_by_cuda(stages, gpus, monkeypatch, capsys, available, says):
+    """Not by NVIDIA's library, which has eight where the driver is too old, or one is cut up."""
+    started = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "init", lambda: started.append(1))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 if started else 8)
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit):
+        stages["02_opt_multi_gpu_ddp"].configure([])
+    assert f"torchrun --nproc_per_node={says} 02_" in capsys.readouterr().err
