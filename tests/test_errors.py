@@ -380,8 +380,8 @@ def test_ddp_error_ends_all_ranks(bench):
 
 def test_more_ranks_than_gpus(stages, monkeypatch):
     script = stages["02_opt_multi_gpu_ddp"]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name, answer in (("device_count", 1), ("is_available", True), ("init", None)):
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
     monkeypatch.setattr(script, "LOCAL_WORLD_SIZE", 2)
     monkeypatch.setenv("RANK", "0")
     for options in ([], ["--device", "cuda"]):
