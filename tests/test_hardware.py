@@ -38,7 +38,7 @@ from bench.common import short_name
 from bench.journal import journal_of, read_journal
 from bench.records import make_record
 from bench.rows import rows_of
-from bench.scripts import Scripts, lacking
+from bench.scripts import STAGES, Scripts, lacking
 from bench.speed import CARDS, TERA
 from bench.studies import doctor
 from bench.studies.compare import differences
@@ -98,7 +98,8 @@ def simulate(monkeypatch, capabilities: dict, gpu: str | None = None,
                          ("get_device_properties", SimpleNamespace(multi_processor_count=40)),
                          ("init", None), ("is_tf32_supported", major >= 8)):
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
-    monkeypatch.setattr(torch.version, "cuda", "13.0" if gpu else None)
+    build = "12.6" if (major, minor) < (7, 5) else "13.0"  # the one that has the GPU's kernels
+    monkeypatch.setattr(torch.version, "cuda", build if gpu else None)
     monkeypatch.setattr(machine, "driver_version", lambda: "570")
 
 
@@ -530,7 +531,7 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     told = Doctor().answer(setup_of(tmp_path, here)).splitlines()
     assert f"missing        {line}" in told and "an NVIDIA GPU: " not in "".join(told)
     for stage in ("00", "01"):
-        assert Fits().answer(setup_of(tmp_path, here, stage=stage, half=False)) == ""
+        assert Fits().answer(setup_of(tmp_path, here, stage=stage, half=False)) == STAGES[stage]
     assert capsys.readouterr().err == f"missing: {line}\n"
     monkeypatch.setattr(look, "machine_in", lambda results: here)
     command = ["stages", "--dry-run", "--results-dir", str(tmp_path)]
