@@ -9,7 +9,7 @@ PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/complete
 TESTS := .venv/tests
 endif
-NPROC := "$(PYTHON)" -m bench.machine rank_count
+NPROC := "$(PYTHON)" -m bench.measure.machine rank_count
 
 MINUTES := 25
 PIECES :=

@@ -19,7 +19,7 @@
 Each run is a fresh process with the same data and seed. A round runs every script once, so that a
 machine that drifts hits all of them alike. results/NAME.jsonl, a study's journal, keeps all that
 was measured; tables and pictures are made from it. A script is called faster than another only
-after 4 rounds, and by more than noise makes (bench/noise.py). The exit code is 1 if a run failed;
+after 4 rounds, and by more than noise makes (bench/judge/noise.py). The exit code is 1 if a run failed;
 its row says why.
 """
 
@@ -29,14 +29,15 @@ import shlex
 import sys
 from pathlib import Path
 
-from bench import look, page, processes, readme
+from bench import processes
+from bench.report import look, page, readme
 from bench.common import ROOT, UserError, relative
-from bench.journal import journal_of, locked
-from bench.rows import rows_of
-from bench.run import dry_run, failed, run_study, see_build
-from bench.scripts import Scripts
+from bench.measure.journal import journal_of, locked
+from bench.judge.rows import rows_of
+from bench.measure.run import dry_run, failed, run_study, see_build
+from bench.catalogue import Scripts
 from bench.study import Setup, Study, all_studies
-from bench.tables import text_of
+from bench.report.tables import text_of
 from patches.stack import StackError
 
 

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
-from bench.pictures import draw_all, load_pyplot
+from bench.report.pictures import draw_all, load_pyplot
 from bench.study import all_studies
 from patches.stack import StackError
 

@@ -134,8 +134,8 @@ def ask(*command: Any, **environment: Any) -> str:
 
 
 def ask_machine(question: str) -> dict:
-    """The answer of bench.machine to one of its questions. Raises UserError."""
-    return json.loads(ask("-m", "bench.machine", question).splitlines()[-1])
+    """The answer of bench.measure.machine to one of its questions. Raises UserError."""
+    return json.loads(ask("-m", "bench.measure.machine", question).splitlines()[-1])
 
 
 def prepare_tokens(folder: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # it imports this module
-    from bench.scripts import Scripts
+    from bench.catalogue import Scripts
 
 SEED = 123
 EPOCHS = 15  # of the published experiment
@@ -113,7 +113,7 @@ class Plan:
 class Setup:
     """Where and how a study is measured."""
 
-    machine: dict  # see bench.machine.this_machine
+    machine: dict  # see bench.measure.machine.this_machine
     scripts: "Scripts"
     data: Path
     results: Path
@@ -121,7 +121,7 @@ class Setup:
     options: list[str] = field(default_factory=list)  # for every script
     matmul_peak: dict | None = None  # floating-point operations per second, where they are known
     minutes: float | None = None  # within a report, those that the report may take
-    batches: dict[str, int] | None = None  # see bench.lengths.fitting; None: not looked at yet
+    batches: dict[str, int] | None = None  # see bench.measure.lengths.fitting; None: not looked at yet
     halved: bool = False  # whether memory ran out, so that these are half as large
 
     @property
@@ -133,7 +133,7 @@ class Column(NamedTuple):
     """`cell` gives a row's text; "" where there is nothing to show."""
 
     heading: str
-    cell: Callable[..., str]  # of a row: a bench.rows.Row, or what else the table is of
+    cell: Callable[..., str]  # of a row: a bench.judge.rows.Row, or what else the table is of
     left: bool = False  # set to the left, as text is
 
 
@@ -197,14 +197,14 @@ class Study:
         isn't there."""
 
     def tables(self, measured, rows: list) -> list[Table] | None:
-        """What a report shows of a plan that was measured; None: bench.tables.full_table."""
+        """What a report shows of a plan that was measured; None: bench.report.tables.full_table."""
 
     def notes(self, measured, rows: list) -> list[str] | None:
-        """Paragraphs below its tables; None: bench.tables.full_notes."""
+        """Paragraphs below its tables; None: bench.report.tables.full_notes."""
 
     def excerpts(self, measured, rows: list) -> dict[str, list[Table]] | None:
         """The tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME; None: those of
-        `tables`, or else bench.tables.short_table, by the study's name and the kind."""
+        `tables`, or else bench.report.tables.short_table, by the study's name and the kind."""
 
     def fixed(self) -> dict[str, str]:
         """The tables, as text, that need no measurement, by the NAME of their marker."""

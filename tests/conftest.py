@@ -70,7 +70,7 @@ def in_float32(script) -> list[str]:
 
 def skip_without(needs: str) -> None:
     """Skips a test of a variant whose header says that it needs what isn't here."""
-    from bench.scripts import lacking
+    from bench.catalogue import lacking
 
     missing = lacking(needs, dict(gpus=0))
     if missing:

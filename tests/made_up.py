@@ -11,11 +11,14 @@ from types import SimpleNamespace
 
 from conftest import ROOT
 
-from bench import fingerprint, lengths, look, processes
+from bench import processes
+from bench.measure import lengths
+from bench.predict import fingerprint
+from bench.report import look
 from bench.common import UserError
-from bench.journal import Measured, append, journal_of, make_result, read_journal
-from bench.rows import rows_of
-from bench.scripts import Scripts
+from bench.measure.journal import Measured, append, journal_of, make_result, read_journal
+from bench.judge.rows import rows_of
+from bench.catalogue import Scripts
 from bench.study import Plan, Run, Setup, Study
 
 MACHINE = dict(
@@ -131,7 +134,7 @@ def rows_of_text(markdown: str) -> list[list[str]]:
 
 
 class Children:
-    """In place of the children of bench.run: each leaves a made-up record in no time.
+    """In place of the children of bench.measure.run: each leaves a made-up record in no time.
 
     `does` tells by a run's name what its child does instead: a dict for record_events, or a
     function of the command and the environment that does as processes.run_child. A signal ends
@@ -147,7 +150,7 @@ class Children:
         monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
         monkeypatch.setattr(look, "machine_in", lambda results: self.answers["this_machine"])
         monkeypatch.setattr(lengths, "configurations", self.configurations)
-        monkeypatch.setattr("bench.run.BUILD", build)
+        monkeypatch.setattr("bench.measure.run.BUILD", build)
         monkeypatch.setattr(fingerprint, "BUILD", build)
         monkeypatch.setattr(fingerprint, "trace", lambda requests: [None] * len(requests))
 
@@ -217,7 +220,7 @@ def speeds_of(plan: Plan) -> list[dict]:
 
 
 def carry_out(study: Study, setup: Setup, runs_of=speeds_of) -> Iterator[tuple[Plan, list]]:
-    """Drives a study as bench.run does, with made-up runs: (each plan, the rows that it is then
+    """Drives a study as bench.measure.run does, with made-up runs: (each plan, the rows that it is then
     given)."""
     plans, rows, kinds = study.plans(setup), None, []
     while True:

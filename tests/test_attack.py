@@ -37,9 +37,9 @@ from matplotlib.image import imread
 
 import measure
 import plot_results
-from bench.journal import read_journal
-from bench.page import section
-from bench.records import read_record
+from bench.measure.journal import read_journal
+from bench.report.page import section
+from bench.measure.records import read_record
 from bench.study import all_studies
 
 COUNT = int(os.environ.get("ATTACK_COUNT", 12))
@@ -287,7 +287,7 @@ def test_folders_of_others(tmp_path, monkeypatch):
     secret, reference = tmp_path / "secret", tmp_path / "reference"
     secret.write_text("not for others")
     monkeypatch.setattr(pack, "REFERENCE", reference)
-    monkeypatch.setattr("bench.page.draw_all", lambda *_: {})  # test_records draws
+    monkeypatch.setattr("bench.report.page.draw_all", lambda *_: {})  # test_records draws
     monkeypatch.setattr(measure.processes, "on_signals", lambda handler: None)
     Children(monkeypatch, tmp_path / "build")
     names, whole = ["../x", "", "/tmp/x", "a b", "x/y", "é", "\n"], tmp_path / "whole"

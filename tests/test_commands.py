@@ -12,8 +12,8 @@ from conftest import ONE_RANK, ROOT, STAGES, load
 from made_up import setup_of
 
 import measure
-from bench import readme
-from bench.scripts import Scripts
+from bench.report import readme
+from bench.catalogue import Scripts
 from bench.study import all_studies
 from patches import stack
 

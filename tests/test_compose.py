@@ -18,7 +18,7 @@ from conftest import (
 )
 
 from bench.common import UserError
-from bench.scripts import Scripts
+from bench.catalogue import Scripts
 from patches import stack
 
 VARIANTS = {patch.name: patch for patch in stack.load_variants()}

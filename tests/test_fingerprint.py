@@ -1,4 +1,4 @@
-"""bench/fingerprint.py: what a figure's training step is known by, and what changes it."""
+"""bench/predict/fingerprint.py: what a figure's training step is known by, and what changes it."""
 
 import json
 import re
@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 from conftest import ROOT
 
-from bench import fingerprint
-from bench.fingerprint import Fingerprint, NotKnown, Request, fingerprints, look_up, reach
-from bench.scripts import Scripts
+from bench.predict import fingerprint
+from bench.predict.fingerprint import Fingerprint, NotKnown, Request, fingerprints, look_up, reach
+from bench.catalogue import Scripts
 
 SCRIPTS = Scripts()
 RUNGS = SCRIPTS.rungs(4)

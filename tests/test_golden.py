@@ -30,7 +30,7 @@ from conftest import (
     settings_restored,
 )
 
-from bench.scripts import lacking as lacking_here
+from bench.catalogue import lacking as lacking_here
 from patches import stack
 
 GOLDEN = Path(__file__).with_name("golden.json")

@@ -33,13 +33,16 @@ from test_run import Toy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import measure
-from bench import check, known_step, lengths, look, machine, page, processes, trace
+from bench import processes
+from bench.measure import known_step, lengths, machine
+from bench.predict import trace
+from bench.report import check, look, page
 from bench.common import short_name
-from bench.journal import journal_of, read_journal
-from bench.records import make_record
-from bench.rows import rows_of
-from bench.scripts import STAGES, Scripts, lacking
-from bench.speed import CARDS, TERA
+from bench.measure.journal import journal_of, read_journal
+from bench.measure.records import make_record
+from bench.judge.rows import rows_of
+from bench.catalogue import STAGES, Scripts, lacking
+from bench.predict.speed import CARDS, TERA
 from bench.studies import doctor
 from bench.studies.compare import differences
 from bench.studies.doctor import Doctor
@@ -47,7 +50,7 @@ from bench.studies.fits import Fits
 from bench.studies.stages import Stages, bar_of
 from bench.studies.trainer import Trainer
 from bench.study import all_studies, same_machine, trained_in
-from bench.tables import text_of
+from bench.report.tables import text_of
 
 BFLOAT16, OF_01 = "bfloat16", "01_opt_single_gpu"
 NO_UNITS = "this CPU has no bfloat16 units"
@@ -309,7 +312,7 @@ def test_a_report_on_a_t4_comes_to_its_ladder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", GPUS)
 def test_a_step_of_known_cost_is_of_its_type(name, monkeypatch):
-    """bench/known_step.py multiplies in what the GPU has units for."""
+    """bench/measure/known_step.py multiplies in what the GPU has units for."""
     simulate(monkeypatch, {}, *GPUS[name][:2])
     monkeypatch.setattr(sys, "argv", ["known_step", str(ROOT / "00_orig.py"), "nothing", "cuda"])
     products = Mock(side_effect=KeyboardInterrupt)
@@ -559,7 +562,7 @@ def test_gpus_are_counted_by_cuda(monkeypatch):
 
 @pytest.fixture
 def asked(monkeypatch) -> list:
-    """The questions to bench.machine, each answered with CPU; `facts` may change."""
+    """The questions to bench.measure.machine, each answered with CPU; `facts` may change."""
     questions = []
     monkeypatch.setattr(processes, "ask_machine", lambda question: (
         questions.append(question), CPU)[1])

@@ -10,9 +10,9 @@ import torch  # noqa: E402
 from conftest import ROOT, call_main, load, read_record, write_tokens  # noqa: E402
 from made_up import MACHINE, setup_of  # noqa: E402
 
-from bench.lengths import read_configurations  # noqa: E402
-from bench.records import measured  # noqa: E402
-from bench.records import read_record as read_whole  # noqa: E402
+from bench.measure.lengths import read_configurations  # noqa: E402
+from bench.measure.records import measured  # noqa: E402
+from bench.measure.records import read_record as read_whole  # noqa: E402
 from bench.study import all_studies  # noqa: E402
 
 TINY = "--model cpu-demo --context-length 16 --per_device_train_batch_size 2 --eval-windows 2"

@@ -1,4 +1,4 @@
-"""bench/html_page.py: report.md as one HTML file."""
+"""bench/report/html_page.py: report.md as one HTML file."""
 
 import re
 import shutil
@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from bench import html_page
-from bench.html_page import write_html
+from bench.report import html_page
+from bench.report.html_page import write_html
 
 BROWSER = next(filter(None, map(shutil.which, (
     "chromium", "chromium-browser", "google-chrome", "chrome"))), None)

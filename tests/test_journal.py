@@ -1,4 +1,4 @@
-"""bench/journal.py: what is written is read back, whatever a crash leaves of it."""
+"""bench/measure/journal.py: what is written is read back, whatever a crash leaves of it."""
 
 import itertools
 import json
@@ -11,9 +11,9 @@ import pytest
 from conftest import ROOT
 from made_up import CPU, MACHINE, PEAK, measured_of, plan_of, write_journal
 
-from bench import journal
+from bench.measure import journal
 from bench.common import UserError
-from bench.journal import append, locked, newest, read_journal
+from bench.measure.journal import append, locked, newest, read_journal
 
 
 def keys(measured) -> list[tuple]:
@@ -166,7 +166,7 @@ def test_has_figures(tmp_path, errors, results, has):
 
 HOLD = """
 import pathlib, sys
-from bench.journal import locked
+from bench.measure.journal import locked
 with locked(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

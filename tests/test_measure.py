@@ -10,8 +10,10 @@ from conftest import ROOT, environment, run_python, write_tokens
 from made_up import CPU, Children, copy_of_checkout, rows_of_text
 
 import measure
-from bench import fingerprint, look, processes, readme
-from bench.journal import journal_of, read_journal
+from bench import processes
+from bench.predict import fingerprint
+from bench.report import look, readme
+from bench.measure.journal import journal_of, read_journal
 from bench.study import all_studies
 
 STUDIES = all_studies()
@@ -155,7 +157,8 @@ AT_ONCE = """
 import sys
 from pathlib import Path
 import measure
-from bench import lengths, processes
+from bench import processes
+from bench.measure import lengths
 folder = Path(sys.argv[1])
 lengths.BUILD = folder / "build"
 for run_child in (processes.run_child, None):
@@ -183,7 +186,7 @@ def test_what_is_kept_is_answered_without_pytorch(tmp_path):
 
 
 def test_only_one_measurement_in_a_folder(main):
-    code = ("from pathlib import Path; from bench.journal import locked\n"
+    code = ("from pathlib import Path; from bench.measure.journal import locked\n"
             f"with locked(Path({str(main.results)!r})): print('locked', flush=True); input()")
     with subprocess.Popen([sys.executable, "-c", code], text=True, stdin=subprocess.PIPE,
                           stdout=subprocess.PIPE, env=environment(PYTHONPATH=str(ROOT))) as other:

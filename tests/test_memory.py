@@ -1,4 +1,4 @@
-"""bench/memory.py and bench/trace.py: the simulated allocator, the trace, what was published."""
+"""bench/predict/allocator.py and bench/predict/trace.py: the simulated allocator, the trace, what was published."""
 
 import json
 from importlib import import_module
@@ -12,11 +12,12 @@ import torch
 from conftest import ROOT
 from torch.profiler import ProfilerActivity, profile
 
-from bench import check, fingerprint, predictions, trace
+from bench.predict import fingerprint, store as predictions, trace
+from bench.report import check
 from bench.common import UserError, load_script
-from bench.fingerprint import Fingerprint
-from bench.memory import GB, MIB, Allocator, DoesNotFit, Need, need, simulate
-from bench.predictions import (
+from bench.predict.fingerprint import Fingerprint
+from bench.predict.allocator import GB, MIB, Allocator, DoesNotFit, Need, need, simulate
+from bench.predict.store import (
     TRACED,
     at_batch,
     earlier,
@@ -25,8 +26,8 @@ from bench.predictions import (
     predict,
     predict_all,
 )
-from bench.scripts import Scripts, published
-from bench.tracing import ask
+from bench.catalogue import Scripts, published
+from bench.predict.tracing import ask
 
 SCRIPTS = Scripts()
 RUNGS = SCRIPTS.rungs()
@@ -130,7 +131,7 @@ class Texts:
 
 
 def ask_by(monkeypatch, ask) -> None:
-    """Made-up traces in place of those of bench.tracing."""
+    """Made-up traces in place of those of bench.predict.tracing."""
     def ask_each(text, options, batches):
         found = {}
         for batch in batches:

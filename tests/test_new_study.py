@@ -15,9 +15,9 @@ from made_up import CPU, copy_of_checkout, record_events, rows_of_text
 
 STUDY = '''"""A study for a test: a script of a few lines that reads a record out."""
 
-from bench.pictures import rows_of_panels
+from bench.report.pictures import rows_of_panels
 from bench.study import Column, Plan, Run, Study, Table
-from bench.tables import RUN, SPEED_OR_ERROR
+from bench.report.tables import RUN, SPEED_OR_ERROR
 
 SCRIPT = b"""
 import json, pathlib, sys, types
@@ -66,7 +66,7 @@ class Toy(Study):
 TABLE = [["slow", "100", "red"], ["fast", "200", "red"], ["never", "needs a wand", "red"]]
 MARKER = "<!-- toy: written by measure.py readme -->\n"
 SHOW = f"""from pathlib import Path
-from bench.readme import update
+from bench.report.readme import update
 print(update({MARKER + "<!-- end -->"!r}, Path({{!r}})))"""
 
 

@@ -1,11 +1,11 @@
-"""bench/noise.py: verdicts, and how often they are wrong."""
+"""bench/judge/noise.py: verdicts, and how often they are wrong."""
 
 import math
 import random
 
 import pytest
 
-from bench.noise import FALSE, Noise, log_ratios, noise_of, student, verdict, verdict_of_two
+from bench.judge.noise import FALSE, Noise, log_ratios, noise_of, student, verdict, verdict_of_two
 
 
 @pytest.mark.parametrize(("probability", "degrees", "quantile"), [  # of published tables

@@ -1,4 +1,4 @@
-"""bench/page.py, look.py and readme.py: a machine's page, how it goes on after an end at any place,
+"""bench/report/page.py, look.py and readme.py: a machine's page, how it goes on after an end at any place,
 and the tables inside README.md."""
 
 import json
@@ -21,12 +21,14 @@ from made_up import (
 )
 
 import measure
-from bench import cards, check, fingerprint, look, page, processes, readme
+from bench import processes
+from bench.predict import fingerprint
+from bench.report import cards, check, look, page, readme
 from bench.common import UserError, relative, short_name
 from bench.studies import ladder
 from bench.studies.stages import bars_table, published_bars, read_bars
 from bench.study import all_studies
-from bench.tables import found_in, markdown
+from bench.report.tables import found_in, markdown
 from patches import stack
 
 LOOK = dict(
@@ -164,8 +166,8 @@ def test_stopped_anywhere_it_ends_with_the_same_figures(reports, tmp_path, no_pi
 
 
 def test_this_machine():
-    """What bench.machine really tells of it, on the page."""
-    code = ("import json; from bench.machine import *\n"
+    """What bench.measure.machine really tells of it, on the page."""
+    code = ("import json; from bench.measure.machine import *\n"
             "print(json.dumps([look(), matmul_rate(), large_loss()]))")
     out = run_python("-c", code, cwd=ROOT).stdout
     found, rate, found["large_loss"] = json.loads(out.splitlines()[-1])
@@ -283,7 +285,7 @@ def test_folders_that_cannot_be_written(reports, monkeypatch, place):
     (reports.data.parent / "file").touch()
     below = reports.data.parent / "file" / "below"
     if place == "build":
-        monkeypatch.setattr("bench.run.BUILD", below)
+        monkeypatch.setattr("bench.measure.run.BUILD", below)
     with pytest.raises(UserError) as told:
         reports.make(results=below if place == "results" else None)
     advice = {"results": "choose another --results-dir", "build": "measure in a copy of this repos"}
@@ -377,7 +379,7 @@ def test_makefile():
     text = (ROOT / "Makefile").read_text()
     assert ('measure.py report --minutes $(MINUTES) --pieces "$(PIECES)" --results-dir "$(RESULTS)"'
             in text) and "\nRESULTS := results\n" in text  # which errors name
-    assert "--nproc_per_node=$$($(NPROC)) 02_" in text and "-m bench.machine rank_count\n" in text
+    assert "--nproc_per_node=$$($(NPROC)) 02_" in text and "-m bench.measure.machine rank_count\n" in text
 
 
 # ---- The tables inside README.md
@@ -596,7 +598,7 @@ def test_guide_table(tmp_path):
 
 def test_a_container_has_less_memory(tmp_path):
     """By either version of cgroups; without a limit, or with a larger one, it is the machine's."""
-    from bench.machine import ram_gb
+    from bench.measure.machine import ram_gb
 
     whole = ram_gb(tmp_path)
     (tmp_path / "memory.max").write_text("max\n")

@@ -1,10 +1,10 @@
-"""bench/records.py: what a run leaves, read back."""
+"""bench/measure/records.py: what a run leaves, read back."""
 
 import pytest
 from made_up import record_events, write_record
 
-from bench.journal import loose_records
-from bench.records import RecordError, make_record, measured, read_record
+from bench.measure.journal import loose_records
+from bench.measure.records import RecordError, make_record, measured, read_record
 
 GPU = "NVIDIA A100-SXM4-80GB"
 

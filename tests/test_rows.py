@@ -1,12 +1,12 @@
-"""bench/rows.py: medians, factors and verdicts, from made-up records."""
+"""bench/judge/rows.py: medians, factors and verdicts, from made-up records."""
 
 import pytest
 from made_up import plan_of, rounds_of, write_journal
 
-from bench.journal import read_journal
-from bench.rows import rows_of, seed_noise, why_not
+from bench.measure.journal import read_journal
+from bench.judge.rows import rows_of, seed_noise, why_not
 from bench.study import Run
-from bench.tables import full_table, markdown
+from bench.report.tables import full_table, markdown
 
 
 @pytest.fixture

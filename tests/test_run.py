@@ -1,4 +1,4 @@
-"""bench/run.py, bench/lengths.py and bench/processes.py: what runs, how, and how long; with made-up
+"""bench/measure/run.py, bench/measure/lengths.py and bench/processes.py: what runs, how, and how long; with made-up
 runs in place of real ones."""
 
 import json
@@ -24,10 +24,12 @@ from made_up import (
     write_record,
 )
 
-from bench import fingerprint, lengths, processes, run
+from bench import processes
+from bench.measure import lengths, run
+from bench.predict import fingerprint
 from bench.common import ELSEWHERE, UserError
-from bench.fingerprint import Fingerprint
-from bench.journal import data_of, journal_of, read_journal, sha256
+from bench.predict.fingerprint import Fingerprint
+from bench.measure.journal import data_of, journal_of, read_journal, sha256
 from bench.study import SCRATCH, Run, Study
 
 

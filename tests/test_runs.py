@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import ROOT, STAGES, TINY, call_main, environment, run_python, small, write_tokens
 
-from bench.records import read_record
+from bench.measure.records import read_record
 
 LINE = re.compile(
     r"Ep (\d+), Step (\d{6}), Train: (\d+\.\d{3}), Val: (\d+\.\d{3}),"
@@ -41,7 +41,7 @@ def test_output_and_record(stage, bench):
     """02 with two ranks; its limit counts the tokens of both."""
     ranks = 2 if stage.startswith("02") else 1
     limit = ["--max-tokens", 330] if ranks == 2 else ["--max-steps", 6]
-    run = bench.run if ranks == 2 else bench.main
+    run = bench.measure.run if ranks == 2 else bench.main
     result = run(stage, *limit, "--eval-freq", 2)
     assert result.returncode == 0, result.stderr
     out = result.stdout

@@ -1,13 +1,13 @@
-"""bench/scripts.py: the catalogue of scripts, as runs, and the published figures."""
+"""bench/catalogue.py: the catalogue of scripts, as runs, and the published figures."""
 
 import json
 
 import pytest
 from made_up import CPU, MACHINE, setup_of
 
-from bench import scripts
+from bench import catalogue as scripts
 from bench.common import ROOT, UserError
-from bench.scripts import Scripts, lacking, published
+from bench.catalogue import Scripts, lacking, published
 from bench.studies.ladder import Ladder
 from bench.studies.stages import Stages
 from patches import stack

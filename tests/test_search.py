@@ -17,13 +17,13 @@ from made_up import (
     write_journal,
 )
 
-from bench import times
+from bench.studies import times
 from bench.common import UserError
 from bench.studies.search import Search, next_points
 from bench.studies.stages import Stages
 from bench.studies.time_to_loss import TimeToLoss
-from bench.tables import excerpts_of, found_in, text_of
-from bench.times import Point, read_search, soonest
+from bench.report.tables import excerpts_of, found_in, text_of
+from bench.studies.times import Point, read_search, soonest
 from patches.stack import StackError
 
 MUON = "optimizer-muon+memory-checkpoint"

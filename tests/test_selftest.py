@@ -1,4 +1,4 @@
-"""bench/known_step.py and bench/studies/selftest.py: are the numbers right?"""
+"""bench/measure/known_step.py and bench/studies/selftest.py: are the numbers right?"""
 
 import json
 import random
@@ -16,7 +16,7 @@ from bench.studies.selftest import CASES, Selftest, noise_in, shares
 def test_a_step_of_known_cost(case):
     """What takes as long as the whole training beside it is left out of all figures. (How exact
     they are is measured by the command: another test may run beside this one.)"""
-    told = run_python("-m", "bench.known_step", ROOT / "00_orig.py", case, "cpu", cwd=ROOT)
+    told = run_python("-m", "bench.measure.known_step", ROOT / "00_orig.py", case, "cpu", cwd=ROOT)
     assert told.returncode == 0, told.stderr
     figures = json.loads(told.stdout)
     for name in ("average", "median"):

@@ -18,7 +18,7 @@ from made_up import (
 from matplotlib import pyplot as plt
 
 from bench.common import ROOT
-from bench.lengths import epochs_within
+from bench.measure.lengths import epochs_within
 from bench.studies.stages import (
     Stages,
     bars_table,
@@ -26,7 +26,7 @@ from bench.studies.stages import (
     published_bars,
     read_bars,
 )
-from bench.tables import found_in, markdown
+from bench.report.tables import found_in, markdown
 from patches import stack
 
 FIRST, LAST, DDP = "00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"

@@ -21,15 +21,17 @@ from made_up import (
 )
 from matplotlib import pyplot as plt
 
-from bench import cards, lengths, look, times
+from bench.measure import lengths
+from bench.report import cards, look
+from bench.studies import times
 from bench.common import UserError
-from bench.pictures import picture_bytes
-from bench.rows import rows_of
-from bench.run import HANG_SECONDS
-from bench.scripts import Scripts
+from bench.report.pictures import picture_bytes
+from bench.judge.rows import rows_of
+from bench.measure.run import HANG_SECONDS
+from bench.catalogue import Scripts
 from bench.studies.compile_modes import pays_from
 from bench.study import Plan, all_studies, picture_name
-from bench.tables import excerpts_of, found_in, text_of
+from bench.report.tables import excerpts_of, found_in, text_of
 
 STUDIES = {name: study for name, study in all_studies().items() if study.runs_scripts}
 SCRIPTS = Scripts()

@@ -1,16 +1,16 @@
-"""bench/tables.py: how rows are shown, and what is said of them."""
+"""bench/report/tables.py: how rows are shown, and what is said of them."""
 
 from dataclasses import replace
 
 import pytest
 from made_up import MACHINE, cells_of, plan_of, rounds_of, write_journal, write_record
 
-from bench import fingerprint
-from bench.journal import read_journal, sha256
-from bench.rows import rows_of
-from bench.scripts import Scripts
+from bench.predict import fingerprint
+from bench.measure.journal import read_journal, sha256
+from bench.judge.rows import rows_of
+from bench.catalogue import Scripts
 from bench.study import Column, Table, all_studies
-from bench.tables import (
+from bench.report.tables import (
     cell,
     excerpts_of,
     full_notes,
@@ -59,7 +59,7 @@ def test_disturbed_runs_are_named(shown):
 
 @pytest.mark.parametrize(("gpu", "says"), [
     ("NVIDIA H100 80GB HBM3", None), (None, None),
-    ("NVIDIA X", "its rate isn't known. A line for this name in `PEAK_FLOPS` (bench/speed.py),"),
+    ("NVIDIA X", "its rate isn't known. A line for this name in `PEAK_FLOPS` (bench/predict/speed.py),"),
     ("Tesla T4", "it has no bfloat16 units, whose rate MFU is a share of.")])
 def test_why_a_gpu_has_no_mfu(shown, tmp_path, gpu, says):
     """Below the table of a study, of a sweep, and of plot_results.py."""

@@ -1,13 +1,14 @@
-"""bench/tracing.py: children that trace many scripts, one after the other."""
+"""bench/predict/tracing.py: children that trace many scripts, one after the other."""
 
 import sys
 
 import pytest
 
-from bench import processes, trace, tracing
+from bench import processes
+from bench.predict import trace, tracing
 from bench.common import UserError
-from bench.scripts import Scripts
-from bench.tracing import Child, ask, ask_each
+from bench.catalogue import Scripts
+from bench.predict.tracing import Child, ask, ask_each
 
 SCRIPTS = Scripts()
 SMALL = ["--model", "cpu-demo", "--context-length", "64"]

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.common import REFERENCE, UserError, relative, write_whole
-from bench.noise import verdict_of_two
-from bench.pictures import COLOURS, PUBLISHED, key, lay_rows, picture_bytes, rows_of_panels, shorten
-from bench.rows import Row, noise_among
+from bench.judge.noise import verdict_of_two
+from bench.report.pictures import COLOURS, PUBLISHED, key, lay_rows, picture_bytes, rows_of_panels, shorten
+from bench.judge.rows import Row, noise_among
 from bench.study import Column, Study, Table, trained_in
-from bench.tables import cell, found_in, markdown, spread
+from bench.report.tables import cell, found_in, markdown, spread
 
 
 class Pair(NamedTuple):

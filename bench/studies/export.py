@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 from bench.common import UserError, relative, write_whole
-from bench.journal import loose_records
-from bench.records import Record
+from bench.measure.journal import loose_records
+from bench.measure.records import Record
 from bench.study import Study, Table, all_studies, picture_name
-from bench.tables import found_in, tables_of
+from bench.report.tables import found_in, tables_of
 
 MARKS = re.compile(r"\*\*|`|\\(?=\*)")  # Markdown's, without the characters that they set
 

@@ -5,9 +5,9 @@ import sys
 from contextlib import redirect_stderr
 
 from bench.common import BUILD, UserError, relative, write_whole
-from bench.journal import loose_records
-from bench.lengths import fast_here, fitting
-from bench.scripts import FLOAT16, STAGES
+from bench.measure.journal import loose_records
+from bench.measure.lengths import fast_here, fitting
+from bench.catalogue import FLOAT16, STAGES
 from bench.study import Study
 
 

@@ -1,6 +1,6 @@
 """One technique more at a time."""
 
-from bench.pictures import (
+from bench.report.pictures import (
     ERROR,
     OWN,
     PUBLISHED,
@@ -12,9 +12,9 @@ from bench.pictures import (
     rows_of_panels,
     shorten,
 )
-from bench.rows import Row
+from bench.judge.rows import Row
 from bench.study import Column, Plan, Study, Table
-from bench.tables import bold, cell, number, spread, within_01
+from bench.report.tables import bold, cell, number, spread, within_01
 
 
 class Ladder(Study):

@@ -2,7 +2,7 @@
 
 from bench.common import UserError
 from bench.study import Column, Plan, Run, Setup, Study, Table, picture_name
-from bench.tables import GB, RANGE, RUN, SPEED_OR_ERROR, bold, cell, number
+from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, bold, cell, number
 from patches import stack
 
 

@@ -4,11 +4,11 @@ import re
 import shutil
 
 from bench.common import DAMAGE, REFERENCE, UserError, relative
-from bench.journal import locked
-from bench.look import read_look
-from bench.page import write_page
+from bench.measure.journal import locked
+from bench.report.look import read_look
+from bench.report.page import write_page
 from bench.study import Study
-from bench.tables import found_in
+from bench.report.tables import found_in
 
 ROUNDS = {"stages": 2, "ladder": 4}  # that a table which others quote needs
 MADE_BY = r"\nMade by `(.+?)`"

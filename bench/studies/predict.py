@@ -3,11 +3,11 @@ that fits, and the tokens per second."""
 
 from functools import partial
 
-from bench import check
+from bench.report import check
 from bench.common import UserError, relative, write_whole
-from bench.lengths import option_of
-from bench.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
-from bench.predictions import (
+from bench.measure.lengths import option_of
+from bench.report.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
+from bench.predict.store import (
     BATCHES,
     OTHERS,
     TOKENS_OF_BOOK,
@@ -17,10 +17,10 @@ from bench.predictions import (
     predict,
     predict_all,
 )
-from bench.scripts import FLOAT16
-from bench.speed import CARDS, KINDS
+from bench.catalogue import FLOAT16
+from bench.predict.speed import CARDS, KINDS
 from bench.study import EPOCHS, Column, Run, Study, Table
-from bench.tables import found_in, markdown
+from bench.report.tables import found_in, markdown
 
 
 class Predict(Study):

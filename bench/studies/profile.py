@@ -6,9 +6,9 @@ from collections import defaultdict
 from pathlib import Path
 
 from bench.common import write_whole
-from bench.records import read_record
+from bench.measure.records import read_record
 from bench.study import Column, Plan, Study, Table
-from bench.tables import markdown
+from bench.report.tables import markdown
 
 TOP = 20  # operations that are shown
 STEPS = 12  # that a profiled run trains: two to warm up, ten in the trace

@@ -16,11 +16,11 @@ itself takes, come on top.
 from typing import NamedTuple
 
 from bench.common import UserError
-from bench.pictures import OWN, place_of, rows_of_panels
-from bench.rows import Row, ratio
-from bench.scripts import Scripts
+from bench.report.pictures import OWN, place_of, rows_of_panels
+from bench.judge.rows import Row, ratio
+from bench.catalogue import Scripts
 from bench.study import Column, Plan, Study, Table
-from bench.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, cell, machine_note, markdown
+from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, cell, machine_note, markdown
 
 BACKWARD = 2 / 3  # of a step: 4 of the 6 operations for each weight and token
 MODELS = {  # layers, width, context

@@ -4,8 +4,8 @@ import math
 
 from bench.common import UserError
 from bench.study import Column, Study, Table
-from bench.tables import cell, time_notes, time_tables
-from bench.times import (
+from bench.report.tables import cell, time_notes, time_tables
+from bench.studies.times import (
     MAX_TOKENS_HELP,
     RATES,
     SETTINGS,

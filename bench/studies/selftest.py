@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from bench import processes
 from bench.common import BUILD, UserError, write_whole
-from bench.noise import noise_of, verdict
-from bench.rows import Row
+from bench.judge.noise import noise_of, verdict
+from bench.judge.rows import Row
 from bench.study import Column, Study, Table, all_studies
-from bench.tables import found_in, markdown, one_reference
+from bench.report.tables import found_in, markdown, one_reference
 
 CASES = ["nothing", "evaluation", "log line", "sample and memory", "first step", "checkpoint"]
 LIMIT = {"cuda": 0.02, "cpu": 0.05}  # by which a speed may be off
@@ -74,7 +74,7 @@ def known_steps(setup) -> Iterator[tuple[str, str, dict]]:
         write_whole(script, setup.scripts.text(run.script))
         for case in CASES:
             if (case == "checkpoint") == (name == "checkpoint-resume"):
-                told = processes.ask("-m", "bench.known_step", script, case, setup.device)
+                told = processes.ask("-m", "bench.measure.known_step", script, case, setup.device)
                 yield name, case, json.loads(told)
 
 

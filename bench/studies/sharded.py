@@ -1,6 +1,6 @@
 """Sharded training: ZeRO and FSDP."""
 
-from bench.pictures import draw_alternatives
+from bench.report.pictures import draw_alternatives
 from bench.study import Plan, Study
 
 # How a larger model is run: 40 GB of a GPU, or a minute of two cores, are enough for it. (Compiling

@@ -6,12 +6,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.journal import journal_of, loose_records, read_journal
-from bench.pictures import COLOURS, draw_bars, rows_of_panels, shorten
-from bench.records import Record
-from bench.scripts import FLOAT16, ROOT, STAGES, UserError, published
+from bench.measure.journal import journal_of, loose_records, read_journal
+from bench.report.pictures import COLOURS, draw_bars, rows_of_panels, shorten
+from bench.measure.records import Record
+from bench.catalogue import FLOAT16, ROOT, STAGES, UserError, published
 from bench.study import EPOCHS, Column, Plan, Study, Table
-from bench.tables import cell, float32_reason, markdown, mfu_notes
+from bench.report.tables import cell, float32_reason, markdown, mfu_notes
 
 SECONDS = 480  # of the three stages on a GPU, in a report: as many of the 15 epochs as fit
 NAMES = {"00_orig": ("00", "00 original"), "01_opt_single_gpu": ("01", "01 optimized"),

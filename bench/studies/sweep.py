@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 
 from bench.common import UserError
-from bench.pictures import OWN, place_of, plain_figures, rows_of_panels, thousands
+from bench.report.pictures import OWN, place_of, plain_figures, rows_of_panels, thousands
 from bench.study import Plan, Run, Study, Table
-from bench.tables import GB, RANGE, RUN, SPEED_OR_ERROR, machine_note, mfu_notes, number, peak_note
+from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, machine_note, mfu_notes, number, peak_note
 
 BATCHES = [2**k for k in range(13)]
 MODELS = {"cuda": ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"],

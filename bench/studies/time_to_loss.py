@@ -2,17 +2,17 @@
 
 import math
 
-from bench.pictures import (
+from bench.report.pictures import (
     COLOURS,
     draw_bars,
     place_of,
     rows_of_panels,
     thousands,
 )
-from bench.rows import Row, ratio
+from bench.judge.rows import Row, ratio
 from bench.study import Study
-from bench.tables import cell, found_in, markdown, time_notes, time_tables
-from bench.times import (
+from bench.report.tables import cell, found_in, markdown, time_notes, time_tables
+from bench.studies.times import (
     MAX_TOKENS_HELP,
     TUNING_ROUNDS,
     TUNING_SEED,

@@ -3,7 +3,7 @@
 import re
 
 from bench.common import ROOT
-from bench.scripts import lacking
+from bench.catalogue import lacking
 from bench.study import Plan, Study, trained_in
 
 

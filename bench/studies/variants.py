@@ -1,9 +1,9 @@
 """Alternatives to what 01 does."""
 
-from bench.pictures import draw_alternatives
-from bench.rows import Row
+from bench.report.pictures import draw_alternatives
+from bench.judge.rows import Row
 from bench.study import Column, Plan, Study, Table
-from bench.tables import (
+from bench.report.tables import (
     GB,
     LOSS,
     SPEED,

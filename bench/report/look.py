@@ -2,7 +2,7 @@
 and how it did.
 
 The file holds under "now" the machine's description, and what that follows from, so that a command
-has it at once; and once there is a report, all that bench.machine.look told for it.
+has it at once; and once there is a report, all that bench.measure.machine.look told for it.
 """
 
 import hashlib
@@ -10,15 +10,16 @@ import json
 import sys
 from pathlib import Path
 
-from bench import machine, processes
+from bench import processes
+from bench.measure import machine
 from bench.common import DAMAGE, ELSEWHERE, UserError, read_kept, relative, write_whole
-from bench.journal import data_of, journal_of, read_journal
+from bench.measure.journal import data_of, journal_of, read_journal
 from bench.study import Column, Table, all_studies, same_machine, trained_in
-from bench.tables import cell, found_in, markdown, peaks
+from bench.report.tables import cell, found_in, markdown, peaks
 
 
 def machine_in(results: Path) -> dict:
-    """This machine, as bench.machine.this_machine describes it; kept in `results`, and asked for
+    """This machine, as bench.measure.machine.this_machine describes it; kept in `results`, and asked for
     again where a fact that it follows from has changed, or the file is damaged. Raises UserError.
     """
     path = results / "machine.json"
@@ -43,7 +44,7 @@ def key_of(description) -> str:
 
 
 def look_at(data: Path, results: Path) -> dict:
-    """What bench.machine.look finds here; asked once for a folder of results. Raises UserError
+    """What bench.measure.machine.look finds here; asked once for a folder of results. Raises UserError
     where that holds the report of another machine or text, or where there are no tokens."""
     processes.prepare_tokens(data)
     here, look = machine_in(results), read_look(results)

@@ -1,4 +1,4 @@
-"""torch.compile on tensors without storage, for bench.trace.
+"""torch.compile on tensors without storage, for bench.predict.trace.
 
 The compiler plans the graphs of a step, and its own program is run with the kernels left out. It
 plans for a CPU, wherever this runs: fusions, and so some temporaries, may differ from a GPU's.
@@ -23,7 +23,7 @@ from torch._inductor.virtualized import V
 from torch.distributed import fsdp
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-# PyTorch's own, before bench.trace replaces them.
+# PyTorch's own, before bench.predict.trace replaces them.
 aten, real_compile = torch.ops.aten, torch.compile
 dropout, linear = torch.nn.functional.dropout, torch.nn.functional.linear
 

@@ -12,10 +12,11 @@ import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from bench import lengths, processes
+from bench import processes
+from bench.measure import lengths
 from bench.common import BUILD, ELSEWHERE, ROOT, UserError, make_writable, relative, write_whole
-from bench.fingerprint import fingerprints, of_run
-from bench.journal import (
+from bench.predict.fingerprint import fingerprints, of_run
+from bench.measure.journal import (
     Measured,
     Result,
     append,
@@ -26,8 +27,8 @@ from bench.journal import (
     read_journal,
     sha256,
 )
-from bench.lengths import Length, in_words, seconds_left
-from bench.rows import rows_of, why_not
+from bench.measure.lengths import Length, in_words, seconds_left
+from bench.judge.rows import rows_of, why_not
 from bench.study import SCRATCH, Plan, Run, Setup, Study
 
 HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended

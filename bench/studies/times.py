@@ -10,9 +10,9 @@ import math
 from typing import NamedTuple
 
 from bench.common import UserError, relative
-from bench.journal import journal_of, newest, read_journal
-from bench.lengths import configurations, fitting
-from bench.rows import Row, rows_of
+from bench.measure.journal import journal_of, newest, read_journal
+from bench.measure.lengths import configurations, fitting
+from bench.judge.rows import Row, rows_of
 from bench.study import Plan, Run, Setup
 
 TUNING_SEED = 1  # and those after it; the reported times use study.SEED and those after

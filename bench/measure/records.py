@@ -28,7 +28,7 @@ from statistics import quantiles
 from typing import NamedTuple
 
 from bench.common import lines_of, other_text
-from bench.speed import PEAK_FLOPS
+from bench.predict.speed import PEAK_FLOPS
 
 WARM_UP = 2  # steps that a median leaves out
 EVENTS = {"start", "log", "epoch", "end", "checkpoint", "checkpoint_failed", "resume"}

@@ -9,12 +9,12 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bench.common import REFERENCE, UserError, short_name
-from bench.lengths import PUBLISHED
-from bench.predictions import NAME, Prediction, earlier, kept, key_of, largest
-from bench.scripts import FLOAT16, Scripts, published
-from bench.speed import BANDWIDTH, CARDS, GB, KINDS, RANGE, TERA, Card
+from bench.measure.lengths import PUBLISHED
+from bench.predict.store import NAME, Prediction, earlier, kept, key_of, largest
+from bench.catalogue import FLOAT16, Scripts, published
+from bench.predict.speed import BANDWIDTH, CARDS, GB, KINDS, RANGE, TERA, Card
 from bench.study import EPOCHS, Column, Run, Table
-from bench.tables import cell, found_in, markdown
+from bench.report.tables import cell, found_in, markdown
 from patches import stack
 
 GPT2 = ["--model", "gpt2"]
@@ -52,7 +52,7 @@ def wanted(scripts: Scripts) -> list[tuple[str | Path, list[str]]]:
     pairs += [(source["script"], [*GPT2, *source["options"]])
               for source in published_others()["sources"].values()]
     pairs += [(run.script, [*GPT2, *run.options]) for run in alternatives(scripts)]
-    # For bench.lengths.fitting on a GPU without bfloat16 units.
+    # For bench.measure.lengths.fitting on a GPU without bfloat16 units.
     pairs.append((PUBLISHED["32"], [*GPT2, "--dtype", "float32"]))
     return pairs
 

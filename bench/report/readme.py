@@ -4,12 +4,12 @@ import re
 from functools import cache
 from pathlib import Path
 
-from bench import cards, check
+from bench.report import cards, check
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
-from bench.fingerprint import keep_used
-from bench.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels
+from bench.predict.fingerprint import keep_used
+from bench.report.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels
 from bench.study import Column, Table, all_studies
-from bench.tables import cell, excerpts_of, found_in, markdown, used, versions_note
+from bench.report.tables import cell, excerpts_of, found_in, markdown, used, versions_note
 from patches import stack
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

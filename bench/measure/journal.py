@@ -7,7 +7,7 @@ that is only ever appended to.
            often it runs
     run    id, name, round, seed, cache (cold or warm), command, source_sha256, step,
            repeats_disturbed (where it repeats a run beside which the machine was slower)
-    ...    the lines of the run's own record: see bench.records
+    ...    the lines of the run's own record: see bench.measure.records
     ran    seconds of wall time, exit, error, load (of the last minute) and matmul_rate (of a
            product in the type that the machine trains in), both right after the run
 
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.common import DAMAGE, UserError, lines_of, make_writable, relative
-from bench.records import EVENTS, Record, RecordError, make_record, measured, read_record
+from bench.measure.records import EVENTS, Record, RecordError, make_record, measured, read_record
 from bench.study import Plan, Setup, same_machine, trained_in
 
 try:
@@ -74,7 +74,7 @@ class Measured:
     study: str
     kind: str
     time: str
-    machine: dict  # see bench.machine.this_machine
+    machine: dict  # see bench.measure.machine.this_machine
     matmul_peak: dict[str, float]  # floating-point operations per second, by precision
     data: str | None  # the SHA-256 of meta.json
     sources: dict[str, str | None]  # the SHA-256 of each run's script

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from bench import fingerprint
-from bench.journal import Measured, journal_of, newest, read_journal, sha256
-from bench.noise import ROUNDS_FOR_A_VERDICT
-from bench.records import Record
-from bench.rows import Row, difference, memory_of, noise_among, ratio, rows_of, seed_noise
-from bench.scripts import Scripts
-from bench.speed import PEAK_FLOPS, card_of
+from bench.predict import fingerprint
+from bench.measure.journal import Measured, journal_of, newest, read_journal, sha256
+from bench.judge.noise import ROUNDS_FOR_A_VERDICT
+from bench.measure.records import Record
+from bench.judge.rows import Row, difference, memory_of, noise_among, ratio, rows_of, seed_noise
+from bench.catalogue import Scripts
+from bench.predict.speed import PEAK_FLOPS, card_of
 from bench.study import SEED, Column, Study, Table, picture_name
 from patches.stack import StackError
 
@@ -310,7 +310,7 @@ def mfu_notes(records: Iterable[Record]) -> list[str]:
             if record.config["device"] == "cuda"} - PEAK_FLOPS.keys()
     return [f"No MFU of the {gpu}: " + (
         "it has no bfloat16 units, whose rate MFU is a share of." if card_of(gpu) else
-        "its rate isn't known. A line for this name in `PEAK_FLOPS` (bench/speed.py), with its"
+        "its rate isn't known. A line for this name in `PEAK_FLOPS` (bench/predict/speed.py), with its"
         " datasheet's dense bfloat16 rate, gives it.") for gpu in sorted(gpus)]
 
 

@@ -1,6 +1,6 @@
 """Trains with a step whose cost is known, for `measure.py selftest`.
 
-    python -m bench.known_step SCRIPT CASE DEVICE
+    python -m bench.measure.known_step SCRIPT CASE DEVICE
 
 The model's step is replaced by matrix products, and a stopwatch beside them says what they took.
 All else, the loop, the clock and the record, is the script's own. A CASE is what is made slow
@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from bench.common import load_script
-from bench.machine import best_dtype
-from bench.records import WARM_UP, read_record
+from bench.measure.machine import best_dtype
+from bench.measure.records import WARM_UP, read_record
 
 STEPS, EPOCHS, STEP_SECONDS = 40, 4, 0.05
 TENSOR = 2**30

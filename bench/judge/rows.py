@@ -1,11 +1,11 @@
-"""From a journal (bench.journal.Measured) to rows: medians over the rounds, factors, verdicts."""
+"""From a journal (bench.measure.journal.Measured) to rows: medians over the rounds, factors, verdicts."""
 
 import math
 from collections.abc import Callable, Iterable
 from statistics import median
 
-from bench.noise import Noise, log_ratios, noise_of, verdict
-from bench.records import Record
+from bench.judge.noise import Noise, log_ratios, noise_of, verdict
+from bench.measure.records import Record
 from bench.study import Run
 
 

@@ -1,5 +1,5 @@
 """NVIDIA's cards, and how long a step would take on one that isn't there, by the work of its
-kernels (bench.trace).
+kernels (bench.predict.trace).
 
 Each kernel takes three times, one after the other: to be launched, to move its bytes, and to do its
 floating-point operations. That the last two are added, and not only the longer one counted, is what

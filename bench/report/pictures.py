@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.common import DAMAGE, UserError, short_name
-from bench.journal import journal_of, newest, read_journal
-from bench.rows import Row, rows_of
+from bench.measure.journal import journal_of, newest, read_journal
+from bench.judge.rows import Row, rows_of
 from bench.study import all_studies
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.

@@ -1,5 +1,5 @@
 """Memory that a script would take on a GPU that isn't there: what its own steps make and release
-(bench.trace) goes through a simulation of PyTorch's caching allocator.
+(bench.predict.trace) goes through a simulation of PyTorch's caching allocator.
 
 The allocator is that of c10/cuda/CUDACachingAllocator.cpp: sizes are rounded to 512 bytes. Up to
 1 MiB they come from segments of 2 MiB, below 10 MiB from segments of 20 MiB, and else from one of

@@ -1,4 +1,4 @@
-"""Asks bench.trace, in children that load PyTorch once and answer many requests."""
+"""Asks bench.predict.trace, in children that load PyTorch once and answer many requests."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ class Child:
         self.lock = Lock()
 
     def answer(self, request: dict) -> dict:
-        """Of bench.trace. Raises UserError where the child breaks."""
+        """Of bench.predict.trace. Raises UserError where the child breaks."""
         with self.lock:
             processes.raise_pending()  # an interrupt has ended the child: no other one
             if self.process is None or self.process.poll() is not None:
@@ -42,7 +42,7 @@ class Child:
     def start(self) -> None:
         self.errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         self.process = processes.start(
-            [sys.executable, "-m", "bench.trace"], self.errors,
+            [sys.executable, "-m", "bench.predict.trace"], self.errors,
             OMP_NUM_THREADS="1",  # it computes nothing
             PYTHONUTF8="1")  # PyTorch reads its own files by the locale
 
@@ -51,7 +51,7 @@ CHILDREN = Child(), Child()
 
 
 def ask(text: bytes, options: list[str], batches: Sequence[int]) -> dict[int, dict]:
-    """What bench.trace.trace tells, by the batch size. Raises UserError."""
+    """What bench.predict.trace.trace tells, by the batch size. Raises UserError."""
     found = ask_each(text, options, batches)
     for each in found.values():
         if isinstance(each, UserError):

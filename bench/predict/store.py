@@ -1,4 +1,4 @@
-"""What a script would take on GPUs that aren't there: traced once (bench.trace), then kept.
+"""What a script would take on GPUs that aren't there: traced once (bench.predict.trace), then kept.
 
 What was predicted stands in NAME, in a folder of results: by a script's name and its options, the
 memory at each batch size, the work of a step at two of them, and the fingerprint of the graph that
@@ -12,14 +12,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import fingerprint, processes, speed
+from bench import processes
+from bench.predict import fingerprint, speed
 from bench.common import REFERENCE, UserError, read_kept, write_whole
-from bench.fingerprint import Request, as_lines
-from bench.memory import Need, need
-from bench.scripts import Scripts
-from bench.speed import TERA, Card
+from bench.predict.fingerprint import Request, as_lines
+from bench.predict.allocator import Need, need
+from bench.catalogue import Scripts
+from bench.predict.speed import TERA, Card
 from bench.study import EPOCHS
-from bench.tracing import ask, ask_each
+from bench.predict.tracing import ask, ask_each
 
 BATCHES = [2**k for k in range(10)]
 OTHERS = 614  # MiB: the driver's own, its kernels, and a display
@@ -31,13 +32,13 @@ EARLIER = "Predicted for an earlier version of"
 
 class Prediction(NamedTuple):
     needs: dict[int, Need]  # by the batch size
-    works: dict[int, dict]  # at two batch sizes: "step" and "evaluation", as in bench.trace.Notes
+    works: dict[int, dict]  # at two batch sizes: "step" and "evaluation", as in bench.predict.trace.Notes
     context_length: int
     flops_per_token: int
     graph: str | None = None  # the fingerprint of what was traced, where one is known
 
     def seconds(self, batch: int, card: Card, part: str = "step") -> dict[str, float] | None:
-        """As bench.speed.seconds, of a step (or an evaluation of a batch of each text)."""
+        """As bench.predict.speed.seconds, of a step (or an evaluation of a batch of each text)."""
         works = {size: work[part] for size, work in self.works.items()}
         return speed.seconds(speed.work_at(batch, works), card)
 
@@ -65,7 +66,7 @@ class Prediction(NamedTuple):
         return expected and EPOCHS * TOKENS_OF_BOOK / (gpus * expected) / 60
 
     def mfu(self, batch: int, card: Card) -> float | None:
-        """The share of the datasheet's 16-bit rate, as bench.records.Record.mfu."""
+        """The share of the datasheet's 16-bit rate, as bench.measure.records.Record.mfu."""
         expected, peak = self.tok_per_sec(batch, card), card.bfloat16 or card.float16
         return expected and expected * self.flops_per_token / (peak * TERA)
 

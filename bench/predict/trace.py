@@ -1,9 +1,9 @@
 """What a script does on a GPU that isn't there: its own training steps, run on tensors without
 storage (device "meta").
 
-    echo '{"script": "00_orig.py", "options": [], "batch": 8}' | python -m bench.trace
+    echo '{"script": "00_orig.py", "options": [], "batch": 8}' | python -m bench.predict.trace
 
-It answers each line with one: {"trace": {...}}, or {"error": "..."}; bench.tracing asks it.
+It answers each line with one: {"trace": {...}}, or {"error": "..."}; bench.predict.tracing asks it.
 
 Each storage is noted when it is made and when it dies, and of each kernel how many floating-point
 operations it does and how many bytes it reads and writes. What is as on CUDA: dropout keeps a mask
@@ -12,7 +12,7 @@ of the memory-efficient kernel, which older GPUs run, are as large: attention_ba
 optimizer works on all tensors at once, and DDP keeps a second copy of the gradients. No trace sees
 the workspace of cuBLAS; it is added.
 
-In place of torch.compile stands bench.compiled.
+In place of torch.compile stands bench.predict.compiled.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from bench.common import load_script
-from bench.compiled import aten, compile_only_models, dropout, flash_attention, key_of, linear
+from bench.predict.compiled import aten, compile_only_models, dropout, flash_attention, key_of, linear
 from bench.processes import error_line
 
 WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,096 KiB, 8 × 16 KiB
@@ -50,7 +50,7 @@ STEPS = 3
 # Operators that read, or in their backward pass write, one element or row for each index.
 ONE_OF_A_ROW = ("embedding", "gather", "index", "index_select", "nll_loss_backward",
                 "nll_loss_forward")
-PYTORCH = "2.13"  # whose compiler and optimizers bench.compiled and this know from within
+PYTORCH = "2.13"  # whose compiler and optimizers bench.predict.compiled and this know from within
 WORLD_SIZE = 4  # of 02, whose memory doesn't depend on it unless a variant shards
 # PyTorch's own, before in_place_of_pytorch().
 real_autocast, resize = torch.autocast, torch.UntypedStorage.resize_

@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 from bench.common import DAMAGE, UserError, relative, write_whole
-from bench.html_page import write_html
-from bench.journal import journal_of, newest, read_journal
-from bench.look import first_line, look_at, machine_section, read_look, summary
-from bench.pictures import draw_all
-from bench.run import failed, run_study
+from bench.report.html_page import write_html
+from bench.measure.journal import journal_of, newest, read_journal
+from bench.report.look import first_line, look_at, machine_section, read_look, summary
+from bench.report.pictures import draw_all
+from bench.measure.run import failed, run_study
 from bench.study import Setup, Study, all_studies
-from bench.tables import found_in, text_of
+from bench.report.tables import found_in, text_of
 from patches import stack
 
 PAGE_SECONDS = 20  # to draw and write the page at the end
@@ -61,7 +61,7 @@ def write_page(results: Path, command: str, missing: dict[str, str]) -> Path:
     for own in pictures.values():
         for file, picture in own.items():
             write_whole(results / file, picture)
-    parts = [("This machine", machine_section(look), "`python -m bench.machine look`")]
+    parts = [("This machine", machine_section(look), "`python -m bench.measure.machine look`")]
     shown = [study for study in all_studies().values() if study.schedule]
     for study in shown:
         alone = [f"`python measure.py {study.name} {line}".strip() + "`"

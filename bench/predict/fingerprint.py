@@ -9,7 +9,7 @@
             so do the other two, and nothing has to be traced
 
 Help texts, messages, the record and errors are in none of them. A trace needs PyTorch, and runs in
-a child, bench.operators; this module doesn't load it. A fingerprint names the
+a child, bench.predict.operators; this module doesn't load it. A fingerprint names the
 PyTorch that it was made with, whose operators it tells: those of two versions can't be compared.
 """
 
@@ -47,7 +47,7 @@ class Request(NamedTuple):
 
 
 def of_run(text: bytes, run, plan, options: list[str], machine: dict) -> Request:
-    """That of a run of a study's plan, on a machine as bench.machine.this_machine tells it, with
+    """That of a run of a study's plan, on a machine as bench.measure.machine.this_machine tells it, with
     these options for every script."""
     options = [*plan.options, *options, *run.options]
     if machine["device"] != "cpu" and not any(each.startswith("--model") for each in options):
@@ -222,7 +222,7 @@ def trace(requests: list[Request]) -> list[Fingerprint | None]:
         asked = [(f"{number}.py", *request[1:]) for number, request in enumerate(requests)]
         (folder / "requests.json").write_text(json.dumps(asked), encoding="utf-8")
         code, out, err = processes.run_child(
-            [sys.executable, "-m", "bench.operators", folder], ROOT, OMP_NUM_THREADS="1",
+            [sys.executable, "-m", "bench.predict.operators", folder], ROOT, OMP_NUM_THREADS="1",
             CUDA_VISIBLE_DEVICES="", PYTHONUTF8="1")  # PyTorch reads its own files by the locale
     if code:
         raise UserError(f"no fingerprint: {processes.error_line(err or f'ended by {code}')}")

@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import check
+from bench.report import check
 from bench.common import REFERENCE, short_name
-from bench.rows import Row, ratio
-from bench.scripts import published
+from bench.judge.rows import Row, ratio
+from bench.catalogue import published
 from bench.study import Column, Table
-from bench.tables import bold, cell, found_in, markdown, within_01
+from bench.report.tables import bold, cell, found_in, markdown, within_01
 from patches import stack
 
 
