@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.report.pictures import draw_all, load_pyplot
-from bench.study import all_studies
+from bench.studies import all_studies
 from patches.stack import StackError
 
 
@@ -44,11 +44,11 @@ def main(argv: list[str] | None = None) -> int:
     if not args.results.is_dir():
         print(f"error: {args.results} is not a folder", file=sys.stderr)
         return 1
-    studies = all_studies().values()
+    studies = all_studies()
     try:
         pyplot = load_pyplot(args.show)
-        summary = "".join(study.summary(args.results) for study in studies)
-        by_study = draw_all(args.results, args.format, keep=args.show)
+        summary = "".join(study.summary(args.results) for study in studies.values())
+        by_study = draw_all(studies, args.results, args.format, keep=args.show)
         print(f"\n{summary}")
         others = ", ".join(relative(folder) for folder in sorted(REFERENCE.glob("*/")))
         drawn = {file: picture for own in by_study.values() for file, picture in own.items()}

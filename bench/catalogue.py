@@ -7,15 +7,15 @@ import importlib.util
 import itertools
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from bench.common import REFERENCE, ROOT, UserError, relative
-from bench.study import Run, trained_in
+from bench.common import REFERENCE, ROOT, UserError, relative, trained_in
 from patches import stack
 
 PUBLISHED = REFERENCE / "published-a100.json"
+EPOCHS = 15  # of the published experiment
 STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
 # Variants that studies of their own measure: the compiler's modes, and checkpoints.
 COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
@@ -23,6 +23,37 @@ COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
 FLOAT16 = "precision-fp16"
 JOINED = r"\+|@| without "  # in the name of a script that is put together: see Scripts.join
 LOSSES = ["unchanged", "rounding", "changes"]  # what a patch may do to the loss, by its header
+
+
+@dataclass(frozen=True)
+class Run:
+    """A script with its options; each round of a study runs it once.
+
+    Code decides by `tags` (batch, model, variant, mode ...); the label is for readers.
+    """
+
+    name: str  # unique in its study, and the stage's name in the record
+    label: str  # in tables and pictures, such as "5 bfloat16"
+    technique: str = ""
+    script: str | Path = ""  # its name in the catalogue of scripts, or where it lies
+    loss: str | None = None  # expected effect on the loss: unchanged, rounding or changes
+    published: float | None = None  # tok/sec on as many of the published A100s
+    expected: float | None = None  # about how many tok/sec such A100s would make, published or not
+    processes: int = 1
+    torchrun: bool = False  # whether torchrun starts it
+    options: tuple[str, ...] = ()  # beside those of the plan
+    tags: dict = field(default_factory=dict)
+    compared_to: str | None = None  # the name of an earlier run
+    error: str | None = None  # why it can't run
+    after: str | None = None  # an earlier, smaller run: this one isn't tried unless that fits
+    growth: float = 1  # about how many times the memory of that one it takes
+    cores: int | None = None  # of a CPU that it may use (None: all)
+
+    def but(self, tags: dict | None = None, **changes) -> "Run":
+        """A copy with changes; `tags` come to those that it has, None takes one away."""
+        merged = {name: value for name, value in (self.tags | (tags or {})).items()
+                  if value is not None}
+        return replace(self, tags=merged, **changes)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from bench.study import trained_in
 from patches import stack
 
 ROOT = stack.ROOT
@@ -104,3 +103,15 @@ def make_writable(folder: Path, otherwise: str) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError(f"{relative(folder)} can't be written ({error.strerror}): {otherwise}")
+
+
+def same_machine(one: dict, other: dict) -> bool:
+    """Whether figures of the one stand for the other; the rest may differ, as between hosts."""
+    return trained_in(one) == trained_in(other) and all(
+        one.get(name) == other.get(name) for name in ("name", "device", "gpus", "torch"))
+
+
+def trained_in(machine: dict) -> str:
+    """The type that the optimized scripts train in there: "bfloat16" or "float32". The machines of
+    older journals, which don't tell, had bfloat16 units."""
+    return machine.get("dtype", "bfloat16")

@@ -12,14 +12,15 @@ from types import SimpleNamespace
 from conftest import ROOT
 
 from bench import processes
+from bench.catalogue import Run, Scripts
+from bench.common import UserError
+from bench.judge.rows import rows_of
 from bench.measure import lengths
+from bench.measure.journal import Measured, append, journal_of, make_result, read_journal
+from bench.measure.plan import Plan, Setup
 from bench.predict import fingerprint
 from bench.report import look
-from bench.common import UserError
-from bench.measure.journal import Measured, append, journal_of, make_result, read_journal
-from bench.judge.rows import rows_of
-from bench.catalogue import Scripts
-from bench.study import Plan, Run, Setup, Study
+from bench.studies import Study
 
 MACHINE = dict(
     device="cuda", gpus=1, name="Some | GPU $x_1$", torch="2.13", python="3.11", os="Linux x86_64",
@@ -196,9 +197,10 @@ def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
                     compile_error=None, missing=[])
         answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12, look=look,
                        large_loss="not tried", free_memory=[81_000], compile_error=None)
-        (folder / "bench" / "machine.py").rename(folder / "bench" / "real_machine.py")
-        (folder / "bench" / "machine.py").write_text(
-            "import json, sys\n\nfrom bench.real_machine import *\n\n"
+        room = folder / "bench" / "measure"
+        (room / "machine.py").rename(room / "real_machine.py")
+        (room / "machine.py").write_text(
+            "import json, sys\n\nfrom bench.measure.real_machine import *\n\n"
             f"if __name__ == '__main__':\n    print(json.dumps({answers!r}[sys.argv[1]]))\n")
     return folder
 
@@ -220,7 +222,7 @@ def speeds_of(plan: Plan) -> list[dict]:
 
 
 def carry_out(study: Study, setup: Setup, runs_of=speeds_of) -> Iterator[tuple[Plan, list]]:
-    """Drives a study as bench.measure.run does, with made-up runs: (each plan, the rows that it is then
+    """Drives a study as run_study does, with made-up runs: (each plan, the rows that it is then
     given)."""
     plans, rows, kinds = study.plans(setup), None, []
     while True:

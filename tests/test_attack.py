@@ -38,9 +38,9 @@ from matplotlib.image import imread
 import measure
 import plot_results
 from bench.measure.journal import read_journal
-from bench.report.page import section
 from bench.measure.records import read_record
-from bench.study import all_studies
+from bench.report.page import section
+from bench.studies import all_studies
 
 COUNT = int(os.environ.get("ATTACK_COUNT", 12))
 KILLS = int(os.environ.get("ATTACK_COUNT", 3))  # each takes seconds

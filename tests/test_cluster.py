@@ -10,8 +10,8 @@ import subprocess
 import pytest
 from conftest import ROOT
 
-import measure
-from bench.study import all_studies
+from bench import commands
+from bench.studies import all_studies
 
 yaml = pytest.importorskip("yaml")
 BASH = shutil.which("bash") or pytest.skip("needs bash", allow_module_level=True)
@@ -75,7 +75,7 @@ def run(tmp_path):
 def parsed(command: str):
     """Of a command of measure.py."""
     words = shlex.split(command.partition("measure.py ")[2])
-    return measure.make_parser(all_studies()).parse_args(words)
+    return commands.make_parser(all_studies()).parse_args(words)
 
 
 # ---- SkyPilot

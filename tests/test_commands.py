@@ -12,9 +12,10 @@ from conftest import ONE_RANK, ROOT, STAGES, load
 from made_up import setup_of
 
 import measure
-from bench.report import readme
+from bench import commands
 from bench.catalogue import Scripts
-from bench.study import all_studies
+from bench.report import readme
+from bench.studies import all_studies
 from patches import stack
 
 PAGES = [*readme.PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("results/reference/**/*.md")]
@@ -98,7 +99,7 @@ def test_a_command(page, command, stages, composed, capsys):
     options = words[words.index(script) + 1:]
     if script == "measure.py":
         cut = options.index("--") if "--" in options else len(options)
-        args = measure.make_parser(all_studies()).parse_args(options[:cut])
+        args = commands.make_parser(all_studies()).parse_args(options[:cut])
         for names in filter(None, [getattr(args, "names", None)]):  # variants that there are
             for name in names.split(","):
                 Scripts().find(name, setup_of(ROOT).machine)

@@ -7,8 +7,8 @@ import pytest
 from made_up import CPU, plan_of, rows_of_text, setup_of, write_journal
 
 from bench.common import UserError
+from bench.studies import all_studies
 from bench.studies.compare import Compare, Pair, factors, ladder_in
-from bench.study import all_studies
 
 
 def ladder(folder, speeds: dict[str, list[float]], machine=CPU) -> None:

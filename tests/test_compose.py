@@ -17,8 +17,8 @@ from conftest import (
     write_tokens,
 )
 
-from bench.common import UserError
 from bench.catalogue import Scripts
+from bench.common import UserError
 from patches import stack
 
 VARIANTS = {patch.name: patch for patch in stack.load_variants()}

@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 from conftest import ROOT
 
+from bench.catalogue import Scripts
 from bench.predict import fingerprint
 from bench.predict.fingerprint import Fingerprint, NotKnown, Request, fingerprints, look_up, reach
-from bench.catalogue import Scripts
 
 SCRIPTS = Scripts()
 RUNGS = SCRIPTS.rungs(4)

@@ -16,18 +16,18 @@ from conftest import ROOT
 from made_up import CPU, FLOAT32, MACHINE, Children, plan_of, setup_of, write_record
 from test_run import Toy
 
-from bench.measure import lengths, run
+from bench.catalogue import STAGES
 from bench.common import relative
+from bench.measure import lengths, run
 from bench.measure.journal import journal_of, read_journal
 from bench.measure.lengths import fitting
 from bench.measure.machine import compiler_folder, missing_here
-from bench.report.pictures import place_of
 from bench.measure.run import see_build
-from bench.catalogue import STAGES
+from bench.report.pictures import place_of
+from bench.report.tables import text_of
 from bench.studies import doctor
 from bench.studies.doctor import Doctor, has_compiler
 from bench.studies.fits import Fits
-from bench.report.tables import text_of
 
 
 @pytest.fixture

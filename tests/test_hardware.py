@@ -32,25 +32,23 @@ from test_page import LOOK
 from test_run import Toy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import measure
-from bench import processes
+from bench import commands, processes
+from bench.catalogue import STAGES, Scripts, lacking
+from bench.common import same_machine, short_name, trained_in
+from bench.judge.rows import rows_of
 from bench.measure import known_step, lengths, machine
-from bench.predict import trace
-from bench.report import check, look, page
-from bench.common import short_name
 from bench.measure.journal import journal_of, read_journal
 from bench.measure.records import make_record
-from bench.judge.rows import rows_of
-from bench.catalogue import STAGES, Scripts, lacking
+from bench.predict import trace
 from bench.predict.speed import CARDS, TERA
-from bench.studies import doctor
+from bench.report import check, look, page
+from bench.report.tables import text_of
+from bench.studies import all_studies, doctor
 from bench.studies.compare import differences
 from bench.studies.doctor import Doctor
 from bench.studies.fits import Fits
 from bench.studies.stages import Stages, bar_of
 from bench.studies.trainer import Trainer
-from bench.study import all_studies, same_machine, trained_in
-from bench.report.tables import text_of
 
 BFLOAT16, OF_01 = "bfloat16", "01_opt_single_gpu"
 NO_UNITS = "this CPU has no bfloat16 units"
@@ -300,9 +298,9 @@ def test_a_report_on_a_t4_comes_to_its_ladder(tmp_path, monkeypatch):
     data, results, studies = tmp_path / "data", tmp_path / "results", all_studies()
     data.mkdir()
     (data / "meta.json").write_text('{"tokens": {"train": 414009}}')
-    args = measure.make_parser(studies).parse_args(
+    args = commands.make_parser(studies).parse_args(
         ["report", "--data", str(data), "--results-dir", str(results), "--minutes", "25"])
-    assert measure.report(args, [], studies) == 0
+    assert commands.report(args, [], studies) == 0
     stages, ladder = ([result.name for measured in read_journal(journal_of(results, name))
                        for result in measured.results if result.record]
                       for name in ("stages", "ladder"))
@@ -540,8 +538,8 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     command = ["stages", "--dry-run", "--results-dir", str(tmp_path)]
     monkeypatch.setattr(lengths, "configurations", lambda runs, plan, setup: {
         run.name: dict(batch_size=4, context_length=256, compile=True) for run in runs})
-    args = measure.make_parser(all_studies()).parse_args(command)
-    assert measure.measure(args, [], all_studies()) == 0
+    args = commands.make_parser(all_studies()).parse_args(command)
+    assert commands.measure(args, [], all_studies()) == 0
     assert capsys.readouterr().err == f"missing: {line}\n"
 
 

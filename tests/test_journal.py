@@ -11,8 +11,8 @@ import pytest
 from conftest import ROOT
 from made_up import CPU, MACHINE, PEAK, measured_of, plan_of, write_journal
 
-from bench.measure import journal
 from bench.common import UserError
+from bench.measure import journal
 from bench.measure.journal import append, locked, newest, read_journal
 
 

@@ -11,10 +11,10 @@ from made_up import CPU, Children, copy_of_checkout, rows_of_text
 
 import measure
 from bench import processes
+from bench.measure.journal import journal_of, read_journal
 from bench.predict import fingerprint
 from bench.report import look, readme
-from bench.measure.journal import journal_of, read_journal
-from bench.study import all_studies
+from bench.studies import all_studies
 
 STUDIES = all_studies()
 TINY = "--model cpu-demo --context-length 16 --eval-windows 2".split()

@@ -1,4 +1,5 @@
-"""bench/predict/allocator.py and bench/predict/trace.py: the simulated allocator, the trace, what was published."""
+"""bench/predict/allocator.py and trace.py: the simulated allocator, the trace, what was
+published."""
 
 import json
 from importlib import import_module
@@ -12,11 +13,12 @@ import torch
 from conftest import ROOT
 from torch.profiler import ProfilerActivity, profile
 
-from bench.predict import fingerprint, store as predictions, trace
-from bench.report import check
+from bench.catalogue import Scripts, published
 from bench.common import UserError, load_script
-from bench.predict.fingerprint import Fingerprint
+from bench.predict import fingerprint, trace
+from bench.predict import store as predictions
 from bench.predict.allocator import GB, MIB, Allocator, DoesNotFit, Need, need, simulate
+from bench.predict.fingerprint import Fingerprint
 from bench.predict.store import (
     TRACED,
     at_batch,
@@ -26,8 +28,8 @@ from bench.predict.store import (
     predict,
     predict_all,
 )
-from bench.catalogue import Scripts, published
 from bench.predict.tracing import ask
+from bench.report import check
 
 SCRIPTS = Scripts()
 RUNGS = SCRIPTS.rungs()

@@ -16,7 +16,10 @@ from made_up import CPU, copy_of_checkout, record_events, rows_of_text
 STUDY = '''"""A study for a test: a script of a few lines that reads a record out."""
 
 from bench.report.pictures import rows_of_panels
-from bench.study import Column, Plan, Run, Study, Table
+from bench.catalogue import Run
+from bench.measure.plan import Plan
+from bench.report.tables import Column, Table
+from bench.studies import Study
 from bench.report.tables import RUN, SPEED_OR_ERROR
 
 SCRIPT = b"""
@@ -67,7 +70,8 @@ TABLE = [["slow", "100", "red"], ["fast", "200", "red"], ["never", "needs a wand
 MARKER = "<!-- toy: written by measure.py readme -->\n"
 SHOW = f"""from pathlib import Path
 from bench.report.readme import update
-print(update({MARKER + "<!-- end -->"!r}, Path({{!r}})))"""
+from bench.studies import all_studies
+print(update({MARKER + "<!-- end -->"!r}, Path({{!r}}), all_studies()))"""
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="not on Windows")

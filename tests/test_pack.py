@@ -15,7 +15,7 @@ def results(tmp_path, monkeypatch):
     """What a machine has measured, complete."""
     monkeypatch.setattr(pack, "REFERENCE", tmp_path / "reference")
     # The page is written anew.
-    monkeypatch.setattr(pack, "write_page", lambda results, command, missing: (
+    monkeypatch.setattr(pack, "write_page", lambda studies, results, command, missing: (
         results / "page.png").write_text(command))
     folder = tmp_path / "results"
     complete_results(folder)

@@ -1,4 +1,4 @@
-"""bench/report/page.py, look.py and readme.py: a machine's page, how it goes on after an end at any place,
+"""bench/report: a machine's page, how it goes on after an end at any place,
 and the tables inside README.md."""
 
 import json
@@ -20,15 +20,13 @@ from made_up import (
     write_record,
 )
 
-import measure
-from bench import processes
+from bench import commands, processes
+from bench.common import UserError, relative, short_name
 from bench.predict import fingerprint
 from bench.report import cards, check, look, page, readme
-from bench.common import UserError, relative, short_name
-from bench.studies import ladder
-from bench.studies.stages import bars_table, published_bars, read_bars
-from bench.study import all_studies
 from bench.report.tables import found_in, markdown
+from bench.studies import all_studies, ladder
+from bench.studies.stages import bars_table, published_bars, read_bars
 from patches import stack
 
 LOOK = dict(
@@ -68,12 +66,12 @@ class Reports:
     def make(self, *options, pieces="", results=None) -> int:
         """measure.py report; returns its exit code. `ran` has what it ran."""
         studies, before = all_studies(), len(self.children.ran)
-        args = measure.make_parser(studies).parse_args(
+        args = commands.make_parser(studies).parse_args(
             ["report", "--data", str(self.data), "--results-dir", str(results or self.results),
              "--minutes", "600", "--max-tokens", "4096", "--rungs", "0,1,3", "--pieces", pieces,
              *options])
         try:
-            return measure.report(args, [], studies)
+            return commands.report(args, [], studies)
         finally:
             self.ran = self.children.ran[before:]
             if "matplotlib.pyplot" in sys.modules:
@@ -333,7 +331,7 @@ def test_damaged_pieces(reports, capsys):
     lines = ladder.read_bytes().splitlines(keepends=True)
     ladder.write_bytes(b"".join([*lines[:2], b'{"event"\n', *lines[3:]]))
     capsys.readouterr()
-    page.write_page(reports.results, "make report", {})
+    page.write_page(all_studies(), reports.results, "make report", {})
     assert "skipped: " in (err := capsys.readouterr().err) and "ladder.jsonl, line 3: " in err
     section = section_of(reports.text, "Where a step")
     assert section.count("What is left of it in the folder is damaged: ") == 1
@@ -346,7 +344,7 @@ def test_a_record_without_a_figure(reports, no_pictures):
     ladder = reports.results / "ladder.jsonl"
     before, _, after = ladder.read_text().rpartition('"reserved_gb"')
     ladder.write_text(f'{before}"gb"{after}')
-    page.write_page(reports.results, "make report", {})
+    page.write_page(all_studies(), reports.results, "make report", {})
     section = section_of(reports.text, "The ladder")
     assert "failed: not a whole record" in section and "| 3 fused adamw | " in section
     assert "01 trains" in reports.text
@@ -366,11 +364,11 @@ def test_epochs_that_fit(reports, no_pictures, peak, machine, epochs):
     reports.children.answers |= dict(
         this_machine=machine, look=dict(machine=machine) | LOOK | dict(
             matmul_peak=dict(bfloat16=peak)))
-    parser = measure.make_parser(all_studies())
+    parser = commands.make_parser(all_studies())
     command = ["report", "--data", str(reports.data), "--results-dir", str(reports.results),
                "--minutes", "600", "--pieces", "stages"]
     for _ in range(2):
-        assert measure.report(parser.parse_args(command), [], all_studies()) == 0
+        assert commands.report(parser.parse_args(command), [], all_studies()) == 0
     (found, _), = found_in(reports.results, "stages")
     assert found.plan.epochs in epochs and len(reports.children.ran) == 3
 
@@ -379,10 +377,15 @@ def test_makefile():
     text = (ROOT / "Makefile").read_text()
     assert ('measure.py report --minutes $(MINUTES) --pieces "$(PIECES)" --results-dir "$(RESULTS)"'
             in text) and "\nRESULTS := results\n" in text  # which errors name
-    assert "--nproc_per_node=$$($(NPROC)) 02_" in text and "-m bench.measure.machine rank_count\n" in text
+    assert "--nproc_per_node=$$($(NPROC)) 02_" in text in text
+    assert "-m bench.measure.machine rank_count\n" in text
 
 
 # ---- The tables inside README.md
+
+
+def update(text: str, folder) -> str:
+    return readme.update(text, folder, all_studies())
 
 
 def of_any_version(text: str) -> str:
@@ -399,7 +402,7 @@ def test_readme_is_what_the_command_writes(monkeypatch):
                         ("gpus", "gpus.md"), ("hardware", "gpus.md")):
         assert pages[place].count(f"<!-- {name}: written by measure.py readme -->\n") == 1
     for text in pages.values():
-        assert of_any_version(readme.update(text, readme.SHOWN)) == of_any_version(text)
+        assert of_any_version(update(text, readme.SHOWN)) == of_any_version(text)
 
 
 def test_techniques_are_those_of_the_headers(tmp_path, monkeypatch):
@@ -506,27 +509,27 @@ def test_update_writes_every_table(tmp_path):
     write_ladder(tmp_path)
     names = "techniques", "ladder", "points", "predictions"
     text = "a | b\n".join(marker(name, "old\n") for name in names)
-    after = readme.update(text, tmp_path)
+    after = update(text, tmp_path)
     parts = re.split("<!-- .+ -->\n", after)
     assert parts[2::2] == [*["a | b\n"] * 3, ""]
     assert of_any_version(parts[1]) == cards.techniques(tmp_path)
     assert rows_of_text(parts[3]) == [
         ["0", "technique 00_orig", "123", "1.25", "8.000"]]
     assert parts[5].startswith("| published |") and parts[7].startswith("| model |")
-    assert readme.update(after, tmp_path) == after
+    assert update(after, tmp_path) == after
     plan = plan_of("00_orig", kind="", targets={"published": 8.5})
     write_journal(tmp_path, "time-to-loss", plan, [dict(name="00_orig")])
-    after = readme.update(marker("time-to-loss"), tmp_path)
+    after = update(marker("time-to-loss"), tmp_path)
     assert after.splitlines()[1:3] == [
         "", "Target 8.5000, the lowest validation loss of 00 in its default run:"]
-    assert readme.update(after, tmp_path) == after
+    assert update(after, tmp_path) == after
 
 
 def test_a_table_of_another_machine(tmp_path):
     """@ names the folder of results/reference that a table is of, on any page."""
     name = f"stages@{readme.SHOWN.name}"
-    of_shown = readme.update(marker("stages"), readme.SHOWN)
-    assert readme.update(marker(name), tmp_path) == of_shown.replace("stages:", f"{name}:", 1)
+    of_shown = update(marker("stages"), readme.SHOWN)
+    assert update(marker(name), tmp_path) == of_shown.replace("stages:", f"{name}:", 1)
 
 
 @pytest.mark.parametrize(("text", "error"), [
@@ -537,7 +540,7 @@ def test_a_table_of_another_machine(tmp_path):
     (marker("techniques", "", "") + marker("techniques"), "no <!-- end -->")])
 def test_markers_that_do_not_serve(tmp_path, text, error):
     with pytest.raises(UserError, match=error):
-        readme.update(text, tmp_path)
+        update(text, tmp_path)
 
 
 def test_write_readme(tmp_path, monkeypatch):
@@ -548,7 +551,8 @@ def test_write_readme(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "used", {"2.13 x": ["g", "s"]})
     page.write_text(marker("techniques"))
     write_ladder(tmp_path)
-    assert readme.write_readme() and not readme.write_readme()
+    assert readme.write_readme(all_studies())
+    assert not readme.write_readme(all_studies())
     kept = json.loads((tmp_path / fingerprint.NAME).read_text())
     assert kept["2.13 x"] == ["g", "s"]
     assert len(rows_of_text(page.read_text(encoding="utf-8"))) == len(stack.load()) + 1
@@ -556,15 +560,15 @@ def test_write_readme(tmp_path, monkeypatch):
 
 def test_a_table_of_an_earlier_version_says_so(tmp_path, monkeypatch):
     """Below it; what isn't predicted at all is told with the command that predicts it."""
-    before = readme.update(marker("where"), tmp_path)
+    before = update(marker("where"), tmp_path)
     monkeypatch.setattr(fingerprint, "look_up", lambda *_: fingerprint.Fingerprint("2.13 x", ""))
     monkeypatch.setattr(fingerprint, "learn", lambda _: None)
-    after = readme.update(marker("where"), tmp_path)
+    after = update(marker("where"), tmp_path)
     assert "|\n\nPredicted for an earlier version of 01.\n<!-- end -->" in after
-    assert of_any_version(after) == before and readme.update(after, tmp_path) == after
+    assert of_any_version(after) == before and update(after, tmp_path) == after
     monkeypatch.setattr(check, "kept", lambda *_: None)
     with pytest.raises(UserError, match="lacks 01 --model gpt2: python measure.py predict --all"):
-        readme.update(marker("where"), tmp_path)
+        update(marker("where"), tmp_path)
 
 
 def test_guide_table(tmp_path):

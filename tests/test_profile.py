@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from made_up import MACHINE, carry_out, cells_of, setup_of, write_record
 
-from bench.studies.profile import Profile, kind_of, read_trace
 from bench.report.tables import found_in
+from bench.studies.profile import Profile, kind_of, read_trace
 
 
 def write_trace(path: Path, events: list[tuple]) -> Path:

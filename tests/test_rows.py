@@ -3,9 +3,9 @@
 import pytest
 from made_up import plan_of, rounds_of, write_journal
 
-from bench.measure.journal import read_journal
+from bench.catalogue import Run
 from bench.judge.rows import rows_of, seed_noise, why_not
-from bench.study import Run
+from bench.measure.journal import read_journal
 from bench.report.tables import full_table, markdown
 
 

@@ -1,4 +1,4 @@
-"""bench/measure/run.py, bench/measure/lengths.py and bench/processes.py: what runs, how, and how long; with made-up
+"""bench/measure/run.py, lengths.py, bench/processes.py: what runs, how, and how long; with made-up
 runs in place of real ones."""
 
 import json
@@ -25,12 +25,14 @@ from made_up import (
 )
 
 from bench import processes
-from bench.measure import lengths, run
-from bench.predict import fingerprint
+from bench.catalogue import Run
 from bench.common import ELSEWHERE, UserError
-from bench.predict.fingerprint import Fingerprint
+from bench.measure import lengths, run
 from bench.measure.journal import data_of, journal_of, read_journal, sha256
-from bench.study import SCRATCH, Run, Study
+from bench.measure.plan import SCRATCH
+from bench.predict import fingerprint
+from bench.predict.fingerprint import Fingerprint
+from bench.studies import Study
 
 
 class Toy(Study):

@@ -14,9 +14,9 @@ from made_up import (
 
 from bench.common import UserError
 from bench.judge.rows import rows_of
+from bench.report.tables import text_of
 from bench.studies import scaling
 from bench.studies.scaling import Load, Scaling, efficiency, load_of, numbers
-from bench.report.tables import text_of
 
 
 def test_the_model_counts_the_bytes_of_the_gradients(stages):

@@ -6,8 +6,8 @@ import pytest
 from made_up import CPU, MACHINE, setup_of
 
 from bench import catalogue as scripts
-from bench.common import ROOT, UserError
 from bench.catalogue import Scripts, lacking, published
+from bench.common import ROOT, UserError
 from bench.studies.ladder import Ladder
 from bench.studies.stages import Stages
 from patches import stack

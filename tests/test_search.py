@@ -17,12 +17,12 @@ from made_up import (
     write_journal,
 )
 
-from bench.studies import times
 from bench.common import UserError
+from bench.report.tables import excerpts_of, found_in, text_of
+from bench.studies import times
 from bench.studies.search import Search, next_points
 from bench.studies.stages import Stages
 from bench.studies.time_to_loss import TimeToLoss
-from bench.report.tables import excerpts_of, found_in, text_of
 from bench.studies.times import Point, read_search, soonest
 from patches.stack import StackError
 

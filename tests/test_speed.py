@@ -1,4 +1,4 @@
-"""bench/predict/speed.py and what is predicted of the time: the work of kernels, cards, check tables, and
+"""bench/predict: what is predicted of the time: the work of kernels, cards, check tables, and
 the command."""
 
 import re
@@ -11,16 +11,17 @@ import torch
 from made_up import CPU, MACHINE, cells_of, setup_of, write_journal
 from torch.nn import functional
 
-from bench.predict import store as predictions, speed, trace
-from bench.report import check
-from bench.common import UserError
-from bench.predict.allocator import Need
-from bench.predict.store import Prediction
 from bench.catalogue import Scripts
+from bench.common import UserError
+from bench.predict import speed, trace
+from bench.predict import store as predictions
+from bench.predict.allocator import Need
 from bench.predict.speed import CARDS, seconds, work_at
-from bench.study import all_studies
-from bench.report.tables import markdown
+from bench.predict.store import Prediction
 from bench.predict.tracing import ask
+from bench.report import check
+from bench.report.tables import markdown
+from bench.studies import all_studies
 
 SCRIPTS = Scripts()
 CARD = speed.Card(24_000, 8.0, 1_000, 20, 100, 200, 200, 150, 50, ("X",))

@@ -35,8 +35,8 @@ from test_model import (
 )
 from test_runs import END
 
-import measure
-from bench.study import all_studies
+from bench import commands
+from bench.studies import all_studies
 
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"
 stack = load(ROOT / "patches" / "stack.py")
@@ -465,7 +465,7 @@ def next_of(out: list[str]) -> list[str]:
     commands = [line.removeprefix("  ") for line in out[out.index("next:") + 1:]]
     for program, *words in (shlex.split(line.removeprefix("python ")) for line in commands):
         if program == "measure.py":
-            measure.make_parser(all_studies()).parse_args(words)
+            commands.make_parser(all_studies()).parse_args(words)
         elif program == "patches/stack.py":
             stack.parse_arguments(words)
     return commands
@@ -585,7 +585,7 @@ def test_the_worked_example_of_contributing(real_tree):
             if words[0] == "new":
                 name = words[1]
         else:
-            args = measure.make_parser(all_studies()).parse_args(words)
+            args = commands.make_parser(all_studies()).parse_args(words)
             assert program == "measure.py" and args.command == "variants" and args.names == name
     assert re.search(rf"^\| {name} \|", others[-1][1], re.MULTILINE)  # the row in the table
     real_tree.does("write", name)

@@ -19,6 +19,7 @@ from matplotlib import pyplot as plt
 
 from bench.common import ROOT
 from bench.measure.lengths import epochs_within
+from bench.report.tables import found_in, markdown
 from bench.studies.stages import (
     Stages,
     bars_table,
@@ -26,7 +27,6 @@ from bench.studies.stages import (
     published_bars,
     read_bars,
 )
-from bench.report.tables import found_in, markdown
 from patches import stack
 
 FIRST, LAST, DDP = "00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"

@@ -21,17 +21,17 @@ from made_up import (
 )
 from matplotlib import pyplot as plt
 
-from bench.measure import lengths
-from bench.report import cards, look
-from bench.studies import times
-from bench.common import UserError
-from bench.report.pictures import picture_bytes
-from bench.judge.rows import rows_of
-from bench.measure.run import HANG_SECONDS
 from bench.catalogue import Scripts
+from bench.common import UserError
+from bench.judge.rows import rows_of
+from bench.measure import lengths
+from bench.measure.plan import Plan
+from bench.measure.run import HANG_SECONDS
+from bench.report import cards, look
+from bench.report.pictures import picture_bytes
+from bench.report.tables import excerpts_of, found_in, picture_name, text_of
+from bench.studies import all_studies, times
 from bench.studies.compile_modes import pays_from
-from bench.study import Plan, all_studies, picture_name
-from bench.report.tables import excerpts_of, found_in, text_of
 
 STUDIES = {name: study for name, study in all_studies().items() if study.runs_scripts}
 SCRIPTS = Scripts()

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 from made_up import MACHINE, cells_of, plan_of, rounds_of, write_journal, write_record
 
-from bench.predict import fingerprint
-from bench.measure.journal import read_journal, sha256
-from bench.judge.rows import rows_of
 from bench.catalogue import Scripts
-from bench.study import Column, Table, all_studies
+from bench.judge.rows import rows_of
+from bench.measure.journal import read_journal, sha256
+from bench.predict import fingerprint
 from bench.report.tables import (
+    Column,
+    Table,
     cell,
     excerpts_of,
     full_notes,
@@ -22,6 +23,7 @@ from bench.report.tables import (
     time_tables,
     versions_note,
 )
+from bench.studies import all_studies
 
 
 @pytest.fixture
@@ -59,7 +61,8 @@ def test_disturbed_runs_are_named(shown):
 
 @pytest.mark.parametrize(("gpu", "says"), [
     ("NVIDIA H100 80GB HBM3", None), (None, None),
-    ("NVIDIA X", "its rate isn't known. A line for this name in `PEAK_FLOPS` (bench/predict/speed.py),"),
+    ("NVIDIA X",
+     "its rate isn't known. A line for this name in `PEAK_FLOPS` (bench/predict/speed.py),"),
     ("Tesla T4", "it has no bfloat16 units, whose rate MFU is a share of.")])
 def test_why_a_gpu_has_no_mfu(shown, tmp_path, gpu, says):
     """Below the table of a study, of a sweep, and of plot_results.py."""

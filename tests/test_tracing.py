@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from bench import processes
-from bench.predict import trace, tracing
-from bench.common import UserError
 from bench.catalogue import Scripts
+from bench.common import UserError
+from bench.predict import trace, tracing
 from bench.predict.tracing import Child, ask, ask_each
 
 SCRIPTS = Scripts()

@@ -1,12 +1,12 @@
-"""From a journal (bench.measure.journal.Measured) to rows: medians over the rounds, factors, verdicts."""
+"""From a journal's Measured to rows: medians over the rounds, factors, verdicts."""
 
 import math
 from collections.abc import Callable, Iterable
 from statistics import median
 
+from bench.catalogue import Run
 from bench.judge.noise import Noise, log_ratios, noise_of, verdict
 from bench.measure.records import Record
-from bench.study import Run
 
 
 def middle(values: Iterable[float | None]) -> float | None:
@@ -214,21 +214,5 @@ def rows_of(measured) -> list[Row]:
         if run.after and not row.tried and not row.error:
             smaller = rows[run.after]
             untried = (smaller.error or "").startswith("not tried")
-            row.error = smaller.error if untried else why_not(row, measured)
+            row.error = smaller.error if untried else measured.why_not(run)
     return list(rows.values())
-
-
-def why_not(row: Row, measured) -> str | None:
-    """Why a run isn't tried, by the results of the smaller one before it; None if it may be."""
-    run, limit = row.run, measured.plan.memory_limit_gb
-    smaller = row.rows[run.after] if run.after else None
-    if not smaller or not smaller.tried:
-        return None
-    if smaller.error:
-        return f"not tried, since {smaller.label} failed"
-    if limit and None in smaller.memories:
-        return f"not tried: the memory of {smaller.label} isn't known"
-    if limit and run.growth * max(smaller.memories) > limit:
-        return (f"not tried: {run.growth:g} times the {max(smaller.memories):.1f} GB of"
-                f" {smaller.label} would be more than half of the RAM")
-    return None

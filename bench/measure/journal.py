@@ -27,9 +27,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.common import DAMAGE, UserError, lines_of, make_writable, relative
+from bench.catalogue import Run
+from bench.common import (
+    DAMAGE,
+    UserError,
+    lines_of,
+    make_writable,
+    relative,
+    same_machine,
+    trained_in,
+)
+from bench.measure.plan import Plan, Setup
 from bench.measure.records import EVENTS, Record, RecordError, make_record, measured, read_record
-from bench.study import Plan, Setup, same_machine, trained_in
 
 try:
     import fcntl
@@ -98,6 +107,23 @@ class Measured:
         if step and result.step:
             return step == result.step
         return self.sources.get(result.name) == result.source_sha256
+
+    def why_not(self, run: Run) -> str | None:
+        """Why a run isn't tried, by the results of the smaller one before it; None if it may be."""
+        limit = self.plan.memory_limit_gb
+        smaller = next((each for each in self.plan.runs if each.name == run.after), None)
+        results = [each for each in self.results if smaller and each.name == smaller.name]
+        if not results:
+            return None
+        if smaller.error or any(each.error for each in results):
+            return f"not tried, since {smaller.label} failed"
+        memories = [each.record.end["reserved_gb"] for each in results if each.record]
+        if limit and None in memories:
+            return f"not tried: the memory of {smaller.label} isn't known"
+        if limit and run.growth * max(memories) > limit:
+            return (f"not tried: {run.growth:g} times the {max(memories):.1f} GB of"
+                    f" {smaller.label} would be more than half of the RAM")
+        return None
 
     def of_another_version(self, other: "Measured", name: str) -> bool:
         """Whether a run's script has another training step there; where that can't be told, whether

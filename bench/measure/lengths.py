@@ -12,13 +12,13 @@ from pathlib import Path
 from statistics import median
 
 from bench import processes
-from bench.common import BUILD, DAMAGE, UserError, read_kept, write_whole
+from bench.catalogue import EPOCHS, FLOAT16, Run, in_float16, published
+from bench.common import BUILD, DAMAGE, UserError, read_kept, same_machine, trained_in, write_whole
 from bench.measure.journal import fields_of, journal_of, read_journal, sha256
-from bench.predict.store import largest_within, predict
+from bench.measure.plan import Plan, Setup
 from bench.measure.records import comparison_point, tokens_per_step
-from bench.catalogue import FLOAT16, in_float16, published
 from bench.predict.speed import A100_FLOPS, CARDS, TERA
-from bench.study import EPOCHS, Plan, Run, Setup, same_machine, trained_in
+from bench.predict.store import largest_within, predict
 
 # What the runner gives every script itself, so that runs can be compared.
 OWN_OPTIONS = {
@@ -113,7 +113,8 @@ def ask(runs: list[Run], options: list[str], setup: Setup) -> dict[str, dict]:
                 script.write_bytes(setup.scripts.text(run.script))
             requests.append([str(script), [*options, *run.options]])
         # RANK: for 02, as if torchrun had started it.
-        answers = json.loads(processes.ask("-m", "bench.measure.lengths", json.dumps(requests), RANK="0"))
+        answers = json.loads(processes.ask(
+            "-m", "bench.measure.lengths", json.dumps(requests), RANK="0"))
     for run, answer in zip(runs, answers, strict=True):
         if "error" in answer:
             raise UserError(f"{run.name}: {answer['error']}", 2)

@@ -1,13 +1,13 @@
 """What this machine is, and what it could do at best.
 
-    python -m bench.measure.machine this_machine     # as JSON; in a process of its own, so that the one
-    python -m bench.measure.machine matmul_peak      # that asks never holds memory of the GPU
-    python -m bench.measure.machine matmul_rate      # one product, for a moment
-    python -m bench.measure.machine look             # what a report says of it
-    python -m bench.measure.machine large_loss       # whether cross entropy takes very large batches
-    python -m bench.measure.machine compile_error    # why torch.compile doesn't work
-    python -m bench.measure.machine free_memory      # of each GPU, in MiB
-    python -m bench.measure.machine rank_count       # how many processes 02 has here
+    python -m bench.measure.machine this_machine  # as JSON; a process of its own, so that the one
+    python -m bench.measure.machine matmul_peak   # that asks never holds memory of the GPU
+    python -m bench.measure.machine matmul_rate   # one product, for a moment
+    python -m bench.measure.machine look          # what a report says of it
+    python -m bench.measure.machine large_loss    # whether cross entropy takes very large batches
+    python -m bench.measure.machine compile_error # why torch.compile doesn't work
+    python -m bench.measure.machine free_memory   # of each GPU, in MiB
+    python -m bench.measure.machine rank_count    # how many processes 02 has here
 
 Importing it takes no time: only what answers these questions loads PyTorch. Nothing here multiplies
 in bfloat16 on a machine whose scripts train in float32.

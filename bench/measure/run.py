@@ -1,4 +1,7 @@
-"""Measure a study round by round, each run in a fresh process; its journal keeps what is done."""
+"""Measure a study round by round, each run in a fresh process; its journal keeps what is done.
+
+A `study` is one of bench/studies/, above this room.
+"""
 
 import json
 import os
@@ -13,9 +16,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from bench import processes
-from bench.measure import lengths
+from bench.catalogue import Run
 from bench.common import BUILD, ELSEWHERE, ROOT, UserError, make_writable, relative, write_whole
-from bench.predict.fingerprint import fingerprints, of_run
+from bench.measure import lengths
 from bench.measure.journal import (
     Measured,
     Result,
@@ -28,8 +31,8 @@ from bench.measure.journal import (
     sha256,
 )
 from bench.measure.lengths import Length, in_words, seconds_left
-from bench.judge.rows import rows_of, why_not
-from bench.study import SCRATCH, Plan, Run, Setup, Study
+from bench.measure.plan import SCRATCH, Plan, Setup
+from bench.predict.fingerprint import fingerprints, of_run
 
 HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended
 # Fields of a plan that goes on.
@@ -66,7 +69,7 @@ def see_build() -> None:
 
 
 def run_study(
-    study: Study, setup: Setup, rounds: int | None = None, resume: bool | None = False,
+    study, setup: Setup, rounds: int | None = None, resume: bool | None = False,
     deadline: float | None = None,
 ) -> tuple[bool, list[Measured]]:
     """(whether it came to its end, what is measured of each of its plans).
@@ -90,15 +93,15 @@ class OutOfMemory(Exception):
 
 
 def run_plans(
-    study: Study, setup: Setup, rounds: int | None, resume: bool | None, deadline: float | None,
+    study, setup: Setup, rounds: int | None, resume: bool | None, deadline: float | None,
 ) -> tuple[bool, list[Measured]]:
     """As run_study. Raises OutOfMemory as well."""
     begun: dict[str, Measurement] = {}  # by their kinds
-    plans, rows = study.plans(setup), None
+    plans, measured = study.plans(setup), None
     finished = True
     while finished:
         try:
-            plan = plans.send(rows)
+            plan = plans.send(measured)
         except StopIteration:
             break
         if plan.kind not in begun:
@@ -110,11 +113,11 @@ def run_plans(
         one = begun[plan.kind]
         plan = lengths.fit(plan, setup, one.batches())
         finished = one.run(plan, plan.rounds or rounds or study.rounds[setup.device], deadline)
-        rows = rows_of(one.measured)
+        measured = one.measured
     return finished, [each.measured for each in begun.values()]
 
 
-def earlier_measurement(study: Study, plan: Plan, setup: Setup, first: "Measurement | None",
+def earlier_measurement(study, plan: Plan, setup: Setup, first: "Measurement | None",
                         required: bool | None) -> Measured | None:
     """What this plan goes on with: the newest measurement of its kind, unless that is older than
     the study's `first` plan, on which it depends. Raises UserError where none is there but it is
@@ -159,7 +162,7 @@ def failed(measured: Measured) -> bool:
 class Measurement:
     """One plan of a study, as far as it is measured."""
 
-    def __init__(self, study: Study, plan: Plan, setup: Setup, earlier: Measured | None):
+    def __init__(self, study, plan: Plan, setup: Setup, earlier: Measured | None):
         self.study, self.setup = study, setup
         self.path = journal_of(setup.results, study.name)
         self.tried: set[tuple] = set()  # since this start: the keys of jobs
@@ -299,9 +302,9 @@ class Measurement:
         names = {result.name for result in self.measured.results if result.error
                  and (result.key in self.tried
                       or self.measured.plan.until_full and does_not_fit(result.error))}
-        for row in rows_of(self.measured):  # the smaller ones come first
-            if row.run.after in names or why_not(row, self.measured):
-                names.add(row.run.name)
+        for run in self.measured.plan.runs:  # the smaller ones come first
+            if run.after in names or self.measured.why_not(run):
+                names.add(run.name)
         return names
 
     def run_job(self, job: Job, script: Path, text: bytes, length: Length, **also) -> Result:
@@ -416,7 +419,7 @@ def told(result: Result, plan: Plan) -> str:
     return f"{result.record.tok_per_sec:,.0f} tok/sec, val loss {text}, {result.seconds:.0f} s"
 
 
-def dry_run(study: Study, setup: Setup, rounds: int | None, resume: bool) -> None:
+def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     """Prints the commands that the study's first plan would run, and how long it would take, by
     what is measured already; it measures nothing, and leaves no results. Raises as run_study."""
     plan = next(study.plans(setup))

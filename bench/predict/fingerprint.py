@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import processes
-from bench.common import BUILD, REFERENCE, ROOT, UserError, read_kept, write_whole
-from bench.study import trained_in
+from bench.common import BUILD, REFERENCE, ROOT, UserError, read_kept, trained_in, write_whole
 
 NAME = "fingerprints.json"  # in results/reference and in build: what was traced before
 ROOTS = "train", "GPTModel", "Config", "huge_pages", "keep_memory"
@@ -47,7 +46,7 @@ class Request(NamedTuple):
 
 
 def of_run(text: bytes, run, plan, options: list[str], machine: dict) -> Request:
-    """That of a run of a study's plan, on a machine as bench.measure.machine.this_machine tells it, with
+    """That of a run of a study's plan, on a machine as machine.this_machine tells it, with
     these options for every script."""
     options = [*plan.options, *options, *run.options]
     if machine["device"] != "cpu" and not any(each.startswith("--model") for each in options):

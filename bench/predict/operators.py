@@ -1,6 +1,6 @@
-"""What a training step does, operator by operator, for bench.predict.fingerprint, whose child this is.
+"""What a training step does, operator by operator, for fingerprint, whose child this is.
 
-    python -m bench.predict.operators FOLDER    # its requests.json: [[script, options, device, type], ...]
+    python -m bench.predict.operators FOLDER  # its requests.json
 
 A script's own train() makes three steps (so that a schedule of the learning rate shows) and two
 evaluations of a model with two layers, on tensors without storage. torch.compile only leaves marks.
@@ -26,8 +26,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench.predict import trace
 from bench.common import load_script
+from bench.predict import trace
 
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention
 # In place, and not there for tensors without storage.

@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import processes
-from bench.predict import fingerprint, speed
+from bench.catalogue import EPOCHS, Scripts
 from bench.common import REFERENCE, UserError, read_kept, write_whole
-from bench.predict.fingerprint import Request, as_lines
+from bench.predict import fingerprint, speed
 from bench.predict.allocator import Need, need
-from bench.catalogue import Scripts
+from bench.predict.fingerprint import Request, as_lines
 from bench.predict.speed import TERA, Card
-from bench.study import EPOCHS
 from bench.predict.tracing import ask, ask_each
 
 BATCHES = [2**k for k in range(10)]
@@ -32,7 +31,7 @@ EARLIER = "Predicted for an earlier version of"
 
 class Prediction(NamedTuple):
     needs: dict[int, Need]  # by the batch size
-    works: dict[int, dict]  # at two batch sizes: "step" and "evaluation", as in bench.predict.trace.Notes
+    works: dict[int, dict]  # at two batch sizes: "step" and "evaluation", as in trace.Notes
     context_length: int
     flops_per_token: int
     graph: str | None = None  # the fingerprint of what was traced, where one is known

@@ -42,7 +42,14 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
 from bench.common import load_script
-from bench.predict.compiled import aten, compile_only_models, dropout, flash_attention, key_of, linear
+from bench.predict.compiled import (
+    aten,
+    compile_only_models,
+    dropout,
+    flash_attention,
+    key_of,
+    linear,
+)
 from bench.processes import error_line
 
 WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,096 KiB, 8 × 16 KiB

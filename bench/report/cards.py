@@ -5,12 +5,11 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.report import check
+from bench.catalogue import published
 from bench.common import REFERENCE, short_name
 from bench.judge.rows import Row, ratio
-from bench.catalogue import published
-from bench.study import Column, Table
-from bench.report.tables import bold, cell, found_in, markdown, within_01
+from bench.report import check
+from bench.report.tables import Column, Table, bold, cell, found_in, markdown, within_01
 from patches import stack
 
 

@@ -8,13 +8,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from bench.catalogue import EPOCHS, FLOAT16, Run, Scripts, published
 from bench.common import REFERENCE, UserError, short_name
 from bench.measure.lengths import PUBLISHED
-from bench.predict.store import NAME, Prediction, earlier, kept, key_of, largest
-from bench.catalogue import FLOAT16, Scripts, published
 from bench.predict.speed import BANDWIDTH, CARDS, GB, KINDS, RANGE, TERA, Card
-from bench.study import EPOCHS, Column, Run, Table
-from bench.report.tables import cell, found_in, markdown
+from bench.predict.store import NAME, Prediction, earlier, kept, key_of, largest
+from bench.report.tables import Column, Table, cell, found_in, markdown
 from patches import stack
 
 GPT2 = ["--model", "gpt2"]

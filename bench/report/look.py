@@ -11,15 +11,23 @@ import sys
 from pathlib import Path
 
 from bench import processes
+from bench.common import (
+    DAMAGE,
+    ELSEWHERE,
+    UserError,
+    read_kept,
+    relative,
+    same_machine,
+    trained_in,
+    write_whole,
+)
 from bench.measure import machine
-from bench.common import DAMAGE, ELSEWHERE, UserError, read_kept, relative, write_whole
 from bench.measure.journal import data_of, journal_of, read_journal
-from bench.study import Column, Table, all_studies, same_machine, trained_in
-from bench.report.tables import cell, found_in, markdown, peaks
+from bench.report.tables import Column, Table, cell, found_in, markdown, peaks
 
 
 def machine_in(results: Path) -> dict:
-    """This machine, as bench.measure.machine.this_machine describes it; kept in `results`, and asked for
+    """This machine, as machine.this_machine describes it; kept in `results`, and asked for
     again where a fact that it follows from has changed, or the file is damaged. Raises UserError.
     """
     path = results / "machine.json"
@@ -43,15 +51,15 @@ def key_of(description) -> str:
     return hashlib.sha256(json.dumps([description, machine.facts()]).encode()).hexdigest()
 
 
-def look_at(data: Path, results: Path) -> dict:
-    """What bench.measure.machine.look finds here; asked once for a folder of results. Raises UserError
+def look_at(studies: dict, data: Path, results: Path) -> dict:
+    """What machine.look finds here; asked once for a folder of results. Raises UserError
     where that holds the report of another machine or text, or where there are no tokens."""
     processes.prepare_tokens(data)
     here, look = machine_in(results), read_look(results)
     if look and not same_machine(look["machine"], here):
         raise UserError(f"{relative(results)} holds the report of another machine or PyTorch;"
                         f" {ELSEWHERE}")
-    for path in (journal_of(results, name) for name, study in all_studies().items()
+    for path in (journal_of(results, name) for name, study in studies.items()
                  if study.schedule):
         for each in {each.kind: each for each in read_journal(path)}.values():  # the newest
             if each.data not in (None, data_of(data)):

@@ -1,68 +1,26 @@
 """A machine's page, results/report.md and report.html, with all that the studies have measured."""
 
 import io
-import sys
 import tarfile
-import time
 from pathlib import Path
 
-from bench.common import DAMAGE, UserError, relative, write_whole
-from bench.report.html_page import write_html
+from bench.common import DAMAGE, write_whole
 from bench.measure.journal import journal_of, newest, read_journal
-from bench.report.look import first_line, look_at, machine_section, read_look, summary
+from bench.report.html_page import write_html
+from bench.report.look import first_line, machine_section, read_look, summary
 from bench.report.pictures import draw_all
-from bench.measure.run import failed, run_study
-from bench.study import Setup, Study, all_studies
 from bench.report.tables import found_in, text_of
-from patches import stack
-
-PAGE_SECONDS = 20  # to draw and write the page at the end
 
 
-def make_report(jobs: list[tuple[Study, int | None, Setup]], minutes: float, command: str) -> int:
-    """Measures each study for so many rounds, as far as the minutes reach, and writes the page in
-    any case; started again, it goes on. All of `jobs` have the same folders. Returns the exit code:
-    1 if something failed. Raises UserError where nothing can be measured."""
-    began = time.monotonic()
-    deadline = began + 60 * minutes - PAGE_SECONDS
-    setup = jobs[0][2]
-    look = look_at(setup.data, setup.results)
-    missing, failures, refused = [study.name for study, *_ in jobs], False, {}
-    try:
-        for study, rounds, setup in jobs:
-            if time.monotonic() > deadline:
-                break
-            if study.name in refused:
-                continue
-            print(f"--- {study.name}", flush=True)
-            setup.matmul_peak = look["matmul_peak"]
-            try:
-                finished, measured = run_study(study, setup, rounds, None, deadline)
-                failures |= study.failures_count and any(map(failed, measured))
-            except (UserError, stack.StackError, OSError) as error:
-                print(f"error: {study.name}: {error}", file=sys.stderr)
-                refused[study.name] = str(error)
-                finished, failures = False, True
-            if finished:
-                missing.remove(study.name)
-    finally:
-        path = write_page(setup.results, command,
-                          {name: refused.get(name, "") for name in missing})
-    head = path.read_text(encoding="utf-8").partition("## ")[0]
-    print(f"\n{head}{relative(path)}, after {(time.monotonic() - began) / 60:.1f} minutes;"
-          " report.tar.gz beside it holds all of it")
-    return int(failures)
-
-
-def write_page(results: Path, command: str, missing: dict[str, str]) -> Path:
+def write_page(studies: dict, results: Path, command: str, missing: dict[str, str]) -> Path:
     """Writes report.md, report.html, the pictures, and report.tar.gz with all of the folder's
     state. `missing`: what isn't finished, with why it was refused, or ""."""
-    look, pictures = read_look(results), draw_all(results)
+    look, pictures = read_look(results), draw_all(studies, results)
     for own in pictures.values():
         for file, picture in own.items():
             write_whole(results / file, picture)
     parts = [("This machine", machine_section(look), "`python -m bench.measure.machine look`")]
-    shown = [study for study in all_studies().values() if study.schedule]
+    shown = [study for study in studies.values() if study.schedule]
     for study in shown:
         alone = [f"`python measure.py {study.name} {line}".strip() + "`"
                  for line in study.in_report]
@@ -98,7 +56,7 @@ def write_page(results: Path, command: str, missing: dict[str, str]) -> Path:
     return results / "report.md"
 
 
-def section(study: Study, results: Path, pictures: list[str]) -> str:
+def section(study, results: Path, pictures: list[str]) -> str:
     """The tables of a study, as far as they are measured, with its pictures and all else."""
     try:
         found = found_in(results, study.name)

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.common import DAMAGE, UserError, short_name
-from bench.measure.journal import journal_of, newest, read_journal
 from bench.judge.rows import Row, rows_of
-from bench.study import all_studies
+from bench.measure.journal import journal_of, newest, read_journal
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
 COLOURS = {"00": "#E69F00", "01": "#0072B2", "02": "#009E73"}
@@ -100,7 +99,8 @@ def key(label: str, **style):
     return Line2D([], [], label=label, **style)
 
 
-def draw_all(results: Path, form: str = "png", keep: bool = False) -> dict[str, dict[str, bytes]]:
+def draw_all(studies: dict, results: Path, form: str = "png",
+             keep: bool = False) -> dict[str, dict[str, bytes]]:
     """For each study {file name: picture} of all that there is to draw; says what can't be drawn.
     To `keep` the figures open is for windows."""
     try:
@@ -109,7 +109,7 @@ def draw_all(results: Path, form: str = "png", keep: bool = False) -> dict[str, 
         print(f"there are no pictures: {error}", file=sys.stderr)
         return {}
     drawn = {}
-    for study in all_studies().values():
+    for study in studies.values():
         try:
             found = newest(read_journal(journal_of(results, study.name)))
             figures = study.pictures(results, [(each, rows_of(each)) for each in found])

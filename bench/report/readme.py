@@ -4,12 +4,20 @@ import re
 from functools import cache
 from pathlib import Path
 
-from bench.report import cards, check
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.predict.fingerprint import keep_used
+from bench.report import cards, check
 from bench.report.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels
-from bench.study import Column, Table, all_studies
-from bench.report.tables import cell, excerpts_of, found_in, markdown, used, versions_note
+from bench.report.tables import (
+    Column,
+    Table,
+    cell,
+    excerpts_of,
+    found_in,
+    markdown,
+    used,
+    versions_note,
+)
 from patches import stack
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -35,11 +43,11 @@ GUIDE = (
 )
 
 
-def write_readme() -> bool:
+def write_readme(studies: dict) -> bool:
     """Writes the pages' tables anew, and keeps the fingerprints of the scripts that they are of;
     returns whether that changed a page. Raises what update does."""
     before = {page: page.read_bytes() for page in PAGES}
-    after = {page: update(text.decode(), SHOWN).encode() for page, text in before.items()}
+    after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
     for page, text in after.items():
         write_whole(page, text)
         if page.name == "predictions.md":
@@ -70,7 +78,7 @@ def draw_predictions():
     return figure
 
 
-def update(text: str, machine: Path) -> str:
+def update(text: str, machine: Path, studies: dict) -> str:
     """`text` with what stands between its markers written anew, from a machine's folder. Raises
     UserError for a marker without its end or of an unknown table, StackError, OSError."""
     variants = {same: [patch for patch in stack.load_variants()
@@ -87,7 +95,7 @@ def update(text: str, machine: Path) -> str:
     @cache
     def tables_of(folder: Path) -> dict[str, str]:
         tables = {}
-        for study in all_studies().values():
+        for study in studies.values():
             tables |= study.fixed()
             for measured, _ in found_in(folder, study.name):
                 tables |= excerpts_of(study, measured)

@@ -2,19 +2,41 @@
 
 import math
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-from bench.predict import fingerprint
-from bench.measure.journal import Measured, journal_of, newest, read_journal, sha256
-from bench.judge.noise import ROUNDS_FOR_A_VERDICT
-from bench.measure.records import Record
-from bench.judge.rows import Row, difference, memory_of, noise_among, ratio, rows_of, seed_noise
 from bench.catalogue import Scripts
+from bench.judge.noise import ROUNDS_FOR_A_VERDICT
+from bench.judge.rows import Row, difference, memory_of, noise_among, ratio, rows_of, seed_noise
+from bench.measure.journal import Measured, journal_of, newest, read_journal, sha256
+from bench.measure.plan import SEED
+from bench.measure.records import Record
+from bench.predict import fingerprint
 from bench.predict.speed import PEAK_FLOPS, card_of
-from bench.study import SEED, Column, Study, Table, picture_name
 from patches.stack import StackError
+
+
+class Column(NamedTuple):
+    """`cell` gives a row's text; "" where there is nothing to show."""
+
+    heading: str
+    cell: Callable[..., str]  # of a row: a bench.judge.rows.Row, or what else the table is of
+    left: bool = False  # set to the left, as text is
+
+
+class Table(NamedTuple):
+    columns: list[Column]
+    rows: list
+    caption: str = ""
+    missing: str = ""  # what stands in an empty cell
+    every_column: bool = False  # also those without a figure
+
+
+def picture_name(study: str, kind: str) -> str:
+    return f"{study}-{kind}" if kind else study
+
 
 TARGETS = {  # what the targets of a time to a loss are
     "published": "the lowest validation loss of 00 in its default run",
@@ -87,13 +109,13 @@ def within_01(folder: Path) -> dict[str, str]:
             for row in rows if "without" in row.tags}
 
 
-def tables_of(study: Study, measured, rows: list[Row]) -> list[Table]:
+def tables_of(study, measured, rows: list[Row]) -> list[Table]:
     """What a report shows of a plan that was measured."""
     own = study.tables(measured, rows)
     return [full_table(rows)] if own is None else own
 
 
-def text_of(study: Study, measured) -> str:
+def text_of(study, measured) -> str:
     """All tables of a plan that was measured, and what has to be said of them."""
     rows = rows_of(measured)
     notes = study.notes(measured, rows)
@@ -102,7 +124,7 @@ def text_of(study: Study, measured) -> str:
     return text + "".join(f"\n{note}\n" for note in notes) + versions_note([measured])
 
 
-def excerpts_of(study: Study, measured) -> dict[str, str]:
+def excerpts_of(study, measured) -> dict[str, str]:
     """What the markers of a page ask for, by their names."""
     rows = rows_of(measured)
     found = study.excerpts(measured, rows) or {
@@ -310,8 +332,8 @@ def mfu_notes(records: Iterable[Record]) -> list[str]:
             if record.config["device"] == "cuda"} - PEAK_FLOPS.keys()
     return [f"No MFU of the {gpu}: " + (
         "it has no bfloat16 units, whose rate MFU is a share of." if card_of(gpu) else
-        "its rate isn't known. A line for this name in `PEAK_FLOPS` (bench/predict/speed.py), with its"
-        " datasheet's dense bfloat16 rate, gives it.") for gpu in sorted(gpus)]
+        "its rate isn't known. A line for this name in `PEAK_FLOPS` (bench/predict/speed.py),"
+        " with its datasheet's dense bfloat16 rate, gives it.") for gpu in sorted(gpus)]
 
 
 def peak_note(measured) -> str:

@@ -1,1 +1,114 @@
-"""The studies, one file each: see bench.study."""
+"""Studies. What one is: its runs, how they are measured, and how their results are shown.
+
+Each file in bench/studies/ holds one. By being there it is a subcommand of measure.py, a part of
+the report, a picture of plot_results.py, and a table that a marker in a Markdown page asks for.
+"""
+
+import argparse
+import importlib
+import pkgutil
+from collections.abc import Generator
+from pathlib import Path
+
+from bench.measure.journal import Measured
+from bench.measure.plan import SECONDS, TOKENS, Plan, Setup
+from bench.report.tables import Table, picture_name
+
+
+class Study:
+    """One measurement. The first paragraph of its docstring is its help text."""
+
+    title = ""  # its heading on a machine's page
+    # At which places of a report it is measured, and for how many rounds (None: as many as it has);
+    # 0 rounds: it is only shown. Without a place it isn't part of a report.
+    schedule: dict[int, int | None] = {}
+    in_report: tuple[str, ...] = ("",)  # the command lines by which a report measures it
+    rounds: dict[str, int] = {"cuda": 4, "cpu": 4}
+    tokens: dict[str, int] | None = TOKENS  # None: whole scripts
+    seconds: dict[str, float] | None = SECONDS  # None: no such option
+    # Of --max-tokens ("": no such option) and --rounds, with their defaults filled in.
+    max_tokens_help = ("training tokens, per process, after which losses are compared (default:"
+                       " {cuda:,} on a GPU, {cpu:,} on a CPU)")
+    arguments = ""  # of its command line, those that are no options
+    environment: dict[str, str] = {}  # of its runs
+    runs_scripts = True  # else it has an `answer` instead of plans
+    of_this_machine = True  # else it isn't told what this machine is
+    failures_count = True  # whether a run that fails makes the command fail
+    rounds_help = "how often each script runs (default: {}; a verdict needs 4)"
+
+    @property
+    def name(self) -> str:
+        return type(self).__module__.rpartition(".")[2].replace("_", "-")
+
+    @property
+    def help(self) -> str:
+        return " ".join(type(self).__doc__.split("\n\n")[0].split()).rstrip(".")
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Adds the study's own command-line options."""
+
+    def plans(self, setup: Setup) -> Generator[Plan, Measured, None]:
+        """What to measure. A plan that was measured comes back with its results, on which the next
+        one may depend. Raises UserError, StackError."""
+        raise NotImplementedError
+
+    def answer(self, setup: Setup) -> str:
+        """What a study that runs no scripts prints. Raises as `plans`."""
+        raise NotImplementedError
+
+    def length(self, setup: Setup) -> dict:
+        """How long a run trains, by the options and the device, as fields of Plan."""
+        return dict(tokens=setup.args.max_tokens or self.tokens[setup.device],
+                    seconds=self.seconds[setup.device] if setup.args.seconds is None
+                    else setup.args.seconds)
+
+    def collect(self, setup: Setup, folder: Path) -> None:
+        """Takes what a run has left in `folder` beside its record. Raises ValueError where it
+        isn't there."""
+
+    def tables(self, measured, rows: list) -> list[Table] | None:
+        """What a report shows of a plan that was measured; None: bench.report.tables.full_table."""
+
+    def notes(self, measured, rows: list) -> list[str] | None:
+        """Paragraphs below its tables; None: bench.report.tables.full_notes."""
+
+    def excerpts(self, measured, rows: list) -> dict[str, list[Table]] | None:
+        """The tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME; None: those of
+        `tables`, or else bench.report.tables.short_table, by the study's name and the kind."""
+
+    def fixed(self) -> dict[str, str]:
+        """The tables, as text, that need no measurement, by the NAME of their marker."""
+        return {}
+
+    def extra(self, folder: Path, found: list[tuple]) -> str:
+        """What a page shows beside the tables, from the folder of the results; `found` are
+        (measurement, rows), the newest of each kind."""
+        return ""
+
+    def draw(self, measured, rows: list):
+        """The picture of a plan that was measured, a matplotlib figure; None without one."""
+
+    def pictures(self, folder: Path, found: list[tuple]) -> dict:
+        """All its pictures: {name: figure}."""
+        drawn = {picture_name(self.name, each.kind): self.draw(each, rows) for each, rows in found}
+        return {name: figure for name, figure in drawn.items() if figure}
+
+    def summary(self, folder: Path) -> str:
+        """A table for plot_results.py to print and keep."""
+        return ""
+
+    def result(self, measured, rows: list) -> str:
+        """What measure.py prints below the tables."""
+        return ""
+
+
+def all_studies() -> dict[str, Study]:
+    """Every study by its name, in the order of a report, the others behind."""
+    found = []
+    for module in pkgutil.iter_modules(__path__):
+        loaded = vars(importlib.import_module(f"bench.studies.{module.name}"))
+        found += [kind() for kind in loaded.values()
+                  if isinstance(kind, type) and issubclass(kind, Study)
+                  and kind.__module__ == f"bench.studies.{module.name}"]
+    found.sort(key=lambda study: (min(study.schedule, default=1000), study.name))
+    return {study.name: study for study in found}

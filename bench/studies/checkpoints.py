@@ -1,9 +1,10 @@
 """What checkpoints cost."""
 
-from bench.judge.rows import Row, middle
 from bench.catalogue import CHECKPOINTS, STAGES, lacking
-from bench.study import SCRATCH, Column, Plan, Study, Table
-from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, machine_note
+from bench.judge.rows import Row, middle
+from bench.measure.plan import SCRATCH, Plan
+from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, Column, Table, machine_note
+from bench.studies import Study
 from patches import stack
 
 EVERY = {"cuda": 25, "cpu": 4}  # steps from one checkpoint to the next, where they are measured

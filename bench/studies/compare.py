@@ -4,12 +4,20 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.common import REFERENCE, UserError, relative, write_whole
+from bench.common import REFERENCE, UserError, relative, trained_in, write_whole
 from bench.judge.noise import verdict_of_two
-from bench.report.pictures import COLOURS, PUBLISHED, key, lay_rows, picture_bytes, rows_of_panels, shorten
 from bench.judge.rows import Row, noise_among
-from bench.study import Column, Study, Table, trained_in
-from bench.report.tables import cell, found_in, markdown, spread
+from bench.report.pictures import (
+    COLOURS,
+    PUBLISHED,
+    key,
+    lay_rows,
+    picture_bytes,
+    rows_of_panels,
+    shorten,
+)
+from bench.report.tables import Column, Table, cell, found_in, markdown, spread
+from bench.studies import Study
 
 
 class Pair(NamedTuple):

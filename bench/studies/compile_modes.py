@@ -3,10 +3,11 @@
 import math
 import sys
 
-from bench.judge.rows import Row, middle, ratio
 from bench.catalogue import COMPILER
-from bench.study import Column, Plan, Study, Table
-from bench.report.tables import GB, LOSS, cell, machine_note, spread
+from bench.judge.rows import Row, middle, ratio
+from bench.measure.plan import Plan
+from bench.report.tables import GB, LOSS, Column, Table, cell, machine_note, spread
+from bench.studies import Study
 
 # Total seconds of 5 epochs with Adafactor, in a published study of the modes on one GPU.
 STUDY_SECONDS = {"none": 1059.0, "default": 497.9, "reduce-overhead": 497.6, "max-autotune": 769.1}

@@ -1,6 +1,7 @@
 """DDP's own switches."""
 
-from bench.study import Plan, Study
+from bench.measure.plan import Plan
+from bench.studies import Study
 
 
 class Ddp(Study):

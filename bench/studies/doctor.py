@@ -10,13 +10,13 @@ import tempfile
 from pathlib import Path
 
 from bench import processes
-from bench.common import REFERENCE, ROOT, other_text, relative
+from bench.catalogue import EPOCHS, in_float16
+from bench.common import REFERENCE, ROOT, other_text, relative, trained_in
 from bench.measure.lengths import FLOAT32_FACTOR, fast_here, fitting, options_of_type
 from bench.measure.machine import compiler_folder, missing_here
-from bench.predict.store import kept
-from bench.catalogue import in_float16
 from bench.predict.speed import CARDS, card_of
-from bench.study import EPOCHS, Study, trained_in
+from bench.predict.store import kept
+from bench.studies import Study
 
 EXTRAS = "accelerate", "bitsandbytes", "safetensors", "transformers"
 

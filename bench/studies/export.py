@@ -9,8 +9,8 @@ from pathlib import Path
 from bench.common import UserError, relative, write_whole
 from bench.measure.journal import loose_records
 from bench.measure.records import Record
-from bench.study import Study, Table, all_studies, picture_name
-from bench.report.tables import found_in, tables_of
+from bench.report.tables import Table, found_in, picture_name, tables_of
+from bench.studies import Study, all_studies
 
 MARKS = re.compile(r"\*\*|`|\\(?=\*)")  # Markdown's, without the characters that they set
 

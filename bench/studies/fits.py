@@ -4,11 +4,11 @@ import io
 import sys
 from contextlib import redirect_stderr
 
+from bench.catalogue import FLOAT16, STAGES
 from bench.common import BUILD, UserError, relative, write_whole
 from bench.measure.journal import loose_records
 from bench.measure.lengths import fast_here, fitting
-from bench.catalogue import FLOAT16, STAGES
-from bench.study import Study
+from bench.studies import Study
 
 
 class Fits(Study):

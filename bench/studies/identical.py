@@ -1,6 +1,7 @@
 """The same script again and again: which verdicts noise alone makes."""
 
-from bench.study import Plan, Study
+from bench.measure.plan import Plan
+from bench.studies import Study
 
 RUNS = 15
 

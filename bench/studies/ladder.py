@@ -1,5 +1,7 @@
 """One technique more at a time."""
 
+from bench.judge.rows import Row
+from bench.measure.plan import Plan
 from bench.report.pictures import (
     ERROR,
     OWN,
@@ -12,9 +14,8 @@ from bench.report.pictures import (
     rows_of_panels,
     shorten,
 )
-from bench.judge.rows import Row
-from bench.study import Column, Plan, Study, Table
-from bench.report.tables import bold, cell, number, spread, within_01
+from bench.report.tables import Column, Table, bold, cell, number, spread, within_01
+from bench.studies import Study
 
 
 class Ladder(Study):

@@ -1,8 +1,21 @@
 """What each technique is still worth beside all the others."""
 
+from bench.catalogue import Run
 from bench.common import UserError
-from bench.study import Column, Plan, Run, Setup, Study, Table, picture_name
-from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, bold, cell, number
+from bench.measure.plan import Plan, Setup
+from bench.report.tables import (
+    GB,
+    RANGE,
+    RUN,
+    SPEED_OR_ERROR,
+    Column,
+    Table,
+    bold,
+    cell,
+    number,
+    picture_name,
+)
+from bench.studies import Study
 from patches import stack
 
 

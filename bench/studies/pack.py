@@ -7,8 +7,8 @@ from bench.common import DAMAGE, REFERENCE, UserError, relative
 from bench.measure.journal import locked
 from bench.report.look import read_look
 from bench.report.page import write_page
-from bench.study import Study
 from bench.report.tables import found_in
+from bench.studies import Study, all_studies
 
 ROUNDS = {"stages": 2, "ladder": 4}  # that a table which others quote needs
 MADE_BY = r"\nMade by `(.+?)`"
@@ -42,7 +42,7 @@ class Pack(Study):
             if missing:
                 raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
             command = re.search(MADE_BY, page_of(results))[1]
-            write_page(results, command, {})  # it may be older than the journals
+            write_page(all_studies(), results, command, {})  # it may be older than the journals
             files = [path for path in sorted(results.iterdir())
                      if path.suffix in KEPT and path.is_file() and not path.is_symlink()
                      and not path.name.endswith(".trace.json")]

@@ -3,10 +3,10 @@ that fits, and the tokens per second."""
 
 from functools import partial
 
-from bench.report import check
+from bench.catalogue import EPOCHS, FLOAT16, Run
 from bench.common import UserError, relative, write_whole
 from bench.measure.lengths import option_of
-from bench.report.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
+from bench.predict.speed import CARDS, KINDS
 from bench.predict.store import (
     BATCHES,
     OTHERS,
@@ -17,10 +17,10 @@ from bench.predict.store import (
     predict,
     predict_all,
 )
-from bench.catalogue import FLOAT16
-from bench.predict.speed import CARDS, KINDS
-from bench.study import EPOCHS, Column, Run, Study, Table
-from bench.report.tables import found_in, markdown
+from bench.report import check
+from bench.report.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
+from bench.report.tables import Column, Table, found_in, markdown
+from bench.studies import Study
 
 
 class Predict(Study):

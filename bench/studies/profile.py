@@ -6,9 +6,10 @@ from collections import defaultdict
 from pathlib import Path
 
 from bench.common import write_whole
+from bench.measure.plan import Plan
 from bench.measure.records import read_record
-from bench.study import Column, Plan, Study, Table
-from bench.report.tables import markdown
+from bench.report.tables import Column, Table, markdown
+from bench.studies import Study
 
 TOP = 20  # operations that are shown
 STEPS = 12  # that a profiled run trains: two to warm up, ten in the trace

@@ -3,8 +3,9 @@
 import math
 
 from bench.common import UserError
-from bench.study import Column, Study, Table
-from bench.report.tables import cell, time_notes, time_tables
+from bench.judge.rows import rows_of
+from bench.report.tables import Column, Table, cell, time_notes, time_tables
+from bench.studies import Study
 from bench.studies.times import (
     MAX_TOKENS_HELP,
     RATES,
@@ -58,8 +59,8 @@ class Search(Study):
             new = starts
             while new:
                 runs.update((point, point.run(setup)) for point in new)
-                rows = yield plan_of(setup, list(runs.values()), first_seed=TUNING_SEED,
-                                     cold_rounds=0, **settings)
+                rows = rows_of((yield plan_of(setup, list(runs.values()), first_seed=TUNING_SEED,
+                                              cold_rounds=0, **settings)))
                 new = [point for start in starts for point in next_points(
                     costs_of(rows, start.stage, target), neighbours, count)]
             return rows

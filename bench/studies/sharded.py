@@ -1,7 +1,8 @@
 """Sharded training: ZeRO and FSDP."""
 
+from bench.measure.plan import Plan
 from bench.report.pictures import draw_alternatives
-from bench.study import Plan, Study
+from bench.studies import Study
 
 # How a larger model is run: 40 GB of a GPU, or a minute of two cores, are enough for it. (Compiling
 # gpt2-medium takes them three minutes.)

@@ -6,12 +6,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.catalogue import EPOCHS, FLOAT16, ROOT, STAGES, UserError, published
 from bench.measure.journal import journal_of, loose_records, read_journal
-from bench.report.pictures import COLOURS, draw_bars, rows_of_panels, shorten
+from bench.measure.plan import Plan
 from bench.measure.records import Record
-from bench.catalogue import FLOAT16, ROOT, STAGES, UserError, published
-from bench.study import EPOCHS, Column, Plan, Study, Table
-from bench.report.tables import cell, float32_reason, markdown, mfu_notes
+from bench.report.pictures import COLOURS, draw_bars, rows_of_panels, shorten
+from bench.report.tables import Column, Table, cell, float32_reason, markdown, mfu_notes
+from bench.studies import Study
 
 SECONDS = 480  # of the three stages on a GPU, in a report: as many of the 15 epochs as fit
 NAMES = {"00_orig": ("00", "00 original"), "01_opt_single_gpu": ("01", "01 optimized"),

@@ -7,10 +7,23 @@ CPU a run is skipped if, judging by the one before it, it would take more than h
 import re
 from collections.abc import Sequence
 
+from bench.catalogue import Run
 from bench.common import UserError
+from bench.judge.rows import rows_of
+from bench.measure.plan import Plan
 from bench.report.pictures import OWN, place_of, plain_figures, rows_of_panels, thousands
-from bench.study import Plan, Run, Study, Table
-from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, machine_note, mfu_notes, number, peak_note
+from bench.report.tables import (
+    GB,
+    RANGE,
+    RUN,
+    SPEED_OR_ERROR,
+    Table,
+    machine_note,
+    mfu_notes,
+    number,
+    peak_note,
+)
+from bench.studies import Study
 
 BATCHES = [2**k for k in range(13)]
 MODELS = {"cuda": ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"],
@@ -61,7 +74,7 @@ class Sweep(Study):
                 sizes = chain(script, [(f"{model}, batch {size}", 4, dict(model=model, batch=size))
                                        for size in MODEL_BATCHES[device]], after=first)
                 first, runs = sizes[:1], runs + sizes
-            rows = yield self.plan(setup, runs, f"model-batch{kind[5:]}", rounds=1)
+            rows = rows_of((yield self.plan(setup, runs, f"model-batch{kind[5:]}", rounds=1)))
             best = [max((row for row in rows if row.tags["model"] == model),
                         key=lambda row: row.tok_per_sec or 0) for model in MODELS[device]]
             known = {run.name: run for run in runs}

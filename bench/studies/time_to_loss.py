@@ -2,6 +2,7 @@
 
 import math
 
+from bench.judge.rows import Row, ratio, rows_of
 from bench.report.pictures import (
     COLOURS,
     draw_bars,
@@ -9,9 +10,8 @@ from bench.report.pictures import (
     rows_of_panels,
     thousands,
 )
-from bench.judge.rows import Row, ratio
-from bench.study import Study
 from bench.report.tables import cell, found_in, markdown, time_notes, time_tables
+from bench.studies import Study
 from bench.studies.times import (
     MAX_TOKENS_HELP,
     TUNING_ROUNDS,
@@ -54,9 +54,9 @@ class TimeToLoss(Study):
         if found:
             targets, tokens, points = found.targets, found.tokens, found.points
         else:
-            (row,) = yield plan_of(
+            (row,) = rows_of((yield plan_of(
                 setup, [default_point(setup).run(setup)], "target", tokens=args.max_tokens,
-                rounds=TUNING_ROUNDS, first_seed=TUNING_SEED, cold_rounds=0)
+                rounds=TUNING_ROUNDS, first_seed=TUNING_SEED, cold_rounds=0)))
             tokens, points = limit_of(row), {}
             targets = {"published": row.lowest_val_loss}
         first, last = runs[0].name, runs[-1].name

@@ -9,11 +9,12 @@ learning rate ("best").
 import math
 from typing import NamedTuple
 
+from bench.catalogue import Run
 from bench.common import UserError, relative
+from bench.judge.rows import Row, rows_of
 from bench.measure.journal import journal_of, newest, read_journal
 from bench.measure.lengths import configurations, fitting
-from bench.judge.rows import Row, rows_of
-from bench.study import Plan, Run, Setup
+from bench.measure.plan import Plan, Setup
 
 TUNING_SEED = 1  # and those after it; the reported times use study.SEED and those after
 TUNING_ROUNDS = 2

@@ -2,9 +2,10 @@
 
 import re
 
-from bench.common import ROOT
 from bench.catalogue import lacking
-from bench.study import Plan, Study, trained_in
+from bench.common import ROOT, trained_in
+from bench.measure.plan import Plan
+from bench.studies import Study
 
 
 class Trainer(Study):

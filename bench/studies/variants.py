@@ -1,12 +1,14 @@
 """Alternatives to what 01 does."""
 
-from bench.report.pictures import draw_alternatives
 from bench.judge.rows import Row
-from bench.study import Column, Plan, Study, Table
+from bench.measure.plan import Plan
+from bench.report.pictures import draw_alternatives
 from bench.report.tables import (
     GB,
     LOSS,
     SPEED,
+    Column,
+    Table,
     cell,
     full_notes,
     full_table,
@@ -14,6 +16,7 @@ from bench.report.tables import (
     number,
     short_table,
 )
+from bench.studies import Study
 
 
 class Variants(Study):

@@ -1,0 +1,88 @@
+"""What is measured: the runs that are compared, how each of them runs, and where."""
+
+import argparse
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from bench.catalogue import Run, Scripts
+
+SEED = 123
+# Losses are compared after this many training tokens per process; 393,216 are one epoch of the full
+# experiment at batch size 32.
+TOKENS = {"cuda": 393_216, "cpu": 16_384}
+SCRATCH = "{scratch}"  # in a run's options: a new folder, removed after the run
+SECONDS = {"cuda": 10.0, "cpu": 0.0}  # a run trains about that long, if the tokens take less
+
+
+@dataclass
+class Plan:
+    """Runs that are compared, and how each of them runs. The first one is the baseline."""
+
+    runs: list[Run]
+    kind: str = ""  # what sets it apart from other plans of its study, such as "gpt2-medium"
+    rounds: int | None = None  # (None: as many as the study has)
+    tokens: int | None = None  # per process: where losses are compared (None: at a run's end)
+    seconds: float = 0  # of training, if the tokens take less
+    options: list[str] = field(default_factory=list)  # for every script
+    seed_noise: bool = False  # whether each round also runs the baseline with another seed
+    whole: bool = False  # every run is as long as its script by itself, or has `tokens` in all
+    epochs: int | None = None  # of such a run (None: the script's own)
+    within: float | None = None  # seconds that all runs may take, by fewer epochs, on a GPU
+    cold_rounds: int = 1  # that compile anew, so that their first step tells how long it takes
+    first_seed: int = SEED
+    new_seeds: bool = False  # round k has the seed first_seed + k - 1; else all have first_seed
+    log_tokens: int | None = None  # from one log line to the next (None: lines where they matter)
+    targets: dict[str, float] = field(default_factory=dict)  # validation losses; the lowest ends
+    #                                                          a run, which then has to be `whole`
+    min_steps: int = 1  # of every run, if its tokens are fewer
+    until_full: bool = False  # that a run doesn't fit is no failure
+    memory_limit_gb: float | None = None  # runs that by their growth would take more aren't tried
+    batches: dict[str, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
+
+    def seed_of(self, number: int) -> int:
+        """The seed of all runs in round `number`, which counts from 1."""
+        return self.first_seed + (number - 1) * self.new_seeds
+
+    @property
+    def loss_tokens(self) -> int | None:
+        """The tokens after which losses are compared; None: at the end of a run."""
+        return None if self.targets else self.tokens
+
+    def as_json(self) -> dict:
+        """For a journal: everything but the scripts themselves, of which it has the names."""
+        plan = {each.name: getattr(self, each.name) for each in fields(self)}
+        empty = Run("", "")
+        plan["runs"] = [
+            {each.name: value for each in fields(run)
+             if (value := getattr(run, each.name)) != getattr(empty, each.name)}
+            for run in self.runs]
+        for run in plan["runs"]:
+            if isinstance(run.get("script"), Path):
+                run["script"] = run["script"].name
+        return plan
+
+    @classmethod
+    def from_json(cls, plan: dict) -> "Plan":
+        """Raises TypeError or LookupError for something else."""
+        runs = [Run(**run | dict(options=tuple(run.get("options", ())))) for run in plan["runs"]]
+        return cls(**plan | dict(runs=runs))
+
+
+@dataclass
+class Setup:
+    """Where and how a study is measured."""
+
+    machine: dict  # see bench.measure.machine.this_machine
+    scripts: Scripts
+    data: Path
+    results: Path
+    args: argparse.Namespace  # the study's own options
+    options: list[str] = field(default_factory=list)  # for every script
+    matmul_peak: dict | None = None  # floating-point operations per second, where they are known
+    minutes: float | None = None  # within a report, those that the report may take
+    batches: dict[str, int] | None = None  # see lengths.fitting; None: not looked at yet
+    halved: bool = False  # whether memory ran out, so that these are half as large
+
+    @property
+    def device(self) -> str:
+        return self.machine["device"]

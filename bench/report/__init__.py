@@ -1,0 +1,5 @@
+"""From rows to what people read: tables, pictures, a machine's page, the tables in README and docs.
+
+In: the journals in a folder, judged, and the studies, which say what is shown. Out: Markdown, HTML
+and pictures.
+"""

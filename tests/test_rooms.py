@@ -1,0 +1,32 @@
+"""The rooms of bench/: imports run one way."""
+
+import ast
+
+import pytest
+from conftest import ROOT
+
+# Each may import those behind it, and its own modules; `bench` is what lies below all: common,
+# processes and the catalogue.
+ORDER = ["commands", "studies", "report", "judge", "measure", "predict", "catalogue", "processes",
+         "common"]
+MODULES = sorted((ROOT / "bench").rglob("*.py"))
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_imports_run_one_way(path):
+    own = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "bench":
+            names = [f"bench.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        for name in names:
+            if name.startswith("bench.") and own != "__init__":
+                assert ORDER.index(own) <= ORDER.index(room_of(name)), f"line {node.lineno}: {name}"
