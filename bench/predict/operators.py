@@ -182,7 +182,10 @@ def fingerprint(script: Path, options: list[str], device: str, dtype: str) -> tu
     torch.set_float32_matmul_precision("highest")
     for name in KERNELS:
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(True)
-    with in_place_of_pytorch(notes):
+    switch = torch.backends.cuda.enable_cudnn_sdp
+    with in_place_of_pytorch(notes), mock.patch(
+            "torch.backends.cuda.enable_cudnn_sdp",  # without effect on a CPU, so of one mark
+            lambda on: switch(on and device == "cuda")):
         module = load_script(script)
         notes.mark(kept_memory(module, device), graph=False)
         config = module.configure(["--device", "cpu", *options])
