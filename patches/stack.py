@@ -264,14 +264,25 @@ def rebuild(patches: list[Patch], root: Path = ROOT,
 
     Raises StackError if a patch doesn't match, or another one of 00, 01 and 02 isn't its stage.
     """
-    names, first = names_of(patches), read(root / FIRST)
-    if edited == root / FIRST:  # what it was before comes from 01, backwards
-        first = read(root / LAST)
+    def before_the_edit() -> bytes:
+        """00, from 01 backwards."""
+        text = read(root / LAST)
         for patch in reversed(patches[: names.index("ddp") - 1]):
-            first = patch.apply(first, reverse=True)
+            text = patch.apply(text, reverse=True)
+        return text
+
+    names, first = names_of(patches), read(root / FIRST)
+    if edited == root / FIRST:
+        first = before_the_edit()
     scripts = {names[0]: first}
-    for patch in patches:
-        scripts[patch.name] = patch.apply(scripts[find(patch.base, names)])
+    try:
+        for patch in patches:
+            scripts[patch.name] = patch.apply(scripts[find(patch.base, names)])
+    except StackError as error:
+        if edited or first == before_the_edit():
+            raise
+        raise StackError(f"{FIRST} was edited ({error}): `python patches/stack.py refresh {FIRST}`"
+                         " carries the edit through the patches")
     for file in (FIRST, LAST, DDP):
         stage = scripts[find(file, names)]
         if root / file != edited and (found := read(root / file)) != stage:

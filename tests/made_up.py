@@ -224,10 +224,10 @@ def speeds_of(plan: Plan) -> list[dict]:
 def carry_out(study: Study, setup: Setup, runs_of=speeds_of) -> Iterator[tuple[Plan, list]]:
     """Drives a study as run_study does, with made-up runs: (each plan, the rows that it is then
     given)."""
-    plans, rows, kinds = study.plans(setup), None, []
+    plans, measured, kinds = study.plans(setup), None, []
     while True:
         try:
-            plan = plans.send(rows)
+            plan = plans.send(measured)
         except StopIteration:
             return
         kinds += [plan.kind] * (plan.kind not in kinds)
@@ -235,8 +235,8 @@ def carry_out(study: Study, setup: Setup, runs_of=speeds_of) -> Iterator[tuple[P
         whole = replace(plan, rounds=max((run.get("round", 1) for run in runs), default=1))
         path = write_journal(setup.results, study.name, whole, runs, setup.machine,
                              options=setup.options, id=str(kinds.index(plan.kind)))
-        rows = rows_of([each for each in read_journal(path) if each.kind == plan.kind][-1])
-        yield plan, rows
+        measured = [each for each in read_journal(path) if each.kind == plan.kind][-1]
+        yield plan, rows_of(measured)
 
 
 def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measured:

@@ -145,7 +145,7 @@ def test_what_was_traced_is_kept(tmp_path, monkeypatch):
 
 def test_torch_is_not_loaded():
     """What asks for a fingerprint has to answer at once."""
-    code = ("import sys; from bench import fingerprint; from pathlib import Path;"
+    code = ("import sys; from bench.predict import fingerprint; from pathlib import Path;"
             "fingerprint.reach(Path('00_orig.py').read_bytes()); fingerprint.version();"
             "print('torch' in sys.modules)")
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)

@@ -56,7 +56,7 @@ class Reports:
     def profile(self, command, environment):
         """A record beside which a trace lies: of two steps, with a kernel of 0.9 ms in all."""
         folder = Path(command[command.index("--results-dir") + 1])
-        write_record(folder, "01-profile")
+        write_record(folder, "01-profile", tokens=12 * 1024, steps=12)
         events = [dict(ph="X", cat="user_annotation", name=f"ProfilerStep#{k}", ts=1000 * k,
                        dur=1000, tid=1) for k in (2, 3)]
         events.append(dict(ph="X", cat="kernel", name="some_gemm", ts=2000, dur=900, tid=7))
@@ -170,7 +170,7 @@ def test_this_machine():
     out = run_python("-c", code, cwd=ROOT).stdout
     found, rate, found["large_loss"] = json.loads(out.splitlines()[-1])
     assert found.keys() == {"machine", "large_loss"} | LOOK.keys()
-    assert found["machine"].keys() == MACHINE.keys()
+    assert found["machine"].keys() == MACHINE.keys() | {"gpu_needs", "multiprocessors"}
     machine, peak = found["machine"], found["matmul_peak"]
     assert (machine["device"], machine["gpus"], found["large_loss"]) == ("cpu", 0, "not tried")
     assert peak.keys() == {"float32", machine["dtype"]}
@@ -377,7 +377,7 @@ def test_makefile():
     text = (ROOT / "Makefile").read_text()
     assert ('measure.py report --minutes $(MINUTES) --pieces "$(PIECES)" --results-dir "$(RESULTS)"'
             in text) and "\nRESULTS := results\n" in text  # which errors name
-    assert "--nproc_per_node=$$($(NPROC)) 02_" in text in text
+    assert "--nproc_per_node=$$($(NPROC)) $$($(FITS) 02 " in text
     assert "-m bench.measure.machine rank_count\n" in text
 
 

@@ -12,7 +12,7 @@ from made_up import plan_of, write_journal, write_record  # noqa: E402
 from matplotlib import pyplot as plt  # noqa: E402
 
 import plot_results  # noqa: E402
-from bench import scripts  # noqa: E402
+from bench import catalogue as scripts  # noqa: E402
 from bench.common import relative  # noqa: E402
 
 

@@ -4,7 +4,7 @@ import pytest
 from made_up import plan_of, rounds_of, write_journal
 
 from bench.catalogue import Run
-from bench.judge.rows import rows_of, seed_noise, why_not
+from bench.judge.rows import rows_of, seed_noise
 from bench.measure.journal import read_journal
 from bench.report.tables import full_table, markdown
 
@@ -188,8 +188,8 @@ def test_the_largest_memory_of_all_rounds_decides(tmp_path):
     path = write_journal(tmp_path, "a", chain("ab", memory_limit_gb=7.0), runs)
     (measured,) = read_journal(path)
     first, second = rows_of(measured)
-    assert why_not(first, measured) is None
-    assert why_not(second, measured).startswith("not tried: 2 times the 4.0 GB of size a")
+    assert measured.why_not(first.run) is None
+    assert measured.why_not(second.run).startswith("not tried: 2 times the 4.0 GB of size a")
 
 
 @pytest.mark.parametrize(("misses", "says"), [(0, "faster"), (1, "no verdict")])

@@ -27,6 +27,7 @@ from made_up import (
 from bench import processes
 from bench.catalogue import Run
 from bench.common import ELSEWHERE, UserError
+from bench.judge.rows import rows_of
 from bench.measure import lengths, run
 from bench.measure.journal import data_of, journal_of, read_journal, sha256
 from bench.measure.plan import SCRATCH
@@ -359,12 +360,12 @@ class Dependent(Toy):
     """First a and b, then the faster one alone, and beside it the other."""
 
     def plans(self, setup):
-        rows = yield self.made_with[0]
+        rows = rows_of((yield self.made_with[0]))
         best, other = sorted(rows, key=lambda row: -row.tok_per_sec)
         plan = self.made_with[1]
         a_and_b = {each.name: each for each in plan.runs}
         plan.runs = [a_and_b[best.run.name].but(compared_to=None)]
-        (row,) = yield plan
+        (row,) = rows_of((yield plan))
         assert row.rounds == 2
         plan.runs.append(a_and_b[other.run.name].but(compared_to=None))
         yield plan
@@ -417,7 +418,7 @@ def test_larger_ones_are_not_tried(place, error, fits):
     place.children.does["b"] = dict(status="failed", error=error)
     assert place.run(plan, rounds=2) == [("a", 1, 123), ("b", 1, 123), ("a", 2, 123)]
     assert run.failed(place.measured[0]) is fits
-    *_, last = run.rows_of(place.measured[0])
+    *_, last = rows_of(place.measured[0])
     assert last.error == "not tried, since b failed"
     place.children.does.clear()
     assert place.run(plan, rounds=2, resume=True) == (
@@ -427,7 +428,7 @@ def test_larger_ones_are_not_tried(place, error, fits):
 def test_memory_limit(place):
     place.children.does |= dict(a=dict(reserved_gb=0.5), b=dict(reserved_gb=2.0))
     assert place.run(sizes(place, memory_limit_gb=4.0)) == [("a", 1, 123), ("b", 1, 123)]
-    *_, last = run.rows_of(place.measured[0])
+    *_, last = rows_of(place.measured[0])
     assert last.error == "not tried: 4 times the 2.0 GB of b would be more than half of the RAM"
     assert not run.failed(place.measured[0])
 

@@ -462,13 +462,13 @@ def study(text: str) -> list[str]:
 
 def next_of(out: list[str]) -> list[str]:
     """The commands that `new` says to type next; each is one that the programs take."""
-    commands = [line.removeprefix("  ") for line in out[out.index("next:") + 1:]]
-    for program, *words in (shlex.split(line.removeprefix("python ")) for line in commands):
+    typed = [line.removeprefix("  ") for line in out[out.index("next:") + 1:]]
+    for program, *words in (shlex.split(line.removeprefix("python ")) for line in typed):
         if program == "measure.py":
             commands.make_parser(all_studies()).parse_args(words)
         elif program == "patches/stack.py":
             stack.parse_arguments(words)
-    return commands
+    return typed
 
 
 def test_edit_of_01_becomes_a_technique(tree):

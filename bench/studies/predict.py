@@ -110,14 +110,18 @@ class Predict(Study):
         if len(cards) == 1 and args.memory is None:
             text += "\n" + markdown(where_it_goes(
                 [there(run, *cards) for run in runs], known, *cards, args.batch_size))
-        write_whole(setup.results / "predict.png",
-                    picture_bytes(draw(runs, needs, args.model), "png"))
+        picture = setup.results / "predict.png"
+        try:
+            write_whole(picture, picture_bytes(draw(runs, needs, args.model), "png"))
+            drawn = relative(picture)
+        except UserError as error:
+            drawn = f"no picture: {error}"
         return text + (
             f"\nNothing was trained for this. It fits beside {OTHERS / 1024:.1f} GB for driver and"
             " display. docs/fits.md and\ndocs/predictions.md tell how far to trust it. 02 is"
             " without the time that GPUs take to send to each\nother.\n"
             + (f"{old} --anew traces them.\n" if old else "") +
-            f"{relative(setup.results / 'predict.png')}")
+            f"{drawn}")
 
 
 def named(text: str) -> list[str]:
