@@ -26,6 +26,7 @@ import tempfile
 import textwrap
 import threading
 from collections import namedtuple
+from contextlib import suppress
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -264,31 +265,33 @@ def rebuild(patches: list[Patch], root: Path = ROOT,
 
     Raises StackError if a patch doesn't match, or another one of 00, 01 and 02 isn't its stage.
     """
-    def before_the_edit() -> bytes:
-        """00, from 01 backwards."""
-        text = read(root / LAST)
-        for patch in reversed(patches[: names.index("ddp") - 1]):
-            text = patch.apply(text, reverse=True)
-        return text
-
     names, first = names_of(patches), read(root / FIRST)
-    if edited == root / FIRST:
-        first = before_the_edit()
+    if edited == root / FIRST:  # what it was before comes from 01, backwards
+        first = read(root / LAST)
+        for patch in reversed(patches[: names.index("ddp") - 1]):
+            first = patch.apply(first, reverse=True)
     scripts = {names[0]: first}
     try:
         for patch in patches:
             scripts[patch.name] = patch.apply(scripts[find(patch.base, names)])
     except StackError as error:
-        if edited or first == before_the_edit():
-            raise
-        raise StackError(f"{FIRST} was edited ({error}): `python patches/stack.py refresh {FIRST}`"
-                         " carries the edit through the patches")
+        if not edited and all_but_first_fit(root):
+            raise StackError(f"{FIRST} was edited ({error}): `python patches/stack.py refresh"
+                             f" {FIRST}` carries the edit through the patches")
+        raise
     for file in (FIRST, LAST, DDP):
         stage = scripts[find(file, names)]
         if root / file != edited and (found := read(root / file)) != stage:
             line = found[:len(os.path.commonprefix([found, stage]))].count(b"\n") + 1
             raise StackError(f"{file}, line {line}: not what the patches make (edited? `refresh`)")
     return scripts
+
+
+def all_but_first_fit(root: Path) -> bool:
+    """Whether the patches lead from what 00 was before an edit to 01 and 02."""
+    with suppress(StackError):
+        return bool(rebuild_all(root, root / FIRST))
+    return False
 
 
 def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, bytes]:

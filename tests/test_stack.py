@@ -641,6 +641,13 @@ DAMAGED_VARIANT = [
 ]
 
 
+def test_an_edit_that_is_not_carried_on_is_named(tree):
+    """By every command that needs the scripts: the patches' own line numbers tell a user nothing."""
+    tree.edit(FIRST, "line 20\n", "edited\n")
+    tree.refuses("verify", says=r"00_orig.py was edited \(patches/02-second.patch: .*\): "
+                 "`python patches/stack.py refresh 00_orig.py` carries the edit through the patches")
+
+
 @pytest.mark.parametrize("file, pattern, replacement, says", [
     *(("01-first", *damage) for damage in DAMAGE),
     *(("variants/profile", *damage) for damage in DAMAGE + DAMAGED_VARIANT),
