@@ -642,10 +642,10 @@ DAMAGED_VARIANT = [
 
 
 def test_an_edit_that_is_not_carried_on_is_named(tree):
-    """By every command that needs the scripts: the patches' own line numbers tell a user nothing."""
+    """By every command that needs the scripts; the patches' line numbers tell a user nothing."""
     tree.edit(FIRST, "line 20\n", "edited\n")
-    tree.refuses("verify", says=r"00_orig.py was edited \(patches/02-second.patch: .*\): "
-                 "`python patches/stack.py refresh 00_orig.py` carries the edit through the patches")
+    tree.refuses("verify", says=r"00_orig.py was edited \(patches/02-second.patch: .*\): `python "
+                 "patches/stack.py refresh 00_orig.py` carries the edit through the patches")
 
 
 @pytest.mark.parametrize("file, pattern, replacement, says", [
