@@ -210,6 +210,17 @@ def test_what_make_bench_asks(gpu, capsys):
         answer("again")
 
 
+@pytest.mark.parametrize(("load", "cores", "told"), [(1.4, 2, 0), (1.6, 2, 1), (1.6, 8, 0)])
+def test_make_bench_says_that_other_programs_run(gpu, monkeypatch, capsys, load, cores, told):
+    """Once, before the first script."""
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    for stage in ("00", "01"):
+        gpu.setup.args = SimpleNamespace(stage=stage, half=False)
+        Fits().answer(gpu.setup)
+    assert capsys.readouterr().err.count(f"Other programs run (load {load} on {cores} co") == told
+
+
 @pytest.mark.parametrize(("free", "batches"), [([15_900], (4, 16)), ([14_900], (2, 8))])
 def test_make_bench_composes_float16_on_an_old_gpu(gpu, monkeypatch, tmp_path, capsys, free,
                                                    batches):

@@ -284,7 +284,8 @@ def test_the_command(tmp_path, monkeypatch):
     assert f"| {minutes:,.1f} |" in text and f"| {minutes / 4:,.1f} |" in text  # 02 on four GPUs
     assert "| 00 | 5 |" in answer(gpu="RTX 4060 Ti")
     assert answer(gpu="h100", batch_size=None) == text  # any case
-    assert "of this kind, RTX 4090" in answer(gpu="4090")  # a part of one name
+    for name in ("4090", "rtx4090", "RTX-4090"):  # a part of one name, however it is written
+        assert "of this kind, RTX 4090" in answer(gpu=name)
     text = answer(gpu="a100")  # of two
     assert "| A100 40 GB | 40 |" in text and "| A100 80 GB | 80 |" in text
     assert "| H100 |" not in text and "of this kind" not in text

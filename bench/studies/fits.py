@@ -1,6 +1,7 @@
 """What `make bench` starts in place of the three scripts, so that it fits the GPU."""
 
 import io
+import os
 import sys
 from contextlib import redirect_stderr
 
@@ -37,6 +38,10 @@ class Fits(Study):
         setup.halved, first = setup.args.half, stage == "00"
         if first and setup.machine.get("gpu_needs"):
             print(f"missing: {setup.machine['gpu_needs']}", file=sys.stderr)
+        load, cores = getattr(os, "getloadavg", lambda: [0])()[0], os.cpu_count() or 1
+        if first and load > 0.75 * cores:
+            print(f"Other programs run (load {load:.1f} on {cores} cores): the speeds will be lower"
+                  " than this machine's, and their factors wrong", file=sys.stderr)
         with redirect_stderr(sys.stderr if first else io.StringIO()):  # what fits is told once
             batch = fitting(setup, script).get("8" if first else "32")
         words = [STAGES[stage]]

@@ -1,6 +1,7 @@
 """Will it fit, and how fast is it? What a script would reserve on GPUs that aren't there, the batch
 that fits, and the tokens per second."""
 
+import re
 from functools import partial
 
 from bench.catalogue import EPOCHS, FLOAT16, Run
@@ -125,12 +126,15 @@ class Predict(Study):
 
 
 def named(text: str) -> list[str]:
-    """The cards that `text` means: "all", a name in any case, ours or PyTorch's, or else a part of
-    names: "4090"."""
-    text = text.strip().lower()
+    """The cards that `text` means: "all", a name, ours or PyTorch's, or else a part of names:
+    "4090". Case, spaces and hyphens don't count: "rtx4090"."""
+    def plain(name: str) -> str:
+        return re.sub("[^a-z0-9]", "", name.lower())
+
+    text = plain(text)
     exact = [name for name, card in CARDS.items()
-             if text in ("all", name.lower(), *map(str.lower, card.names))]
-    return exact or [name for name in CARDS if text and text in name.lower()]
+             if text in ("all", *map(plain, (name, *card.names)))]
+    return exact or [name for name in CARDS if text and text in plain(name)]
 
 
 def where_it_goes(runs: list, known: dict[str, Prediction], name: str,
