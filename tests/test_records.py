@@ -111,6 +111,18 @@ def test_too_large(tmp_path, capsys):
     assert "00_orig-20260101T000000Z-1.jsonl" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_steps_after_an_evaluation_stand_apart_among_ranks(ranks):
+    """As 02 counts: there they start on idle GPUs."""
+    events = record_events("02_opt_multi_gpu_ddp", tokens=4096 * ranks, steps=12,
+                           config=dict(world_size=ranks))
+    start, first, log, *_, end = events
+    second = log["seconds"][0]
+    events = [start, first, *[log | dict(seconds=[1000.0, second])] * 5, end]
+    low, *_ = make_record("x", events).quartiles
+    assert (low == pytest.approx(100)) is (ranks == 2)
+
+
 def test_killed(tmp_path):
     path = write_record(tmp_path, "00_orig")
     path.write_bytes(path.read_bytes()[:-9])  # cut off within its last line

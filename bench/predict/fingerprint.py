@@ -213,7 +213,8 @@ def as_lines(entries: dict) -> str:
 
 def trace(requests: list[Request]) -> list[Fingerprint | None]:
     """In a child; says so. Raises UserError where that breaks."""
-    print(f"Tracing {len(requests)} training step{'s' * (len(requests) > 1)}", flush=True)
+    print(f"Tracing {len(requests)} training step{'s' * (len(requests) > 1)}", file=sys.stderr,
+          flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for number, request in enumerate(requests):
