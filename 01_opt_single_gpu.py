@@ -21,7 +21,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections import namedtuple
@@ -321,8 +320,9 @@ def can_compile(model: nn.Module, config: Config) -> bool:
     except Exception as error:
         lines = str(error).split("\n")
         reason = " ".join(lines[:2] + [line for line in lines[2:] if "error: " in line][:1])
-        if " " in tempfile.gettempdir() + os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""):
-            reason += "; the path in TMPDIR or TORCHINDUCTOR_CACHE_DIR has a space, where it ends"
+        for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+            if " " in (path := os.environ.get(name, "")) and path in str(error):
+                reason += f"; compilers can't read {name}={path!r}, which has a space"
     print(f"Training without torch.compile; README.md says what it needs ({reason})")
     return False
 

@@ -22,7 +22,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections import namedtuple
@@ -349,8 +348,9 @@ def can_compile(model: nn.Module, config: Config) -> bool:
     except Exception as error:
         lines = str(error).split("\n")
         reason = " ".join(lines[:2] + [line for line in lines[2:] if "error: " in line][:1])
-        if " " in tempfile.gettempdir() + os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""):
-            reason += "; the path in TMPDIR or TORCHINDUCTOR_CACHE_DIR has a space, where it ends"
+        for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+            if " " in (path := os.environ.get(name, "")) and path in str(error):
+                reason += f"; compilers can't read {name}={path!r}, which has a space"
     print(f"Training without torch.compile; README.md says what it needs ({reason})")
     return False
 
@@ -567,8 +567,8 @@ def configure(argv: list[str] | None = None) -> Config:
     for setting in filter(lambda setting: setting.metadata, fields(Config)):  # each option()
         parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
     given, cuda = vars(parser.parse_args(argv)), torch.cuda.is_available()
-    if cuda:  # else whole GPUs would be counted where they are cut up (MIG)
-        torch.cuda.init()
+    if cuda and given.get("device") != "cpu":
+        torch.cuda.init()  # else whole GPUs would be counted where they are cut up (MIG)
     gpus = torch.cuda.device_count() if cuda else 0  # not those of a driver that is too old
     if "RANK" not in os.environ:
         parser.error("torchrun starts this script, one process per GPU: torchrun --nproc_per_node="
@@ -606,7 +606,8 @@ def join_ranks(config: Config) -> None:
     # without a GPU, for which torchrun allows one thread.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // LOCAL_WORLD_SIZE)
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, share)))
+    if sys.platform != "win32":  # where PyTorch compiles in one process
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, share)))
     if config.device.type == "cuda":
         dist.init_process_group("nccl", device_id=config.device)
     else:
