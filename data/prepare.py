@@ -28,6 +28,7 @@ import importlib
 import json
 import os
 import re
+import signal
 import sys
 import sysconfig
 import time
@@ -575,6 +576,7 @@ def sha256_of_file(path: Path) -> str:
 
 def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # a name may hold what a terminal can't show
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it cleans up
     parser = argparse.ArgumentParser(
         usage="%(prog)s [FILE ...] [--out DIR]", description=__doc__.splitlines()[0]
     )

@@ -8,7 +8,9 @@ import io
 import json
 import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -246,6 +248,23 @@ def test_a_text_through_a_pipe_is_whole(tmp_path):
     result = prepare(tmp_path, "/dev/stdin", input="a line\n" * 50)
     assert result.returncode == 0, result.stderr
     assert sum(check(tmp_path)["tokens"].values()) == 350
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_it_leaves_nothing_half_done(tmp_path, number):
+    process = subprocess.Popen(
+        [sys.executable, PREPARE, "/dev/stdin", "--out", tmp_path], env=environment(), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    until = time.monotonic() + 60
+    while not [*tmp_path.glob("val.bin.*.tmp")] and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(number)
+    try:
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+    assert process.communicate()[1] == "error: interrupted\n"
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_name_that_the_terminal_lacks(tmp_path):
