@@ -28,6 +28,7 @@ import importlib
 import json
 import os
 import re
+import signal
 import sys
 import sysconfig
 import time
@@ -64,7 +65,7 @@ TOKENIZER_SHA256 = {
 END, END_ID = "<|endoftext|>", 50_256  # GPT-2's last id
 
 # How files of a kind begin.
-GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
+GZIP, PARQUET, NUMPY = b"\x1f\x8b", b"PAR1", b"\x93NUMPY"
 ZSTD = b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18"  # the latter as pzstd writes it
 LLM_C, HEADER = [20240520, 1], 1024  # magic and version of GPT-2's uint16; bytes
 
@@ -309,6 +310,12 @@ def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
             if Path(path).with_name("meta.pkl").exists():
                 raise UserError(f"{path} isn't GPT-2's: meta.pkl beside it is another vocabulary,"
                                 " nanoGPT's of characters; prepare the text instead")
+            if head.startswith(NUMPY):
+                raise UserError(f"{path} is a NumPy file: write its ids alone, as uint16, with"
+                                " tofile()")
+            if len(head) > 2 and not np.frombuffer(head[: len(head) // 2 * 2], "<u2")[1::2].any():
+                raise UserError(f"{path} looks like 32-bit ids (every second id is 0): GPT-2's are"
+                                " uint16")
             if size % 2:
                 raise UserError(f"{path} is cut off, or not uint16: it has {size:,} bytes")
             file.seek(0)
@@ -575,6 +582,7 @@ def sha256_of_file(path: Path) -> str:
 
 def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # a name may hold what a terminal can't show
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it cleans up
     parser = argparse.ArgumentParser(
         usage="%(prog)s [FILE ...] [--out DIR]", description=__doc__.splitlines()[0]
     )

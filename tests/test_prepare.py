@@ -8,7 +8,9 @@ import io
 import json
 import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -248,6 +250,23 @@ def test_a_text_through_a_pipe_is_whole(tmp_path):
     assert sum(check(tmp_path)["tokens"].values()) == 350
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ends_it_leaves_nothing_half_done(tmp_path, number):
+    process = subprocess.Popen(
+        [sys.executable, PREPARE, "/dev/stdin", "--out", tmp_path], env=environment(), text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    until = time.monotonic() + 60
+    while not [*tmp_path.glob("val.bin.*.tmp")] and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(number)
+    try:
+        assert process.wait(60) == 130
+    finally:
+        process.kill()
+    assert process.communicate()[1] == "error: interrupted\n"
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_name_that_the_terminal_lacks(tmp_path):
     path = tmp_path / "\u0100\u5b57.txt"
     path.write_text("text\n" * 50)
@@ -450,6 +469,9 @@ TOKENS = np.array(IDS, "<u2").tobytes()
     (file("a.parquet", b"version https://git-lfs.github.com/spec/v1"), "a.parquet is damaged: "),
     (file("a.bin", TOKENS[:-1]), "a.bin is cut off, or not uint16: it has 10,005 bytes"),
     (file("a.bin", TOKENS + b"\x51\xc4"), "a.bin has id 50,257: GPT-2's end with 50,256"),
+    (file("a.bin", b"\x93NUMPY\x01\x00" + bytes(120) + TOKENS), "a.bin is a NumPy file"),
+    (file("a.bin", np.array(IDS, "<u4").tobytes()), r"a.bin looks like 32-bit ids \(every second"),
+    (file("a.bin", np.array(IDS, "<i8").tobytes()), "a.bin looks like 32-bit ids"),
     (lambda folder: [parquet(folder / "a", text=[1, 2])], "no column 'text' .*but: text int64"),
     (lambda folder: [parquet(folder / "a", id=[1], content=["b"])],
      "no column 'text' of strings, but: id int64, content string"),
