@@ -187,6 +187,26 @@ def test_runs_that_cannot_be_compared_are_told(tmp_path, plot):
     assert "| 01 optimized, batch 4, 8,192 tokens | 300 | 3.00 |" in text
 
 
+def test_texts_of_the_same_name(tmp_path, plot):
+    """Other tokens than those of 00: no factor, and both say which they are."""
+    def text(train):
+        return dict(data=dict(corpus="train.bin, val.bin", tokenizer="gpt2",
+                              sha256=dict(train=64 * train, val=64 * "c")))
+
+    write_record(tmp_path, "00_orig", start=text("a"))
+    write_record(tmp_path, "01_opt_single_gpu", speed=300.0, start=text("a"))
+    table = "\n".join(plot(tmp_path)[1])
+    assert "| train.bin, val.bin | 01 optimized, batch 4 | 300 | 3.00 |" in table
+    write_record(tmp_path, "01_opt_single_gpu", "20260102T000000Z", speed=500.0, start=text("b"))
+    write_record(tmp_path, "01_opt_single_gpu", "20260103T000000Z", speed=700.0, start=dict(
+        data=dict(corpus="train.bin, val.bin")))  # an old one
+    table = "\n".join(plot(tmp_path)[1])
+    for digest, figures in (("aaaaaaaa cccccccc", "300 | 3.00"), ("bbbbbbbb cccccccc", "500 | n/a"),
+                            ("unknown", "700 | n/a")):
+        assert (f"| train.bin, val.bin, sha256 {digest} | 01 optimized, batch 4 | {figures} |"
+                in table)
+
+
 def test_a_terminal_without_the_signs(tmp_path, monkeypatch, plot):
     """`×` and `–` become question marks."""
     with open(tmp_path / "out", "w", encoding="ascii") as terminal:

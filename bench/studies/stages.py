@@ -28,6 +28,7 @@ class Group(NamedTuple):
     model: str
     context_length: int
     text: str = ""  # where it isn't the book
+    sha256: str = ""  # the text's; "" in records that don't tell it
 
     @property
     def title(self) -> str:
@@ -61,13 +62,29 @@ def bar_of(record: Record) -> Bar:
     """Raises LookupError, TypeError or ValueError where a figure is missing or isn't one."""
     config = record.config
     group = Group(record.device_name, str(config["model"]), int(config["context_length"]),
-                  record.text)
+                  record.text, digest_of(record))
     figures = record.tok_per_sec, record.end["reserved_gb"]
     if not all(figure is None or 0 <= figure < 1e15
                for figure in (*figures, *(record.quartiles or ()), record.val_loss,
                               config.get("max_tokens"), trained_tokens(record))):
         raise ValueError("a figure is out of range")
     return Bar(group, NAMES[record.stage][0], int(config["world_size"]), *figures, record)
+
+
+def digest_of(record: Record) -> str:
+    """Of the text, the first digits for each of its files."""
+    data = record.start.get("data")
+    known = (data.get("sha256") if isinstance(data, dict) else None) or {}
+    parts = [known[name] for name in sorted(known)] if isinstance(known, dict) else [known]
+    return " ".join(str(part)[:8] for part in parts)
+
+
+def named(group: Group, groups: list[Group]) -> Group:
+    """With the text's sha256 in its name, where another text has the same name."""
+    if not any(other != group and other[:4] == group[:4] for other in groups):
+        return group
+    return group._replace(
+        text=f"{group.text or 'the book'}, sha256 {group.sha256 or 'unknown'}")
 
 
 def read_bars(folder: Path, tell: bool = True) -> list[Bar]:
@@ -96,7 +113,8 @@ def read_bars(folder: Path, tell: bool = True) -> list[Bar]:
     if left_out and tell:
         runs, verb = ("run", "is") if left_out == 1 else ("runs", "are")
         print(f"{left_out} {runs} that did not complete {verb} left out")
-    bars = [latest[place] for place in sorted(latest)]
+    groups = [bar.group for bar in latest.values()]
+    bars = [replace(latest[place], group=named(place[0], groups)) for place in sorted(latest)]
     return [bar if all(same_length(bar, other) for other in bars if other.group == bar.group)
             else replace(bar, tokens=trained_tokens(bar.record)) for bar in bars]
 
