@@ -196,7 +196,8 @@ def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
         look = dict(machine=machine, memory_gb=8.0, matmul_peak=PEAK, bandwidth=3e10, attention=[],
                     compile_error=None, missing=[])
         answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12, look=look,
-                       large_loss="not tried", free_memory=[81_000], compile_error=None)
+                       large_loss="not tried", free_memory=[81_000], compile_error=None,
+                       rank_count=2)
         room = folder / "bench" / "measure"
         (room / "machine.py").rename(room / "real_machine.py")
         (room / "machine.py").write_text(
