@@ -187,6 +187,17 @@ def test_runs_that_cannot_be_compared_are_told(tmp_path, plot):
     assert "| 01 optimized, batch 4, 8,192 tokens | 300 | 3.00 |" in text
 
 
+@pytest.mark.parametrize(("steps", "told"), [(14, False), (16, True)])
+def test_epochs_of_several_passes_are_told(tmp_path, plot, steps, told):
+    """02 trains on more tokens than 01 in as many epochs, where an epoch would be too short."""
+    limits = dict(epochs=15, max_steps=None, max_tokens=None)
+    write_record(tmp_path, "01_opt_single_gpu", config=limits, steps=20)  # 20,480 tokens
+    write_record(tmp_path, "02_opt_multi_gpu_ddp", config=limits | dict(world_size=2), steps=steps)
+    text = "\n".join(plot(tmp_path)[1])
+    assert ("Runs of different lengths" in text) == told
+    assert ("| 02 DDP × 2, batch 4, 32,768 tokens |" in text) == told
+
+
 def test_texts_of_the_same_name(tmp_path, plot):
     """Other tokens than those of 00: no factor, and both say which they are."""
     def text(train):

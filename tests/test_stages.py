@@ -77,7 +77,8 @@ def test_newest_complete_run_of_each_stage_and_group(tmp_path, capsys):
     write_record(tmp_path, FIRST, "20260104T000000Z", speed=9999.0, status="interrupted")
     write_record(tmp_path / "reference" / "a", FIRST, "20260105T000000Z", speed=1200.0)  # not ours
     # Times of schema 1 had signs within.
-    write_record(tmp_path, LAST, "2026-01-02T00:00:00Z", speed=4500.0, config=dict(batch_size=8))
+    write_record(tmp_path, LAST, "2026-01-02T00:00:00Z", speed=4500.0, steps=5,
+                 config=dict(batch_size=8))
     write_record(tmp_path, LAST, "20260103T000000Z", avg_tok_per_sec=None,
                  steps=4)
     write_record(tmp_path, DDP, speed=400_000.0, gpu=H100, reserved_gb=None,
@@ -178,7 +179,7 @@ def test_speed(tmp_path):
     write_record(tmp_path, FIRST, "20260109T000000Z", gpu="$x_1$", reserved_gb=None)
     bars = bars_of(tmp_path, (None, 1000), (LONG, 100_000))
     assert {"Some CPU: cpu-demo, context 256", "16,000  (16.00×)", "8,100,000  (81.00×)", "1.25",
-            "02 DDP × 2, batch 4", "02 DDP × 4", "419,259  (33.47×)", "26.26",
+            "02 DDP × 2, batch 4,\n16,384 tokens", "02 DDP × 4", "419,259  (33.47×)", "26.26",
             "speed, tok/sec (all processes)", "reserved memory, GB (per process)", "n/a",
             f"{LONG[:59]}…: cpu-demo, context 256", "$x_1$: cpu-demo, context 256",
             f"Some CPU: cpu-demo, context 256\ntext: {'x' * 59}…, its tokens bytes",

@@ -124,14 +124,19 @@ def trained_tokens(record: Record) -> int | None:
 
 
 def same_length(one: Bar, other: Bar) -> bool:
-    """Whether two runs have the same limits; a number of tokens is that of all processes together
-    by default, and of each in a study."""
+    """Whether two runs have the same limits, and trained on about as many tokens: an epoch of 02
+    may make several passes. A limit of tokens is that of all processes together by default, and of
+    each in a study."""
     ours, theirs = one.record.config, other.record.config
     limits = [(config.get("epochs"), config.get("max_steps")) for config in (ours, theirs)]
     tokens = [config.get("max_tokens") or 0 for config in (ours, theirs)]
-    return limits[0] == limits[1] and (
-        tokens[0] == tokens[1]
-        or tokens[0] * other.processes == tokens[1] * one.processes)
+    shares = 1, 1
+    if tokens[0] != tokens[1]:
+        shares = one.processes, other.processes
+    trained = [(trained_tokens(bar.record) or 0) / share
+               for bar, share in zip((one, other), shares, strict=True)]
+    return (limits[0] == limits[1] and tokens[0] * shares[1] == tokens[1] * shares[0]
+            and (not all(trained) or max(trained) < 1.5 * min(trained)))
 
 
 def began(record: Record) -> tuple[str, str]:
@@ -259,7 +264,9 @@ def draw_speed(bars: list[Bar]):
               for group, members in groups.items()]
     figure, rows = rows_of_panels([group.title for group in groups], inches, [5, 3])
     for members, (_, speed, memory) in zip(groups.values(), rows, strict=True):
-        names, colours = [bar.label for bar in members], [COLOURS[bar.stage] for bar in members]
+        names = [bar.label.replace(f", {bar.tokens or 0:,}", f",\n{bar.tokens or 0:,}")
+                 for bar in members]  # in one line it would leave the panels no room
+        colours = [COLOURS[bar.stage] for bar in members]
         speeds = [f"{bar.tok_per_sec:,.0f}" + (f"  ({factor(bar, members):.2f}×)" if (
             bar.stage != "00" and factor(bar, members)) else "") for bar in members]
         draw_bars(speed, names, [bar.tok_per_sec for bar in members], speeds, colours, 5.0)
