@@ -161,7 +161,7 @@ def kind_of(path: str) -> str:
         return "tokens"
     if head.startswith(PARQUET) or path.endswith(".parquet"):
         return "parquet"
-    if {".jsonl", ".ndjson"} & {*Path(path).suffixes}:
+    if {".json", ".jsonl", ".ndjson"} & {*Path(path).suffixes}:
         return "json"
     blocks = unpacked(path)
     first = next(blocks, b"").removeprefix(codecs.BOM_UTF8).lstrip()
@@ -244,8 +244,10 @@ def read_json(path: str, progress: "Progress") -> Iterator[str]:
             try:
                 document = json.loads(line) if line.strip() else dict(text="")
             except (ValueError, RecursionError):
-                raise UserError(f"{path}, line {number} is not JSON")
-            if not isinstance(document, dict) or not isinstance(document.get("text"), str):
+                document = None
+            if not isinstance(document, dict):
+                raise UserError(f"{path} is not JSON lines: one object a line (see line {number})")
+            if not isinstance(document.get("text"), str):
                 raise UserError(f"{path}, line {number} has no text in 'text': {line[:80]!r}")
             texts.append(document["text"])
         before += len(lines)
