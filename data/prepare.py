@@ -142,12 +142,22 @@ def extra(name: str, what: str):
 
 
 def files_of(names: list[str]) -> Iterator[str]:
-    """The files, and in a folder's place the tokens in it. Raises UserError."""
+    """The files, and in a folder's place the tokens in it, without those to test with. Raises
+    UserError."""
     for name in names:
         inside = sorted(map(str, Path(name).glob("*.bin"))) if os.path.isdir(name) else [name]
         if not inside:
             raise UserError(f"{name} is a folder without tokens (*.bin): name the files in it")
+        test = [path for path in inside if named(path, "test")]
+        if 0 < len(test) < len(inside):
+            print(f"left out, to test with: {', '.join(test)} (name a file to take it)")
+            inside = [path for path in inside if path not in test]
         yield from inside
+
+
+def named(path: str, word: str) -> bool:
+    """Whether a file's name has the word (a pattern), not only as a part of a longer one."""
+    return bool(re.search(rf"(?<![a-z])(?:{word})(?![a-z])", Path(path).name.lower()))
 
 
 def kind_of(path: str) -> str:
@@ -552,8 +562,7 @@ def prepare(files: list[str], out: Path) -> None:
 
 def parts_of(paths: list[str]) -> tuple[list[str], list[str]]:
     """Files of tokens to train and to validate on, by their names; without either, all to cut."""
-    validate = [path for path in paths
-                if re.search(r"(?<![a-z])val(idation)?(?![a-z])", Path(path).name.lower())]
+    validate = [path for path in paths if named(path, "val(idation)?")]
     train = [path for path in paths if path not in validate]
     return (train, validate) if train and validate else (paths, [])
 

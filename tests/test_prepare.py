@@ -442,6 +442,20 @@ def test_tokens_that_are_made_already(script, tmp_path, form):
     assert check(tmp_path / "out")["tokens"]["val"] > 400
 
 
+def test_a_folders_test_bin_is_left_out(script, tmp_path, capsys):
+    for name, ids in dict(train=IDS, val=IDS[-30:], test=IDS[-50:], latest=IDS[:20]).items():
+        (tmp_path / f"{name}.bin").write_bytes(np.array(ids, "<u2").tobytes())
+    out, test = tmp_path / "out", tmp_path / "test.bin"
+    assert ids_of(script, out, tmp_path) == IDS[:20] + IDS + IDS[-30:]
+    assert f"left out, to test with: {test} (" in capsys.readouterr().out.splitlines()[0]
+    # Where it is named, or nothing else is there, it is taken.
+    assert ids_of(script, out, test) == IDS[-50:]
+    for name in ("train", "val", "latest"):
+        (tmp_path / f"{name}.bin").unlink()
+    assert ids_of(script, out, tmp_path) == IDS[-50:]
+    assert "left out" not in capsys.readouterr().out
+
+
 def file(name: str, content: bytes):
     def write(folder):
         (folder / name).write_bytes(content)
