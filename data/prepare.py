@@ -66,7 +66,8 @@ END, END_ID = "<|endoftext|>", 50_256  # GPT-2's last id
 
 # How files of a kind begin.
 GZIP, PARQUET, NUMPY = b"\x1f\x8b", b"PAR1", b"\x93NUMPY"
-ZSTD = b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18"  # the latter as pzstd writes it
+SKIPPED = [bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)]  # zstd's, no data
+ZSTD = b"\x28\xb5\x2f\xfd", *SKIPPED
 LLM_C, HEADER = [20240520, 1], 1024  # magic and version of GPT-2's uint16; bytes
 
 BLOCK = 2**20  # characters, bytes or ids that are read and encoded at once
@@ -193,9 +194,9 @@ def unpacked(path: str, progress: "Progress | None" = None) -> Iterator[bytes]:
     """A file's bytes in blocks; what is in it, if it is an archive. Raises UserError, OSError."""
     with open(path, "rb") as file:
         head = file.peek(4)
-        start, broken = None, ()
+        start, broken, padding = None, (), b""
         if head.startswith(GZIP):
-            start, broken = partial(zlib.decompressobj, 31), zlib.error
+            start, broken, padding = partial(zlib.decompressobj, 31), zlib.error, b"\0"
         elif head.startswith(ZSTD):
             zstandard = extra("zstandard", path)
             start, broken = zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError
@@ -207,6 +208,9 @@ def unpacked(path: str, progress: "Progress | None" = None) -> Iterator[bytes]:
                 yield block
             while archive and block:
                 if archive.eof:  # an archive may be several in a row
+                    block = block.lstrip(padding)
+                    if not block:
+                        break
                     archive = start()
                 try:
                     data = archive.decompress(block)
@@ -273,7 +277,7 @@ def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
     try:
         with parquet.ParquetFile(path, buffer_size=BLOCK, pre_buffer=False) as file:
             columns = {field.name: str(field.type) for field in file.schema_arrow}
-            if columns.get("text") not in ("string", "large_string"):
+            if not STRINGS.match(columns.get("text", "")):
                 has = ", ".join(map(" ".join, columns.items()))
                 raise UserError(f"{path} has no column 'text' of strings, but: {has}")
             for batch in file.iter_batches(64, columns=["text"]):  # a document may be a book
@@ -283,6 +287,8 @@ def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
         raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}")
 
 
+# A document is a string in all of them.
+STRINGS = re.compile(r"(dictionary<values=)?(large_)?string(_view)?\b")
 READ = dict(text=read_text, json=read_json, parquet=read_parquet)
 
 

@@ -314,8 +314,13 @@ def json_lines(*documents: str) -> bytes:
 
 def in_two_frames(data: bytes) -> bytes:
     half = len(data) // 2
-    skipped = b"\x50\x2a\x4d\x18\x04\0\0\0size"  # as pzstd writes it before a frame
-    return b"".join(skipped + zstandard.compress(part) for part in (data[:half], data[half:]))
+    skipped = b"\x2a\x4d\x18\x04\0\0\0size"  # as pzstd writes it, with 0x50, before a frame
+    return b"".join(first + skipped + zstandard.compress(part)
+                    for first, part in ((b"\x5f", data[:half]), (b"\x50", data[half:])))
+
+
+def padded_gzip(data: bytes) -> bytes:
+    return b"".join(gzip.compress(part) + bytes(500) for part in (data[:99], data[99:]))
 
 
 def parquet(path, compression="zstd", **columns):
@@ -331,7 +336,8 @@ def llm_c(path, ids, magic=20240520, version=1, count=None):
     return path
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress, in_two_frames])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress, in_two_frames,
+                                  padded_gzip])
 @pytest.mark.parametrize("form", ["text", "JSON lines"])
 def test_archives_and_documents(script, tmp_path, capsys, monkeypatch, form, pack):
     """What a file says tells what it is: here its name doesn't."""
@@ -346,9 +352,12 @@ def test_archives_and_documents(script, tmp_path, capsys, monkeypatch, form, pac
     assert words["special"] == {END: 50256}
 
 
-def test_parquet(script, tmp_path):
-    path = parquet(tmp_path / "no suffix", id=[1, 2, 3, 4, 5],
-                   text=[DOCUMENTS[0], None, "", *DOCUMENTS[1:]])
+@pytest.mark.parametrize("strings", [
+    pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(),
+    pyarrow.dictionary(pyarrow.int32(), pyarrow.string())], ids=str)
+def test_parquet(script, tmp_path, strings):
+    text = pyarrow.array([DOCUMENTS[0], None, "", *DOCUMENTS[1:]]).cast(strings)
+    path = parquet(tmp_path / "no suffix", id=[1, 2, 3, 4, 5], text=text)
     assert ids_of(script, tmp_path / "out", path) == JOINED
 
 
@@ -492,6 +501,7 @@ TOKENS = np.array(IDS, "<u2").tobytes()
     (file("a.bin", np.array(IDS, "<u4").tobytes()), r"a.bin looks like 32-bit ids \(every second"),
     (file("a.bin", np.array(IDS, "<i8").tobytes()), "a.bin looks like 32-bit ids"),
     (lambda folder: [parquet(folder / "a", text=[1, 2])], "no column 'text' .*but: text int64"),
+    (lambda folder: [parquet(folder / "a", text=[["b"]])], "but: text list<element: string>"),
     (lambda folder: [parquet(folder / "a", id=[1], content=["b"])],
      "no column 'text' of strings, but: id int64, content string"),
     (lambda folder: [llm_c(folder / "a", IDS, version=2)], "format 20240520, version 2"),
