@@ -66,7 +66,8 @@ END, END_ID = "<|endoftext|>", 50_256  # GPT-2's last id
 
 # How files of a kind begin.
 GZIP, PARQUET, NUMPY = b"\x1f\x8b", b"PAR1", b"\x93NUMPY"
-ZSTD = b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18"  # the latter as pzstd writes it
+SKIPPED = [bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)]  # zstd's, no data
+ZSTD = b"\x28\xb5\x2f\xfd", *SKIPPED
 LLM_C, HEADER = [20240520, 1], 1024  # magic and version of GPT-2's uint16; bytes
 
 BLOCK = 2**20  # characters, bytes or ids that are read and encoded at once
@@ -142,12 +143,22 @@ def extra(name: str, what: str):
 
 
 def files_of(names: list[str]) -> Iterator[str]:
-    """The files, and in a folder's place the tokens in it. Raises UserError."""
+    """The files, and in a folder's place the tokens in it, without those to test with. Raises
+    UserError."""
     for name in names:
         inside = sorted(map(str, Path(name).glob("*.bin"))) if os.path.isdir(name) else [name]
         if not inside:
             raise UserError(f"{name} is a folder without tokens (*.bin): name the files in it")
+        test = [path for path in inside if named(path, "test")]
+        if 0 < len(test) < len(inside):
+            print(f"left out, to test with: {', '.join(test)} (name a file to take it)")
+            inside = [path for path in inside if path not in test]
         yield from inside
+
+
+def named(path: str, word: str) -> bool:
+    """Whether a file's name has the word (a pattern), not only as a part of a longer one."""
+    return bool(re.search(rf"(?<![a-z])(?:{word})(?![a-z])", Path(path).name.lower()))
 
 
 def kind_of(path: str) -> str:
@@ -161,7 +172,7 @@ def kind_of(path: str) -> str:
         return "tokens"
     if head.startswith(PARQUET) or path.endswith(".parquet"):
         return "parquet"
-    if {".jsonl", ".ndjson"} & {*Path(path).suffixes}:
+    if {".json", ".jsonl", ".ndjson"} & {*Path(path).suffixes}:
         return "json"
     blocks = unpacked(path)
     first = next(blocks, b"").removeprefix(codecs.BOM_UTF8).lstrip()
@@ -183,9 +194,9 @@ def unpacked(path: str, progress: "Progress | None" = None) -> Iterator[bytes]:
     """A file's bytes in blocks; what is in it, if it is an archive. Raises UserError, OSError."""
     with open(path, "rb") as file:
         head = file.peek(4)
-        start, broken = None, ()
+        start, broken, padding = None, (), b""
         if head.startswith(GZIP):
-            start, broken = partial(zlib.decompressobj, 31), zlib.error
+            start, broken, padding = partial(zlib.decompressobj, 31), zlib.error, b"\0"
         elif head.startswith(ZSTD):
             zstandard = extra("zstandard", path)
             start, broken = zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError
@@ -197,6 +208,9 @@ def unpacked(path: str, progress: "Progress | None" = None) -> Iterator[bytes]:
                 yield block
             while archive and block:
                 if archive.eof:  # an archive may be several in a row
+                    block = block.lstrip(padding)
+                    if not block:
+                        break
                     archive = start()
                 try:
                     data = archive.decompress(block)
@@ -244,8 +258,10 @@ def read_json(path: str, progress: "Progress") -> Iterator[str]:
             try:
                 document = json.loads(line) if line.strip() else dict(text="")
             except (ValueError, RecursionError):
-                raise UserError(f"{path}, line {number} is not JSON")
-            if not isinstance(document, dict) or not isinstance(document.get("text"), str):
+                document = None
+            if not isinstance(document, dict):
+                raise UserError(f"{path} is not JSON lines: one object a line (see line {number})")
+            if not isinstance(document.get("text"), str):
                 raise UserError(f"{path}, line {number} has no text in 'text': {line[:80]!r}")
             texts.append(document["text"])
         before += len(lines)
@@ -261,7 +277,7 @@ def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
     try:
         with parquet.ParquetFile(path, buffer_size=BLOCK, pre_buffer=False) as file:
             columns = {field.name: str(field.type) for field in file.schema_arrow}
-            if columns.get("text") not in ("string", "large_string"):
+            if not STRINGS.match(columns.get("text", "")):
                 has = ", ".join(map(" ".join, columns.items()))
                 raise UserError(f"{path} has no column 'text' of strings, but: {has}")
             for batch in file.iter_batches(64, columns=["text"]):  # a document may be a book
@@ -271,6 +287,8 @@ def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
         raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}")
 
 
+# A document is a string in all of them.
+STRINGS = re.compile(r"(dictionary<values=)?(large_)?string(_view)?\b")
 READ = dict(text=read_text, json=read_json, parquet=read_parquet)
 
 
@@ -550,8 +568,7 @@ def prepare(files: list[str], out: Path) -> None:
 
 def parts_of(paths: list[str]) -> tuple[list[str], list[str]]:
     """Files of tokens to train and to validate on, by their names; without either, all to cut."""
-    validate = [path for path in paths
-                if re.search(r"(?<![a-z])val(idation)?(?![a-z])", Path(path).name.lower())]
+    validate = [path for path in paths if named(path, "val(idation)?")]
     train = [path for path in paths if path not in validate]
     return (train, validate) if train and validate else (paths, [])
 

@@ -314,8 +314,13 @@ def json_lines(*documents: str) -> bytes:
 
 def in_two_frames(data: bytes) -> bytes:
     half = len(data) // 2
-    skipped = b"\x50\x2a\x4d\x18\x04\0\0\0size"  # as pzstd writes it before a frame
-    return b"".join(skipped + zstandard.compress(part) for part in (data[:half], data[half:]))
+    skipped = b"\x2a\x4d\x18\x04\0\0\0size"  # as pzstd writes it, with 0x50, before a frame
+    return b"".join(first + skipped + zstandard.compress(part)
+                    for first, part in ((b"\x5f", data[:half]), (b"\x50", data[half:])))
+
+
+def padded_gzip(data: bytes) -> bytes:
+    return b"".join(gzip.compress(part) + bytes(500) for part in (data[:99], data[99:]))
 
 
 def parquet(path, compression="zstd", **columns):
@@ -331,7 +336,8 @@ def llm_c(path, ids, magic=20240520, version=1, count=None):
     return path
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress, in_two_frames])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress, in_two_frames,
+                                  padded_gzip])
 @pytest.mark.parametrize("form", ["text", "JSON lines"])
 def test_archives_and_documents(script, tmp_path, capsys, monkeypatch, form, pack):
     """What a file says tells what it is: here its name doesn't."""
@@ -346,9 +352,12 @@ def test_archives_and_documents(script, tmp_path, capsys, monkeypatch, form, pac
     assert words["special"] == {END: 50256}
 
 
-def test_parquet(script, tmp_path):
-    path = parquet(tmp_path / "no suffix", id=[1, 2, 3, 4, 5],
-                   text=[DOCUMENTS[0], None, "", *DOCUMENTS[1:]])
+@pytest.mark.parametrize("strings", [
+    pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(),
+    pyarrow.dictionary(pyarrow.int32(), pyarrow.string())], ids=str)
+def test_parquet(script, tmp_path, strings):
+    text = pyarrow.array([DOCUMENTS[0], None, "", *DOCUMENTS[1:]]).cast(strings)
+    path = parquet(tmp_path / "no suffix", id=[1, 2, 3, 4, 5], text=text)
     assert ids_of(script, tmp_path / "out", path) == JOINED
 
 
@@ -442,6 +451,20 @@ def test_tokens_that_are_made_already(script, tmp_path, form):
     assert check(tmp_path / "out")["tokens"]["val"] > 400
 
 
+def test_a_folders_test_bin_is_left_out(script, tmp_path, capsys):
+    for name, ids in dict(train=IDS, val=IDS[-30:], test=IDS[-50:], latest=IDS[:20]).items():
+        (tmp_path / f"{name}.bin").write_bytes(np.array(ids, "<u2").tobytes())
+    out, test = tmp_path / "out", tmp_path / "test.bin"
+    assert ids_of(script, out, tmp_path) == IDS[:20] + IDS + IDS[-30:]
+    assert f"left out, to test with: {test} (" in capsys.readouterr().out.splitlines()[0]
+    # Where it is named, or nothing else is there, it is taken.
+    assert ids_of(script, out, test) == IDS[-50:]
+    for name in ("train", "val", "latest"):
+        (tmp_path / f"{name}.bin").unlink()
+    assert ids_of(script, out, tmp_path) == IDS[-50:]
+    assert "left out" not in capsys.readouterr().out
+
+
 def file(name: str, content: bytes):
     def write(folder):
         (folder / name).write_bytes(content)
@@ -461,10 +484,15 @@ TOKENS = np.array(IDS, "<u2").tobytes()
     (file("a.zst", ZSTD + b"more"), "a.zst is damaged"),
     (file("a.gz", gzip.compress(b"abc\xff" * 9)), r"a.gz is not UTF-8 text \(byte 3\)"),
     (file("a.txt", "é".encode() * 2**20 + b"\xc3"), r"not UTF-8 text \(byte 2097152\)"),
-    (file("a.jsonl", json_lines("a", "b") + b'\n{"text": "cut'), "a.jsonl, line 4 is not JSON"),
-    (file("a.jsonl", b"[" * 100_000), "line 1 is not JSON"),
+    (file("a.jsonl", json_lines("a", "b") + b'\n{"text": "cut'),
+     r"a.jsonl is not JSON lines: one object a line \(see line 4\)"),
+    (file("a.jsonl", b"[" * 100_000), "not JSON lines: .* line 1"),
+    (file("a.json", b'[{"text": "a"}]'), r"a.json is not JSON lines: one object a line .* line 1"),
+    (file("a.jsonl", b'[{"text": "a"}]'), "a.jsonl is not JSON lines"),
+    (file("a.json", b'\n{\n  "text": "a"\n}\n'), "a.json is not JSON lines: .* line 2"),
+    (file("a.json.gz", gzip.compress(b'[\n{"text": "a"}\n]')), "a.json.gz is not JSON lines"),
     (file("a", b'{"text": "a"}\n{"content": "b"}'), "a, line 2 has no text in 'text'"),
-    (file("a", b'{"text": "a"}\n["b"]'), "a, line 2 has no text in 'text'"),
+    (file("a", b'{"text": "a"}\n["b"]'), "a is not JSON lines: .* line 2"),
     (file("a.jsonl", b'{"text": ""}\n'), "a.jsonl is empty"),
     (file("a.parquet", b"version https://git-lfs.github.com/spec/v1"), "a.parquet is damaged: "),
     (file("a.bin", TOKENS[:-1]), "a.bin is cut off, or not uint16: it has 10,005 bytes"),
@@ -473,6 +501,7 @@ TOKENS = np.array(IDS, "<u2").tobytes()
     (file("a.bin", np.array(IDS, "<u4").tobytes()), r"a.bin looks like 32-bit ids \(every second"),
     (file("a.bin", np.array(IDS, "<i8").tobytes()), "a.bin looks like 32-bit ids"),
     (lambda folder: [parquet(folder / "a", text=[1, 2])], "no column 'text' .*but: text int64"),
+    (lambda folder: [parquet(folder / "a", text=[["b"]])], "but: text list<element: string>"),
     (lambda folder: [parquet(folder / "a", id=[1], content=["b"])],
      "no column 'text' of strings, but: id int64, content string"),
     (lambda folder: [llm_c(folder / "a", IDS, version=2)], "format 20240520, version 2"),
