@@ -34,6 +34,9 @@ if [ $# -eq 0 ]; then
     if [ $code -gt 1 ]; then  # 1: a run failed, which is a row in its table
         exit $code
     fi
+    if [ ! -e results/stages.jsonl ]; then  # which PIECES may lack
+        exit $code
+    fi
     exec "${on_node[@]}" --nodes=1 --ntasks=1 "$python" measure.py stages --resume --rounds 2
 fi
 

@@ -50,12 +50,14 @@ def run(tmp_path):
     place = tmp_path / "repository"
     for path in (programs, place / ".venv" / "bin"):
         path.mkdir(parents=True)
-    (place / "measure.py").touch()
+    (place / "results").mkdir()
+    for name in ("measure.py", "results/report.md", "results/stages.jsonl"):
+        (place / name).touch()
 
     def run(script: str, *arguments, says=None, codes=None, **variables):
         noted.unlink(missing_ok=True)
         for path in (*(programs / name for name in ("srun", "scontrol", "conda", "make", "sudo",
-                                                    "gcc", "git")),
+                                                    "gcc", "git", "sky", "rsync")),
                      place / ".venv" / "bin" / "python"):
             cases = "".join(f'*"{word}"*) exit {code};;' for word, code in (codes or {}).items())
             path.write_text(f"#!{BASH}\necho {path.name} \"$@\" >> {shlex.quote(str(noted))}\n"
@@ -103,7 +105,33 @@ def test_sky_measures_what_pack_takes(sky, run):
     assert report == "make report MINUTES=600 PIECES="
     assert parsed(stages).rounds == 2 and parsed(stages).resume
     # What failed doesn't end it: the second round comes in any case.
-    assert run(sky["run"], **variables, codes=dict(report=2)).started == done.started
+    failed = run(sky["run"], **variables, codes=dict(report=2, stages=1))
+    assert (failed.returncode, failed.started) == (0, done.started)
+    (run.place / "results" / "report.md").unlink()
+    assert run(sky["run"], **variables).returncode == 1  # nothing to copy
+
+
+def test_pieces_without_the_stages(sky, run):
+    """There is no second round of what had no first one."""
+    (run.place / "results" / "stages.jsonl").unlink()
+    done = run(sky["run"], MINUTES="60", PIECES="ladder")
+    assert (done.returncode, done.started) == (0, ["make report MINUTES=60 PIECES=ladder"])
+    for code in (0, 1):
+        done = run(SLURM.read_text(encoding="utf-8"), **JOB, PIECES="ladder",
+                   codes=dict(report=code))
+        assert (done.returncode, len(done.started)) == (code, 1)
+
+
+@pytest.mark.parametrize("file", ["cluster/sky.yaml", "docs/clusters.md"])
+@pytest.mark.parametrize("broken", ["launch", "results", None])
+def test_the_machine_ends_only_when_all_is_here(run, file, broken):
+    """Not where the log's connection broke in the midst of the job, nor where the copy failed."""
+    text = (ROOT / file).read_text(encoding="utf-8").replace("\n#", "\n")
+    line, = re.findall(r"^ *(sky launch (?:.|\n)*? sky down -y gpt-speed)$", text, re.MULTILINE)
+    done = run(line, codes={broken: 1} if broken else None)
+    assert [started.split()[0] for started in done.started] == {
+        "launch": ["sky"], "results": ["sky", "rsync"], None: ["sky", "rsync", "sky"]}[broken]
+    assert "sky logs gpt-speed" in text
 
 
 def test_sky_makes_the_environment_once(sky, run):
