@@ -7,7 +7,7 @@ import importlib.util
 import itertools
 import json
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -29,7 +29,7 @@ LOSSES = ["unchanged", "rounding", "changes"]  # what a patch may do to the loss
 class Run:
     """A script with its options; each round of a study runs it once.
 
-    Code decides by `tags` (batch, model, variant, mode ...); the label is for readers.
+    Code decides by the fields; the label is for readers.
     """
 
     name: str  # unique in its study, and the stage's name in the record
@@ -42,18 +42,22 @@ class Run:
     processes: int = 1
     torchrun: bool = False  # whether torchrun starts it
     options: tuple[str, ...] = ()  # beside those of the plan
-    tags: dict = field(default_factory=dict)
+    rung: int | None = None  # its number in the ladder
+    stage: str | None = None  # "00", "01" or "02"; what a search tunes, as it was asked for
+    without: str | None = None  # the technique or variant that was taken out of it
+    mode: str | None = None  # of the compiler; "none": not compiled
+    batch: int | None = None  # windows, where a search tunes it
+    rate: float | None = None  # the learning rate, where a search tunes it
+    mbit: float | None = None  # per second, of the link between the two hosts that it runs on
     compared_to: str | None = None  # the name of an earlier run
     error: str | None = None  # why it can't run
     after: str | None = None  # an earlier, smaller run: this one isn't tried unless that fits
     growth: float = 1  # about how many times the memory of that one it takes
     cores: int | None = None  # of a CPU that it may use (None: all)
 
-    def but(self, tags: dict | None = None, **changes) -> "Run":
-        """A copy with changes; `tags` come to those that it has, None takes one away."""
-        merged = {name: value for name, value in (self.tags | (tags or {})).items()
-                  if value is not None}
-        return replace(self, tags=merged, **changes)
+    def but(self, **changes) -> "Run":
+        """A copy with changes."""
+        return replace(self, **changes)
 
 
 @dataclass(frozen=True)
@@ -141,13 +145,13 @@ class Scripts:
     def rungs(self, gpus: int = 1) -> list[Run]:
         """00, the script after each patch, and 02 on `gpus`. Raises UserError, StackError."""
         speed = published().stages["00"].tok_per_sec
-        runs = [Run(Path(stack.FIRST).stem, "0 baseline", "baseline", "0", tags={"rung": 0},
+        runs = [Run(Path(stack.FIRST).stem, "0 baseline", "baseline", "0", rung=0,
                     published=speed, expected=speed)]
         for number, patch in enumerate(stack.load(), 1):
             run = Run(
                 Path(stack.file_of(patch.name)).stem,
                 f"{number} {re.sub('^[0-9]+-', '', patch.name).replace('-', ' ')}",
-                patch.fields["Technique"], patch.name, tags={"rung": number},
+                patch.fields["Technique"], patch.name, rung=number,
                 loss=patch.fields["Loss"].split()[0],
                 expected=runs[-1].expected,  # where it has no figure of its own
             )
@@ -191,11 +195,11 @@ class Scripts:
         return run.but(name=script, script=script, label=label, technique=technique,
                        loss=None if name == "01" else run.loss,
                        published=run.expected if name == "01" else run.published,
-                       tags={"stage": name, "rung": None})
+                       stage=name, rung=None)
 
     def float16(self, run: Run) -> Run:
         """01 or 02, composed with FLOAT16."""
-        stage = run.tags["stage"]
+        stage = run.stage
         return run.but(name=f"{run.name}-{FLOAT16}", label=f"{run.label} with {FLOAT16}",
                        script=FLOAT16 if stage == "01" else f"{stage}+{FLOAT16}")
 
@@ -237,7 +241,7 @@ class Scripts:
                     loss=max((patch.fields["Loss"].split()[0] for patch in patches),
                              key=LOSSES.index),
                     compared_to=base.name, error=next(filter(None, missing), None),
-                    tags={"variant": name, "stage": None}))
+                    stage=None))
         return runs
 
     def find(self, name: str, machine: dict) -> Run:

@@ -297,7 +297,7 @@ def complete_results(folder: Path) -> None:
 def measure_again(folder: Path, study: str, rounds: int, **changes) -> None:
     """A journal of two scripts, each run with `changes`."""
     plan = plan_of("a", "b", rounds=rounds)
-    plan.runs = [run.but(tags=dict(stage=f"0{k}", rung=k)) for k, run in enumerate(plan.runs)]
+    plan.runs = [run.but(stage=f"0{k}", rung=k) for k, run in enumerate(plan.runs)]
     write_journal(folder, study, plan, [
         dict(name=name, round=number) | changes
         for number in range(1, rounds + 1) for name in "ab"])

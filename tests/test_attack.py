@@ -134,8 +134,7 @@ def write_results(folder: Path) -> None:
         plan = plan_of(*names, kind=kind,
                        targets={"best": 7.5} if study in ("time-to-loss", "search") else {})
         for place, run in enumerate(plan.runs):
-            plan.runs[place] = run.but(tags=dict(rung=place, batch=2**place, stage="01", rate=1e-3,
-                                                 model="gpt2"))
+            plan.runs[place] = run.but(rung=place, batch=2**place, stage="01", rate=1e-3)
         write_journal(folder, study, plan, [
             dict(name=name, round=number, speed=100.0 + place)
             for number in (1, 2) for place, name in enumerate(names)])

@@ -440,7 +440,7 @@ def test_predictions_for_such_a_cpu_leave_out_what_is_of_another_type(monkeypatc
     folder.mkdir()
     (folder / "machine.json").write_text(json.dumps(dict(bandwidth=3e10)))
     plan = plan_of("00_orig", "05-bfloat16")
-    plan.runs = [run.but(tags=dict(rung=5 * k)) for k, run in enumerate(plan.runs)]
+    plan.runs = [run.but(rung=5 * k) for k, run in enumerate(plan.runs)]
     write_journal(folder, "ladder", plan, [dict(name=run.name) for run in plan.runs],
                   CPU | FLOAT32, matmul_peak=dict(float32=1e12))
     monkeypatch.setattr(check, "REFERENCE", tmp_path)

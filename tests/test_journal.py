@@ -23,7 +23,7 @@ def keys(measured) -> list[tuple]:
 def test_round_trip(tmp_path):
     plan = plan_of("a", "b", kind="k", rounds=2, options=["--dropout", "0"], targets={"best": 3.5},
                    memory_limit_gb=8.0, new_seeds=True)
-    plan.runs[1] = plan.runs[1].but(options=("--batch-size", "4"), tags=dict(batch=4), error="no")
+    plan.runs[1] = plan.runs[1].but(options=("--batch-size", "4"), batch=4, error="no")
     runs = [dict(name="a", speed=120.0, seconds=7.5), dict(name="a", round=2, error="it broke")]
     path = write_journal(tmp_path, "ladder", plan, runs, MACHINE, options=["--x", "y z"])
     (found,) = read_journal(path)

@@ -284,7 +284,7 @@ def test_what_is_committed():
         assert set(each["works"]) == {"8", "16"} and each["needs"]["8"][0] > 0, key
     for run in RUNGS:
         own = known[key_of(SCRIPTS, run.script, ["--model", "gpt2"])]
-        assert own["graph"] and own["needs"]["8" if run.tags["rung"] < 10 else "32"][0] > 0
+        assert own["graph"] and own["needs"]["8" if run.rung < 10 else "32"][0] > 0
     errors = {row[0]: row[3] / row[2] - 1 for row in check.memory_table().rows}
     assert len(errors) == 12
     for label, error in errors.items():

@@ -52,14 +52,14 @@ class Toy(Study):
 
     def plans(self, setup):
         setup.scripts.own["toy"] = SCRIPT
-        slow, fast, never = (Run(name, name, "none", "toy", tags={"colour": setup.args.colour},
+        slow, fast, never = (Run(name, name, setup.args.colour, "toy",
                                  options=("--record", str(setup.data / f"{name}.jsonl")))
                              for name in ("slow", "fast", "never"))
         yield Plan([slow, fast.but(compared_to="slow"), never.but(error="needs a wand")],
                    **self.length(setup))
 
     def tables(self, measured, rows):
-        return [Table([RUN, SPEED_OR_ERROR, Column("colour", lambda row: row.tags["colour"])],
+        return [Table([RUN, SPEED_OR_ERROR, Column("colour", lambda row: row.technique)],
                       rows)]
 
     def draw(self, measured, rows):

@@ -444,7 +444,7 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
     machine.mkdir()
     names = ["00_orig", *(patch.name for patch in stack.load())][:-1]
     plan = plan_of(*names)
-    plan.runs = [run.but(tags=dict(rung=k)) for k, run in enumerate(plan.runs)]
+    plan.runs = [run.but(rung=k) for k, run in enumerate(plan.runs)]
     write_journal(machine, "ladder", plan, [
         dict(name=name, speed=100.0 * (k + 1)) for k, name in enumerate(names)])
     first, many, ours = rows_of_text(cards.results(machine, "results"))
@@ -454,7 +454,7 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
     assert ours[1:] == ["100", f"{100 * count:,}", f"**{count}.0×**", "–"]
     plan = plan_of("00", "01", "best 00", "best 01", "fast", targets={"published": 7.5})
     for place, stage in ((2, "00"), (3, "01"), (4, "optimizer-muon")):
-        plan.runs[place] = plan.runs[place].but(tags=dict(stage=stage, rate=1e-3))
+        plan.runs[place] = plan.runs[place].but(stage=stage, rate=1e-3)
     write_journal(machine, "time-to-loss", plan, [
         dict(name=name, speed=speed, loss=7.0)
         for name, speed in (("00", 100.0), ("01", 200.0), ("best 00", 150.0), ("best 01", 450.0),
@@ -466,7 +466,7 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
 
 def write_ladder(folder: Path, machine: dict = CPU) -> None:
     plan = plan_of("00_orig")
-    plan.runs = [plan.runs[0].but(tags={"rung": 0})]
+    plan.runs = [plan.runs[0].but(rung=0)]
     write_journal(folder, "ladder", plan, [dict(name="00_orig", speed=123)], machine)
 
 
@@ -573,11 +573,10 @@ def test_a_table_of_an_earlier_version_says_so(tmp_path, monkeypatch):
 
 def test_guide_table(tmp_path):
     """What the guide claims, with the factors of the variants and of the ladder's rungs."""
-    def journal(study, *names, kind="", tags=None, errors=(), versus=None):
+    def journal(study, *names, kind="", errors=(), versus=None):
         plan = plan_of(*names, kind=kind)
-        plan.runs = [each.but(compared_to=versus or each.compared_to, tags={
-            name: value(each.name) for name, value in (tags or {}).items()})
-            for each in plan.runs]
+        plan.runs = [each.but(compared_to=versus or each.compared_to, script=each.name)
+                     for each in plan.runs]
         plan.runs[0] = plan.runs[0].but(compared_to=None)
         for place, error in errors:
             plan.runs[place] = plan.runs[place].but(error=error)
@@ -585,12 +584,12 @@ def test_guide_table(tmp_path):
             dict(name=each.name, speed=100.0 * (k + 1), reserved_gb=2.0 + k)
             for k, each in enumerate(plan.runs) if not each.error])
 
-    journal("ladder", "09-padded-vocabulary", "10-batch-size", tags={"rung": lambda name: 0})
+    journal("ladder", "09-padded-vocabulary", "10-batch-size")
     rows = rows_of_text(readme.guide_table(tmp_path))
     assert rows == [["batch size", "yes", "yes", "`10-batch-size`", "2.00", "1.50"],
                     ["", "", "", "`09-padded-vocabulary`", "", ""]]
     journal("variants", "01", "step-accumulation", "optimizer-adamw-8bit", versus="01",
-            tags={"variant": lambda name: name}, errors=[(2, "needs the package x")])
+            errors=[(2, "needs the package x")])
     journal("sweep", "batch 1", "batch 2", "batch 4", kind="batch", errors=[(2, "not tried")])
     rows = rows_of_text(readme.guide_table(tmp_path))
     assert rows[0] == ["batch size", "yes", "yes", "`batch 2 over batch 1`", "2.00", "1.50"]

@@ -30,7 +30,7 @@ def plot(capsys):
 
 def write_ladder(folder: Path) -> Path:
     plan = plan_of("00_orig", "01-causal-mask")
-    plan.runs = [run.but(label=f"{k} {run.name}", tags={"rung": k})
+    plan.runs = [run.but(label=f"{k} {run.name}", rung=k)
                  for k, run in enumerate(plan.runs)]
     return write_journal(folder, "ladder", plan, [dict(name=run.name) for run in plan.runs])
 

@@ -114,7 +114,7 @@ def test_without_a_baseline(rows):
 def test_leave_one_out(rows):
     """Factor and verdict of the technique are those of 01 over 01 without it."""
     plan = plan_of("01", "without-a")
-    plan.runs[1] = plan.runs[1].but(tags=dict(without="a"))
+    plan.runs[1] = plan.runs[1].but(without="a")
     whole, without = rows(plan, [*rounds_of("01", *[800.0] * 4),
                                  *rounds_of("without-a", *[400.0] * 4)])
     assert (without.factor, without.technique_factor, without.verdict) == (0.5, 2.0, "faster")

@@ -72,7 +72,7 @@ def test_published_points():
 def test_plan_on_a_cpu(tmp_path):
     """Each process has as many cores at every size."""
     plan = next(Scaling().plans(setup_of(tmp_path, sizes="4,1,2", links="400,100")))
-    assert [(run.label, run.processes, run.cores, run.tags.get("mbit")) for run in plan.runs] == [
+    assert [(run.label, run.processes, run.cores, run.mbit) for run in plan.runs] == [
         ("01", 1, 1, None), ("02, 1 process", 1, 1, None), ("02, 2 processes", 2, 2, None),
         ("02, 4 processes", 4, 4, None), ("02, 2 hosts, 400 Mbit/s", 2, 2, 400),
         ("02, 2 hosts, 100 Mbit/s", 2, 2, 100)]
@@ -97,7 +97,7 @@ def test_bad_numbers(text):
 def test_table_and_picture():
     plan = plan_of("01", "two", "slow", "strange")
     for place, mbit in ((1, None), (2, 400.0), (3, 100.0)):
-        plan.runs[place] = plan.runs[place].but(processes=2, tags=dict(mbit=mbit))
+        plan.runs[place] = plan.runs[place].but(processes=2, mbit=mbit)
     speeds = {"01": 2048.0, "two": 3686.4, "slow": 2048.0, "strange": 1024.0}
     config = dict(batch_size=8)  # 2,048 tokens per step, so 1 s of 01
     measured = measured_with(plan, {

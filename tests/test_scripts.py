@@ -33,7 +33,7 @@ def test_bad_rungs(catalogue, text):
 
 def test_rungs(catalogue):
     rungs = catalogue.rungs(gpus=2)
-    assert [run.tags["rung"] for run in rungs] == list(range(len(stack.load()) + 1))
+    assert [run.rung for run in rungs] == list(range(len(stack.load()) + 1))
     assert (rungs[0].label, rungs[0].published, rungs[0].loss) == ("0 baseline", 12_525, None)
     assert (rungs[5].label, rungs[5].published) == ("5 bfloat16", 45_486)
     assert (rungs[11].label, rungs[11].published) == ("11 merged qkv", None)
@@ -54,7 +54,7 @@ def test_rungs(catalogue):
 def test_stage(catalogue, name, gpus, label, figures):
     run = catalogue.stage(name, gpus)
     assert (run.name + ".py", run.label) == (scripts.STAGES[name], label)
-    assert (run.published, run.expected) == figures and run.tags == dict(stage=name)
+    assert (run.published, run.expected) == figures and run.stage == name
     assert catalogue.text(run.script) == (ROOT / scripts.STAGES[name]).read_bytes()
 
 
@@ -76,9 +76,9 @@ def test_variants(catalogue):
     assert not any(name in label for label in every
                    for name in (scripts.COMPILER, scripts.CHECKPOINTS))
     _, run = catalogue.variants(base, CPU, names="step-accumulation")
-    assert (run.name, run.options, run.tags) == (
+    assert (run.name, run.options, run.script, run.stage) == (
         "variant-step-accumulation-micro-batches-4", ("--micro-batches", "4"),
-        dict(variant="step-accumulation"))
+        "step-accumulation", None)
     assert catalogue.text(run.script) == catalogue.stages["step-accumulation"]
     for names in ("", "muon", "optimizer-muon,", "parallel-zero1"):  # the last one is 02's
         with pytest.raises(UserError, match="no variant .* of 01; there are .*optimizer-muon"):

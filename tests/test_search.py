@@ -35,7 +35,7 @@ SPEED, LOSS = {"00": 100.0, "01": 500.0, MUON: 500.0}, {"00": 8.0, "01": 7.0, MU
 @pytest.fixture(autouse=True)
 def defaults(monkeypatch):
     monkeypatch.setattr(times, "configurations", lambda runs, *_: {
-        run.name: dict(zip(("batch_size", "learning_rate"), DEFAULT[run.tags["stage"]],
+        run.name: dict(zip(("batch_size", "learning_rate"), DEFAULT[run.stage],
                            strict=True)) for run in runs})
 
 
@@ -46,8 +46,8 @@ def landscape(fails=lambda batch, rate: False):
         runs = []
         for number in range(1, (plan.rounds or 2) + 1):
             for run in plan.runs:
-                stage = run.tags.get("stage", "01")
-                batch, rate = (run.tags.get(name, default) for name, default in
+                stage = run.stage or "01"
+                batch, rate = (getattr(run, name) or default for name, default in
                                zip(("batch", "rate"), DEFAULT.get(stage, (0, 0)), strict=True))
                 off = sum(abs(log2(one / best)) for one, best in
                           zip((batch, rate), BEST[stage], strict=True))
@@ -88,7 +88,7 @@ def test_search(tmp_path, capsys):
             assert names(after)[:len(names(before))] == names(before) != names(after)
     # 00's default is three factors of 2 off; at its best rate it is one off.
     points = {stage: Point(stage, *best) for stage, best in BEST.items()}
-    tried = [run.tags["stage"] for run in plans[-1].runs]
+    tried = [run.stage for run in plans[-1].runs]
     assert [tried.count(stage) for stage in points] == [times.SETTINGS] * 3
     assert found[:-1] == [None] * (len(plans) - 1)
     assert found[-1] == (dict(published=7.75, best=7.25), points, 3 * 8192)

@@ -236,7 +236,7 @@ def test_leave_one_out_of_a_script_of_ones_own(tmp_path):
     assert chunks.error.startswith("conflict: ")
     assert (muon.label, SCRIPTS.text(muon.script)) == (
         "without optimizer-muon", SCRIPTS.stages["compile-blocks"])
-    assert (blocks.script, blocks.tags) == ("optimizer-muon", dict(without="compile-blocks"))
+    assert (blocks.script, blocks.without) == ("optimizer-muon", "compile-blocks")
     with pytest.raises(UserError, match="is more than one script: join variants of one by +"):
         plan_for(tmp_path, "leave-one-out", f"--names {both.replace('+', ',')}")
     alone = plan_for(tmp_path, "leave-one-out", "--rungs 0 --names compile-blocks")
@@ -382,8 +382,8 @@ def modes(plan: Plan, seconds: dict[str, tuple[float, float]], **config) -> dict
     """Events of runs with such a first step and such others, by their modes."""
     events = {}
     for run in plan.runs:
-        if run.tags["mode"] in seconds:
-            first, step = seconds[run.tags["mode"]]
+        if run.mode in seconds:
+            first, step = seconds[run.mode]
             config = dict(batch_size=8) | config  # 2,048 tokens a step
             events[run.name] = record_events(run.name, 2048 / step, config=config)
             events[run.name][1]["seconds"] = [first]
@@ -439,7 +439,7 @@ def test_compile_modes_on_a_gpu(tmp_path):
 def test_max_autotune_on_a_small_gpu(tmp_path, machine, untuned):
     """PyTorch doesn't tune products there: rows and a note say so."""
     study, plan = STUDIES["compile-modes"], plan_for(tmp_path, "compile-modes", machine=machine)
-    seconds = {run.tags["mode"]: (2.0, 1.0) for run in plan.runs if not run.error}
+    seconds = {run.mode: (2.0, 1.0) for run in plan.runs if not run.error}
     cells = cells_of(text := text_of(study, measured_with(plan, modes(plan, seconds), machine)))
     assert [mode for mode in cells if "products not tuned" in mode] == [
         f"{mode}, products not tuned" for mode in ("max-autotune-no-cudagraphs", "max-autotune")
@@ -452,7 +452,7 @@ def test_a_cold_max_autotune_has_the_time_it_takes(tmp_path):
     setup = setup_for(tmp_path, "compile-modes", machine=MACHINE)
     plan = next(STUDIES["compile-modes"].plans(setup))
     config = dict(batch_size=32, context_length=1024, learning_rate=1e-3, compile=True)
-    limit = {run.tags["mode"]: HANG_SECONDS + 5 * lengths.length_of(
+    limit = {run.mode: HANG_SECONDS + 5 * lengths.length_of(
         run, plan, setup, config, PEAK).seconds for run in plan.runs if not run.error}
     tuned = {mode for mode in limit if "max-autotune" in mode}
     assert tuned == {"max-autotune-no-cudagraphs", "max-autotune"}
@@ -468,7 +468,8 @@ def test_what_a_checkpoint_costs(tmp_path):
     assert [run.compared_to for run in plan.runs] == [None, alone, alone] + [
         None, plan.runs[3].name, plan.runs[3].name]
     assert plan.runs[2].options[-1] == "--checkpoint-async" and plan.runs[3].processes == 2
-    events = {name: record_events(name, config=dict(batch_size=8), avg_tok_per_sec=speed)
+    events = {name: record_events(name, config=dict(batch_size=8, checkpoint_every=4),
+                                   avg_tok_per_sec=speed)
               for name, speed in ((alone, 2048.0), (saved, 1024.0))}
     events[saved][-1:-1] = [dict(event="checkpoint", step=4, seconds=seconds)
                             for seconds in (1.0, 2.0, 9.0)]
@@ -523,7 +524,7 @@ def test_each_model_at_its_best_batch(tmp_path):
             return []
         found = []
         for run in plan.runs:
-            speed = speeds.get((run.tags["model"], run.tags["batch"]))
+            speed = speeds.get((run.options[1], int(run.options[3])))
             if speed or run.label in ("gpt2, batch 4", "gpt2-medium, batch 1"):
                 found.append(dict(name=run.name, speed=speed, reserved_gb=0.1,
                                   error=None if speed else "out of memory"))

@@ -139,7 +139,7 @@ def test_alternatives(shown):
 
 def test_leave_one_out(shown):
     plan = plan_of("01", "without-a", "without-b")
-    plan.runs[1:] = [run.but(compared_to="01", tags=dict(without="a"), error=error)
+    plan.runs[1:] = [run.but(compared_to="01", without="a", error=error)
                      for run, error in zip(plan.runs[1:], (None, "conflict: x"), strict=True)]
     (_, a, b), notes = shown(plan, [dict(name="01"), dict(name="without-a", speed=50.0)])
     assert (a["technique's factor"], b["technique's factor"]) == ("2.00", "n/a")

@@ -50,13 +50,13 @@ class Row:
 
     Factors and differences are over the run that it is compared to, or where that has no figures,
     over the one that *that* is compared to, and so on: `versus`. Those named `..._baseline` are
-    over the first run of the plan. Where the run is a script without a technique (its tags have
-    `without`), the verdict and `technique_factor` are the technique's.
+    over the first run of the plan. Where the run is a script without a technique (its field
+    `without` is set), the verdict and `technique_factor` are the technique's.
     """
 
     def __init__(self, run: Run, measured, rows: dict[str, "Row"]):
         plan = measured.plan
-        self.run, self.label, self.technique, self.tags = run, run.label, run.technique, run.tags
+        self.run, self.label, self.technique = run, run.label, run.technique
         self.published, self.peak = run.published, measured.peak
         self.loss_tokens, self.rows, self.first = plan.loss_tokens, rows, plan.runs[0].name
         results = sorted((result for result in measured.results if result.name == run.name),
@@ -125,7 +125,7 @@ class Row:
     published_factor_baseline = over("baseline", "published")
     memory_factor = over("versus", "reserved_gb")
     technique_factor = property(
-        lambda row: ratio(1, row.factor) if "without" in row.tags else None)
+        lambda row: ratio(1, row.factor) if row.run.without else None)
     loss_difference = property(
         lambda row: difference(row.val_loss, row.versus and row.versus.val_loss))
     loss_difference_baseline = property(
@@ -142,7 +142,7 @@ class Row:
         if not self.versus or not self.speeds:
             return None
         ratios = self.ratios()
-        if "without" in self.tags:
+        if self.run.without:
             ratios = [-ratio for ratio in ratios]
         return verdict(ratios, noise_among(self.rows.values()))
 

@@ -143,7 +143,7 @@ def option_of(name: str, options: list[str]) -> bool:
 
 def fast_of(plan: Plan) -> str:
     """The script that counts in fitting(): that of rung 10, or the one in place of 01."""
-    in_place = any(run.script == FLOAT16 and "stage" in run.tags for run in plan.runs)
+    in_place = any(run.script == FLOAT16 and run.stage for run in plan.runs)
     return FLOAT16 if in_place else PUBLISHED["32"]
 
 

@@ -317,7 +317,7 @@ class Measurement:
         environment: dict = dict(TORCHINDUCTOR_CACHE_DIR=str(cache),
                                  TRITON_CACHE_DIR=str(cache / "triton"))
         environment |= self.study.environment
-        if "mbit" in run.tags:
+        if run.mbit:
             environment["PYTHONPATH"] = str(ROOT)  # for the module that makes the hosts
         if run.processes > 1:
             environment["OMP_NUM_THREADS"] = "1"  # as torchrun would set it, and say so
@@ -380,8 +380,8 @@ def script_of(run: Run, setup: Setup) -> tuple[Path, bytes]:
 def command_of(job: Job, plan: Plan, setup: Setup, script: Path, length: Length,
                scratch: Path) -> list:
     run, launcher = job.run, []
-    if "mbit" in run.tags:
-        launcher = ["-m", "bench.hosts", "--mbit", f"{run.tags['mbit']:g}"]
+    if run.mbit:
+        launcher = ["-m", "bench.hosts", "--mbit", f"{run.mbit:g}"]
     elif run.torchrun:
         launcher = ["-m", "torch.distributed.run", "--standalone",
                     f"--nproc_per_node={run.processes}"]

@@ -54,7 +54,7 @@ def results(first: Path, pages: str) -> str:
         plain, fast = rows.get(Path(stack.FIRST).stem), known[-1] if known else None
         if not plain or not fast or not fast.factor_baseline:
             continue
-        number = fast.tags["rung"]
+        number = fast.run.rung
         so_far = f", {number} of {techniques} techniques" * (number < techniques)
         machine = measured.machine
         model = {row.record.config["model"] for row in rows.values() if row.record}
@@ -81,9 +81,9 @@ def times_to_loss(machine: Path) -> str:
             continue
         target = next(iter(measured.plan.targets.values()))
         times = {row.label: row.seconds_to(target) for row in rows}
-        tuned = [row for row in rows if "rate" in row.tags]
-        best = {row.tags["stage"]: row.seconds_to(target) for row in tuned}
-        compiled = {row.tags["stage"]: row.seconds_to(target, True) for row in tuned}
+        tuned = [row for row in rows if row.run.rate]
+        best = {row.run.stage: row.seconds_to(target) for row in tuned}
+        compiled = {row.run.stage: row.seconds_to(target, True) for row in tuned}
         fastest = min(best, key=lambda stage: best[stage] or math.inf, default=None)
         parts = [("01 at its defaults", ratio(times.get("00"), times.get("01"))),
                  ("over 00 at its best: 01", ratio(best.get("00"), best.get("01")))]
@@ -160,7 +160,7 @@ def techniques(first: Path) -> str:
 def of_as_many(folder: Path, ladder: dict[str, Row]) -> dict[str, str]:
     """What each technique brings within 01, where that was measured with all of the ladder's."""
     texts = within_01(folder)
-    rungs = {name for name, row in ladder.items() if row.tags["rung"] and row.run.processes == 1}
+    rungs = {name for name, row in ladder.items() if row.run.rung and row.run.processes == 1}
     return texts if texts.keys() == rungs else {}
 
 
@@ -188,7 +188,7 @@ def cards(first: Path, patches: list[stack.Patch], study: str) -> str:
                          f" {patch.published.reserved_gb:.2f} GB")
         facts += [brings(short_name(measured.machine), row.label, row.factor, row.memory_factor)
                   for measured, rows in found for row in rows
-                  if row.factor and patch.name in (row.run.name, row.tags.get("variant"))]
+                  if row.factor and patch.name == row.run.script]
         facts += [brings("predicted for an H100", row.label,
                          row.tok_per_sec / row.versus.tok_per_sec,
                          row.gigabytes / row.versus.gigabytes)

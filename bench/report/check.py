@@ -296,7 +296,7 @@ def cpu_tables() -> list[Table]:
         for row in rows:
             if row.record and row.run.processes == 1:
                 known = prediction_of(
-                    scripts, str(row.run.tags["rung"]), ["--model", "cpu-demo"])
+                    scripts, str(row.run.rung), ["--model", "cpu-demo"])
                 predicted = known.tok_per_sec(row.record.config["batch_size"], card)
                 if predicted:  # in bfloat16, which a machine that trained in float32 lacks
                     lines.append((row, predicted, row.tok_per_sec))

@@ -137,7 +137,7 @@ def summary(results: Path, look: dict) -> list[str]:
     lines = [first_line(look)]
     stages, ladder = ([row for _, rows in found_in(results, name) for row in rows if row.records]
                       for name in ("stages", "ladder"))
-    by_stage = {row.tags["stage"]: row for row in stages}
+    by_stage = {row.run.stage: row for row in stages}
     if {"00", "01"} <= by_stage.keys():
         plain, fast = by_stage["00"], by_stage["01"]
         lines.append(

@@ -126,7 +126,7 @@ def update(text: str, machine: Path, studies: dict) -> str:
 def sample(machine: Path) -> str:
     """What a run of 01 printed, by its record."""
     record = next(row.records[-1] for _, rows in found_in(machine, "stages") for row in rows
-                  if row.tags.get("stage") == "01" and row.records)
+                  if row.run.stage == "01" and row.records)
     losses = [f"Ep {log['epoch']}, Step {log['step']:06d}, Train: {log['train_loss']:.3f}, "
               f"Val: {log['val_loss']:.3f}, Step tok/sec: {log['step_tok_per_sec']:.0f}, "
               f"Avg tok/sec: {log['avg_tok_per_sec'] or 0:.0f}\n" for log in record.logs]
@@ -140,7 +140,7 @@ def guide_table(machine: Path) -> str:
     for study in ("ladder", "variants", "compile-modes", "sweep"):
         for measured, rows in found_in(machine, study):
             for row in rows:
-                name = row.tags.get("mode") or row.tags.get("variant") or row.run.name
+                name = row.run.mode or row.run.script
                 shown.setdefault(name, {})[row.label] = row
             if measured.kind == "batch":
                 known = [row for row in rows if row.records]

@@ -103,10 +103,10 @@ def found_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
 def within_01(folder: Path) -> dict[str, str]:
     """What leave-one-out says that each technique brings within 01, by the name of its rung; or why
     it couldn't be left out ("conflict", "failed")."""
-    return {row.tags["without"]: row.error.partition(":")[0] if row.error else
+    return {row.run.without: row.error.partition(":")[0] if row.error else
             bold(cell(row.technique_factor, ".2f"), row.verdict)
             for measured, rows in found_in(folder, "leave-one-out") if not measured.kind
-            for row in rows if "without" in row.tags}
+            for row in rows if row.run.without}
 
 
 def tables_of(study, measured, rows: list[Row]) -> list[Table]:
@@ -150,7 +150,7 @@ def full_table(rows: list[Row]) -> Table:
         return row.error or row.verdict or ("baseline" if row is rows[0] else "")
 
     published = " (A100)" if any(row.published_factor_baseline for row in rows) else ""
-    without = any("without" in row.tags for row in rows)
+    without = any(row.run.without for row in rows)
     factors = [Column(f"factor{published}", factor("factor", "published_factor"))]
     if without:  # whose factor is the inverse of the other
         factors = [number("technique's factor", "technique_factor", ".2f")]
@@ -395,7 +395,7 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
         f"val loss is the validation loss after {plan.tokens:,} training tokens."
         if plan.tokens else "val loss is the validation loss at the end of the run.",
     ]
-    if any("without" in row.tags for row in rows):
+    if any(row.run.without for row in rows):
         notes += ["The technique's factor is the speed with it over the speed without it;"
                   ' "faster" means that the script is faster with it.']
     elif any(row.factor for row in rows):

@@ -33,7 +33,7 @@ class Checkpoints(Study):
                 runs.append(base.but(
                     name=f"{base.name}-{mode}", label=f"{base.label}, {mode}", script=script,
                     options=options, technique=f"saved every {every} steps", error=error,
-                    compared_to=base.name, tags={"saved": mode, "every": every}))
+                    compared_to=base.name))
         yield Plan(runs, **self.length(setup))
 
     def tables(self, measured, rows):
@@ -75,4 +75,4 @@ def cost(row: Row) -> tuple[float, float, float] | None:
     # By the average, since few of the steps may be slower.
     step, alone = (each.record.tokens_per_step / middle(
         record.end["avg_tok_per_sec"] for record in each.records) for each in (row, row.versus))
-    return middle(saves), row.tags["every"] * (step - alone), alone
+    return middle(saves), row.record.config["checkpoint_every"] * (step - alone), alone

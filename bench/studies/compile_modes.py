@@ -32,11 +32,10 @@ class CompileModes(Study):
         (none,) = [run for run in rows if run.options == ("--no-compile",)]
         modes = [base.but(options=("--compile-mode", "default"), script=none.script),
                  *(run for run in rows if run is not none)]
-        runs = [none.but(label="none", compared_to=None, tags={"mode": "none"})]
+        runs = [none.but(label="none", compared_to=None, mode="none")]
         for run in modes:
             mode = run.options[-1].removeprefix("--")
-            runs.append(run.but(label=mode, compared_to=none.name,
-                                tags={"mode": mode, "stage": None, "variant": COMPILER}))
+            runs.append(run.but(label=mode, compared_to=none.name, mode=mode, stage=None))
         tokens = setup.args.max_tokens
         if setup.machine["gpus"]:
             yield Plan(runs, whole=True, epochs=EPOCHS, tokens=tokens, cold_rounds=sys.maxsize)
@@ -45,7 +44,7 @@ class CompileModes(Study):
 
     def tables(self, measured, rows):
         """What each mode costs at first and for each step, and when it pays."""
-        none, default = (next((cost(row) for row in rows if row.tags["mode"] == mode), None)
+        none, default = (next((cost(row) for row in rows if row.run.mode == mode), None)
                          for mode in ("none", "default"))
         trained = epochs_were_run(measured)
 
@@ -78,7 +77,7 @@ class CompileModes(Study):
             return row.error or cell(row.factor, ".2f")
 
         def mode(row: Row) -> str:
-            untuned = "max-autotune" in row.tags["mode"] and too_small(measured.machine)
+            untuned = "max-autotune" in row.run.mode and too_small(measured.machine)
             return f"{row.label}, products not tuned" if untuned else row.label
 
         return [Table([
@@ -89,7 +88,7 @@ class CompileModes(Study):
             Column(f"{EPOCHS} epochs, s", lambda row: cell(total(row), ",.0f")),
             Column("× none", lambda row: cell(ratio(total(rows[0]), total(row)), ".2f")),
             Column("study", lambda row: cell(ratio(
-                STUDY_SECONDS["none"], STUDY_SECONDS.get(row.tags["mode"])), ".2f")),
+                STUDY_SECONDS["none"], STUDY_SECONDS.get(row.run.mode)), ".2f")),
             Column("ahead of none from step", ahead(none)),
             Column("of default from step", ahead(default)), GB, LOSS,
         ], rows)]

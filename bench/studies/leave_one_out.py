@@ -57,7 +57,7 @@ def without_techniques(setup: Setup, base: Run) -> list[Run]:
     scripts, runs = setup.scripts, []
     rungs = scripts.rungs()[:-1]
     for rung in scripts.chosen(setup.args.rungs, rungs):
-        if rung.tags["rung"] == 0:
+        if rung.rung == 0:
             continue  # 00 has no technique; `base` runs in any case
         script, error = f"{base.script} without {rung.script}", None
         try:
@@ -67,8 +67,7 @@ def without_techniques(setup: Setup, base: Run) -> list[Run]:
         runs.append(rung.but(
             name=f"without-{rung.name}", label=f"without {rung.label}", script=script,
             published=None, expected=base.expected, compared_to=base.name, options=base.options,
-            error=error,
-            tags={"rung": None, "without": rung.name}))
+            error=error, rung=None, without=rung.name))
     return runs
 
 
@@ -81,5 +80,5 @@ def without_variants(setup: Setup, base: Run) -> list[Run]:
         runs.append(run.but(
             name=f"without-{part}", label=f"without {part}", published=None, loss=None,
             technique=setup.scripts.find(part, setup.machine).technique, compared_to=base.name,
-            tags={"stage": None, "variant": None, "without": part}))
+            stage=None, without=part))
     return runs

@@ -73,7 +73,7 @@ class Predict(Study):
         half = {}  # in place of 01 and 02 there
         if before and not option_of("--dtype", options):
             half = {run.name: setup.scripts.float16(run) for run in runs
-                    if run.tags.get("stage", "00") != "00"}
+                    if run.stage not in (None, "00")}
         asked = [*runs, *half.values()]
         known = {run.name: predict(
             setup.scripts, run.script, [*options, *run.options], setup.results,
@@ -223,7 +223,7 @@ def draw(runs: list, needs: dict[str, dict], model: str):
         points = [(batch, each.reserved / 1024) for batch, each in sorted(needs[run.name].items())
                   if batch in BATCHES and each.reserved / 1024 < 1.2 * top]
         axes.plot(*zip(*points, strict=True), "o-", label=run.label, markersize=4,
-                  color=COLOURS.get(run.tags.get("stage")))
+                  color=COLOURS.get(run.stage))
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     for group in groups:

@@ -140,14 +140,14 @@ def predict(row: Row, rows: list[Row]) -> float | None:
     """The efficiency by the model of a row whose link's rate is known: what the link leaves of the
     efficiency of as many processes without it. The first of the rows is one process alone."""
     free = next((other for other in rows[1:] if other.run.processes == row.run.processes
-                 and other.tok_per_sec and "mbit" not in other.tags), None)
-    if "mbit" not in row.tags or not row.record or not rows[0].record or not free:
+                 and other.tok_per_sec and not other.run.mbit), None)
+    if not row.run.mbit or not row.record or not rows[0].record or not free:
         return None
     model = row.record.config.get("model")
     if model not in MODELS:
         return None
     link = efficiency(row.run.processes, rows[0].seconds_per_step, load_of(model),
-                      row.tags["mbit"] * 1e6 / 8)
+                      row.run.mbit * 1e6 / 8)
     return link * efficiency_of(free, rows[0])
 
 
@@ -187,7 +187,7 @@ class Scaling(Study):
         for mbit in reversed(numbers(links, 1, float) if links else []):
             runs.append(ddp.but(
                 name=f"{ddp.name}-{mbit:g}-mbit", label=f"02, 2 hosts, {mbit:g} Mbit/s",
-                processes=2, cores=2 * share, tags={"mbit": mbit}))
+                processes=2, cores=2 * share, mbit=mbit))
         yield Plan(runs, **self.length(setup))
 
     def tables(self, measured, rows):
@@ -210,7 +210,7 @@ class Scaling(Study):
         notes = [machine_note(measured, rows) + shares,
                  "Weak scaling: each process has the same batch. Efficiency is the speed of each"
                  " process over that of 01."]
-        if any("mbit" in row.tags for row in rows if row.rounds):
+        if any(row.run.mbit for row in rows if row.rounds):
             notes.append("Two hosts are network namespaces of this machine. By the model: what it"
                          " leaves for the link's cost, times the efficiency of as many processes"
                          " without it (bench/studies/scaling.py).")
@@ -235,8 +235,8 @@ class Scaling(Study):
         """Efficiency over processes, this machine's and that of the published A100s; and over the
         rate of the link between two hosts, where that was measured."""
         known = [row for row in rows if row.tok_per_sec]
-        linked = [row for row in known if "mbit" in row.tags]
-        sizes = [row for row in known[1:] if "mbit" not in row.tags]
+        linked = [row for row in known if row.run.mbit]
+        sizes = [row for row in known[1:] if not row.run.mbit]
         if not sizes or known[0] is not rows[0]:
             return None
         figure, [(subfigure, axes, *others)] = rows_of_panels(
@@ -257,7 +257,7 @@ class Scaling(Study):
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted({*counts, 1, 4}), sorted({*counts, 1, 4}))
         for axes in others:
-            rates = [row.tags["mbit"] for row in linked]
+            rates = [row.run.mbit for row in linked]
             axes.axhline(100, color="0.5", linewidth=1, linestyle="--")
             axes.plot(rates, [percent(row) for row in linked], "o-", color=OWN, linewidth=2)
             axes.plot(rates, [100 * (predict(row, known) or float("nan")) for row in linked],

@@ -69,17 +69,18 @@ class Sweep(Study):
                 (f"context {length}, batch {tokens // length}", growth,
                  dict(context=length, batch=tokens // length)) for length in CONTEXTS[device]])
         else:  # first the best batch size of each model, then each model at its best
-            runs, first = [], []
+            sizes: list[list[Run]] = []
             for model in MODELS[device]:  # a model's first run after another's first
-                sizes = chain(script, [(f"{model}, batch {size}", 4, dict(model=model, batch=size))
-                                       for size in MODEL_BATCHES[device]], after=first)
-                first, runs = sizes[:1], runs + sizes
-            rows = rows_of((yield self.plan(setup, runs, f"model-batch{kind[5:]}", rounds=1)))
-            best = [max((row for row in rows if row.tags["model"] == model),
-                        key=lambda row: row.tok_per_sec or 0) for model in MODELS[device]]
-            known = {run.name: run for run in runs}
-            runs = [known[row.run.name].but(
-                after=None, error=None if row.tok_per_sec else row.error) for row in best]
+                sizes.append(chain(script, [
+                    (f"{model}, batch {size}", 4, dict(model=model, batch=size))
+                    for size in MODEL_BATCHES[device]], after=sizes[-1][:1] if sizes else ()))
+            rows = rows_of((yield self.plan(setup, sum(sizes, []), f"model-batch{kind[5:]}",
+                                            rounds=1)))
+            count = len(MODEL_BATCHES[device])
+            best = [max(rows[place:place + count], key=lambda row: row.tok_per_sec or 0)
+                    for place in range(0, len(rows), count)]
+            runs = [row.run.but(after=None, error=None if row.tok_per_sec else row.error)
+                    for row in best]
         yield self.plan(setup, runs, kind)
 
     def plan(self, setup, runs: list[Run], kind: str, **settings) -> Plan:
@@ -140,7 +141,8 @@ class Sweep(Study):
             memory.annotate("RAM", (0, ram), (0, 3), textcoords="offset points", color="0.4")
         for axes in (speed, memory):
             axes.set_xlabel("batch size")
-            axes.set_xticks(places, [str(row.tags["batch"]) for row in rows], fontsize=8)
+            axes.set_xticks(places, [str(row.record.config["batch_size"]) for row in rows],
+                            fontsize=8)
         thousands(speed.yaxis)
         plain_figures(memory.yaxis)
         return figure
@@ -155,7 +157,7 @@ def chain(script: Run, sizes: list[tuple[str, float, dict]],
         options = [str(part) for name, value in settings.items() for part in (OPTION[name], value)]
         runs.append(script.but(
             name="-".join([script.name, *re.findall(r"[\w-]+", label)]), label=label,
-            options=tuple(options), tags=settings, growth=growth,
+            options=tuple(options), growth=growth,
             after=runs[-1].name if runs else None))
     return runs[len(after):]
 

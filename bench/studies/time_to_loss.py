@@ -96,25 +96,26 @@ class TimeToLoss(Study):
         target = next(iter(targets.values()))
         figure, [(_, bars, curves)] = rows_of_panels(
             [title_of(measured, rows, target)], [max(4.2, 1.4 + 0.42 * len(rows))], [3, 2])
-        base = next((row for row in rows if is_plain(row) and "rate" in row.tags), rows[0])
+        base = next((row for row in rows if is_plain(row) and row.run.rate), rows[0])
         draw_seconds(bars, rows, target, base)
         draw_losses(curves, rows, target)
         return figure
 
 
 def is_plain(row: Row) -> bool:
-    return row.tags.get("stage") == "00" or row.tags.get("rung") == 0
+    return row.run.stage == "00" or row.run.rung == 0
 
 
 def colour_of(row: Row) -> str:
     if is_plain(row):
         return COLOURS["00"]
-    return COLOURS["01"] if row.tags.get("stage") == "01" or "rung" in row.tags else COLOURS["02"]
+    ours = row.run.stage == "01" or row.run.rung is not None
+    return COLOURS["01"] if ours else COLOURS["02"]
 
 
 def title_of(measured, rows: list[Row], target: float) -> str:
     """The finding, where the noise among at least four seeds allows one."""
-    bests = [row for row in rows if "rate" in row.tags and row.records]
+    bests = [row for row in rows if row.run.rate and row.records]
     plain = next(filter(is_plain, bests), None)
     fastest = min(bests, key=lambda row: row.seconds_to(target) or math.inf, default=None)
     if (plain and fastest is not plain and plain.seconds_to(target) and fastest.versus is plain
@@ -145,7 +146,7 @@ def draw_seconds(axes, rows: list[Row], target: float, base: Row) -> None:
 
 
 def draw_losses(axes, rows: list[Row], target: float) -> None:
-    tuned = [row for row in rows if "rate" in row.tags]
+    tuned = [row for row in rows if row.run.rate]
     for row in rows:
         records = sorted((record for record in row.records), key=lambda record: (
             record.reached(target) or (math.inf, math.inf))[1])

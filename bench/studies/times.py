@@ -45,13 +45,13 @@ class Point(NamedTuple):
         found = setup.scripts.find(self.stage, setup.machine)
         return found.but(
             name=f"{found.name}-batch-{self.batch}-rate-{self.rate:g}", published=None,
-            label=f"{found.label}, batch {self.batch}, rate {self.rate:g}", tags=self._asdict(),
+            label=f"{found.label}, batch {self.batch}, rate {self.rate:g}", **self._asdict(),
             compared_to=None, options=(*found.options, "--batch-size", str(self.batch),
                                        "--learning-rate", f"{self.rate:g}"))
 
 
 def point_of(row: Row) -> Point:
-    return Point(*(row.tags[name] for name in Point._fields))
+    return Point(*(getattr(row.run, name) for name in Point._fields))
 
 
 def costs_of(rows: list[Row], stage: str, target: float = -math.inf,
@@ -60,7 +60,7 @@ def costs_of(rows: list[Row], stage: str, target: float = -math.inf,
     best ones are the lowest: what never comes to the target is judged by its loss."""
     return {point_of(row): (math.inf, math.inf) if row.error else (
                 row.seconds_to(target) or math.inf, row.lowest_val_loss or math.inf)
-            for row in rows if row.tags["stage"] == stage}
+            for row in rows if row.run.stage == stage}
 
 
 def default_point(setup: Setup) -> Point:
@@ -119,7 +119,7 @@ def soonest(measured, target: float) -> dict[str, Point]:
     goes on."""
     points, rows = {}, rows_of(measured)
     ran = [row for row in rows if row.error or row.rounds == measured.plan.rounds]
-    for stage in dict.fromkeys(row.tags["stage"] for row in rows):
+    for stage in dict.fromkeys(row.run.stage for row in rows):
         costs = costs_of(ran, stage, target)
         if len(costs) < SETTINGS:
             return {}

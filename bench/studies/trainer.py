@@ -29,7 +29,7 @@ class Trainer(Study):
             name="-".join(["trainer", *re.findall(r"\w+", " ".join(options))]),
             label=" ".join(["Trainer", *options]), script=ROOT / "peers" / "hf_trainer.py",
             technique="Hugging Face's Trainer", loss="changes", options=batch + options,
-            compared_to=base.name, tags={"stage": None},
+            compared_to=base.name, stage=None,
             error=lacking(needs + ", bfloat16 units" * ("--bf16" in options), machine))
             for options in settings]
         yield Plan([base, *runs], **self.length(setup))
