@@ -14,7 +14,7 @@ from statistics import median
 from bench import processes
 from bench.catalogue import EPOCHS, FLOAT16, Run, in_float16, published
 from bench.common import BUILD, DAMAGE, UserError, read_kept, same_machine, trained_in, write_whole
-from bench.measure.journal import fields_of, journal_of, read_journal, sha256
+from bench.measure.journal import fields_of, journal_of, loose_records, read_journal, sha256
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import comparison_point, tokens_per_step
 from bench.predict.speed import A100_FLOPS, CARDS, TERA
@@ -239,18 +239,25 @@ def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dic
     return Length(options, 20 + extra + max_tokens / speed if gpus else 10 + max_tokens / on_cpu)
 
 
-def speeds_here(study: str, plan: Plan, setup: Setup) -> dict[str, float]:
+def speeds_here(study: str, plan: Plan, setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
     """tok/sec of the runs that were measured on this machine's CPU with these options, by their
-    names: of `stages`, and of the study, the newest ones. Nothing on a GPU, whose speed follows
-    from its products. Raises OSError."""
+    names: of `stages`, and of the study, the newest ones; without any, of scripts that were started
+    by hand, as `make bench` does, with the context that the runs have. Nothing on a GPU, whose speed
+    follows from its products. Raises OSError."""
     if setup.device != "cpu":
         return {}
-    return {result.name: result.record.tok_per_sec
-            for name in dict.fromkeys(("stages", study))
-            for measured in read_journal(journal_of(setup.results, name))
-            if same_machine(measured.machine, setup.machine)
-            and (measured.options, measured.plan.options) == (setup.options, plan.options)
-            for result in measured.results if result.record}
+    speeds = {result.name: result.record.tok_per_sec
+              for name in dict.fromkeys(("stages", study))
+              for measured in read_journal(journal_of(setup.results, name))
+              if same_machine(measured.machine, setup.machine)
+              and (measured.options, measured.plan.options) == (setup.options, plan.options)
+              for result in measured.results if result.record}
+    contexts = {config["context_length"] for config in configs.values()}
+    return speeds or {
+        record.stage: record.tok_per_sec for record in loose_records(setup.results)
+        if record.outcome.complete and record.config["device"] == "cpu"
+        and record.environment["torch"] == setup.machine["torch"]
+        and record.config["context_length"] in contexts}
 
 
 def epochs_within(plan: Plan, setup: Setup, matmul_peak: dict) -> int:
