@@ -79,7 +79,8 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, script: tuple[Pat
     cold = job.round <= plan.cold_rounds and job.seed == plan.seed_of(job.round)
     if cold:
         shutil.rmtree(cache, ignore_errors=True)
-    environment = dict(TORCHINDUCTOR_CACHE_DIR=str(cache), TRITON_CACHE_DIR=str(cache / "triton"))
+    environment: dict = dict(TORCHINDUCTOR_CACHE_DIR=str(cache),
+                             TRITON_CACHE_DIR=str(cache / "triton"))
     environment |= study.environment
     if run.mbit:
         environment["PYTHONPATH"] = str(ROOT)  # for the module that makes the hosts

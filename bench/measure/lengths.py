@@ -241,9 +241,9 @@ def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dic
 
 def speeds_here(study: str, plan: Plan, setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
     """tok/sec of the runs that were measured on this machine's CPU with these options, by their
-    names: of `stages`, and of the study, the newest ones; without any, of scripts that were started
-    by hand, as `make bench` does, with the context that the runs have. Nothing on a GPU, whose speed
-    follows from its products. Raises OSError."""
+    names: of `stages`, and of the study, the newest ones; without any, of scripts that `make bench`
+    or a user started, with the context that the runs have. Nothing on a GPU, whose speed follows
+    from its products. Raises OSError."""
     if setup.device != "cpu":
         return {}
     speeds = {result.name: result.record.tok_per_sec
