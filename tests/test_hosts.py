@@ -18,7 +18,7 @@ from conftest import (
     write_tokens,
 )
 
-from bench import hosts as made
+from bench.measure import hosts as made
 from patches import stack
 
 ONE_HOST = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4"]

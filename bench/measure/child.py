@@ -50,7 +50,7 @@ def command_of(job: Job, measured: Measured, setup: Setup, script: Path, length:
                scratch: Path) -> list:
     run, launcher = job.run, []
     if run.mbit:
-        launcher = ["-m", "bench.hosts", "--mbit", f"{run.mbit:g}"]
+        launcher = ["-m", "bench.measure.hosts", "--mbit", f"{run.mbit:g}"]
     elif run.torchrun:
         launcher = ["-m", "torch.distributed.run", "--standalone",
                     f"--nproc_per_node={run.processes}"]

@@ -1,8 +1,8 @@
 """Two hosts on one Linux machine: network namespaces with a wire between them, as slow as asked.
 Root only.
 
-    python -m bench.hosts 02_opt_multi_gpu_ddp.py --max-steps 3
-    python -m bench.hosts --mbit 400 --nproc-per-node 2 02_opt_multi_gpu_ddp.py
+    python -m bench.measure.hosts 02_opt_multi_gpu_ddp.py --max-steps 3
+    python -m bench.measure.hosts --mbit 400 --nproc-per-node 2 02_opt_multi_gpu_ddp.py
 """
 
 import argparse
