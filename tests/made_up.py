@@ -181,8 +181,8 @@ class Children:
     def configurations(self, runs, plan, setup):
         if self.refuses:
             raise UserError(self.refuses, 2)
-        return {each.name: dict(batch_size=4, context_length=256, learning_rate=1e-3,
-                                compile=False) for each in runs}
+        return {each.name: dict(model="cpu-demo", batch_size=4, context_length=256,
+                                learning_rate=1e-3, compile=False) for each in runs}
 
 
 def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:

@@ -559,8 +559,8 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     assert capsys.readouterr().err == f"missing: {line}\n"
     monkeypatch.setattr(look, "machine_in", lambda results: here)
     command = ["stages", "--dry-run", "--results-dir", str(tmp_path)]
-    monkeypatch.setattr(lengths, "configurations", lambda runs, plan, setup: {
-        run.name: dict(batch_size=4, context_length=256, compile=True) for run in runs})
+    monkeypatch.setattr(lengths, "configurations", lambda runs, plan, setup: {run.name: dict(
+        model="gpt2", batch_size=4, context_length=256, compile=True) for run in runs})
     args = commands.make_parser(all_studies()).parse_args(command)
     assert commands.measure(args, [], all_studies()) == 0
     assert capsys.readouterr().err == f"missing: {line}\n"

@@ -706,7 +706,8 @@ def test_speeds_that_were_measured_here(tmp_path):
     write_journal(tmp_path, "stages", plan, [dict(name=name, speed=100.0) for name in "ab"],
                   options=["--x"])
     def found(plan=plan, setup=setup, context=256):
-        return lengths.speeds_here("toy", plan, setup, dict(a=dict(context_length=context)))
+        configs = dict(a=dict(model="cpu-demo", context_length=context))
+        return lengths.speeds_here("toy", plan, setup, configs)
 
     assert found() == dict(a=200.0, b=100.0)
     assert found(plan_of("a", options=["--y"])) == {}
@@ -722,6 +723,20 @@ def test_speeds_that_were_measured_here(tmp_path):
     assert found(setup=by_hand) == dict(a=100.0)  # what a study measured counts more
 
 
+def test_the_rate_of_a_gpu_by_what_make_bench_left(tmp_path):
+    """A dry run there expects of 01 what it did by hand, and of a run half as fast half of it."""
+    setup, configs = setup_of(tmp_path, MACHINE), dict(a=dict(model="gpt2", context_length=1024))
+    assert lengths.peak_by_hand(setup, configs) == {}
+    (run_of_01,) = plan_with(expected=142_156.0).runs
+    write_record(tmp_path, "01_opt_single_gpu", speed=71_078.0, gpu="A", config=dict(
+        model="gpt2", context_length=1024))
+    peak = lengths.peak_by_hand(setup, configs)
+    assert lengths.expected_speed(run_of_01, peak, "bfloat16") == pytest.approx(71_078)
+    half = run_of_01.but(expected=71_078.0)
+    assert lengths.expected_speed(half, peak, "bfloat16") == pytest.approx(71_078 / 2)
+    assert lengths.peak_by_hand(setup_of(tmp_path), configs) == {}  # of a CPU nothing is needed
+
+
 def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
     """All in one process; what each trains per step comes back, and is kept."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -732,7 +747,8 @@ def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
     runs[2] = runs[2].but(processes=2)
     runs.append(Run("made", "made", "", "01_opt_single_gpu"))  # of the catalogue
     setup = setup_of(tmp_path)
-    expected = [dict(batch_size=size, context_length=16, learning_rate=5e-4, compile=compiles)
+    expected = [dict(model="cpu-demo", batch_size=size, context_length=16, learning_rate=5e-4,
+                     compile=compiles)
                 for size, compiles in ((2, False), (3, True), (2, True), (2, True))]
     assert [*lengths.configurations(runs, plan, setup).values()] == expected
     ask, asked = processes.ask, []

@@ -34,7 +34,8 @@ DEMO_TOKENS = 40_960  # that a whole script trains on a CPU, by its own limit
 # How much faster 01 is than 00 where both train in float32: measured on two cores with AVX2 alone.
 FLOAT32_FACTOR = 2.2
 # What is known of a script's configuration, and the number of those that are kept.
-CONFIGURATION = dict(batch_size=int, context_length=int, learning_rate=float, compile=bool)
+CONFIGURATION = dict(model=str, batch_size=int, context_length=int, learning_rate=float,
+                     compile=bool)
 KEPT = 1_000
 
 
@@ -54,9 +55,8 @@ def read_configurations(requests: list) -> list[dict]:
         try:
             with contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages):
                 config = runpy.run_path(script)["configure"](options)
-            answers.append(dict(batch_size=config.batch_size, context_length=config.context_length,
-                                learning_rate=config.learning_rate,
-                                compile=getattr(config, "compile", False)))
+            answers.append(dict(dict(model="", compile=False), **{
+                name: getattr(config, name) for name in CONFIGURATION if hasattr(config, name)}))
         except SystemExit:  # argparse has printed why
             answers.append({"error": processes.error_line(messages.getvalue())})
         except Exception as error:
@@ -65,7 +65,7 @@ def read_configurations(requests: list) -> list[dict]:
 
 
 def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]:
-    """Batch size, context length, learning rate and whether it compiles, of each run by its name.
+    """Of each run by its name what CONFIGURATION names.
 
     Each script's own parser judges the options; what it said once of a script, with these options
     on this machine, is kept in build/. Raises UserError where one refuses them.
@@ -241,23 +241,34 @@ def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dic
 
 def speeds_here(study: str, plan: Plan, setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
     """tok/sec of the runs that were measured on this machine's CPU with these options, by their
-    names: of `stages`, and of the study, the newest ones; without any, of scripts that `make bench`
-    or a user started, with the context that the runs have. Nothing on a GPU, whose speed follows
-    from its products. Raises OSError."""
+    names: of `stages`, and of the study, the newest ones; without any as speeds_by_hand. Nothing on
+    a GPU, whose speed follows from its products. Raises OSError."""
     if setup.device != "cpu":
         return {}
-    speeds = {result.name: result.record.tok_per_sec
-              for name in dict.fromkeys(("stages", study))
-              for measured in read_journal(journal_of(setup.results, name))
-              if same_machine(measured.machine, setup.machine)
-              and (measured.options, measured.plan.options) == (setup.options, plan.options)
-              for result in measured.results if result.record}
-    contexts = {config["context_length"] for config in configs.values()}
-    return speeds or {
-        record.stage: record.tok_per_sec for record in loose_records(setup.results)
-        if record.outcome.complete and record.config["device"] == "cpu"
-        and record.environment["torch"] == setup.machine["torch"]
-        and record.config["context_length"] in contexts}
+    return {result.name: result.record.tok_per_sec
+            for name in dict.fromkeys(("stages", study))
+            for measured in read_journal(journal_of(setup.results, name))
+            if same_machine(measured.machine, setup.machine)
+            and (measured.options, measured.plan.options) == (setup.options, plan.options)
+            for result in measured.results if result.record} or speeds_by_hand(setup, configs)
+
+
+def speeds_by_hand(setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
+    """tok/sec of the scripts that `make bench` or a user started with the model and the context of
+    such runs, by their stages. Damaged records are named. Raises OSError."""
+    kinds = {(config["model"], config["context_length"]) for config in configs.values()}
+    return {record.stage: record.tok_per_sec for record in loose_records(setup.results)
+            if record.outcome.complete and record.config["device"] == setup.device
+            and record.environment["torch"] == setup.machine["torch"]
+            and (record.config.get("model"), record.config["context_length"]) in kinds}
+
+
+def peak_by_hand(setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
+    """About the rate of matrix products on a GPU where none was measured: that with which
+    expected_speed gives 01 the speed that speeds_by_hand tells; {} where it tells none."""
+    run, dtype = setup.scripts.here("01", setup.machine, setup.options), trained_in(setup.machine)
+    speed = setup.machine["gpus"] and speeds_by_hand(setup, configs).get(run.name)
+    return {dtype: speed / expected_speed(run, {dtype: 1.0}, dtype)} if speed else {}
 
 
 def epochs_within(plan: Plan, setup: Setup, matmul_peak: dict) -> int:

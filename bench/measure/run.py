@@ -330,7 +330,8 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
                     if each.kind == plan.kind])
     one = Measurement(study, plan, setup, earlier)
     one.take(plan, rounds)
-    estimated = one.estimate(known[0].matmul_peak if known else {})
+    estimated = one.estimate(known[0].matmul_peak if known else
+                             lengths.peak_by_hand(setup, one.configs))
     jobs, groups = one.within_reach(), {}
     for job in jobs:  # those of a run differ by their round, and in a group of its own by the seed
         own = job.seed == plan.seed_of(job.round)
