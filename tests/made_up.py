@@ -154,7 +154,7 @@ class Children:
         monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
         monkeypatch.setattr(look, "machine_in", lambda results: self.answers["this_machine"])
         monkeypatch.setattr(lengths, "configurations", self.configurations)
-        for module in ("run", "child"):
+        for module in ("run", "child", "plan"):
             monkeypatch.setattr(f"bench.measure.{module}.BUILD", build)
         monkeypatch.setattr(fingerprint, "BUILD", build)
         monkeypatch.setattr(fingerprint, "trace", lambda requests: [None] * len(requests))

@@ -438,14 +438,17 @@ def test_memory_limit(place):
 
 
 def test_dry_run(place, plan, capsys):
-    """Nothing is measured and nothing left behind, neither results nor scripts; without a journal
-    there is no estimate. The command of each run is told once, and that of other seeds."""
+    """Nothing is measured and no results are left, only the scripts, for the commands to be typed;
+    without a journal there is no estimate. The command of each run is told once, and that of other
+    seeds."""
     plan.runs[1] = plan.runs[1].but(script="made")
     place.setup.scripts.own["made"] = b"made\n"
     before = sorted(place.folder.rglob("*"))
     run.dry_run(Toy(plan), place.setup, 3, resume=False)
     lines = capsys.readouterr().out.splitlines()
-    assert sorted(place.folder.rglob("*")) == before and not place.children.calls
+    (made,) = (path for path in place.folder.rglob("*") if path not in before and path.is_file())
+    assert made.parent.parent == place.folder / "build" / "scripts" and f" {made.name} " in (
+        lines[2].replace(os.sep, " ")) and not place.children.calls
     assert [line.partition(": python ")[0] for line in lines[:-1]] == ["3 rounds"] * 3
     assert all(" --max-tokens 4096 " in line for line in lines[:-1])
     assert [("--name a " in line, "--seed 123 " in line, "(then --seed 125, 126)" in line)
@@ -560,7 +563,7 @@ def test_what_a_study_collects(place):
      ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"],
      {"OMP_NUM_THREADS": "1"}),
     (dict(torchrun=True, processes=2, mbit=200.0),
-     ["-m", "bench.measure.hosts", "--mbit", "200"],
+     ["-m", "bench.measure.hosts", "200"],
      {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}),
 ])
 def test_command(place, changes, launcher, variables):
@@ -741,6 +744,7 @@ def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
     """All in one process; what each trains per step comes back, and is kept."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(lengths, "BUILD", tmp_path / "build")
+    monkeypatch.setattr("bench.measure.plan.BUILD", tmp_path / "build")
     plan = plan_of("00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp", options=TINY)
     runs = [each.but(script=ROOT / f"{each.name}.py") for each in plan.runs]
     runs[1] = runs[1].but(options=("--batch-size", "3"))
@@ -749,7 +753,7 @@ def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
     setup = setup_of(tmp_path)
     expected = [dict(model="cpu-demo", batch_size=size, context_length=16, learning_rate=5e-4,
                      compile=compiles)
-                for size, compiles in ((2, False), (3, True), (2, True), (2, True))]
+                for size, compiles in ((2, None), (3, True), (2, True), (2, True))]
     assert [*lengths.configurations(runs, plan, setup).values()] == expected
     ask, asked = processes.ask, []
 
@@ -760,11 +764,10 @@ def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
     monkeypatch.setattr(processes, "ask", counted)
     assert [*lengths.configurations(runs, plan, setup).values()] == expected and not asked
     kept = tmp_path / "build" / "configurations.json"
-    entries = json.loads(kept.read_text())
-    entries[list(entries)[1]]["batch_size"] = None  # damaged: that script is asked again
-    kept.write_text(json.dumps(entries))
+    runs[1] = runs[1].but(options=("--batch-size", "4"))
+    expected[1]["batch_size"] = 4
     assert [*lengths.configurations(runs, plan, setup).values()] == expected
-    assert [len(scripts) for scripts in asked] == [1] and asked[0][0][-2:] == ["--batch-size", "3"]
+    assert [len(scripts) for scripts in asked] == [1] and asked[0][0][-2:] == ["--batch-size", "4"]
     lengths.configurations(runs[:1], plan, setup_of(tmp_path, CPU | FLOAT32))  # another machine
     kept.write_text("{")
     assert [*lengths.configurations(runs[:1], plan, setup).values()] == expected[:1]

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import BUILD, ROOT, UserError, write_whole
-from bench.measure.journal import Measured, Result, append, journal_of, make_result, sha256
+from bench.common import BUILD, ROOT, UserError
+from bench.measure.journal import Measured, Result, append, journal_of, make_result
 from bench.measure.lengths import Length
-from bench.measure.plan import SCRATCH, Setup
+from bench.measure.plan import SCRATCH, Plan, Setup
 from bench.measure.records import Kind, Outcome, outcome_by_words
 
 HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended
@@ -37,28 +37,18 @@ class Job:
         return self.run.name, self.round, self.seed
 
 
-def script_of(run: Run, setup: Setup) -> tuple[Path, bytes]:
-    """(where a run's script lies or will lie, in a folder named by its content; its text). Raises
-    StackError, OSError."""
-    text = setup.scripts.text(run.script)
-    if isinstance(run.script, Path):
-        return run.script, text
-    return BUILD / "scripts" / sha256(text)[:16] / f"{run.name}.py", text
-
-
-def command_of(job: Job, measured: Measured, setup: Setup, script: Path, length: Length,
-               scratch: Path) -> list:
+def command_of(job: Job, plan: Plan, setup: Setup, length: Length, scratch: Path) -> list:
     run, launcher = job.run, []
     if run.mbit:
-        launcher = ["-m", "bench.measure.hosts", "--mbit", f"{run.mbit:g}"]
+        launcher = ["-m", "bench.measure.hosts", f"{run.mbit:g}"]
     elif run.torchrun:
         launcher = ["-m", "torch.distributed.run", "--standalone",
                     f"--nproc_per_node={run.processes}"]
     options = [scratch if part == SCRATCH else part for part in run.options]
     return [
-        sys.executable, *launcher, script, "--name", run.name, "--device", setup.device,
+        sys.executable, *launcher, setup.script(run), "--name", run.name, "--device", setup.device,
         "--data", setup.data, "--results-dir", scratch / "results", "--seed", job.seed,
-        *length.options, *measured.plan.options, *setup.options, *options,
+        *length.options, *plan.options, *setup.options, *options,
     ]
 
 
@@ -67,15 +57,11 @@ def printed(command: list) -> str:
     return shlex.join(["python", *map(processes.relative_part, command[1:])])
 
 
-def run_job(job: Job, measured: Measured, study, setup: Setup, script: tuple[Path, bytes],
-            length: Length) -> Result:
-    """Runs it, and adds it to the journal. Raises OSError, Interrupted."""
-    run, plan, (path, text) = job.run, measured.plan, script
-    journal = journal_of(setup.results, study.name)
-    if path != run.script:  # not in place
-        write_whole(path, text)
+def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -> Result:
+    """Runs it, and adds it to the journal. Raises UserError, OSError, Interrupted."""
+    run, plan, journal = job.run, measured.plan, journal_of(setup.results, study.name)
     # torch.compile keeps what it made, here by script and options, so that studies share it.
-    cache = BUILD / "compiler-cache" / "-".join([sha256(text)[:16], *run.options])
+    cache = BUILD / "compiler-cache" / "-".join([measured.sources[run.name][:16], *run.options])
     cold = job.round <= plan.cold_rounds and job.seed == plan.seed_of(job.round)
     if cold:
         shutil.rmtree(cache, ignore_errors=True)
@@ -89,7 +75,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, script: tuple[Pat
     BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
         scratch = Path(name)
-        command = command_of(job, measured, setup, path, length, scratch)
+        command = command_of(job, plan, setup, length, scratch)
         start = dict(event="run", id=measured.id, name=run.name, round=job.round, seed=job.seed,
                      cache="cold" if cold else "warm", command=printed(command),
                      source_sha256=measured.sources[run.name], step=measured.steps.get(run.name))

@@ -6,15 +6,14 @@ import json
 import math
 import runpy
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from bench import processes
 from bench.catalogue import EPOCHS, FLOAT16, Run, in_float16, published
-from bench.common import BUILD, DAMAGE, UserError, read_kept, same_machine, trained_in, write_whole
-from bench.measure.journal import fields_of, journal_of, loose_records, read_journal, sha256
+from bench.common import BUILD, UserError, read_kept, same_machine, trained_in, write_whole
+from bench.measure.journal import journal_of, loose_records, read_journal, sha256
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import comparison_point, tokens_per_step
 from bench.predict.speed import A100_FLOPS, CARDS, TERA
@@ -33,9 +32,8 @@ CPU_SPEED = 1_500  # tok/sec of a CPU on which nothing is measured yet: a rough 
 DEMO_TOKENS = 40_960  # that a whole script trains on a CPU, by its own limit
 # How much faster 01 is than 00 where both train in float32: measured on two cores with AVX2 alone.
 FLOAT32_FACTOR = 2.2
-# What is known of a script's configuration, and the number of those that are kept.
-CONFIGURATION = dict(model=str, batch_size=int, context_length=int, learning_rate=float,
-                     compile=bool)
+# What is known of a script's configuration, None where it has no such setting; how many are kept.
+CONFIGURATION = "model", "batch_size", "context_length", "learning_rate", "compile"
 KEPT = 1_000
 
 
@@ -55,8 +53,7 @@ def read_configurations(requests: list) -> list[dict]:
         try:
             with contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages):
                 config = runpy.run_path(script)["configure"](options)
-            answers.append(dict(dict(model="", compile=False), **{
-                name: getattr(config, name) for name in CONFIGURATION if hasattr(config, name)}))
+            answers.append({name: getattr(config, name, None) for name in CONFIGURATION})
         except SystemExit:  # argparse has printed why
             answers.append({"error": processes.error_line(messages.getvalue())})
         except Exception as error:
@@ -77,9 +74,16 @@ def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]
     options = ["--device", setup.device, *plan.options, *setup.options]
     path = BUILD / "configurations.json"
     saved, keys = read_kept(path), {run.name: key_of(run, options, setup) for run in runs}
-    unknown = [run for run in runs if not whole(saved.get(keys[run.name]))]
-    if unknown:
-        saved |= {keys[name]: config for name, config in ask(unknown, options, setup).items()}
+    unknown = [run for run in runs if keys[run.name] not in saved]
+    if unknown:  # all are asked in one child, which loads PyTorch
+        requests = [[str(setup.script(run)), [*options, *run.options]] for run in unknown]
+        # RANK: for 02, as if torchrun had started it.
+        answers = json.loads(processes.ask(
+            "-m", "bench.measure.lengths", json.dumps(requests), RANK="0"))
+        for run, answer in zip(unknown, answers, strict=True):
+            if "error" in answer:
+                raise UserError(f"{run.name}: {answer['error']}", 2)
+            saved[keys[run.name]] = answer
         write_whole(path, json.dumps(dict([*saved.items()][-KEPT:]), indent=1))
     return {run.name: saved[keys[run.name]] for run in runs}
 
@@ -87,38 +91,10 @@ def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]
 def key_of(run: Run, options: list[str], setup: Setup) -> str:
     """What a run's configuration follows from: its script (a peer, which isn't in the catalogue,
     takes settings from 00), its options, and the machine."""
-    texts = [setup.scripts.text(run.script), *[setup.scripts.text("0")] * isinstance(
-        run.script, Path)]
-    facts = [*map(sha256, texts), options, run.options, setup.machine]
+    peer = [setup.scripts.text("0")] * isinstance(run.script, Path)
+    facts = [*map(sha256, [setup.scripts.text(run.script), *peer]), options, run.options,
+             setup.machine, CONFIGURATION]
     return sha256(json.dumps(facts).encode())
-
-
-def whole(config) -> bool:
-    """Whether what was kept is a configuration, and no damage."""
-    try:
-        return config.keys() == fields_of(config, CONFIGURATION).keys()
-    except DAMAGE:
-        return False
-
-
-def ask(runs: list[Run], options: list[str], setup: Setup) -> dict[str, dict]:
-    """As configurations, from the scripts themselves: all in one child, which loads PyTorch."""
-    with tempfile.TemporaryDirectory() as folder:
-        requests = []
-        for number, run in enumerate(runs):
-            script = run.script
-            if not isinstance(script, Path):
-                script = Path(folder, str(number), f"{run.name}.py")
-                script.parent.mkdir()
-                script.write_bytes(setup.scripts.text(run.script))
-            requests.append([str(script), [*options, *run.options]])
-        # RANK: for 02, as if torchrun had started it.
-        answers = json.loads(processes.ask(
-            "-m", "bench.measure.lengths", json.dumps(requests), RANK="0"))
-    for run, answer in zip(runs, answers, strict=True):
-        if "error" in answer:
-            raise UserError(f"{run.name}: {answer['error']}", 2)
-    return {run.name: answer for run, answer in zip(runs, answers, strict=True)}
 
 
 # ---- The batch size that fits a GPU, by the prediction of its memory ----------------------------

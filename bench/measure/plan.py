@@ -1,10 +1,12 @@
 """What is measured: the runs that are compared, how each of them runs, and where."""
 
 import argparse
+import hashlib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from bench.catalogue import Run, Scripts
+from bench.common import BUILD, write_whole
 
 SEED = 123
 # Losses are compared after this many training tokens per process; 393,216 are one epoch of the full
@@ -86,3 +88,13 @@ class Setup:
     @property
     def device(self) -> str:
         return self.machine["device"]
+
+    def script(self, run: Run) -> Path:
+        """The file of a run's script, written into a folder of build/ that its content names,
+        unless it is in place. Raises StackError, OSError, UserError."""
+        if isinstance(run.script, Path):
+            return run.script
+        text = self.scripts.text(run.script)
+        path = BUILD / "scripts" / hashlib.sha256(text).hexdigest()[:16] / f"{run.name}.py"
+        write_whole(path, text)
+        return path

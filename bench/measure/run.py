@@ -8,13 +8,12 @@ import sys
 import tempfile
 import time
 from dataclasses import fields, replace
-from pathlib import Path
 
 from bench import processes
 from bench.catalogue import Run
 from bench.common import BUILD, ELSEWHERE, UserError, make_writable, relative
 from bench.measure import lengths
-from bench.measure.child import Job, command_of, printed, run_job, script_of
+from bench.measure.child import Job, command_of, printed, run_job
 from bench.measure.journal import (
     Measured,
     Result,
@@ -147,8 +146,7 @@ class Measurement:
         self.study, self.setup = study, setup
         self.path = journal_of(setup.results, study.name)
         self.jobs: list[Job] = []  # what is left to run, in order
-        self.scripts: dict[str, tuple[Path, bytes]] = {}  # by the names of runs, as are these:
-        self.configs: dict[str, dict] = {}
+        self.configs: dict[str, dict] = {}  # by the names of runs
         self.lengths: dict[str, Length] = {}
         self.failed: set[str] = set()  # runs that did so since this start
         self.repeats = True  # whether a disturbed run is repeated
@@ -170,7 +168,7 @@ class Measurement:
                 print(f"round {job.round}: {job.run.name}: the machine was slower than before: once"
                       " more", flush=True)
             result = run_job(job, self.measured, self.study, self.setup,
-                             self.scripts[job.run.name], self.lengths[job.run.name])
+                             self.lengths[job.run.name])
             self.judge(job, result)
             self.tell(job, result)
         return all(job.again for job in self.within_reach())
@@ -196,8 +194,7 @@ class Measurement:
         rounds = plan.rounds or rounds or self.study.rounds[setup.device]
         measured.plan = replace(plan, rounds=rounds)
         able = [run for run in plan.runs if not run.error]
-        self.scripts = {run.name: script_of(run, setup) for run in able}
-        measured.sources |= {name: sha256(text) for name, (_, text) in self.scripts.items()}
+        measured.sources |= {run.name: sha256(setup.scripts.text(run.script)) for run in able}
         doubtful = {each.name for each in measured.results
                     if each.source_sha256 != measured.sources.get(each.name)}
         self.trace([run for run in able if run.name in doubtful])
@@ -216,8 +213,8 @@ class Measurement:
     def trace(self, runs: list[Run]) -> None:
         """Notes the training steps of runs. Raises UserError."""
         measured, setup = self.measured, self.setup
-        found = fingerprints([of_run(self.scripts[run.name][1], run, measured.plan, setup.options,
-                                     setup.machine) for run in runs])
+        found = fingerprints([of_run(setup.scripts.text(run.script), run, measured.plan,
+                                     setup.options, setup.machine) for run in runs])
         measured.steps |= {run.name: each and each.step
                            for run, each in zip(runs, found, strict=True)}
 
@@ -323,7 +320,8 @@ def jobs_of(runs: list[Run], plan: Plan, rounds: int) -> list[Job]:
 
 def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     """Prints the commands that the study's first plan would run, and how long it would take, by
-    what is measured already; it measures nothing, and leaves no results. Raises as run_study."""
+    what is measured already; it measures nothing, and leaves no results, only the scripts, so that
+    the commands can be typed. Raises as run_study."""
     plan = next(study.plans(setup))
     earlier = earlier_measurement(study, plan, setup, None, required=True) if resume else None
     known = newest([each for each in read_journal(journal_of(setup.results, study.name))
@@ -337,8 +335,7 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
         own = job.seed == plan.seed_of(job.round)
         groups.setdefault((job.run.name, own), []).append(job)
     for (name, _), (job, *more) in groups.items():
-        command = command_of(job, one.measured, setup, one.scripts[name][0], one.lengths[name],
-                             BUILD / "scratch")
+        command = command_of(job, one.measured.plan, setup, one.lengths[name], BUILD / "scratch")
         seeds = sorted({each.seed for each in more} - {job.seed})
         others = f" (then --seed {', '.join(map(str, seeds))})" * bool(seeds)
         print(f"{len(more) + 1} round{'s' * bool(more)}: {printed(command)}{others}")
