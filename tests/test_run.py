@@ -29,9 +29,8 @@ from bench.catalogue import Run
 from bench.common import ELSEWHERE, UserError
 from bench.judge.rows import rows_of
 from bench.measure import lengths, run
-from bench.measure.child import Job
 from bench.measure.journal import data_of, journal_of, read_journal, sha256
-from bench.measure.plan import SCRATCH
+from bench.measure.plan import SCRATCH, Job
 from bench.predict import fingerprint
 from bench.predict.fingerprint import Fingerprint
 from bench.studies import Study

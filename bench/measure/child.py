@@ -9,32 +9,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench import processes
-from bench.catalogue import Run
 from bench.common import BUILD, ROOT, UserError
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
 from bench.measure.lengths import Length
-from bench.measure.plan import SCRATCH, Plan, Setup
+from bench.measure.plan import SCRATCH, Job, Plan, Setup
 from bench.measure.records import Kind, Outcome, outcome_by_words
 
 HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run in a round, with a seed."""
-
-    run: Run
-    round: int
-    seed: int
-    again: bool = False  # whether it repeats one beside which the machine was slower
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        return self.run.name, self.round, self.seed
 
 
 def command_of(job: Job, plan: Plan, setup: Setup, length: Length, scratch: Path) -> list:

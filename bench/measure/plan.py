@@ -16,6 +16,20 @@ SCRATCH = "{scratch}"  # in a run's options: a new folder, removed after the run
 SECONDS = {"cuda": 10.0, "cpu": 0.0}  # a run trains about that long, if the tokens take less
 
 
+@dataclass(frozen=True)
+class Job:
+    """A run in a round, with a seed."""
+
+    run: Run
+    round: int
+    seed: int
+    again: bool = False  # whether it repeats one beside which the machine was slower
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.run.name, self.round, self.seed
+
+
 @dataclass
 class Plan:
     """Runs that are compared, and how each of them runs. The first one is the baseline."""
@@ -44,6 +58,17 @@ class Plan:
     def seed_of(self, number: int) -> int:
         """The seed of all runs in round `number`, which counts from 1."""
         return self.first_seed + (number - 1) * self.new_seeds
+
+    def jobs(self) -> list[Job]:
+        """What there is to run, in order, by `rounds`."""
+        jobs = []
+        for number in range(1, (self.rounds or 1) + 1):
+            for run in self.runs:
+                if not run.error:
+                    jobs.append(Job(run, number, self.seed_of(number)))
+                    if self.seed_noise and run is self.runs[0]:
+                        jobs.append(Job(run, number, self.first_seed + number))
+        return jobs
 
     @property
     def loss_tokens(self) -> int | None:

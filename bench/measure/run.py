@@ -13,7 +13,7 @@ from bench import processes
 from bench.catalogue import Run
 from bench.common import BUILD, ELSEWHERE, UserError, make_writable, relative
 from bench.measure import lengths
-from bench.measure.child import Job, command_of, printed, run_job
+from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import (
     Measured,
     Result,
@@ -25,7 +25,7 @@ from bench.measure.journal import (
     sha256,
 )
 from bench.measure.lengths import Length, in_words, seconds_left
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import Kind
 from bench.predict.fingerprint import fingerprints, of_run
 
@@ -207,7 +207,7 @@ class Measurement:
         done = {each.key for each in kept if answered(each, plan)}
         self.failed |= {each.name for each in kept
                         if each.key in done and not each.outcome.complete}
-        self.jobs = [job for job in jobs_of(able, plan, rounds) if job.key not in done]
+        self.jobs = [job for job in measured.plan.jobs() if job.key not in done]
         self.configs = lengths.configurations(able, plan, setup) if self.jobs else {}
 
     def trace(self, runs: list[Run]) -> None:
@@ -305,17 +305,6 @@ class Measurement:
                 and self.study.failures_count and not chosen
                 and not lengths.option_of("--batch-size", [*plan.options, *setup.options])
                 and set(plan.batches.values()) != {1})
-
-
-def jobs_of(runs: list[Run], plan: Plan, rounds: int) -> list[Job]:
-    """All of so many rounds, in order."""
-    jobs = []
-    for number in range(1, rounds + 1):
-        for run in runs:
-            jobs.append(Job(run, number, plan.seed_of(number)))
-            if plan.seed_noise and run is plan.runs[0]:
-                jobs.append(Job(run, number, plan.first_seed + number))
-    return jobs
 
 
 def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
