@@ -108,7 +108,7 @@ def simulate(monkeypatch, capabilities: dict, gpu: str | None = None,
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     build = "12.6" if (major, minor) < (7, 5) else "13.0"  # the one that has the GPU's kernels
     monkeypatch.setattr(torch.version, "cuda", build if gpu else None)
-    monkeypatch.setattr(machine, "driver_version", lambda: "570")
+    monkeypatch.setattr(machine, "nvidia_smi", lambda fields: ["570"] * bool(gpu))
 
 
 @pytest.fixture

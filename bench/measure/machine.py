@@ -64,7 +64,8 @@ def this_machine() -> dict:
         torch=torch.__version__, python=platform.python_version(),
         os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
         cpu=" ".join([cpu, *generation]),
-        driver=driver_version() if gpus else None, capability=capability,
+        driver=next(iter(nvidia_smi("driver_version")), None) if gpus else None,
+        capability=capability,
         multiprocessors=torch.cuda.get_device_properties(0).multi_processor_count if gpus else None,
         cuda=torch.version.cuda, ram_gb=ram_gb(), dtype=dtype, dtype_reason=dtype_reason,
         gpu_needs=gpu_needs(torch.__version__, torch.version.cuda, gpu, capability,
@@ -180,18 +181,14 @@ def facts() -> list:
 
 
 def nvidia_smi(fields: str) -> list[str]:
-    """Of each GPU what nvidia-smi tells to programs; what it prints for people changes. None where
-    it isn't there or fails."""
+    """Of each GPU what nvidia-smi tells to programs; what it prints for people changes. Empty
+    where it isn't there or fails."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
         return []
     return told.stdout.split("\n")[:-1] if told.returncode == 0 else []
-
-
-def driver_version() -> str | None:
-    return next(iter(nvidia_smi("driver_version")), None)
 
 
 def cpu_name(text: str) -> tuple[str, list[str]]:
@@ -253,22 +250,18 @@ def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
 
 
 def look() -> dict:
-    """All that a report says of this machine, and for each thing that is missing how to get it."""
+    """All that a report says of this machine, and for each thing that is missing how to get it;
+    `memory_gb` is that of the GPU, or the RAM."""
+    import torch
+
     machine, compile_fails = this_machine(), compile_error()
+    memory = torch.cuda.get_device_properties(0).total_memory / 1024**3 if machine["gpus"] else (
+        machine["ram_gb"])
     return dict(
-        machine=machine, memory_gb=memory_gb(), matmul_peak=matmul_peak(), bandwidth=bandwidth(),
+        machine=machine, memory_gb=memory, matmul_peak=matmul_peak(), bandwidth=bandwidth(),
         attention=attention_backends(), compile_error=compile_fails,
         missing=missing_here(machine, compile_fails),
     )
-
-
-def memory_gb() -> float | None:
-    """GB (1024³ bytes) of the GPU, or of the machine's RAM; None where it isn't known."""
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_properties(0).total_memory / 1024**3
-    return ram_gb()
 
 
 def ram_gb(limits: Path = Path("/sys/fs/cgroup")) -> float | None:
