@@ -55,7 +55,7 @@ def test_a_record_without_figures_is_a_failed_run(tmp_path, record, says):
     ("ended by signal 9", Kind.KILLED, True), ("ended by signal 11", Kind.FAILED, False),
     ("the text is too short: 9 windows", Kind.TEXT_TOO_SHORT, True),
     ("ended after 364 s: it hung, or is far too slow", Kind.HUNG, False),
-    ("failed: it broke", Kind.FAILED, False)])
+    ("failed: it broke", Kind.FAILED, False), ("it was not tried", Kind.FAILED, False)])
 def test_journals_of_before_outcomes_were_kept(tmp_path, error, kind, too_large):
     """They have the words alone; a line of today is not asked for its words."""
     path = write_journal(tmp_path, "x", plan_of("a", "b"), [dict(name="a", error=error)])

@@ -21,6 +21,7 @@ known of the steps.
 
 import json
 import math
+import re
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from itertools import accumulate
@@ -77,15 +78,15 @@ class Outcome:
 
 
 COMPLETE = Outcome()
-WORDS = {"out of memory": Kind.OUT_OF_MEMORY, "ended by signal 9": Kind.KILLED,
-         "text is too short": Kind.TEXT_TOO_SHORT, "it hung": Kind.HUNG,
-         "not tried": Kind.NOT_TRIED, "failed: ": Kind.FAILED}
+WORDS = {"out of memory": Kind.OUT_OF_MEMORY, "^ended by signal 9$": Kind.KILLED,
+         "text is too short": Kind.TEXT_TOO_SHORT, "^ended after .* it hung": Kind.HUNG,
+         "^not tried": Kind.NOT_TRIED, "^failed: ": Kind.FAILED}
 
 
 def outcome_by_words(text: str, otherwise: Kind = Kind.FAILED) -> Outcome:
     """Of what a script tells of its end; and of journals of before the kind was kept, which have
     the text alone."""
-    kind = next((kind for words, kind in WORDS.items() if words in text), otherwise)
+    kind = next((kind for words, kind in WORDS.items() if re.search(words, text)), otherwise)
     return Outcome(kind, text.removeprefix("failed: "))
 
 
