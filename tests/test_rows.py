@@ -189,7 +189,7 @@ def test_the_largest_memory_of_all_rounds_decides(tmp_path):
     (measured,) = read_journal(path)
     first, second = rows_of(measured)
     assert measured.why_not(first.run) is None
-    assert measured.why_not(second.run).startswith("not tried: 2 times the 4.0 GB of size a")
+    assert measured.why_not(second.run).text.startswith("not tried: 2 times the 4.0 GB of size a")
 
 
 @pytest.mark.parametrize(("misses", "says"), [(0, "faster"), (1, "no verdict")])

@@ -25,8 +25,8 @@ from bench.catalogue import Scripts
 from bench.common import UserError
 from bench.judge.rows import rows_of
 from bench.measure import lengths
+from bench.measure.child import HANG_SECONDS
 from bench.measure.plan import Plan
-from bench.measure.run import HANG_SECONDS
 from bench.report import cards, look
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, found_in, picture_name, text_of

@@ -6,7 +6,7 @@ from statistics import median
 
 from bench.catalogue import Run
 from bench.judge.noise import Noise, log_ratios, noise_of, verdict
-from bench.measure.records import Record
+from bench.measure.records import Kind, Outcome, Record, outcome_by_words
 
 
 def middle(values: Iterable[float | None]) -> float | None:
@@ -61,10 +61,13 @@ class Row:
         self.loss_tokens, self.rows, self.first = plan.loss_tokens, rows, plan.runs[0].name
         results = sorted((result for result in measured.results if result.name == run.name),
                          key=lambda result: result.round)
-        self.tried, self.error = bool(results), run.error
-        failed = [result.error for result in results if result.error]
-        if failed and not self.error:
-            self.error = f"failed: {failed[0].removeprefix('failed: ')}"
+        # Why it has no figures, or fewer; None: it isn't known yet, or there is no reason.
+        self.outcome: Outcome | None = next(
+            (result.outcome for result in results if not result.outcome.complete), None)
+        if run.error:
+            self.outcome = outcome_by_words(run.error, Kind.CANNOT_RUN)
+        elif not results:
+            self.outcome = measured.why_not(run)
         complete = [result for result in results if result.record]
         self.by_round: dict[int, Record] = {
             result.round: result.record for result in complete
@@ -78,6 +81,8 @@ class Row:
         self.memories = list(map(memory_of, self.records))  # GB of one
 
     # ---- The run's own figures
+
+    error = property(lambda row: row.outcome and str(row.outcome))
 
     tok_per_sec = median_of(speed_of)
     reserved_gb = median_of(memory_of)
@@ -210,9 +215,5 @@ def rows_of(measured) -> list[Row]:
     """A row for each run of a plan."""
     rows: dict[str, Row] = {}
     for run in measured.plan.runs:
-        row = rows[run.name] = Row(run, measured, rows)
-        if run.after and not row.tried and not row.error:
-            smaller = rows[run.after]
-            untried = (smaller.error or "").startswith("not tried")
-            row.error = smaller.error if untried else measured.why_not(run)
+        rows[run.name] = Row(run, measured, rows)
     return list(rows.values())

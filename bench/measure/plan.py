@@ -1,10 +1,12 @@
 """What is measured: the runs that are compared, how each of them runs, and where."""
 
 import argparse
+import hashlib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from bench.catalogue import Run, Scripts
+from bench.common import BUILD, write_whole
 
 SEED = 123
 # Losses are compared after this many training tokens per process; 393,216 are one epoch of the full
@@ -12,6 +14,20 @@ SEED = 123
 TOKENS = {"cuda": 393_216, "cpu": 16_384}
 SCRATCH = "{scratch}"  # in a run's options: a new folder, removed after the run
 SECONDS = {"cuda": 10.0, "cpu": 0.0}  # a run trains about that long, if the tokens take less
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run in a round, with a seed."""
+
+    run: Run
+    round: int
+    seed: int
+    again: bool = False  # whether it repeats one beside which the machine was slower
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.run.name, self.round, self.seed
 
 
 @dataclass
@@ -42,6 +58,17 @@ class Plan:
     def seed_of(self, number: int) -> int:
         """The seed of all runs in round `number`, which counts from 1."""
         return self.first_seed + (number - 1) * self.new_seeds
+
+    def jobs(self) -> list[Job]:
+        """What there is to run, in order, by `rounds`."""
+        jobs = []
+        for number in range(1, (self.rounds or 1) + 1):
+            for run in self.runs:
+                if not run.error:
+                    jobs.append(Job(run, number, self.seed_of(number)))
+                    if self.seed_noise and run is self.runs[0]:
+                        jobs.append(Job(run, number, self.first_seed + number))
+        return jobs
 
     @property
     def loss_tokens(self) -> int | None:
@@ -86,3 +113,13 @@ class Setup:
     @property
     def device(self) -> str:
         return self.machine["device"]
+
+    def script(self, run: Run) -> Path:
+        """The file of a run's script, written into a folder of build/ that its content names,
+        unless it is in place. Raises StackError, OSError, UserError."""
+        if isinstance(run.script, Path):
+            return run.script
+        text = self.scripts.text(run.script)
+        path = BUILD / "scripts" / hashlib.sha256(text).hexdigest()[:16] / f"{run.name}.py"
+        write_whole(path, text)
+        return path

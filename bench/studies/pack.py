@@ -78,7 +78,7 @@ def what_is_missing(results) -> list[str]:
         if not found:
             missing.append(f"no {study}: {command}")
         for measured, rows in found:
-            failed = [row.label for row in rows if row.error and row.error.startswith("failed")]
+            failed = [row.label for row in rows if row.outcome and row.outcome.failed]
             few = [row.label for row in rows if not row.error and row.rounds < rounds]
             if failed:
                 missing.append(f"{study}: {', '.join(failed)} failed")
