@@ -15,8 +15,10 @@ from bench.report.tables import (
     excerpts_of,
     found_in,
     markdown,
+    number,
     used,
     versions_note,
+    words,
 )
 from patches import stack
 
@@ -27,20 +29,6 @@ BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands th
 # The machine whose tables stand in the pages, unless one says NAME@MACHINE; what is a line or a
 # column for each has all.
 SHOWN = REFERENCE / "amd-epyc-2-cores"
-# What the guide "Methods and tools for efficient training on a single GPU" says of each method: its
-# name, whether it is faster, whether it saves memory; then the rungs, variants and compiler's modes
-# that show it.
-GUIDE = (
-    ("batch size", "yes", "yes", ["batch", "09-padded-vocabulary"]),
-    ("gradient accumulation", "no", "yes", ["step-accumulation"]),
-    ("gradient checkpointing", "no", "yes", ["memory-checkpoint", "memory-selective"]),
-    ("mixed precision", "yes", "depends", ["05-bfloat16", "precision-autocast", "precision-fp16"]),
-    ("optimizers", "yes", "yes",
-     ["optimizer-adafactor", "optimizer-adamw-8bit", "optimizer-muon", "optimizer-foreach"]),
-    ("data preloading", "yes", "no", ["data-workers", "data-on-device"]),
-    ("torch.compile", "yes", "no", ["08-torch-compile", "default", "max-autotune"]),
-    ("scaled dot product attention", "yes", "yes", ["07-flash-attention"]),
-)
 
 
 def write_readme(studies: dict) -> bool:
@@ -66,8 +54,8 @@ def draw_predictions():
     axes.axvline(1, color="0.5", linewidth=1)
     lay_rows(axes, len(rows))
     for place, row in enumerate(rows):
-        axes.plot(1 + check.off(row), place, "o",
-                  color=OWN if row["source"] == "twenty cards" else "0.55")
+        axes.plot(1 + row["error"], place, "o",
+                  color=OWN if row["source"] == check.ONE_PROGRAM else "0.55")
     axes.set_yticks(range(len(rows)), [
         f"{row['card']}, batch {row['batch']}: {row['tok_per_sec']:,}" for row in rows], fontsize=8)
     axes.set_xlabel("tok/sec, predicted over measured; in the band the printed range is right")
@@ -149,14 +137,12 @@ def guide_table(machine: Path) -> str:
                 shown["batch"] = {f"{best.label} over {known[0].label}": best}
     shown["batch"] = shown["batch"] or shown.get("10-batch-size", {})
     lines = []
-    for method, faster, smaller, names in GUIDE:
-        for label, row in (pair for name in names for pair in shown.get(name, {}).items()):
-            lines.append((method, faster, smaller, label, row))
-            method, faster, smaller = "", "", ""
+    for claim in check.published_others()["guide"]["rows"]:
+        for label, row in (pair for name in claim["shown"] for pair in shown.get(name, {}).items()):
+            lines.append(claim | dict(label=f"`{label}`", row=row))
+            claim = {}  # it stands once
     return markdown(Table([
-        Column("method", lambda line: line[0], True), Column("faster?", lambda line: line[1], True),
-        Column("saves memory?", lambda line: line[2], True),
-        Column("measured as", lambda line: f"`{line[3]}`", True),
-        Column("× speed", lambda line: line[4].error or cell(line[4].factor, ".2f")),
-        Column("× memory", lambda line: cell(line[4].memory_factor, ".2f")),
-    ], lines))
+        words("method", "method"), words("faster?", "faster"), words("saves memory?", "saves"),
+        words("measured as", "label"),
+        Column("× speed", lambda line: line["row"].error or cell(line["row"].factor, ".2f")),
+        number("× memory", "row.memory_factor", ".2f")], lines))
