@@ -19,7 +19,7 @@ from bench.predict.allocator import Need
 from bench.predict.speed import CARDS, seconds, work_at
 from bench.predict.store import Prediction
 from bench.predict.tracing import ask
-from bench.report import check
+from bench.report import check, gpus
 from bench.report.tables import markdown
 from bench.studies import all_studies
 
@@ -221,14 +221,14 @@ def test_expected():
 
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(check, "kept", lambda *_: None)
-    for table in (check.clock_table, check.others_table, check.where_table, check.cards_table):
+    for table in (check.clock_table, check.others_table, check.where_table, gpus.cards_table):
         with pytest.raises(UserError, match="lacks"):
             markdown(table())
 
 
 def test_every_card_has_a_row():
     """With batch sizes, speeds, minutes, and the command to begin with."""
-    rows = cells_of(markdown(check.cards_table()))
+    rows = cells_of(markdown(gpus.cards_table()))
     assert set(rows) == set(CARDS)
     for name, row in rows.items():
         for stage in ("00", "01"):

@@ -143,9 +143,13 @@ def of_as_many(folder: Path, ladder: dict[str, Row]) -> dict[str, str]:
 # ---- Cards -------------------------------------------------------------------------------------
 
 
-def cards(first: Path, patches: list[stack.Patch], study: str) -> str:
-    """A card for each technique, or variant: its header, and what it brings: published, measured on
-    each machine by `study`, and predicted."""
+def cards(first: Path, study: str, unchanged: bool = True) -> str:
+    """A card for each technique of the study ladder, or for each variant that leaves the loss
+    `unchanged` or doesn't: its header, and what it brings: published, measured on each machine, and
+    predicted."""
+    patches = stack.load() if study == "ladder" else [
+        patch for patch in stack.load_variants()
+        if (patch.fields["Loss"] == "unchanged") == unchanged]
     measured = [(short_name(each.machine), row) for folder in machines(first)
                 for each, rows in found_in(folder, study) for row in rows]
     figures = [*measured, *(("predicted for an H100", each) for each in check.expected())]

@@ -1,25 +1,22 @@
-"""The tables of docs/fits.md, docs/gpus.md and docs/predictions.md: what is kept of predictions in
+"""The tables of docs/fits.md and docs/predictions.md: what is kept of predictions in
 results/reference/, and beside it what others and this project's machines have measured."""
 
 import json
-import re
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from bench.catalogue import EPOCHS, FLOAT16, Run, Scripts, published
+from bench.catalogue import Run, Scripts, published
 from bench.common import REFERENCE, UserError, short_name
 from bench.judge.rows import over
 from bench.measure.lengths import PUBLISHED
 from bench.predict.speed import BANDWIDTH, CARDS, GB, KINDS, RANGE, TERA, Card
-from bench.predict.store import NAME, Prediction, earlier, kept, key_of, largest
+from bench.predict.store import NAME, Prediction, kept, key_of
 from bench.report import tables
-from bench.report.tables import RUN, SPEED, Column, Table, found_in, markdown, number, words
-from patches import stack
+from bench.report.tables import RUN, SPEED, Column, Table, found_in, number, words
 
 GPT2 = ["--model", "gpt2"]
 LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
-WELL_KNOWN = "RTX 3060", "RTX 4090", "A100 80 GB", "H100"
 PUBLISHED_ON = "A100 40 GB"  # probably: batch 32 was the largest that fitted
 # The published clock ran on while, at each log line, eight workers started that load a batch of
 # each text: the seconds of that, fitted. Lines came every 15 steps in 00, 10 in 01, 5 in 02.
@@ -75,6 +72,12 @@ def beside(measured: float, predicted: float, **about) -> dict:
     return about | dict(measured=measured, predicted=predicted, error=predicted / measured - 1)
 
 
+def figures(measured: str, form: str, error: str) -> list[Column]:
+    """The columns of both, the first under the heading `measured`."""
+    return [number(measured, "measured", form), number("predicted", "predicted", form),
+            number("error", "error", error)]
+
+
 class Expected(NamedTuple):
     """A run on an H100, and the one that it is compared to: its figures have the names of Row's."""
 
@@ -121,8 +124,7 @@ def memory_table() -> Table:
     rows.append(beside(theirs["ddp"], rungs[10].reserved_gb + added / 1024, label="10, with DDP",
                        batch=ddp.batch))
     return Table([words("rung", "label"), number("batch", "batch"),
-                  number("published", "measured", ".2f"), number("predicted", "predicted", ".2f"),
-                  number("error", "error", "+.1%")], rows)
+                  *figures("published", ".2f", "+.1%")], rows)
 
 
 def clock_table() -> Table:
@@ -179,10 +181,8 @@ def others() -> list[dict]:
 
 def others_table() -> Table:
     """Their tok/sec beside the predicted one."""
-    return Table([
-        words("measured by", "source"), words("card", "card"), number("batch", "batch"),
-        number("measured", "measured", ","), number("predicted", "predicted", ",.0f"),
-        number("error", "error", "+.0%")], others())
+    return Table([words("measured by", "source"), words("card", "card"), number("batch", "batch"),
+                  *figures("measured", ",.0f", "+.0%")], others())
 
 
 def others_memory_table() -> Table:
@@ -242,10 +242,9 @@ def cpu_tables() -> list[Table]:
                             row.record.config["batch_size"], card)
                     if predicted:  # in bfloat16, which a machine that trained in float32 lacks
                         lines.append(beside(row.tok_per_sec, predicted, label=row.label))
-            found.append(Table([
-                words("rung", "label"), number("measured", "measured", ",.0f"),
-                number("predicted", "predicted", ",.0f"), number("error", "error", "+.0%")],
-                lines, f"{short_name(measured.machine)}, {measured.machine['threads']} cores:"))
+            found.append(Table(
+                [words("rung", "label"), *figures("measured", ",.0f", "+.0%")], lines,
+                f"{short_name(measured.machine)}, {measured.machine['threads']} cores:"))
     return found
 
 
@@ -286,88 +285,3 @@ def where_table() -> Table:
             rows[kind][name] = dict(ms=1000 * seconds, without=whole / (whole - seconds))
     return Table(columns, [dict(kind=kind) | row for kind, row in rows.items()
                            if any(each["ms"] for each in row.values())])
-
-
-def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
-    """What fits a card, how fast 00 and 01 are there, and how to begin."""
-    card = CARDS[name]
-    row: dict = dict(card=name, gb=card.mib / 1024, capability=card.capability, fits={})
-    speeds, minutes = [], []
-    for stage, default in (("00", 8), ("01", 32)):
-        run = scripts.stage(stage)
-        if stage == "01" and not card.bfloat16:
-            run = scripts.float16(run)
-        for model in models if stage == "01" else models[:1]:
-            needs = prediction_of(scripts, run.script, ["--model", model]).needs
-            row["fits"][stage, model] = largest(needs, card.mib)
-        known = prediction_of(scripts, run.script, GPT2)
-        batch = min(default, row["fits"][stage, "gpt2"])
-        row[stage] = known.speed_range(batch, card) if batch else "–"
-        speeds.append(batch and known.tok_per_sec(batch, card))
-        minutes.append(f"{known.minutes(batch, card):,.1f}" if batch else "–")
-    one, other = speeds
-    return row | dict(minutes=" / ".join(minutes), begin=begin(card, row["fits"]["01", "gpt2"]),
-                      factor=f"{other / one:.1f}" if one and other else "–")
-
-
-def begin(card: Card, batch: int) -> str:
-    """The commands to begin with on a card that 01 fits with a batch of so many windows."""
-    if not batch:
-        return ""
-    if not card.bfloat16:
-        return (f"`make bench`; `python patches/stack.py compose {FLOAT16} --out my.py`,"
-                f" `python my.py --batch-size {min(32, batch)}`")
-    if batch >= 32:
-        return "`make bench`; `python 01_opt_single_gpu.py`"
-    return (f"`make bench`; 32 windows per update: compose `step-accumulation`,"
-            f" `--micro-batches {32 // batch}`")
-
-
-def cards_table(short: bool = False) -> Table:
-    """A row for each card; `short`: of four cards, for gpt2. Raises UserError, StackError."""
-    scripts, models = Scripts(), ("gpt2",) if short else ("gpt2", *LARGER)
-    names = sorted(CARDS, key=lambda name: (CARDS[name].mib, CARDS[name].capability))
-    columns = [words("card", "card"), number("GB", "gb", ".0f")]
-    if not short:
-        columns.append(number("compute capability", "capability", ".1f"))
-    columns += [Column(f"largest batch of {stage}, {model}",
-                       lambda row, key=(stage, model): str(row["fits"][key] or "–"))
-                for stage, model in (("00", "gpt2"), *(("01", model) for model in models))]
-    columns += [number(f"thousand tok/sec of {stage}", stage) for stage in ("00", "01")]
-    columns += [number("×", "factor")] if short else [
-        number(f"minutes of {EPOCHS} epochs, 00 / 01", "minutes"), words("begin with", "begin")]
-    return Table(columns, [on_card(scripts, name, models) for name in names
-                           if not short or name in WELL_KNOWN])
-
-
-def hardware_table() -> Table:
-    """The techniques and variants that older cards don't have, by their headers. Raises
-    StackError."""
-    rows = []
-    for patch in (*stack.load(), *stack.load_variants()):
-        if needed := re.search(r"compute capability (\d+\.\d+)", patch.fields["Hardware"]):
-            least = float(needed[1])
-            rows.append(dict(
-                link=f"[{patch.fields['Technique']}](../{patch.file})", least=least,
-                lacking=", ".join(name for name, card in CARDS.items() if card.capability < least)
-                or "(none of these)"))
-    return Table([words("technique", "link"), number("from compute capability", "least", ".1f"),
-                  words("not on", "lacking")], sorted(rows, key=lambda row: row["least"]))
-
-
-TABLES = {  # by the name of their marker
-    "fits": memory_table, "fits-others": others_memory_table, "gpus": cards_table,
-    "gpus-short": lambda: cards_table(short=True), "hardware": hardware_table, "clock": clock_table,
-    "others": others_table, "others-summary": summary_of_others, "where": where_table,
-    "expected": expected_table, "cpus": cpu_tables,
-}
-
-
-def table(name: str) -> str:
-    """One of TABLES, with a line where a prediction in it is of an earlier version of its script.
-    Raises as they do."""
-    used.clear()
-    made = TABLES[name]()
-    text = made if isinstance(made, str) else markdown(*made if isinstance(made, list) else [made])
-    line = earlier(Scripts(), used)
-    return f"{text}\n{line}\n" if line else text
