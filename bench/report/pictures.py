@@ -169,7 +169,7 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
         return None
     title = f"{finding(base, rows)}\n{base.record.config['model']} on {place_of(measured)}"
     figure, [(_, *panels)] = rows_of_panels([title], [1.4 + 0.27 * len(rows)], [1, 1])
-    for axes, label, figure, whole, factor, verdict, colours in (
+    for axes, label, of, whole, factor, verdict, colours in (
             (panels[0], "× speed", speed_of, base.tok_per_sec, "factor", "verdict",
              dict(faster=OWN, slower=ERROR)),
             (panels[1], "× memory", memory_of, base.reserved_gb, "memory_factor", "memory_verdict",
@@ -177,7 +177,7 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
         lay_rows(axes, len(rows))
         axes.axvline(1, color="0.5", linewidth=1)
         for place, row in enumerate(rows):
-            values = [value / whole for value in map(figure, row.records) if value]
+            values = [value / whole for value in map(of, row.records) if value]
             style = dict(color=colours.get(getattr(row, verdict), "0.55"))
             axes.plot([min(values), max(values)], [place] * 2, "-", **style)
             axes.plot(getattr(row, factor), place, "o", **style)
