@@ -455,7 +455,7 @@ def test_predictions_for_such_a_cpu_leave_out_what_is_of_another_type(monkeypatc
         tok_per_sec=lambda batch, card: (rate := card.rate(
             "float32" if rung == "0" else BFLOAT16)) and rate / 1e10))
     (table,) = check.cpu_tables()
-    assert [line[0].label for line in table.rows] == ["00_orig"]
+    assert [row["label"] for row in table.rows] == ["00_orig"]
     assert table.caption.startswith("Some CPU (float32), 2 cores")
 
 

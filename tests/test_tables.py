@@ -9,21 +9,19 @@ from bench.catalogue import Scripts
 from bench.judge.rows import rows_of
 from bench.measure.journal import read_journal, sha256
 from bench.predict import fingerprint
+from bench.report.notes import full_notes, versions_note
 from bench.report.tables import (
     Column,
     Table,
     cell,
     excerpts_of,
-    full_notes,
     full_table,
     markdown,
     short_table,
     text_of,
-    time_notes,
-    time_tables,
-    versions_note,
 )
 from bench.studies import all_studies
+from bench.studies.times import time_notes, time_tables
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 from bench.catalogue import CHECKPOINTS, STAGES, lacking
 from bench.judge.rows import Row, middle
 from bench.measure.plan import SCRATCH, Plan
-from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, Column, Table, machine_note
+from bench.report.notes import machine_note
+from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, Column, Table
 from bench.studies import Study
 from patches import stack
 

@@ -6,7 +6,8 @@ import sys
 from bench.catalogue import COMPILER
 from bench.judge.rows import Row, middle, ratio
 from bench.measure.plan import Plan
-from bench.report.tables import GB, LOSS, Column, Table, cell, machine_note, spread
+from bench.report.notes import machine_note
+from bench.report.tables import GB, LOSS, Column, Table, cell, spread
 from bench.studies import Study
 
 # Total seconds of 5 epochs with Adafactor, in a published study of the modes on one GPU.

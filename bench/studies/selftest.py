@@ -12,7 +12,8 @@ from bench import processes
 from bench.common import BUILD, UserError, write_whole
 from bench.judge.noise import noise_of, verdict
 from bench.judge.rows import Row
-from bench.report.tables import Column, Table, found_in, markdown, one_reference
+from bench.report.notes import one_reference
+from bench.report.tables import Column, Table, found_in, markdown
 from bench.studies import Study, all_studies
 
 CASES = ["nothing", "evaluation", "log line", "sample and memory", "first step", "checkpoint"]

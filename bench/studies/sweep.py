@@ -12,18 +12,9 @@ from bench.common import UserError
 from bench.judge.rows import rows_of
 from bench.measure.plan import Plan
 from bench.measure.records import Kind
+from bench.report.notes import machine_note, mfu_notes, peak_note
 from bench.report.pictures import OWN, place_of, plain_figures, rows_of_panels, thousands
-from bench.report.tables import (
-    GB,
-    RANGE,
-    RUN,
-    SPEED_OR_ERROR,
-    Table,
-    machine_note,
-    mfu_notes,
-    number,
-    peak_note,
-)
+from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, Table, number
 from bench.studies import Study
 
 BATCHES = [2**k for k in range(13)]

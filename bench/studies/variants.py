@@ -2,6 +2,7 @@
 
 from bench.judge.rows import Row
 from bench.measure.plan import Plan
+from bench.report.notes import full_notes
 from bench.report.pictures import draw_alternatives
 from bench.report.tables import (
     GB,
@@ -10,7 +11,6 @@ from bench.report.tables import (
     Column,
     Table,
     cell,
-    full_notes,
     full_table,
     markdown,
     number,
