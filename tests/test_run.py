@@ -155,6 +155,17 @@ def test_a_disturbed_run_is_repeated_once(place, plan, monkeypatch, capsys):
     assert place.run(plan, rounds=2, resume=True) == []
 
 
+def test_a_repetition_for_which_there_is_no_time(place, plan, monkeypatch):
+    """The plan has come to its end without it."""
+    rates = iter([4e12, 4e12, 2e12])
+    ask = place.children.ask_machine
+    monkeypatch.setattr("bench.processes.ask_machine", lambda question: (
+        next(rates) if question == "matmul_rate" else ask(question)))
+    monkeypatch.setattr(run, "seconds_left", lambda jobs, *_: 99 * any(job.again for job in jobs))
+    assert place.run(plan, deadline=50) == ROUND and place.finished
+    assert [result.key for result in place.measured[0].disturbed] == [ROUND[-1]]
+
+
 def test_a_repetition_that_fails_loses_nothing(place, plan, monkeypatch):
     """And once one was disturbed as well, the machine is that slow: nothing more is repeated."""
     rates = iter([4e12, 4e12, 4e12, 2e12, 4e12, 4e12, 4e12, 2e12, 2e12, 2e12, 2e12, 2e12])
