@@ -188,23 +188,23 @@ def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dic
     on this CPU."""
     gpus = setup.machine["gpus"]
     speed = expected_speed(run, matmul_peak, trained_in(setup.machine))
-    on_cpu = (speeds or {}).get(run.name) or median((speeds or {"": CPU_SPEED}).values())
+    speeds = speeds or {run.name: CPU_SPEED}
+    rate = speed if gpus else speeds.get(run.name) or median(speeds.values())
     tuned = any(option.startswith("max-autotune") for option in run.options)
     extra = (TUNE_SECONDS if tuned else COMPILE_SECONDS) if gpus and config["compile"] else 0
     per_step = tokens_per_step(config, run.processes)
     if plan.whole:
         options: tuple = ("--epochs", plan.epochs) if plan.epochs else ()
-        epochs = plan.epochs or EPOCHS
-        seconds = 20 + (epochs * seconds_per_epoch(setup.data, speed) if gpus else
-                        DEMO_TOKENS / on_cpu)
+        training = DEMO_TOKENS / rate if not gpus else (
+            (plan.epochs or EPOCHS) * seconds_per_epoch(setup.data, rate))
         if plan.tokens:
             options = ("--max-tokens", plan.tokens * run.processes)
-            seconds = 20 + plan.tokens * run.processes / (speed if gpus else on_cpu)
+            training = plan.tokens * run.processes / rate
         if plan.log_tokens:
             options += ("--eval-freq", max(1, plan.log_tokens // per_step))
         if plan.targets:  # one of them, or the tokens, ends the run
             options += ("--target-loss", min(plan.targets.values()), "--epochs", 10**6)
-        return Length(options, seconds + extra)
+        return Length(options, 20 + extra + training)
     compared_at = comparison_point(plan.tokens * run.processes, per_step)
     steps = max(plan.min_steps, math.ceil(plan.seconds * speed / per_step))
     max_tokens = max(compared_at, steps * per_step)
@@ -212,7 +212,7 @@ def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dic
     eval_freq = compared_at // per_step - 1 or max_tokens // per_step
     options = ("--max-tokens", max_tokens, "--eval-freq", eval_freq)
     options += ("--epochs", 10**6)  # the tokens alone end the run
-    return Length(options, 20 + extra + max_tokens / speed if gpus else 10 + max_tokens / on_cpu)
+    return Length(options, (20 if gpus else 10) + extra + max_tokens / rate)
 
 
 def speeds_here(study: str, plan: Plan, setup: Setup, configs: dict[str, dict]) -> dict[str, float]:

@@ -119,7 +119,7 @@ class Record:
     first_step_seconds: float | None
     # Of the speed of single steps, tok/sec: the first quartile, the median, the third; None where
     # there are too few.
-    quartiles: tuple[float, float, float] | None
+    quartiles: tuple[float, ...] | None
     val_loss: float | None  # the last one
 
     stage = property(lambda self: self.start["stage"])
@@ -269,8 +269,7 @@ def make_record(name: str, events: list[dict]) -> Record:
         rates = [per_step / second for second in steady[WARM_UP:]]
         known = end.get("quartiles_tok_per_sec") or (
             quantiles(rates, n=4, method="inclusive") if len(rates) > 2 and end else None)
-        low, middle, high = known or [None] * 3
-        quartiles = (float(low), float(middle), float(high)) if known else None
+        quartiles = tuple(map(float, known)) if known else None
         val_loss = logs[-1]["val_loss"] if logs and end else None
         earlier = dict(*named("resume")).get("train_seconds", 0)  # of a run that was continued
         curve = [Point(log["tokens"], total + earlier, log["train_loss"], log["val_loss"])

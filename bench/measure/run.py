@@ -61,22 +61,6 @@ def run_study(
     again. Where a GPU's memory runs out, all of it begins once more at half the batch size. Raises
     UserError, StackError, OSError.
     """
-    try:
-        return run_plans(study, setup, rounds, resume, deadline)
-    except OutOfMemory as error:
-        print(f"{error}: starting again at half the batch size", flush=True)
-        setup.halved = True
-        return run_plans(study, setup, rounds, False, deadline)
-
-
-class OutOfMemory(Exception):
-    """A run whose batch size may be halved didn't fit."""
-
-
-def run_plans(
-    study, setup: Setup, rounds: int | None, resume: bool | None, deadline: float | None,
-) -> tuple[bool, list[Measured]]:
-    """As run_study. Raises OutOfMemory as well."""
     begun: dict[str, Measurement] = {}  # by their kinds
     plans, measured = study.plans(setup), None
     finished = True
@@ -91,9 +75,18 @@ def run_plans(
                 study, plan, setup, first, required=resume)
             begun[plan.kind] = Measurement(study, plan, setup, earlier)
         one = begun[plan.kind]
-        finished = one.run(plan, rounds, deadline)
+        try:
+            finished = one.run(plan, rounds, deadline)
+        except OutOfMemory as error:
+            print(f"{error}: starting again at half the batch size", flush=True)
+            setup.halved = True  # so that it doesn't happen again
+            return run_study(study, setup, rounds, False, deadline)
         measured = one.measured
     return finished, [each.measured for each in begun.values()]
+
+
+class OutOfMemory(Exception):
+    """A run whose batch size may be halved didn't fit."""
 
 
 def earlier_measurement(study, plan: Plan, setup: Setup, first: "Measurement | None",
