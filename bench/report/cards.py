@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 from bench.catalogue import published
 from bench.common import REFERENCE, short_name
@@ -107,7 +108,7 @@ def techniques(first: Path) -> str:
         figures = patch.published if patch else published().stages["00"]
         ddp = bool(patch) and patch.name == "ddp"
         name = Path(stack.file_of(patch.name) if patch else stack.FIRST).stem
-        row = dict(
+        row: dict[str, Any] = dict(
             number="" if ddp else str(place), figures=figures,
             technique=f"baseline, [`{stack.FIRST}`]({stack.FIRST})" if not patch else
             f"[{patch.fields['Technique']}](patches/{patch.name}.patch)"
@@ -152,7 +153,8 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
         if (patch.fields["Loss"] == "unchanged") == unchanged]
     measured = [(short_name(each.machine), row) for folder in machines(first)
                 for each, rows in found_in(folder, study) for row in rows]
-    figures = [*measured, *(("predicted for an H100", each) for each in check.expected())]
+    figures: list[tuple[str, Any]] = [
+        *measured, *(("predicted for an H100", each) for each in check.expected())]
     texts = []
     for place, patch in enumerate(patches, 1):
         fields, heading = patch.fields, patch.fields["Technique"]

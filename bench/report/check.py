@@ -2,9 +2,9 @@
 results/reference/, and beside it what others and this project's machines have measured."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
 
 from bench.catalogue import Run, Scripts, published
 from bench.common import REFERENCE, UserError, short_name
@@ -78,7 +78,8 @@ def figures(measured: str, form: str, error: str) -> list[Column]:
             number("error", "error", error)]
 
 
-class Expected(NamedTuple):
+@dataclass
+class Expected:
     """A run on an H100, and the one that it is compared to: its figures have the names of Row's."""
 
     run: Run
@@ -137,13 +138,13 @@ def clock_table() -> Table:
         ddp, batch = rung.run.torchrun, rung.batch
         known = rows[-1]["known"] if ddp else rung.prediction  # theirs is rung 10 with it
         steps = 5 if ddp else 10 if batch == 32 else 15
-        published = 1000 * batch * known.context_length * rung.run.processes / rung.run.published
+        theirs = 1000 * batch * known.context_length * rung.run.processes / rung.run.published
         alone, evaluation = (1000 * sum(known.seconds(size, card, part).values())
                              for size, part in ((batch, "step"), (8, "evaluation")))
         evaluation *= batch / 8
-        row = beside(published, alone + (evaluation + 1000 * PER_LINE) / steps, batch=batch,
+        row = beside(theirs, alone + (evaluation + 1000 * PER_LINE) / steps, batch=batch,
                      label="10, with DDP" if ddp else rung.label, known=known, alone=alone,
-                     left=((published - alone) * steps - evaluation) / 1000)
+                     left=((theirs - alone) * steps - evaluation) / 1000)
         if rows and not ddp:
             row["factors"] = {name: rows[-1][name] / rows[-1]["batch"] * batch / row[name]
                               for name in ("measured", "alone")}

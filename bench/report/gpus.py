@@ -14,7 +14,8 @@ WELL_KNOWN = "RTX 3060", "RTX 4090", "A100 80 GB", "H100"
 
 def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
     """What fits a card, how fast 00 and 01 are there, and how to begin."""
-    card, row, speeds, minutes = CARDS[name], {}, [], []
+    card, speeds, minutes = CARDS[name], [], []
+    row: dict = {}
     for stage, default in (("00", 8), ("01", 32)):
         run = scripts.stage(stage)
         if stage == "01" and not card.bfloat16:

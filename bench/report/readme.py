@@ -1,6 +1,7 @@
 """The tables inside README.md and docs/: each stands between markers, and a command writes it."""
 
 import re
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
@@ -77,7 +78,7 @@ def draw_predictions():
 def update(text: str, machine: Path, studies: dict) -> str:
     """`text` with what stands between its markers written anew, from a machine's folder. Raises
     UserError for a marker without its end or of an unknown table, StackError, OSError."""
-    own = {
+    own: dict[str, Callable[[Path], str]] = {
         "techniques": cards.techniques, "guide": guide_table, "sample": sample,
         "headline": partial(cards.results, pages="results"),
         "machines": partial(cards.results, pages="../results"),
@@ -142,7 +143,7 @@ def sample(machine: Path) -> str:
 
 def guide_table(machine: Path) -> str:
     """The guide's claims, and beside them the factors of this machine."""
-    shown = {"batch": {}}  # by the technique, variant or mode: {label: row}
+    shown: dict = {"batch": {}}  # by the technique, variant or mode: {label: row}
     for study in ("ladder", "variants", "compile-modes", "sweep"):
         for measured, rows in found_in(machine, study):
             for row in rows:
