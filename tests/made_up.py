@@ -152,6 +152,7 @@ class Children:
                             free_memory=[81_000])
         monkeypatch.setattr(processes, "run_child", self.run_child)
         monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
+        monkeypatch.setattr("bench.measure.run.order_of", lambda id: None)  # as the plan has them
         monkeypatch.setattr(look, "machine_in", lambda results: self.answers["this_machine"])
         monkeypatch.setattr(lengths, "configurations", self.configurations)
         for module in ("run", "child", "plan"):

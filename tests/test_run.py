@@ -3,6 +3,7 @@ runs in place of real ones."""
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -111,6 +112,73 @@ NEXT = [("a", 2, 123), ("a", 2, 125), ("b", 2, 123)]
 
 
 # ---- What runs
+
+
+def test_the_order_of_the_runs(monkeypatch, place):
+    """Drawn anew for each pair of rounds, of which the second has it backwards; the journal keeps
+    the seed, so that a resumed measurement goes on in it."""
+    monkeypatch.setattr("bench.measure.run.order_of", lambda id: 7)
+    plan = place.plan(*"abcdef", seed_noise=2)
+    ran = place.run(plan, rounds=4)
+    rounds = [[(name, seed) for name, number, seed in ran if number == k] for k in range(1, 5)]
+    assert [sorted(each) for each in rounds] == [sorted([
+        *((name, 123) for name in "abcdef"), ("a", 124 + 2 * k), ("a", 125 + 2 * k)])
+        for k in range(4)]
+    names = [[name for name, _ in each] for each in rounds]
+    assert names[1] == names[0][::-1] and names[3] == names[2][::-1]
+    assert names[0] != names[2] and sorted(names[0]) != names[0]
+    assert place.measured[0].plan.order == 7
+    lines = place.path.read_text().splitlines(keepends=True)
+    starts = [number for number, line in enumerate(lines) if line.startswith('{"event": "run"')]
+    place.path.write_text("".join(lines[:starts[-3]]))
+    assert place.run(plan, rounds=4, resume=True) == ran[-3:]
+
+
+def test_runs_that_depend_on_smaller_ones_keep_their_order(monkeypatch, place):
+    monkeypatch.setattr("bench.measure.run.order_of", lambda id: 7)
+    plan = place.plan(*"abcdef")
+    plan.runs = [each.but(after=before) for before, each in zip([None, *"abcde"], plan.runs,
+                                                                 strict=True)]
+    assert [name for name, *_ in place.run(plan, rounds=2)] == [*"abcdef"] * 2
+
+
+class TwoStages(Toy):
+    def plans(self, setup):
+        (plan,) = super().plans(setup)
+        yield from self.in_two_stages(plan)
+
+
+def test_two_stages(place):
+    """Three rounds of all, then as many runs as the other rounds have, of those nearest to a
+    verdict; more rounds later are another look."""
+    plan = place.plan(*"abcdef", seed_noise=1)
+    speeds = dict(zip("abcdef", (100, 200, 200, 200, 200, 200), strict=True))
+    draw = random.Random(1)
+
+    def measured(name):
+        return lambda *call: child(speed=speeds[name] * draw.gauss(1, 0.02))(*call)
+
+    place.children.does |= {name: measured(name) for name in speeds}
+    ran = place.run(TwoStages(plan), rounds=5)
+    assert [number for _, number, _ in ran[:21]] == [1] * 7 + [2] * 7 + [3] * 7
+    (kept,) = place.measured
+    names = {name for name, *_ in ran[21:]}
+    assert names == {*kept.plan.close} and 2 <= len(names) < 5 and "a" not in names
+    assert len(ran) - 21 == 14 // len(names) * len(names)
+    assert (kept.is_finished, kept.plan.looks, kept.plan.rounds) == (True, 1, 5)
+    more = place.run(TwoStages(plan), rounds=6, resume=True)
+    assert {name for name, *_ in more} == names and min(number for _, number, _ in more) > 5
+    (kept,) = place.measured
+    assert (kept.is_finished, kept.plan.looks) == (True, 2)
+    read = read_journal(place.path)[0].plan
+    assert (read.close, read.looks, read.whole_rounds) == (kept.plan.close, 2, 3)
+
+
+def test_a_look_is_one_at_whole_rounds_for_a_verdict(place, plan):
+    """The first round of a report, or an interrupted one, is none."""
+    for rounds, looks in ((1, 1), (3, 1), (3, 1), (5, 2)):
+        place.run(plan, rounds=rounds, resume=rounds > 1)
+        assert place.measured[0].plan.looks == looks
 
 
 def test_rounds(place, plan, capsys):
@@ -611,8 +679,8 @@ def test_command(place, changes, launcher, variables):
 
 @pytest.mark.parametrize(("settings", "files", "kept"), [
     # In order a, a with another seed, b; b has the script of a, but other options.
-    (dict(), [1, 2, 1, 3, 4, 2], "cold warm cold warm warm warm"),
-    (dict(cold_rounds=2), [1, 2, 1, 1, 2, 1], "cold warm cold cold warm cold"),
+    (dict(), [1, 1, 1, 2, 3, 2], "cold cold cold warm warm warm"),
+    (dict(cold_rounds=2), [1, 1, 1, 1, 1, 1], "cold cold cold cold cold cold"),
     (dict(cold_rounds=0), [1, 2, 1, 3, 4, 2], "warm warm warm warm warm warm"),
 ])
 def test_compile_cache(place, plan, settings, files, kept):
@@ -643,7 +711,8 @@ def length(plan, per_step=1024, peak=2 * 312e12, machine=MACHINE, folder=Path(),
     (one,) = plan.runs
     config = dict(batch_size=per_step // one.processes, context_length=1, compile=compile)
     setup = setup_of(folder, machine)
-    found = lengths.length_of(one, plan, setup, config, dict(bfloat16=peak) if peak else {}, speeds)
+    found = lengths.lengths_of(plan, setup, {one.name: config},
+                               dict(bfloat16=peak) if peak else {}, speeds)[one.name]
     return dict(zip(found.options[::2], found.options[1::2], strict=True)), found.seconds
 
 

@@ -46,7 +46,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
     run, plan, journal = job.run, measured.plan, journal_of(setup.results, study.name)
     # torch.compile keeps what it made, here by script and options, so that studies share it.
     cache = BUILD / "compiler-cache" / "-".join([measured.sources[run.name][:16], *run.options])
-    cold = job.round <= plan.cold_rounds and job.seed == plan.seed_of(job.round)
+    cold = job.round <= plan.cold_rounds
     if cold:
         shutil.rmtree(cache, ignore_errors=True)
     environment: dict = dict(TORCHINDUCTOR_CACHE_DIR=str(cache),

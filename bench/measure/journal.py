@@ -186,6 +186,14 @@ class Measured:
         return [result for result in self.results if (result.matmul_rate or usual) < usual]
 
     @property
+    def is_finished(self) -> bool:
+        """Whether all of the plan's rounds are measured, but for runs that failed."""
+        failed = {result.name for result in self.results if not result.outcome.complete}
+        done = {result.key for result in self.results} | {
+            job.key for job in self.plan.jobs() if job.run.name in failed}
+        return self.plan.is_chosen and all(job.key in done for job in self.plan.jobs())
+
+    @property
     def has_figures(self) -> bool:
         """Whether a run is complete, or none can run, which is a finding as well."""
         return (any(result.outcome.complete for result in self.results)

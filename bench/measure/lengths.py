@@ -181,11 +181,28 @@ def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
 # ---- The length --------------------------------------------------------------------------------
 
 
+def lengths_of(plan: Plan, setup: Setup, configs: dict[str, dict], matmul_peak: dict,
+               speeds: dict[str, float] | None = None) -> dict[str, Length]:
+    """How long each run trains that has a configuration, by its name. `speeds` are those that were
+    measured on this CPU."""
+    runs = [run for run in plan.runs if run.name in configs]
+    steps = {run.name: steps_of(run, plan, setup, configs[run.name], matmul_peak) for run in runs}
+    if plan.equal_steps:
+        steps = dict.fromkeys(steps, max(steps.values(), default=0))
+    return {run.name: length_of(run, plan, setup, configs[run.name], matmul_peak, speeds or {},
+                                steps[run.name]) for run in runs}
+
+
+def steps_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dict) -> int:
+    """Enough for the common token count, and for `plan.seconds` by the estimated speed."""
+    speed = expected_speed(run, matmul_peak, trained_in(setup.machine))
+    tokens = max(plan.seconds * speed, (plan.tokens or 0) * run.processes)
+    return max(plan.min_steps, math.ceil(tokens / tokens_per_step(config, run.processes)))
+
+
 def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dict,
-              speeds: dict[str, float] | None = None) -> Length:
-    """Long enough for the common token count, and for `plan.seconds` by the estimated speed; or,
-    where the plan runs whole scripts, as long as they are. `speeds` are those that were measured
-    on this CPU."""
+              speeds: dict[str, float], steps: int) -> Length:
+    """So many steps; or, where the plan runs whole scripts, as long as they are."""
     gpus = setup.machine["gpus"]
     speed = expected_speed(run, matmul_peak, trained_in(setup.machine))
     speeds = speeds or {run.name: CPU_SPEED}
@@ -206,7 +223,6 @@ def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dic
             options += ("--target-loss", min(plan.targets.values()), "--epochs", 10**6)
         return Length(options, 20 + extra + training)
     compared_at = comparison_point(plan.tokens * run.processes, per_step)
-    steps = max(plan.min_steps, math.ceil(plan.seconds * speed / per_step))
     max_tokens = max(compared_at, steps * per_step)
     # Lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps; so one is at the common count.
     eval_freq = compared_at // per_step - 1 or max_tokens // per_step

@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import random
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -14,6 +15,12 @@ SEED = 123
 TOKENS = {"cuda": 393_216, "cpu": 16_384}
 SCRATCH = "{scratch}"  # in a run's options: a new folder, removed after the run
 SECONDS = {"cuda": 10.0, "cpu": 0.0}  # a run trains about that long, if the tokens take less
+# All runs of a table are timed over as many steps, whatever their batch: these, if neither takes
+# more. Noise is pooled among rows of equal steps.
+STEPS = {"cuda": 48, "cpu": 32}
+WHOLE_ROUNDS = 3  # of a plan in two stages: rounds of all runs, before those of some
+EVERY_ROUND = 10**6  # as cold_rounds: each run compiles anew, so that no row has one compilation
+#                      and its luck in all its figures
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,11 @@ class Plan:
     tokens: int | None = None  # per process: where losses are compared (None: at a run's end)
     seconds: float = 0  # of training, if the tokens take less
     options: list[str] = field(default_factory=list)  # for every script
-    seed_noise: bool = False  # whether each round also runs the baseline with another seed
+    seed_noise: int = 0  # how often each round runs the baseline besides, each time with a new seed
+    order: int | None = None  # the seed of the order of runs in each round (None: as they stand)
+    whole_rounds: int | None = None  # then only those that are `close` go on (None: all do)
+    close: list[str] | None = None  # the names of runs (None: not known yet)
+    looks: int = 1  # at which of the looks at its verdicts it is: more rounds are one more
     whole: bool = False  # every run is as long as its script by itself, or has `tokens` in all
     epochs: int | None = None  # of such a run (None: the script's own)
     within: float | None = None  # seconds that all runs may take, by fewer epochs, on a GPU
@@ -51,6 +62,7 @@ class Plan:
     targets: dict[str, float] = field(default_factory=dict)  # validation losses; the lowest ends
     #                                                          a run, which then has to be `whole`
     min_steps: int = 1  # of every run, if its tokens are fewer
+    equal_steps: bool = False  # whether all runs have as many as the one that needs most
     until_full: bool = False  # that a run doesn't fit is no failure
     memory_limit_gb: float | None = None  # runs that by their growth would take more aren't tried
     batches: dict[str, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
@@ -60,15 +72,42 @@ class Plan:
         return self.first_seed + (number - 1) * self.new_seeds
 
     def jobs(self) -> list[Job]:
-        """What there is to run, in order, by `rounds`."""
-        jobs = []
-        for number in range(1, (self.rounds or 1) + 1):
-            for run in self.runs:
-                if not run.error:
-                    jobs.append(Job(run, number, self.seed_of(number)))
-                    if self.seed_noise and run is self.runs[0]:
-                        jobs.append(Job(run, number, self.first_seed + number))
+        """What there is to run, in order, by `rounds`. Of two rounds the second one has the order
+        of the first backwards, so that a machine that drifts hits all alike.
+
+        A plan of two stages has as many runs as if all ran in every round, but after its whole
+        rounds only those that are close to a verdict."""
+        runs = [run for run in self.runs if not run.error]
+        rounds, whole = self.rounds or 1, self.rounds or 1
+        if self.whole_rounds:
+            whole = min(rounds, self.whole_rounds)
+        jobs = [job for number in range(1, whole + 1) for job in self.round_of(runs, number, 1)]
+        chosen = [run for run in runs if run.name in (self.close or ())]
+        if chosen:
+            left = len(self.round_of(runs, 1, 1)) * (rounds - whole)
+            more = min(left // len(self.round_of(chosen, 1, 1)), 2 * rounds)
+            jobs += [job for number in range(whole + 1, whole + more + 1)
+                     for job in self.round_of(chosen, number, whole + 1)]
         return jobs
+
+    def round_of(self, runs: list[Run], number: int, first: int) -> list[Job]:
+        """The runs of a round; `first` is the number of the first round of these runs."""
+        jobs = []
+        for run in runs:
+            jobs.append(Job(run, number, self.seed_of(number)))
+            jobs += [Job(run, number, self.first_seed + (number - 1) * self.seed_noise + k)
+                     for k in range(1, self.seed_noise + 1) if run is self.runs[0]]
+        if self.order is not None:
+            pair, backwards = divmod(number - first, 2)
+            random.Random(f"{self.order} {first + 2 * pair}").shuffle(jobs)
+            jobs = jobs[::-1] if backwards else jobs
+        return jobs
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether it is known which runs go on after the whole rounds, if some do."""
+        return (not self.whole_rounds or self.close is not None
+                or (self.rounds or 1) <= self.whole_rounds)
 
     @property
     def loss_tokens(self) -> int | None:

@@ -161,6 +161,11 @@ class Record:
         return self.quartiles[1] if self.quartiles else self.end.get("avg_tok_per_sec")
 
     @property
+    def steps(self) -> int:
+        """That were timed."""
+        return sum(len(log["seconds"]) for log in self.logs)
+
+    @property
     def first_step_excess(self) -> float:
         """The seconds, compilation above all, that the first step takes more than a median one."""
         return self.first_step_seconds - self.tokens_per_step / self.tok_per_sec

@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import time
+import zlib
 from dataclasses import fields, replace
 
 from bench import processes
@@ -25,12 +26,13 @@ from bench.measure.journal import (
     sha256,
 )
 from bench.measure.lengths import Length, in_words, seconds_left
-from bench.measure.plan import Job, Plan, Setup
+from bench.measure.plan import WHOLE_ROUNDS, Job, Plan, Setup
 from bench.measure.records import Kind
 from bench.predict.fingerprint import fingerprints, of_run
 
 # Fields of a plan that goes on.
-MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within", "batches"}
+MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within", "batches", "order", "close",
+              "looks"}
 HALVED = "-halved"  # in the id of what was begun anew, since memory had run out
 OPTION_OF = {"tokens": "--max-tokens", "seconds": "--seconds"}
 
@@ -185,7 +187,13 @@ class Measurement:
         before = {run.name: how(run) for run in measured.plan.runs}
         changed = {run.name for run in plan.runs if before.get(run.name, how(run)) != how(run)}
         rounds = plan.rounds or rounds or self.study.rounds[setup.device]
-        measured.plan = replace(plan, rounds=rounds)
+        earlier = measured.plan
+        order, looks = earlier.order, earlier.looks
+        if not measured.results and not any(run.after for run in plan.runs):
+            order = order_of(measured.id)
+        if measured.is_finished and WHOLE_ROUNDS <= (earlier.rounds or 0) < rounds:
+            looks += 1
+        measured.plan = replace(plan, rounds=rounds, order=order, looks=looks)
         able = [run for run in plan.runs if not run.error]
         measured.sources |= {run.name: sha256(setup.scripts.text(run.script)) for run in able}
         doubtful = {each.name for each in measured.results
@@ -234,10 +242,7 @@ class Measurement:
         """How long each run trains; returns whether something is known to estimate it by."""
         plan, setup = self.measured.plan, self.setup
         speeds = lengths.speeds_here(self.study.name, plan, setup, self.configs)
-        self.lengths = {
-            run.name: lengths.length_of(run, plan, setup, self.configs[run.name], matmul_peak,
-                                        speeds)
-            for run in plan.runs if run.name in self.configs}
+        self.lengths = lengths.lengths_of(plan, setup, self.configs, matmul_peak, speeds)
         return bool(matmul_peak or speeds)
 
     # ---- One run after the other
@@ -298,6 +303,11 @@ class Measurement:
                 and self.study.failures_count and not chosen
                 and not lengths.option_of("--batch-size", [*plan.options, *setup.options])
                 and set(plan.batches.values()) != {1})
+
+
+def order_of(id: str) -> int:
+    """The seed of the order of a measurement's runs: another one in each."""
+    return zlib.crc32(id.encode())
 
 
 def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:

@@ -8,7 +8,7 @@ from functools import cache
 
 from bench.catalogue import Scripts
 from bench.judge.noise import ROUNDS_FOR_A_VERDICT
-from bench.judge.rows import Row, memory_of, noise_among, seed_noise
+from bench.judge.rows import Row, seed_noise, speed_of
 from bench.measure.journal import Measured, sha256
 from bench.measure.plan import SEED
 from bench.measure.records import Record
@@ -60,6 +60,15 @@ def counted(count: int, noun: str) -> str:
 
 def rounds_of(rows: list[Row]) -> int:
     return max((row.rounds for row in rows), default=0)
+
+
+def rounds_note(measured, rows: list[Row]) -> str:
+    """How often the rows were run; "3 rounds, 11 of the 6 rows nearest to a verdict"."""
+    plan = measured.plan
+    if not plan.close or rounds_of(rows) <= plan.whole_rounds:
+        return counted(rounds_of(rows), "round")
+    return (f"{counted(plan.whole_rounds, 'round')}, {rounds_of(rows)} of the {len(plan.close)}"
+            " rows nearest to a verdict and what they are compared to")
 
 
 def options_note(measured) -> str:
@@ -124,17 +133,40 @@ def disturbed_note(measured) -> list[str]:
             f" {', '.join(runs[:6])}" + ", ..." * (len(runs) > 6) + "."] if runs else []
 
 
-def verdict_note(rows: list[Row], rounds: int) -> str:
+def verdict_note(measured, rows: list[Row]) -> str:
     """What "faster" means in a table."""
-    speed, memory = noise_among(rows), noise_among(rows, memory_of)
-    if rounds < ROUNDS_FOR_A_VERDICT or not speed:
+    table = rows[0].rows
+    sure = table.significant(speed_of)
+    if not table.differences(speed_of):
         return f'"faster" and "slower" need {ROUNDS_FOR_A_VERDICT} rounds.'
-    text = ('"faster" and "slower" need a mean ratio over the rounds of at least'
-            f" {math.exp(speed.least(rounds)):.2f}, or its inverse, and more for a row with more"
-            " noise of its own: noise alone makes one such ratio in fewer than 1 of 20 tables.")
-    if memory and any(row.memory_verdict for row in rows) and one_reference(rows):
-        text += f' "less" and "more" memory need {math.exp(memory.least(rounds)):.2f}.'
+    text = ('"faster" and "slower": more than noise over the whole table; where nothing differed,'
+            f" {table.level:.1%} of such tables or fewer would hold one of these words.")
+    if not measured.is_finished:
+        text += " The planned rounds aren't over, and whoever looks before pays for it."
+    elif measured.plan.looks > 1:
+        text += f" It is look number {measured.plan.looks} at this table, which has its price."
+    missed = [row.least() for row in rows if row.least() and row.run.name not in sure]
+    if missed:
+        text += (f" In the other rows a factor of {min(missed):.2f} (in the one with the least"
+                 f" noise) to {max(missed):.2f} is found every second time, a smaller one more"
+                 " rarely.")
     return text
+
+
+def design_note(measured, rows: list[Row]) -> list[str]:
+    """What no test can tell by the way in which this was measured."""
+    plan, steps = measured.plan, {row.record.steps for row in rows if row.record}
+    reasons = []
+    if plan.order is None and rounds_of(rows) > 1:
+        reasons.append("all rounds had one order, so that the error of a place in it, or of a"
+                       " machine that drifts, is in the factors")
+    if rounds_of(rows) > plan.cold_rounds and any(
+            row.record and row.record.config.get("compile") for row in rows):
+        reasons.append("a script was compiled once, so that one compilation's luck is in all its"
+                       " rounds")
+    if len(steps) > 1:
+        reasons.append(f"runs were timed over {min(steps)} to {max(steps)} steps")
+    return [f"What no test can tell here: {'; '.join(reasons)}."] if reasons else []
 
 
 def factor_note(rows: list[Row]) -> str:
@@ -161,14 +193,15 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
     no_tf32 = machine["device"] == "cuda" and measured.peak and "TF32" not in measured.peak
     factors = any(row.factor or row.run.without for row in rows)
     return [
-        f"{machine['name']}, PyTorch {machine['torch']}. {length}, {counted(rounds, 'round')},"
+        f"{machine['name']}, PyTorch {machine['torch']}. {length}, {rounds_note(measured, rows)},"
         f" seed {SEED}{options_note(measured)}. {peak_note(measured)}{type_note(rows)}",
         "tok/sec is the median over the rounds of each run's median step; the range is from the"
-        f" slowest round to the fastest. {verdict_note(rows, rounds)}",
+        f" slowest round to the fastest. {verdict_note(measured, rows)}",
         f"val loss is the validation loss {when}.",
         *([factor_note(rows)] if factors else []),
         *([f"Seed noise is the range of the first row's losses over"
            f" {len(rows[0].losses_by_seed)} seeds, {noise:.4f}."] if noise is not None else []),
+        *design_note(measured, rows),
         *mfu_notes(row.record for row in rows if row.record),
         *disturbed_note(measured),
         *["02 trains as many tokens on each GPU; its loss is the one after them, and its memory"

@@ -69,6 +69,7 @@ def words(heading: str, name: str) -> Column:
 RUN = words("run", "label")
 SPEED = number("tok/sec", "tok_per_sec", ",.0f")
 SPEED_OR_ERROR = Column("tok/sec", lambda row: row.error or SPEED.cell(row))
+INTERVAL = Column("95 %", lambda row: spread(list(row.interval() or ()), ".2f"))
 RANGE = Column("range", lambda row: spread(row.speeds))
 GB = number("GB", "reserved_gb", ".2f")
 LOSS = number("val loss", "val_loss", ".4f")
@@ -157,7 +158,7 @@ def full_table(rows: list[Row]) -> Table:
     return Table([
         RUN, Column("technique", technique, True), SPEED, RANGE,
         number("technique's factor", "technique_factor", ".2f") if without else
-        factor("factor", "factor", "published_factor"),
+        factor("factor", "factor", "published_factor"), INTERVAL,
         *[factor("over the baseline", "factor_baseline", "published_factor_baseline")] * ladder,
         number("reserved GB", "reserved_gb", ".2f"),
         *[number("× GB", "memory_factor", ".2f")] * alternatives,
@@ -178,7 +179,8 @@ def short_table(rows: list[Row]) -> Table:
     """The columns of alternatives that a page for readers has."""
     return Table([
         Column("run", lambda row: f"`{row.label}`", True), SPEED,
-        Column("× speed", lambda row: row.error or bold(cell(row.factor, ".2f"), row.verdict)), GB,
+        Column("× speed", lambda row: row.error or bold(cell(row.factor, ".2f"), row.verdict)),
+        INTERVAL, GB,
         Column("× memory", lambda row: bold(cell(row.memory_factor, ".2f"), row.memory_verdict)),
         number("first step, s", "record.first_step_seconds", ".1f"),
         number("Δ loss", "loss_difference", "+.3f"), EXPECTED_LOSS], rows)

@@ -8,10 +8,12 @@ import argparse
 import importlib
 import pkgutil
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
+from bench.judge.rows import closest
 from bench.measure.journal import Measured
-from bench.measure.plan import SECONDS, TOKENS, Plan, Setup
+from bench.measure.plan import SECONDS, STEPS, TOKENS, WHOLE_ROUNDS, Plan, Setup
 from bench.report.tables import Table, picture_name
 
 
@@ -34,7 +36,7 @@ class Study:
     runs_scripts = True  # else it has an `answer` instead of plans
     of_this_machine = True  # else it isn't told what this machine is
     failures_count = True  # whether a run that fails makes the command fail
-    rounds_help = "how often each script runs (default: {}; a verdict needs 4)"
+    rounds_help = "how often each script runs (default: {}; a verdict needs 3)"
 
     @property
     def name(self) -> str:
@@ -52,6 +54,13 @@ class Study:
         one may depend. Raises UserError, StackError."""
         raise NotImplementedError
 
+    def in_two_stages(self, plan: Plan) -> Generator[Plan, Measured, None]:
+        """The plan's whole rounds, then as many runs as the other rounds have, of those rows whose
+        verdicts are open: for `plans`."""
+        plan = replace(plan, whole_rounds=WHOLE_ROUNDS)
+        measured = yield plan
+        yield replace(plan, close=closest(measured))
+
     def answer(self, setup: Setup) -> str:
         """What a study that runs no scripts prints. Raises as `plans`."""
         raise NotImplementedError
@@ -59,6 +68,8 @@ class Study:
     def length(self, setup: Setup) -> dict:
         """How long a run trains, by the options and the device, as fields of Plan."""
         return dict(tokens=setup.args.max_tokens or self.tokens[setup.device],
+                    min_steps=1 if setup.args.max_tokens else STEPS[setup.device],
+                    equal_steps=True,
                     seconds=self.seconds[setup.device] if setup.args.seconds is None
                     else setup.args.seconds)
 

@@ -1,12 +1,11 @@
 """Two machines, or two dates of one, side by side."""
 
-import math
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.common import REFERENCE, UserError, relative, trained_in, write_whole
-from bench.judge.noise import verdict_of_two
-from bench.judge.rows import Row, noise_among
+from bench.judge.noise import significant, verdict
+from bench.judge.rows import Row, speed_of
 from bench.report.pictures import (
     COLOURS,
     PUBLISHED,
@@ -16,7 +15,7 @@ from bench.report.pictures import (
     rows_of_panels,
     shorten,
 )
-from bench.report.tables import Column, Table, cell, found_in, markdown, spread
+from bench.report.tables import INTERVAL, Column, Table, cell, found_in, markdown
 from bench.studies import Study
 
 
@@ -25,23 +24,31 @@ class Pair(NamedTuple):
 
     one: Row
     other: Row
+    difference: str = ""  # whether the technique brings more here or there
 
     @property
     def comparable(self) -> bool:
         """Whether both have factors, over the same rung."""
-        return bool(self.one.ratios() and self.other.ratios()
+        return bool(self.one.factor and self.other.factor
                     and self.one.versus.run.name == self.other.versus.run.name)
 
-    @property
-    def difference(self) -> str:
-        """Whether the technique brings more here or there, by the rule of all verdicts."""
-        if not self.comparable:
-            return ""
-        one, other = self.one, self.other
-        text = verdict_of_two(one.ratios(), other.ratios(), noise_among(one.rows.values()),
-                              noise_among(other.rows.values()))
-        return {"faster": "more in A", "slower": "more in B",
-                "no measurable change": "not measurable"}.get(text, text)
+
+def judged(pairs: list[Pair]) -> list[Pair]:
+    """With their differences, by the rule of all verdicts."""
+    found, told = {}, {}
+    for pair in pairs:
+        ours, theirs = (row.rows.differences(speed_of).get(row.run.name)
+                        for row in (pair.one, pair.other))
+        if pair.comparable:
+            told[pair.one.run.name] = "no verdict"
+            if ours and theirs:
+                found[pair.one.run.name] = ours.minus(theirs)
+    level = min(row.rows.level for pair in pairs for row in (pair.one, pair.other))
+    sure = significant(found, level)
+    for name, each in found.items():
+        told[name] = {"faster": "more in A", "slower": "more in B"}.get(
+            verdict(each, name in sure), "not measurable")
+    return [pair._replace(difference=told.get(pair.one.run.name, "")) for pair in pairs]
 
 
 class Compare(Study):
@@ -64,7 +71,7 @@ class Compare(Study):
             ours, theirs = (" ".join(each.options) or "none" for each in (one, other))
             raise UserError(f"measured with different options: {ours}; {theirs}")
         there = {row.run.name: row for row in others}
-        pairs = [Pair(row, there[row.run.name]) for row in rows if row.run.name in there]
+        pairs = judged([Pair(row, there[row.run.name]) for row in rows if row.run.name in there])
         if not any(pair.comparable for pair in pairs):
             raise UserError("the two ladders have no technique in common")
         picture = setup.results / "compare.png"
@@ -77,12 +84,12 @@ class Compare(Study):
                 Column("technique", lambda pair: pair.one.label, True),
                 Column("published", lambda pair: cell(pair.one.published_factor, ".2f")),
                 Column("A: ×", lambda pair: cell(pair.one.factor, ".2f")),
-                Column("range of the rounds", lambda pair: spread(factors(pair.one), ".2f")),
+                Column("95 %", lambda pair: INTERVAL.cell(pair.one)),
                 Column("B: ×", lambda pair: cell(pair.other.factor, ".2f")),
-                Column("range of the rounds", lambda pair: spread(factors(pair.other), ".2f")),
+                Column("95 %", lambda pair: INTERVAL.cell(pair.other)),
                 Column("difference", lambda pair: pair.difference, True)],
                 pairs, "What each technique brings over the one before it:")),
-            "The published figures (an A100) have no ranges, and so no verdict.\n"
+            "The published figures (an A100) have no intervals, and so no verdict.\n"
             + relative(picture)])
 
 
@@ -94,11 +101,6 @@ def ladder_in(name: str) -> tuple:
         known = ", ".join(path.name for path in sorted(REFERENCE.glob("*/")))
         raise UserError(f"{name}: no ladder there; results/reference has {known}", 2)
     return found[-1]
-
-
-def factors(row: Row) -> list[float]:
-    """Over the rung before, round by round."""
-    return list(map(math.exp, row.ratios()))
 
 
 def differences(one, other, pairs: list[Pair], setup) -> list[tuple]:
@@ -147,11 +149,11 @@ def draw(pairs: list[Pair], args):
         if pair.one.published_factor:
             axes.plot(pair.one.published_factor, place, "d", color=PUBLISHED, markersize=7)
         for row, stage, shift in ((pair.one, "00", -0.15), (pair.other, "01", 0.15)):
-            axes.plot([min(factors(row)), max(factors(row))], [place + shift] * 2,
+            axes.plot(row.interval() or (), [place + shift] * 2 * bool(row.interval()),
                       color=COLOURS[stage], linewidth=1)
             axes.plot(row.factor, place, "o", color=COLOURS[stage])
     axes.set_yticks(range(len(pairs)), [pair.one.label for pair in pairs])
-    axes.set_xlabel("factor in tok/sec over the technique before; lines: range of the rounds")
+    axes.set_xlabel("factor in tok/sec over the technique before; lines: 95 % intervals")
     subfigure.legend(handles=[
         key(f"A: {names[0]}", color=COLOURS["00"], marker="o", linestyle=""),
         key(f"B: {names[1]}", color=COLOURS["01"], marker="o", linestyle=""),

@@ -1,11 +1,10 @@
 """What each mode of the compiler costs at first and for each step."""
 
 import math
-import sys
 
 from bench.catalogue import COMPILER
 from bench.judge.rows import Row, middle, ratio
-from bench.measure.plan import Plan
+from bench.measure.plan import EVERY_ROUND, STEPS, Plan
 from bench.report.notes import machine_note
 from bench.report.tables import GB, LOSS, Column, Table, cell, spread
 from bench.studies import Study
@@ -39,9 +38,10 @@ class CompileModes(Study):
             runs.append(run.but(label=mode, compared_to=none.name, mode=mode, stage=None))
         tokens = setup.args.max_tokens
         if setup.machine["gpus"]:
-            yield Plan(runs, whole=True, epochs=EPOCHS, tokens=tokens, cold_rounds=sys.maxsize)
+            yield Plan(runs, whole=True, epochs=EPOCHS, tokens=tokens, cold_rounds=EVERY_ROUND)
         else:
-            yield Plan(runs, tokens=tokens or self.tokens["cpu"], cold_rounds=sys.maxsize)
+            yield Plan(runs, tokens=tokens or self.tokens["cpu"], cold_rounds=EVERY_ROUND,
+                       min_steps=1 if tokens else STEPS["cpu"], equal_steps=True)
 
     def tables(self, measured, rows):
         """What each mode costs at first and for each step, and when it pays."""

@@ -1,7 +1,7 @@
 """One technique more at a time."""
 
 from bench.judge.rows import Row
-from bench.measure.plan import Plan
+from bench.measure.plan import EVERY_ROUND, Plan
 from bench.report.pictures import (
     ERROR,
     OWN,
@@ -23,7 +23,7 @@ class Ladder(Study):
 
     title = "The ladder: one technique more at a time"
     schedule = {30: 1, 50: None}
-    rounds = {"cuda": 4, "cpu": 6}  # 4 rounds miss gains of 15 % in a CPU's noise (selftest)
+    rounds = {"cuda": 4, "cpu": 6}  # 4 rounds miss gains of 15 % in a CPU's noise
 
     def options(self, parser):
         parser.add_argument("--rungs", metavar="0,5-8",
@@ -35,7 +35,8 @@ class Ladder(Study):
         runs = setup.scripts.chosen(setup.args.rungs, runs)
         for k in range(1, len(runs)):
             runs[k] = runs[k].but(compared_to=runs[k - 1].name)
-        yield Plan(runs, seed_noise=True, **self.length(setup))
+        yield from self.in_two_stages(Plan(runs, seed_noise=1, cold_rounds=EVERY_ROUND,
+                                           **self.length(setup)))
 
     def excerpts(self, measured, rows):
         def speed(row: Row) -> str:

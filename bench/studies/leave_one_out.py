@@ -2,7 +2,7 @@
 
 from bench.catalogue import Run
 from bench.common import UserError
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import EVERY_ROUND, Plan, Setup
 from bench.report.tables import (
     GB,
     RANGE,
@@ -41,8 +41,9 @@ class LeaveOneOut(Study):
         runs = [base, *without_techniques(setup, base)]
         if setup.args.names:
             runs += without_variants(setup, base)
-        yield Plan(runs, "variants" if setup.args.names else "", seed_noise=True, cold_rounds=0,
-                   **self.length(setup))
+        yield from self.in_two_stages(Plan(
+            runs, "variants" if setup.args.names else "", seed_noise=2, cold_rounds=EVERY_ROUND,
+            **self.length(setup)))
 
     def excerpts(self, measured, rows):
         return {picture_name(self.name, measured.kind): [Table([

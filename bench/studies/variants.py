@@ -1,7 +1,7 @@
 """Alternatives to what 01 does."""
 
 from bench.judge.rows import Row
-from bench.measure.plan import Plan
+from bench.measure.plan import EVERY_ROUND, Plan
 from bench.report.notes import full_notes
 from bench.report.pictures import draw_alternatives
 from bench.report.tables import (
@@ -33,7 +33,8 @@ class Variants(Study):
     def plans(self, setup):
         runs = setup.scripts.variants(setup.scripts.stage("01"), setup.machine,
                                       names=setup.args.names)
-        yield Plan(runs, seed_noise=True, **self.length(setup))
+        yield from self.in_two_stages(Plan(runs, seed_noise=2, cold_rounds=EVERY_ROUND,
+                                           **self.length(setup)))
 
     def tables(self, measured, rows):
         return [full_table(by_model(rows)[0])]
