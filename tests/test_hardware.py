@@ -45,10 +45,10 @@ from bench.report import check, look, page
 from bench.report.tables import text_of
 from bench.studies import all_studies, doctor
 from bench.studies.compare import differences
+from bench.studies.comparisons import Trainer
 from bench.studies.doctor import Doctor
 from bench.studies.fits import Fits
 from bench.studies.stages import Stages, bar_of
-from bench.studies.trainer import Trainer
 
 BFLOAT16, OF_01 = "bfloat16", "01_opt_single_gpu"
 NO_UNITS = "this CPU has no bfloat16 units"

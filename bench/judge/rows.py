@@ -55,7 +55,7 @@ class Row:
     """
 
     def __init__(self, run: Run, measured, rows: dict[str, "Row"]):
-        plan = measured.plan
+        plan, self.measured = measured.plan, measured
         self.run, self.label, self.technique = run, run.label, run.technique
         self.published, self.peak = run.published, measured.peak
         self.loss_tokens, self.rows, self.first = plan.loss_tokens, rows, plan.runs[0].name

@@ -1,18 +1,20 @@
 """Studies. What one is: its runs, how they are measured, and how their results are shown.
 
-Each file in bench/studies/ holds one. By being there it is a subcommand of measure.py, a part of
-the report, a picture of plot_results.py, and a table that a marker in a Markdown page asks for.
+Each file in bench/studies/ holds one or more. By being there each is a subcommand of measure.py, a
+part of the report, a picture of plot_results.py, and a table that a marker in a page asks for.
 """
 
 import argparse
 import importlib
 import pkgutil
+import re
 from collections.abc import Generator
 from pathlib import Path
 
+from bench.catalogue import Run
 from bench.measure.journal import Measured
 from bench.measure.plan import SECONDS, TOKENS, Plan, Setup
-from bench.report.tables import Table, picture_name
+from bench.report.tables import Column, Table, picture_name
 
 
 class Study:
@@ -35,10 +37,14 @@ class Study:
     of_this_machine = True  # else it isn't told what this machine is
     failures_count = True  # whether a run that fails makes the command fail
     rounds_help = "how often each script runs (default: {}; a verdict needs 4)"
+    settings: dict = {}  # fields of its Plan
+    columns: list[Column] = []  # in a report (none: those of bench.report.tables.full_table)
+    short: list[Column] = []  # in a page for readers (none: as in a report, or else short_table)
 
     @property
     def name(self) -> str:
-        return type(self).__module__.rpartition(".")[2].replace("_", "-")
+        """Of its command and journal: that of its class, CompileModes as compile-modes."""
+        return re.sub(r"\B(?=[A-Z])", "-", type(self).__name__).lower()
 
     @property
     def help(self) -> str:
@@ -47,13 +53,17 @@ class Study:
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Adds the study's own command-line options."""
 
-    def plans(self, setup: Setup) -> Generator[Plan, Measured, None]:
-        """What to measure. A plan that was measured comes back with its results, on which the next
-        one may depend. Raises UserError, StackError."""
+    def runs(self, setup: Setup) -> list[Run]:
+        """What is compared, the baseline first. Raises UserError, StackError."""
         raise NotImplementedError
 
+    def plans(self, setup: Setup) -> Generator[Plan, Measured, None]:
+        """What to measure: one plan of its runs, unless a study has others. A plan that was
+        measured comes back with its results, on which the next one may depend. Raises as `runs`."""
+        yield Plan(self.runs(setup), **self.settings, **self.length(setup))
+
     def answer(self, setup: Setup) -> str:
-        """What a study that runs no scripts prints. Raises as `plans`."""
+        """What a study that runs no scripts prints. Raises as `runs`."""
         raise NotImplementedError
 
     def length(self, setup: Setup) -> dict:
@@ -68,6 +78,7 @@ class Study:
 
     def tables(self, measured, rows: list) -> list[Table] | None:
         """What a report shows of a plan that was measured; None: bench.report.tables.full_table."""
+        return [Table(self.columns, rows)] if self.columns else None
 
     def notes(self, measured, rows: list) -> list[str] | None:
         """Paragraphs below its tables; None: bench.report.tables.full_notes."""
@@ -75,6 +86,8 @@ class Study:
     def excerpts(self, measured, rows: list) -> dict[str, list[Table]] | None:
         """The tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME; None: those of
         `tables`, or else bench.report.tables.short_table, by the study's name and the kind."""
+        name = picture_name(self.name, measured.kind)
+        return {name: [Table(self.short, rows)]} if self.short else None
 
     def fixed(self) -> dict[str, str]:
         """The tables, as text, that need no measurement, by the NAME of their marker."""

@@ -69,7 +69,7 @@ class Sweep(Study):
                 (f"context {length}, batch {tokens // length}", growth,
                  dict(context=length, batch=tokens // length)) for length in CONTEXTS[device]])
         else:  # first the best batch size of each model, then each model at its best
-            sizes: list[list[Run]] = []
+            sizes = []
             for model in MODELS[device]:  # a model's first run after another's first
                 sizes.append(chain(script, [
                     (f"{model}, batch {size}", 4, dict(model=model, batch=size))
