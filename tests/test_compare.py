@@ -1,4 +1,4 @@
-"""bench/studies/compare.py: two ladders side by side."""
+"""The study `compare`: two ladders side by side."""
 
 import json
 from argparse import Namespace
@@ -8,7 +8,7 @@ from made_up import CPU, plan_of, rows_of_text, setup_of, write_journal
 
 from bench.common import UserError
 from bench.studies import all_studies
-from bench.studies.compare import Compare, Pair, factors, ladder_in
+from bench.studies.results import Compare, Pair, factors, ladder_in
 
 
 def ladder(folder, speeds: dict[str, list[float]], machine=CPU) -> None:
