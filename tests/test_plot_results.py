@@ -86,11 +86,11 @@ def test_what_is_damaged_is_named(tmp_path, plot):
     write_record(tmp_path, "00_orig")
     path = write_ladder(tmp_path)
     path.write_text(path.read_text() + "[]\n")
-    write_journal(tmp_path, "sweep", plan_of("a", kind="batch"), [dict(name="a")])
+    write_journal(tmp_path, "time-to-loss", plan_of("a", targets={"best": "low"}), [dict(name="a")])
     code, _, err = plot(tmp_path)
     assert code == 0 and len(err) == 2
     assert err[0].startswith("skipped: ") and "ladder.jsonl, line " in err[0]
-    assert err[1].startswith("no picture of sweep, it is damaged: ")
+    assert err[1].startswith("no picture of time-to-loss, it is damaged: ")
     assert {path.name for path in tmp_path.glob("*.png")} == {"ladder.png", "speed.png"}
 
 

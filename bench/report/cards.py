@@ -39,7 +39,7 @@ class Result(NamedTuple):
 def results(first: Path, pages: str) -> str:
     """00 and 01 of every machine, the published ones first; `pages` is where results/ lies, seen
     from the page."""
-    stages, source = published().stages, published().data["source"]
+    stages, source = published().stages, published().address
     plain, fast, many = (stages[name] for name in ("00", "01", "02"))
     lines = [Result(f"1 × A100, [published]({source}), techniques 1 to 10",
                     plain.tok_per_sec, fast.tok_per_sec, fast.tok_per_sec / plain.tok_per_sec),
