@@ -27,7 +27,6 @@ class Doctor(Study):
     command."""
 
     runs_scripts = False
-    in_report = ()
 
     def answer(self, setup):
         machine, compile_fails = setup.machine, None

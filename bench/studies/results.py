@@ -17,15 +17,6 @@ from bench.measure.journal import locked, loose_records
 from bench.measure.records import Record
 from bench.report.look import read_look
 from bench.report.page import write_page
-from bench.report.pictures import (
-    COLOURS,
-    PUBLISHED,
-    key,
-    lay_rows,
-    picture_bytes,
-    rows_of_panels,
-    shorten,
-)
 from bench.report.tables import Column, Table, cell, found_in, markdown, picture_name, spread
 from bench.studies import Study, all_studies
 
@@ -77,8 +68,6 @@ class Compare(Study):
         pairs = [Pair(row, there[row.run.name]) for row in rows if row.run.name in there]
         if not any(pair.comparable for pair in pairs):
             raise UserError("the two ladders have no technique in common")
-        picture = setup.results / "compare.png"
-        write_whole(picture, picture_bytes(draw(pairs, names), "png"))
         sides = [column for place, side in enumerate("AB") for column in (
             Column(f"{side}: ×", lambda pair, place=place: cell(pair[place].factor, ".2f")),
             Column("range of the rounds",
@@ -93,8 +82,7 @@ class Compare(Study):
                 Column("published", lambda pair: cell(pair.one.published_factor, ".2f")),
                 *sides, Column("difference", lambda pair: pair.difference, True)],
                 pairs, "What each technique brings over the one before it:")),
-            "The published figures (an A100) have no ranges, and so no verdict.\n"
-            + relative(picture)])
+            "The published figures (an A100) have no ranges, and so no verdict."])
 
 
 def ladder_in(name: str) -> tuple:
@@ -133,36 +121,6 @@ def differences(one, other, pairs: list[Pair]) -> list[tuple]:
     first = pairs[0]
     return [*lines, ("rounds", *(row.rounds for row in first)),
             (f"{first.one.label}, tok/sec", *(cell(row.tok_per_sec, ",.0f") for row in first))]
-
-
-def draw(pairs: list[Pair], names: tuple[str, str]):
-    """A dumbbell for each technique: its factor in A, in B and as published."""
-    pairs = [pair for pair in pairs if pair.comparable]
-    short = [shorten(Path(name).resolve().name if Path(name).is_dir() else name, 30)
-             for name in names]
-    sure = sum(pair.difference.startswith("more") for pair in pairs)
-    finding = (f"{sure} of {len(pairs)} techniques differ measurably" if all(
-        pair.difference != "no verdict" for pair in pairs) else "What each technique brings")
-    figure, [(subfigure, axes)] = rows_of_panels(
-        [f"{finding}: {' and '.join(short)}"], [1.4 + 0.34 * len(pairs)], [1])
-    lay_rows(axes, len(pairs))
-    axes.axvline(1, color="0.5", linewidth=1)
-    for place, pair in enumerate(pairs):
-        axes.plot([row.factor for row in pair], [place] * 2, color="0.8", linewidth=3)
-        if pair.one.published_factor:
-            axes.plot(pair.one.published_factor, place, "d", color=PUBLISHED, markersize=7)
-        for row, stage, shift in ((pair.one, "00", -0.15), (pair.other, "01", 0.15)):
-            axes.plot([min(factors(row)), max(factors(row))], [place + shift] * 2,
-                      color=COLOURS[stage], linewidth=1)
-            axes.plot(row.factor, place, "o", color=COLOURS[stage])
-    axes.set_yticks(range(len(pairs)), [pair.one.label for pair in pairs])
-    axes.set_xlabel("factor in tok/sec over the technique before; lines: range of the rounds")
-    subfigure.legend(handles=[
-        key(f"A: {short[0]}", color=COLOURS["00"], marker="o", linestyle=""),
-        key(f"B: {short[1]}", color=COLOURS["01"], marker="o", linestyle=""),
-        key("published, A100", color=PUBLISHED, marker="d", linestyle="")],
-        loc="outside lower center", ncols=3, frameon=False)
-    return figure
 
 
 # ---- For other programs -------------------------------------------------------------------------
