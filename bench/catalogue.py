@@ -90,14 +90,15 @@ def published() -> Published:
         data = json.loads(PUBLISHED.read_text(encoding="utf-8"))
         plain = data["baseline"]
         first = stack.Published(float(plain["tok_per_sec"]), float(plain["reserved_gb"]), 1)
-        losses = [(float(plain[line]["train"]), float(plain[line]["val"]))
-                  for line in ("first_line", "last_line")]
+        first_losses, last_losses = ((float(plain[line]["train"]), float(plain[line]["val"]))
+                                     for line in ("first_line", "last_line"))
         return Published(
-            *(str(data[name]) for name in ("source", "gpu", "pytorch", "model")),
-            int(data["context_length"]), *losses,
-            {"00": first, "01": [figures for figures in series if figures][-1], "02": ddp},
-            {"00": first.reserved_gb} | {patch.name: patch.published.reserved_gb
-                                         for patch in patches if patch.published})
+            address=str(data["source"]), gpu=str(data["gpu"]), pytorch=str(data["pytorch"]),
+            model=str(data["model"]), context_length=int(data["context_length"]),
+            first_losses=first_losses, last_losses=last_losses,
+            stages={"00": first, "01": [figures for figures in series if figures][-1], "02": ddp},
+            reserved_gb={"00": first.reserved_gb} | {
+                patch.name: patch.published.reserved_gb for patch in patches if patch.published})
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{relative(PUBLISHED)} can't be read: {error!r}")
 

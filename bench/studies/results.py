@@ -40,8 +40,9 @@ class Pair(NamedTuple):
         """Whether the technique brings more here or there, by the rule of all verdicts."""
         if not self.comparable:
             return ""
-        text = verdict_of_two(*(row.ratios() for row in self),
-                              *(noise_among(row.rows.values()) for row in self))
+        text = verdict_of_two(self.one.ratios(), self.other.ratios(),
+                              noise_among(self.one.rows.values()),
+                              noise_among(self.other.rows.values()))
         return {"faster": "more in A", "slower": "more in B",
                 "no measurable change": "not measurable"}.get(text, text)
 
@@ -110,8 +111,8 @@ def differences(one, other, pairs: list[Pair]) -> list[tuple]:
             "tokens per run": measured.plan.tokens}
 
     ours, theirs = facts(one), facts(other)
-    lines = [(name, ours.get(name), theirs.get(name)) for name in ours | theirs
-             if ours.get(name) != theirs.get(name)]
+    lines: list[tuple] = [(name, ours.get(name), theirs.get(name)) for name in ours | theirs
+                          if ours.get(name) != theirs.get(name)]
     changed = [pair.one.label for pair in pairs if one.of_another_version(other, pair.one.run.name)]
     if changed:
         lines.append(("another version of", ", ".join(changed), ""))

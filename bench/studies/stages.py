@@ -1,6 +1,7 @@
 """The three scripts side by side, whether they were started by hand or by measure.py."""
 
 import sys
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +36,8 @@ class Group(NamedTuple):
                 + f"\ntext: {self.text}" * bool(self.text))
 
 
-class Bar(NamedTuple):
+@dataclass(frozen=True)
+class Bar:
     """One stage on one device, measured or published."""
 
     group: Group
@@ -117,9 +119,9 @@ def read_bars(folder: Path, tell: bool = True) -> list[Bar]:
     for group, stage in sorted(latest):
         bar = latest[group, stage]
         if not all(map(bar.as_long_as, (latest[other] for other in latest if other[0] == group))):
-            bar = bar._replace(tokens=bar.trained)
+            bar = replace(bar, tokens=bar.trained)
         if any(other != group and other[:4] == group[:4] for other in groups):
-            bar = bar._replace(group=group._replace(  # another text has the same name
+            bar = replace(bar, group=group._replace(  # another text has the same name
                 text=f"{group.text or 'the book'}, sha256 {group.sha256 or 'unknown'}"))
         bars.append(bar)
     return bars
