@@ -2,10 +2,8 @@
 
     python 00_orig.py --help    # 01 is started in the same way, 02 by torchrun
 
-00_orig.py writes model and loop by hand; 01_opt_single_gpu.py is the same program with every speed
-technique applied, 02_opt_multi_gpu_ddp.py the same on many GPUs. Read data, model and training from
-top to bottom; the plumbing after them can be skipped, and main(), at the end, ties all together.
-
+00_orig.py writes model and loop by hand, 01_opt_single_gpu.py adds every speed technique, and
+02_opt_multi_gpu_ddp.py trains on many GPUs. Read data, model and training; main() ties it together.
 Capitals at the end of a name are the dimensions of the tensor: B batch, T tokens of the context,
 C channels (the width), H heads, D channels of one head, V vocabulary.
 """
@@ -15,7 +13,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -35,9 +32,7 @@ HERE = Path(__file__).resolve().parent
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-# What each --model sets. cpu-demo is GPT-2 at a size that two CPU cores train in a minute, without
-# dropout, because the fast attention of 01 has none on a CPU.
-MODELS = {
+MODELS = {  # what each sets; cpu-demo takes a CPU a minute, where 01's attention has no dropout
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -54,7 +49,6 @@ def option(default, text: str, low: float | None = None, below: float = math.inf
         if not low <= value < below:
             raise argparse.ArgumentTypeError(f"{value} is out of range")
         return value
-
     text += "" if "default" in text else f" (default: {default})"
     form = more or (dict(metavar="TEXT") if low is None else dict(metavar="N", type=number))
     return field(default=default, metadata=form | dict(help=text))
@@ -71,9 +65,9 @@ class Config:
     vocab_size: int = 50_257  # GPT-2's
     context_length: int = option(1024, "tokens per window", 1)
     dropout: float = option(0.1, "share of the activations zeroed in training", 0, 1)
+    dtype: str = "float32"
 
     batch_size: int = option(8, "windows per step and process", 1)
-
     learning_rate: float = option(5e-4, "AdamW's learning rate", 0, 1e36)
     weight_decay: float = option(0.1, "AdamW's weight decay", 0)
 
@@ -84,15 +78,12 @@ class Config:
     target_loss: float = option(0.0, "validation loss to end at; default: none", 0)
     eval_freq: int = option(15, "steps from one log line to the next; an epoch ends with one", 1)
     eval_windows: int = option(40, "windows of each text that losses are measured on", 1)
-
     device: torch.device = option(None, "cpu, cuda, cuda:N or mps; default: the fastest there is")
     data: str = option(str(HERE / "data"), "folder of the tokens; default: data/ beside this file")
     results_dir: str = option(str(HERE / "results"), "folder of the record; default: results/")
     name: str = option(Path(__file__).stem, "name of the run in its record")
 
-    @property
-    def tokens_per_step(self) -> int:
-        return self.batch_size * self.context_length
+    tokens_per_step = property(lambda self: self.batch_size * self.context_length)
 
 
 # ---- Data --------------------------------------------------------------------------------------
@@ -116,8 +107,7 @@ Data = namedtuple("Data", "meta train val tokenizer")  # meta: what prepare.py t
 
 
 def load_data(config: Config) -> Data:
-    """The tokens in --data. If that is its default and has none, data/prepare.py makes them first.
-    Raises UserError where they are missing or damaged, and for a text that is too short."""
+    """The tokens in --data, made first where that is its default and has none. Raises UserError."""
     folder, script = Path(config.data), HERE / "data" / "prepare.py"  # meta.json is its last file
     if config.data == Config.data and script.exists() and not (folder / "meta.json").exists():
         print(f"No tokens in {folder}: running data/prepare.py", flush=True)
@@ -135,7 +125,7 @@ def load_data(config: Config) -> Data:
                                       mergeable_ranks=ids, special_tokens=words["special"])
     except Exception as error:  # whatever else the files may hold
         reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
-        raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py`")
+        raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py --out {folder}`")
     train, val = (TokenWindows(part, config.context_length) for part in parts)
     for windows, least, part in ((train, config.batch_size, "train"), (val, 1, "validate")):
         if len(windows) < least:
@@ -155,14 +145,13 @@ def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
 class LayerNorm(nn.Module):
     def __init__(self, width: int):
         super().__init__()
-        self.eps = 1e-5
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x_BTC):
         mean = x_BTC.mean(dim=-1, keepdim=True)
         var = x_BTC.var(dim=-1, keepdim=True, unbiased=False)
-        return self.weight * (x_BTC - mean) / torch.sqrt(var + self.eps) + self.bias
+        return self.weight * (x_BTC - mean) / torch.sqrt(var + 1e-5) + self.bias
 
 
 class GELU(nn.Module):
@@ -177,8 +166,7 @@ class MultiHeadAttention(nn.Module):
 
     Each token takes a mean of the values of all tokens up to itself, weighted by how well its query
     fits their keys. Dividing by √D keeps the scores' size the same for every D, and a score of -inf
-    becomes a weight of 0, so that no token sees the future.
-    """
+    becomes a weight of 0, so that no token sees the future."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -248,13 +236,13 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     return model.to(device)
 
 
-def count_parameters(model: nn.Module, config: Config) -> tuple[int, int]:
-    """(parameters, floating-point operations to train on a token): 6 per weight of a linear layer,
-    since the forward pass multiplies and adds once, and the backward pass does both for the input's
-    gradient and for the weight's; plus attention's (PaLM, arXiv:2204.02311, appendix B)."""
+def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
+    """Parameters, and floating-point operations to train on a token: per weight of a linear layer 2
+    forward and 4 backward, and those of attention (PaLM, arXiv:2204.02311, appendix B)."""
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     attention = 12 * config.layers * config.context_length * config.width
-    return sum(p.numel() for p in model.parameters()), 6 * products + attention
+    return dict(parameters=sum(p.numel() for p in model.parameters()),
+                flops_per_token=6 * products + attention)
 
 
 # ---- Training ----------------------------------------------------------------------------------
@@ -287,7 +275,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
 
     for epoch in range(config.epochs):
         loader.sampler.generator.manual_seed(config.seed + epoch)
-        times = [now(config.device)]  # the clock starts: shuffling and fetching are timed
+        times = [now(config.device)]  # the clock starts: fetching batches is timed
         for step, (x_BT, y_BT) in enumerate(loader, start=epoch * len(loader)):
             x_BT, y_BT = x_BT.to(config.device), y_BT.to(config.device)
 
@@ -299,8 +287,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
             done = step + 1 == total_steps
             if step % config.eval_freq == 0 or (step + 1) % len(loader) == 0 or done:
                 seconds = seconds_between(times)  # of each step; evaluation isn't timed
-                train_loss = evaluate(model, data.train, config)
-                val_loss = evaluate(model, data.val, config)
+                train_loss, val_loss = (evaluate(model, x, config) for x in (data.train, data.val))
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
                 if not math.isfinite(train_loss + val_loss):
                     raise FloatingPointError("the loss is not finite: lower --learning-rate")
@@ -359,13 +346,22 @@ def seconds_between(times: list) -> list[float]:
     return [start.elapsed_time(end) / 1000 for start, end in zip(times, times[1:], strict=False)]
 
 
+def memory_gb(device: torch.device) -> dict[str, float | None]:
+    """GB (1024³ bytes) reserved, now and at most; on a CPU the peak of the resident set."""
+    size, peak, status = None, None, Path("/proc/self/status")
+    if device.type == "cuda":
+        size, peak = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
+    elif device.type == "mps":
+        size = torch.mps.driver_allocated_memory()
+    elif status.exists():
+        size = peak = 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
+    return dict(reserved_gb=size and size / 1024**3, peak_reserved_gb=peak and peak / 1024**3)
+
+
 # ---- Plumbing: record, settings, errors --------------------------------------------------------
 
 class Run:
-    """What a run prints, and its record: one JSON object per line, flushed as it happens, and
-    before it is printed, so that a killed run keeps every line that was seen."""
-
-    file = None  # until start()
+    """What a run prints, and its record: JSON lines, each written before it is printed."""
 
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
         self.config, self.seconds, self.average, self.attention = config, [], None, "manual"
@@ -373,22 +369,18 @@ class Run:
         path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
         self.file = open(path, "x", encoding="utf-8")
-        parameters, flops = count_parameters(model, config)
-        settings = asdict(config) | dict(
-            device=device.type, parameters=parameters, flops_per_token=flops, world_size=1,
-            dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
-            matmul_precision=torch.get_float32_matmul_precision())
+        settings = dict(asdict(config), **count_parameters(model, config), world_size=1,
+                        device=device.type, matmul_precision=torch.get_float32_matmul_precision())
         del settings["data"], settings["results_dir"]  # paths of this machine
-        about = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch can't tell
-        cpu = about.get("cpu_name") or "unknown CPU"
+        cpu = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "unknown CPU")
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         machine = dict(torch=torch.__version__, cpu=cpu, gpu=gpu, threads=torch.get_num_threads())
         self.write("start", schema=3, stage=config.name, time=began, config=settings,
                    data=data.meta, environment=machine,
                    source_sha256=hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
         print(f"PyTorch version: {torch.__version__}\nDevice: {device.type} ({gpu or cpu})\n"
-              f"CUDA version: {torch.version.cuda or 'n/a'}\n"
-              f"Model: {config.model}, {parameters:,} parameters\nRecord: {path}")
+              f"CUDA version: {torch.version.cuda or 'n/a'}\nModel: {config.model}, "
+              f"{settings['parameters']:,} parameters\nRecord: {path}")
 
     def write(self, event: str, **figures) -> None:
         print(json.dumps({"event": event, **figures}, allow_nan=False), file=self.file, flush=True)
@@ -396,69 +388,45 @@ class Run:
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the speed since the last line, and of all steps but the first, which warms up."""
         self.seconds += seconds
-        rate, self.average = map(self.tok_per_sec, (seconds, self.seconds[1:]))
+        tokens, warm = self.config.tokens_per_step, self.seconds[1:]
+        rate = tokens * len(seconds) / sum(seconds)
+        self.average = tokens * len(warm) / sum(warm) if warm else None
         losses = [x if math.isfinite(x) else None for x in (train_loss, val_loss)]  # no NaN in JSON
-        self.write("log", epoch=epoch, step=step, tokens=(step + 1) * self.config.tokens_per_step,
+        self.write("log", epoch=epoch, step=step, tokens=(step + 1) * tokens,
                    train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=rate,
                    avg_tok_per_sec=self.average, seconds=seconds)
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
               f"Step tok/sec: {rate:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
 
-    def tok_per_sec(self, seconds: list[float]) -> float | None:
-        return self.config.tokens_per_step * len(seconds) / sum(seconds) if seconds else None
-
     def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
-        text, memory = sample(model, tokenizer, self.config), self.memory_gb()
+        text, memory = sample(model, tokenizer, self.config), memory_gb(self.config.device)
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
         print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
 
-    def memory_gb(self) -> dict[str, float | None]:
-        """GB (1024³ bytes) reserved, now and at most; on a CPU the peak of the resident set."""
-        device, status, sizes = self.config.device.type, Path("/proc/self/status"), (None, None)
-        if device == "cuda":
-            sizes = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
-        elif device == "mps":
-            sizes = torch.mps.driver_allocated_memory(), None
-        elif status.exists():
-            sizes = [1024 * int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1])] * 2
-        names = "reserved_gb", "peak_reserved_gb"
-        return {name: size and size / 1024**3 for name, size in zip(names, sizes, strict=True)}
-
     def end(self, status: str, error: str | None) -> None:
-        if self.file is None:
-            return
         try:
             self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       attention_backend=self.attention, **self.memory_gb())
+                       attention_backend=self.attention, **memory_gb(self.config.device))
             self.file.close()
         except OSError as full:  # the disk; an error that came before has been told
             sys.exit(1 if error else f"error: {full}")
-        rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # warm from step 2 on
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # warm from step 2 on
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
 
 def configure(argv: list[str] | None = None) -> Config:
-    """The settings. Exits with 2 for a wrong one; raises UserError for a device that fails."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], usage="%(prog)s [options]", allow_abbrev=False,
-        epilog=f"--model cpu-demo sets {MODELS['cpu-demo']}", argument_default=argparse.SUPPRESS)
+    """The settings. Exits with 2 for a wrong one, and raises for a device that doesn't work."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
+                                     usage="%(prog)s [options]", argument_default=argparse.SUPPRESS)
     for setting in filter(lambda setting: setting.metadata, fields(Config)):  # each option()
         parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
     given = vars(parser.parse_args(argv))
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    name = given.get("device", "cuda" if cuda else "mps" if mps else "cpu")
-    try:
-        device = torch.device(name)
-        torch.ones(1, device=device).item()
-    except (RuntimeError, AssertionError, ImportError) as error:  # by PyTorch's build
-        hint = "; another build has them: docs/platforms.md" * ("no kernel image" in str(error))
-        raise UserError(f"no device {name}: " + re.split(r"\n|\. ", str(error))[0] + hint)
-    try:  # PyTorch's optimizers make this folder, too, and don't say what it is
-        Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"TORCHINDUCTOR_CACHE_DIR can't be made: {error}")
+    device = torch.device(given.get("device", "cuda" if cuda else "mps" if mps else "cpu"))
+    torch.ones(1, device=device).item()
+    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # as PyTorch does
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
@@ -483,14 +451,16 @@ def interrupt(number, frame) -> None:
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
     """(status of the run, one line for the user, exit code)."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    memory = ("out of memory|MemoryError(?!: out of res)|ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
-              "|bad_alloc|allocate memory|create a memory")  # "out of resource" is Triton's
-    if config and re.search(memory, repr(error)):
-        what = "batch-size" if config.batch_size > 1 else "context-length"
-        half = getattr(config, what.replace("-", "_")) // 2
-        return "out_of_memory", f"out of memory: try --{what} {half} ({text})", 1
+    signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
+             "bad_alloc", "allocate memory", "create a memory")
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
+    if config is None:  # it is the machine, not the program
+        where = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/platforms.md"
+        return "failed", f"{text} (see {where})", 1
+    if any(sign in repr(error) for sign in signs) and "out of resource" not in text:  # Triton's
+        what = "batch-size" if config.batch_size > 1 else "context-length"
+        return "out_of_memory", f"out of memory: lower --{what} ({text})", 1
     if not isinstance(error, UserError | OSError | FloatingPointError):
         sys.excepthook(type(error), error, error.__traceback__)  # the program's, not its input's
         text = f"{type(error).__name__}: {text}"
@@ -511,7 +481,8 @@ def main() -> int:
     except (Exception, KeyboardInterrupt) as error:
         status, message, code = explain(error, config)
         print(f"error: {message}", file=sys.stderr)
-    run.end(status, message)
+    if hasattr(run, "file"):  # else it ended before its start
+        run.end(status, message)
     return code
 
 

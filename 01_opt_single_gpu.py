@@ -2,10 +2,8 @@
 
     python 00_orig.py --help    # 01 is started in the same way, 02 by torchrun
 
-00_orig.py writes model and loop by hand; 01_opt_single_gpu.py is the same program with every speed
-technique applied, 02_opt_multi_gpu_ddp.py the same on many GPUs. Read data, model and training from
-top to bottom; the plumbing after them can be skipped, and main(), at the end, ties all together.
-
+00_orig.py writes model and loop by hand, 01_opt_single_gpu.py adds every speed technique, and
+02_opt_multi_gpu_ddp.py trains on many GPUs. Read data, model and training; main() ties it together.
 Capitals at the end of a name are the dimensions of the tensor: B batch, T tokens of the context,
 C channels (the width), H heads, D channels of one head, V vocabulary.
 """
@@ -17,7 +15,6 @@ import json
 import math
 import os
 import platform
-import re
 import signal
 import subprocess
 import sys
@@ -32,16 +29,13 @@ import tiktoken
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
 
 HERE = Path(__file__).resolve().parent
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-# What each --model sets. cpu-demo is GPT-2 at a size that two CPU cores train in a minute, without
-# dropout, because the fast attention of 01 has none on a CPU.
-MODELS = {
+MODELS = {  # what each sets; cpu-demo takes a CPU a minute, where 01's attention has no dropout
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -58,7 +52,6 @@ def option(default, text: str, low: float | None = None, below: float = math.inf
         if not low <= value < below:
             raise argparse.ArgumentTypeError(f"{value} is out of range")
         return value
-
     text += "" if "default" in text else f" (default: {default})"
     form = more or (dict(metavar="TEXT") if low is None else dict(metavar="N", type=number))
     return field(default=default, metadata=form | dict(help=text))
@@ -80,10 +73,8 @@ class Config:
     dtype_reason: str = "by --dtype"
 
     batch_size: int = option(32, "windows per step and process", 1)
-
     learning_rate: float = option(5e-4, "AdamW's learning rate", 0, 1e36)
     weight_decay: float = option(0.1, "AdamW's weight decay", 0)
-
     compile: bool = option(True, "train with torch.compile", action=argparse.BooleanOptionalAction)
 
     seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
@@ -93,15 +84,12 @@ class Config:
     target_loss: float = option(0.0, "validation loss to end at; default: none", 0)
     eval_freq: int = option(15, "steps from one log line to the next; an epoch ends with one", 1)
     eval_windows: int = option(40, "windows of each text that losses are measured on", 1)
-
     device: torch.device = option(None, "cpu, cuda, cuda:N or mps; default: the fastest there is")
     data: str = option(str(HERE / "data"), "folder of the tokens; default: data/ beside this file")
     results_dir: str = option(str(HERE / "results"), "folder of the record; default: results/")
     name: str = option(Path(__file__).stem, "name of the run in its record")
 
-    @property
-    def tokens_per_step(self) -> int:
-        return self.batch_size * self.context_length
+    tokens_per_step = property(lambda self: self.batch_size * self.context_length)
 
 
 # ---- Data --------------------------------------------------------------------------------------
@@ -125,8 +113,7 @@ Data = namedtuple("Data", "meta train val tokenizer")  # meta: what prepare.py t
 
 
 def load_data(config: Config) -> Data:
-    """The tokens in --data. If that is its default and has none, data/prepare.py makes them first.
-    Raises UserError where they are missing or damaged, and for a text that is too short."""
+    """The tokens in --data, made first where that is its default and has none. Raises UserError."""
     folder, script = Path(config.data), HERE / "data" / "prepare.py"  # meta.json is its last file
     if config.data == Config.data and script.exists() and not (folder / "meta.json").exists():
         print(f"No tokens in {folder}: running data/prepare.py", flush=True)
@@ -144,7 +131,7 @@ def load_data(config: Config) -> Data:
                                       mergeable_ranks=ids, special_tokens=words["special"])
     except Exception as error:  # whatever else the files may hold
         reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
-        raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py`")
+        raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py --out {folder}`")
     train, val = (TokenWindows(part, config.context_length) for part in parts)
     for windows, least, part in ((train, config.batch_size, "train"), (val, 1, "validate")):
         if len(windows) < least:
@@ -167,8 +154,7 @@ class MultiHeadAttention(nn.Module):
 
     Each token takes a mean of the values of all tokens up to itself, weighted by how well its query
     fits their keys. Dividing by √D keeps the scores' size the same for every D, and a score of -inf
-    becomes a weight of 0, so that no token sees the future.
-    """
+    becomes a weight of 0, so that no token sees the future."""
 
     def __init__(self, config: Config):
         super().__init__()
@@ -191,14 +177,11 @@ class MultiHeadAttention(nn.Module):
 
 def attention_backend(model: nn.Module, config: Config) -> str | None:
     """What computes attention, for the record: PyTorch's choice, None where it doesn't tell."""
-    if not hasattr(torch, "_fused_sdp_choice"):
-        return None
+    choose = getattr(torch, "_fused_sdp_choice", None)
     shape = (1, config.context_length, config.heads, config.width // config.heads)
     q_BHTD = next(model.parameters()).new_empty(shape).transpose(1, 2).requires_grad_()
-    choice = torch._fused_sdp_choice(
-        q_BHTD, q_BHTD, q_BHTD, dropout_p=config.dropout, is_causal=True
-    )
-    return SDPBackend(choice).name.lower()
+    how = dict(dropout_p=config.dropout, is_causal=True)
+    return choose and nn.attention.SDPBackend(choose(q_BHTD, q_BHTD, q_BHTD, **how)).name.lower()
 
 
 class TransformerBlock(nn.Module):
@@ -244,15 +227,14 @@ class GPTModel(nn.Module):
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """The head and its cross entropy, a chunk of tokens at a time, so that the logits of a whole
-    batch never exist. The gradients are made in the forward pass, while a chunk's logits are there.
-    N: tokens of the batch, M: tokens of a chunk."""
+    """The head and its cross entropy, for M of the batch's N tokens at a time, so that all logits
+    never exist at once. The forward pass makes the gradients, too, while a chunk has its logits."""
 
     @staticmethod
     def forward(ctx, x_NC, weight_VC, targets_N):
         """The sum of the losses."""
         chunk = max(1024, math.ceil(len(targets_N) / 8))  # fewer tokens don't fill a GPU
-        loss, x_gradients, weight_gradient_VC = 0.0, [], None
+        loss, x_gradients, sum_VC = 0.0, [], None
         ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
             targets_M1 = targets_M[:, None]
@@ -263,13 +245,11 @@ class ChunkedLoss(torch.autograd.Function):
             sum_M1 = exp_MV.sum(dim=-1, keepdim=True)
             loss += (sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum()
             # The gradient of the logits: their softmax, less 1 at the target.
-            gradient_MV = exp_MV / sum_M1 - (ids_V == targets_M1.int()).float()
-            gradient_MV = gradient_MV.to(x_MC.dtype)
+            gradient_MV = (exp_MV / sum_M1 - (ids_V == targets_M1.int()).float()).to(x_MC.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
             part_VC = gradient_MV.T @ x_MC
-            first = weight_gradient_VC is None
-            weight_gradient_VC = part_VC if first else weight_gradient_VC + part_VC
-        ctx.save_for_backward(torch.cat(x_gradients), weight_gradient_VC)
+            sum_VC = part_VC if sum_VC is None else sum_VC + part_VC
+        ctx.save_for_backward(torch.cat(x_gradients), sum_VC)
         return loss
 
     @staticmethod
@@ -291,8 +271,7 @@ def best_dtype(device: torch.device) -> tuple[str, str]:
         for unit in ("amx_bf16", "avx512_bf16", "bf16"):  # Intel's, Intel's and AMD's, ARM's
             if has.get(unit):
                 return "bfloat16", f"the CPU has {unit}"
-        # AVX-512 alone can emulate bfloat16, which was slower than float32 where it was simulated.
-        return "float32", "this CPU has no bfloat16 units"
+        return "float32", "this CPU has no bfloat16 units"  # emulated it would be slower
     return "float32", f"bfloat16 was not measured on {device.type}; to try it: --dtype bfloat16"
 
 
@@ -327,13 +306,13 @@ def can_compile(model: nn.Module, config: Config) -> bool:
     return False
 
 
-def count_parameters(model: nn.Module, config: Config) -> tuple[int, int]:
-    """(parameters, floating-point operations to train on a token): 6 per weight of a linear layer,
-    since the forward pass multiplies and adds once, and the backward pass does both for the input's
-    gradient and for the weight's; plus attention's (PaLM, arXiv:2204.02311, appendix B)."""
+def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
+    """Parameters, and floating-point operations to train on a token: per weight of a linear layer 2
+    forward and 4 backward, and those of attention (PaLM, arXiv:2204.02311, appendix B)."""
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     attention = 12 * config.layers * config.context_length * config.width
-    return sum(p.numel() for p in model.parameters()), 6 * products + attention
+    return dict(parameters=sum(p.numel() for p in model.parameters()),
+                flops_per_token=6 * products + attention)
 
 
 # ---- Training ----------------------------------------------------------------------------------
@@ -365,7 +344,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
 
     for epoch in range(config.epochs):
         loader.sampler.generator.manual_seed(config.seed + epoch)
-        times = [now(config.device)]  # the clock starts: shuffling and fetching are timed
+        times = [now(config.device)]  # the clock starts: fetching batches is timed
         for step, (x_BT, y_BT) in enumerate(loader, start=epoch * len(loader)):
             x_BT = x_BT.to(config.device, non_blocking=loader.pin_memory)
             y_BT = y_BT.to(config.device, non_blocking=loader.pin_memory)
@@ -378,8 +357,7 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
             done = step + 1 == total_steps
             if step % config.eval_freq == 0 or (step + 1) % len(loader) == 0 or done:
                 seconds = seconds_between(times)  # of each step; evaluation isn't timed
-                train_loss = evaluate(model, data.train, config)
-                val_loss = evaluate(model, data.val, config)
+                train_loss, val_loss = (evaluate(model, x, config) for x in (data.train, data.val))
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
                 if not math.isfinite(train_loss + val_loss):
                     raise FloatingPointError("the loss is not finite: lower --learning-rate")
@@ -438,13 +416,22 @@ def seconds_between(times: list) -> list[float]:
     return [start.elapsed_time(end) / 1000 for start, end in zip(times, times[1:], strict=False)]
 
 
+def memory_gb(device: torch.device) -> dict[str, float | None]:
+    """GB (1024³ bytes) reserved, now and at most; on a CPU the peak of the resident set."""
+    size, peak, status = None, None, Path("/proc/self/status")
+    if device.type == "cuda":
+        size, peak = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
+    elif device.type == "mps":
+        size = torch.mps.driver_allocated_memory()
+    elif status.exists():
+        size = peak = 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
+    return dict(reserved_gb=size and size / 1024**3, peak_reserved_gb=peak and peak / 1024**3)
+
+
 # ---- Plumbing: record, settings, errors --------------------------------------------------------
 
 class Run:
-    """What a run prints, and its record: one JSON object per line, flushed as it happens, and
-    before it is printed, so that a killed run keeps every line that was seen."""
-
-    file = None  # until start()
+    """What a run prints, and its record: JSON lines, each written before it is printed."""
 
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
         self.config, self.seconds, self.average = config, [], None
@@ -453,22 +440,18 @@ class Run:
         path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
         self.file = open(path, "x", encoding="utf-8")
-        parameters, flops = count_parameters(model, config)
-        settings = asdict(config) | dict(
-            device=device.type, parameters=parameters, flops_per_token=flops, world_size=1,
-            dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
-            matmul_precision=torch.get_float32_matmul_precision())
+        settings = dict(asdict(config), **count_parameters(model, config), world_size=1,
+                        device=device.type, matmul_precision=torch.get_float32_matmul_precision())
         del settings["data"], settings["results_dir"]  # paths of this machine
-        about = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch can't tell
-        cpu = about.get("cpu_name") or "unknown CPU"
+        cpu = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "unknown CPU")
         gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
         machine = dict(torch=torch.__version__, cpu=cpu, gpu=gpu, threads=torch.get_num_threads())
         self.write("start", schema=3, stage=config.name, time=began, config=settings,
                    data=data.meta, environment=machine,
                    source_sha256=hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
         print(f"PyTorch version: {torch.__version__}\nDevice: {device.type} ({gpu or cpu})\n"
-              f"CUDA version: {torch.version.cuda or 'n/a'}\n"
-              f"Model: {config.model}, {parameters:,} parameters\nRecord: {path}")
+              f"CUDA version: {torch.version.cuda or 'n/a'}\nModel: {config.model}, "
+              f"{settings['parameters']:,} parameters\nRecord: {path}")
 
     def write(self, event: str, **figures) -> None:
         print(json.dumps({"event": event, **figures}, allow_nan=False), file=self.file, flush=True)
@@ -476,74 +459,49 @@ class Run:
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the speed since the last line, and of all steps but the first, which warms up."""
         self.seconds += seconds
-        rate, self.average = map(self.tok_per_sec, (seconds, self.seconds[1:]))
+        tokens, warm = self.config.tokens_per_step, self.seconds[1:]
+        rate = tokens * len(seconds) / sum(seconds)
+        self.average = tokens * len(warm) / sum(warm) if warm else None
         losses = [x if math.isfinite(x) else None for x in (train_loss, val_loss)]  # no NaN in JSON
-        self.write("log", epoch=epoch, step=step, tokens=(step + 1) * self.config.tokens_per_step,
+        self.write("log", epoch=epoch, step=step, tokens=(step + 1) * tokens,
                    train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=rate,
                    avg_tok_per_sec=self.average, seconds=seconds)
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
               f"Step tok/sec: {rate:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
 
-    def tok_per_sec(self, seconds: list[float]) -> float | None:
-        return self.config.tokens_per_step * len(seconds) / sum(seconds) if seconds else None
-
     def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
-        text, memory = sample(model, tokenizer, self.config), self.memory_gb()
+        text, memory = sample(model, tokenizer, self.config), memory_gb(self.config.device)
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
         print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
 
-    def memory_gb(self) -> dict[str, float | None]:
-        """GB (1024³ bytes) reserved, now and at most; on a CPU the peak of the resident set."""
-        device, status, sizes = self.config.device.type, Path("/proc/self/status"), (None, None)
-        if device == "cuda":
-            sizes = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
-        elif device == "mps":
-            sizes = torch.mps.driver_allocated_memory(), None
-        elif status.exists():
-            sizes = [1024 * int(re.search(r"VmHWM:\s+(\d+)", status.read_text())[1])] * 2
-        names = "reserved_gb", "peak_reserved_gb"
-        return {name: size and size / 1024**3 for name, size in zip(names, sizes, strict=True)}
-
     def end(self, status: str, error: str | None) -> None:
-        if self.file is None:
-            return
         try:
             self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       attention_backend=self.attention, **self.memory_gb())
+                       attention_backend=self.attention, **memory_gb(self.config.device))
             self.file.close()
         except OSError as full:  # the disk; an error that came before has been told
             sys.exit(1 if error else f"error: {full}")
-        rates = [self.tok_per_sec([second]) for second in self.seconds[2:]]  # warm from step 2 on
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # warm from step 2 on
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
 
-def huge_pages() -> None:
-    """Huge pages for PyTorch's tensors on a CPU (Linux), which it reads at its first allocation."""
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-
-
 def configure(argv: list[str] | None = None) -> Config:
-    """The settings. Exits with 2 for a wrong one; raises UserError for a device that fails."""
-    parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], usage="%(prog)s [options]", allow_abbrev=False,
-        epilog=f"--model cpu-demo sets {MODELS['cpu-demo']}", argument_default=argparse.SUPPRESS)
+    """The settings. Exits with 2 for a wrong one, and raises for a device that doesn't work."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages (Linux), before any tensor
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
+                                     usage="%(prog)s [options]", argument_default=argparse.SUPPRESS)
     for setting in filter(lambda setting: setting.metadata, fields(Config)):  # each option()
         parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
     given = vars(parser.parse_args(argv))
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    name = given.get("device", "cuda" if cuda else "mps" if mps else "cpu")
-    try:
-        device = torch.device(name)
-        torch.ones(1, device=device).item()
-    except (RuntimeError, AssertionError, ImportError) as error:  # by PyTorch's build
-        hint = "; another build has them: docs/platforms.md" * ("no kernel image" in str(error))
-        raise UserError(f"no device {name}: " + re.split(r"\n|\. ", str(error))[0] + hint)
-    try:  # PyTorch's optimizers make this folder, too, and don't say what it is
-        Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"TORCHINDUCTOR_CACHE_DIR can't be made: {error}")
+    if not cuda and platform.libc_ver()[0] == "glibc":  # what a step frees stays for the next one
+        for option, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD, M_MMAP_MAX (malloc.h)
+            ctypes.CDLL(None).mallopt(option, value)
+    device = torch.device(given.get("device", "cuda" if cuda else "mps" if mps else "cpu"))
+    torch.ones(1, device=device).item()
+    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # as PyTorch does
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
@@ -552,14 +510,6 @@ def configure(argv: list[str] | None = None) -> Config:
     if given.keys() & {"epochs", "max_steps"}:  # a limit of the user's replaces cpu-demo's own
         given.setdefault("max_tokens", None)
     return Config(**MODELS[model] | given | dict(model=model, device=device))
-
-
-def keep_memory() -> None:
-    """Without a GPU, what a step frees stays with the process for the next step (glibc)."""
-    if platform.libc_ver()[0] == "glibc" and not torch.cuda.is_available():
-        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
-        ctypes.CDLL(None).mallopt(M_TRIM_THRESHOLD, -1)  # the heap is never trimmed,
-        ctypes.CDLL(None).mallopt(M_MMAP_MAX, 0)  # and large pieces come from it, too
 
 
 class UserError(Exception):
@@ -576,14 +526,16 @@ def interrupt(number, frame) -> None:
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
     """(status of the run, one line for the user, exit code)."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    memory = ("out of memory|MemoryError(?!: out of res)|ALLOC_FAILED|CUBLAS_STATUS_NOT_INITIALIZED"
-              "|bad_alloc|allocate memory|create a memory")  # "out of resource" is Triton's
-    if config and re.search(memory, repr(error)):
-        what = "batch-size" if config.batch_size > 1 else "context-length"
-        half = getattr(config, what.replace("-", "_")) // 2
-        return "out_of_memory", f"out of memory: try --{what} {half} ({text})", 1
+    signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
+             "bad_alloc", "allocate memory", "create a memory")
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
+    if config is None:  # it is the machine, not the program
+        where = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/platforms.md"
+        return "failed", f"{text} (see {where})", 1
+    if any(sign in repr(error) for sign in signs) and "out of resource" not in text:  # Triton's
+        what = "batch-size" if config.batch_size > 1 else "context-length"
+        return "out_of_memory", f"out of memory: lower --{what} ({text})", 1
     if not isinstance(error, UserError | OSError | FloatingPointError):
         sys.excepthook(type(error), error, error.__traceback__)  # the program's, not its input's
         text = f"{type(error).__name__}: {text}"
@@ -594,10 +546,8 @@ def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
-    huge_pages()  # before the first tensor
     run, config, (status, message, code) = Run(), None, ("complete", None, 0)
     try:
-        keep_memory()
         config = configure()
         data = load_data(config)
         torch.manual_seed(config.seed)
@@ -606,7 +556,8 @@ def main() -> int:
     except (Exception, KeyboardInterrupt) as error:
         status, message, code = explain(error, config)
         print(f"error: {message}", file=sys.stderr)
-    run.end(status, message)
+    if hasattr(run, "file"):  # else it ended before its start
+        run.end(status, message)
     return code
 
 

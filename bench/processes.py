@@ -8,8 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,24 +45,12 @@ def raise_pending() -> None:
         raise Interrupted(pending[0])
 
 
-@contextmanager
-def only_cores(count: int | None):
-    """What is started within may use so many of the cores; on Linux only."""
-    allowed = os.sched_getaffinity(0) if count and hasattr(os, "sched_setaffinity") else None
-    if allowed:
-        os.sched_setaffinity(0, sorted(allowed)[:count])
-    try:
-        yield
-    finally:
-        if allowed:
-            os.sched_setaffinity(0, allowed)
-
-
-def end_with_parent() -> None:
-    """In a child, before its program starts: Linux ends it if this process is killed, so that it
-    doesn't run on beside the next measurement."""
-    if prctl:
-        prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+def prepare_child(cores: int | None) -> None:
+    """In a child under Linux, before its program starts: Linux ends it if this process is killed,
+    so that it doesn't run on beside the next measurement; and it has so many `cores`."""
+    prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 
 
 running: set[subprocess.Popen] = set()  # children, those of other threads too
@@ -91,18 +78,16 @@ def run_child(
     command: list, cwd: Path | None = None, timeout: float | None = None, cores: int | None = None,
     **environment: str,
 ) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of a child on so many `cores` (None: all). It ends with this
-    process, under Linux also when that is killed.
+    """(exit code, stdout, stderr) of a child, under Linux on so many `cores` (None: all). It ends
+    with this process, there also when that is killed.
 
     Raises subprocess.TimeoutExpired, with the child ended, after `timeout` seconds.
     """
-    with only_cores(cores):
-        child = subprocess.Popen(
-            [str(part) for part in command], env=os.environ | environment, cwd=cwd, text=True,
-            encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
-            preexec_fn=end_with_parent if prctl else None,
-        )
+    child = subprocess.Popen(
+        [str(part) for part in command], env=os.environ | environment, cwd=cwd, text=True,
+        encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
+        preexec_fn=partial(prepare_child, cores) if prctl else None)
     running.add(child)
     try:
         out, err = child.communicate(timeout=timeout)

@@ -67,6 +67,7 @@ HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?\n")
 CONFLICT = re.compile(  # as git merge-file --diff3 marks it: ours, the base, theirs
     rb"^<{7} ours\n(.*?)^\|{7} base\n(.*?)^={7}\n(.*?)^>{7} theirs\n", re.DOTALL | re.MULTILINE)
 DEFINITION = re.compile(rb"^(?:(?:class|def) \w+|\w+ = {$)", re.MULTILINE)
+WORD = re.compile(rb"\w+|\s|[^\w\s]")
 
 
 class StackError(Exception):
@@ -75,6 +76,10 @@ class StackError(Exception):
 
 class Conflict(StackError):
     """Two changes of the same lines."""
+
+    def __init__(self, text: str, name: str = ""):
+        super().__init__(text)
+        self.name = name  # of the script that isn't merged
 
 
 def read(path: Path) -> bytes:
@@ -299,22 +304,17 @@ def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, byte
     return rebuild(load(root) + load_variants(root), root, edited)
 
 
-def merge(base: bytes, ours: bytes, theirs: bytes, name: str, join: bool = False) -> bytes:
+def merge(base: bytes, ours: bytes, theirs: bytes, name: str, join: bool = False,
+          words: bool = False) -> bytes:
     """`ours`, the script `name`, with what changed from `base` to `theirs`. Raises Conflict.
 
     With `join`, where both change the imports or the fields of Config at one place, the lines of
-    both are taken, since their order doesn't matter there; no field may come twice.
+    both are taken, since their order doesn't matter there; no field may come twice. With `words`,
+    where both change a line, words of it that only one changes are merged.
     """
     if base == theirs:
         return ours
-    with tempfile.TemporaryDirectory() as folder:
-        for file, text in (("ours", ours), ("base", base), ("theirs", theirs)):
-            Path(folder, file).write_bytes(text)
-        command = ["git", "merge-file", "--quiet", "-p", "--diff3", "ours", "base", "theirs"]
-        result = subprocess.run(command, cwd=folder, capture_output=True)
-    if result.returncode > 127:  # up to 127 it is the number of conflicts
-        raise StackError(f"git merge-file: {result.stderr.decode(errors='replace').strip()}")
-    merged = result.stdout
+    merged = merge_lines(base, ours, theirs)
     while conflict := CONFLICT.search(merged):
         before, after = merged[: conflict.start()], merged[conflict.end() :]
         mine, common, other = (side.splitlines(keepends=True) for side in conflict.groups())
@@ -324,12 +324,36 @@ def merge(base: bytes, ours: bytes, theirs: bytes, name: str, join: bool = False
         fields = re.findall(rb"^    (\w+):", b"".join(both), re.MULTILINE)
         place = (DEFINITION.findall(before) or [b"the imports"])[-1].decode()
         listed = place in ("the imports", "class Config") and len(fields) == len(set(fields))
-        if mine != other and not (join and listed):
+        by_words = merge_words(*conflict.groups()) if words else None
+        if by_words is not None:
+            both = [by_words]
+        elif mine != other and not (join and listed):
             what, line = "the others" if join else "the edit", before.count(b"\n") + 1
             raise Conflict(f"{name} conflicts with {what} at line {line}, {place};"
-                           " nothing is changed")
+                           " nothing is changed", name)
         merged = before + b"".join(both) + after
     return merged
+
+
+def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> bytes:
+    """As git merges them, with its marks of conflicts."""
+    with tempfile.TemporaryDirectory() as folder:
+        for file, text in (("ours", ours), ("base", base), ("theirs", theirs)):
+            Path(folder, file).write_bytes(text)
+        command = ["git", "merge-file", "--quiet", "-p", "--diff3", "ours", "base", "theirs"]
+        result = subprocess.run(command, cwd=folder, capture_output=True)
+    if result.returncode > 127:  # up to 127 it is the number of conflicts
+        raise StackError(f"git merge-file: {result.stderr.decode(errors='replace').strip()}")
+    return result.stdout
+
+
+def merge_words(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
+    """The same of words, each of which git sees as a line; None for a conflict."""
+    newline = b"\1"  # which no script has
+    sides = (b"".join(word.replace(b"\n", newline) + b"\n" for word in WORD.findall(side))
+             for side in (base, ours, theirs))
+    merged = merge_lines(*sides)
+    return None if CONFLICT.search(merged) else merged.replace(b"\n", b"").replace(newline, b"\n")
 
 
 def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> bytes:
@@ -379,7 +403,7 @@ def carry(patches: list, old: dict, new: dict[str, bytes], root: Path) -> dict[P
     for patch in patches:
         file, name, base = patch.file, patch.name, find(patch.base, names)
         if name not in new:
-            new[name] = merge(old[base], old[name], new[base], name)
+            new[name] = merge(old[base], old[name], new[base], name, words=True)
         files[root / file] = make_patch(file, patch.header, patch.base, new[base], new[name])
     files |= {root / file: new[find(file, names)] for file in (FIRST, LAST, DDP)}
     written = {root / WRITTEN / file_of(name): script for name, script in new.items()}
@@ -440,7 +464,7 @@ def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) 
             raise StackError(f"{first} isn't part of {LAST}: edit {file_of(first)}")
         for i in reversed(range(stages.index(first), stages.index(edited))):
             name, later = stages[i], stages[i + 1]
-            new[name] = merge(old[later], old[name], new[later], name)
+            new[name] = merge(old[later], old[name], new[later], name, words=True)
     elif into is not None:
         raise StackError(f"--into is for edits of {LAST}; this one belongs to {edited}")
     for name in [find(name, names) for name in until]:

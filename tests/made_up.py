@@ -18,6 +18,7 @@ from bench.judge.rows import rows_of
 from bench.measure import lengths
 from bench.measure.journal import Measured, append, journal_of, make_result, read_journal
 from bench.measure.plan import Plan, Setup
+from bench.measure.records import COMPLETE, outcome_by_words
 from bench.predict import fingerprint
 from bench.report import look
 from bench.studies import Study
@@ -116,8 +117,10 @@ def write_journal(
                           cache="warm", command="", source_sha256="s"))
         if not error:
             lines += record_events(name, **run)
-        lines.append(dict(event="ran", seconds=seconds, exit=int(bool(error)), error=error,
-                          load=0.5, matmul_rate=rate))
+        outcome = outcome_by_words(error) if error else COMPLETE
+        lines.append(dict(event="ran", seconds=seconds, exit=int(bool(error)),
+                          outcome=outcome.kind, error=outcome.text or None, load=0.5,
+                          matmul_rate=rate))
     append(path, *lines)
     return path
 
@@ -149,9 +152,11 @@ class Children:
                             free_memory=[81_000])
         monkeypatch.setattr(processes, "run_child", self.run_child)
         monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
+        monkeypatch.setattr("bench.measure.run.order_of", lambda id: None)  # as the plan has them
         monkeypatch.setattr(look, "machine_in", lambda results: self.answers["this_machine"])
         monkeypatch.setattr(lengths, "configurations", self.configurations)
-        monkeypatch.setattr("bench.measure.run.BUILD", build)
+        for module in ("run", "child", "plan"):
+            monkeypatch.setattr(f"bench.measure.{module}.BUILD", build)
         monkeypatch.setattr(fingerprint, "BUILD", build)
         monkeypatch.setattr(fingerprint, "trace", lambda requests: [None] * len(requests))
 
@@ -177,8 +182,8 @@ class Children:
     def configurations(self, runs, plan, setup):
         if self.refuses:
             raise UserError(self.refuses, 2)
-        return {each.name: dict(batch_size=4, context_length=256, learning_rate=1e-3,
-                                compile=False) for each in runs}
+        return {each.name: dict(model="cpu-demo", batch_size=4, context_length=256,
+                                learning_rate=1e-3, compile=False) for each in runs}
 
 
 def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:

@@ -36,8 +36,8 @@ def gpu(tmp_path, monkeypatch):
     children = Children(monkeypatch, tmp_path / "build", MACHINE)
     children.answers |= dict(free_memory=[24_100])
     monkeypatch.setattr(lengths, "configurations", lambda runs, plan, setup: {
-        each.name: dict(batch_size=32 if each.name == "b" else 8, context_length=256,
-                        learning_rate=1e-3, compile=False) for each in runs})
+        each.name: dict(model="gpt2", batch_size=32 if each.name == "b" else 8,
+                        context_length=256, learning_rate=1e-3, compile=False) for each in runs})
     setup = setup_of(tmp_path / "results", MACHINE)
     setup.batches = None  # not looked at yet
     setup.data = tmp_path / "data"

@@ -36,7 +36,7 @@ from bench import commands, processes
 from bench.catalogue import STAGES, Scripts, lacking
 from bench.common import same_machine, short_name, trained_in
 from bench.judge.rows import rows_of
-from bench.measure import known_step, lengths, machine
+from bench.measure import known_step, lengths, machine, rates
 from bench.measure.journal import journal_of, read_journal
 from bench.measure.records import make_record
 from bench.predict import trace
@@ -73,6 +73,12 @@ GPUS = {
     "A100 40 GB": ("NVIDIA A100-SXM4-40GB", "8.0", BFLOAT16, "compute capability 8.0"),
     "H100": ("NVIDIA H100 80GB HBM3", "9.0", BFLOAT16, "compute capability 9.0"),
 }
+# For which GPUs PyTorch's builds have kernels, by the CUDA that they are built for.
+KERNELS = {
+    "12.6": "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90".split(),
+    "12.8": "sm_70 sm_75 sm_80 sm_86 sm_90 sm_100 sm_120".split(),
+    "13.0": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_110 sm_120 compute_120".split(),
+}
 # A Mac's GPU: the tools train on its CPU.
 MPS = {"MPS": (ARM | dict(bf16=True), "float32",
                "bfloat16 was not measured on mps; to try it: --dtype bfloat16")}
@@ -97,11 +103,12 @@ def simulate(monkeypatch, capabilities: dict, gpu: str | None = None,
     for name, answer in (("is_available", bool(gpu)), ("device_count", int(bool(gpu))),
                          ("get_device_name", gpu), ("get_device_capability", (major, minor)),
                          ("get_device_properties", SimpleNamespace(multi_processor_count=40)),
-                         ("init", None), ("is_tf32_supported", major >= 8)):
+                         ("init", None), ("is_tf32_supported", major >= 8),
+                         ("get_arch_list", KERNELS["12.6" if major < 8 else "13.0"])):
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
     build = "12.6" if (major, minor) < (7, 5) else "13.0"  # the one that has the GPU's kernels
     monkeypatch.setattr(torch.version, "cuda", build if gpu else None)
-    monkeypatch.setattr(machine, "driver_version", lambda: "570")
+    monkeypatch.setattr(machine, "nvidia_smi", lambda fields: ["570"] * bool(gpu))
 
 
 @pytest.fixture
@@ -169,7 +176,7 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch, capsys):
         return SimpleNamespace(needs={8: SimpleNamespace(least=600), 32: SimpleNamespace(least=9)})
 
     monkeypatch.setattr(lengths, "predict", predict)
-    monkeypatch.setattr(machine, "product_rate", lambda name: 1e12)
+    monkeypatch.setattr(rates, "product_rate", lambda name: 1e12)
     half = kind.name in ("T4", "V100")  # float16 is what these have units for
     assert set(machine.matmul_peak()) == {"float32", *["float16"] * half, *[BFLOAT16] * native,
                                           *["TF32"] * (gpu and native)}
@@ -350,7 +357,7 @@ def test_nothing_multiplies_in_bfloat16_unless_asked(avx2, monkeypatch):
         exec(statement, {}, names)
         return 1.0
 
-    monkeypatch.setattr(machine, "seconds_of", once)
+    monkeypatch.setattr(rates, "seconds_of", once)
     monkeypatch.setattr(machine, "compile_error", lambda: None)
     with NoBfloat16() as mode, settings_restored():
         found = machine.look()
@@ -447,7 +454,7 @@ def test_predictions_for_such_a_cpu_leave_out_what_is_of_another_type(monkeypatc
         tok_per_sec=lambda batch, card: (rate := card.rate(
             "float32" if rung == "0" else BFLOAT16)) and rate / 1e10))
     (table,) = check.cpu_tables()
-    assert [line[0].label for line in table.rows] == ["00_orig"]
+    assert [row["label"] for row in table.rows] == ["00_orig"]
     assert table.caption.startswith("Some CPU (float32), 2 cores")
 
 
@@ -489,32 +496,47 @@ def with_driver(monkeypatch, version: str, cuda: int, capability: str | None = "
 def test_a_gpu_that_is_not_found(monkeypatch, build, driver, capability, needs):
     """Both versions, and what to install."""
     with_driver(monkeypatch, *driver, capability)
-    assert machine.gpu_needs(*build, None) == needs
+    assert machine.gpu_needs(*build, None, None, []) == needs
 
 
 def test_a_gpu_that_is_hidden_or_out_of_reach(monkeypatch):
     with_driver(monkeypatch, *OLD)
     for hides in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hides)
-        assert machine.gpu_needs(*CU130, None) == (
+        assert machine.gpu_needs(*CU130, None, None, []) == (
             f"a visible GPU: CUDA_VISIBLE_DEVICES={hides} hides the {NAME}")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as a scheduler sets it
-    assert machine.gpu_needs(*CU130, None).startswith(TOLD_OLD)
+    assert machine.gpu_needs(*CU130, None, None, []).startswith(TOLD_OLD)
     monkeypatch.setattr(machine, "nvidia_smi", lambda fields: [])
     monkeypatch.setattr(machine.Path, "exists", lambda path: True)  # a host's driver
-    assert machine.gpu_needs(*CU130, None).endswith("a container is started with --gpus all")
+    assert machine.gpu_needs(*CU130, None, None, []).endswith(
+        "a container is started with --gpus all")
     monkeypatch.setattr(machine.Path, "exists", lambda path: False)
-    assert machine.gpu_needs(*CU130, None) is None
+    assert machine.gpu_needs(*CU130, None, None, []) is None
 
 
-@pytest.mark.parametrize(("capability", "cuda", "build"), [
-    ("7.0", "13.0", "cu126"), ("6.0", "13.2", "cu126"), ("12.0", "12.6", "cu130"),
-    ("7.5", "13.0", None), ("7.0", "12.6", None), ("12.0", "12.8", None), ("12.0", "13.0", None),
-    ("9.4", None, None)])  # ROCm
-def test_a_build_without_kernels_for_the_gpu(capability, cuda, build):
-    needs = machine.gpu_needs("2.13.0", cuda, capability)
-    assert needs == (build and f"kernels for compute capability {capability}, which PyTorch 2.13.0"
-                     f" doesn't have: {INSTALL.format(build)}")
+@pytest.mark.parametrize(("capability", "kernels", "build"), [
+    ("7.0", KERNELS["13.0"], "cu126"), ("6.0", KERNELS["13.0"], "cu126"),
+    ("6.1", KERNELS["12.8"], "cu126"), ("7.0", KERNELS["12.8"][1:], "cu126"),
+    ("12.0", KERNELS["12.6"], "cu130"), ("8.0", ["sm_86"], "cu130"),  # for later ones alone
+    ("7.5", KERNELS["13.0"], None), ("7.0", KERNELS["12.6"], None), ("6.1", KERNELS["12.6"], None),
+    ("12.0", KERNELS["12.8"], None), ("8.9", KERNELS["13.0"], None), ("9.0", ["sm_90a"], None),
+    ("12.1", ["compute_90"], None),  # compiled when it is needed
+    ("9.4", ["gfx90a", "gfx942"], None), ("9.4", [], None)])  # ROCm
+def test_a_build_without_kernels_for_the_gpu(capability, kernels, build):
+    """By what it was compiled for, whatever its CUDA is."""
+    needs = machine.gpu_needs("2.13.0", "12.8", "Tesla P100", capability, kernels)
+    assert needs == (build and "kernels for the Tesla P100, compute capability"
+                     f" {capability}, which PyTorch 2.13.0 doesn't have: {INSTALL.format(build)}")
+
+
+@pytest.mark.parametrize(("name", "told"), [("V100", True), ("A100 40 GB", False)])
+def test_a_card_without_kernels_is_named(monkeypatch, name, told):
+    """With PyTorch's build for CUDA 12.8 or later, as PyPI has it."""
+    simulate(monkeypatch, {}, *GPUS[name][:2])
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: KERNELS["13.0"])
+    needs = machine.this_machine()["gpu_needs"]
+    assert bool(needs) is told and (not told or needs.startswith("kernels for the Tesla V100-SXM2"))
 
 
 def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, capsys):
@@ -536,8 +558,8 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     assert capsys.readouterr().err == f"missing: {line}\n"
     monkeypatch.setattr(look, "machine_in", lambda results: here)
     command = ["stages", "--dry-run", "--results-dir", str(tmp_path)]
-    monkeypatch.setattr(lengths, "configurations", lambda runs, plan, setup: {
-        run.name: dict(batch_size=4, context_length=256, compile=True) for run in runs})
+    monkeypatch.setattr(lengths, "configurations", lambda runs, plan, setup: {run.name: dict(
+        model="gpt2", batch_size=4, context_length=256, compile=True) for run in runs})
     args = commands.make_parser(all_studies()).parse_args(command)
     assert commands.measure(args, [], all_studies()) == 0
     assert capsys.readouterr().err == f"missing: {line}\n"

@@ -18,7 +18,7 @@ from conftest import (
     write_tokens,
 )
 
-from bench import hosts as made
+from bench.measure import hosts as made
 from patches import stack
 
 ONE_HOST = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4"]
@@ -47,8 +47,8 @@ def script(names: list[str], folder):
 
 
 def start(host, *command, **how) -> subprocess.Popen:
-    return host.start(*command, env=environment(), text=True, stdout=subprocess.PIPE,
-                      stderr=subprocess.PIPE, **how)
+    return subprocess.Popen(host.torchrun(*command, **how), env=environment(), text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def losses(results) -> list:
@@ -95,7 +95,7 @@ def test_two_hosts_train_as_one(hosts, data, tmp_path):
     """Of two processes each: as one host with four. One record, one sample."""
     command = [script([], tmp_path), *TINY, "--device", "cpu", "--no-compile", "--dtype", "float32",
                "--max-steps", 3, "--eval-freq", 1, "--data", data]
-    runs = [start(host, *command, "--results-dir", tmp_path / "two", nproc_per_node=2)
+    runs = [start(host, *command, "--results-dir", tmp_path / "two", processes=2)
             for host in hosts]
     outputs = [run.communicate(timeout=240) for run in runs]
     assert [run.returncode for run in runs] == [0, 0], outputs
@@ -119,14 +119,14 @@ def test_a_host_goes_and_the_other_goes_on(hosts, data, tmp_path, way):
                "--resume", "auto"]
     first, second = hosts
     conf = "join_timeout=120,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
-    runs = [start(host, "--max-restarts=3", *command, nnodes="1:2", rdzv_conf=conf)
+    runs = [start(host, "--max-restarts=3", *command, nnodes="1:2", conf=conf)
             for host in hosts]
     try:
         wait_for_two_ranks(tmp_path / "saved", runs[0])
         if way == "killed":
             second.kill()
         else:
-            second.cut_off()
+            made.run(f"ip -n {second.name} link set {second.wire} down")
         _, err = runs[0].communicate(timeout=240)
     finally:
         for host in hosts:

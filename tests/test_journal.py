@@ -5,15 +5,14 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
 from made_up import CPU, MACHINE, PEAK, measured_of, plan_of, write_journal
 
 from bench.common import UserError
-from bench.measure import journal
 from bench.measure.journal import append, locked, newest, read_journal
+from bench.measure.records import COMPLETE, Kind, Outcome
 
 
 def keys(measured) -> list[tuple]:
@@ -33,9 +32,10 @@ def test_round_trip(tmp_path):
     assert (found.study, found.kind, found.folder) == ("ladder", "k", tmp_path)
     assert (found.machine, found.matmul_peak, found.options) == (MACHINE, PEAK, ["--x", "y z"])
     good, bad = found.results
-    assert (good.key, good.seconds, good.error) == (("a", 1, 123), 7.5, None)
+    assert (good.key, good.seconds, good.outcome) == (("a", 1, 123), 7.5, COMPLETE)
     assert good.record.tok_per_sec == 120
-    assert (bad.key, bad.error, bad.record) == (("a", 2, 124), "it broke", None)
+    assert (bad.key, bad.record) == (("a", 2, 124), None)
+    assert bad.outcome == Outcome(Kind.FAILED, "it broke")
     assert read_journal(tmp_path / "none.jsonl") == []
 
 
@@ -47,7 +47,32 @@ def test_round_trip(tmp_path):
 def test_a_record_without_figures_is_a_failed_run(tmp_path, record, says):
     path = write_journal(tmp_path, "x", plan_of("a"), [dict(name="a", **record)])
     (result,) = read_journal(path)[0].results
-    assert result.record is None and result.error.startswith(says)
+    assert result.record is None and result.outcome.text.startswith(says)
+
+
+@pytest.mark.parametrize(("error", "kind", "too_large"), [
+    ("rank 1: out of memory: lower it", Kind.OUT_OF_MEMORY, True),
+    ("ended by signal 9", Kind.KILLED, True), ("ended by signal 11", Kind.FAILED, False),
+    ("the text is too short: 9 windows", Kind.TEXT_TOO_SHORT, True),
+    ("ended after 364 s: it hung, or is far too slow", Kind.HUNG, False),
+    ("failed: it broke", Kind.FAILED, False), ("it was not tried", Kind.FAILED, False)])
+def test_journals_of_before_outcomes_were_kept(tmp_path, error, kind, too_large):
+    """They have the words alone; a line of today is not asked for its words."""
+    path = write_journal(tmp_path, "x", plan_of("a", "b"), [dict(name="a", error=error)])
+    *lines, ran = path.read_text().splitlines(keepends=True)
+    ran = json.loads(ran)
+    assert ran.pop("outcome") == kind
+    ran["error"] = error
+    path.write_text("".join([*lines, json.dumps(ran) + "\n"]))
+    (result,) = read_journal(path)[0].results
+    assert (result.outcome.kind, result.outcome.is_too_large) == (kind, too_large)
+    assert str(result.outcome) == f"failed: {error.removeprefix('failed: ')}"
+    ran["error"] = "out of memory"
+    path.write_text("".join([*lines, json.dumps(ran | dict(outcome="hung")) + "\n"]))
+    (result,) = read_journal(path)[0].results
+    assert result.outcome == Outcome(Kind.HUNG, "out of memory")
+    path.write_text("".join([*lines, json.dumps(ran | dict(outcome="odd")) + "\n"]))
+    assert read_journal(path)[0].results == []
 
 
 def test_cut_off_by_a_crash(tmp_path, capsys):
@@ -186,8 +211,7 @@ def test_one_measurement_at_a_time(tmp_path, monkeypatch):
         with locked(tmp_path):  # another folder
             pass
         holder.kill()
-    monkeypatch.setattr(journal, "fcntl", SimpleNamespace(
-        LOCK_EX=1, LOCK_NB=2, flock=lambda *_: os.readlink(".")))  # EINVAL, as without locks
+    monkeypatch.setattr("fcntl.flock", lambda *_: os.readlink("."))  # EINVAL, as without locks
     with pytest.raises(OSError, match="Invalid argument"):
         with locked(folder):
             pass

@@ -12,6 +12,7 @@ from made_up import CPU, Children, copy_of_checkout, rows_of_text
 import measure
 from bench import processes
 from bench.measure.journal import journal_of, read_journal
+from bench.measure.records import Kind
 from bench.predict import fingerprint
 from bench.report import look, readme
 from bench.studies import all_studies
@@ -265,7 +266,7 @@ def test_ladder(tmp_path):
     base, _, adam, batch = after.results
     assert adam.record.tok_per_sec > 0 and adam.record.curve[-1].tokens == 128
     assert adam.record.val_loss == pytest.approx(base.record.val_loss, abs=1e-4)
-    assert "the text is too short" in batch.error
+    assert batch.outcome.kind is Kind.TEXT_TOO_SHORT
     rows = rows_of_text(result.stdout)
     assert [row[0] for row in rows] == ["0 baseline", "3 fused adamw", "10 batch size"]
     assert "no verdict" in rows[1]

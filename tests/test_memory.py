@@ -285,7 +285,7 @@ def test_what_is_committed():
     for run in RUNGS:
         own = known[key_of(SCRIPTS, run.script, ["--model", "gpt2"])]
         assert own["graph"] and own["needs"]["8" if run.rung < 10 else "32"][0] > 0
-    errors = {row[0]: row[3] / row[2] - 1 for row in check.memory_table().rows}
+    errors = {row["label"]: row["error"] for row in check.memory_table().rows}
     assert len(errors) == 12
     for label, error in errors.items():
         assert abs(error) < (0.06 if label.startswith("8 ") else 0.01), label

@@ -18,9 +18,8 @@ STUDY = '''"""A study for a test: a script of a few lines that reads a record ou
 from bench.report.pictures import rows_of_panels
 from bench.catalogue import Run
 from bench.measure.plan import Plan
-from bench.report.tables import Column, Table
+from bench.report.tables import RUN, SPEED_OR_ERROR, Column, Table
 from bench.studies import Study
-from bench.report.tables import RUN, SPEED_OR_ERROR
 
 SCRIPT = b"""
 import json, pathlib, sys, types

@@ -3,6 +3,7 @@ runs in place of real ones."""
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from bench.common import ELSEWHERE, UserError
 from bench.judge.rows import rows_of
 from bench.measure import lengths, run
 from bench.measure.journal import data_of, journal_of, read_journal, sha256
-from bench.measure.plan import SCRATCH
+from bench.measure.plan import SCRATCH, Job
 from bench.predict import fingerprint
 from bench.predict.fingerprint import Fingerprint
 from bench.studies import Study
@@ -113,6 +114,73 @@ NEXT = [("a", 2, 123), ("a", 2, 125), ("b", 2, 123)]
 # ---- What runs
 
 
+def test_the_order_of_the_runs(monkeypatch, place):
+    """Drawn anew for each pair of rounds, of which the second has it backwards; the journal keeps
+    the seed, so that a resumed measurement goes on in it."""
+    monkeypatch.setattr("bench.measure.run.order_of", lambda id: 7)
+    plan = place.plan(*"abcdef", seed_noise=2)
+    ran = place.run(plan, rounds=4)
+    rounds = [[(name, seed) for name, number, seed in ran if number == k] for k in range(1, 5)]
+    assert [sorted(each) for each in rounds] == [sorted([
+        *((name, 123) for name in "abcdef"), ("a", 124 + 2 * k), ("a", 125 + 2 * k)])
+        for k in range(4)]
+    names = [[name for name, _ in each] for each in rounds]
+    assert names[1] == names[0][::-1] and names[3] == names[2][::-1]
+    assert names[0] != names[2] and sorted(names[0]) != names[0]
+    assert place.measured[0].plan.order == 7
+    lines = place.path.read_text().splitlines(keepends=True)
+    starts = [number for number, line in enumerate(lines) if line.startswith('{"event": "run"')]
+    place.path.write_text("".join(lines[:starts[-3]]))
+    assert place.run(plan, rounds=4, resume=True) == ran[-3:]
+
+
+def test_runs_that_depend_on_smaller_ones_keep_their_order(monkeypatch, place):
+    monkeypatch.setattr("bench.measure.run.order_of", lambda id: 7)
+    plan = place.plan(*"abcdef")
+    plan.runs = [each.but(after=before) for before, each in zip([None, *"abcde"], plan.runs,
+                                                                 strict=True)]
+    assert [name for name, *_ in place.run(plan, rounds=2)] == [*"abcdef"] * 2
+
+
+class TwoStages(Toy):
+    def plans(self, setup):
+        (plan,) = super().plans(setup)
+        yield from self.in_two_stages(plan)
+
+
+def test_two_stages(place):
+    """Three rounds of all, then as many runs as the other rounds have, of those nearest to a
+    verdict; more rounds later are another look."""
+    plan = place.plan(*"abcdef", seed_noise=1)
+    speeds = dict(zip("abcdef", (100, 200, 200, 200, 200, 200), strict=True))
+    draw = random.Random(1)
+
+    def measured(name):
+        return lambda *call: child(speed=speeds[name] * draw.gauss(1, 0.02))(*call)
+
+    place.children.does |= {name: measured(name) for name in speeds}
+    ran = place.run(TwoStages(plan), rounds=5)
+    assert [number for _, number, _ in ran[:21]] == [1] * 7 + [2] * 7 + [3] * 7
+    (kept,) = place.measured
+    names = {name for name, *_ in ran[21:]}
+    assert names == {*kept.plan.close} and 2 <= len(names) < 5 and "a" not in names
+    assert len(ran) - 21 == 14 // len(names) * len(names)
+    assert (kept.is_finished, kept.plan.looks, kept.plan.rounds) == (True, 1, 5)
+    more = place.run(TwoStages(plan), rounds=6, resume=True)
+    assert {name for name, *_ in more} == names and min(number for _, number, _ in more) > 5
+    (kept,) = place.measured
+    assert (kept.is_finished, kept.plan.looks) == (True, 2)
+    read = read_journal(place.path)[0].plan
+    assert (read.close, read.looks, read.whole_rounds) == (kept.plan.close, 2, 3)
+
+
+def test_a_look_is_one_at_whole_rounds_for_a_verdict(place, plan):
+    """The first round of a report, or an interrupted one, is none."""
+    for rounds, looks in ((1, 1), (3, 1), (3, 1), (5, 2)):
+        place.run(plan, rounds=rounds, resume=rounds > 1)
+        assert place.measured[0].plan.looks == looks
+
+
 def test_rounds(place, plan, capsys):
     place.children.does["b"] = dict(speed=200)
     assert place.run(plan, rounds=2) == ROUND + NEXT and place.finished
@@ -155,6 +223,17 @@ def test_a_disturbed_run_is_repeated_once(place, plan, monkeypatch, capsys):
     assert place.run(plan, rounds=2, resume=True) == []
 
 
+def test_a_repetition_for_which_there_is_no_time(place, plan, monkeypatch):
+    """The plan has come to its end without it."""
+    rates = iter([4e12, 4e12, 2e12])
+    ask = place.children.ask_machine
+    monkeypatch.setattr("bench.processes.ask_machine", lambda question: (
+        next(rates) if question == "matmul_rate" else ask(question)))
+    monkeypatch.setattr(run, "seconds_left", lambda jobs, *_: 99 * any(job.again for job in jobs))
+    assert place.run(plan, deadline=50) == ROUND and place.finished
+    assert [result.key for result in place.measured[0].disturbed] == [ROUND[-1]]
+
+
 def test_a_repetition_that_fails_loses_nothing(place, plan, monkeypatch):
     """And once one was disturbed as well, the machine is that slow: nothing more is repeated."""
     rates = iter([4e12, 4e12, 4e12, 2e12, 4e12, 4e12, 4e12, 2e12, 2e12, 2e12, 2e12, 2e12])
@@ -176,7 +255,7 @@ def test_a_repetition_that_fails_loses_nothing(place, plan, monkeypatch):
     assert place.run(plan, rounds=3) == [
         *ROUND, NEXT[0], *NEXT, ("a", 3, 123), ("a", 3, 123), ("a", 3, 126), ("b", 3, 123)]
     (measured,) = place.measured
-    assert not any(result.error for result in measured.results)
+    assert all(result.outcome.complete for result in measured.results)
     assert [result.key for result in read_journal(place.path)[0].results] == [
         result.key for result in measured.results]
 
@@ -437,17 +516,23 @@ def test_memory_limit(place):
 
 
 def test_dry_run(place, plan, capsys):
-    """Nothing is measured and nothing left behind, neither results nor scripts; without a journal
-    there is no estimate."""
+    """Nothing is measured and no results are left, only the scripts, for the commands to be typed;
+    without a journal there is no estimate. The command of each run is told once, and that of other
+    seeds."""
     plan.runs[1] = plan.runs[1].but(script="made")
     place.setup.scripts.own["made"] = b"made\n"
     before = sorted(place.folder.rglob("*"))
-    run.dry_run(Toy(plan), place.setup, 2, resume=False)
+    run.dry_run(Toy(plan), place.setup, 3, resume=False)
     lines = capsys.readouterr().out.splitlines()
-    assert sorted(place.folder.rglob("*")) == before and not place.children.calls
-    assert [line.partition(": ")[0] for line in lines[:-1]] == ["round 1"] * 3 + ["round 2"] * 3
-    assert all(": python " in line and " --max-tokens 4096 " in line for line in lines[:-1])
-    assert lines[-1] == "6 runs; no estimate yet: nothing is measured here"
+    (made,) = (path for path in place.folder.rglob("*") if path not in before and path.is_file())
+    assert made.parent.parent == place.folder / "build" / "scripts" and f" {made.name} " in (
+        lines[2].replace(os.sep, " ")) and not place.children.calls
+    assert [line.partition(": python ")[0] for line in lines[:-1]] == ["3 rounds"] * 3
+    assert all(" --max-tokens 4096 " in line for line in lines[:-1])
+    assert [("--name a " in line, "--seed 123 " in line, "(then --seed 125, 126)" in line)
+            for line in lines[:-1]] == [
+        (True, True, False), (True, False, True), (False, True, False)]
+    assert lines[-1] == "9 runs; no estimate yet: nothing is measured here"
     assert place.children.asked == []
     plan.seconds = 10
     run.dry_run(Toy(plan), place.setup, 2, resume=False)
@@ -458,6 +543,10 @@ def test_dry_run(place, plan, capsys):
     run.dry_run(Toy(plan), place.setup, 2, resume=False)
     assert "6 runs, about 66 s (a rough estimate)\n" in capsys.readouterr().out  # of 10 + 1
     journal_of(place.setup.results, "stages").unlink()
+    by_hand = write_record(place.setup.results, "00_orig", speed=4096.0)  # as make bench leaves it
+    run.dry_run(Toy(plan), place.setup, 2, resume=False)
+    assert "6 runs, about 66 s (a rough estimate)\n" in capsys.readouterr().out
+    by_hand.unlink()
     with pytest.raises(UserError, match="nothing to resume"):
         run.dry_run(Toy(plan), place.setup, 2, resume=True)
     place.run(plan)
@@ -478,7 +567,7 @@ def test_a_dry_run_says_what_cannot_run(place, capsys):
     plan.runs[1] = plan.runs[1].but(error="needs a thing")
     run.dry_run(Toy(plan), place.setup, 1, resume=False)
     told, *rest = capsys.readouterr().out.splitlines()
-    assert told.startswith("round 1: python ")
+    assert told.startswith("1 round: python ")
     assert rest == ["not run: b: needs a thing",
                     "1 runs; no estimate yet: nothing is measured here"]
 
@@ -502,36 +591,46 @@ def child(code=0, err="", whole=True, hangs=False, **record):
 INTERRUPTED = dict(status="interrupted", error="interrupted by signal SIGTERM")
 
 
-@pytest.mark.parametrize(("does", "error"), [
-    (child(0), "it left no record"),
-    (child(1, "error: no memory\nand more"), "no memory"),
-    (child(1, "Traceback:\nZeroDivisionError: 1/0\n"), "ZeroDivisionError: 1/0"),
-    (child(1, "error: it broke", speed=100), "it broke"),
-    (child(-6), "ended by signal 6"),
-    (child(-9, speed=100, whole=False), "ended by signal 9"),
-    (child(1, "W: x\nerror: rank 3: no memory\n", speed=100, whole=False), "rank 3: no memory"),
-    (child(1, "error: rank 0: no", status="failed", error="it broke"), "rank 0: no"),
-    (child(1, "error: lower it", status="diverged", error="lower it"), "diverged: lower it"),
-    (child(1, status="out_of_memory", error="out of memory: x"), "out of memory: x"),
-    (child(hangs=True), "ended after 364 s: it hung, or is far too slow"),
-    (child(hangs=True, **INTERRUPTED), "ended after 364 s: it hung, or is far too slow"),
-    (dict(steps=4, avg_tok_per_sec=None),
-     "too short for a speed: raise --max-tokens"),
-    (dict(speed=100), None),
+HUNG = "ended after 364 s: it hung, or is far too slow"
+
+
+@pytest.mark.parametrize(("does", "error", "kind"), [
+    (child(0), "it left no record", "failed"),
+    (child(1, "error: no memory\nand more"), "no memory", "failed"),
+    (child(1, "error: the text is too short: 1"), "the text is too short: 1", "text_too_short"),
+    (child(1, "Traceback:\nZeroDivisionError: 1/0\n"), "ZeroDivisionError: 1/0", "failed"),
+    (child(1, "error: it broke", speed=100), "it broke", "failed"),
+    (child(-6), "ended by signal 6", "failed"),
+    (child(-9, speed=100, whole=False), "ended by signal 9", "killed"),
+    (child(1, "W: x\nerror: rank 3: no memory\n", speed=100, whole=False), "rank 3: no memory",
+     "failed"),
+    (child(1, "error: rank 0: no", status="failed", error="it broke"), "rank 0: no", "failed"),
+    (child(1, "error: rank 0: out of memory: y", status="failed", error="it broke"),
+     "rank 0: out of memory: y", "out_of_memory"),
+    (child(1, "error: lower it", status="diverged", error="lower it"), "diverged: lower it",
+     "failed"),
+    (child(1, status="out_of_memory", error="out of memory: x"), "out of memory: x",
+     "out_of_memory"),
+    (child(hangs=True), HUNG, "hung"),
+    (child(hangs=True, **INTERRUPTED), HUNG, "hung"),
+    (dict(steps=4, avg_tok_per_sec=None), "too short for a speed: raise --max-tokens", "failed"),
+    (dict(speed=100), "", "complete"),
 ])
-def test_why_a_run_failed(place, capsys, does, error):
+def test_why_a_run_failed(place, capsys, does, error, kind):
     place.children.does["a"] = does
     result = place.one(place.plan("a"))
-    assert result.error == error and bool(result.record) is (error is None)
+    assert (result.outcome.text, result.outcome.kind) == (error, kind)
+    assert bool(result.record) is (kind == "complete")
+    assert place.events("ran")[0]["outcome"] == kind
     assert capsys.readouterr().err == ""  # every line of the journal is whole
 
 
 def test_what_a_study_collects(place):
     """Its error is that of a run which has none itself."""
     study = Toy(place.plan("a"), collected=ValueError("it left no trace"))
-    assert place.one(study).error == "it left no trace"
+    assert place.one(study).outcome.text == "it left no trace"
     place.children.does["a"] = child(1, "error: it broke")
-    assert place.one(study).error == "it broke"
+    assert place.one(study).outcome.text == "it broke"
 
 
 @pytest.mark.parametrize(("changes", "launcher", "variables"), [
@@ -541,7 +640,8 @@ def test_what_a_study_collects(place):
     (dict(torchrun=True, processes=2, cores=2),
      ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"],
      {"OMP_NUM_THREADS": "1"}),
-    (dict(torchrun=True, processes=2, mbit=200.0), ["-m", "bench.hosts", "--mbit", "200"],
+    (dict(torchrun=True, processes=2, mbit=200.0),
+     ["-m", "bench.measure.hosts", "200"],
      {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}),
 ])
 def test_command(place, changes, launcher, variables):
@@ -579,8 +679,8 @@ def test_command(place, changes, launcher, variables):
 
 @pytest.mark.parametrize(("settings", "files", "kept"), [
     # In order a, a with another seed, b; b has the script of a, but other options.
-    (dict(), [1, 2, 1, 3, 4, 2], "cold warm cold warm warm warm"),
-    (dict(cold_rounds=2), [1, 2, 1, 1, 2, 1], "cold warm cold cold warm cold"),
+    (dict(), [1, 1, 1, 2, 3, 2], "cold cold cold warm warm warm"),
+    (dict(cold_rounds=2), [1, 1, 1, 1, 1, 1], "cold cold cold cold cold cold"),
     (dict(cold_rounds=0), [1, 2, 1, 3, 4, 2], "warm warm warm warm warm warm"),
 ])
 def test_compile_cache(place, plan, settings, files, kept):
@@ -611,7 +711,8 @@ def length(plan, per_step=1024, peak=2 * 312e12, machine=MACHINE, folder=Path(),
     (one,) = plan.runs
     config = dict(batch_size=per_step // one.processes, context_length=1, compile=compile)
     setup = setup_of(folder, machine)
-    found = lengths.length_of(one, plan, setup, config, dict(bfloat16=peak) if peak else {}, speeds)
+    found = lengths.lengths_of(plan, setup, {one.name: config},
+                               dict(bfloat16=peak) if peak else {}, speeds)[one.name]
     return dict(zip(found.options[::2], found.options[1::2], strict=True)), found.seconds
 
 
@@ -663,7 +764,7 @@ def test_whole_scripts_train_as_long_as_they_do_alone(tmp_path):
 
 
 def test_time_left(plan):
-    jobs = [run.Job(each, number, seed) for name, number, seed in ROUND + NEXT
+    jobs = [Job(each, number, seed) for name, number, seed in ROUND + NEXT
             for each in plan.runs if each.name == name]
     estimates = {"a": lengths.Length((), 30), "b": lengths.Length((), 50)}
     results = [SimpleNamespace(name="a", seconds=seconds) for seconds in (10, 20, 90)]
@@ -686,23 +787,52 @@ def test_speeds_that_were_measured_here(tmp_path):
             machine, options=options, id=id)
     write_journal(tmp_path, "stages", plan, [dict(name=name, speed=100.0) for name in "ab"],
                   options=["--x"])
-    assert lengths.speeds_here("toy", plan, setup) == dict(a=200.0, b=100.0)
-    assert lengths.speeds_here("toy", plan_of("a", options=["--y"]), setup) == {}
-    assert lengths.speeds_here("toy", plan, setup_of(tmp_path, MACHINE, ["--x"])) == {}
+    def found(plan=plan, setup=setup, context=256):
+        configs = dict(a=dict(model="cpu-demo", context_length=context))
+        return lengths.speeds_here("toy", plan, setup, configs)
+
+    assert found() == dict(a=200.0, b=100.0)
+    assert found(plan_of("a", options=["--y"])) == {}
+    assert found(setup=setup_of(tmp_path, MACHINE, ["--x"])) == {}
+    folder = tmp_path / "by hand"
+    other = dict(environment=dict(torch="2.0", gpu=None, cpu="Some CPU"))
+    write_record(folder, "00_orig", speed=50.0)
+    write_record(folder, "b", status="failed", error="it broke")
+    write_record(folder, "c", start=other)
+    by_hand = setup_of(folder, options=["--x"])
+    assert found(setup=by_hand) == {"00_orig": 50.0} and found(setup=by_hand, context=16) == {}
+    write_journal(folder, "toy", plan, [dict(name="a")], options=["--x"])
+    assert found(setup=by_hand) == dict(a=100.0)  # what a study measured counts more
+
+
+def test_the_rate_of_a_gpu_by_what_make_bench_left(tmp_path):
+    """A dry run there expects of 01 what it did by hand, and of a run half as fast half of it."""
+    setup, configs = setup_of(tmp_path, MACHINE), dict(a=dict(model="gpt2", context_length=1024))
+    assert lengths.peak_by_hand(setup, configs) == {}
+    (run_of_01,) = plan_with(expected=142_156.0).runs
+    write_record(tmp_path, "01_opt_single_gpu", speed=71_078.0, gpu="A", config=dict(
+        model="gpt2", context_length=1024))
+    peak = lengths.peak_by_hand(setup, configs)
+    assert lengths.expected_speed(run_of_01, peak, "bfloat16") == pytest.approx(71_078)
+    half = run_of_01.but(expected=71_078.0)
+    assert lengths.expected_speed(half, peak, "bfloat16") == pytest.approx(71_078 / 2)
+    assert lengths.peak_by_hand(setup_of(tmp_path), configs) == {}  # of a CPU nothing is needed
 
 
 def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
     """All in one process; what each trains per step comes back, and is kept."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(lengths, "BUILD", tmp_path / "build")
+    monkeypatch.setattr("bench.measure.plan.BUILD", tmp_path / "build")
     plan = plan_of("00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp", options=TINY)
     runs = [each.but(script=ROOT / f"{each.name}.py") for each in plan.runs]
     runs[1] = runs[1].but(options=("--batch-size", "3"))
     runs[2] = runs[2].but(processes=2)
     runs.append(Run("made", "made", "", "01_opt_single_gpu"))  # of the catalogue
     setup = setup_of(tmp_path)
-    expected = [dict(batch_size=size, context_length=16, learning_rate=5e-4, compile=compiles)
-                for size, compiles in ((2, False), (3, True), (2, True), (2, True))]
+    expected = [dict(model="cpu-demo", batch_size=size, context_length=16, learning_rate=5e-4,
+                     compile=compiles)
+                for size, compiles in ((2, None), (3, True), (2, True), (2, True))]
     assert [*lengths.configurations(runs, plan, setup).values()] == expected
     ask, asked = processes.ask, []
 
@@ -713,11 +843,10 @@ def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
     monkeypatch.setattr(processes, "ask", counted)
     assert [*lengths.configurations(runs, plan, setup).values()] == expected and not asked
     kept = tmp_path / "build" / "configurations.json"
-    entries = json.loads(kept.read_text())
-    entries[list(entries)[1]]["batch_size"] = None  # damaged: that script is asked again
-    kept.write_text(json.dumps(entries))
+    runs[1] = runs[1].but(options=("--batch-size", "4"))
+    expected[1]["batch_size"] = 4
     assert [*lengths.configurations(runs, plan, setup).values()] == expected
-    assert [len(scripts) for scripts in asked] == [1] and asked[0][0][-2:] == ["--batch-size", "3"]
+    assert [len(scripts) for scripts in asked] == [1] and asked[0][0][-2:] == ["--batch-size", "4"]
     lengths.configurations(runs[:1], plan, setup_of(tmp_path, CPU | FLOAT32))  # another machine
     kept.write_text("{")
     assert [*lengths.configurations(runs[:1], plan, setup).values()] == expected[:1]

@@ -1,6 +1,7 @@
 """bench/report/tables.py: how rows are shown, and what is said of them."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from made_up import MACHINE, cells_of, plan_of, rounds_of, write_journal, write_record
@@ -9,21 +10,21 @@ from bench.catalogue import Scripts
 from bench.judge.rows import rows_of
 from bench.measure.journal import read_journal, sha256
 from bench.predict import fingerprint
+from bench.report.notes import full_notes, versions_note
 from bench.report.tables import (
     Column,
     Table,
     cell,
     excerpts_of,
-    full_notes,
     full_table,
     markdown,
+    number,
     short_table,
     text_of,
-    time_notes,
-    time_tables,
-    versions_note,
+    words,
 )
 from bench.studies import all_studies
+from bench.studies.times import time_notes, time_tables
 
 
 @pytest.fixture
@@ -47,6 +48,19 @@ def test_markdown():
     assert markdown(Table(columns, rows, "What:", missing="n/a", every_column=True)) == (
         "What:\n\n| a\\|b | e | n |\n| :-- | --: | --: |\n| x \\| y | n/a | 2.0 |\n"
         "| n/a | n/a | n/a |\n")
+
+
+def test_columns_by_the_name_of_a_figure():
+    """Of an attribute or a key, or of one within another; what isn't known is an empty cell."""
+    rows = [dict(label="a|b", record=SimpleNamespace(mfu=0.25, end=dict(gb=2))),
+            dict(label=None, record=None), {}]
+    columns = [words("run", "label"), number("MFU", "record.mfu", ".1%"),
+               number("GB", "record.end.gb"), number("gone", "record.end.mib", ".2f")]
+    assert markdown(Table(columns, rows), Table(columns[:1], rows[:1], "Again:")) == (
+        "| run | MFU | GB |\n| :-- | --: | --: |\n| a\\|b | 25.0% | 2 |\n|  |  |  |\n|  |  |  |\n"
+        "\nAgain:\n\n| run |\n| :-- |\n| a\\|b |\n")
+    with pytest.raises(AttributeError):  # a name that no row has is an error, not an empty column
+        markdown(Table([number("MFU", "record.mfo")], rows))
 
 
 def test_disturbed_runs_are_named(shown):

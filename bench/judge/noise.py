@@ -1,91 +1,169 @@
-"""When a difference is more than noise.
+"""When a difference is more than noise: docs/methodology.md has it on one page.
 
-Each round runs every script once, so two scripts are compared round by round: by the logarithms of
-their ratios. Noise is much alike for all scripts of a table, so all of them together tell how large
-it is: the median of their variances, which one disturbed run doesn't move. Where a script's own is
-larger, that counts. A script is called faster where noise alone makes so large a mean ratio,
-anywhere in the table, in fewer than 1 of 20 tables: Student's t-test with Bonferroni's correction.
-`measure.py selftest` checks that against recorded noise.
+The figures of a table are logarithms, so that differences are factors. What all runs of a round
+have in common is taken out; the mean of a row's figures has the standard error of what is left,
+and two rows are compared by Welch's test. A few rounds tell a row's noise badly. So its variance
+is pooled with that of the table's other rows with as many steps, which count as PRIOR degrees of
+freedom: a moderated t-test (Smyth 2004, doi.org/10.2202/1544-6115.1027). A difference is called
+faster or slower by Holm's method (1979), which keeps the share of tables with any false verdict
+below a level, however many rows they have.
 """
 
 import math
-from collections.abc import Collection
-from statistics import NormalDist, mean, median, stdev, variance
+from collections.abc import Hashable
+from functools import cache
+from statistics import NormalDist, fmean, median
 from typing import NamedTuple
 
-ROUNDS_FOR_A_VERDICT = 4
-# A false verdict is allowed in this share of the tables in which nothing differs. Recorded noise
-# has longer tails than Student's test expects: with it up to 1 table in 25 holds one.
-FALSE = 0.02
+ROUNDS_FOR_A_VERDICT = 3
+PRIOR = 3  # degrees of freedom of the other rows' noise; the more, the worse if rows differ in it
+# The share of tables, if nothing differs, that may hold a false verdict: at the planned end; and
+# at all further looks, after more rounds or before the end, together: a half, a quarter, ...
+AT_THE_END, LATER = 0.04, 0.01
+NEAREST = 5  # one comparison in so many has more rounds
 LEAST = math.log(1.01)  # a smaller change is none, however sure
+TINY = 1e-9  # of an error, for figures without noise
+STEPS = 100  # of a sum in place of an integral: within 0.1 % of it for 4 degrees, 0.5 % for 100
+
+Values = list[tuple[int, float]]  # a round's number, and a logarithm
 
 
-class Noise(NamedTuple):
-    """Of the comparisons of one table."""
+class Estimate(NamedTuple):
+    """Of a mean of logarithms, or of a difference between two."""
 
-    deviation: float  # of a round's log ratio
-    degrees: int  # of freedom
-    comparisons: int
+    mean: float
+    error: float  # the standard error
+    degrees: float  # of freedom, of the error
+    rounds: int  # of the row with fewer
 
-    def wider(self, ratios: list[float]) -> "Noise":
-        """For a comparison whose own noise is larger, as after one disturbed run: that."""
-        return self._replace(deviation=max(self.deviation, stdev(ratios)))
+    def minus(self, other: "Estimate") -> "Estimate":
+        """By Welch's test, with Satterthwaite's degrees of freedom."""
+        one, two = self.error**2, other.error**2
+        spread = one**2 / self.degrees + two**2 / other.degrees
+        return Estimate(self.mean - other.mean, math.sqrt(one + two), (one + two)**2 / spread,
+                        min(self.rounds, other.rounds))
 
-    def least(self, rounds: int) -> float:
-        """The mean log ratio from which on a comparison over so many rounds is no noise."""
-        return least(self.deviation / math.sqrt(rounds), self.degrees, self.comparisons)
+    @property
+    def factor(self) -> float:
+        return math.exp(self.mean)
 
+    def interval(self, share: float = 0.95) -> tuple[float, float]:
+        """That of the factor, with so much confidence."""
+        reach = quantile((1 + share) / 2, self.degrees) * self.error
+        return math.exp(self.mean - reach), math.exp(self.mean + reach)
 
-def least(error: float, degrees: float, comparisons: int) -> float:
-    """The least mean that is no noise, by the standard error of such means."""
-    return max(LEAST, error * student(1 - FALSE / 2 / comparisons, degrees))
+    @property
+    def chance(self) -> float:
+        """That noise alone makes so large a difference, in either direction."""
+        return 2 * beyond(abs(self.mean) / self.error, self.degrees)
 
-
-def log_ratios(new: dict[int, float], old: dict[int, float]) -> list[float]:
-    """Of the rounds that both have, by their numbers."""
-    return [math.log(value / old[number]) for number, value in new.items() if number in old]
-
-
-def noise_of(comparisons: Collection[list[float]]) -> Noise | None:
-    """By the log ratios of each comparison; None where no comparison has two rounds."""
-    known = [ratios for ratios in comparisons if len(ratios) > 1]
-    if not known:
-        return None
-    # The median of a chi-squared distribution is lower than its mean, by Wilson and Hilferty.
-    variances = [variance(ratios) / (1 - 2 / 9 / (len(ratios) - 1)) ** 3 for ratios in known]
-    degrees = sum(len(ratios) - 1 for ratios in known)
-    return Noise(math.sqrt(median(variances)), degrees, len(known))
+    def least(self, chance: float) -> float:
+        """The least factor above 1 that noise makes more rarely than so."""
+        return math.exp(max(LEAST, quantile(1 - chance / 2, self.degrees) * self.error))
 
 
-def verdict(ratios: list[float], noise: Noise | None) -> str:
-    if len(ratios) < ROUNDS_FOR_A_VERDICT or not noise:
-        return "no verdict"
-    change = mean(ratios)
-    if abs(change) < noise.wider(ratios).least(len(ratios)):
+def estimates(rows: dict[str, Values], alike: dict[str, Hashable]) -> dict[str, Estimate]:
+    """The mean of each row that has two values or more; `alike` tells which rows have noise of one
+    kind. Rounds with a single row tell nothing of differences, and are left out."""
+    in_round: dict[int, set[str]] = {}
+    for name, values in rows.items():
+        for number, _ in values:
+            in_round.setdefault(number, set()).add(name)
+    rows = {name: [value for value in values if len(in_round[value[0]]) > 1]
+            for name, values in rows.items()}
+    rows = {name: values for name, values in rows.items() if len(values) > 1}
+    means, common = means_of(rows)
+    variances, degrees = {}, {}
+    for name, values in rows.items():
+        # With the rows' median, a residual loses about the share that it has in it.
+        kept = [1 - 1 / len(in_round[number]) for number, _ in values]
+        left = [(value - common[number] - means[name])**2 for number, value in values]
+        variances[name] = sum(map(float.__truediv__, left, kept)) / (len(values) - 1)
+        degrees[name] = (len(values) - 1) * fmean(kept)
+    found = {}
+    for name, values in rows.items():
+        # The median of a chi-squared distribution is lower than its mean, by Wilson and Hilferty.
+        others = [variances[other] / (1 - 2 / 9 / degrees[other])**3 if degrees[other] > 0.5 else
+                  variances[other] for other in rows
+                  if other != name and alike[other] == alike[name]]
+        weight = PRIOR if len(others) > 1 else 0  # of two rows each has the residuals of the other
+        total = degrees[name] + weight
+        pooled = (degrees[name] * variances[name] + weight * median(others or [0])) / total
+        found[name] = Estimate(means[name], max(TINY, math.sqrt(pooled / len(values))), total,
+                               len({number for number, _ in values}))
+    return found
+
+
+def means_of(rows: dict[str, Values]) -> tuple[dict[str, float], dict[int, float]]:
+    """(each row's mean, what the values of each round have in common): the one less the other, by
+    turns. That of a round is the median over the rows, which one disturbed run doesn't move."""
+    numbers = {number for values in rows.values() for number, _ in values}
+    common = dict.fromkeys(numbers, 0.0)
+    for _ in range(4):
+        means = {name: fmean(value - common[number] for number, value in values)
+                 for name, values in rows.items()}
+        in_round: dict[int, dict[str, list[float]]] = {number: {} for number in numbers}
+        for name, values in rows.items():
+            for number, value in values:
+                in_round[number].setdefault(name, []).append(value - means[name])
+        common = {number: median(map(fmean, left.values())) for number, left in in_round.items()}
+    return {name: fmean(value - common[number] for number, value in values)
+            for name, values in rows.items()}, common
+
+
+def level_of(looks: int, finished: bool) -> float:
+    """The share of tables that may hold a false verdict, at look number `looks` at this one. Who
+    looks before the end, or adds rounds, pays for it."""
+    paid = looks - finished
+    return LATER / 2**paid if paid else AT_THE_END
+
+
+def significant(differences: dict[str, Estimate], level: float) -> set[str]:
+    """Those that are more than noise, by Holm's method."""
+    found: set[str] = set()
+    chances = {name: difference.chance for name, difference in differences.items()}
+    for name in sorted(chances, key=chances.__getitem__):
+        if chances[name] > level / (len(chances) - len(found)):
+            break
+        found.add(name)
+    return {name for name in found if abs(differences[name].mean) >= LEAST}
+
+
+def nearest(differences: dict[str, Estimate]) -> list[str]:
+    """The comparisons that more rounds may decide: of those that aren't certain yet the least
+    likely to be noise, one of all in NEAREST."""
+    certain = significant(differences, LATER / 2)
+    uncertain = sorted(differences.keys() - certain, key=lambda name: differences[name].chance)
+    return uncertain[:math.ceil(len(differences) / NEAREST)]
+
+
+def verdict(difference: Estimate, is_significant: bool) -> str:
+    if not is_significant:
         return "no measurable change"
-    return "faster" if change > 0 else "slower"
+    return "faster" if difference.mean > 0 else "slower"
 
 
-def verdict_of_two(one: list[float], other: list[float], noise: Noise | None,
-                   theirs: Noise | None) -> str:
-    """Whether the log ratios in one table are greater ("faster") than those in another, by Welch's
-    test."""
-    if min(len(one), len(other)) < ROUNDS_FOR_A_VERDICT or not noise or not theirs:
-        return "no verdict"
-    noise, theirs = noise.wider(one), theirs.wider(other)
-    variances = noise.deviation**2 / len(one), theirs.deviation**2 / len(other)
-    spread = variances[0]**2 / noise.degrees + variances[1]**2 / theirs.degrees
-    degrees = sum(variances)**2 / spread if spread else noise.degrees
-    change = mean(one) - mean(other)
-    if abs(change) < least(math.sqrt(sum(variances)), degrees, noise.comparisons):
-        return "no measurable change"
-    return "faster" if change > 0 else "slower"
+# ---- Student's t distribution --------------------------------------------------------------------
 
 
-def student(probability: float, degrees: float) -> float:
-    """The quantile of Student's t distribution, by the expansion in Abramowitz and Stegun, 26.7.5:
-    within 1 % for 4 degrees of freedom and probabilities up to 0.99, better for more degrees."""
-    x, n = NormalDist().inv_cdf(probability), degrees
-    return (x + (x**3 + x) / (4 * n) + (5 * x**5 + 16 * x**3 + 3 * x) / (96 * n**2)
-            + (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / (384 * n**3)
-            + (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / (92160 * n**4))
+def beyond(t: float, degrees: float) -> float:
+    """The chance of more than `t` >= 0. With tan(angle) = √degrees / t the density is that of
+    sin(angle)^(degrees - 1), which is summed up in small steps."""
+    if degrees > 100:  # Abramowitz and Stegun, 26.7.8
+        return NormalDist().cdf(-t * (1 - 0.25 / degrees) / math.sqrt(1 + t * t / 2 / degrees))
+    step = math.atan2(math.sqrt(degrees), t) / STEPS
+    area = step * sum(math.sin(step * (k + 0.5))**(degrees - 1) for k in range(STEPS))
+    return area * math.exp(math.lgamma((degrees + 1) / 2) - math.lgamma(degrees / 2)) / math.sqrt(
+        math.pi)
+
+
+@cache
+def quantile(probability: float, degrees: float) -> float:
+    """Above which a value is with a chance of 1 - probability < 1/2, by halving."""
+    low, high = 0.0, 1.0
+    while beyond(high, degrees) > 1 - probability:
+        low, high = high, 2 * high
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if beyond(middle, degrees) > 1 - probability else (low, middle)
+    return high

@@ -2,11 +2,21 @@
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cache
 from statistics import median
 
 from bench.catalogue import Run
-from bench.judge.noise import Noise, log_ratios, noise_of, verdict
-from bench.measure.records import Record
+from bench.judge.noise import (
+    ROUNDS_FOR_A_VERDICT,
+    Estimate,
+    estimates,
+    level_of,
+    nearest,
+    significant,
+    verdict,
+)
+from bench.measure.records import Kind, Outcome, Record, outcome_by_words
 
 
 def middle(values: Iterable[float | None]) -> float | None:
@@ -23,18 +33,29 @@ def difference(a: float | None, b: float | None) -> float | None:
     return None if None in (a, b) else a - b
 
 
-Figure = Callable[[Record], float | None]
+# What is compared: the values of a row, each with its round.
+Figure = Callable[["Row"], list[tuple[int, float | None]]]
 
 
-def speed_of(record: Record) -> float | None:
-    return record.tok_per_sec
+def speed_of(row: "Row") -> list[tuple[int, float | None]]:
+    return [(number, record.tok_per_sec) for number, record in row.runs]
 
 
-def memory_of(record: Record) -> float | None:
-    return record.end["reserved_gb"]
+def memory_of(row: "Row") -> list[tuple[int, float | None]]:
+    return [(number, record.end["reserved_gb"]) for number, record in row.runs]
 
 
-def median_of(figure: Figure) -> property:
+@cache
+def rate_to(target: float, with_first_step: bool = False) -> Figure:
+    """How often in a second a row would come to a target; the larger, the sooner."""
+    def rate(row: "Row") -> list[tuple[int, float | None]]:
+        times = zip(row.by_round, row.times_to(target, with_first_step), strict=True)
+        return [(number, 1 / seconds) for number, (_, seconds) in times if seconds > 0]
+
+    return rate
+
+
+def median_of(figure: Callable[[Record], float | None]) -> property:
     """A figure of Row: the median over its records."""
     return property(lambda row: middle(map(figure, row.records)))
 
@@ -43,6 +64,21 @@ def over(other: str, figure: str) -> property:
     """A figure of Row as a factor over that of another row: its `versus` or `baseline`."""
     return property(lambda row: getattr(row, other) and ratio(
         getattr(row, figure), getattr(getattr(row, other), figure)))
+
+
+def factor_over(other: str, figure: Figure) -> property:
+    """A figure of Row as a factor over that of another row: the mean over the rounds; with a single
+    round what that tells."""
+    def factor(row: "Row") -> float | None:
+        base = getattr(row, other)
+        if not base:
+            return None
+        if estimate := row.difference(figure, base):
+            return estimate.factor
+        one, two = (middle(value for _, value in figure(each)) for each in (row, base))
+        return ratio(one, two)
+
+    return property(factor)
 
 
 class Row:
@@ -54,18 +90,24 @@ class Row:
     `without` is set), the verdict and `technique_factor` are the technique's.
     """
 
-    def __init__(self, run: Run, measured, rows: dict[str, "Row"]):
+    def __init__(self, run: Run, measured, rows: "Rows"):
         plan, self.measured = measured.plan, measured
         self.run, self.label, self.technique = run, run.label, run.technique
         self.published, self.peak = run.published, measured.peak
         self.loss_tokens, self.rows, self.first = plan.loss_tokens, rows, plan.runs[0].name
+        self.cold_rounds = plan.cold_rounds
         results = sorted((result for result in measured.results if result.name == run.name),
                          key=lambda result: result.round)
-        self.tried, self.error = bool(results), run.error
-        failed = [result.error for result in results if result.error]
-        if failed and not self.error:
-            self.error = f"failed: {failed[0].removeprefix('failed: ')}"
+        # Why it has no figures, or fewer; None: it isn't known yet, or there is no reason.
+        self.outcome: Outcome | None = next(
+            (result.outcome for result in results if not result.outcome.complete), None)
+        if run.error:
+            self.outcome = outcome_by_words(run.error, Kind.CANNOT_RUN)
+        elif not results:
+            self.outcome = measured.why_not(run)
         complete = [result for result in results if result.record]
+        # Every run tells the speed, those with the seed of their round the rest.
+        self.runs = [(result.round, result.record) for result in complete]
         self.by_round: dict[int, Record] = {
             result.round: result.record for result in complete
             if result.seed == plan.seed_of(result.round)}
@@ -74,13 +116,15 @@ class Row:
         self.rounds = len(self.records)
         self.losses_by_seed = {
             result.seed: result.record.val_loss_after(self.loss_tokens) for result in complete}
-        self.speeds = list(map(speed_of, self.records))  # tok/sec of all processes together
-        self.memories = list(map(memory_of, self.records))  # GB of one
+        self.speeds = [speed for _, speed in speed_of(self)]  # tok/sec of all processes together
+        self.memories = [memory for _, memory in memory_of(self)]  # GB of one
 
     # ---- The run's own figures
 
-    tok_per_sec = median_of(speed_of)
-    reserved_gb = median_of(memory_of)
+    error = property(lambda row: row.outcome and str(row.outcome))
+
+    tok_per_sec = property(lambda row: middle(row.speeds))
+    reserved_gb = property(lambda row: middle(row.memories))
     lowest_val_loss = median_of(lambda record: record.lowest_val_loss)
     first_step_excess = median_of(lambda record: record.first_step_excess)
     mfu = median_of(lambda record: record.mfu)
@@ -119,11 +163,11 @@ class Row:
             name = self.rows[name].run.compared_to
         return self.rows[name] if name else None
 
-    factor = over("versus", "tok_per_sec")
-    factor_baseline = over("baseline", "tok_per_sec")
+    factor = factor_over("versus", speed_of)
+    factor_baseline = factor_over("baseline", speed_of)
+    memory_factor = factor_over("versus", memory_of)
     published_factor = over("versus", "published")
     published_factor_baseline = over("baseline", "published")
-    memory_factor = over("versus", "reserved_gb")
     technique_factor = property(
         lambda row: ratio(1, row.factor) if row.run.without else None)
     loss_difference = property(
@@ -131,26 +175,50 @@ class Row:
     loss_difference_baseline = property(
         lambda row: difference(row.val_loss, row.baseline and row.baseline.val_loss))
 
-    def ratios(self, figure: Figure = speed_of) -> list[float]:
-        """Logarithms of the figure over that of `versus`, round by round."""
-        return log_ratios(*({number: value for number, record in row.by_round.items()
-                             if (value := figure(record))} for row in (self, self.versus))) if (
-            self.versus) else []
+    def difference(self, figure: Figure = speed_of, other: "Row | None" = None) -> Estimate | None:
+        """The mean logarithm of the figure over that of `other`, else `versus`; None where one of
+        them doesn't have it twice."""
+        means, other = self.rows.means(figure), other or self.versus
+        if not other or not {self.run.name, other.run.name} <= means.keys():
+            return None
+        return means[self.run.name].minus(means[other.run.name])
+
+    def interval(self, figure: Figure = speed_of) -> tuple[float, float] | None:
+        """That in which the factor lies with a confidence of 95 %; of a row `without` a technique
+        the technique's factor."""
+        found = self.difference(figure)
+        if not found or found.rounds < 2:
+            return None
+        low, high = found.interval()
+        return (1 / high, 1 / low) if self.run.without else (low, high)
+
+    def least(self, figure: Figure = speed_of) -> float | None:
+        """The smallest factor above 1 that would have had a verdict here; the truth, if it were
+        that, is found every second time."""
+        found = self.difference(figure)
+        if not found or found.rounds < ROUNDS_FOR_A_VERDICT:
+            return None
+        return found.least(self.rows.level / max(1, len(self.rows.differences(figure))))
+
+    def verdict_on(self, figure: Figure) -> str | None:
+        """Whether the figure is greater ("faster") than that of `versus`; None where there is none
+        to compare with."""
+        if not self.versus or not self.speeds:
+            return None
+        found = self.rows.differences(figure).get(self.run.name)
+        if not found:
+            return "no verdict"
+        return verdict(found, self.run.name in self.rows.significant(figure))
 
     @property
     def verdict(self) -> str | None:
-        if not self.versus or not self.speeds:
-            return None
-        ratios = self.ratios()
-        if self.run.without:
-            ratios = [-ratio for ratio in ratios]
-        return verdict(ratios, noise_among(self.rows.values()))
+        text = self.verdict_on(speed_of)
+        return {"faster": "slower", "slower": "faster"}.get(text, text) if self.run.without else (
+            text)
 
     @property
     def memory_verdict(self) -> str | None:
-        if not self.versus or not self.speeds:
-            return None
-        text = verdict(self.ratios(memory_of), noise_among(self.rows.values(), memory_of))
+        text = self.verdict_on(memory_of)
         return {"faster": "more", "slower": "less"}.get(text, text)
 
     @property
@@ -160,32 +228,52 @@ class Row:
 
     # ---- Time to a loss
 
-    def times_to(self, target: float) -> list[tuple[float, float]]:
-        """(tokens, seconds of training) of each round; infinite where it never came there."""
-        return [record.reached(target) or (math.inf, math.inf) for record in self.records]
+    def times_to(self, target: float, with_first_step: bool = False,
+                 ) -> list[tuple[float, float]]:
+        """(tokens, seconds of training) of each round; infinite where it never came there. With
+        the rest of the first step, compilation above all, if asked: of a round that found it
+        compiled already the median of those that didn't."""
+        found = []
+        for number, record in self.by_round.items():
+            tokens, seconds = record.reached(target) or (math.inf, math.inf)
+            if with_first_step:
+                seconds += (record.first_step_excess if number <= self.cold_rounds
+                            else self.compile_seconds)
+            found.append((tokens, seconds))
+        return found
 
-    def time_verdict(self, target: float) -> str:
+    @property
+    def compile_seconds(self) -> float:
+        """The median rest of a first step that compiles."""
+        cold = [record.first_step_excess for number, record in self.by_round.items()
+                if number <= self.cold_rounds]
+        return median(cold or [record.first_step_excess for record in self.records])
+
+    def time_verdict(self, target: float, with_first_step: bool = False) -> str | None:
         """Whether it comes to the target sooner than `versus`, seed by seed; no verdict where one
         seed never came there, since the others alone would flatter it."""
         if not all(record.reached(target) for record in self.records):
             return "no verdict"
+        return self.verdict_on(rate_to(target, with_first_step))
 
-        def rate(record: Record) -> float | None:
-            reached = record.reached(target)
-            return 1 / reached[1] if reached and reached[1] > 0 else None
-
-        return verdict(self.ratios(rate), noise_among(self.rows.values(), rate))
+    def time_factor(self, target: float, with_first_step: bool = False) -> float | None:
+        """How many times as fast as `versus` it comes to the target; None where one seed of either
+        never came there."""
+        if not self.versus or not all(record.reached(target) for record in [
+                *self.records, *self.versus.records]):
+            return None
+        found = self.difference(rate_to(target, with_first_step))
+        return found.factor if found else ratio(
+            self.versus.seconds_to(target, with_first_step),
+            self.seconds_to(target, with_first_step))
 
     def tokens_to(self, target: float) -> float | None:
         return known(median(tokens for tokens, _ in self.times_to(target) or NEVER))
 
     def seconds_to(self, target: float, with_first_step: bool = False) -> float | None:
-        """The median, of which a run that never came there counts as slower than all others; with
-        the rest of the first step, compilation above all, if asked."""
-        seconds = median(seconds for _, seconds in self.times_to(target) or NEVER)
-        if with_first_step and self.record:
-            seconds += self.record.first_step_excess
-        return known(seconds)
+        """The median, of which a run that never came there counts as slower than all others."""
+        return known(median(
+            seconds for _, seconds in self.times_to(target, with_first_step) or NEVER))
 
 
 NEVER = [(math.inf, math.inf)]
@@ -195,9 +283,34 @@ def known(figure: float) -> float | None:
     return None if math.isinf(figure) else figure
 
 
-def noise_among(rows: Iterable[Row], figure: Figure = speed_of) -> Noise | None:
-    """Of all comparisons in a table."""
-    return noise_of([row.ratios(figure) for row in rows])
+class Rows(dict[str, Row]):
+    """Those of a table, by their names, and what is compared among them."""
+
+    def __init__(self, measured):
+        self.level = level_of(measured.plan.looks, measured.is_finished)
+        self.kept: dict[tuple, dict] = {}
+
+    def means(self, figure: Figure) -> dict[str, Estimate]:
+        """Of the logarithms, for each row that has the figure in two rounds."""
+        key = "means", figure
+        if key not in self.kept:
+            self.kept[key] = estimates(
+                {name: [(number, math.log(value)) for number, value in figure(row) if value]
+                 for name, row in self.items()},
+                {name: row.record and row.record.steps for name, row in self.items()})
+        return self.kept[key]
+
+    def differences(self, figure: Figure) -> dict[str, Estimate]:
+        """Of each row over what it is compared to, where both have rounds for a verdict."""
+        key = "differences", figure
+        if key not in self.kept:
+            found = {name: row.difference(figure) for name, row in self.items()}
+            self.kept[key] = {name: each for name, each in found.items()
+                              if each and each.rounds >= ROUNDS_FOR_A_VERDICT}
+        return self.kept[key]
+
+    def significant(self, figure: Figure, level: float | None = None) -> set[str]:
+        return significant(self.differences(figure), level or self.level)
 
 
 def seed_noise(first: Row) -> float | None:
@@ -208,11 +321,20 @@ def seed_noise(first: Row) -> float | None:
 
 def rows_of(measured) -> list[Row]:
     """A row for each run of a plan."""
-    rows: dict[str, Row] = {}
+    rows = Rows(measured)
     for run in measured.plan.runs:
-        row = rows[run.name] = Row(run, measured, rows)
-        if run.after and not row.tried and not row.error:
-            smaller = rows[run.after]
-            untried = (smaller.error or "").startswith("not tried")
-            row.error = smaller.error if untried else measured.why_not(run)
+        rows[run.name] = Row(run, measured, rows)
     return list(rows.values())
+
+
+def closest(measured) -> list[str]:
+    """The runs of a table that have more rounds after its whole ones: the rows nearest to a verdict
+    by then, and what they are compared to."""
+    plan = measured.plan
+    early = replace(measured, results=[
+        each for each in measured.results if each.round <= plan.whole_rounds])
+    rows = rows_of(early)[0].rows
+    names = set()
+    for name in nearest(rows.differences(speed_of)):
+        names |= {name, rows[name].versus.run.name}
+    return [run.name for run in plan.runs if run.name in names]

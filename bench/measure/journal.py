@@ -8,8 +8,9 @@ that is only ever appended to.
     run    id, name, round, seed, cache (cold or warm), command, source_sha256, step,
            repeats_disturbed (where it repeats a run beside which the machine was slower)
     ...    the lines of the run's own record: see bench.measure.records
-    ran    seconds of wall time, exit, error, load (of the last minute) and matmul_rate (of a
-           product in the type that the machine trains in), both right after the run
+    ran    seconds of wall time, exit, outcome (a Kind of bench.measure.records), error (its text,
+           or null), load (of the last minute) and matmul_rate (of a product in the type that the
+           machine trains in), both right after the run
 
 A measurement that is resumed has a further `study` line with its id; the last one counts, and a run
 of another script than it names doesn't: of another training step, or, where one of the two isn't
@@ -17,7 +18,6 @@ known, of another file. Of a run that was repeated the last one counts. What a
 crash has cut off, a line or the end of a run, is as if that run had not been.
 """
 
-import errno
 import hashlib
 import json
 import os
@@ -38,13 +38,17 @@ from bench.common import (
     trained_in,
 )
 from bench.measure.plan import Plan, Setup
-from bench.measure.records import EVENTS, Record, RecordError, make_record, measured, read_record
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-    import msvcrt
+from bench.measure.records import (
+    COMPLETE,
+    EVENTS,
+    Kind,
+    Outcome,
+    Record,
+    RecordError,
+    make_record,
+    outcome_by_words,
+    read_record,
+)
 
 SLOWER = 0.8  # a machine of less than this share of its usual rate is disturbed
 # The fields of events that are read here, and their types.
@@ -64,8 +68,8 @@ class Result:
     seed: int
     source_sha256: str | None
     seconds: float
-    error: str | None  # why it has no figures
-    record: Record | None  # only of a complete run with a speed
+    outcome: Outcome
+    record: Record | None  # only of a complete run
     matmul_rate: float | None = None  # of the machine, right after it
     step: str | None = None  # the fingerprint of its script's training step, where it is known
     repeats_disturbed: bool = False  # whether it repeats a run that was complete, but disturbed
@@ -96,7 +100,7 @@ class Measured:
     def add(self, result: Result) -> None:
         """Adds a result; a run that is repeated replaces the earlier one, unless it was only
         disturbed and the repetition failed."""
-        if result.error and result.repeats_disturbed:
+        if result.repeats_disturbed and not result.outcome.complete:
             return
         self.results = [each for each in self.results if each.key != result.key] + [result]
 
@@ -108,21 +112,25 @@ class Measured:
             return step == result.step
         return self.sources.get(result.name) == result.source_sha256
 
-    def why_not(self, run: Run) -> str | None:
-        """Why a run isn't tried, by the results of the smaller one before it; None if it may be."""
+    def why_not(self, run: Run) -> Outcome | None:
+        """Why a run isn't tried, by the results of the smaller ones before it; None if it may be.
+        """
         limit = self.plan.memory_limit_gb
         smaller = next((each for each in self.plan.runs if each.name == run.after), None)
-        results = [each for each in self.results if smaller and each.name == smaller.name]
-        if not results:
+        if not smaller:
             return None
-        if smaller.error or any(each.error for each in results):
-            return f"not tried, since {smaller.label} failed"
-        memories = [each.record.end["reserved_gb"] for each in results if each.record]
+        results = [each for each in self.results if each.name == smaller.name]
+        if not results:
+            return self.why_not(smaller)
+        if smaller.error or any(not each.outcome.complete for each in results):
+            return Outcome(Kind.NOT_TRIED, f"not tried, since {smaller.label} failed")
+        memories = [each.record.end["reserved_gb"] for each in results]
         if limit and None in memories:
-            return f"not tried: the memory of {smaller.label} isn't known"
+            return Outcome(Kind.NOT_TRIED, f"not tried: the memory of {smaller.label} isn't known")
         if limit and run.growth * max(memories) > limit:
-            return (f"not tried: {run.growth:g} times the {max(memories):.1f} GB of"
-                    f" {smaller.label} would be more than half of the RAM")
+            return Outcome(Kind.NOT_TRIED,
+                           f"not tried: {run.growth:g} times the {max(memories):.1f} GB of"
+                           f" {smaller.label} would be more than half of the RAM")
         return None
 
     def of_another_version(self, other: "Measured", name: str) -> bool:
@@ -178,9 +186,17 @@ class Measured:
         return [result for result in self.results if (result.matmul_rate or usual) < usual]
 
     @property
+    def is_finished(self) -> bool:
+        """Whether all of the plan's rounds are measured, but for runs that failed."""
+        failed = {result.name for result in self.results if not result.outcome.complete}
+        done = {result.key for result in self.results} | {
+            job.key for job in self.plan.jobs() if job.run.name in failed}
+        return self.plan.is_chosen and all(job.key in done for job in self.plan.jobs())
+
+    @property
     def has_figures(self) -> bool:
         """Whether a run is complete, or none can run, which is a finding as well."""
-        return (any(not result.error for result in self.results)
+        return (any(result.outcome.complete for result in self.results)
                 or all(run.error for run in self.plan.runs))
 
 
@@ -243,21 +259,25 @@ def fields_of(event: dict, types: dict) -> dict:
 
 
 def make_result(run: dict, events: list[dict], ran: dict) -> Result:
-    """Raises KeyError, TypeError."""
+    """From a run's lines. Raises KeyError, TypeError, ValueError."""
     seconds, error, rate = fields_of(dict(matmul_rate=None) | ran, RAN).values()
-    record = None
-    if not error:
+    outcome, record = COMPLETE, None
+    if error is not None:  # journals of before the outcome was kept have its text alone
+        outcome = Outcome(Kind(ran["outcome"]), error) if "outcome" in ran else (
+            outcome_by_words(error))
+    else:
         try:
-            made = measured(make_record(run["name"], events))
-            if (made.stage, made.config["seed"]) != (run["name"], run["seed"]):
-                raise RecordError("its record is that of another run")
-            record = made
+            record = make_record(run["name"], events)
+            outcome = record.outcome
+            if outcome.complete and (
+                    (record.stage, record.config["seed"]) != (run["name"], run["seed"])):
+                outcome = Outcome(Kind.FAILED, "its record is that of another run")
         except RecordError as reason:
-            error = str(reason)
+            outcome = Outcome(Kind.FAILED, str(reason))
     step = run.get("step")
-    return Result(run["name"], run["round"], run["seed"], run["source_sha256"], seconds, error,
-                  record, rate, step if isinstance(step, str) else None,
-                  run.get("repeats_disturbed") is True)
+    return Result(run["name"], run["round"], run["seed"], run["source_sha256"], seconds, outcome,
+                  record if outcome.complete else None, rate,
+                  step if isinstance(step, str) else None, run.get("repeats_disturbed") is True)
 
 
 def newest(found: list[Measured]) -> list[Measured]:
@@ -302,17 +322,17 @@ def append(path: Path, *events: dict | bytes) -> None:
 
 @contextmanager
 def locked(results: Path) -> Iterator[None]:
-    """Raises UserError where another measurement writes into this folder, or none can. The lock
-    ends with the process, however that ends."""
+    """Raises UserError where another measurement writes into this folder, or none can; OSError on
+    a file system without locks. The lock ends with the process, however that ends."""
+    from filelock import FileLock, Timeout  # which PyTorch brings along
+
     make_writable(results, "choose another --results-dir")
-    with open(results / ".lock", "a+b") as file:
-        try:
-            if fcntl:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            else:
-                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        except OSError as error:
-            if error.errno not in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
-                raise  # a file system without locks, for one
-            raise UserError(f"another measurement is running in {relative(results)}")
+    lock = FileLock(results / ".lock", blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UserError(f"another measurement is running in {relative(results)}")
+    try:
         yield
+    finally:
+        lock.release()

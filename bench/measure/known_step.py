@@ -15,13 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import mean, median
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from bench.common import load_script
-from bench.measure.machine import best_dtype
+from bench.measure.rates import best_dtype
 from bench.measure.records import WARM_UP, read_record
 
 STEPS, EPOCHS, STEP_SECONDS = 40, 4, 0.05
@@ -82,14 +81,13 @@ def write_tokens(folder: Path, train: int) -> None:
 def growth_by_a_tensor(script, device: torch.device) -> list[int]:
     """By how many bytes the script's figure of its memory grows with a tensor; and by how many it
     should: on a GPU by what the driver then has less, as nvidia-smi tells, else by the tensor's."""
-    run, name = script.Run(), "reserved_gb"
-    run.config = SimpleNamespace(device=device)
+    name = "reserved_gb"
     with contextlib.suppress(OSError):  # Linux: the peak of the resident set begins anew
         Path("/proc/self/clear_refs").write_text("5")
-    before, free = run.memory_gb()[name], free_bytes(device)
+    before, free = script.memory_gb(device)[name], free_bytes(device)
     tensor = torch.ones(TENSOR, dtype=torch.uint8, device=device)  # written, so that it is there
     true = free - free_bytes(device) if device.type == "cuda" else tensor.nbytes
-    return [round((run.memory_gb()[name] - before) * 1024**3), true]
+    return [round((script.memory_gb(device)[name] - before) * 1024**3), true]
 
 
 def free_bytes(device: torch.device) -> int:

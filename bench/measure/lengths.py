@@ -6,15 +6,14 @@ import json
 import math
 import runpy
 import sys
-import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from bench import processes
 from bench.catalogue import EPOCHS, FLOAT16, Run, in_float16, published
-from bench.common import BUILD, DAMAGE, UserError, read_kept, same_machine, trained_in, write_whole
-from bench.measure.journal import fields_of, journal_of, read_journal, sha256
+from bench.common import BUILD, UserError, read_kept, same_machine, trained_in, write_whole
+from bench.measure.journal import journal_of, loose_records, read_journal, sha256
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import comparison_point, tokens_per_step
 from bench.predict.speed import A100_FLOPS, CARDS, TERA
@@ -33,8 +32,8 @@ CPU_SPEED = 1_500  # tok/sec of a CPU on which nothing is measured yet: a rough 
 DEMO_TOKENS = 40_960  # that a whole script trains on a CPU, by its own limit
 # How much faster 01 is than 00 where both train in float32: measured on two cores with AVX2 alone.
 FLOAT32_FACTOR = 2.2
-# What is known of a script's configuration, and the number of those that are kept.
-CONFIGURATION = dict(batch_size=int, context_length=int, learning_rate=float, compile=bool)
+# What is known of a script's configuration, None where it has no such setting; how many are kept.
+CONFIGURATION = "model", "batch_size", "context_length", "learning_rate", "compile"
 KEPT = 1_000
 
 
@@ -54,9 +53,7 @@ def read_configurations(requests: list) -> list[dict]:
         try:
             with contextlib.redirect_stdout(messages), contextlib.redirect_stderr(messages):
                 config = runpy.run_path(script)["configure"](options)
-            answers.append(dict(batch_size=config.batch_size, context_length=config.context_length,
-                                learning_rate=config.learning_rate,
-                                compile=getattr(config, "compile", False)))
+            answers.append({name: getattr(config, name, None) for name in CONFIGURATION})
         except SystemExit:  # argparse has printed why
             answers.append({"error": processes.error_line(messages.getvalue())})
         except Exception as error:
@@ -65,7 +62,7 @@ def read_configurations(requests: list) -> list[dict]:
 
 
 def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]:
-    """Batch size, context length, learning rate and whether it compiles, of each run by its name.
+    """Of each run by its name what CONFIGURATION names.
 
     Each script's own parser judges the options; what it said once of a script, with these options
     on this machine, is kept in build/. Raises UserError where one refuses them.
@@ -77,9 +74,16 @@ def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]
     options = ["--device", setup.device, *plan.options, *setup.options]
     path = BUILD / "configurations.json"
     saved, keys = read_kept(path), {run.name: key_of(run, options, setup) for run in runs}
-    unknown = [run for run in runs if not whole(saved.get(keys[run.name]))]
-    if unknown:
-        saved |= {keys[name]: config for name, config in ask(unknown, options, setup).items()}
+    unknown = [run for run in runs if keys[run.name] not in saved]
+    if unknown:  # all are asked in one child, which loads PyTorch
+        requests = [[str(setup.script(run)), [*options, *run.options]] for run in unknown]
+        # RANK: for 02, as if torchrun had started it.
+        answers = json.loads(processes.ask(
+            "-m", "bench.measure.lengths", json.dumps(requests), RANK="0"))
+        for run, answer in zip(unknown, answers, strict=True):
+            if "error" in answer:
+                raise UserError(f"{run.name}: {answer['error']}", 2)
+            saved[keys[run.name]] = answer
         write_whole(path, json.dumps(dict([*saved.items()][-KEPT:]), indent=1))
     return {run.name: saved[keys[run.name]] for run in runs}
 
@@ -87,38 +91,10 @@ def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]
 def key_of(run: Run, options: list[str], setup: Setup) -> str:
     """What a run's configuration follows from: its script (a peer, which isn't in the catalogue,
     takes settings from 00), its options, and the machine."""
-    texts = [setup.scripts.text(run.script), *[setup.scripts.text("0")] * isinstance(
-        run.script, Path)]
-    facts = [*map(sha256, texts), options, run.options, setup.machine]
+    peer = [setup.scripts.text("0")] * isinstance(run.script, Path)
+    facts = [*map(sha256, [setup.scripts.text(run.script), *peer]), options, run.options,
+             setup.machine, CONFIGURATION]
     return sha256(json.dumps(facts).encode())
-
-
-def whole(config) -> bool:
-    """Whether what was kept is a configuration, and no damage."""
-    try:
-        return config.keys() == fields_of(config, CONFIGURATION).keys()
-    except DAMAGE:
-        return False
-
-
-def ask(runs: list[Run], options: list[str], setup: Setup) -> dict[str, dict]:
-    """As configurations, from the scripts themselves: all in one child, which loads PyTorch."""
-    with tempfile.TemporaryDirectory() as folder:
-        requests = []
-        for number, run in enumerate(runs):
-            script = run.script
-            if not isinstance(script, Path):
-                script = Path(folder, str(number), f"{run.name}.py")
-                script.parent.mkdir()
-                script.write_bytes(setup.scripts.text(run.script))
-            requests.append([str(script), [*options, *run.options]])
-        # RANK: for 02, as if torchrun had started it.
-        answers = json.loads(processes.ask(
-            "-m", "bench.measure.lengths", json.dumps(requests), RANK="0"))
-    for run, answer in zip(runs, answers, strict=True):
-        if "error" in answer:
-            raise UserError(f"{run.name}: {answer['error']}", 2)
-    return {run.name: answer for run, answer in zip(runs, answers, strict=True)}
 
 
 # ---- The batch size that fits a GPU, by the prediction of its memory ----------------------------
@@ -205,44 +181,60 @@ def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
 # ---- The length --------------------------------------------------------------------------------
 
 
+def lengths_of(plan: Plan, setup: Setup, configs: dict[str, dict], matmul_peak: dict,
+               speeds: dict[str, float] | None = None) -> dict[str, Length]:
+    """How long each run trains that has a configuration, by its name. `speeds` are those that were
+    measured on this CPU."""
+    runs = [run for run in plan.runs if run.name in configs]
+    steps = {run.name: steps_of(run, plan, setup, configs[run.name], matmul_peak) for run in runs}
+    if plan.equal_steps:
+        steps = dict.fromkeys(steps, max(steps.values(), default=0))
+    return {run.name: length_of(run, plan, setup, configs[run.name], matmul_peak, speeds or {},
+                                steps[run.name]) for run in runs}
+
+
+def steps_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dict) -> int:
+    """Enough for the common token count, and for `plan.seconds` by the estimated speed."""
+    speed = expected_speed(run, matmul_peak, trained_in(setup.machine))
+    tokens = max(plan.seconds * speed, (plan.tokens or 0) * run.processes)
+    return max(plan.min_steps, math.ceil(tokens / tokens_per_step(config, run.processes)))
+
+
 def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dict,
-              speeds: dict[str, float] | None = None) -> Length:
-    """Long enough for the common token count, and for `plan.seconds` by the estimated speed; or,
-    where the plan runs whole scripts, as long as they are. `speeds` are those that were measured
-    on this CPU."""
+              speeds: dict[str, float], steps: int) -> Length:
+    """So many steps; or, where the plan runs whole scripts, as long as they are."""
     gpus = setup.machine["gpus"]
     speed = expected_speed(run, matmul_peak, trained_in(setup.machine))
-    on_cpu = (speeds or {}).get(run.name) or median((speeds or {"": CPU_SPEED}).values())
+    speeds = speeds or {run.name: CPU_SPEED}
+    rate = speed if gpus else speeds.get(run.name) or median(speeds.values())
     tuned = any(option.startswith("max-autotune") for option in run.options)
     extra = (TUNE_SECONDS if tuned else COMPILE_SECONDS) if gpus and config["compile"] else 0
     per_step = tokens_per_step(config, run.processes)
     if plan.whole:
         options: tuple = ("--epochs", plan.epochs) if plan.epochs else ()
-        epochs = plan.epochs or EPOCHS
-        seconds = 20 + (epochs * seconds_per_epoch(setup.data, speed) if gpus else
-                        DEMO_TOKENS / on_cpu)
+        training = DEMO_TOKENS / rate if not gpus else (
+            (plan.epochs or EPOCHS) * seconds_per_epoch(setup.data, rate))
         if plan.tokens:
             options = ("--max-tokens", plan.tokens * run.processes)
-            seconds = 20 + plan.tokens * run.processes / (speed if gpus else on_cpu)
+            training = plan.tokens * run.processes / rate
         if plan.log_tokens:
             options += ("--eval-freq", max(1, plan.log_tokens // per_step))
         if plan.targets:  # one of them, or the tokens, ends the run
             options += ("--target-loss", min(plan.targets.values()), "--epochs", 10**6)
-        return Length(options, seconds + extra)
+        return Length(options, 20 + extra + training)
     compared_at = comparison_point(plan.tokens * run.processes, per_step)
-    steps = max(plan.min_steps, math.ceil(plan.seconds * speed / per_step))
     max_tokens = max(compared_at, steps * per_step)
     # Lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps; so one is at the common count.
     eval_freq = compared_at // per_step - 1 or max_tokens // per_step
     options = ("--max-tokens", max_tokens, "--eval-freq", eval_freq)
     options += ("--epochs", 10**6)  # the tokens alone end the run
-    return Length(options, 20 + extra + max_tokens / speed if gpus else 10 + max_tokens / on_cpu)
+    return Length(options, (20 if gpus else 10) + extra + max_tokens / rate)
 
 
-def speeds_here(study: str, plan: Plan, setup: Setup) -> dict[str, float]:
+def speeds_here(study: str, plan: Plan, setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
     """tok/sec of the runs that were measured on this machine's CPU with these options, by their
-    names: of `stages`, and of the study, the newest ones. Nothing on a GPU, whose speed follows
-    from its products. Raises OSError."""
+    names: of `stages`, and of the study, the newest ones; without any as speeds_by_hand. Nothing on
+    a GPU, whose speed follows from its products. Raises OSError."""
     if setup.device != "cpu":
         return {}
     return {result.name: result.record.tok_per_sec
@@ -250,7 +242,25 @@ def speeds_here(study: str, plan: Plan, setup: Setup) -> dict[str, float]:
             for measured in read_journal(journal_of(setup.results, name))
             if same_machine(measured.machine, setup.machine)
             and (measured.options, measured.plan.options) == (setup.options, plan.options)
-            for result in measured.results if result.record}
+            for result in measured.results if result.record} or speeds_by_hand(setup, configs)
+
+
+def speeds_by_hand(setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
+    """tok/sec of the scripts that `make bench` or a user started with the model and the context of
+    such runs, by their stages. Damaged records are named. Raises OSError."""
+    kinds = {(config["model"], config["context_length"]) for config in configs.values()}
+    return {record.stage: record.tok_per_sec for record in loose_records(setup.results)
+            if record.outcome.complete and record.config["device"] == setup.device
+            and record.environment["torch"] == setup.machine["torch"]
+            and (record.config.get("model"), record.config["context_length"]) in kinds}
+
+
+def peak_by_hand(setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
+    """About the rate of matrix products on a GPU where none was measured: that with which
+    expected_speed gives 01 the speed that speeds_by_hand tells; {} where it tells none."""
+    run, dtype = setup.scripts.here("01", setup.machine, setup.options), trained_in(setup.machine)
+    speed = setup.machine["gpus"] and speeds_by_hand(setup, configs).get(run.name)
+    return {dtype: speed / expected_speed(run, {dtype: 1.0}, dtype)} if speed else {}
 
 
 def epochs_within(plan: Plan, setup: Setup, matmul_peak: dict) -> int:

@@ -9,8 +9,7 @@
     python -m bench.measure.machine free_memory   # of each GPU, in MiB
     python -m bench.measure.machine rank_count    # how many processes 02 has here
 
-Importing it takes no time: only what answers these questions loads PyTorch. Nothing here multiplies
-in bfloat16 on a machine whose scripts train in float32.
+Importing it takes no time: only what answers these questions loads PyTorch.
 """
 
 import ctypes
@@ -23,14 +22,26 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import warnings
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from statistics import median
 
-from bench.common import ROOT, UserError, load_script, make_writable
+from bench.common import ROOT, UserError, make_writable
+from bench.measure.rates import (
+    attention_backends,
+    bandwidth,
+    best_dtype,
+    large_loss,
+    matmul_peak,
+    matmul_rate,
+)
 from patches import stack
+
+# PyTorch's builds for NVIDIA GPUs: the CUDA that the driver has to support, the oldest compute
+# capability that the build has kernels for, and the one from which on it has none.
+# https://github.com/pytorch/pytorch/blob/main/RELEASE.md#pytorch-cuda-support-matrix
+BUILDS = {"cu130": (13_000, 7.5, 99), "cu126": (12_000, 0, 10)}
+OLDEST_DRIVER = {12: ", 525 or later", 13: ", 580 or later"}
 
 
 def this_machine() -> dict:
@@ -53,10 +64,12 @@ def this_machine() -> dict:
         torch=torch.__version__, python=platform.python_version(),
         os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
         cpu=" ".join([cpu, *generation]),
-        driver=driver_version() if gpus else None, capability=capability,
+        driver=next(iter(nvidia_smi("driver_version")), None) if gpus else None,
+        capability=capability,
         multiprocessors=torch.cuda.get_device_properties(0).multi_processor_count if gpus else None,
         cuda=torch.version.cuda, ram_gb=ram_gb(), dtype=dtype, dtype_reason=dtype_reason,
-        gpu_needs=gpu_needs(torch.__version__, torch.version.cuda, capability),
+        gpu_needs=gpu_needs(torch.__version__, torch.version.cuda, gpu, capability,
+                            torch.cuda.get_arch_list() if gpus else []),
     )
 
 
@@ -77,25 +90,17 @@ def rank_count() -> int:
     return gpu_count() or 2
 
 
-def gpu_needs(version: str, cuda: str | None, capability: str | None) -> str | None:
+def gpu_needs(version: str, cuda: str | None, gpu: str | None, capability: str | None,
+              kernels: list[str]) -> str | None:
     """What is missing before PyTorch computes on the NVIDIA GPU that is here, in one line; None
-    where there is no GPU, or nothing is missing. `version` and `cuda` are PyTorch's, `capability`
-    is that of the GPU which it finds, or None. Which build has kernels for which GPU:
-    https://github.com/pytorch/pytorch/blob/main/RELEASE.md#pytorch-cuda-support-matrix"""
-    built = float(cuda or 0)
-
-    def install(build: str) -> str:
-        text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
-        pinned = next(line for line in text.splitlines() if line.startswith("torch=="))
-        return (f"`pip install --force-reinstall {pinned} --index-url"
-                f" https://download.pytorch.org/whl/{build}`")
-
-    if capability:
+    where there is no GPU, or nothing is missing. `version`, `cuda` and `kernels`, such as
+    ["sm_80", "sm_90"], are PyTorch's; `gpu` and `capability` those of the GPU that it finds, or
+    None."""
+    if gpu:
         own = float(capability)
-        build = ("cu126" if built >= 13 and own < 7.5 else
-                 "cu130" if 0 < built < 12.8 and own >= 10 else None)
-        return build and (f"kernels for compute capability {capability}, which PyTorch {version}"
-                          f" doesn't have: {install(build)}")
+        return None if has_kernels(own, kernels) else (
+            f"kernels for the {gpu}, compute capability {capability}, which PyTorch {version}"
+            f" doesn't have: {install(own) or 'no build of it does'}")
     found = nvidia_smi("name,driver_version")
     if not found:  # but a container sees the driver of its host
         return ("access to the NVIDIA GPU whose driver is loaded: `nvidia-smi` says why there is"
@@ -105,19 +110,38 @@ def gpu_needs(version: str, cuda: str | None, capability: str | None) -> str | N
     hidden, supported = os.environ.get("CUDA_VISIBLE_DEVICES"), driver_cuda()
     if hidden in ("", "-1"):
         return f"a visible GPU: CUDA_VISIBLE_DEVICES={hidden} hides the {name}"
-    own = float(next(iter(nvidia_smi("compute_cap")), 0))
-    build = ("cu130" if supported >= 13_000 and own >= 7.5 else
-             "cu126" if supported >= 12_000 and own < 10 else None)
-    if 0 < supported // 1000 < int(built):
-        oldest = {12: ", 525 or later", 13: ", 580 or later"}.get(int(built), "")
-        return (f"a newer driver for the {name}{oldest}: {driver} is for CUDA {supported // 1000}."
-                f"{supported % 1000 // 10}, and PyTorch {version} is built for CUDA {cuda}"
-                + (f"; or, for this driver, {install(build)}" if build else ""))
+    how, built = install(float(next(iter(nvidia_smi("compute_cap")), 0)), supported), (
+        int(float(cuda or 0)))
+    if 0 < supported // 1000 < built:
+        return (f"a newer driver for the {name}{OLDEST_DRIVER.get(built, '')}: {driver} is for CUDA"
+                f" {supported // 1000}.{supported % 1000 // 10}, and PyTorch {version} is built for"
+                f" CUDA {cuda}" + (f"; or, for this driver, {how}" if how else ""))
     if not cuda:
         return f"PyTorch for NVIDIA GPUs, since {version} can't use the {name}" + (
-            f": {install(build)}" if build else f"; its driver {driver} is too old for that")
+            f": {how}" if how else f"; its driver {driver} is too old for that")
     return (f"what keeps PyTorch {version} from the {name}: `python -c 'import torch;"
             " torch.cuda.init()'` tells it")
+
+
+def has_kernels(capability: float, kernels: list[str]) -> bool:
+    """Whether a build of PyTorch does: compiled for the same major version, or as code for any
+    later GPU (PTX). A build for AMD's GPUs names them in another way, and isn't judged."""
+    told = [(kind, int(number) / 10) for each in kernels
+            for kind, number in re.findall(r"^(sm|compute)_(\d+)", each)]
+    return not told or any(
+        number <= capability and (kind == "compute" or int(number) == int(capability))
+        for kind, number in told)
+
+
+def install(capability: float, driver: int = 99_999) -> str | None:
+    """The command for a build with kernels for a GPU, whose driver supports such a CUDA; None
+    where there is none."""
+    build = next((name for name, (cuda, oldest, too_new) in BUILDS.items()
+                  if driver >= cuda and oldest <= capability < too_new), None)
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    pinned = next(line for line in text.splitlines() if line.startswith("torch=="))
+    return build and (f"`pip install --force-reinstall {pinned} --index-url"
+                      f" https://download.pytorch.org/whl/{build}`")
 
 
 def driver_cuda() -> int:
@@ -128,14 +152,6 @@ def driver_cuda() -> int:
         library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
         library.cuDriverGetVersion(ctypes.byref(version))
     return version.value
-
-
-def best_dtype() -> tuple[str, str]:
-    """The type that the optimized scripts train in on this machine, and why: 01 itself decides."""
-    import torch
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return load_script(ROOT / stack.LAST).best_dtype(device)
 
 
 def facts() -> list:
@@ -165,18 +181,14 @@ def facts() -> list:
 
 
 def nvidia_smi(fields: str) -> list[str]:
-    """Of each GPU what nvidia-smi tells to programs; what it prints for people changes. None where
-    it isn't there or fails."""
+    """Of each GPU what nvidia-smi tells to programs; what it prints for people changes. Empty
+    where it isn't there or fails."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
         return []
     return told.stdout.split("\n")[:-1] if told.returncode == 0 else []
-
-
-def driver_version() -> str | None:
-    return next(iter(nvidia_smi("driver_version")), None)
 
 
 def cpu_name(text: str) -> tuple[str, list[str]]:
@@ -189,113 +201,6 @@ def cpu_name(text: str) -> tuple[str, list[str]]:
     known = {"CPU family", "Model"} <= fields.keys()
     generation = [f"(family {fields['CPU family']}, model {fields['Model']})"] if known else []
     return name or platform.processor() or platform.machine(), generation
-
-
-def seconds_of(statement: str, minimum: float, **names) -> float:
-    """Seconds that a statement takes, repeated for at least `minimum` seconds; the median of the
-    second half, when clock rate and power are those of long work."""
-    import torch
-    from torch.utils.benchmark import Timer
-
-    timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
-    times = timer.blocked_autorange(min_run_time=minimum).times
-    return median(times[len(times) // 2 :])
-
-
-def product_rate(dtype: str, minimum: float = 1) -> float:
-    """Floating-point operations per second of a large matrix product. TF32 is a GPU's shortened
-    float32."""
-    import torch
-
-    device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 2048)
-    torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
-    # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
-    a, b = (torch.randn(size, size, device=device).to(
-        getattr(torch, "float32" if dtype == "TF32" else dtype)) for _ in range(2))
-    return 2 * size**3 / seconds_of("a @ b", minimum, a=a, b=b)
-
-
-def matmul_peak() -> dict[str, float]:
-    """The rates of matrix products, by precision; in float16 where a GPU has units for that and
-    none for bfloat16."""
-    import torch
-
-    names = ["float32"]
-    if torch.cuda.is_available():
-        names += ["TF32"] * torch.cuda.is_tf32_supported()
-        names += ["float16"] * ((7, 0) <= torch.cuda.get_device_capability() < (8, 0))
-    names += ["bfloat16"] * (best_dtype()[0] == "bfloat16")
-    return {name: product_rate(name) for name in names}
-
-
-def matmul_rate() -> float:
-    """That of the type trained in, measured for a moment: whether the machine is as fast as
-    before."""
-    return product_rate(best_dtype()[0], minimum=0.2)
-
-
-def bandwidth() -> float:
-    """Bytes per second, read and written, of a large copy within the device's memory."""
-    import torch
-
-    cuda = torch.cuda.is_available()
-    source = torch.ones(2**28 if cuda else 2**26, device="cuda" if cuda else "cpu")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / seconds_of("target.copy_(source)", 0.5, source=source, target=target)
-
-
-def attention_backends() -> list[dict]:
-    """For dropout 0, 0.1 and 0.125 what PyTorch chooses for causal attention in the type trained
-    in, and for each kernel whether it runs, on a GPU its milliseconds forward and backward at batch
-    8, and the dropout that it really applies."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention as attention
-
-    cuda = torch.cuda.is_available()
-    device, shape = ("cuda", (8, 12, 1024, 64)) if cuda else ("cpu", (8, 8, 128, 64))
-
-    def milliseconds(q, k, v, dropout: float) -> float:
-        def forward_and_backward() -> None:
-            y = attention(q, k, v, dropout_p=dropout, is_causal=True)
-            torch.autograd.grad(y, (q, k, v), y)
-
-        return 1000 * seconds_of("step()", 0.1, step=forward_and_backward)
-
-    rows, dtype = [], getattr(torch, best_dtype()[0])
-    for dropout in (0.0, 0.1, 0.125):
-        q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
-                   for _ in range(3))
-        choice = SDPBackend(torch._fused_sdp_choice(q, k, v, dropout_p=dropout, is_causal=True))
-        for name in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"):
-            backend = getattr(SDPBackend, name)
-            row = dict(dropout=dropout, backend=name.lower(), chosen=backend == choice, runs=False,
-                       milliseconds=None, real_dropout=None)
-            try:
-                with warnings.catch_warnings(), sdpa_kernel(backend):
-                    warnings.simplefilter("ignore")  # they say why a kernel isn't available
-                    row |= dict(real_dropout=real_dropout(q.detach(), dropout),
-                                milliseconds=milliseconds(q, k, v, dropout) if cuda else None)
-                row["runs"] = True
-            except RuntimeError:  # this kernel can't
-                pass
-            rows.append(row)
-    return rows
-
-
-def real_dropout(like, dropout: float) -> float:
-    """The share of the attention weights that are really zeroed, from the spread of the results.
-
-    With equal scores, and values 1 and -1 in turn, a result is the mean of T numbers that are 0 or
-    ±1 / (1 - p): around 0, with the variance p / (1 - p) / T.
-    """
-    import torch
-
-    zeros, values = torch.zeros_like(like), torch.ones_like(like)
-    values[..., 1::2, :] = -1
-    y = torch.nn.functional.scaled_dot_product_attention(zeros, zeros, values, dropout_p=dropout)
-    odds = y[..., 0].float().square().mean().item() * like.shape[2]
-    return odds / (1 + odds)
 
 
 def compile_error() -> str | None:
@@ -345,22 +250,18 @@ def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
 
 
 def look() -> dict:
-    """All that a report says of this machine, and for each thing that is missing how to get it."""
+    """All that a report says of this machine, and for each thing that is missing how to get it;
+    `memory_gb` is that of the GPU, or the RAM."""
+    import torch
+
     machine, compile_fails = this_machine(), compile_error()
+    memory = torch.cuda.get_device_properties(0).total_memory / 1024**3 if machine["gpus"] else (
+        machine["ram_gb"])
     return dict(
-        machine=machine, memory_gb=memory_gb(), matmul_peak=matmul_peak(), bandwidth=bandwidth(),
+        machine=machine, memory_gb=memory, matmul_peak=matmul_peak(), bandwidth=bandwidth(),
         attention=attention_backends(), compile_error=compile_fails,
         missing=missing_here(machine, compile_fails),
     )
-
-
-def memory_gb() -> float | None:
-    """GB (1024³ bytes) of the GPU, or of the machine's RAM; None where it isn't known."""
-    import torch
-
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_properties(0).total_memory / 1024**3
-    return ram_gb()
 
 
 def ram_gb(limits: Path = Path("/sys/fs/cgroup")) -> float | None:
@@ -373,25 +274,6 @@ def ram_gb(limits: Path = Path("/sys/fs/cgroup")) -> float | None:
         with suppress(OSError, ValueError):  # "max" is no limit
             sizes.append(int((limits / name).read_text()))
     return min(sizes) / 1024**3 if sizes else None
-
-
-def large_loss() -> str:
-    """Whether cross entropy is right on logits of more than 2³¹ elements (batch 42 and up at
-    context 1,024), which older CUDA kernels took for less. Needs 30 GB; asked in a process of its
-    own, since an illegal memory access ends all use of the GPU."""
-    import torch
-
-    if not torch.cuda.is_available() or memory_gb() < 30:
-        return "not tried"
-    rows, ids = 42 * 1024, 50_304
-    logits = torch.randn(rows, ids, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    targets = torch.randint(ids, (rows,), device="cuda")
-    torch.nn.functional.cross_entropy(logits, targets).backward()
-    part = slice(rows - 1024, rows)  # the end lies behind the limit
-    last = logits.detach()[part].clone().requires_grad_()
-    torch.nn.functional.cross_entropy(last, targets[part]).backward()
-    difference = (logits.grad[part] * (rows / 1024) - last.grad).abs().max().item()
-    return "right" if difference < 1e-4 else f"wrong by {difference:.1e} in the gradient"
 
 
 def free_memory() -> list[int]:

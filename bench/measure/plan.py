@@ -1,10 +1,13 @@
 """What is measured: the runs that are compared, how each of them runs, and where."""
 
 import argparse
+import hashlib
+import random
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from bench.catalogue import Run, Scripts
+from bench.common import BUILD, write_whole
 
 SEED = 123
 # Losses are compared after this many training tokens per process; 393,216 are one epoch of the full
@@ -12,6 +15,26 @@ SEED = 123
 TOKENS = {"cuda": 393_216, "cpu": 16_384}
 SCRATCH = "{scratch}"  # in a run's options: a new folder, removed after the run
 SECONDS = {"cuda": 10.0, "cpu": 0.0}  # a run trains about that long, if the tokens take less
+# All runs of a table are timed over as many steps, whatever their batch: these, if neither takes
+# more. Noise is pooled among rows of equal steps.
+STEPS = {"cuda": 48, "cpu": 32}
+WHOLE_ROUNDS = 3  # of a plan in two stages: rounds of all runs, before those of some
+EVERY_ROUND = 10**6  # as cold_rounds: each run compiles anew, so that no row has one compilation
+#                      and its luck in all its figures
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run in a round, with a seed."""
+
+    run: Run
+    round: int
+    seed: int
+    again: bool = False  # whether it repeats one beside which the machine was slower
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.run.name, self.round, self.seed
 
 
 @dataclass
@@ -24,7 +47,11 @@ class Plan:
     tokens: int | None = None  # per process: where losses are compared (None: at a run's end)
     seconds: float = 0  # of training, if the tokens take less
     options: list[str] = field(default_factory=list)  # for every script
-    seed_noise: bool = False  # whether each round also runs the baseline with another seed
+    seed_noise: int = 0  # how often each round runs the baseline besides, each time with a new seed
+    order: int | None = None  # the seed of the order of runs in each round (None: as they stand)
+    whole_rounds: int | None = None  # then only those that are `close` go on (None: all do)
+    close: list[str] | None = None  # the names of runs (None: not known yet)
+    looks: int = 1  # at which of the looks at its verdicts it is: more rounds are one more
     whole: bool = False  # every run is as long as its script by itself, or has `tokens` in all
     epochs: int | None = None  # of such a run (None: the script's own)
     within: float | None = None  # seconds that all runs may take, by fewer epochs, on a GPU
@@ -35,6 +62,7 @@ class Plan:
     targets: dict[str, float] = field(default_factory=dict)  # validation losses; the lowest ends
     #                                                          a run, which then has to be `whole`
     min_steps: int = 1  # of every run, if its tokens are fewer
+    equal_steps: bool = False  # whether all runs have as many as the one that needs most
     until_full: bool = False  # that a run doesn't fit is no failure
     memory_limit_gb: float | None = None  # runs that by their growth would take more aren't tried
     batches: dict[str, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
@@ -42,6 +70,44 @@ class Plan:
     def seed_of(self, number: int) -> int:
         """The seed of all runs in round `number`, which counts from 1."""
         return self.first_seed + (number - 1) * self.new_seeds
+
+    def jobs(self) -> list[Job]:
+        """What there is to run, in order, by `rounds`. Of two rounds the second one has the order
+        of the first backwards, so that a machine that drifts hits all alike.
+
+        A plan of two stages has as many runs as if all ran in every round, but after its whole
+        rounds only those that are close to a verdict."""
+        runs = [run for run in self.runs if not run.error]
+        rounds, whole = self.rounds or 1, self.rounds or 1
+        if self.whole_rounds:
+            whole = min(rounds, self.whole_rounds)
+        jobs = [job for number in range(1, whole + 1) for job in self.round_of(runs, number, 1)]
+        chosen = [run for run in runs if run.name in (self.close or ())]
+        if chosen:
+            left = len(self.round_of(runs, 1, 1)) * (rounds - whole)
+            more = min(left // len(self.round_of(chosen, 1, 1)), 2 * rounds)
+            jobs += [job for number in range(whole + 1, whole + more + 1)
+                     for job in self.round_of(chosen, number, whole + 1)]
+        return jobs
+
+    def round_of(self, runs: list[Run], number: int, first: int) -> list[Job]:
+        """The runs of a round; `first` is the number of the first round of these runs."""
+        jobs = []
+        for run in runs:
+            jobs.append(Job(run, number, self.seed_of(number)))
+            jobs += [Job(run, number, self.first_seed + (number - 1) * self.seed_noise + k)
+                     for k in range(1, self.seed_noise + 1) if run is self.runs[0]]
+        if self.order is not None:
+            pair, backwards = divmod(number - first, 2)
+            random.Random(f"{self.order} {first + 2 * pair}").shuffle(jobs)
+            jobs = jobs[::-1] if backwards else jobs
+        return jobs
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether it is known which runs go on after the whole rounds, if some do."""
+        return (not self.whole_rounds or self.close is not None
+                or (self.rounds or 1) <= self.whole_rounds)
 
     @property
     def loss_tokens(self) -> int | None:
@@ -86,3 +152,13 @@ class Setup:
     @property
     def device(self) -> str:
         return self.machine["device"]
+
+    def script(self, run: Run) -> Path:
+        """The file of a run's script, written into a folder of build/ that its content names,
+        unless it is in place. Raises StackError, OSError, UserError."""
+        if isinstance(run.script, Path):
+            return run.script
+        text = self.scripts.text(run.script)
+        path = BUILD / "scripts" / hashlib.sha256(text).hexdigest()[:16] / f"{run.name}.py"
+        write_whole(path, text)
+        return path

@@ -21,7 +21,9 @@ known of the steps.
 
 import json
 import math
+import re
 from dataclasses import dataclass
+from enum import StrEnum, auto
 from itertools import accumulate
 from pathlib import Path
 from statistics import quantiles
@@ -34,8 +36,65 @@ WARM_UP = 2  # steps that a median leaves out
 EVENTS = {"start", "log", "epoch", "end", "checkpoint", "checkpoint_failed", "resume"}
 
 
+# ---- How a run ended ---------------------------------------------------------------------------
+
+
+class Kind(StrEnum):
+    """How a run ended, or why there was none."""
+
+    COMPLETE = auto()
+    FAILED = auto()
+    OUT_OF_MEMORY = auto()
+    KILLED = auto()  # by signal 9: so Linux ends a program when the RAM runs out
+    TEXT_TOO_SHORT = auto()  # for one batch
+    HUNG = auto()
+    NOT_TRIED = auto()  # since a smaller run tells that it would fail
+    CANNOT_RUN = auto()  # on this machine, or since its patches conflict
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Code decides by `kind`; the text, one line, tells people why there are no figures."""
+
+    kind: Kind = Kind.COMPLETE
+    text: str = ""
+
+    @property
+    def complete(self) -> bool:
+        return self.kind is Kind.COMPLETE
+
+    @property
+    def is_too_large(self) -> bool:
+        """Whether the run needs more memory, or more text, than there is."""
+        return self.kind in (Kind.OUT_OF_MEMORY, Kind.KILLED, Kind.TEXT_TOO_SHORT)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run was tried, and left no figures."""
+        return self.kind not in (Kind.COMPLETE, Kind.NOT_TRIED, Kind.CANNOT_RUN)
+
+    def __str__(self) -> str:
+        return "failed: " * self.failed + self.text
+
+
+COMPLETE = Outcome()
+WORDS = {"out of memory": Kind.OUT_OF_MEMORY, "^ended by signal 9$": Kind.KILLED,
+         "text is too short": Kind.TEXT_TOO_SHORT, "^ended after .* it hung": Kind.HUNG,
+         "^not tried": Kind.NOT_TRIED, "^failed: ": Kind.FAILED}
+
+
+def outcome_by_words(text: str, otherwise: Kind = Kind.FAILED) -> Outcome:
+    """Of what a script tells of its end; and of journals of before the kind was kept, which have
+    the text alone."""
+    kind = next((kind for words, kind in WORDS.items() if re.search(words, text)), otherwise)
+    return Outcome(kind, text.removeprefix("failed: "))
+
+
+# ---- Its record --------------------------------------------------------------------------------
+
+
 class RecordError(Exception):
-    """A record that can't be used; the message names the line."""
+    """A record that can't be read; the message names the line."""
 
 
 class Point(NamedTuple):
@@ -60,7 +119,7 @@ class Record:
     first_step_seconds: float | None
     # Of the speed of single steps, tok/sec: the first quartile, the median, the third; None where
     # there are too few.
-    quartiles: tuple[float, float, float] | None
+    quartiles: tuple[float, ...] | None
     val_loss: float | None  # the last one
 
     stage = property(lambda self: self.start["stage"])
@@ -72,18 +131,29 @@ class Record:
     text = property(lambda self: other_text(self.start.get("data")))
     # Whether the script can compile the model, and didn't.
     uncompiled = property(lambda self: self.config.get("compile") is False)
+    speed_is_average = property(lambda self: self.quartiles is None)
     tokens_per_step = property(
         lambda self: tokens_per_step(self.config, self.config["world_size"]))
 
     @property
-    def error(self) -> str | None:
-        """Why the run isn't complete, in one line; None for a complete one."""
-        if self.status == "complete":
-            return None
+    def outcome(self) -> Outcome:
+        """Complete is a run with a speed, and with what every table needs."""
         if not self.end:
-            return "killed: its record has no end"
-        reason = (self.end["error"] or "no reason given").removeprefix("out of memory: ")
-        return f"{self.status.replace('_', ' ')}: {reason}"
+            return Outcome(Kind.FAILED, "killed: its record has no end")
+        if self.status != "complete":
+            reason = (self.end["error"] or "no reason given").removeprefix("out of memory: ")
+            return outcome_by_words(f"{self.status.replace('_', ' ')}: {reason}")
+        if not self.tok_per_sec:
+            return Outcome(Kind.FAILED, "too short for a speed: raise --max-tokens")
+        needed = {name: self.config.get(name)
+                  for name in ("flops_per_token", "batch_size", "context_length", "world_size")}
+        needed |= dict(first_step_seconds=self.first_step_seconds)
+        if self.end.get("reserved_gb") is not None:  # it isn't known everywhere
+            needed["reserved_gb"] = self.end["reserved_gb"]
+        for name, value in needed.items():
+            if not isinstance(value, int | float):
+                return Outcome(Kind.FAILED, f"its record can't be read: {name} is {value!r}")
+        return COMPLETE
 
     @property
     def tok_per_sec(self) -> float | None:
@@ -91,8 +161,9 @@ class Record:
         return self.quartiles[1] if self.quartiles else self.end.get("avg_tok_per_sec")
 
     @property
-    def speed_is_average(self) -> bool:
-        return self.quartiles is None
+    def steps(self) -> int:
+        """That were timed."""
+        return sum(len(log["seconds"]) for log in self.logs)
 
     @property
     def first_step_excess(self) -> float:
@@ -149,17 +220,15 @@ class Record:
 
         The first step counts as long as a median one: first_step_excess is the rest of it.
         """
-        before = None
-        for point in self.curve:
-            here = point.tokens, point.seconds - self.first_step_excess
-            if point.val_loss is not None and point.val_loss <= target:
-                if before is None:
-                    return here
-                loss_before, there = before
-                share = (loss_before - target) / (loss_before - point.val_loss)
-                (tokens, seconds), (more, later) = there, here
-                return tokens + share * (more - tokens), seconds + share * (later - seconds)
-            before = (point.val_loss, here) if point.val_loss is not None else before
+        known = [point for point in self.curve if point.val_loss is not None]
+        for before, point in zip([None, *known], known, strict=False):
+            if point.val_loss <= target:
+                last = before or point
+                share = 1.0 if last is point else (
+                    (last.val_loss - target) / (last.val_loss - point.val_loss))
+                return (last.tokens + share * (point.tokens - last.tokens),
+                        last.seconds + share * (point.seconds - last.seconds)
+                        - self.first_step_excess)
         return None
 
 
@@ -205,8 +274,7 @@ def make_record(name: str, events: list[dict]) -> Record:
         rates = [per_step / second for second in steady[WARM_UP:]]
         known = end.get("quartiles_tok_per_sec") or (
             quantiles(rates, n=4, method="inclusive") if len(rates) > 2 and end else None)
-        low, middle, high = known or [None] * 3
-        quartiles = (float(low), float(middle), float(high)) if known else None
+        quartiles = tuple(map(float, known)) if known else None
         val_loss = logs[-1]["val_loss"] if logs and end else None
         earlier = dict(*named("resume")).get("train_seconds", 0)  # of a run that was continued
         curve = [Point(log["tokens"], total + earlier, log["train_loss"], log["val_loss"])
@@ -216,25 +284,8 @@ def make_record(name: str, events: list[dict]) -> Record:
         if not isinstance(record.stage, str):
             raise TypeError(f"the stage is {record.stage!r}")
         # What every reader needs, asked for once.
-        record.device_name, record.precision, record.mfu, record.error  # noqa: B018
+        record.device_name, record.precision, record.mfu, record.outcome  # noqa: B018
         end and (end["reserved_gb"], end["attention_backend"])  # noqa: B018
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise RecordError(f"not a whole record: {error!r}")
-    return record
-
-
-def measured(record: Record) -> Record:
-    """The record of a complete run with a speed. Raises RecordError with the reason for others."""
-    if record.error:
-        raise RecordError(record.error)
-    if not record.tok_per_sec:
-        raise RecordError("too short for a speed: raise --max-tokens")
-    needed = {name: record.config.get(name)
-              for name in ("flops_per_token", "batch_size", "context_length", "world_size")}
-    needed |= dict(first_step_seconds=record.first_step_seconds)
-    if record.end.get("reserved_gb") is not None:  # it isn't known everywhere
-        needed["reserved_gb"] = record.end["reserved_gb"]
-    for name, value in needed.items():
-        if not isinstance(value, int | float):
-            raise RecordError(f"its record can't be read: {name} is {value!r}")
     return record

@@ -3,55 +3,38 @@
 A `study` is one of bench/studies/, above this room.
 """
 
-import json
 import os
-import re
-import shlex
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, fields, replace
-from pathlib import Path
+import zlib
+from dataclasses import fields, replace
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import BUILD, ELSEWHERE, ROOT, UserError, make_writable, relative, write_whole
+from bench.common import BUILD, ELSEWHERE, UserError, make_writable, relative
 from bench.measure import lengths
+from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import (
     Measured,
     Result,
     append,
     data_of,
     journal_of,
-    make_result,
     newest,
     read_journal,
     sha256,
 )
 from bench.measure.lengths import Length, in_words, seconds_left
-from bench.measure.plan import SCRATCH, Plan, Setup
+from bench.measure.plan import WHOLE_ROUNDS, Job, Plan, Setup
+from bench.measure.records import Kind
 from bench.predict.fingerprint import fingerprints, of_run
 
-HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended
 # Fields of a plan that goes on.
-MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within", "batches"}
+MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within", "batches", "order", "close",
+              "looks"}
 HALVED = "-halved"  # in the id of what was begun anew, since memory had run out
 OPTION_OF = {"tokens": "--max-tokens", "seconds": "--seconds"}
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run in a round, with a seed."""
-
-    run: Run
-    round: int
-    seed: int
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        return self.run.name, self.round, self.seed
 
 
 # ---- A study -----------------------------------------------------------------------------------
@@ -80,22 +63,6 @@ def run_study(
     again. Where a GPU's memory runs out, all of it begins once more at half the batch size. Raises
     UserError, StackError, OSError.
     """
-    try:
-        return run_plans(study, setup, rounds, resume, deadline)
-    except OutOfMemory as error:
-        print(f"{error}: starting again at half the batch size", flush=True)
-        setup.halved = True
-        return run_plans(study, setup, rounds, False, deadline)
-
-
-class OutOfMemory(Exception):
-    """A run whose batch size may be halved didn't fit."""
-
-
-def run_plans(
-    study, setup: Setup, rounds: int | None, resume: bool | None, deadline: float | None,
-) -> tuple[bool, list[Measured]]:
-    """As run_study. Raises OutOfMemory as well."""
     begun: dict[str, Measurement] = {}  # by their kinds
     plans, measured = study.plans(setup), None
     finished = True
@@ -105,16 +72,23 @@ def run_plans(
         except StopIteration:
             break
         if plan.kind not in begun:
-            earlier = None
-            if resume is not False:
-                first = next(iter(begun.values()), None)
-                earlier = earlier_measurement(study, plan, setup, first, required=resume)
+            first = next(iter(begun.values()), None)
+            earlier = None if resume is False else earlier_measurement(
+                study, plan, setup, first, required=resume)
             begun[plan.kind] = Measurement(study, plan, setup, earlier)
         one = begun[plan.kind]
-        plan = lengths.fit(plan, setup, one.batches())
-        finished = one.run(plan, plan.rounds or rounds or study.rounds[setup.device], deadline)
+        try:
+            finished = one.run(plan, rounds, deadline)
+        except OutOfMemory as error:
+            print(f"{error}: starting again at half the batch size", flush=True)
+            setup.halved = True  # so that it doesn't happen again
+            return run_study(study, setup, rounds, False, deadline)
         measured = one.measured
     return finished, [each.measured for each in begun.values()]
+
+
+class OutOfMemory(Exception):
+    """A run whose batch size may be halved didn't fit."""
 
 
 def earlier_measurement(study, plan: Plan, setup: Setup, first: "Measurement | None",
@@ -144,16 +118,17 @@ def earlier_measurement(study, plan: Plan, setup: Setup, first: "Measurement | N
     return earlier
 
 
-def does_not_fit(error: str | None) -> bool:
-    """Whether a run's error tells that it is too large: for the memory, or for the text."""
-    return bool(re.search("out of memory|text is too short|ended by signal 9", error or ""))
-
-
 def failed(measured: Measured) -> bool:
     """Whether a run failed; where a plan goes on until nothing more fits, in another way."""
     names = {run.name for run in measured.plan.runs}
-    return any(result.error and not (measured.plan.until_full and does_not_fit(result.error))
-               for result in measured.results if result.name in names)
+    return any(not answered(result, measured.plan) for result in measured.results
+               if result.name in names)
+
+
+def answered(result: Result, plan: Plan) -> bool:
+    """Whether a result is what its run was for: figures, or that it doesn't fit."""
+    outcome = result.outcome
+    return outcome.complete or plan.until_full and outcome.is_too_large
 
 
 # ---- A plan ------------------------------------------------------------------------------------
@@ -165,7 +140,10 @@ class Measurement:
     def __init__(self, study, plan: Plan, setup: Setup, earlier: Measured | None):
         self.study, self.setup = study, setup
         self.path = journal_of(setup.results, study.name)
-        self.tried: set[tuple] = set()  # since this start: the keys of jobs
+        self.jobs: list[Job] = []  # what is left to run, in order
+        self.configs: dict[str, dict] = {}  # by the names of runs
+        self.lengths: dict[str, Length] = {}
+        self.failed: set[str] = set()  # runs that did so since this start
         self.repeats = True  # whether a disturbed run is repeated
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         again = HALVED * setup.halved
@@ -174,24 +152,79 @@ class Measurement:
             setup.machine, setup.matmul_peak or {}, None, {}, list(setup.options), plan,
             folder=setup.results)
 
-    def batches(self) -> dict[str, int]:
-        """What takes the place of the published batch sizes: as in what is measured so far, even
-        where other sizes would fit now."""
-        measured = self.measured
-        if measured.results or measured.plan.batches:  # it has begun
-            return measured.plan.batches
-        return lengths.fitting(self.setup, lengths.fast_of(measured.plan))
-
-    def run(self, plan: Plan, rounds: int, deadline: float | None) -> bool:
+    def run(self, plan: Plan, rounds: int | None, deadline: float | None) -> bool:
         """Runs what is left of so many rounds; returns whether it came to their end. `plan` may
         have other runs than before: their results come to those of the earlier ones."""
+        self.take(plan, rounds)
+        self.begin()
+        while job := self.next_job(deadline):
+            processes.raise_pending()
+            if job.again:
+                print(f"round {job.round}: {job.run.name}: the machine was slower than before: once"
+                      " more", flush=True)
+            result = run_job(job, self.measured, self.study, self.setup,
+                             self.lengths[job.run.name])
+            self.judge(job, result)
+            self.tell(job, result)
+        return all(job.again for job in self.within_reach())
+
+    # ---- What there is to run
+
+    def take(self, plan: Plan, rounds: int | None) -> None:
+        """Makes `plan` what is measured, with the batch sizes that fit, and looks what is left of
+        it. Results of runs whose training step, options or cores have changed since are dropped;
+        only scripts that are other files than was measured are traced for it. Raises UserError,
+        also for options that a script refuses, StackError, OSError."""
         measured, setup = self.measured, self.setup
-        able, scripts = self.take(plan, rounds)
-        jobs = self.jobs(rounds)
-        # Before anything is written: wrong options are told here.
-        configs = lengths.configurations(able, plan, setup) if jobs else {}
-        if jobs:
-            self.trace(able, plan, scripts)
+        # As in what is measured so far, even where other batch sizes would fit now.
+        begun = measured.results or measured.plan.batches
+        plan = lengths.fit(plan, setup, measured.plan.batches if begun else
+                           lengths.fitting(setup, lengths.fast_of(measured.plan)))
+
+        def how(run: Run) -> tuple:
+            return run.options, run.processes, run.cores, run.torchrun
+
+        before = {run.name: how(run) for run in measured.plan.runs}
+        changed = {run.name for run in plan.runs if before.get(run.name, how(run)) != how(run)}
+        rounds = plan.rounds or rounds or self.study.rounds[setup.device]
+        earlier = measured.plan
+        order, looks = earlier.order, earlier.looks
+        if not measured.results and not any(run.after for run in plan.runs):
+            order = order_of(measured.id)
+        if measured.is_finished and WHOLE_ROUNDS <= (earlier.rounds or 0) < rounds:
+            looks += 1
+        measured.plan = replace(plan, rounds=rounds, order=order, looks=looks)
+        able = [run for run in plan.runs if not run.error]
+        measured.sources |= {run.name: sha256(setup.scripts.text(run.script)) for run in able}
+        doubtful = {each.name for each in measured.results
+                    if each.source_sha256 != measured.sources.get(each.name)}
+        self.trace([run for run in able if run.name in doubtful])
+        kept = [each for each in measured.results
+                if measured.stands(each) and each.name not in changed]
+        if dropped := len(measured.results) - len(kept):
+            print(f"{dropped} of {len(measured.results)} runs are measured anew: their scripts'"
+                  " training steps or options have changed since", flush=True)
+        measured.results = kept
+        done = {each.key for each in kept if answered(each, plan)}
+        self.failed |= {each.name for each in kept
+                        if each.key in done and not each.outcome.complete}
+        self.jobs = [job for job in measured.plan.jobs() if job.key not in done]
+        self.configs = lengths.configurations(able, plan, setup) if self.jobs else {}
+
+    def trace(self, runs: list[Run]) -> None:
+        """Notes the training steps of runs. Raises UserError."""
+        measured, setup = self.measured, self.setup
+        found = fingerprints([of_run(setup.scripts.text(run.script), run, measured.plan,
+                                     setup.options, setup.machine) for run in runs])
+        measured.steps |= {run.name: each and each.step
+                           for run, each in zip(runs, found, strict=True)}
+
+    def begin(self) -> None:
+        """All that has to be known before the first run; the journal then has this plan. Raises
+        UserError."""
+        measured, setup, plan = self.measured, self.setup, self.measured.plan
+        if self.jobs:
+            self.trace([run for run in plan.runs if not run.error])
         processes.prepare_tokens(setup.data)
         if measured.differs_from(setup):  # the tokens alone can, and only if they were lost
             raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")
@@ -202,90 +235,64 @@ class Measurement:
             measured.matmul_peak = processes.ask_machine("matmul_peak")
         if plan.within and not plan.epochs:
             plan.epochs = lengths.epochs_within(plan, setup, measured.matmul_peak)
-            measured.plan.epochs = plan.epochs
         append(self.path, measured.as_json())
-        speeds = lengths.speeds_here(measured.study, plan, setup)
-        times = {run.name: lengths.length_of(run, plan, setup, configs[run.name],
-                                             measured.matmul_peak, speeds)
-                 for run in able if run.name in configs}
-        for i, job in enumerate(jobs):
-            processes.raise_pending()
-            if job.run.name in self.out_of_reach():
-                continue
-            seconds = seconds_left([job], measured.results, times)
-            if deadline is not None and time.monotonic() + seconds > deadline:
-                return False
-            result = self.run_job(job, *scripts[job.run.name], times[job.run.name])
-            measured.add(result)
-            if self.repeats and result in measured.disturbed and not result.error and not (
-                    deadline is not None and time.monotonic() + seconds > deadline):
-                print(f"round {job.round}: {job.run.name}: the machine was slower than before:"
-                      " once more", flush=True)
-                again = self.run_job(job, *scripts[job.run.name], times[job.run.name],
-                                     repeats_disturbed=True)
-                measured.add(again)
-                self.repeats = again not in measured.disturbed  # or else it stays that slow
-                result = result if again.error else again
-            if self.may_halve(job.run) and re.search("out of memory", result.error or ""):
-                raise OutOfMemory(f"{job.run.name}: {result.error}")
-            beyond = self.out_of_reach()
-            later = [job for job in jobs[i + 1 :] if job.run.name not in beyond]
-            if plan.until_full:  # how large it gets isn't known
-                tried = {each.name for each in measured.results}
-                later = [job for job in later if job.run.after in tried | {None}]
-            left = in_words(seconds_left(later, measured.results, times))
-            left += " or more" * any(run.after for run in plan.runs)
-            seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
-            print(f"round {job.round}: {job.run.name}{seed}: {told(result, plan)}; {left} left",
-                  flush=True)
-        return True
+        self.estimate(measured.matmul_peak)
 
-    def take(self, plan: Plan, rounds: int) -> tuple[list[Run], dict[str, tuple[Path, bytes]]]:
-        """(the runs of a plan that can run, the script of each by its name); results of runs
-        whose training step, options or cores have changed since are dropped. Only scripts that are
-        other files than was measured are traced for it. Raises UserError, StackError, OSError."""
-        able, measured = [run for run in plan.runs if not run.error], self.measured
-        scripts = {run.name: script_of(run, self.setup) for run in able}
+    def estimate(self, matmul_peak: dict) -> bool:
+        """How long each run trains; returns whether something is known to estimate it by."""
+        plan, setup = self.measured.plan, self.setup
+        speeds = lengths.speeds_here(self.study.name, plan, setup, self.configs)
+        self.lengths = lengths.lengths_of(plan, setup, self.configs, matmul_peak, speeds)
+        return bool(matmul_peak or speeds)
 
-        def how(run: Run) -> tuple:
-            return run.options, run.processes, run.cores, run.torchrun
+    # ---- One run after the other
 
-        before = {run.name: how(run) for run in measured.plan.runs}
-        changed = {run.name for run in plan.runs if before.get(run.name, how(run)) != how(run)}
-        measured.plan = replace(plan, rounds=rounds)
-        measured.sources |= {name: sha256(text) for name, (_, text) in scripts.items()}
-        doubtful = {each.name for each in measured.results
-                    if each.source_sha256 != measured.sources.get(each.name)}
-        self.trace([run for run in able if run.name in doubtful], plan, scripts)
-        kept = [each for each in measured.results
-                if measured.stands(each) and each.name not in changed]
-        if len(kept) < len(measured.results):
-            dropped = len(measured.results) - len(kept)
-            print(f"{dropped} of {len(measured.results)} runs are measured anew: their scripts'"
-                  " training steps or options have changed since", flush=True)
-        measured.results = kept
-        return able, scripts
+    def next_job(self, deadline: float | None) -> Job | None:
+        """Takes the first of those within reach; None where none is, or where by estimate it would
+        end after the deadline."""
+        left = self.within_reach()
+        if not left or deadline is not None and (
+                time.monotonic() + self.seconds(left[:1]) > deadline):
+            return None
+        self.jobs.remove(left[0])
+        return left[0]
 
-    def trace(self, runs: list[Run], plan: Plan, scripts: dict[str, tuple[Path, bytes]]) -> None:
-        """Notes the training steps of runs. Raises UserError."""
-        setup = self.setup
-        found = fingerprints([of_run(scripts[run.name][1], run, plan, setup.options, setup.machine)
-                              for run in runs])
-        self.measured.steps |= {run.name: each and each.step
-                                for run, each in zip(runs, found, strict=True)}
+    def judge(self, job: Job, result: Result) -> None:
+        """Takes a result in, and decides what follows from it. Raises OutOfMemory."""
+        measured, outcome = self.measured, result.outcome
+        measured.add(result)
+        if job.again:
+            self.repeats = result not in measured.disturbed  # or else it stays that slow
+        elif outcome.kind is Kind.OUT_OF_MEMORY and self.may_halve(job.run):
+            raise OutOfMemory(f"{job.run.name}: {outcome.text}")
+        elif not outcome.complete:
+            self.failed.add(job.run.name)
+        elif self.repeats and result in measured.disturbed:
+            self.jobs.insert(0, replace(job, again=True))
 
-    def jobs(self, rounds: int) -> list[Job]:
-        """What there is to run, in order, less what stands."""
-        plan, jobs = self.measured.plan, []
-        for number in range(1, rounds + 1):
-            for run in plan.runs:
-                if not run.error:
-                    jobs.append(Job(run, number, plan.seed_of(number)))
-                    if plan.seed_noise and run is plan.runs[0]:
-                        jobs.append(Job(run, number, plan.first_seed + number))
-        done = {result.key for result in self.measured.results
-                if not result.error or plan.until_full and does_not_fit(result.error)}
-        return [job for job in jobs if job.key not in done]
+    def tell(self, job: Job, result: Result) -> None:
+        """Prints what a run brought, and how long the others will take."""
+        plan, told = self.measured.plan, str(result.outcome)
+        if result.record:
+            loss = result.record.val_loss_after(plan.loss_tokens)
+            told = (f"{result.record.tok_per_sec:,.0f} tok/sec, val loss"
+                    f" {'n/a' if loss is None else f'{loss:.3f}'}, {result.seconds:.0f} s")
+        later = self.within_reach()
+        if plan.until_full:  # how large it gets isn't known
+            tried = {each.name for each in self.measured.results}
+            later = [job for job in later if job.run.after in tried | {None}]
+        left = in_words(self.seconds(later)) + " or more" * any(run.after for run in plan.runs)
+        seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
+        print(f"round {job.round}: {job.run.name}{seed}: {told}; {left} left", flush=True)
+
+    def seconds(self, jobs: list[Job]) -> float:
+        return seconds_left(jobs, self.measured.results, self.lengths)
+
+    def within_reach(self) -> list[Job]:
+        """What is left, without runs that failed, and those that aren't tried for it."""
+        measured = self.measured
+        beyond = self.failed | {run.name for run in measured.plan.runs if measured.why_not(run)}
+        return [job for job in self.jobs if job.run.name not in beyond]
 
     def may_halve(self, run: Run) -> bool:
         """Whether a run on a GPU has a batch size of ours, or its script's own, above 1."""
@@ -297,157 +304,41 @@ class Measurement:
                 and not lengths.option_of("--batch-size", [*plan.options, *setup.options])
                 and set(plan.batches.values()) != {1})
 
-    def out_of_reach(self) -> set[str]:
-        """The names of the runs that failed, and of those that aren't tried for it."""
-        names = {result.name for result in self.measured.results if result.error
-                 and (result.key in self.tried
-                      or self.measured.plan.until_full and does_not_fit(result.error))}
-        for run in self.measured.plan.runs:  # the smaller ones come first
-            if run.after in names or self.measured.why_not(run):
-                names.add(run.name)
-        return names
 
-    def run_job(self, job: Job, script: Path, text: bytes, length: Length, **also) -> Result:
-        """Runs it, and adds it to the journal, its `run` line with what stands in `also`."""
-        run, setup, plan = job.run, self.setup, self.measured.plan
-        if script != run.script:  # not in place
-            write_whole(script, text)
-        # torch.compile keeps what it made, here by script and options, so that studies share it.
-        cache = BUILD / "compiler-cache" / "-".join([sha256(text)[:16], *run.options])
-        environment: dict = dict(TORCHINDUCTOR_CACHE_DIR=str(cache),
-                                 TRITON_CACHE_DIR=str(cache / "triton"))
-        environment |= self.study.environment
-        if run.mbit:
-            environment["PYTHONPATH"] = str(ROOT)  # for the module that makes the hosts
-        if run.processes > 1:
-            environment["OMP_NUM_THREADS"] = "1"  # as torchrun would set it, and say so
-        cold = job.round <= plan.cold_rounds and job.seed == plan.seed_of(job.round)
-        if cold:
-            shutil.rmtree(cache, ignore_errors=True)
-        self.tried.add(job.key)
-        BUILD.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
-            folder = Path(name)
-            command = command_of(job, plan, setup, script, length, folder)
-            start = dict(event="run", id=self.measured.id, name=run.name, round=job.round,
-                         seed=job.seed, cache="cold" if cold else "warm", command=printed(command),
-                         source_sha256=self.measured.sources[run.name],
-                         step=self.measured.steps.get(run.name), **also)
-            append(self.path, start)
-            began, timeout = time.perf_counter(), HANG_SECONDS + 5 * length.seconds
-            hung = None
-            try:
-                code, _, err = processes.run_child(command, timeout=timeout, cores=run.cores,
-                                                   **environment)
-            except subprocess.TimeoutExpired:
-                code, err = 1, ""
-                hung = f"ended after {timeout:.0f} s: it hung, or is far too slow"
-            ran = dict(event="ran", seconds=time.perf_counter() - began, exit=code, error=None)
-            lines, events = read_child(folder / "results")
-            error = hung or (make_result(start, events, ran).error if events else None)
-            if code and (not error or error.startswith("killed")):
-                error = processes.error_line(err) if code > 0 else f"ended by signal {-code}"
-            rank = re.search(r"^error: (rank \d+: .+)", err, re.MULTILINE)
-            if error and rank:  # why the other ranks, and so the record, came to no end
-                error = rank[1]
-            if not error and not events:
-                error = "it left no record"
-            if not error:
-                try:
-                    self.study.collect(setup, folder / "results")
-                except ValueError as reason:
-                    error = str(reason)
-        ran |= dict(error=error, load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-                    matmul_rate=None)
-        try:
-            ran["matmul_rate"] = processes.ask_machine("matmul_rate")
-        except UserError as reason:
-            print(f"the rate of matrix products isn't known: {reason}", file=sys.stderr)
-        finally:  # also when it is interrupted here
-            append(self.path, lines, ran)
-        return make_result(start, events, ran)
-
-
-def script_of(run: Run, setup: Setup) -> tuple[Path, bytes]:
-    """(where a run's script lies or will lie, in a folder named by its content; its text). Raises
-    StackError, OSError."""
-    text = setup.scripts.text(run.script)
-    if isinstance(run.script, Path):
-        return run.script, text
-    return BUILD / "scripts" / sha256(text)[:16] / f"{run.name}.py", text
-
-
-def command_of(job: Job, plan: Plan, setup: Setup, script: Path, length: Length,
-               scratch: Path) -> list:
-    run, launcher = job.run, []
-    if run.mbit:
-        launcher = ["-m", "bench.hosts", "--mbit", f"{run.mbit:g}"]
-    elif run.torchrun:
-        launcher = ["-m", "torch.distributed.run", "--standalone",
-                    f"--nproc_per_node={run.processes}"]
-    options = [scratch if part == SCRATCH else part for part in run.options]
-    return [
-        sys.executable, *launcher, script, "--name", run.name, "--device", setup.device,
-        "--data", setup.data, "--results-dir", scratch / "results", "--seed", job.seed,
-        *length.options, *plan.options, *setup.options, *options,
-    ]
-
-
-def printed(command: list) -> str:
-    """A command as a user would type it."""
-    return shlex.join(["python", *map(processes.relative_part, command[1:])])
-
-
-def read_child(folder: Path) -> tuple[bytes, list[dict]]:
-    """(the whole lines of the one record in a folder, its events); nothing without one."""
-    lines, events = b"", []
-    for path in folder.glob("*.jsonl"):
-        for line in path.read_bytes().splitlines(keepends=True):
-            try:
-                events.append(dict(json.loads(line)))
-                lines += line.rstrip(b"\n") + b"\n"
-            except (ValueError, TypeError):  # cut off, with the run
-                break
-    return lines, events
-
-
-def told(result: Result, plan: Plan) -> str:
-    if result.error:
-        return f"failed: {result.error.removeprefix('failed: ')}"
-    loss = result.record.val_loss_after(plan.loss_tokens)
-    text = "n/a" if loss is None else f"{loss:.3f}"
-    return f"{result.record.tok_per_sec:,.0f} tok/sec, val loss {text}, {result.seconds:.0f} s"
+def order_of(id: str) -> int:
+    """The seed of the order of a measurement's runs: another one in each."""
+    return zlib.crc32(id.encode())
 
 
 def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     """Prints the commands that the study's first plan would run, and how long it would take, by
-    what is measured already; it measures nothing, and leaves no results. Raises as run_study."""
+    what is measured already; it measures nothing, and leaves no results, only the scripts, so that
+    the commands can be typed. Raises as run_study."""
     plan = next(study.plans(setup))
-    rounds = plan.rounds or rounds or study.rounds[setup.device]
     earlier = earlier_measurement(study, plan, setup, None, required=True) if resume else None
     known = newest([each for each in read_journal(journal_of(setup.results, study.name))
                     if each.kind == plan.kind])
-    results = known[0].results if known else []
-    peak = known[0].matmul_peak if known else {}
-    speeds = lengths.speeds_here(study.name, plan, setup)
-    measurement = Measurement(study, plan, setup, earlier)
-    plan = lengths.fit(plan, setup, measurement.batches())
-    able, _ = measurement.take(plan, rounds)
-    configs = lengths.configurations(able, plan, setup)
-    times = {run.name: lengths.length_of(run, plan, setup, configs[run.name], peak, speeds)
-             for run in able}
-    beyond = measurement.out_of_reach()
-    jobs = [job for job in measurement.jobs(rounds) if job.run.name not in beyond]
-    for job in jobs:
-        script, _ = script_of(job.run, setup)
-        command = command_of(job, plan, setup, script, times[job.run.name], BUILD / "scratch")
-        print(f"round {job.round}: {printed(command)}")
+    one = Measurement(study, plan, setup, earlier)
+    one.take(plan, rounds)
+    estimated = one.estimate(known[0].matmul_peak if known else
+                             lengths.peak_by_hand(setup, one.configs))
+    jobs, groups = one.within_reach(), {}
+    for job in jobs:  # those of a run differ by their round, and in a group of its own by the seed
+        own = job.seed == plan.seed_of(job.round)
+        groups.setdefault((job.run.name, own), []).append(job)
+    for (name, _), (job, *more) in groups.items():
+        command = command_of(job, one.measured.plan, setup, one.lengths[name], BUILD / "scratch")
+        seeds = sorted({each.seed for each in more} - {job.seed})
+        others = f" (then --seed {', '.join(map(str, seeds))})" * bool(seeds)
+        print(f"{len(more) + 1} round{'s' * bool(more)}: {printed(command)}{others}")
     for run in plan.runs:
         if run.error:
             print(f"not run: {run.label}: {run.error}")
-    if known or speeds:
+    if estimated:
+        results = known[0].results if known else []
         source = "by an earlier one" if results else "a rough estimate"
-        print(f"{len(jobs)} runs, about {in_words(seconds_left(jobs, results, times))} ({source})")
+        left = in_words(seconds_left(jobs, results, one.lengths))
+        print(f"{len(jobs)} runs, about {left} ({source})")
     else:
         rough = "; --max-tokens follows from a rate that isn't measured" * bool(plan.seconds)
         print(f"{len(jobs)} runs; no estimate yet: nothing is measured here{rough}")

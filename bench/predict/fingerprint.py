@@ -5,8 +5,8 @@
     step    the same with every number (learning rate, weight decay, dropout), the batch size, the
             precision of matrix products, attention's kernels, what keeps memory, how batches are
             loaded: what a measurement depends on
-    reach   a hash of the lines that train(), the model and Config reach: while it stays the same,
-            so do the other two, and nothing has to be traced
+    reach   a hash of the lines that train(), the model, Config and configure() reach: while it
+            stays the same, so do the other two, and nothing has to be traced
 
 Help texts, messages, the record and errors are in none of them. A trace needs PyTorch, and runs in
 a child, bench.predict.operators; this module doesn't load it. A fingerprint names the
@@ -28,7 +28,7 @@ from bench import processes
 from bench.common import BUILD, REFERENCE, ROOT, UserError, read_kept, trained_in, write_whole
 
 NAME = "fingerprints.json"  # in results/reference and in build: what was traced before
-ROOTS = "train", "GPTModel", "Config", "huge_pages", "keep_memory"
+ROOTS = "train", "GPTModel", "Config", "configure"
 
 
 class Fingerprint(NamedTuple):
@@ -59,8 +59,8 @@ def of_run(text: bytes, run, plan, options: list[str], machine: dict) -> Request
 
 @cache
 def reach(text: bytes) -> str:
-    """A hash of what train(), the model and Config reach by name among a script's definitions, and
-    of the statements beside these; that of the whole text, if it isn't Python."""
+    """A hash of what ROOTS reach by name among a script's definitions, and of the statements beside
+    these; that of the whole text, if it isn't Python."""
     try:
         tree = Plain().visit(ast.parse(text))
     except (SyntaxError, ValueError):

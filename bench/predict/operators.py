@@ -159,9 +159,9 @@ def on_any_machine(device: str):
         yield
 
 
-def kept_memory(module, device: str) -> list:
-    """What huge_pages() and keep_memory() of a script do, where it has them: calls of C functions,
-    and changes of the environment."""
+def configured(module, device: str, options: list[str]) -> tuple:
+    """A script's settings, and what it does besides, to keep memory: calls of C functions, and
+    changes of the environment."""
     done: list = []
 
     class Library:
@@ -170,10 +170,9 @@ def kept_memory(module, device: str) -> list:
 
     with on_any_machine(device), mock.patch("ctypes.CDLL", lambda *_, **__: Library()):
         before = dict(os.environ)
-        for name in ("huge_pages", "keep_memory"):
-            getattr(module, name, lambda: None)()
+        config = module.configure(["--device", "cpu", *options])
         done += sorted(os.environ.items() - before.items())
-    return done
+    return config, done
 
 
 def fingerprint(script: Path, options: list[str], device: str, dtype: str) -> tuple[str, str]:
@@ -187,8 +186,8 @@ def fingerprint(script: Path, options: list[str], device: str, dtype: str) -> tu
             "torch.backends.cuda.enable_cudnn_sdp",  # without effect on a CPU, so of one mark
             lambda on: switch(on and device == "cuda")):
         module = load_script(script)
-        notes.mark(kept_memory(module, device), graph=False)
-        config = module.configure(["--device", "cpu", *options])
+        config, kept = configured(module, device, options)
+        notes.mark(kept, graph=False)
         if getattr(config, "dtype", None) == "auto":  # whatever this computer has
             config.dtype = dtype
         notes.mark(config.layers)

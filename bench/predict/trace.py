@@ -408,7 +408,7 @@ def trace(module, options: list[str], batch: int) -> dict:
     return dict(
         events=run.events, step=step, evaluation=evaluation,
         tokens=config.batch_size * config.context_length,
-        flops_per_token=module.count_parameters(model, config)[1])
+        flops_per_token=module.count_parameters(model, config)["flops_per_token"])
 
 
 def begin_ranks() -> None:

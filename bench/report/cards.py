@@ -3,13 +3,23 @@
 import math
 import re
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from bench.catalogue import published
 from bench.common import REFERENCE, short_name
 from bench.judge.rows import Row, ratio
 from bench.report import check
-from bench.report.tables import Column, Table, bold, cell, found_in, markdown, within_01
+from bench.report.tables import (
+    Column,
+    Table,
+    bold,
+    cell,
+    found_in,
+    markdown,
+    number,
+    within_01,
+    words,
+)
 from patches import stack
 
 
@@ -19,57 +29,45 @@ def machines(first: Path) -> list[Path]:
                      if path.parent != first)]
 
 
-def ladder_of(machine: Path) -> tuple:
-    """(its newest measurement, rows by the run's name); (None, {}) without one."""
-    measured, rows = next(iter(found_in(machine, "ladder")), (None, []))
-    return measured, {row.run.name: row for row in rows}
+def ladders(first: Path) -> list[tuple]:
+    """(its newest measurement, rows by the run's name) of each machine that has a ladder."""
+    found = [found_in(machine, "ladder") for machine in machines(first)]
+    return [(measured, {row.run.name: row for row in rows})
+            for (measured, rows), *_ in filter(None, found)]
 
 
 # ---- A line for each machine -------------------------------------------------------------------
-
-
-class Result(NamedTuple):
-    machine: str
-    baseline: float | None  # tok/sec of 00
-    optimized: float | None  # of 01, or of 02
-    factor: float | None
-    time: str = "–"  # how many times as fast it is to the same loss
 
 
 def results(first: Path, pages: str) -> str:
     """00 and 01 of every machine, the published ones first; `pages` is where results/ lies, seen
     from the page."""
     stages, source = published().stages, published().address
-    plain, fast, many = (stages[name] for name in ("00", "01", "02"))
-    lines = [Result(f"1 × A100, [published]({source}), techniques 1 to 10",
-                    plain.tok_per_sec, fast.tok_per_sec, fast.tok_per_sec / plain.tok_per_sec),
-             Result(f"{many.gpus} × A100, published", None, many.tok_per_sec,
-                    many.tok_per_sec / plain.tok_per_sec)]
-    techniques = sum(patch.name != "ddp" for patch in stack.load())
-    for folder in machines(first):
-        measured, rows = ladder_of(folder)
-        if not measured:
-            continue
+    plain, fast, many = (stages[name].tok_per_sec for name in ("00", "01", "02"))
+    gpus, techniques = stages["02"].gpus, sum(patch.name != "ddp" for patch in stack.load())
+    lines = [dict(machine=f"1 × A100, [published]({source}), techniques 1 to 10", plain=plain,
+                  fast=fast, factor=fast / plain),
+             dict(machine=f"{gpus} × A100, published", fast=many, factor=many / plain)]
+    for measured, rows in ladders(first):
         known = [row for row in rows.values() if row.tok_per_sec and row.run.processes == 1]
-        plain, fast = rows.get(Path(stack.FIRST).stem), known[-1] if known else None
-        if not plain or not fast or not fast.factor_baseline:
+        if not known or known[0].run.rung != 0 or not known[-1].factor_baseline:
             continue
-        number = fast.run.rung
-        so_far = f", {number} of {techniques} techniques" * (number < techniques)
-        machine = measured.machine
-        model = {row.record.config["model"] for row in rows.values() if row.record}
+        last, machine, folder = known[-1], measured.machine, measured.folder
+        so_far = (f", {last.run.rung} of {techniques} techniques"
+                  * (last.run.rung < techniques))
+        models = sorted({row.record.config["model"] for row in rows.values() if row.record})
         cores = "" if machine["gpus"] else f", {machine['threads']} cores"
         where = f"{pages}/reference/{folder.name}"
-        lines.append(Result(
-            f"{short_name(machine)}{cores}, `{'`, `'.join(sorted(model))}`{so_far}:"
-            f" [findings]({where}/README.md), [all tables]({where}/report.md)",
-            plain.tok_per_sec, fast.tok_per_sec, fast.factor_baseline, times_to_loss(folder)))
+        lines.append(dict(
+            machine=f"{short_name(machine)}{cores}, `{'`, `'.join(models)}`{so_far}:"
+                    f" [findings]({where}/README.md), [all tables]({where}/report.md)",
+            plain=known[0].tok_per_sec, fast=last.tok_per_sec, factor=last.factor_baseline,
+            time=times_to_loss(folder)))
     return markdown(Table([
-        Column("machine", lambda line: line.machine, True),
-        Column("00, tok/sec", lambda line: cell(line.baseline, ",.0f")),
-        Column("all techniques, tok/sec", lambda line: cell(line.optimized, ",.0f")),
-        Column("speed", lambda line: f"**{line.factor:.1f}×**"),
-        Column("to the same loss", lambda line: line.time, True)], lines))
+        words("machine", "machine"), number("00, tok/sec", "plain", ",.0f"),
+        number("all techniques, tok/sec", "fast", ",.0f"),
+        Column("speed", lambda line: f"**{line['factor']:.1f}×**"),
+        Column("to the same loss", lambda line: line.get("time", "–"), True)], lines))
 
 
 def times_to_loss(machine: Path) -> str:
@@ -82,8 +80,8 @@ def times_to_loss(machine: Path) -> str:
         target = next(iter(measured.plan.targets.values()))
         times = {row.label: row.seconds_to(target) for row in rows}
         tuned = [row for row in rows if row.run.rate]
-        best = {row.run.stage: row.seconds_to(target) for row in tuned}
-        compiled = {row.run.stage: row.seconds_to(target, True) for row in tuned}
+        best, compiled = ({row.run.stage: row.seconds_to(target, with_first) for row in tuned}
+                          for with_first in (False, True))
         fastest = min(best, key=lambda stage: best[stage] or math.inf, default=None)
         parts = [("01 at its defaults", ratio(times.get("00"), times.get("01"))),
                  ("over 00 at its best: 01", ratio(best.get("00"), best.get("01")))]
@@ -100,61 +98,40 @@ def times_to_loss(machine: Path) -> str:
 # ---- A line for each technique -----------------------------------------------------------------
 
 
-class Technique(NamedTuple):
-    number: str
-    link: str
-    loss: str
-    published: stack.Published | None
-    published_factor: float | None  # over the one before it
-    measured: list[Row | None]  # by each machine
-    in_01: list[str]  # what it brings within 01, by each machine
-
-
 def techniques(first: Path) -> str:
     """What each technique is, what it does to the loss, and what it brought over the one before it:
-    published, and on each machine."""
-    ladders = [ladder for ladder in map(ladder_of, machines(first)) if ladder[0]]
-    left_out = [of_as_many(measured.folder, rows) for measured, rows in ladders]
-    baseline, before, rows = published().stages["00"], None, []
-    for number, patch in enumerate([None, *stack.load()]):
-        figures = patch.published if patch else baseline
+    published, and on each machine; of a GPU also its memory (a CPU's is that of all the process).
+    """
+    found, before, rows = ladders(first), None, []
+    within = [of_as_many(measured.folder, ladder) for measured, ladder in found]
+    for place, patch in enumerate([None, *stack.load()]):
+        figures = patch.published if patch else published().stages["00"]
         ddp = bool(patch) and patch.name == "ddp"
-        link = f"baseline, [`{stack.FIRST}`]({stack.FIRST})" if not patch else (
-            f"[{patch.fields['Technique']}](patches/{patch.name}.patch)"
-            + f", on {figures.gpus if figures else 1} GPUs" * ddp)
         name = Path(stack.file_of(patch.name) if patch else stack.FIRST).stem
-        rows.append(Technique(
-            "" if ddp else str(number), link, patch.fields["Loss"].split()[0] if patch else "",
-            figures, figures and before and figures.tok_per_sec / before.tok_per_sec,
-            [ladder.get(name) for _, ladder in ladders],
-            [texts.get(name, "") for texts in left_out]))
+        row: dict[str, Any] = dict(
+            number="" if ddp else str(place), figures=figures,
+            technique=f"baseline, [`{stack.FIRST}`]({stack.FIRST})" if not patch else
+            f"[{patch.fields['Technique']}](patches/{patch.name}.patch)"
+            + f", on {figures.gpus if figures else 1} GPUs" * ddp,
+            loss=patch and patch.fields["Loss"].split()[0],
+            factor=figures and before and figures.tok_per_sec / before.tok_per_sec)
+        for (measured, ladder), in_01 in zip(found, within, strict=True):
+            own = ladder.get(name)
+            row[measured.folder.name] = dict(
+                row=own, within=in_01.get(name),
+                factor=own and bold(cell(own.factor, ".2f"), own.verdict))
+        rows.append(row)
         before = figures or before
-
-    def columns_of(place: int, machine: dict) -> list[Column]:
-        """Its factors; and the memory of a GPU (a CPU's is that of all the process)."""
-        def factor(row: Technique) -> str:
-            own = row.measured[place]
-            return bold(cell(own.factor, ".2f"), own.verdict) if own else ""
-
-        def memory(row: Technique) -> str:
-            own = row.measured[place]
-            return cell(own.reserved_gb, ".2f") if own else ""
-
-        name = short_name(machine)
-        columns = [Column(f"{name}: ×", factor),
-                   Column(f"{name}: × within 01", lambda row: row.in_01[place]),
-                   Column(f"{name}: GB", memory)]
-        return columns if machine["gpus"] else columns[:2]
-
-    return markdown(Table([
-        Column("#", lambda row: row.number), Column("technique", lambda row: row.link, True),
-        Column("loss", lambda row: row.loss, True),
-        Column("published tok/sec", lambda row: cell(
-            row.published and row.published.tok_per_sec, ",.0f")),
-        Column("×", lambda row: cell(row.published_factor, ".2f")),
-        Column("GB", lambda row: cell(row.published and row.published.reserved_gb, ".2f")),
-        *(column for place, (measured, _) in enumerate(ladders)
-          for column in columns_of(place, measured.machine))], rows))
+    columns = [number("#", "number"), words("technique", "technique"), words("loss", "loss"),
+               number("published tok/sec", "figures.tok_per_sec", ",.0f"),
+               number("×", "factor", ".2f"), number("GB", "figures.reserved_gb", ".2f")]
+    for measured, _ in found:
+        name, key = short_name(measured.machine), measured.folder.name
+        columns += [number(f"{name}: ×", f"{key}.factor"),
+                    number(f"{name}: × within 01", f"{key}.within"),
+                    *[number(f"{name}: GB", f"{key}.row.reserved_gb", ".2f")]
+                    * bool(measured.machine["gpus"])]
+    return markdown(Table(columns, rows))
 
 
 def of_as_many(folder: Path, ladder: dict[str, Row]) -> dict[str, str]:
@@ -167,40 +144,36 @@ def of_as_many(folder: Path, ladder: dict[str, Row]) -> dict[str, str]:
 # ---- Cards -------------------------------------------------------------------------------------
 
 
-def cards(first: Path, patches: list[stack.Patch], study: str) -> str:
-    """A card for each technique, or variant: its header, and what it brings: published, measured on
-    each machine by `study`, and predicted."""
-    found = [pair for folder in machines(first) for pair in found_in(folder, study)]
-    texts, expected = [], check.expected()
-    for number, patch in enumerate(patches, 1):
-        heading = patch.fields["Technique"]
+def cards(first: Path, study: str, unchanged: bool = True) -> str:
+    """A card for each technique of the study ladder, or for each variant that leaves the loss
+    `unchanged` or doesn't: its header, and what it brings: published, measured on each machine, and
+    predicted."""
+    patches = stack.load() if study == "ladder" else [
+        patch for patch in stack.load_variants()
+        if (patch.fields["Loss"] == "unchanged") == unchanged]
+    measured = [(short_name(each.machine), row) for folder in machines(first)
+                for each, rows in found_in(folder, study) for row in rows]
+    figures: list[tuple[str, Any]] = [
+        *measured, *(("predicted for an H100", each) for each in check.expected())]
+    texts = []
+    for place, patch in enumerate(patches, 1):
+        fields, heading = patch.fields, patch.fields["Technique"]
         if study == "ladder" and patch.name != "ddp":
-            heading = f"{number}. {heading}"
-        prose = patch.header.decode().split("\n\n")[1:]
+            heading = f"{place}. {heading}"
         lines = sum(len(new) - len(old) for _, old, _, new in patch.hunks)
-        sources = ", ".join(f"<{each}>" for each in patch.fields["Source"].split(", "))
         facts = [f"[`{patch.name}`](../{patch.file}): {lines:+} lines",
-                 "; ".join(f"{name.lower()}: {patch.fields[name]}" for name in (
-                     "Loss", "Hardware", "Needs", "Excludes") if name in patch.fields),
-                 f"source: {sources}"]
+                 "; ".join(f"{name.lower()}: {fields[name]}"
+                           for name in ("Loss", "Hardware", "Needs", "Excludes") if name in fields),
+                 "source: " + ", ".join(f"<{each}>" for each in fields["Source"].split(", "))]
         if patch.published:
             facts.append(f"published: {patch.published.tok_per_sec:,.0f} tok/sec,"
                          f" {patch.published.reserved_gb:.2f} GB")
-        facts += [brings(short_name(measured.machine), row.label, row.factor, row.memory_factor)
-                  for measured, rows in found for row in rows
-                  if row.factor and patch.name == row.run.script]
-        facts += [brings("predicted for an H100", row.label,
-                         row.tok_per_sec / row.versus.tok_per_sec,
-                         row.gigabytes / row.versus.gigabytes)
-                  for row in expected if row.script == patch.name and row.versus]
-        texts.append("\n\n".join([f"## {heading[0].upper()}{heading[1:]}",
-                                  *(" ".join(part.split()) for part in prose if part.strip()),
+        for where, row in figures:
+            if row.factor and row.run.script == patch.name:
+                options = " ".join(re.findall(r"--[^`]+", row.label))
+                facts.append(f"{where}{f', `{options}`' * bool(options)}: {row.factor:.2f} times"
+                             f" the speed, {row.memory_factor:.2f} times the memory")
+        prose = [" ".join(part.split()) for part in patch.header.decode().split("\n\n")[1:]]
+        texts.append("\n\n".join([f"## {heading[0].upper()}{heading[1:]}", *filter(None, prose),
                                   "- " + "\n- ".join(facts)]))
     return "\n\n".join(texts) + "\n"
-
-
-def brings(where: str, label: str, speed: float, memory: float) -> str:
-    """A card's line; of a variant that has options it names them."""
-    options = " ".join(re.findall(r"--[^`]+", label))
-    return (f"{where}{f', `{options}`' * bool(options)}: {speed:.2f} times the speed,"
-            f" {memory:.2f} times the memory")

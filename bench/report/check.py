@@ -1,28 +1,27 @@
-"""The tables of docs/fits.md, docs/gpus.md and docs/predictions.md: what is kept of predictions in
+"""The tables of docs/fits.md and docs/predictions.md: what is kept of predictions in
 results/reference/, and beside it what others and this project's machines have measured."""
 
 import json
-import re
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
 
-from bench.catalogue import EPOCHS, FLOAT16, Run, Scripts, published
+from bench.catalogue import Run, Scripts, published
 from bench.common import REFERENCE, UserError, short_name
+from bench.judge.rows import over
 from bench.measure.lengths import PUBLISHED
 from bench.predict.speed import BANDWIDTH, CARDS, GB, KINDS, RANGE, TERA, Card
-from bench.predict.store import NAME, Prediction, earlier, kept, key_of, largest
-from bench.report.tables import Column, Table, cell, found_in, markdown
-from patches import stack
+from bench.predict.store import NAME, Prediction, kept, key_of
+from bench.report import tables
+from bench.report.tables import RUN, SPEED, Column, Table, found_in, number, words
 
 GPT2 = ["--model", "gpt2"]
 LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
-WELL_KNOWN = "RTX 3060", "RTX 4090", "A100 80 GB", "H100"
 PUBLISHED_ON = "A100 40 GB"  # probably: batch 32 was the largest that fitted
 # The published clock ran on while, at each log line, eight workers started that load a batch of
 # each text: the seconds of that, fitted. Lines came every 15 steps in 00, 10 in 01, 5 in 02.
 PER_LINE = 0.4
+ONE_PROGRAM = "twenty cards"  # of the sources: on its cards the predictions were fitted
 
 
 used: list[tuple[str | Path, list[str], Prediction]] = []  # by the table that is being made
@@ -65,210 +64,155 @@ def published_others() -> dict:
     return json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
 
 
-def ladder(scripts: Scripts) -> list[tuple[int, Run, int, Prediction]]:
-    """(number, rung, published batch size, its prediction) of each rung."""
-    return [(number, run, 8 if number < 10 else 32, prediction_of(scripts, run.script, GPT2))
-            for number, run in enumerate(scripts.rungs(4))]
+# ---- Predicted beside measured -----------------------------------------------------------------
 
 
-def memory_table() -> Table:
-    """Each rung's published memory beside the predicted one. Raises UserError, StackError."""
-    theirs, rows, ours = published().reserved_gb, [], []
-    before: Prediction = None  # of the rung before
-    for number, run, batch, known in ladder(Scripts()):
-        ours.append(known.needs[batch].reserved / 1024)
-        if run.torchrun:  # 02 is the last rung with DDP, the published program rung 10 with it
-            added = median(known.needs[size].reserved - before.needs[size].reserved
-                           for size in known.needs if size >= batch)
-            rows.append(("10, with DDP", 32, theirs["ddp"], ours[10] + added / 1024))
-        elif run.script in theirs:
-            rows.append((run.label, batch, theirs[str(run.script)], ours[number]))
-        before = known
-    return Table([
-        Column("rung", lambda row: row[0], True), Column("batch", lambda row: str(row[1])),
-        Column("published", lambda row: f"{row[2]:.2f}"),
-        Column("predicted", lambda row: f"{row[3]:.2f}"),
-        Column("error", lambda row: f"{row[3] / row[2] - 1:+.1%}")], rows)
+def beside(measured: float, predicted: float, **about) -> dict:
+    """A row of a table of measured, or published, figures and predicted ones."""
+    return about | dict(measured=measured, predicted=predicted, error=predicted / measured - 1)
 
 
-def clock_table() -> Table:
-    """Each rung's published time per step beside the predicted one, by the published clock and of
-    training alone; and what each technique brings by both. Raises UserError, StackError."""
-    card, rows = CARDS[PUBLISHED_ON], []
-    for number, run, batch, known in ladder(Scripts()):
-        ddp = run.torchrun  # the published one is rung 10 with it
-        if run.published is None:
-            continue
-        prediction = rows[-1]["prediction"] if ddp else known
-        alone = sum(prediction.seconds(batch, card).values())
-        evaluation = sum(prediction.seconds(8, card, "evaluation").values()) * batch / 8
-        steps = 5 if ddp else 10 if number == 10 else 15
-        tokens = batch * prediction.context_length
-        row: dict[str, Any] = dict(
-            label="10, with DDP" if ddp else run.label, batch=batch, steps=steps,
-            evaluation=evaluation, alone=alone, clock=alone + (evaluation + PER_LINE) / steps,
-            published=tokens * run.processes / run.published, prediction=prediction)
-        if rows and not ddp:
-            before = rows[-1]
-            row["factor"] = before["alone"] / before["batch"] * batch / alone
-            row["theirs"] = before["published"] / before["batch"] * batch / row["published"]
-        rows.append(row)
-
-    def milliseconds(heading: str, name: str) -> Column:
-        return Column(heading, lambda row: f"{1000 * row[name]:,.0f}")
-
-    return Table([
-        Column("rung", lambda row: row["label"], True),
-        Column("batch", lambda row: str(row["batch"])),
-        milliseconds("training alone, predicted", "alone"),
-        milliseconds("by the published clock, predicted", "clock"),
-        milliseconds("published", "published"),
-        Column("error", lambda row: f"{row['clock'] / row['published'] - 1:+.0%}"),
-        Column("left per log line, s", lambda row: "{:.2f}".format(
-            (row["published"] - row["alone"]) * row["steps"] - row["evaluation"])),
-        Column("× published", lambda row: cell(row.get("theirs"), ".2f")),
-        Column("× training alone, predicted", lambda row: cell(row.get("factor"), ".2f"))], rows)
+def figures(measured: str, form: str, error: str) -> list[Column]:
+    """The columns of both, the first under the heading `measured`."""
+    return [number(measured, "measured", form), number("predicted", "predicted", form),
+            number("error", "error", error)]
 
 
-def others() -> list[dict]:
-    """What others have measured, with `predicted` tok/sec and, in MiB, memory. Most of theirs keep
-    the logits of the whole batch, so the variant of 01 is taken back to rung 13. Raises
-    UserError."""
-    data, scripts, rows = published_others(), Scripts(), []
-    for row in data["rows"]:
-        source = data["sources"][row["source"]]
-        known = prediction_of(scripts, source["script"], [*GPT2, *source["options"]])
-        need = known.needs.get(row["batch"])
-        if source["unaligned_head"]:  # as our script's isn't
-            known = known._replace(works={
-                batch: {part: {name + " unaligned" * name.startswith("head "): figures
-                               for name, figures in work.items()} for part, work in each.items()}
-                for batch, each in known.works.items()})
-        rows.append(row | dict(
-            predicted_mib=need and need.reserved,
-            predicted=known.tok_per_sec(row["batch"], CARDS[row["card"]], row["micro_batches"])))
-    return rows
+@dataclass
+class Expected:
+    """A run on an H100, and the one that it is compared to: its figures have the names of Row's."""
 
-
-def off(row: dict) -> float:
-    return row["predicted"] / row["tok_per_sec"] - 1
-
-
-def others_table() -> Table:
-    """Their tok/sec beside the predicted one."""
-    return Table([
-        Column("measured by", lambda row: row["source"], True),
-        Column("card", lambda row: row["card"], True),
-        Column("batch", lambda row: str(row["batch"])),
-        Column("measured", lambda row: f"{row['tok_per_sec']:,}"),
-        Column("predicted", lambda row: f"{row['predicted']:,.0f}"),
-        Column("error", lambda row: f"{off(row):+.0%}")], others())
-
-
-def others_memory_table() -> Table:
-    """Their memory, as nvidia-smi tells it, beside the predicted one; the least of all cards. Below
-    16 windows ours is set by its evaluation, in float32."""
-    least = {}
-    for row in others():
-        if row.get("mib") and row["batch"] >= 16:
-            least[row["batch"]] = min(least.get(row["batch"], row), row, key=lambda x: x["mib"])
-
-    def logits(row: dict) -> float:  # two copies in bfloat16
-        return 2 * row["batch"] * 1024 * 50_304 * 2 / 1024**2
-
-    def gb(heading: str, value) -> Column:
-        return Column(heading, lambda row: f"{value(row) / 1024:.2f}")
-
-    return Table([
-        Column("batch", lambda row: str(row["batch"])),
-        gb("reserved, predicted", lambda row: row["predicted_mib"]),
-        gb("and twice the logits", lambda row: row["predicted_mib"] + logits(row)),
-        gb("in use there", lambda row: row["mib"]),
-        Column("error", lambda row:
-               f"{(row['predicted_mib'] + logits(row)) / row['mib'] - 1:+.1%}")],
-        [least[batch] for batch in sorted(least)])
-
-
-def summary_of_others() -> str:
-    """One line: how far off the predictions were."""
-    known = others()
-    first = [abs(off(row)) for row in known if row["source"] == "twenty cards"]
-    rest = [abs(off(row)) for row in known if row["source"] != "twenty cards"]
-    cards = {row["card"] for row in known if row["source"] == "twenty cards"}
-    inside = sum(abs(1 / (1 + off(row)) - 1) <= RANGE
-                 for row in known if row["source"] == "twenty cards")
-    return (f"{len(cards)} cards, one program: {inside} of {len(first)} figures lie in the printed"
-            f" range of {RANGE:.0%} either way; median error {median(first):.0%} (of what was"
-            f" measured), worst {max(first):.0%}."
-            f" Other programs: median {median(rest):.0%}, worst {max(rest):.0%}.")
-
-
-def where_table() -> Table:
-    """Where a step of 01 goes on three cards, in milliseconds. Raises UserError, StackError."""
-    scripts, names = Scripts(), ("A100 80 GB", "H100", "H200")
-    known = prediction_of(scripts, scripts.stage("01").script, GPT2)
-    times = {name: known.seconds(32, CARDS[name]) for name in names}
-    columns = [Column("", lambda kind: kind, True)]
-    for name in names:
-        columns += [
-            Column(f"{name}, ms", partial(milliseconds, times[name])),
-            Column("× speed without", partial(speed_without, times[name]))]
-    return Table(columns, [kind for kind in KINDS if any(each[kind] for each in times.values())])
-
-
-def milliseconds(times: dict[str, float], kind: str) -> str:
-    return f"{1000 * times[kind]:.1f}"
-
-
-def speed_without(times: dict[str, float], kind: str) -> str:
-    whole = sum(times.values())
-    return f"{whole / (whole - times[kind]):.2f}"
-
-
-class Expected(NamedTuple):
-    """What a rung, over the one before, or a variant, over 01, should bring on an H100."""
-
-    script: str | Path
-    label: str
+    run: Run
     batch: int
     prediction: Prediction
     versus: "Expected | None"
+
+    @property
+    def label(self) -> str:
+        return self.run.label
 
     @property
     def tok_per_sec(self) -> float:
         return self.prediction.tok_per_sec(self.batch, CARDS["H100"])
 
     @property
-    def gigabytes(self) -> float:
+    def reserved_gb(self) -> float:
         return self.prediction.needs[self.batch].reserved / 1024
 
+    factor = over("versus", "tok_per_sec")
+    memory_factor = over("versus", "reserved_gb")
 
-def expected() -> list[Expected]:
-    """Of every rung on one GPU, and of each variant that can be traced. Raises UserError."""
-    scripts, rows, before = Scripts(), [], None
-    for _, run, batch, known in ladder(scripts):
-        if not run.torchrun:
-            before = Expected(run.script, run.label, batch, known, before)
-            rows.append(before)
-    for run in alternatives(scripts):
-        known = kept(scripts, run.script, [*GPT2, *run.options], REFERENCE)
-        if known:  # else it can't be traced
-            used.append((run.script, [*GPT2, *run.options], known))
-            rows.append(Expected(run.script, f"`{run.label}`", 32, known, before))
+
+def ladder() -> list[Expected]:
+    """Every rung at its published batch size, over the one before; the last one is 02. Raises
+    UserError, StackError."""
+    scripts, rows = Scripts(), []
+    for place, run in enumerate(scripts.rungs(4)):
+        rows.append(Expected(run, 8 if place < 10 else 32, prediction_of(scripts, run.script, GPT2),
+                             rows[-1] if rows else None))
     return rows
 
 
-def expected_table() -> Table:
-    """A row for each of them. Raises UserError, StackError."""
-    def factor(name: str):
-        return lambda row: row.versus and f"{getattr(row, name) / getattr(row.versus, name):.2f}"
+def memory_table() -> Table:
+    """Each rung's published memory beside the predicted one. Raises UserError, StackError."""
+    theirs = published().reserved_gb
+    *rungs, ddp = ladder()
+    rows = [beside(theirs[str(rung.run.script)], rung.reserved_gb, label=rung.label,
+                   batch=rung.batch) for rung in rungs if rung.run.script in theirs]
+    # 02 is the last rung with DDP, the published program rung 10 with it.
+    added = median(need.reserved - rungs[-1].prediction.needs[size].reserved
+                   for size, need in ddp.prediction.needs.items() if size >= ddp.batch)
+    rows.append(beside(theirs["ddp"], rungs[10].reserved_gb + added / 1024, label="10, with DDP",
+                       batch=ddp.batch))
+    return Table([words("rung", "label"), number("batch", "batch"),
+                  *figures("published", ".2f", "+.1%")], rows)
 
+
+def clock_table() -> Table:
+    """Each rung's published time per step beside the predicted one, by the published clock and of
+    training alone; and what each technique brings by both. Raises UserError, StackError."""
+    card, rows = CARDS[PUBLISHED_ON], []
+    for rung in ladder():
+        if rung.run.published is None:
+            continue
+        ddp, batch = rung.run.torchrun, rung.batch
+        known = rows[-1]["known"] if ddp else rung.prediction  # theirs is rung 10 with it
+        steps = 5 if ddp else 10 if batch == 32 else 15
+        theirs = 1000 * batch * known.context_length * rung.run.processes / rung.run.published
+        alone, evaluation = (1000 * sum(known.seconds(size, card, part).values())
+                             for size, part in ((batch, "step"), (8, "evaluation")))
+        evaluation *= batch / 8
+        row = beside(theirs, alone + (evaluation + 1000 * PER_LINE) / steps, batch=batch,
+                     label="10, with DDP" if ddp else rung.label, known=known, alone=alone,
+                     left=((theirs - alone) * steps - evaluation) / 1000)
+        if rows and not ddp:
+            row["factors"] = {name: rows[-1][name] / rows[-1]["batch"] * batch / row[name]
+                              for name in ("measured", "alone")}
+        rows.append(row)
     return Table([
-        Column("run", lambda row: row.label, True), Column("batch", lambda row: str(row.batch)),
-        Column("tok/sec", lambda row: f"{row.tok_per_sec:,.0f}"),
-        Column("× speed", factor("tok_per_sec")),
-        Column("GB", lambda row: f"{row.gigabytes:.2f}"),
-        Column("× memory", factor("gigabytes"))], expected())
+        words("rung", "label"), number("batch", "batch"),
+        number("training alone, predicted", "alone", ",.0f"),
+        number("by the published clock, predicted", "predicted", ",.0f"),
+        number("published", "measured", ",.0f"), number("error", "error", "+.0%"),
+        number("left per log line, s", "left", ".2f"),
+        number("× published", "factors.measured", ".2f"),
+        number("× training alone, predicted", "factors.alone", ".2f")], rows)
+
+
+def others() -> list[dict]:
+    """What others have measured, with `predicted` tok/sec and, in GB, memory. Most of theirs keep
+    the logits of the whole batch, so the variant of 01 is taken back to rung 13. Raises
+    UserError."""
+    data, scripts, rows = published_others(), Scripts(), []
+    for row in data["rows"]:
+        source, batch = data["sources"][row["source"]], row["batch"]
+        known = prediction_of(scripts, source["script"], [*GPT2, *source["options"]])
+        if source["unaligned_head"]:  # as our script's isn't
+            known = known._replace(works={
+                size: {part: {name + " unaligned" * name.startswith("head "): figures
+                              for name, figures in work.items()} for part, work in each.items()}
+                for size, each in known.works.items()})
+        need = known.needs.get(batch)
+        rows.append(row | beside(
+            row["tok_per_sec"],
+            known.tok_per_sec(batch, CARDS[row["card"]], row["micro_batches"]),
+            reserved_gb=need and need.reserved / 1024))
+    return rows
+
+
+def others_table() -> Table:
+    """Their tok/sec beside the predicted one."""
+    return Table([words("measured by", "source"), words("card", "card"), number("batch", "batch"),
+                  *figures("measured", ",.0f", "+.0%")], others())
+
+
+def others_memory_table() -> Table:
+    """Their memory, as nvidia-smi tells it, beside the predicted one; the least of all cards. Below
+    16 windows ours is set by its evaluation, in float32."""
+    rows = {}
+    for row in sorted(others(), key=lambda row: (row["batch"], row.get("mib", 0))):
+        if row.get("mib") and row["batch"] >= 16:
+            logits = 2 * row["batch"] * 1024 * 50_304 * 2 / 1024**3  # two copies in bfloat16
+            rows.setdefault(row["batch"], row | beside(
+                row["mib"] / 1024, row["reserved_gb"] + logits))
+    return Table([
+        number("batch", "batch"), number("reserved, predicted", "reserved_gb", ".2f"),
+        number("and twice the logits", "predicted", ".2f"),
+        number("in use there", "measured", ".2f"), number("error", "error", "+.1%")],
+        list(rows.values()))
+
+
+def summary_of_others() -> str:
+    """One line: how far off the predictions were."""
+    known = others()
+    one = [row for row in known if row["source"] == ONE_PROGRAM]
+    first, rest = ([abs(row["error"]) for row in known if (row["source"] == ONE_PROGRAM) == same]
+                   for same in (True, False))
+    inside = sum(abs(row["measured"] / row["predicted"] - 1) <= RANGE for row in one)
+    return (f"{len({row['card'] for row in one})} cards, one program: {inside} of {len(one)}"
+            f" figures lie in the printed range of {RANGE:.0%} either way; median error"
+            f" {median(first):.0%} (of what was measured), worst {max(first):.0%}."
+            f" Other programs: median {median(rest):.0%}, worst {max(rest):.0%}.")
 
 
 class OfCPU(Card):
@@ -280,133 +224,65 @@ class OfCPU(Card):
 
 def cpu_tables() -> list[Table]:
     """For each committed machine without a GPU its measured ladder beside the predicted one."""
-    tables, scripts = [], Scripts()
+    found, scripts = [], Scripts()
     for path in sorted(REFERENCE.glob("*/machine.json")):
-        found = found_in(path.parent, "ladder")
-        if not found or found[0][0].machine["device"] != "cpu":
-            continue
-        measured, rows = found[0]
-        machine = json.loads(path.read_text(encoding="utf-8"))
-        rates = {name: rate / TERA for name, rate in measured.peak.items()}
-        bfloat16 = rates.get("bfloat16")  # None where it has no units for that
-        # Measured on it; speed.seconds takes a share of the bandwidth, as of a datasheet's.
-        card = OfCPU(0, 0, machine["bandwidth"] / GB / BANDWIDTH, rates["float32"], None,
-                     bfloat16, bfloat16, bfloat16, bfloat16, ())
-        lines = []
-        for row in rows:
-            if row.record and row.run.processes == 1:
-                known = prediction_of(
-                    scripts, str(row.run.rung), ["--model", "cpu-demo"])
-                predicted = known.tok_per_sec(row.record.config["batch_size"], card)
-                if predicted:  # in bfloat16, which a machine that trained in float32 lacks
-                    lines.append((row, predicted, row.tok_per_sec))
-        tables.append(Table([
-            Column("rung", lambda line: line[0].label, True),
-            Column("measured", lambda line: f"{line[2]:,.0f}"),
-            Column("predicted", lambda line: f"{line[1]:,.0f}"),
-            Column("error", lambda line: f"{line[1] / line[2] - 1:+.0%}")],
-            lines, f"{short_name(measured.machine)}, {measured.machine['threads']} cores:"))
-    return tables
+        for measured, rows in found_in(path.parent, "ladder")[:1]:
+            if measured.machine["device"] != "cpu":
+                continue
+            machine = json.loads(path.read_text(encoding="utf-8"))
+            float32, bfloat16 = (rate and rate / TERA for rate in map(
+                measured.peak.get, ("float32", "bfloat16")))  # None where it has no units for that
+            # Measured on it; speed.seconds takes a share of the bandwidth, as of a datasheet's.
+            card = OfCPU(0, 0, machine["bandwidth"] / GB / BANDWIDTH, float32, None,
+                         bfloat16, bfloat16, bfloat16, bfloat16, ())
+            lines = []
+            for row in rows:
+                if row.record and row.run.processes == 1:
+                    predicted = prediction_of(
+                        scripts, str(row.run.rung), ["--model", "cpu-demo"]).tok_per_sec(
+                            row.record.config["batch_size"], card)
+                    if predicted:  # in bfloat16, which a machine that trained in float32 lacks
+                        lines.append(beside(row.tok_per_sec, predicted, label=row.label))
+            found.append(Table(
+                [words("rung", "label"), *figures("measured", ",.0f", "+.0%")], lines,
+                f"{short_name(measured.machine)}, {measured.machine['threads']} cores:"))
+    return found
 
 
-def cards_table(short: bool = False) -> Table:
-    """What fits each card, how fast 00 and 01 are there, and how to begin; `short`: of four cards,
-    for gpt2. Raises UserError, StackError."""
-    scripts = Scripts()
+# ---- What to expect ----------------------------------------------------------------------------
 
-    def prediction(stage: str, model: str, card: str) -> Prediction:
-        run = scripts.stage(stage)
-        if stage == "01" and not CARDS[card].bfloat16:
-            run = scripts.float16(run)
-        return prediction_of(scripts, run.script, ["--model", model])
 
-    def fits(stage: str, model: str, card: str) -> int:
-        return largest(prediction(stage, model, card).needs, CARDS[card].mib)
+def expected() -> list[Expected]:
+    """What every rung on one GPU, over the one before, and each variant that can be traced, over
+    01, should bring on an H100. Raises UserError."""
+    scripts, rungs = Scripts(), [rung for rung in ladder() if not rung.run.torchrun]
+    rows = list(rungs)
+    for run in alternatives(scripts):
+        options = [*GPT2, *run.options]
+        known = kept(scripts, run.script, options, REFERENCE)
+        if known:  # else it can't be traced
+            used.append((run.script, options, known))
+            rows.append(Expected(run.but(label=f"`{run.label}`"), 32, known, rungs[-1]))
+    return rows
 
-    def batch_of(stage: str, card: str) -> int:
-        return min({"00": 8, "01": 32}[stage], fits(stage, "gpt2", card))
 
-    def speed(stage: str, card: str) -> str:
-        batch = batch_of(stage, card)
-        return prediction(stage, "gpt2", card).speed_range(batch, CARDS[card]) if batch else "–"
-
-    def minutes(card: str) -> str:
-        return " / ".join(f"{prediction(stage, 'gpt2', card).minutes(batch, CARDS[card]):,.1f}"
-                          if (batch := batch_of(stage, card)) else "–" for stage in ("00", "01"))
-
-    def factor(card: str) -> str:
-        one, other = (batch_of(stage, card) and prediction(stage, "gpt2", card).tok_per_sec(
-            batch_of(stage, card), CARDS[card]) for stage in ("00", "01"))
-        return f"{other / one:.1f}" if one and other else "–"
-
-    def begin(card: str) -> str:
-        batch = fits("01", "gpt2", card)
-        if not batch:
-            return ""
-        if not CARDS[card].bfloat16:
-            return (f"`make bench`; `python patches/stack.py compose {FLOAT16} --out my.py`,"
-                    f" `python my.py --batch-size {min(32, batch)}`")
-        if batch >= 32:
-            return "`make bench`; `python 01_opt_single_gpu.py`"
-        return (f"`make bench`; 32 windows per update: compose `step-accumulation`,"
-                f" `--micro-batches {32 // batch}`")
-
-    def fitting(stage: str, model: str) -> Column:
-        return Column(f"largest batch of {stage}, {model}",
-                      lambda card: str(fits(stage, model, card) or "–"))
-
-    def speeds(stage: str) -> Column:
-        return Column(f"thousand tok/sec of {stage}", partial(speed, stage))
-
-    cards = sorted(CARDS, key=lambda card: (CARDS[card].mib, CARDS[card].capability))
-    names = [Column("card", lambda card: card, True),
-             Column("GB", lambda card: f"{CARDS[card].mib / 1024:.0f}")]
-    if short:
-        return Table([*names, fitting("00", "gpt2"), fitting("01", "gpt2"), speeds("00"),
-                      speeds("01"), Column("×", factor)],
-                     [card for card in cards if card in WELL_KNOWN])
+def expected_table() -> Table:
+    """A row for each of them. Raises UserError, StackError."""
     return Table([
-        *names, Column("compute capability", lambda card: f"{CARDS[card].capability:.1f}"),
-        fitting("00", "gpt2"),
-        *(fitting("01", model) for model in ("gpt2", *LARGER)),
-        speeds("00"), speeds("01"),
-        Column(f"minutes of {EPOCHS} epochs, 00 / 01", minutes),
-        Column("begin with", begin, True)], cards)
+        RUN, number("batch", "batch"), SPEED, number("× speed", "factor", ".2f"), tables.GB,
+        number("× memory", "memory_factor", ".2f")], expected())
 
 
-def hardware_table() -> Table:
-    """The techniques and variants that older cards don't have, by their headers. Raises
-    StackError."""
-    rows = []
-    for patch in (*stack.load(), *stack.load_variants()):
-        needed = re.search(r"compute capability (\d+\.\d+)", patch.fields["Hardware"])
-        if needed:
-            rows.append((f"[{patch.fields['Technique']}](../{patch.file})", float(needed[1])))
-    return Table([
-        Column("technique", lambda row: row[0], True),
-        Column("from compute capability", lambda row: f"{row[1]:.1f}"),
-        Column("not on", lambda row: ", ".join(
-            card for card in CARDS if CARDS[card].capability < row[1]) or "(none of these)", True)],
-        sorted(rows, key=lambda row: row[1]))
-
-
-TABLES = {  # by the name of their marker
-    "fits": lambda: markdown(memory_table()),
-    "fits-others": lambda: markdown(others_memory_table()),
-    "gpus": lambda: markdown(cards_table()),
-    "gpus-short": lambda: markdown(cards_table(short=True)),
-    "hardware": lambda: markdown(hardware_table()),
-    "clock": lambda: markdown(clock_table()), "others": lambda: markdown(others_table()),
-    "others-summary": summary_of_others, "where": lambda: markdown(where_table()),
-    "expected": lambda: markdown(expected_table()),
-    "cpus": lambda: "\n".join(map(markdown, cpu_tables())),
-}
-
-
-def table(name: str) -> str:
-    """One of TABLES, with a line where a prediction in it is of an earlier version of its script.
-    Raises as they do."""
-    used.clear()
-    text = TABLES[name]()
-    line = earlier(Scripts(), used)
-    return f"{text}\n{line}\n" if line else text
+def where_table() -> Table:
+    """Where a step of 01 goes on three cards, in milliseconds. Raises UserError, StackError."""
+    scripts, columns, rows = Scripts(), [words("", "kind")], {kind: {} for kind in KINDS}
+    known = prediction_of(scripts, scripts.stage("01").script, GPT2)
+    for name in ("A100 80 GB", "H100", "H200"):
+        times = known.seconds(32, CARDS[name])
+        whole = sum(times.values())
+        columns += [number(f"{name}, ms", f"{name}.ms", ".1f"),
+                    number("× speed without", f"{name}.without", ".2f")]
+        for kind, seconds in times.items():
+            rows[kind][name] = dict(ms=1000 * seconds, without=whole / (whole - seconds))
+    return Table(columns, [dict(kind=kind) | row for kind, row in rows.items()
+                           if any(each["ms"] for each in row.values())])

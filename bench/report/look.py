@@ -23,7 +23,8 @@ from bench.common import (
 )
 from bench.measure import machine
 from bench.measure.journal import data_of, journal_of, read_journal
-from bench.report.tables import Column, Table, cell, found_in, markdown, peaks
+from bench.report.notes import counted, peaks
+from bench.report.tables import Column, Table, cell, found_in, markdown, number
 
 
 def machine_in(results: Path) -> dict:
@@ -91,35 +92,32 @@ def read_look(results: Path) -> dict:
 
 def machine_section(look: dict) -> str:
     m = look["machine"]
-    versions = [f"PyTorch {m['torch']}", f"Python {m['python']}", m["os"],
-                f"{m['threads']} threads"]
-    if m["gpus"]:
-        versions += [f"CUDA {m['cuda']}", f"driver {m['driver']}",
-                     f"compute capability {m['capability']}"]
     device = f"{m['gpus']} × {m['name']}, host {m['cpu']}" if m["gpus"] else f"No GPU; {m['cpu']}"
+    gpu = (f", CUDA {m['cuda']}, driver {m['driver']}, compute capability {m['capability']}"
+           if m["gpus"] else "")
     lines = [
-        f"{device}. {', '.join(versions)}.",
+        f"{device}. PyTorch {m['torch']}, Python {m['python']}, {m['os']}, {m['threads']} threads"
+        f"{gpu}.",
         f"Matrix products: {peaks(look['matmul_peak'])}. Copy within memory:"
         f" {look['bandwidth'] / 1e9:,.0f} GB/s (10⁹ bytes, read and written). Memory:"
         f" {cell(look['memory_gb'], '.1f') or 'n/a'} GB.",
         "torch.compile " + (f"doesn't work: {look['compile_error']}" if look["compile_error"]
                             else "works."),
-        *(["Cross entropy on more than 2³¹ logits (batch 42 and up at context 1,024): "
-           + look["large_loss"] + "."] if m["gpus"] else []),
+        *["Cross entropy on more than 2³¹ logits (batch 42 and up at context 1,024):"
+          f" {look['large_loss']}."] * bool(m["gpus"]),
         *(f"Missing: {thing}." for thing in look["missing"]),
         f"Which attention kernels run with which dropout ({trained_in(m)}, causal), which one"
         " PyTorch chooses by itself, and the dropout that each really applies; 01 turns cuDNN's"
         " off:",
+        markdown(Table([
+            number("dropout", "dropout", "g"),
+            Column("kernel", lambda row: row["backend"].replace("_", " "), True),
+            Column("runs", lambda row: "yes" if row["runs"] else "no"),
+            Column("PyTorch's choice", lambda row: "←" if row["chosen"] else "", True),
+            number("ms, forward and backward", "milliseconds", ".2f"),
+            number("real dropout", "real_dropout", ".3f")], look["attention"])),
     ]
-    kernels = markdown(Table([
-        Column("dropout", lambda row: f"{row['dropout']:g}"),
-        Column("kernel", lambda row: row["backend"].replace("_", " "), True),
-        Column("runs", lambda row: "yes" if row["runs"] else "no"),
-        Column("PyTorch's choice", lambda row: "←" if row["chosen"] else "", True),
-        Column("ms, forward and backward", lambda row: cell(row["milliseconds"], ".2f")),
-        Column("real dropout", lambda row: cell(row["real_dropout"], ".3f")),
-    ], look["attention"]))
-    return "\n\n".join(lines) + f"\n\n{kernels}"
+    return "\n\n".join(lines)
 
 
 def first_line(look: dict) -> str:
@@ -137,9 +135,8 @@ def summary(results: Path, look: dict) -> list[str]:
     lines = [first_line(look)]
     stages, ladder = ([row for _, rows in found_in(results, name) for row in rows if row.records]
                       for name in ("stages", "ladder"))
-    by_stage = {row.run.stage: row for row in stages}
-    if {"00", "01"} <= by_stage.keys():
-        plain, fast = by_stage["00"], by_stage["01"]
+    plain, fast = ({row.run.stage: row for row in stages}.get(stage) for stage in ("00", "01"))
+    if plain and fast:
         lines.append(
             f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
@@ -154,18 +151,17 @@ def summary(results: Path, look: dict) -> list[str]:
     measured = {row.run.name for row in ladder}  # else a factor is that of several techniques
     rungs = [row for row in ladder if row.factor and row.run.compared_to in measured]
     if rungs:
-        rounds = min(row.rounds for row in rungs)
         judged = any(row.verdict != "no verdict" for row in rungs)
-        best = [row for row in rungs if row.verdict == "faster" or not judged]
-        told = ", ".join(f"{row.technique} {row.factor:.2f}×"
-                         for row in sorted(best, key=lambda row: -row.factor)[:4])
-        text = "Measurably faster" if judged else "The largest factors, without verdicts yet,"
-        lines.append(f"{text} in the ladder ({rounds} round{'s' * (rounds != 1)}):"
-                     f" {told or 'none'}.")
-        published = [row for row in rungs if row.published_factor]
-        other = [row for row in published if not 0.8 < row.factor / row.published_factor < 1.25]
-        if published:
-            lines.append("More than a fifth off the published factor: " + (", ".join(
-                f"{row.technique} {row.factor:.2f}× ({row.published_factor:.2f}×)"
-                for row in other) or "none") + ".")
+        best = sorted((row for row in rungs if row.verdict == "faster" or not judged),
+                      key=lambda row: -row.factor)
+        told = ", ".join(f"{row.technique} {row.factor:.2f}×" for row in best[:4])
+        lines.append(
+            ("Measurably faster" if judged else "The largest factors, without verdicts yet,")
+            + f" in the ladder ({counted(min(row.rounds for row in rungs), 'round')}):"
+            f" {told or 'none'}.")
+    published = [row for row in rungs if row.published_factor]
+    if published:
+        lines.append("More than a fifth off the published factor: " + (", ".join(
+            f"{row.technique} {row.factor:.2f}× ({row.published_factor:.2f}×)" for row in published
+            if not 0.8 < row.factor / row.published_factor < 1.25) or "none") + ".")
     return lines

@@ -19,14 +19,7 @@ def write_page(studies: dict, results: Path, command: str, missing: dict[str, st
     for own in pictures.values():
         for file, picture in own.items():
             write_whole(results / file, picture)
-    parts = [("This machine", machine_section(look), "`python -m bench.measure.machine look`")]
     shown = [study for study in studies.values() if study.schedule]
-    for study in shown:
-        alone = [f"`python measure.py {study.name} {line}".strip() + "`"
-                 for line in study.in_report]
-        text = section(study, results, list(pictures.get(study.name, ())))
-        parts.append((study.title, text, ", ".join(alone)))
-    sections = [f"## {title}\n\n{text}\nAlone: {alone}\n" for title, text, alone in parts]
     try:
         findings = summary(results, look)
         texts = {each.text for study in shown for each in newest(
@@ -34,16 +27,23 @@ def write_page(studies: dict, results: Path, command: str, missing: dict[str, st
     except (OSError, *DAMAGE) as error:
         findings = [first_line(look), f"What is left in the folder is damaged: {error!r}"]
         texts = set()
-    head = "".join(f"{i}. {line}\n" for i, line in enumerate(findings, 1))
-    page = (f"# GPT training on {look['machine']['name']}\n\n{head}\nMade by `{command}`. tok/sec"
-            " counts training alone.\n")
+    page = [f"# GPT training on {look['machine']['name']}\n",
+            *(f"{place}. {line}" for place, line in enumerate(findings, 1)),
+            f"\nMade by `{command}`. tok/sec counts training alone."]
     if texts:
-        page += f"\nNot trained on the book in GPT-2's tokens: {'; '.join(sorted(texts))}.\n"
-    goes_on = [name for name, why in missing.items() if not why]
-    if goes_on:
-        page += f"\nNot finished: {', '.join(goes_on)}; started again, it goes on with them.\n"
-    page += "".join(f"\nNot finished: {name}: {why}\n" for name, why in missing.items() if why)
-    write_whole(results / "report.md", page + "\n" + "\n".join(sections))
+        page.append(f"\nNot trained on the book in GPT-2's tokens: {'; '.join(sorted(texts))}.")
+    if goes_on := [name for name, why in missing.items() if not why]:
+        page.append(f"\nNot finished: {', '.join(goes_on)}; started again, it goes on with them.")
+    page += [f"\nNot finished: {name}: {why}" for name, why in missing.items() if why]
+    page.append("\n## This machine\n\n" + machine_section(look)
+                + "\nAlone: `python -m bench.measure.machine look`")
+    for study in shown:
+        alone = ", ".join("`" + f"python measure.py {study.name} {line}".strip() + "`"
+                          for line in study.in_report)
+        page.append(f"\n## {study.title}\n\n"
+                    + section(study, results, list(pictures.get(study.name, ())))
+                    + f"\nAlone: {alone}")
+    write_whole(results / "report.md", "\n".join(page) + "\n")
     if not write_html(results / "report.md"):
         print("no report.html beside report.md: pip install -r requirements-extras.txt")
     archive = io.BytesIO()
@@ -60,9 +60,9 @@ def section(study, results: Path, pictures: list[str]) -> str:
     """The tables of a study, as far as they are measured, with its pictures and all else."""
     try:
         found = found_in(results, study.name)
-        parts = [text_of(study, measured) for measured, _ in found]
-        parts += [f"![{file.removesuffix('.png')}]({file})\n" for file in pictures]
-        parts.append(study.extra(results, found))
-        return "\n".join(part for part in parts if part) or "Not measured yet.\n"
+        parts = [*(text_of(study, measured) for measured, _ in found),
+                 *(f"![{file.removesuffix('.png')}]({file})\n" for file in pictures),
+                 study.extra(results, found)]
+        return "\n".join(filter(None, parts)) or "Not measured yet.\n"
     except (OSError, *DAMAGE) as error:
         return f"What is left of it in the folder is damaged: {error!r}\n"

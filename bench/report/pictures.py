@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.common import DAMAGE, UserError, short_name
-from bench.judge.rows import Row, rows_of
+from bench.judge.rows import Row, memory_of, rows_of, speed_of
 from bench.measure.journal import journal_of, newest, read_journal
 
 # Okabe and Ito's colours, which colour-blind readers tell apart.
@@ -169,18 +169,18 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
         return None
     title = f"{finding(base, rows)}\n{base.record.config['model']} on {place_of(measured)}"
     figure, [(_, *panels)] = rows_of_panels([title], [1.4 + 0.27 * len(rows)], [1, 1])
-    for axes, what, label in zip(panels, ("speed", "memory"), ("× speed", "× memory"), strict=True):
+    for axes, label, of, whole, factor, verdict, colours in (
+            (panels[0], "× speed", speed_of, base.tok_per_sec, "factor", "verdict",
+             dict(faster=OWN, slower=ERROR)),
+            (panels[1], "× memory", memory_of, base.reserved_gb, "memory_factor", "memory_verdict",
+             dict(less=OWN, more=ERROR))):
         lay_rows(axes, len(rows))
         axes.axvline(1, color="0.5", linewidth=1)
         for place, row in enumerate(rows):
-            speed = what == "speed"
-            values = [value for value in (row.speeds if speed else row.memories) if value]
-            whole = base.tok_per_sec if speed else base.reserved_gb
-            colours = dict(faster=OWN, slower=ERROR) if speed else dict(less=OWN, more=ERROR)
-            verdict = row.verdict if speed else row.memory_verdict
-            style = dict(color=colours.get(verdict, "0.55"))
-            axes.plot([min(values) / whole, max(values) / whole], [place] * 2, "-", **style)
-            axes.plot(row.factor if speed else row.memory_factor, place, "o", **style)
+            values = [value / whole for value in map(of, row.records) if value]
+            style = dict(color=colours.get(getattr(row, verdict), "0.55"))
+            axes.plot([min(values), max(values)], [place] * 2, "-", **style)
+            axes.plot(getattr(row, factor), place, "o", **style)
         axes.set_xlabel(f"{label} over {base.label}")
     panels[0].set_yticks(range(len(rows)), [shorten(row.label, 44) for row in rows], fontsize=9)
     return figure

@@ -1,12 +1,15 @@
 """The tables inside README.md and docs/: each stands between markers, and a command writes it."""
 
 import re
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
+from bench.catalogue import Scripts
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.predict.fingerprint import keep_used
-from bench.report import cards, check
+from bench.predict.store import earlier
+from bench.report import cards, check, gpus
 from bench.report.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels
 from bench.report.tables import (
     Column,
@@ -15,10 +18,11 @@ from bench.report.tables import (
     excerpts_of,
     found_in,
     markdown,
+    number,
     used,
     versions_note,
+    words,
 )
-from patches import stack
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands there, end
@@ -27,20 +31,13 @@ BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands th
 # The machine whose tables stand in the pages, unless one says NAME@MACHINE; what is a line or a
 # column for each has all.
 SHOWN = REFERENCE / "amd-epyc-2-cores"
-# What the guide "Methods and tools for efficient training on a single GPU" says of each method: its
-# name, whether it is faster, whether it saves memory; then the rungs, variants and compiler's modes
-# that show it.
-GUIDE = (
-    ("batch size", "yes", "yes", ["batch", "09-padded-vocabulary"]),
-    ("gradient accumulation", "no", "yes", ["step-accumulation"]),
-    ("gradient checkpointing", "no", "yes", ["memory-checkpoint", "memory-selective"]),
-    ("mixed precision", "yes", "depends", ["05-bfloat16", "precision-autocast", "precision-fp16"]),
-    ("optimizers", "yes", "yes",
-     ["optimizer-adafactor", "optimizer-adamw-8bit", "optimizer-muon", "optimizer-foreach"]),
-    ("data preloading", "yes", "no", ["data-workers", "data-on-device"]),
-    ("torch.compile", "yes", "no", ["08-torch-compile", "default", "max-autotune"]),
-    ("scaled dot product attention", "yes", "yes", ["07-flash-attention"]),
-)
+PREDICTED = {  # the tables of predictions, by the name of their marker
+    "fits": check.memory_table, "fits-others": check.others_memory_table, "gpus": gpus.cards_table,
+    "gpus-short": lambda: gpus.cards_table(short=True), "hardware": gpus.hardware_table,
+    "clock": check.clock_table, "others": check.others_table, "where": check.where_table,
+    "others-summary": check.summary_of_others, "expected": check.expected_table,
+    "cpus": check.cpu_tables,
+}
 
 
 def write_readme(studies: dict) -> bool:
@@ -66,8 +63,8 @@ def draw_predictions():
     axes.axvline(1, color="0.5", linewidth=1)
     lay_rows(axes, len(rows))
     for place, row in enumerate(rows):
-        axes.plot(1 + check.off(row), place, "o",
-                  color=OWN if row["source"] == "twenty cards" else "0.55")
+        axes.plot(1 + row["error"], place, "o",
+                  color=OWN if row["source"] == check.ONE_PROGRAM else "0.55")
     axes.set_yticks(range(len(rows)), [
         f"{row['card']}, batch {row['batch']}: {row['tok_per_sec']:,}" for row in rows], fontsize=8)
     axes.set_xlabel("tok/sec, predicted over measured; in the band the printed range is right")
@@ -81,46 +78,56 @@ def draw_predictions():
 def update(text: str, machine: Path, studies: dict) -> str:
     """`text` with what stands between its markers written anew, from a machine's folder. Raises
     UserError for a marker without its end or of an unknown table, StackError, OSError."""
-    variants = {same: [patch for patch in stack.load_variants()
-                       if (patch.fields["Loss"] == "unchanged") == same] for same in (True, False)}
-    own = {
+    own: dict[str, Callable[[Path], str]] = {
         "techniques": cards.techniques, "guide": guide_table, "sample": sample,
-        "headline": lambda machine: cards.results(machine, "results"),
-        "machines": lambda machine: cards.results(machine, "../results"),
-        "technique-cards": lambda machine: cards.cards(machine, stack.load(), "ladder"),
-        "variant-cards": lambda machine: cards.cards(machine, variants[True], "variants"),
-        "variant-cards-loss": lambda machine: cards.cards(machine, variants[False], "variants"),
-    } | {name: lambda _, name=name: check.table(name) for name in check.TABLES}
+        "headline": partial(cards.results, pages="results"),
+        "machines": partial(cards.results, pages="../results"),
+        "technique-cards": partial(cards.cards, study="ladder"),
+        "variant-cards": partial(cards.cards, study="variants"),
+        "variant-cards-loss": partial(cards.cards, study="variants", unchanged=False),
+    }
 
     @cache
-    def tables_of(folder: Path) -> dict[str, str]:
-        tables = {}
+    def of_studies(folder: Path) -> dict[str, str]:
+        found = {}
         for study in studies.values():
-            tables |= study.fixed()
+            found |= study.fixed()
             for measured, _ in found_in(folder, study.name):
-                tables |= excerpts_of(study, measured)
-        return tables
+                found |= excerpts_of(study, measured)
+        return found
 
     def write(block: re.Match) -> str:
         opening, name, other, _, end = block.groups()
+        folder = REFERENCE / other if other else machine
         if not end:
             raise UserError(f"{opening.strip()} has no <!-- end -->")
-        if other and name in check.TABLES:
+        if other and name in PREDICTED:
             raise UserError(f"the table {name} is of predictions: leave @{other} out")
-        folder = REFERENCE / other if other else machine
         if not folder.is_dir():
             raise UserError(f"there is no folder {relative(folder)}")
-        if name in own:
+        if name in PREDICTED:
+            table = predicted(name)
+        elif name in own:
             used.clear()
             table = own[name](folder)
-            table += versions_note(used) if name not in check.TABLES else ""
-        else:
-            table = tables_of(folder).get(name)
-        if table is None:
+            table += versions_note(used)
+        elif name not in of_studies(folder):
             raise UserError(f"there is no table {name} in {relative(folder)}")
+        else:
+            table = of_studies(folder)[name]
         return opening + (table if table.startswith("|") else f"\n{table}\n") + end
 
     return BLOCK.sub(write, text)
+
+
+def predicted(name: str) -> str:
+    """One of PREDICTED, with a line where a prediction in it is of an earlier version of its
+    script. Raises UserError, StackError."""
+    check.used.clear()
+    made = PREDICTED[name]()
+    text = made if isinstance(made, str) else markdown(*made if isinstance(made, list) else [made])
+    line = earlier(Scripts(), check.used)
+    return f"{text}\n{line}\n" if line else text
 
 
 def sample(machine: Path) -> str:
@@ -136,7 +143,7 @@ def sample(machine: Path) -> str:
 
 def guide_table(machine: Path) -> str:
     """The guide's claims, and beside them the factors of this machine."""
-    shown = {"batch": {}}  # by the technique, variant or mode: {label: row}
+    shown: dict = {"batch": {}}  # by the technique, variant or mode: {label: row}
     for study in ("ladder", "variants", "compile-modes", "sweep"):
         for measured, rows in found_in(machine, study):
             for row in rows:
@@ -149,14 +156,12 @@ def guide_table(machine: Path) -> str:
                 shown["batch"] = {f"{best.label} over {known[0].label}": best}
     shown["batch"] = shown["batch"] or shown.get("10-batch-size", {})
     lines = []
-    for method, faster, smaller, names in GUIDE:
-        for label, row in (pair for name in names for pair in shown.get(name, {}).items()):
-            lines.append((method, faster, smaller, label, row))
-            method, faster, smaller = "", "", ""
+    for claim in check.published_others()["guide"]["rows"]:
+        for label, row in (pair for name in claim["shown"] for pair in shown.get(name, {}).items()):
+            lines.append(claim | dict(label=f"`{label}`", row=row))
+            claim = {}  # it stands once
     return markdown(Table([
-        Column("method", lambda line: line[0], True), Column("faster?", lambda line: line[1], True),
-        Column("saves memory?", lambda line: line[2], True),
-        Column("measured as", lambda line: f"`{line[3]}`", True),
-        Column("× speed", lambda line: line[4].error or cell(line[4].factor, ".2f")),
-        Column("× memory", lambda line: cell(line[4].memory_factor, ".2f")),
-    ], lines))
+        words("method", "method"), words("faster?", "faster"), words("saves memory?", "saves"),
+        words("measured as", "label"),
+        Column("× speed", lambda line: line["row"].error or cell(line["row"].factor, ".2f")),
+        number("× memory", "row.memory_factor", ".2f")], lines))

@@ -9,11 +9,13 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 from bench.catalogue import Run
+from bench.judge.rows import closest
 from bench.measure.journal import Measured
-from bench.measure.plan import SECONDS, TOKENS, Plan, Setup
+from bench.measure.plan import SECONDS, STEPS, TOKENS, WHOLE_ROUNDS, Plan, Setup
 from bench.report.tables import Column, Table, picture_name
 
 
@@ -36,8 +38,9 @@ class Study:
     runs_scripts = True  # else it has an `answer` instead of plans
     of_this_machine = True  # else it isn't told what this machine is
     failures_count = True  # whether a run that fails makes the command fail
-    rounds_help = "how often each script runs (default: {}; a verdict needs 4)"
+    rounds_help = "how often each script runs (default: {}; a verdict needs 3)"
     settings: dict = {}  # fields of its Plan
+    two_stages = False  # see in_two_stages
     columns: list[Column] = []  # in a report (none: those of bench.report.tables.full_table)
     short: list[Column] = []  # in a page for readers (none: as in a report, or else short_table)
 
@@ -60,7 +63,18 @@ class Study:
     def plans(self, setup: Setup) -> Generator[Plan, Measured, None]:
         """What to measure: one plan of its runs, unless a study has others. A plan that was
         measured comes back with its results, on which the next one may depend. Raises as `runs`."""
-        yield Plan(self.runs(setup), **self.settings, **self.length(setup))
+        plan = Plan(self.runs(setup), **self.settings, **self.length(setup))
+        if self.two_stages:
+            yield from self.in_two_stages(plan)
+        else:
+            yield plan
+
+    def in_two_stages(self, plan: Plan) -> Generator[Plan, Measured, None]:
+        """The plan's whole rounds, then as many runs as the other rounds have, of those rows whose
+        verdicts are open: for `plans`."""
+        plan = replace(plan, whole_rounds=WHOLE_ROUNDS)
+        measured = yield plan
+        yield replace(plan, close=closest(measured))
 
     def answer(self, setup: Setup) -> str:
         """What a study that runs no scripts prints. Raises as `runs`."""
@@ -69,6 +83,8 @@ class Study:
     def length(self, setup: Setup) -> dict:
         """How long a run trains, by the options and the device, as fields of Plan."""
         return dict(tokens=setup.args.max_tokens or self.tokens[setup.device],
+                    min_steps=1 if setup.args.max_tokens else STEPS[setup.device],
+                    equal_steps=True,
                     seconds=self.seconds[setup.device] if setup.args.seconds is None
                     else setup.args.seconds)
 

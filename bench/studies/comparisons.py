@@ -7,7 +7,8 @@ from typing import NamedTuple
 from bench.catalogue import CHECKPOINTS, STAGES, Run, lacking
 from bench.common import ROOT, UserError, trained_in
 from bench.judge.rows import Row, middle
-from bench.measure.plan import SCRATCH, Plan, Setup
+from bench.measure.plan import EVERY_ROUND, SCRATCH, Plan, Setup
+from bench.report.notes import full_notes, machine_note
 from bench.report.pictures import draw_alternatives
 from bench.report.tables import (
     GB,
@@ -20,12 +21,11 @@ from bench.report.tables import (
     Table,
     bold,
     cell,
-    full_notes,
     full_table,
-    machine_note,
     markdown,
     number,
     short_table,
+    words,
 )
 from bench.studies import Study
 from patches import stack
@@ -38,7 +38,8 @@ class Variants(Study):
 
     title = "01 with one alternative at a time"
     schedule = {70: None}
-    settings = dict(seed_noise=True)
+    settings = dict(seed_noise=2, cold_rounds=EVERY_ROUND)
+    two_stages = True
     model_columns = [
         Column("another model", lambda row: f"`{row.label}`", True),
         Column("parameters", lambda row: cell(parameters(row), ",")),
@@ -150,8 +151,9 @@ class LeaveOneOut(Study):
                 name=f"without-{part}", label=f"without {part}", published=None, loss=None,
                 technique=setup.scripts.find(part, setup.machine).technique,
                 compared_to=base.name, stage=None, without=part))
-        yield Plan(runs, "variants" if names else "", seed_noise=True, cold_rounds=0,
-                   **self.length(setup))
+        yield from self.in_two_stages(Plan(
+            runs, "variants" if names else "", seed_noise=2, cold_rounds=EVERY_ROUND,
+            **self.length(setup)))
 
 
 def without_techniques(setup: Setup, base: Run) -> list[Run]:
@@ -195,7 +197,7 @@ class Ddp(Study):
 
     title = "DDP's own switches"
     schedule = {110: None}
-    settings = dict(seed_noise=True)
+    settings = dict(seed_noise=1)
 
     def runs(self, setup):
         return setup.scripts.variants_of_02(setup.machine, "ddp")
@@ -226,7 +228,7 @@ class Sharded(Study):
             options = f"--model {model} {self.model_options[setup.device]}".split()
             yield Plan(runs, model, options=options, **length)
         else:
-            yield Plan(runs, seed_noise=True, **length)
+            yield Plan(runs, seed_noise=1, **length)
 
     def runs(self, setup):
         return setup.scripts.variants_of_02(setup.machine, "parallel")
@@ -274,7 +276,7 @@ class Checkpoints(Study):
     schedule = {120: None}
     tokens = {"cuda": 1_310_720, "cpu": 32_768}  # four saves or more
     every = {"cuda": 25, "cpu": 4}  # steps from one checkpoint to the next
-    columns = [RUN, Column("checkpoints", lambda row: row.technique, True), SPEED_OR_ERROR, RANGE,
+    columns = [RUN, words("checkpoints", "technique"), SPEED_OR_ERROR, RANGE,
                saving("s per save", lambda cost: cost.waiting, ".2f"),
                saving("slower steps, s", lambda cost: cost.slower, ".2f"),
                saving("share, every 10", lambda cost: cost.share(10), ".1%"),

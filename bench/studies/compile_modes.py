@@ -1,13 +1,13 @@
 """What each mode of the compiler costs at first and for each step."""
 
 import math
-import sys
 from collections.abc import Callable
 
 from bench.catalogue import COMPILER
 from bench.judge.rows import Row, middle, ratio
-from bench.measure.plan import Plan
-from bench.report.tables import GB, LOSS, Column, cell, machine_note, number, spread
+from bench.measure.plan import EVERY_ROUND, STEPS, Plan
+from bench.report.notes import machine_note
+from bench.report.tables import GB, LOSS, Column, cell, number, spread
 from bench.studies import Study
 
 # Total seconds of 5 epochs with Adafactor, in a published study of the modes on one GPU.
@@ -98,9 +98,10 @@ class CompileModes(Study):
             runs.append(run.but(label=mode, mode=mode, compared_to=none.name, stage=None))
         tokens = setup.args.max_tokens
         if setup.machine["gpus"]:
-            yield Plan(runs, whole=True, epochs=EPOCHS, tokens=tokens, cold_rounds=sys.maxsize)
+            yield Plan(runs, whole=True, epochs=EPOCHS, tokens=tokens, cold_rounds=EVERY_ROUND)
         else:
-            yield Plan(runs, tokens=tokens or self.tokens["cpu"], cold_rounds=sys.maxsize)
+            yield Plan(runs, tokens=tokens or self.tokens["cpu"], cold_rounds=EVERY_ROUND,
+                       min_steps=1 if tokens else STEPS["cpu"], equal_steps=True)
 
     def notes(self, measured, rows):
         steps = next((row.record.steps_per_epoch for row in rows

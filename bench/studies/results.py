@@ -4,20 +4,29 @@ for results/reference."""
 import csv
 import importlib.util
 import io
-import math
 import re
 import shutil
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.common import DAMAGE, REFERENCE, UserError, relative, trained_in, write_whole
-from bench.judge.noise import verdict_of_two
-from bench.judge.rows import Row, noise_among
+from bench.judge.noise import significant, verdict
+from bench.judge.rows import Row, speed_of
 from bench.measure.journal import locked, loose_records
 from bench.measure.records import Record
 from bench.report.look import read_look
 from bench.report.page import write_page
-from bench.report.tables import Column, Table, cell, found_in, markdown, picture_name, spread
+from bench.report.tables import (
+    INTERVAL,
+    Column,
+    Table,
+    cell,
+    found_in,
+    markdown,
+    number,
+    picture_name,
+    words,
+)
 from bench.studies import Study, all_studies
 
 # ---- Two folders side by side -------------------------------------------------------------------
@@ -28,23 +37,31 @@ class Pair(NamedTuple):
 
     one: Row
     other: Row
+    difference: str = ""  # whether the technique brings more here or there
 
     @property
     def comparable(self) -> bool:
         """Whether both have factors, over the same rung."""
-        return bool(self.one.ratios() and self.other.ratios()
+        return bool(self.one.factor and self.other.factor
                     and self.one.versus.run.name == self.other.versus.run.name)
 
-    @property
-    def difference(self) -> str:
-        """Whether the technique brings more here or there, by the rule of all verdicts."""
-        if not self.comparable:
-            return ""
-        text = verdict_of_two(self.one.ratios(), self.other.ratios(),
-                              noise_among(self.one.rows.values()),
-                              noise_among(self.other.rows.values()))
-        return {"faster": "more in A", "slower": "more in B",
-                "no measurable change": "not measurable"}.get(text, text)
+
+def judged(pairs: list[Pair]) -> list[Pair]:
+    """With their differences, by the rule of all verdicts."""
+    found, told = {}, {}
+    for pair in pairs:
+        ours, theirs = (row.rows.differences(speed_of).get(row.run.name)
+                        for row in (pair.one, pair.other))
+        if pair.comparable:
+            told[pair.one.run.name] = "no verdict"
+            if ours and theirs:
+                found[pair.one.run.name] = ours.minus(theirs)
+    level = min(row.rows.level for pair in pairs for row in (pair.one, pair.other))
+    sure = significant(found, level)
+    for name, each in found.items():
+        told[name] = {"faster": "more in A", "slower": "more in B"}.get(
+            verdict(each, name in sure), "not measurable")
+    return [pair._replace(difference=told.get(pair.one.run.name, "")) for pair in pairs]
 
 
 class Compare(Study):
@@ -66,24 +83,23 @@ class Compare(Study):
             ours, theirs = (" ".join(each.options) or "none" for each in (one, other))
             raise UserError(f"measured with different options: {ours}; {theirs}")
         there = {row.run.name: row for row in others}
-        pairs = [Pair(row, there[row.run.name]) for row in rows if row.run.name in there]
+        pairs = judged([Pair(row, there[row.run.name]) for row in rows if row.run.name in there])
         if not any(pair.comparable for pair in pairs):
             raise UserError("the two ladders have no technique in common")
-        sides = [column for place, side in enumerate("AB") for column in (
-            Column(f"{side}: ×", lambda pair, place=place: cell(pair[place].factor, ".2f")),
-            Column("range of the rounds",
-                   lambda pair, place=place: spread(factors(pair[place]), ".2f")))]
         return "\n".join([
             markdown(Table([
                 Column("", lambda line: line[0], True), Column("A", lambda line: str(line[1])),
                 Column("B", lambda line: str(line[2]))],
                 [("folder", *names), *differences(one, other, pairs)])),
             markdown(Table([
-                Column("technique", lambda pair: pair.one.label, True),
-                Column("published", lambda pair: cell(pair.one.published_factor, ".2f")),
-                *sides, Column("difference", lambda pair: pair.difference, True)],
+                words("technique", "one.label"), number("published", "one.published_factor", ".2f"),
+                number("A: ×", "one.factor", ".2f"),
+                Column("95 %", lambda pair: INTERVAL.cell(pair.one)),
+                number("B: ×", "other.factor", ".2f"),
+                Column("95 %", lambda pair: INTERVAL.cell(pair.other)),
+                words("difference", "difference")],
                 pairs, "What each technique brings over the one before it:")),
-            "The published figures (an A100) have no ranges, and so no verdict."])
+            "The published figures (an A100) have no intervals, and so no verdict."])
 
 
 def ladder_in(name: str) -> tuple:
@@ -94,11 +110,6 @@ def ladder_in(name: str) -> tuple:
         known = ", ".join(path.name for path in sorted(REFERENCE.glob("*/")))
         raise UserError(f"{name}: no ladder there; results/reference has {known}", 2)
     return found[-1]
-
-
-def factors(row: Row) -> list[float]:
-    """Over the rung before, round by round."""
-    return list(map(math.exp, row.ratios()))
 
 
 def differences(one, other, pairs: list[Pair]) -> list[tuple]:
@@ -120,8 +131,8 @@ def differences(one, other, pairs: list[Pair]) -> list[tuple]:
         f"{each.peak[name] / 1e12:.2f}" if name in each.peak else "" for each in (one, other)))
         for name in one.peak | other.peak]
     first = pairs[0]
-    return [*lines, ("rounds", *(row.rounds for row in first)),
-            (f"{first.one.label}, tok/sec", *(cell(row.tok_per_sec, ",.0f") for row in first))]
+    return [*lines, ("rounds", *(row.rounds for row in first[:2])),
+            (f"{first.one.label}, tok/sec", *(cell(row.tok_per_sec, ",.0f") for row in first[:2]))]
 
 
 # ---- For other programs -------------------------------------------------------------------------
@@ -275,7 +286,7 @@ def what_is_missing(results) -> list[str]:
         if not found:
             missing.append(f"no {study}: {command}")
         for measured, rows in found:
-            failed = [row.label for row in rows if row.error and row.error.startswith("failed")]
+            failed = [row.label for row in rows if row.outcome and row.outcome.failed]
             few = [row.label for row in rows if not row.error and row.rounds < rounds]
             disturbed, all_runs = len(measured.disturbed), len(measured.results)
             missing += [f"{study}: {text}" for wrong, text in (

@@ -19,19 +19,9 @@ from bench.catalogue import Scripts
 from bench.common import UserError
 from bench.judge.rows import Row, ratio
 from bench.measure.plan import Plan
+from bench.report.notes import machine_note
 from bench.report.pictures import OWN, place_of, rows_of_panels
-from bench.report.tables import (
-    GB,
-    LOSS,
-    RANGE,
-    RUN,
-    SPEED_OR_ERROR,
-    Column,
-    Table,
-    cell,
-    machine_note,
-    markdown,
-)
+from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, Column, Table, cell, markdown
 from bench.studies import Study
 
 BACKWARD = 2 / 3  # of a step: 4 of the 6 operations for each weight and token

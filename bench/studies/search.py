@@ -4,7 +4,7 @@ import math
 
 from bench.common import UserError
 from bench.judge.rows import rows_of
-from bench.report.tables import Column, Table, cell, time_notes, time_tables
+from bench.report.tables import Column, Table, cell
 from bench.studies import Study
 from bench.studies.times import (
     MAX_TOKENS_HELP,
@@ -19,6 +19,8 @@ from bench.studies.times import (
     plan_of,
     point_of,
     soonest,
+    time_notes,
+    time_tables,
 )
 
 

@@ -10,8 +10,9 @@ from bench.catalogue import EPOCHS, FLOAT16, ROOT, STAGES, UserError, published
 from bench.measure.journal import journal_of, loose_records, read_journal
 from bench.measure.plan import Plan
 from bench.measure.records import Record
+from bench.report.notes import float32_reason, mfu_notes
 from bench.report.pictures import COLOURS, draw_bars, rows_of_panels, shorten
-from bench.report.tables import Column, Table, cell, float32_reason, markdown, mfu_notes
+from bench.report.tables import Column, Table, cell, markdown
 from bench.studies import Study
 
 SECONDS = 480  # of the three stages on a GPU, in a report: as many of the 15 epochs as fit

@@ -11,18 +11,10 @@ from bench.catalogue import Run
 from bench.common import UserError
 from bench.judge.rows import rows_of
 from bench.measure.plan import Plan
+from bench.measure.records import Kind
+from bench.report.notes import machine_note, mfu_notes, peak_note
 from bench.report.pictures import OWN, place_of, plain_figures, rows_of_panels, thousands
-from bench.report.tables import (
-    GB,
-    RANGE,
-    RUN,
-    SPEED_OR_ERROR,
-    Table,
-    machine_note,
-    mfu_notes,
-    number,
-    peak_note,
-)
+from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, Table, number
 from bench.studies import Study
 
 BATCHES = [2**k for k in range(13)]
@@ -105,7 +97,7 @@ class Sweep(Study):
         """Speed and memory of each size, up to the first that isn't tried."""
         shown = []
         for row in rows:
-            untried = (row.error or "").startswith("not tried")
+            untried = row.outcome and row.outcome.kind is Kind.NOT_TRIED
             if not untried or not shown or not shown[-1].error:
                 shown.append(row)
         return [Table([RUN, SPEED_OR_ERROR, RANGE, GB._replace(heading="reserved GB"),

@@ -10,7 +10,7 @@ from bench.report.pictures import (
     rows_of_panels,
     thousands,
 )
-from bench.report.tables import cell, found_in, markdown, time_notes, time_tables
+from bench.report.tables import cell, found_in, markdown
 from bench.studies import Study
 from bench.studies.times import (
     MAX_TOKENS_HELP,
@@ -20,6 +20,8 @@ from bench.studies.times import (
     limit_of,
     plan_of,
     read_search,
+    time_notes,
+    time_tables,
 )
 
 

@@ -11,16 +11,23 @@ from typing import NamedTuple
 
 from bench.catalogue import Run
 from bench.common import UserError, relative
-from bench.judge.rows import Row, rows_of
+from bench.judge.noise import ROUNDS_FOR_A_VERDICT
+from bench.judge.rows import Row, difference, ratio, rows_of
 from bench.measure.journal import journal_of, newest, read_journal
 from bench.measure.lengths import configurations, fitting
 from bench.measure.plan import Plan, Setup
+from bench.report.notes import disturbed_note, machine_note
+from bench.report.tables import RUN, SPEED, Column, Table, bold, cell, number, words
 
 TUNING_SEED = 1  # and those after it; the reported times use study.SEED and those after
 TUNING_ROUNDS = 2
 RATES, SETTINGS = 4, 8  # how many are tried: of 00 for the target, then of each script
 LIMIT = 3  # a run of so many times the tokens of 00's default run hasn't reached the target
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next
+TARGETS = {  # what they are
+    "published": "the lowest validation loss of 00 in its default run",
+    "best": "the lowest validation loss of 00 at its best learning rate",
+}
 MAX_TOKENS_HELP = ("training tokens of the run that sets the target (default: 00's own length);"
                    f" the others have at most {LIMIT} times as many")
 
@@ -126,3 +133,64 @@ def soonest(measured, target: float) -> dict[str, Point]:
         points[stage] = min(costs, key=costs.get)  # of equals the one that was measured first
     return points if len(points) > 1 else {}
 
+
+# ---- What is shown -----------------------------------------------------------------------------
+
+
+def time_tables(rows: list[Row], targets: dict[str, float]) -> list[Table]:
+    """How long each run took to each target; without targets, what the runs set as one."""
+    if not targets:
+        def lowest(row: Row) -> str:
+            return row.error or cell(row.lowest_val_loss, ".4f") or "n/a"
+
+        return [Table([RUN, Column("lowest val loss", lowest), SPEED], rows)]
+    return [Table(time_columns(target), rows, f"Target {target:.4f}, {TARGETS[name]}:",
+                  every_column=True)
+            for name, target in targets.items()]
+
+
+def time_columns(target: float) -> list[Column]:
+    def seconds(row: Row) -> str:
+        return row.error or cell(row.seconds_to(target), ",.1f") or "not reached"
+
+    def spread_of(row: Row) -> str:
+        times = [seconds for _, seconds in row.times_to(target)]
+        low, high = min(times, default=math.inf), max(times, default=math.inf)
+        if len(times) < 2 or low == math.inf:
+            return ""
+        return f"{low:,.1f}–" + ("not reached" if high == math.inf else f"{high:,.1f}")
+
+    def factor(with_first_step: bool):
+        def cell_of(row: Row) -> str:
+            theirs = row.versus.seconds_to(target, with_first_step) if row.versus else None
+            text = cell(ratio(theirs, row.seconds_to(target, with_first_step)), ".2f")
+            verdict = row.time_verdict(target) if row.versus and not with_first_step else None
+            return bold(text, verdict)
+
+        return cell_of
+
+    return [
+        RUN, SPEED, number("× tok/sec", "factor", ".2f"),
+        Column("tokens", lambda row: cell(row.tokens_to(target), ",.0f")),
+        Column("seconds", seconds), Column("range", spread_of), Column("× time", factor(False)),
+        Column("compile, s", lambda row: cell(
+            difference(row.seconds_to(target, True), row.seconds_to(target)), ".1f")),
+        Column("× time incl. compile", factor(True)), words("compared to", "versus.label"),
+    ]
+
+
+def time_notes(measured, rows: list[Row]) -> list[str]:
+    """Below time_tables."""
+    if not measured.plan.targets:
+        return [machine_note(measured, rows), "Medians over the seeds. What is compared to the"
+                " lowest of them is its time to it."]
+    return [
+        machine_note(measured, rows), *disturbed_note(measured),
+        "Seconds of training until the validation loss has fallen to the target, by a straight line"
+        " between log lines; medians over the seeds, with their range. The first step counts as"
+        " long as a median one; the rest of it, compilation with an empty cache above all, is"
+        ' "compile, s" and is in "× time incl. compile".',
+        '"× tok/sec" and "× time" are over the row named in "compared to"; bold: more than noise'
+        f" (from {ROUNDS_FOR_A_VERDICT} seeds on). A run that has trained on"
+        f" {measured.plan.tokens:,} tokens without coming to the target hasn't reached it.",
+    ]

@@ -1,0 +1,146 @@
+"""What this machine could do at best: its matrix products, its memory, attention's kernels.
+
+Only what is asked loads PyTorch, in a process of bench.measure.machine. Nothing here multiplies in
+bfloat16 on a machine whose scripts train in float32.
+"""
+
+import warnings
+from statistics import median
+
+from bench.common import ROOT, load_script
+from patches import stack
+
+
+def best_dtype() -> tuple[str, str]:
+    """The type that the optimized scripts train in on this machine, and why: 01 itself decides."""
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return load_script(ROOT / stack.LAST).best_dtype(device)
+
+
+def seconds_of(statement: str, minimum: float, **names) -> float:
+    """Seconds that a statement takes, repeated for at least `minimum` seconds; the median of the
+    second half, when clock rate and power are those of long work."""
+    import torch
+    from torch.utils.benchmark import Timer
+
+    timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
+    times = timer.blocked_autorange(min_run_time=minimum).times
+    return median(times[len(times) // 2 :])
+
+
+def product_rate(dtype: str, minimum: float = 1) -> float:
+    """Floating-point operations per second of a large matrix product. TF32 is a GPU's shortened
+    float32."""
+    import torch
+
+    device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 2048)
+    torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
+    # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
+    a, b = (torch.randn(size, size, device=device).to(
+        getattr(torch, "float32" if dtype == "TF32" else dtype)) for _ in range(2))
+    return 2 * size**3 / seconds_of("a @ b", minimum, a=a, b=b)
+
+
+def matmul_peak() -> dict[str, float]:
+    """The rates of matrix products, by precision; in float16 where a GPU has units for that and
+    none for bfloat16."""
+    import torch
+
+    names = ["float32"]
+    if torch.cuda.is_available():
+        names += ["TF32"] * torch.cuda.is_tf32_supported()
+        names += ["float16"] * ((7, 0) <= torch.cuda.get_device_capability() < (8, 0))
+    names += ["bfloat16"] * (best_dtype()[0] == "bfloat16")
+    return {name: product_rate(name) for name in names}
+
+
+def matmul_rate() -> float:
+    """That of the type trained in, measured for a moment: whether the machine is as fast as
+    before."""
+    return product_rate(best_dtype()[0], minimum=0.2)
+
+
+def bandwidth() -> float:
+    """Bytes per second, read and written, of a large copy within the device's memory."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    source = torch.ones(2**28 if cuda else 2**26, device="cuda" if cuda else "cpu")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / seconds_of("target.copy_(source)", 0.5, source=source, target=target)
+
+
+def attention_backends() -> list[dict]:
+    """For dropout 0, 0.1 and 0.125 what PyTorch chooses for causal attention in the type trained
+    in, and for each kernel whether it runs, on a GPU its milliseconds forward and backward at batch
+    8, and the dropout that it really applies."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention as attention
+
+    cuda = torch.cuda.is_available()
+    device, shape = ("cuda", (8, 12, 1024, 64)) if cuda else ("cpu", (8, 8, 128, 64))
+
+    def milliseconds(q, k, v, dropout: float) -> float:
+        def forward_and_backward() -> None:
+            y = attention(q, k, v, dropout_p=dropout, is_causal=True)
+            torch.autograd.grad(y, (q, k, v), y)
+
+        return 1000 * seconds_of("step()", 0.1, step=forward_and_backward)
+
+    rows, dtype = [], getattr(torch, best_dtype()[0])
+    for dropout in (0.0, 0.1, 0.125):
+        q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
+                   for _ in range(3))
+        choice = SDPBackend(torch._fused_sdp_choice(q, k, v, dropout_p=dropout, is_causal=True))
+        for name in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"):
+            backend = getattr(SDPBackend, name)
+            row = dict(dropout=dropout, backend=name.lower(), chosen=backend == choice, runs=False,
+                       milliseconds=None, real_dropout=None)
+            try:
+                with warnings.catch_warnings(), sdpa_kernel(backend):
+                    warnings.simplefilter("ignore")  # they say why a kernel isn't available
+                    row |= dict(real_dropout=real_dropout(q.detach(), dropout),
+                                milliseconds=milliseconds(q, k, v, dropout) if cuda else None)
+                row["runs"] = True
+            except RuntimeError:  # this kernel can't
+                pass
+            rows.append(row)
+    return rows
+
+
+def real_dropout(like, dropout: float) -> float:
+    """The share of the attention weights that are really zeroed, from the spread of the results.
+
+    With equal scores, and values 1 and -1 in turn, a result is the mean of T numbers that are 0 or
+    ±1 / (1 - p): around 0, with the variance p / (1 - p) / T.
+    """
+    import torch
+
+    zeros, values = torch.zeros_like(like), torch.ones_like(like)
+    values[..., 1::2, :] = -1
+    y = torch.nn.functional.scaled_dot_product_attention(zeros, zeros, values, dropout_p=dropout)
+    odds = y[..., 0].float().square().mean().item() * like.shape[2]
+    return odds / (1 + odds)
+
+
+def large_loss() -> str:
+    """Whether cross entropy is right on logits of more than 2³¹ elements (batch 42 and up at
+    context 1,024), which older CUDA kernels took for less. Needs 30 GB; asked in a process of its
+    own, since an illegal memory access ends all use of the GPU."""
+    import torch
+
+    if not torch.cuda.is_available() or (
+            torch.cuda.get_device_properties(0).total_memory < 30 * 1024**3):
+        return "not tried"
+    rows, ids = 42 * 1024, 50_304
+    logits = torch.randn(rows, ids, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    targets = torch.randint(ids, (rows,), device="cuda")
+    torch.nn.functional.cross_entropy(logits, targets).backward()
+    part = slice(rows - 1024, rows)  # the end lies behind the limit
+    last = logits.detach()[part].clone().requires_grad_()
+    torch.nn.functional.cross_entropy(last, targets[part]).backward()
+    difference = (logits.grad[part] * (rows / 1024) - last.grad).abs().max().item()
+    return "right" if difference < 1e-4 else f"wrong by {difference:.1e} in the gradient"

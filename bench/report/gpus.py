@@ -1,0 +1,77 @@
+"""The tables of docs/gpus.md: what fits each card and how fast, and what older cards lack."""
+
+import re
+
+from bench.catalogue import EPOCHS, FLOAT16, Scripts
+from bench.predict.speed import CARDS, Card
+from bench.predict.store import largest
+from bench.report.check import GPT2, LARGER, prediction_of
+from bench.report.tables import Column, Table, number, words
+from patches import stack
+
+WELL_KNOWN = "RTX 3060", "RTX 4090", "A100 80 GB", "H100"
+
+
+def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
+    """What fits a card, how fast 00 and 01 are there, and how to begin."""
+    card, speeds, minutes = CARDS[name], [], []
+    row: dict = {}
+    for stage, default in (("00", 8), ("01", 32)):
+        run = scripts.stage(stage)
+        if stage == "01" and not card.bfloat16:
+            run = scripts.float16(run)
+        for model in models if stage == "01" else models[:1]:
+            needs = prediction_of(scripts, run.script, ["--model", model]).needs
+            row[f"{stage}, {model}"] = largest(needs, card.mib)
+        known, batch = prediction_of(scripts, run.script, GPT2), min(default, row[f"{stage}, gpt2"])
+        speeds.append(batch and known.tok_per_sec(batch, card))
+        row[stage] = known.speed_range(batch, card) if batch else "–"
+        minutes.append(f"{known.minutes(batch, card):,.1f}" if batch else "–")
+    one, other = speeds
+    return row | dict(card=name, gb=card.mib / 1024, capability=card.capability,
+                      factor=f"{other / one:.1f}" if one and other else "–",
+                      minutes=" / ".join(minutes), begin=begin(card, row["01, gpt2"]))
+
+
+def begin(card: Card, batch: int) -> str:
+    """The commands to begin with on a card that 01 fits with a batch of so many windows."""
+    if not batch:
+        return ""
+    if not card.bfloat16:
+        return (f"`make bench`; `python patches/stack.py compose {FLOAT16} --out my.py`,"
+                f" `python my.py --batch-size {min(32, batch)}`")
+    if batch >= 32:
+        return "`make bench`; `python 01_opt_single_gpu.py`"
+    return (f"`make bench`; 32 windows per update: compose `step-accumulation`,"
+            f" `--micro-batches {32 // batch}`")
+
+
+def cards_table(short: bool = False) -> Table:
+    """A row for each card; `short`: of four cards, for gpt2. Raises UserError, StackError."""
+    scripts, models = Scripts(), ("gpt2",) if short else ("gpt2", *LARGER)
+    names = sorted(CARDS, key=lambda name: (CARDS[name].mib, CARDS[name].capability))
+    columns = [words("card", "card"), number("GB", "gb", ".0f")]
+    if not short:
+        columns.append(number("compute capability", "capability", ".1f"))
+    columns += [Column(f"largest batch of {key}", lambda row, key=key: str(row[key] or "–"))
+                for key in ("00, gpt2", *(f"01, {model}" for model in models))]
+    columns += [number(f"thousand tok/sec of {stage}", stage) for stage in ("00", "01")]
+    columns += [number("×", "factor")] if short else [
+        number(f"minutes of {EPOCHS} epochs, 00 / 01", "minutes"), words("begin with", "begin")]
+    return Table(columns, [on_card(scripts, name, models) for name in names
+                           if not short or name in WELL_KNOWN])
+
+
+def hardware_table() -> Table:
+    """The techniques and variants that older cards don't have, by their headers. Raises
+    StackError."""
+    rows = []
+    for patch in (*stack.load(), *stack.load_variants()):
+        if needed := re.search(r"compute capability (\d+\.\d+)", patch.fields["Hardware"]):
+            least = float(needed[1])
+            rows.append(dict(
+                link=f"[{patch.fields['Technique']}](../{patch.file})", least=least,
+                lacking=", ".join(name for name, card in CARDS.items() if card.capability < least)
+                or "(none of these)"))
+    return Table([words("technique", "link"), number("from compute capability", "least", ".1f"),
+                  words("not on", "lacking")], sorted(rows, key=lambda row: row["least"]))

@@ -1,0 +1,215 @@
+"""What is said below a table: on which machine, how and how often it was measured, what its words
+mean, and of which version of the scripts it is."""
+
+import math
+import shlex
+from collections.abc import Iterable
+from functools import cache
+
+from bench.catalogue import Scripts
+from bench.judge.noise import ROUNDS_FOR_A_VERDICT
+from bench.judge.rows import Row, seed_noise, speed_of
+from bench.measure.journal import Measured, sha256
+from bench.measure.plan import SEED
+from bench.measure.records import Record
+from bench.predict import fingerprint
+from bench.predict.speed import PEAK_FLOPS, card_of
+from patches.stack import StackError
+
+today = cache(Scripts)  # in one process they are read once
+
+
+def versions_note(measured: Iterable[Measured]) -> str:
+    """A line, with a blank one before it, where figures are of a script that had another training
+    step than it has today, or may have had. Scripts that aren't ours are left out. Raises
+    UserError, StackError, OSError."""
+    asked = []
+    names: dict[bool | None, dict[str, None]] = {True: {}, False: {}, None: {}}  # None: not known
+    for each in measured:
+        runs = {run.name: run for run in each.plan.runs if run.script}
+        for result in each.results:
+            try:
+                run = runs[result.name]
+                text, name = today().text(str(run.script)), today().canonical(str(run.script))
+            except (KeyError, StackError):  # of a peer, or it is gone
+                continue
+            if sha256(text) == result.source_sha256:
+                names[True][name] = None
+            else:
+                asked.append((name, fingerprint.of_run(
+                    text, run, each.plan, each.options, each.machine), result.step))
+    fingerprint.learn([(request, step) for _, request, step in asked])
+    for name, request, step in asked:
+        names[fingerprint.same(request, step, "step")][name] = None
+    count = len(names[True] | names[False] | names[None])
+    told = [f"{words} version of " + (
+                ", ".join(found) if len(found) < 5 else f"{len(found)} of {count} scripts")
+            for words, found in (("an earlier", names[False]), ("an unknown", names[None]))
+            if found]
+    return f"\nMeasured with {'; with '.join(told)}.\n" if told else ""
+
+
+def one_reference(rows: list[Row]) -> bool:
+    """Whether every row is compared to the first one."""
+    return all(row.factor == row.factor_baseline for row in rows)
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def rounds_of(rows: list[Row]) -> int:
+    return max((row.rounds for row in rows), default=0)
+
+
+def rounds_note(measured, rows: list[Row]) -> str:
+    """How often the rows were run; "3 rounds, 11 of the 6 rows nearest to a verdict"."""
+    plan = measured.plan
+    if not plan.close or rounds_of(rows) <= plan.whole_rounds:
+        return counted(rounds_of(rows), "round")
+    return (f"{counted(plan.whole_rounds, 'round')}, {rounds_of(rows)} of the {len(plan.close)}"
+            " rows nearest to a verdict and what they are compared to")
+
+
+def options_note(measured) -> str:
+    options = [*measured.plan.options, *measured.options]
+    text = f", options `{shlex.join(options)}`" if options else ""
+    for published, batch in measured.plan.batches.items():
+        text += f", batch size {batch} in place of {published}"
+    return text + f", text: {measured.text}" * bool(measured.text)
+
+
+def machine_note(measured, rows: list[Row]) -> str:
+    """What was measured on, with which seeds and options, and in float32 where it is that."""
+    rounds, first, machine = rounds_of(rows), measured.plan.first_seed, measured.machine
+    seeds = f"seed {first}, {counted(rounds, 'round')}"
+    if measured.plan.new_seeds:
+        seeds = f"seeds {first} to {first + rounds - 1}" if rounds > 1 else f"seed {first}"
+    return (f"{machine['name']}, PyTorch {machine['torch']}; {seeds}{options_note(measured)}."
+            + type_note(rows))
+
+
+def float32_reason(record) -> str | None:
+    """Why a script that trains in bfloat16 where it can trained in float32; None if it didn't."""
+    reason = record.config.get("dtype_reason")  # of technique 5 and later
+    by_choice = record.config.get("autocast")  # only the weights are in float32
+    return reason if record.config.get("dtype") == "float32" and not by_choice else None
+
+
+def type_note(rows: list[Row]) -> str:
+    """Where rows aren't in the type of the published figures, and of other machines'; else ""."""
+    reasons = {float32_reason(row.record) for row in rows if row.record} - {None}
+    if not reasons:
+        return ""
+    published = "; the published figures, from there on, are in bfloat16"
+    return (f" From technique 5 on all is trained in **float32** ({'; '.join(sorted(reasons))})"
+            + published * any(row.published for row in rows) + ".")
+
+
+def peaks(matmul_peak: dict[str, float]) -> str:
+    rates = ", ".join(f"{name} {flops / 1e12:,.2f}" for name, flops in matmul_peak.items())
+    return f"{rates} TFLOP/s"
+
+
+def peak_note(measured) -> str:
+    return f"Matrix products (matmul peak): {peaks(measured.peak)}."
+
+
+def mfu_notes(records: Iterable[Record]) -> list[str]:
+    """Why GPUs have no MFU, and what gives it."""
+    gpus = {str(record.environment["gpu"]) for record in records
+            if record.config["device"] == "cuda"} - PEAK_FLOPS.keys()
+    return [f"No MFU of the {gpu}: " + (
+        "it has no bfloat16 units, whose rate MFU is a share of." if card_of(gpu) else
+        "its rate isn't known. A line for this name in `PEAK_FLOPS` (bench/predict/speed.py),"
+        " with its datasheet's dense bfloat16 rate, gives it.") for gpu in sorted(gpus)]
+
+
+def disturbed_note(measured) -> list[str]:
+    """Of the runs beside which the machine was slower; none where it never was."""
+    runs = [f"{result.name} (round {result.round})" for result in measured.disturbed]
+    return [f"**Disturbed**: right after {len(runs)} of {len(measured.results)} runs the machine's"
+            " matrix products were slower, by a fifth or more, than after the best quarter:"
+            f" {', '.join(runs[:6])}" + ", ..." * (len(runs) > 6) + "."] if runs else []
+
+
+def verdict_note(measured, rows: list[Row]) -> str:
+    """What "faster" means in a table."""
+    table = rows[0].rows
+    sure = table.significant(speed_of)
+    if not table.differences(speed_of):
+        return f'"faster" and "slower" need {ROUNDS_FOR_A_VERDICT} rounds.'
+    text = ('"faster" and "slower": more than noise over the whole table; where nothing differed,'
+            f" {table.level:.1%} of such tables or fewer would hold one of these words.")
+    if not measured.is_finished:
+        text += " The planned rounds aren't over, and whoever looks before pays for it."
+    elif measured.plan.looks > 1:
+        text += f" It is look number {measured.plan.looks} at this table, which has its price."
+    missed = [row.least() for row in rows if row.least() and row.run.name not in sure]
+    if missed:
+        text += (f" In the other rows a factor of {min(missed):.2f} (in the one with the least"
+                 f" noise) to {max(missed):.2f} is found every second time, a smaller one more"
+                 " rarely.")
+    return text
+
+
+def design_note(measured, rows: list[Row]) -> list[str]:
+    """What no test can tell by the way in which this was measured."""
+    plan, steps = measured.plan, {row.record.steps for row in rows if row.record}
+    reasons = []
+    if plan.order is None and rounds_of(rows) > 1:
+        reasons.append("all rounds had one order, so that the error of a place in it, or of a"
+                       " machine that drifts, is in the factors")
+    if rounds_of(rows) > plan.cold_rounds and any(
+            row.record and row.record.config.get("compile") for row in rows):
+        reasons.append("a script was compiled once, so that one compilation's luck is in all its"
+                       " rounds")
+    if len(steps) > 1:
+        reasons.append(f"runs were timed over {min(steps)} to {max(steps)} steps")
+    return [f"What no test can tell here: {'; '.join(reasons)}."] if reasons else []
+
+
+def factor_note(rows: list[Row]) -> str:
+    """What the factors of a table are over."""
+    if any(row.run.without for row in rows):
+        return ("The technique's factor is the speed with it over the speed without it; \"faster\""
+                " means that the script is faster with it.")
+    text = ("The factor is over the first row." if one_reference(rows) and len(rows) > 2 else
+            "The factor is over the row above, or the nearest one above that has figures; the"
+            " baseline is the first row.")
+    return text + " The published factors, from an A100, are in brackets." * any(
+        row.published_factor for row in rows)
+
+
+def full_notes(measured, rows: list[Row]) -> list[str]:
+    """Below a bench.report.tables.full_table."""
+    plan, machine, rounds = measured.plan, measured.machine, rounds_of(rows)
+    length = (f"{plan.tokens:,} tokens per run" if plan.tokens else
+              f"{plan.epochs} epochs per run" if plan.epochs else "the scripts' own length")
+    length += (f" or about {plan.seconds:g} s of training, whichever is longer"
+               * bool(plan.seconds))
+    when = f"after {plan.tokens:,} training tokens" if plan.tokens else "at the end of the run"
+    noise = seed_noise(rows[0])
+    no_tf32 = machine["device"] == "cuda" and measured.peak and "TF32" not in measured.peak
+    factors = any(row.factor or row.run.without for row in rows)
+    return [
+        f"{machine['name']}, PyTorch {machine['torch']}. {length}, {rounds_note(measured, rows)},"
+        f" seed {SEED}{options_note(measured)}. {peak_note(measured)}{type_note(rows)}",
+        "tok/sec is the median over the rounds of each run's median step; the range is from the"
+        f" slowest round to the fastest. {verdict_note(measured, rows)}",
+        f"val loss is the validation loss {when}.",
+        *([factor_note(rows)] if factors else []),
+        *([f"Seed noise is the range of the first row's losses over"
+           f" {len(rows[0].losses_by_seed)} seeds, {noise:.4f}."] if noise is not None else []),
+        *design_note(measured, rows),
+        *mfu_notes(row.record for row in rows if row.record),
+        *disturbed_note(measured),
+        *["02 trains as many tokens on each GPU; its loss is the one after them, and its memory"
+          " that of rank 0."] * any(row.run.processes > 1 for row in rows),
+        *["This GPU has no TF32: products of float32 matrices are what their name says, and"
+          " technique 2 changes nothing."] * bool(no_tf32),
+        *[r"\* without torch.compile: it found no compiler, or was told not to use it."] * any(
+            row.uncompiled for row in rows),
+        *["† too few steps for a median: the average of the run."] * any(
+            row.speed_is_average for row in rows),
+    ]
