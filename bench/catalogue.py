@@ -16,6 +16,8 @@ from patches import stack
 
 PUBLISHED = REFERENCE / "published-a100.json"
 EPOCHS = 15  # of the published experiment
+# The three scripts: what a run's `script` and `stage` call each, and its file. The file's stem is
+# what its record says, and so the run's name.
 STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
 # Variants that studies of their own measure: the compiler's modes, and checkpoints.
 COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
@@ -64,31 +66,39 @@ class Run:
 class Published:
     """The figures that were published, on A100s."""
 
-    data: dict  # of PUBLISHED
+    address: str
+    gpu: str
+    pytorch: str
+    model: str
+    context_length: int
+    first_losses: tuple[float, float]  # of 00's first log line, of training and of validation
+    last_losses: tuple[float, float]
     stages: dict[str, stack.Published]  # of 00, 01 and 02
     reserved_gb: dict[str, float]  # by the script's name in the catalogue
 
     @property
     def source(self) -> str:
-        data, gpus = self.data, self.stages["02"].gpus
-        return (f"Published figures: {data['gpu']}, PyTorch {data['pytorch']}, {data['model']},"
-                f" context {int(data['context_length']):,}, 02 DDP × {gpus}; <{data['source']}>")
+        return (f"Published figures: {self.gpu}, PyTorch {self.pytorch}, {self.model}, context"
+                f" {self.context_length:,}, 02 DDP × {self.stages['02'].gpus}; <{self.address}>")
 
 
 def published() -> Published:
     """Raises UserError where the file can't be read, StackError for a bad patch."""
+    patches = stack.load()
+    *series, ddp = (patch.published for patch in patches)
     try:
         data = json.loads(PUBLISHED.read_text(encoding="utf-8"))
-        baseline = data["baseline"]
-        first = stack.Published(float(baseline["tok_per_sec"]), float(baseline["reserved_gb"]), 1)
-        patches = stack.load()
-        *series, ddp = (patch.published for patch in patches)
-        stages = {"00": first, "01": [figures for figures in series if figures][-1], "02": ddp}
-        memory = {"0": first.reserved_gb} | {patch.name: patch.published.reserved_gb
-                                             for patch in patches if patch.published}
-        found = Published(data, stages, memory)
-        found.source  # noqa: B018
-        return found
+        plain = data["baseline"]
+        first = stack.Published(float(plain["tok_per_sec"]), float(plain["reserved_gb"]), 1)
+        first_losses, last_losses = ((float(plain[line]["train"]), float(plain[line]["val"]))
+                                     for line in ("first_line", "last_line"))
+        return Published(
+            address=str(data["source"]), gpu=str(data["gpu"]), pytorch=str(data["pytorch"]),
+            model=str(data["model"]), context_length=int(data["context_length"]),
+            first_losses=first_losses, last_losses=last_losses,
+            stages={"00": first, "01": [figures for figures in series if figures][-1], "02": ddp},
+            reserved_gb={"00": first.reserved_gb} | {
+                patch.name: patch.published.reserved_gb for patch in patches if patch.published})
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{relative(PUBLISHED)} can't be read: {error!r}")
 
@@ -112,7 +122,7 @@ class Scripts:
         if script in self.own:
             return self.own[script]
         if not re.search(JOINED, script):
-            return self.stages[stack.find(script, self.stages)]
+            return self.stages[stack.find(STAGES.get(script, script), self.stages)]
         if script not in self.joined:
             self.joined[script] = self.join(script)
         return self.joined[script]
@@ -125,8 +135,7 @@ class Scripts:
             return stack.merge(self.text(rung), self.text(base), self.text(before), script)
         if "@" in script:  # a variant of 01 taken back to a rung
             variant, _, rung = script.partition("@")
-            return stack.merge(self.text(self.stage("01").script), self.text(variant),
-                               self.text(rung), variant)
+            return stack.merge(self.text("01"), self.text(variant), self.text(rung), variant)
         first, *rest = names = script.split("+")
         return stack.compose(rest, STAGES[first]) if first in STAGES else stack.compose(names)
 
@@ -136,7 +145,7 @@ class Scripts:
         files = {file: stage for stage, file in STAGES.items()}
         if isinstance(script, Path):
             return files.get(script.name, script.name)
-        if script in self.own or re.search(JOINED, script):
+        if script in STAGES or script in self.own or re.search(JOINED, script):
             return script
         name, names = stack.find(script, self.stages), list(self.stages)
         ends = {names[0]: "00", names[names.index("ddp") - 1]: "01", "ddp": "02"}
@@ -145,7 +154,7 @@ class Scripts:
     def rungs(self, gpus: int = 1) -> list[Run]:
         """00, the script after each patch, and 02 on `gpus`. Raises UserError, StackError."""
         speed = published().stages["00"].tok_per_sec
-        runs = [Run(Path(stack.FIRST).stem, "0 baseline", "baseline", "0", rung=0,
+        runs = [Run(Path(stack.FIRST).stem, "0 baseline", "baseline", "00", rung=0,
                     published=speed, expected=speed)]
         for number, patch in enumerate(stack.load(), 1):
             run = Run(
@@ -185,17 +194,10 @@ class Scripts:
         """"00", "01", or "02" on `gpus` processes. Raises UserError, StackError."""
         *_, last, ddp = rungs = self.rungs(gpus)
         run = {"00": rungs[0], "01": last, "02": ddp}[name]
-        label, technique = name, run.technique
-        if name == "01":
-            technique = "every technique"
-        if name == "02":
-            label = f"02, {gpus} rank{'s' * (gpus > 1)}"
-        # The last published figure of a technique is that of the whole script.
-        script = Path(STAGES[name]).stem
-        return run.but(name=script, script=script, label=label, technique=technique,
-                       loss=None if name == "01" else run.loss,
-                       published=run.expected if name == "01" else run.published,
-                       stage=name, rung=None)
+        run = run.but(name=Path(STAGES[name]).stem, script=name, stage=name, rung=None, label=name)
+        if name == "01":  # the last published figure of a technique is that of the whole script
+            return run.but(technique="every technique", loss=None, published=run.expected)
+        return run.but(label=f"02, {gpus} rank{'s' * (gpus > 1)}") if name == "02" else run
 
     def float16(self, run: Run) -> Run:
         """01 or 02, composed with FLOAT16."""

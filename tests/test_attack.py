@@ -281,11 +281,11 @@ def test_folders_of_others(tmp_path, monkeypatch):
     """Into `measure.py pack`, `compare` and `export`: a damaged or hostile folder of results is
     taken as far as it is whole, or refused in one line; nothing else is written, and no link is
     copied."""
-    from bench.studies import pack
+    from bench.studies import results as module
 
     secret, reference = tmp_path / "secret", tmp_path / "reference"
     secret.write_text("not for others")
-    monkeypatch.setattr(pack, "REFERENCE", reference)
+    monkeypatch.setattr(module, "REFERENCE", reference)
     monkeypatch.setattr("bench.report.page.draw_all", lambda *_: {})  # test_records draws
     monkeypatch.setattr(measure.processes, "on_signals", lambda handler: None)
     Children(monkeypatch, tmp_path / "build")

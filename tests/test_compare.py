@@ -1,4 +1,4 @@
-"""bench/studies/compare.py: two ladders side by side."""
+"""The study `compare`: two ladders side by side."""
 
 import json
 from argparse import Namespace
@@ -8,7 +8,7 @@ from made_up import CPU, plan_of, rows_of_text, setup_of, write_journal
 
 from bench.common import UserError
 from bench.studies import all_studies
-from bench.studies.compare import Compare, Pair, factors, ladder_in
+from bench.studies.results import Compare, Pair, judged, ladder_in
 
 
 def ladder(folder, speeds: dict[str, list[float]], machine=CPU) -> None:
@@ -40,7 +40,6 @@ def test_two_machines(tmp_path):
     (_, b, c) = rows_of_text(techniques)
     assert b[1:] == ["2.00", "2.00–2.00", "1.50", "1.50–1.50", "more in A"]
     assert c[-1] == "not measurable"
-    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_journal_without_one_checksum(tmp_path):
@@ -75,8 +74,8 @@ def test_too_few_rounds_are_no_verdict(tmp_path):
     for name, speed in (("one", 200.0), ("other", 300.0)):
         ladder(tmp_path / name, {"a": [100.0], "b": [speed]})
     (_, rows), (_, others) = (ladder_in(str(tmp_path / name)) for name in ("one", "other"))
-    assert Pair(rows[1], others[1]).difference == "no verdict"
-    assert factors(rows[0]) == [] and factors(rows[1]) == [2.0]
+    (pair,) = judged([Pair(rows[1], others[1])])
+    assert pair.difference == "no verdict"
 
 
 def test_only_what_is_comparable(tmp_path):
@@ -86,8 +85,8 @@ def test_only_what_is_comparable(tmp_path):
     ladder(tmp_path / "one", {"a": speeds, "b": speeds, "c": [2 * speed for speed in speeds]})
     ladder(tmp_path / "other", {"a": speeds, "c": [4 * speed for speed in speeds[:3]]})
     (_, rows), (_, others) = (ladder_in(str(tmp_path / name)) for name in ("one", "other"))
-    assert Pair(rows[2], others[1]).difference == ""
-    assert factors(others[1]) == [4.0] * 3
+    (pair,) = judged([Pair(rows[2], others[1])])
+    assert pair.difference == "" and not pair.comparable
     (tmp_path / "third").mkdir()
     write_journal(tmp_path / "third", "ladder", plan_of("a", "b"), [
         dict(name="a"), dict(name="b")], options=["--dropout", "0"])

@@ -1,4 +1,4 @@
-"""bench/studies/export.py: CSV files and TensorBoard's, of made-up measurements."""
+"""The study `export`: a CSV file and TensorBoard's, of made-up measurements."""
 
 import csv
 
@@ -6,7 +6,7 @@ import pytest
 from made_up import plan_of, setup_of, write_journal, write_record
 
 from bench.common import UserError
-from bench.studies.export import Export
+from bench.studies.results import Export
 
 
 def export(folder, **args) -> str:
@@ -23,14 +23,19 @@ def results(tmp_path):
 
 
 def test_csv(results, tmp_path):
-    """Figures as programs read them, text with its commas."""
-    out = tmp_path / "tables"
-    assert export(results, csv=out).startswith("1 tables in ")
-    with open(out / "ladder.csv", newline="") as file:
-        first, second = csv.DictReader(file)
-    assert (first["tok/sec"], second["tok/sec"], second["run"]) == ("1234", "2468", "a, b")
-    assert second["factor"] == "2.00"
-    assert [path.name for path in out.iterdir()] == ["ladder.csv"]
+    """A line for each run: figures as programs read them, text with its commas; of a script that
+    was started by hand as well, and what isn't known is empty."""
+    write_record(results, "00_orig", speed=50.0, config=dict(dropout=0.1))
+    out = tmp_path / "tables" / "runs.csv"
+    assert export(results, csv=out).startswith("3 runs in ")
+    with open(out, newline="") as file:
+        by_hand, first, second = csv.DictReader(file)
+    assert [(line["study"], line["run"], float(line["tok_per_sec"]), line["round"]) for line in
+            (first, second)] == [("ladder", "00_orig", 1234, "round-1-seed-123"),
+                                 ("ladder", "a, b", 2468, "round-1-seed-123")]
+    assert (by_hand["study"], by_hand["dropout"], first["dropout"]) == ("", "0.1", "")
+    assert (first["seed"], first["status"], first["reserved_gb"]) == ("123", "complete", "1.25")
+    assert float(second["train_seconds"]) > 10 and second["val_loss"] == "7.0"
 
 
 def test_tensorboard(results, tmp_path):
@@ -53,7 +58,7 @@ def test_tensorboard(results, tmp_path):
 
 
 def test_what_can_not_be_exported(results, tmp_path, monkeypatch):
-    with pytest.raises(UserError, match="--csv DIR or --tensorboard DIR"):
+    with pytest.raises(UserError, match="--csv FILE or --tensorboard DIR"):
         export(results)
     with pytest.raises(UserError, match="is not a folder"):
         export(tmp_path / "none", csv=tmp_path / "tables")

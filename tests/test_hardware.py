@@ -44,11 +44,11 @@ from bench.predict.speed import CARDS, TERA
 from bench.report import check, look, page
 from bench.report.tables import text_of
 from bench.studies import all_studies, doctor
-from bench.studies.compare import differences
+from bench.studies.comparisons import Trainer
 from bench.studies.doctor import Doctor
 from bench.studies.fits import Fits
+from bench.studies.results import Pair, differences
 from bench.studies.stages import Stages, bar_of
-from bench.studies.trainer import Trainer
 
 BFLOAT16, OF_01 = "bfloat16", "01_opt_single_gpu"
 NO_UNITS = "this CPU has no bfloat16 units"
@@ -419,15 +419,14 @@ def test_a_bar_of_01_tells_float32(dtype, told):
 def test_comparing_two_machines_names_their_types(tmp_path):
     """And an older journal, which doesn't tell it, counts as bfloat16."""
     older = {name: value for name, value in CPU.items() if not name.startswith("dtype")}
-    args = SimpleNamespace(args=SimpleNamespace(A="a", B="b"))
     plan = plan_of("00", "01")
-    pairs = [SimpleNamespace(one=row, other=row) for row in rows_of(
+    pairs = [Pair(row, row) for row in rows_of(
         measured_with(plan, {"00": record_events("00"), "01": record_events("01")}))]
     line = ("techniques from 5 on train in", BFLOAT16, "float32")
     one, two, three = (measured_of("ladder", plan, each) for each in (
         older, CPU, CPU | FLOAT32))
-    assert line in differences(one, three, pairs, args)
-    told = [name for name, *_ in differences(one, two, pairs, args)]
+    assert line in differences(one, three, pairs)
+    told = [name for name, *_ in differences(one, two, pairs)]
     assert line[0] not in told and not any(name.startswith("dtype") for name in told)
 
 

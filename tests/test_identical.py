@@ -1,15 +1,15 @@
-"""bench/studies/identical.py: a ladder without a technique."""
+"""The study `identical`: a ladder without a technique."""
 
 import pytest
 from made_up import carry_out, setup_of, speeds_of
 
-from bench.studies.identical import RUNS, Identical
+from bench.studies.comparisons import Identical
 
 
 def test_every_run_is_the_same_script(tmp_path):
     setup = setup_of(tmp_path, max_tokens=1024, seconds=0.0)
     ((plan, rows),) = carry_out(Identical(), setup, speeds_of)
-    assert len({run.name for run in plan.runs}) == RUNS
+    assert len({run.name for run in plan.runs}) == 15
     assert len({run.script for run in plan.runs}) == 1
     assert [row.versus and row.versus.run.name for row in rows] == [
         None, *(run.name for run in plan.runs[:-1])]

@@ -1,4 +1,4 @@
-"""bench/studies/pack.py: from results/ to results/reference."""
+"""The study `pack`: from results/ to results/reference."""
 
 import json
 
@@ -6,16 +6,16 @@ import pytest
 from made_up import complete_results, measure_again, setup_of
 
 from bench.common import UserError
-from bench.studies import pack
-from bench.studies.pack import Pack, what_is_missing
+from bench.studies import results as module
+from bench.studies.results import Pack, what_is_missing
 
 
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """What a machine has measured, complete."""
-    monkeypatch.setattr(pack, "REFERENCE", tmp_path / "reference")
+    monkeypatch.setattr(module, "REFERENCE", tmp_path / "reference")
     # The page is written anew.
-    monkeypatch.setattr(pack, "write_page", lambda studies, results, command, missing: (
+    monkeypatch.setattr(module, "write_page", lambda studies, results, command, missing: (
         results / "page.png").write_text(command))
     folder = tmp_path / "results"
     complete_results(folder)

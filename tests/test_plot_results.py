@@ -86,11 +86,12 @@ def test_what_is_damaged_is_named(tmp_path, plot):
     write_record(tmp_path, "00_orig")
     path = write_ladder(tmp_path)
     path.write_text(path.read_text() + "[]\n")
-    write_journal(tmp_path, "sweep", plan_of("a", kind="batch"), [dict(name="a")])
+    write_journal(tmp_path, "time-to-loss", plan_of("a", targets={"best": "low"}), [
+        dict(name="a")])
     code, _, err = plot(tmp_path)
     assert code == 0 and len(err) == 2
-    assert err[0].startswith("skipped: ") and "ladder.jsonl, line " in err[0]
-    assert err[1].startswith("no picture of sweep, it is damaged: ")
+    assert err[0].startswith("no picture of time-to-loss, it is damaged: ")
+    assert err[1].startswith("skipped: ") and "ladder.jsonl, line " in err[1]
     assert {path.name for path in tmp_path.glob("*.png")} == {"ladder.png", "speed.png"}
 
 
@@ -124,13 +125,10 @@ def measured(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("backend", ["Qt4Agg", "TkAgg", "module://matplotlib_inline.backend_inline"])
-@pytest.mark.parametrize("program", ["plot_results.py", "measure.py"])
-def test_whatever_backend_is_named(tmp_path, measured, program, backend):
+def test_whatever_backend_is_named(tmp_path, measured, backend):
     """One that matplotlib no longer has, one without a display, and a notebook's."""
-    options = {"plot_results.py": ["--results", measured, "--out", tmp_path],
-               "measure.py": ["compare", "amd-epyc-2-cores", "intel-xeon-amx-2-cores",
-                              "--results-dir", tmp_path]}[program]
-    run = run_python(ROOT / program, *options, env=environment(MPLBACKEND=backend))
+    run = run_python(ROOT / "plot_results.py", "--results", measured, "--out", tmp_path,
+                     env=environment(MPLBACKEND=backend))
     assert (run.returncode, run.stderr) == (0, "")
     assert [path.stat().st_size > 10_000 for path in tmp_path.glob("*.png")] == [True]
 

@@ -48,23 +48,23 @@ def test_efficiency(processes, link, expected):
 
 
 def test_predictions():
-    rows = scaling.predictions()
-    assert [row["model"] for row in rows] == ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"]
-    for row in rows:
-        shares = list(row["efficiency"].values())
-        assert 0.5 < min(shares) and max(shares) < 1
-        assert row["efficiency"][16] < row["efficiency"][8]  # over the slower link
-    assert rows[0]["step"] == pytest.approx(32 * 1024 * 0.855e9 / (0.4 * 989e12), rel=0.01)
+    models = ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"]
+    for model in models:
+        shares = {gpus: scaling.predicted_for(model, gpus) for gpus in (2, 4, 8, 16, 32, 64)}
+        assert 0.5 < min(shares.values()) and max(shares.values()) < 1
+        assert shares[16] < shares[8]  # over the slower link
+    assert scaling.step_seconds("gpt2") == pytest.approx(
+        32 * 1024 * 0.855e9 / (0.4 * 989e12), rel=0.01)
     text = Scaling().fixed()["predictions"]
-    assert list(cells_of(text)) == [row["model"] for row in rows] and "%" in text
+    assert list(cells_of(text)) == models and "%" in text
 
 
 def test_published_points():
     ours, other, *hosts = scaling.published_points()
-    assert ours["measured"] == pytest.approx(419_259 / 4 / 142_156)
-    assert other["measured"] == pytest.approx(0.924, abs=0.001)
-    assert all(point["predicted"] > point["measured"] for point in (ours, other, *hosts))
-    assert [round(point["measured"], 2) for point in hosts] == [0.97, 0.90]
+    assert ours.measured == pytest.approx(419_259 / 4 / 142_156)
+    assert other.measured == pytest.approx(0.924, abs=0.001)
+    assert all(point.predicted > point.measured for point in (ours, other, *hosts))
+    assert [round(point.measured, 2) for point in hosts] == [0.97, 0.90]
     cells = cells_of(Scaling().fixed()["points"])
     assert cells["4 × A100, the published 02"]["efficiency"] == "73.7%" and len(cells) == 4
 

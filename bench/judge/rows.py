@@ -91,7 +91,7 @@ class Row:
     """
 
     def __init__(self, run: Run, measured, rows: "Rows"):
-        plan = measured.plan
+        plan, self.measured = measured.plan, measured
         self.run, self.label, self.technique = run, run.label, run.technique
         self.published, self.peak = run.published, measured.peak
         self.loss_tokens, self.rows, self.first = plan.loss_tokens, rows, plan.runs[0].name

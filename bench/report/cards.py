@@ -42,7 +42,7 @@ def ladders(first: Path) -> list[tuple]:
 def results(first: Path, pages: str) -> str:
     """00 and 01 of every machine, the published ones first; `pages` is where results/ lies, seen
     from the page."""
-    stages, source = published().stages, published().data["source"]
+    stages, source = published().stages, published().address
     plain, fast, many = (stages[name].tok_per_sec for name in ("00", "01", "02"))
     gpus, techniques = stages["02"].gpus, sum(patch.name != "ddp" for patch in stack.load())
     lines = [dict(machine=f"1 × A100, [published]({source}), techniques 1 to 10", plain=plain,

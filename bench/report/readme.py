@@ -147,7 +147,7 @@ def guide_table(machine: Path) -> str:
     for study in ("ladder", "variants", "compile-modes", "sweep"):
         for measured, rows in found_in(machine, study):
             for row in rows:
-                name = row.run.mode or row.run.script
+                name = row.run.mode or str(row.run.script)
                 shown.setdefault(name, {})[row.label] = row
             if measured.kind == "batch":
                 known = [row for row in rows if row.records]

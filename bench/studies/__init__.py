@@ -1,20 +1,22 @@
 """Studies. What one is: its runs, how they are measured, and how their results are shown.
 
-Each file in bench/studies/ holds one. By being there it is a subcommand of measure.py, a part of
-the report, a picture of plot_results.py, and a table that a marker in a Markdown page asks for.
+Each file in bench/studies/ holds one or more. By being there each is a subcommand of measure.py, a
+part of the report, a picture of plot_results.py, and a table that a marker in a page asks for.
 """
 
 import argparse
 import importlib
 import pkgutil
+import re
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
+from bench.catalogue import Run
 from bench.judge.rows import closest
 from bench.measure.journal import Measured
 from bench.measure.plan import SECONDS, STEPS, TOKENS, WHOLE_ROUNDS, Plan, Setup
-from bench.report.tables import Table, picture_name
+from bench.report.tables import Column, Table, picture_name
 
 
 class Study:
@@ -37,10 +39,15 @@ class Study:
     of_this_machine = True  # else it isn't told what this machine is
     failures_count = True  # whether a run that fails makes the command fail
     rounds_help = "how often each script runs (default: {}; a verdict needs 3)"
+    settings: dict = {}  # fields of its Plan
+    two_stages = False  # see in_two_stages
+    columns: list[Column] = []  # in a report (none: those of bench.report.tables.full_table)
+    short: list[Column] = []  # in a page for readers (none: as in a report, or else short_table)
 
     @property
     def name(self) -> str:
-        return type(self).__module__.rpartition(".")[2].replace("_", "-")
+        """Of its command and journal: that of its class, CompileModes as compile-modes."""
+        return re.sub(r"\B(?=[A-Z])", "-", type(self).__name__).lower()
 
     @property
     def help(self) -> str:
@@ -49,10 +56,18 @@ class Study:
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Adds the study's own command-line options."""
 
-    def plans(self, setup: Setup) -> Generator[Plan, Measured, None]:
-        """What to measure. A plan that was measured comes back with its results, on which the next
-        one may depend. Raises UserError, StackError."""
+    def runs(self, setup: Setup) -> list[Run]:
+        """What is compared, the baseline first. Raises UserError, StackError."""
         raise NotImplementedError
+
+    def plans(self, setup: Setup) -> Generator[Plan, Measured, None]:
+        """What to measure: one plan of its runs, unless a study has others. A plan that was
+        measured comes back with its results, on which the next one may depend. Raises as `runs`."""
+        plan = Plan(self.runs(setup), **self.settings, **self.length(setup))
+        if self.two_stages:
+            yield from self.in_two_stages(plan)
+        else:
+            yield plan
 
     def in_two_stages(self, plan: Plan) -> Generator[Plan, Measured, None]:
         """The plan's whole rounds, then as many runs as the other rounds have, of those rows whose
@@ -62,7 +77,7 @@ class Study:
         yield replace(plan, close=closest(measured))
 
     def answer(self, setup: Setup) -> str:
-        """What a study that runs no scripts prints. Raises as `plans`."""
+        """What a study that runs no scripts prints. Raises as `runs`."""
         raise NotImplementedError
 
     def length(self, setup: Setup) -> dict:
@@ -79,6 +94,7 @@ class Study:
 
     def tables(self, measured, rows: list) -> list[Table] | None:
         """What a report shows of a plan that was measured; None: bench.report.tables.full_table."""
+        return [Table(self.columns, rows)] if self.columns else None
 
     def notes(self, measured, rows: list) -> list[str] | None:
         """Paragraphs below its tables; None: bench.report.tables.full_notes."""
@@ -86,6 +102,8 @@ class Study:
     def excerpts(self, measured, rows: list) -> dict[str, list[Table]] | None:
         """The tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME; None: those of
         `tables`, or else bench.report.tables.short_table, by the study's name and the kind."""
+        name = picture_name(self.name, measured.kind)
+        return {name: [Table(self.short, rows)]} if self.short else None
 
     def fixed(self) -> dict[str, str]:
         """The tables, as text, that need no measurement, by the NAME of their marker."""

@@ -33,7 +33,6 @@ class Doctor(Study):
     command."""
 
     runs_scripts = False
-    in_report = ()
 
     def options(self, parser):
         parser.add_argument("--selftest", action="store_true",

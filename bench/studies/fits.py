@@ -18,7 +18,6 @@ class Fits(Study):
     build/."""
 
     runs_scripts = False
-    in_report = ()
     arguments = "00|01|02|again"
 
     def options(self, parser):

@@ -1,7 +1,7 @@
 """One technique more at a time."""
 
 from bench.judge.rows import Row
-from bench.measure.plan import EVERY_ROUND, Plan
+from bench.measure.plan import EVERY_ROUND
 from bench.report.pictures import (
     ERROR,
     OWN,
@@ -24,19 +24,19 @@ class Ladder(Study):
     title = "The ladder: one technique more at a time"
     schedule = {30: 1, 50: None}
     rounds = {"cuda": 4, "cpu": 6}  # 4 rounds miss gains of 15 % in a CPU's noise
+    settings = dict(seed_noise=1, cold_rounds=EVERY_ROUND)
+    two_stages = True
 
     def options(self, parser):
         parser.add_argument("--rungs", metavar="0,5-8",
                             help="which techniques, by their numbers (default: all)")
 
-    def plans(self, setup):
+    def runs(self, setup):
         gpus = setup.machine["gpus"]
         runs = setup.scripts.rungs(gpus)[: None if gpus > 1 else -1]
         runs = setup.scripts.chosen(setup.args.rungs, runs)
-        for k in range(1, len(runs)):
-            runs[k] = runs[k].but(compared_to=runs[k - 1].name)
-        yield from self.in_two_stages(Plan(runs, seed_noise=1, cold_rounds=EVERY_ROUND,
-                                           **self.length(setup)))
+        return [run.but(compared_to=before and before.name)
+                for before, run in zip([None, *runs], runs, strict=False)]
 
     def excerpts(self, measured, rows):
         def speed(row: Row) -> str:

@@ -30,7 +30,6 @@ MODELS = {  # layers, width, context
     "gpt2-large": (36, 1280, 1024), "gpt2-xl": (48, 1600, 1024),
 }
 VOCABULARY = 50_304
-GPUS = (2, 4, 8, 16, 32, 64)
 HOST = 8  # GPUs that a fast link joins
 # Bytes per second at which a ring passes, by what all-reduces reach: an H100's NVLink, a host's
 # single network card of 400 Gbit/s, an A100's NVLink.
@@ -77,37 +76,43 @@ def step_seconds(model: str) -> float:
     return 6 * sum(products(model)) * BATCH * MODELS[model][2] / (MFU * PEAK)
 
 
-def predictions() -> list[dict]:
-    """For each size of the model, its step and efficiency by number of GPUs, in hosts of 8."""
-    rows = []
-    for model in list(MODELS)[1:]:
-        step, load = step_seconds(model), load_of(model)
-        rows.append(dict(model=model, step=step, megabytes=load.total / 1e6, efficiency={
-            gpus: efficiency(gpus, step, load, NVLINK if gpus <= HOST else NETWORK)
-            for gpus in GPUS}))
-    return rows
+def predicted_for(model: str, gpus: int) -> float:
+    """The efficiency of so many such GPUs, in hosts of 8."""
+    return efficiency(gpus, step_seconds(model), load_of(model),
+                      NVLINK if gpus <= HOST else NETWORK)
 
 
-# Published by others, all of GPT-2 124M with a tied head and float32 gradients: GPUs, seconds of a
-# step on one of them, the efficiency. gollem: github.com/Jjschwartz/gollem,
-# experiments/gpt2/6_gpt2_124M_DDP.ipynb, batch 64. Modal: pull request 27 of
-# github.com/modal-labs/multinode-training-guide tells a step's time without and with the network;
-# here hosts with a network card for each GPU are assumed.
+class Point(NamedTuple):
+    """An efficiency that was published."""
+
+    label: str
+    gpus: int
+    step: float  # seconds of one GPU
+    measured: float
+    link: float  # bytes per second
+    load: Load = load_of("gpt2", 4, tied=True)
+
+    @property
+    def predicted(self) -> float:
+        return efficiency(self.gpus, self.step, self.load, self.link)
+
+
+# Published by others, all of GPT-2 124M with a tied head and float32 gradients. gollem:
+# github.com/Jjschwartz/gollem, experiments/gpt2/6_gpt2_124M_DDP.ipynb, batch 64. Modal: pull
+# request 27 of github.com/modal-labs/multinode-training-guide tells a step's time without and with
+# the network; here hosts with a network card for each GPU are assumed.
 OTHERS = (
-    ("8 × H100, gollem", 8, 64 * 1024 / 412_000, 381 / 412, NVLINK),
-    ("16 × H100 on two hosts, Modal", 16, 0.112, 112 / 115, HOST * NETWORK),
-    ("64 × H100 on eight hosts, Modal", 64, 0.027, 27 / 30, HOST * NETWORK),
+    Point("8 × H100, gollem", 8, 64 * 1024 / 412_000, 381 / 412, NVLINK),
+    Point("16 × H100 on two hosts, Modal", 16, 0.112, 112 / 115, HOST * NETWORK),
+    Point("64 × H100 on eight hosts, Modal", 64, 0.027, 27 / 30, HOST * NETWORK),
 )
 
 
-def published_points() -> list[dict]:
-    """Published efficiencies beside those that the model predicts. Raises StackError, UserError."""
+def published_points() -> list[Point]:
+    """Raises StackError, UserError."""
     *_, last, ddp = Scripts().rungs(gpus=4)
-    step, measured = 32 * 1024 / last.expected, ddp.published / 4 / last.expected
-    points = [("4 × A100, the published 02", 4, step, measured, A100_LINK, load_of("gpt2")),
-              *((*point, load_of("gpt2", 4, tied=True)) for point in OTHERS)]
-    return [dict(label=label, measured=measured, predicted=efficiency(gpus, step, load, link))
-            for label, gpus, step, measured, link, load in points]
+    return [Point("4 × A100, the published 02", 4, 32 * 1024 / last.expected,
+                  ddp.published / 4 / last.expected, A100_LINK, load_of("gpt2")), *OTHERS]
 
 
 def numbers(text: str, least: float, kind: type = int) -> list:
@@ -121,24 +126,22 @@ def numbers(text: str, least: float, kind: type = int) -> list:
     return found
 
 
-def efficiency_of(row: Row, first: Row) -> float | None:
-    """Speed of each process as a share of that of `first`, which is one process."""
-    return ratio(ratio(row.tok_per_sec, row.run.processes), first.tok_per_sec)
+def efficiency_of(row: Row) -> float | None:
+    """Speed of each process as a share of that of the first run, which is one process."""
+    return ratio(ratio(row.tok_per_sec, row.run.processes), row.rows[row.first].tok_per_sec)
 
 
-def predict(row: Row, rows: list[Row]) -> float | None:
+def predict(row: Row) -> float | None:
     """The efficiency by the model of a row whose link's rate is known: what the link leaves of the
-    efficiency of as many processes without it. The first of the rows is one process alone."""
-    free = next((other for other in rows[1:] if other.run.processes == row.run.processes
+    efficiency of as many processes without it."""
+    alone, *others = row.rows.values()
+    free = next((other for other in others if other.run.processes == row.run.processes
                  and other.tok_per_sec and not other.run.mbit), None)
-    if not row.run.mbit or not row.record or not rows[0].record or not free:
+    model = row.record and row.record.config.get("model")
+    if not row.run.mbit or not alone.record or not free or model not in MODELS:
         return None
-    model = row.record.config.get("model")
-    if model not in MODELS:
-        return None
-    link = efficiency(row.run.processes, rows[0].seconds_per_step, load_of(model),
-                      row.run.mbit * 1e6 / 8)
-    return link * efficiency_of(free, rows[0])
+    return efficiency_of(free) * efficiency(row.run.processes, alone.seconds_per_step,
+                                            load_of(model), row.run.mbit * 1e6 / 8)
 
 
 class Scaling(Study):
@@ -148,6 +151,12 @@ class Scaling(Study):
     schedule = {100: None}
     in_report = ("1,2,4,8",)
     arguments = "[1,2,4]"
+    columns = [
+        RUN, SPEED_OR_ERROR, RANGE,
+        Column("per process", lambda row: cell(ratio(row.tok_per_sec, row.run.processes), ",.0f")),
+        Column("efficiency", lambda row: cell(efficiency_of(row), ".1%")),
+        Column("predicted", lambda row: cell(predict(row), ".1%")),
+        GB._replace(heading="GB per process"), LOSS]
 
     def options(self, parser):
         parser.add_argument("sizes", nargs="?", default="1,2,4", metavar="1,2,4",
@@ -180,17 +189,6 @@ class Scaling(Study):
                 processes=2, cores=2 * share, mbit=mbit))
         yield Plan(runs, **self.length(setup))
 
-    def tables(self, measured, rows):
-        """Speed of all processes and of each, over that of one alone; and what the model says."""
-        return [Table([
-            RUN, SPEED_OR_ERROR, RANGE,
-            Column("per process",
-                   lambda row: cell(ratio(row.tok_per_sec, row.run.processes), ",.0f")),
-            Column("efficiency", lambda row: cell(efficiency_of(row, rows[0]), ".1%")),
-            Column("predicted", lambda row: cell(predict(row, rows), ".1%")),
-            GB._replace(heading="GB per process"), LOSS,
-        ], rows)]
-
     def notes(self, measured, rows):
         machine = measured.machine
         most = max(row.run.processes for row in rows if not row.run.error)
@@ -209,15 +207,16 @@ class Scaling(Study):
     def fixed(self):
         return {
             "predictions": markdown(Table([
-                Column("model", lambda row: row["model"], True),
-                Column("step, ms", lambda row: f"{1000 * row['step']:,.0f}"),
-                Column("gradients, MB", lambda row: f"{row['megabytes']:,.0f}"),
-                *(Column(f"{gpus} GPUs", lambda row, gpus=gpus: f"{row['efficiency'][gpus]:.1%}")
-                  for gpus in GPUS)], predictions())),
+                Column("model", lambda model: model, True),
+                Column("step, ms", lambda model: f"{1000 * step_seconds(model):,.0f}"),
+                Column("gradients, MB", lambda model: f"{load_of(model).total / 1e6:,.0f}"),
+                *(Column(f"{gpus} GPUs",
+                         lambda model, gpus=gpus: f"{predicted_for(model, gpus):.1%}")
+                  for gpus in (2, 4, 8, 16, 32, 64))], list(MODELS)[1:])),
             "points": markdown(Table([
-                Column("published", lambda row: row["label"], True),
-                Column("efficiency", lambda row: f"{row['measured']:.1%}"),
-                Column("predicted", lambda row: f"{row['predicted']:.1%}"),
+                Column("published", lambda point: point.label, True),
+                Column("efficiency", lambda point: f"{point.measured:.1%}"),
+                Column("predicted", lambda point: f"{point.predicted:.1%}"),
             ], published_points())),
         }
 
@@ -233,24 +232,24 @@ class Scaling(Study):
             [f"Weak scaling on {place_of(measured)}"], [3.9],
             [1, 1] if linked else [1])
 
-        def percent(row: Row) -> float:
-            return 100 * efficiency_of(row, rows[0])
+        def percents(rows: list[Row]) -> list[float]:
+            return [100 * efficiency_of(row) for row in rows]
 
         counts = [row.run.processes for row in sizes]
         axes.axhline(100, color="0.5", linewidth=1, linestyle="--", label="ideal")
-        axes.plot(counts, [percent(row) for row in sizes], "o-", color=OWN, linewidth=2,
+        axes.plot(counts, percents(sizes), "o-", color=OWN, linewidth=2,
                   label="this machine")
         published, *_ = published_points()
-        axes.plot([1, 4], [100, 100 * published["measured"]], "s:", color="0.5", linewidth=1.5,
-                  label=f"{published['label']} (timed with its evaluation)")
+        axes.plot([1, 4], [100, 100 * published.measured], "s:", color="0.5", linewidth=1.5,
+                  label=f"{published.label} (timed with its evaluation)")
         axes.set(xlabel="processes", ylabel="efficiency, %", ylim=(0, 112))
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted({*counts, 1, 4}), sorted({*counts, 1, 4}))
         for axes in others:
             rates = [row.run.mbit for row in linked]
             axes.axhline(100, color="0.5", linewidth=1, linestyle="--")
-            axes.plot(rates, [percent(row) for row in linked], "o-", color=OWN, linewidth=2)
-            axes.plot(rates, [100 * (predict(row, known) or float("nan")) for row in linked],
+            axes.plot(rates, percents(linked), "o-", color=OWN, linewidth=2)
+            axes.plot(rates, [100 * (predict(row) or float("nan")) for row in linked],
                       "^--", color="0.2", linewidth=1.5, label="predicted")
             axes.set(xlabel="Mbit/s between two hosts", ylim=(0, 112))
             axes.set_xscale("log", base=2)

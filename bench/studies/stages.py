@@ -16,10 +16,10 @@ from bench.report.tables import Column, Table, cell, markdown
 from bench.studies import Study
 
 SECONDS = 480  # of the three stages on a GPU, in a report: as many of the 15 epochs as fit
-NAMES = {"00_orig": ("00", "00 original"), "01_opt_single_gpu": ("01", "01 optimized"),
-         "02_opt_multi_gpu_ddp": ("02", "02 DDP")}
-NAMES |= {f"{script}-{FLOAT16}": (stage, f"{name} with {FLOAT16}")
-          for script, (stage, name) in NAMES.items() if stage != "00"}
+# By what a record says of its stage, which begins with its number.
+NAMES = {Path(STAGES[stage]).stem + suffix: name + words
+         for stage, name in (("00", "00 original"), ("01", "01 optimized"), ("02", "02 DDP"))
+         for suffix, words in (("", ""), (f"-{FLOAT16}", f" with {FLOAT16}"))}
 
 
 class Group(NamedTuple):
@@ -29,7 +29,7 @@ class Group(NamedTuple):
     model: str
     context_length: int
     text: str = ""  # where it isn't the book
-    sha256: str = ""  # the text's; "" in records that don't tell it
+    sha256: str = ""  # the first digits for each file of the text; "" in records that don't tell it
 
     @property
     def title(self) -> str:
@@ -39,53 +39,53 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True)
 class Bar:
-    """The figures of one stage on one device, measured or published."""
+    """One stage on one device, measured or published."""
 
     group: Group
-    stage: str  # "00", "01" or "02"
-    processes: int
-    tok_per_sec: float  # of all processes together; the median over the steps
-    reserved_gb: float | None  # of one process
-    record: Record | None = None
+    record: Record
     tokens: int | None = None  # that it trained on, where runs of its group differ in length
+
+    stage = property(lambda self: self.record.stage[:2])
+    processes = property(lambda self: self.record.config["world_size"])
+    tok_per_sec = property(lambda self: self.record.tok_per_sec)  # of all processes together
+    reserved_gb = property(lambda self: self.record.end["reserved_gb"])  # of one process
+    trained = property(lambda self: self.record.curve[-1].tokens if self.record.curve else 0)
+    is_average = property(lambda self: self.record.curve and self.record.speed_is_average)
 
     @property
     def label(self) -> str:
-        _, name = NAMES[self.record.stage if self.record else Path(STAGES[self.stage]).stem]
-        name += f" × {self.processes}" * (self.stage == "02")
-        batch = self.record and self.record.config.get("batch_size")
-        name += f", batch {batch}" * bool(batch)
-        name += f", {self.tokens:,} tokens" if self.tokens else ""
-        return name + ", float32" * bool(self.record and float32_reason(self.record))
+        name = NAMES[self.record.stage] + f" × {self.processes}" * (self.stage == "02")
+        batch = self.record.config.get("batch_size")
+        return (name + f", batch {batch}" * bool(batch)
+                + f", {self.tokens or 0:,} tokens" * bool(self.tokens)
+                + ", float32" * bool(float32_reason(self.record)))
+
+    def as_long_as(self, other: "Bar") -> bool:
+        """Whether two runs have the same limits, and trained on about as many tokens: an epoch of
+        02 may make several passes. A limit of tokens is that of all processes together by default,
+        and of each in a study."""
+        ours, theirs = self.record.config, other.record.config
+        if any(ours.get(name) != theirs.get(name) for name in ("epochs", "max_steps")):
+            return False
+        limits = [config.get("max_tokens") or 0 for config in (ours, theirs)]
+        shares = (1, 1) if limits[0] == limits[1] else (self.processes, other.processes)
+        trained = self.trained / shares[0], other.trained / shares[1]
+        return limits[0] * shares[1] == limits[1] * shares[0] and (
+            not all(trained) or max(trained) < 1.5 * min(trained))
 
 
 def bar_of(record: Record) -> Bar:
     """Raises LookupError, TypeError or ValueError where a figure is missing or isn't one."""
-    config = record.config
-    group = Group(record.device_name, str(config["model"]), int(config["context_length"]),
-                  record.text, digest_of(record))
-    figures = record.tok_per_sec, record.end["reserved_gb"]
-    if not all(figure is None or 0 <= figure < 1e15
-               for figure in (*figures, *(record.quartiles or ()), record.val_loss,
-                              config.get("max_tokens"), trained_tokens(record))):
+    config, data = record.config, record.start.get("data")
+    digests = (data.get("sha256") if isinstance(data, dict) else None) or {}
+    parts = [digests[name] for name in sorted(digests)] if isinstance(digests, dict) else [digests]
+    bar = Bar(Group(record.device_name, str(config["model"]), int(config["context_length"]),
+                    record.text, " ".join(str(part)[:8] for part in parts)), record)
+    if not all(figure is None or 0 <= figure < 1e15 for figure in (
+            bar.tok_per_sec, bar.reserved_gb, *(record.quartiles or ()), record.val_loss,
+            config.get("max_tokens"), bar.trained, int(bar.processes))):
         raise ValueError("a figure is out of range")
-    return Bar(group, NAMES[record.stage][0], int(config["world_size"]), *figures, record)
-
-
-def digest_of(record: Record) -> str:
-    """Of the text, the first digits for each of its files."""
-    data = record.start.get("data")
-    known = (data.get("sha256") if isinstance(data, dict) else None) or {}
-    parts = [known[name] for name in sorted(known)] if isinstance(known, dict) else [known]
-    return " ".join(str(part)[:8] for part in parts)
-
-
-def named(group: Group, groups: list[Group]) -> Group:
-    """With the text's sha256 in its name, where another text has the same name."""
-    if not any(other != group and other[:4] == group[:4] for other in groups):
-        return group
-    return group._replace(
-        text=f"{group.text or 'the book'}, sha256 {group.sha256 or 'unknown'}")
+    return bar
 
 
 def read_bars(folder: Path, tell: bool = True) -> list[Bar]:
@@ -94,64 +94,50 @@ def read_bars(folder: Path, tell: bool = True) -> list[Bar]:
 
     Says which records are damaged, and how many runs did not complete, unless that was told.
     """
-    latest, journal = {}, [result for measured in read_journal(journal_of(folder, "stages"))
-                           for result in measured.results]
+    def began(record: Record) -> tuple[str, str]:
+        time = str(record.start.get("time", ""))
+        return time.replace("-", "").replace(":", ""), record.name  # schema 1 had them
+
+    latest: dict[tuple[Group, str], Bar] = {}
+    journal = [result for measured in read_journal(journal_of(folder, "stages"))
+               for result in measured.results]
     left_out = sum(not result.record for result in journal)
     records = [*loose_records(folder), *(result.record for result in journal if result.record)]
-    for record in sorted(records, key=began):
-        if record.stage not in NAMES:
-            continue
+    for record in sorted((each for each in records if each.stage in NAMES), key=began):
         if record.status != "complete" or not record.tok_per_sec:
             left_out += 1
             continue
         try:
             bar = bar_of(record)
+            latest[bar.group, bar.stage] = bar
         except (LookupError, ArithmeticError, TypeError, ValueError) as error:
             if tell:
                 print(f"skipped: {record.name}, {error!r}", file=sys.stderr)
-            continue
-        latest[bar.group, bar.stage] = bar
     if left_out and tell:
         runs, verb = ("run", "is") if left_out == 1 else ("runs", "are")
         print(f"{left_out} {runs} that did not complete {verb} left out")
-    groups = [bar.group for bar in latest.values()]
-    bars = [replace(latest[place], group=named(place[0], groups)) for place in sorted(latest)]
-    return [bar if all(same_length(bar, other) for other in bars if other.group == bar.group)
-            else replace(bar, tokens=trained_tokens(bar.record)) for bar in bars]
-
-
-def trained_tokens(record: Record) -> int | None:
-    return record.curve[-1].tokens if record.curve else None
-
-
-def same_length(one: Bar, other: Bar) -> bool:
-    """Whether two runs have the same limits, and trained on about as many tokens: an epoch of 02
-    may make several passes. A limit of tokens is that of all processes together by default, and of
-    each in a study."""
-    ours, theirs = one.record.config, other.record.config
-    limits = [(config.get("epochs"), config.get("max_steps")) for config in (ours, theirs)]
-    tokens = [config.get("max_tokens") or 0 for config in (ours, theirs)]
-    shares = 1, 1
-    if tokens[0] != tokens[1]:
-        shares = one.processes, other.processes
-    trained = [(trained_tokens(bar.record) or 0) / share
-               for bar, share in zip((one, other), shares, strict=True)]
-    return (limits[0] == limits[1] and tokens[0] * shares[1] == tokens[1] * shares[0]
-            and (not all(trained) or max(trained) < 1.5 * min(trained)))
-
-
-def began(record: Record) -> tuple[str, str]:
-    time = str(record.start.get("time", "")).replace("-", "").replace(":", "")  # schema 1 had them
-    return time, record.name
+    groups, bars = {group for group, _ in latest}, []
+    for group, stage in sorted(latest):
+        bar = latest[group, stage]
+        if not all(map(bar.as_long_as, (latest[other] for other in latest if other[0] == group))):
+            bar = replace(bar, tokens=bar.trained)
+        if any(other != group and other[:4] == group[:4] for other in groups):
+            bar = replace(bar, group=group._replace(  # another text has the same name
+                text=f"{group.text or 'the book'}, sha256 {group.sha256 or 'unknown'}"))
+        bars.append(bar)
+    return bars
 
 
 def published_bars() -> list[Bar]:
-    """Raises UserError, StackError."""
-    figures = published()
-    group = Group(f"{figures.data['gpu']} (published)", figures.data["model"],
-                  int(figures.data["context_length"]))
-    return [Bar(group, stage, theirs.gpus, theirs.tok_per_sec, theirs.reserved_gb)
-            for stage, theirs in figures.stages.items()]
+    """As records of their own. Raises UserError, StackError."""
+    found = published()
+    return [bar_of(Record(
+        name=stage, logs=[], checkpoints=[], curve=[], first_step_seconds=None, quartiles=None,
+        val_loss=None, end=dict(avg_tok_per_sec=theirs.tok_per_sec, reserved_gb=theirs.reserved_gb),
+        start=dict(stage=Path(STAGES[stage]).stem, environment=dict(gpu=f"{found.gpu} (published)"),
+                   config=dict(device="cuda", model=found.model, world_size=theirs.gpus,
+                               context_length=found.context_length))))
+            for stage, theirs in found.stages.items()]
 
 
 def factor(bar: Bar, bars: list[Bar]) -> float | None:
@@ -160,37 +146,31 @@ def factor(bar: Bar, bars: list[Bar]) -> float | None:
     return bar.tok_per_sec / speeds[0] if speeds else None
 
 
-def is_average(bar: Bar) -> bool:
-    return bool(bar.record and bar.record.speed_is_average)
-
-
 def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
     """Without any measured, the published figures alone."""
     bars, by_stage = bars or theirs, {bar.stage: bar for bar in theirs}
 
-    def of_record(name: str, form: str):
-        return lambda bar: cell(bar.record and getattr(bar.record, name), form) or "n/a"
-
     def quartiles(bar: Bar) -> str:
-        known = bar.record and bar.record.quartiles
-        return f"{known[0]:,.0f}–{known[2]:,.0f}" if known else "n/a"
+        known = bar.record.quartiles
+        return f"{known[0]:,.0f}–{known[2]:,.0f}" if known else ""
 
-    return Table([
+    columns = [
         Column("device", lambda bar: bar.group.device, True),
         Column("model / context",
                lambda bar: f"{bar.group.model} / {bar.group.context_length:,}", True),
         Column("text", lambda bar: bar.group.text, True),
         Column("stage", lambda bar: bar.label, True),
-        Column("tok/sec", lambda bar: f"{bar.tok_per_sec:,.0f}" + " †" * is_average(bar)),
+        Column("tok/sec", lambda bar: f"{bar.tok_per_sec:,.0f}" + " †" * bool(bar.is_average)),
         Column("factor over 00", lambda bar: cell(factor(bar, bars), ".2f") or "n/a"),
-        Column("p25–p75", quartiles),
+        Column("p25–p75", lambda bar: quartiles(bar) or "n/a"),
         Column("reserved GB", lambda bar: cell(bar.reserved_gb, ".2f") or "n/a"),
-        Column("MFU", of_record("mfu", ".1%")),
-        Column("val loss", of_record("val_loss", ".3f")),
+        Column("MFU", lambda bar: cell(bar.record.mfu, ".1%") or "n/a"),
+        Column("val loss", lambda bar: cell(bar.record.val_loss, ".3f") or "n/a"),
         Column("published tok/sec", lambda bar: f"{by_stage[bar.stage].tok_per_sec:,.0f}"),
         Column("published factor",
                lambda bar: cell(factor(by_stage[bar.stage], theirs), ".2f") or "n/a"),
-    ], bars)
+    ]
+    return Table(columns, bars)
 
 
 class Stages(Study):
@@ -211,7 +191,7 @@ class Stages(Study):
 
     def plans(self, setup):
         runs = [setup.scripts.here(stage, setup.machine, setup.options) for stage in STAGES]
-        runs = [run.but(script=ROOT / file if run.name == Path(file).stem else run.script,
+        runs = [run.but(script=ROOT / file if run.script in STAGES else run.script,
                         compared_to=before and before.name)  # the files, edited or not
                 for run, before, file in zip(runs, [None, *runs], STAGES.values(), strict=False)]
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
@@ -227,7 +207,7 @@ class Stages(Study):
         bars = read_bars(folder)
         table = markdown(bars_table(bars, published_bars()))
         note = "† too few steps for a median: the average of the run.\n" * any(
-            map(is_average, bars))
+            bar.is_average for bar in bars)
         note += "".join(f"{line}\n" for line in mfu_notes(bar.record for bar in bars))
         note += "Runs of different lengths: their losses can't be compared.\n" * any(
             bar.tokens for bar in bars)
@@ -235,22 +215,18 @@ class Stages(Study):
 
     def extra(self, folder, found):
         """The losses of the journal's runs, beside the published ones."""
-        lines = [(bar.label, bar.record.curve[0], bar.record.curve[-1])
+        lines = [(bar.label, bar.record.curve[0][2:], bar.record.curve[-1][2:])
                  for bar in (bar_of(row.records[-1]) for _, rows in found for row in rows
                              if row.records) if bar.record.curve]
         if not lines:
             return ""
-        lines = [(name, first[2:], last[2:]) for name, first, last in lines]
-        baseline = published().data["baseline"]
-        lines.append(("00, published", tuple(baseline["first_line"].values()),
-                      tuple(baseline["last_line"].values())))
+        theirs = published()
+        lines.append(("00, published", theirs.first_losses, theirs.last_losses))
         table = markdown(Table([
             Column("stage", lambda line: line[0], True),
-            Column("first line: train, val", lambda line: "{}, {}".format(
-                *(cell(loss, ".3f") or "n/a" for loss in line[1]))),
-            Column("last line: train, val", lambda line: "{}, {}".format(
-                *(cell(loss, ".3f") or "n/a" for loss in line[2]))),
-        ], lines))
+            *(Column(f"{which} line: train, val", lambda line, place=place: ", ".join(
+                cell(loss, ".3f") or "n/a" for loss in line[place]))
+              for place, which in enumerate(("first", "last"), 1))], lines))
         return f"Losses, the published ones after {EPOCHS} epochs of the experiment:\n\n{table}"
 
     def pictures(self, folder, found):

@@ -25,7 +25,7 @@ MODEL_OPTIONS = {"cuda": [], "cpu": ["--context-length", "128", "--eval-windows"
 CONTEXTS = {"cuda": [2**k for k in range(8, 15)], "cpu": [2**k for k in range(6, 12)]}
 CONTEXT_TOKENS = {"cuda": 32_768, "cpu": 2_048}  # of each batch in a sweep over contexts
 MIN_STEPS = 6  # of a run, so that it has a median: two of them are warm-up
-KINDS = {"batch": "Batch size", "model": "Model", "context": "Context length"}
+OPTION = {"batch": "--batch-size", "model": "--model", "context": "--context-length"}
 
 
 class Sweep(Study):
@@ -33,7 +33,7 @@ class Sweep(Study):
 
     title = "What fits: batch, model, context"
     schedule = {140: None}
-    in_report = tuple(KINDS)
+    in_report = tuple(OPTION)
     arguments = "KIND"
     rounds = {"cuda": 3, "cpu": 3}
     seconds = None
@@ -42,8 +42,8 @@ class Sweep(Study):
                        " CPU and for models; else 393,216, or for 10 seconds)")
 
     def options(self, parser):
-        *others, last = KINDS
-        parser.add_argument("what", choices=list(KINDS), metavar="KIND",
+        *others, last = OPTION
+        parser.add_argument("what", choices=list(OPTION), metavar="KIND",
                             help=f"{', '.join(others)} or {last}")
         parser.add_argument("--stage", choices=("00", "01"), default="01",
                             help="which script (default: 01)")
@@ -61,7 +61,7 @@ class Sweep(Study):
                 (f"context {length}, batch {tokens // length}", growth,
                  dict(context=length, batch=tokens // length)) for length in CONTEXTS[device]])
         else:  # first the best batch size of each model, then each model at its best
-            sizes: list[list[Run]] = []
+            sizes = []
             for model in MODELS[device]:  # a model's first run after another's first
                 sizes.append(chain(script, [
                     (f"{model}, batch {size}", 4, dict(model=model, batch=size))
@@ -77,22 +77,21 @@ class Sweep(Study):
 
     def plan(self, setup, runs: list[Run], kind: str, **settings) -> Plan:
         """Raises UserError for options that the sweep itself sets."""
-        own = {option for run in runs for option in run.options if option.startswith("--")}
+        own = {option for run in runs for option in run.options}
         for option in setup.options:
-            if option.split("=")[0] in own:
+            if option.startswith("--") and option.split("=")[0] in own:
                 raise UserError(f"{option.split('=')[0]} is set by the sweep itself", 2)
-        cpu, models = setup.device == "cpu", kind.startswith("model")
-        if models:
+        cpu, tokens = setup.device == "cpu", setup.args.max_tokens
+        ram = setup.machine["ram_gb"] if cpu else None
+        short = cpu or kind.startswith("model")  # MIN_STEPS are enough
+        if kind.startswith("model"):
             settings["options"] = [
                 *MODEL_OPTIONS[setup.device],
                 *["--no-compile"] * (cpu and setup.args.stage != "00")]  # 00 has no such option
-        if models or cpu:  # MIN_STEPS are enough
-            length: dict = dict(tokens=setup.args.max_tokens or 1, seconds=0.0)
-        else:
-            length = dict(tokens=setup.args.max_tokens or self.tokens["cuda"], seconds=10.0)
-        ram = setup.machine["ram_gb"] if cpu else None
         return Plan(runs, kind, cold_rounds=0, min_steps=MIN_STEPS, until_full=True,
-                    memory_limit_gb=ram and ram / 2, **length, **settings)
+                    tokens=tokens or (1 if short else self.tokens["cuda"]),
+                    seconds=0.0 if short else 10.0,
+                    memory_limit_gb=ram and ram / 2, **settings)
 
     def tables(self, measured, rows):
         """Speed and memory of each size, up to the first that isn't tried."""
@@ -152,6 +151,3 @@ def chain(script: Run, sizes: list[tuple[str, float, dict]],
             options=tuple(options), growth=growth,
             after=runs[-1].name if runs else None))
     return runs[len(after):]
-
-
-OPTION = {"batch": "--batch-size", "model": "--model", "context": "--context-length"}
