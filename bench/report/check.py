@@ -168,10 +168,7 @@ def others() -> list[dict]:
         source, batch = data["sources"][row["source"]], row["batch"]
         known = prediction_of(scripts, source["script"], [*GPT2, *source["options"]])
         if source["unaligned_head"]:  # as our script's isn't
-            known = known._replace(works={
-                size: {part: {name + " unaligned" * name.startswith("head "): figures
-                              for name, figures in work.items()} for part, work in each.items()}
-                for size, each in known.works.items()})
+            known = known.with_unaligned_head()
         need = known.needs.get(batch)
         rows.append(row | beside(
             row["tok_per_sec"],
