@@ -15,10 +15,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.catalogue import Scripts, published
 from bench.common import UserError, load_script
-from bench.predict import fingerprint, trace
+from bench.predict import fingerprint, lesson, pytorch, trace
 from bench.predict import store as predictions
 from bench.predict.allocator import GB, MIB, Allocator, DoesNotFit, Need, need, simulate
 from bench.predict.fingerprint import Fingerprint
+from bench.predict.speed import Work
 from bench.predict.store import (
     TRACED,
     at_batch,
@@ -118,8 +119,8 @@ def test_sizes_grow_with_the_batch():
 
 
 def traced(batch: int, events: list[int]) -> dict:
-    return dict(events=events, step=dict(rest=[1, 0, batch]), evaluation={}, tokens=100 * batch,
-                flops_per_token=7)
+    return dict(events=events, step=[["rest", "", True, 1, 0, batch]], evaluation=[],
+                tokens=100 * batch, flops_per_token=7)
 
 
 class Texts:
@@ -182,7 +183,7 @@ def test_what_was_predicted_is_kept(predicted):
     assert asked == [(b"name", ["--x"], TRACED)] and known.graph == "2.0 name"
     assert list(known.needs) == [8, 16, 32, 64, 128, 256, 512]
     assert known.needs[64] == Need(64 * 40, 64 * 40) and known.context_length == 100
-    assert known.works[16] == dict(step=dict(rest=[1, 0, 16]), evaluation={})
+    assert known.works[16] == dict(step=[Work("rest", "", True, 1, 0, 16)], evaluation=[])
     assert list(json.loads(kept_in.read_text())) == ["name --x"]
     assert predict("name", ["--x"]) == known == predict("name with edits", ["--x"])
     assert predict("name", ["--x"], smallest=320) == known and len(asked) == 1
@@ -294,16 +295,11 @@ def test_what_is_committed():
 def live_bytes(script: Path, options: list[str]) -> int:
     """The most that PyTorch's own profiler counts as live in the same training on a CPU."""
     module = load_script(script)
-    config = module.configure(["--device", "cpu", *options])
-    config.max_steps, config.eval_freq, config.eval_windows = trace.STEPS, 99, 8
-    config.target_loss = -1
-    windows = trace.text_of_zeros(module, config)
-    data = module.Data(meta=None, train=windows, val=windows, tokenizer=None)
-    if getattr(config, "dtype", None) == "auto":
-        config.dtype, config.dtype_reason = "bfloat16", "as it is predicted"
+    config = lesson.settings(module, options, "bfloat16")
+    config.eval_windows, data = 8, lesson.data_of_zeros(module, config)
     devices = "_get_foreach_kernels_supported_devices"  # where all tensors are updated at once
     optimizers = import_module("torch.optim.optimizer")
-    run = SimpleNamespace(start=lambda *_: None, log=lambda *_: None, epoch=lambda *_: None)
+    run = lesson.Run(lambda model: None, lambda: None)
     with (mock.patch.object(optimizers, devices, lambda: ["cpu"]),
           profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled):
         module.train(module.GPTModel(config), data, config, run, lambda _: 0.0)
@@ -318,7 +314,7 @@ def ranks(monkeypatch):
     """As the first of four, which send nothing."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "")
-    trace.begin_ranks()
+    pytorch.begin_ranks()
     yield
     torch.distributed.destroy_process_group()
 

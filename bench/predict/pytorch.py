@@ -177,7 +177,7 @@ def kept_elsewhere(*_, **how):
 @contextlib.contextmanager
 def as_on_cuda(compile, resize) -> Iterator[None]:
     """For bench.predict.trace, with what takes the place of torch.compile and of a storage's
-    resize_(). It has to be opened before a script is loaded, which may import these names."""
+    resize_()."""
     optimizers = import_module("torch.optim.optimizer")  # torch.optim hides its name
     # On CUDA an optimizer works on all tensors at once unless it is told not to.
     at_once = [*getattr(optimizers, FOREACH)(), "meta"]

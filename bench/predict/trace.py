@@ -201,21 +201,21 @@ class Notes(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def updates_noted():
-    """While it is open, the current Notes know when an optimizer is at it."""
+def in_place_of_pytorch():
+    """While it is open, the current Notes see what a script does; it has to be opened before the
+    script is loaded, which may import names from PyTorch."""
     def updating(change: int):
         def hook(*_):
             Notes.current.updating += change
 
         return hook
 
-    hooks = [register_optimizer_step_pre_hook(updating(1)),
-             register_optimizer_step_post_hook(updating(-1))]
-    try:
+    with (pytorch.as_on_cuda(compile_only_models, lambda *args: Notes.current.resize(*args)),
+          contextlib.ExitStack() as stack):
+        for register, change in ((register_optimizer_step_pre_hook, 1),
+                                 (register_optimizer_step_post_hook, -1)):
+            stack.callback(register(updating(change)).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def trace(module, options: list[str], batch: int) -> dict:
@@ -254,8 +254,7 @@ def answer(request: dict) -> dict:
     said = io.StringIO()
     try:
         with (contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said),
-              pytorch.as_on_cuda(compile_only_models, lambda *args: Notes.current.resize(*args)),
-              updates_noted()):
+              in_place_of_pytorch()):
             module = load_script(Path(request["script"]))
             return dict(trace=trace(module, request["options"], request["batch"]))
     except SystemExit:  # an option that the script doesn't take
