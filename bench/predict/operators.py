@@ -1,6 +1,4 @@
-"""What a training step does, operator by operator, for fingerprint, whose child this is.
-
-    python -m bench.predict.operators FOLDER  # its requests.json
+"""What a training step does, operator by operator, for bench.predict.fingerprint.
 
 A script's own train() makes three steps (so that a schedule of the learning rate shows) and two
 evaluations of a model with two layers, on tensors without storage. torch.compile only leaves marks.
@@ -9,13 +7,9 @@ Nothing in this depends on the machine.
 
 import contextlib
 import hashlib
-import io
 import itertools
-import json
 import os
 import re
-import sys
-import warnings
 import weakref
 from pathlib import Path
 from unittest import mock
@@ -168,7 +162,6 @@ def configured(module, device: str, options: list[str]) -> tuple:
 def fingerprint(script: Path, options: list[str], device: str, dtype: str) -> tuple[str, str]:
     """(graph, step). Raises what a script raises that isn't like ours."""
     notes = Operators()
-    pytorch.reset()
     with pytorch.replaced(marks(notes, device)):
         module = load_script(script)
         config, kept = configured(module, device, options)
@@ -254,22 +247,3 @@ def marks(notes: Operators, device: str) -> dict[str, object]:
         "torch.nn.parallel.DistributedDataParallel": Parallel,
         "torch.distributed.fsdp.fully_shard": shared,
         "torch.autograd.graph.save_on_cpu": elsewhere}
-
-
-def main() -> int:
-    folder, answers = Path(sys.argv[1]), []
-    pytorch.begin_ranks()
-    warnings.simplefilter("ignore")
-    for file, *request in json.loads((folder / "requests.json").read_text(encoding="utf-8")):
-        with contextlib.redirect_stdout(io.StringIO()):  # a script may print
-            try:
-                answers.append(fingerprint(folder / file, *request))
-            except (Exception, SystemExit) as error:
-                print(f"{file}: {error!r}", file=sys.stderr)
-                answers.append(None)
-    print(json.dumps(answers))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,23 +1,14 @@
 """What a script does on a GPU that isn't there: its own training steps, run on tensors without
 storage (device "meta").
 
-    echo '{"script": "00_orig.py", "options": [], "batch": 8}' | python -m bench.predict.trace
-
-It answers each line with one: {"trace": {...}}, or {"error": "..."}; bench.predict.tracing asks it.
-
 Each storage is noted when it is made and when it dies, and of each kernel how many floating-point
 operations it does and how many bytes it reads and writes. No trace sees the workspace of cuBLAS; it
 is added. In place of torch.compile stands bench.predict.compiled.
 """
 
 import contextlib
-import gc
-import io
-import json
 import math
-import sys
 import weakref
-from pathlib import Path
 
 import torch
 from torch.optim.optimizer import (
@@ -28,19 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
-from bench.common import load_script
 from bench.predict import lesson, pytorch
 from bench.predict.compiled import compile_only_models
 from bench.predict.lesson import STEPS
 from bench.predict.pytorch import aten, is_meta, key_of
 from bench.predict.speed import Work
-from bench.processes import error_line
 
 WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,096 KiB, 8 × 16 KiB
 # Operators that read, or in their backward pass write, one element or row for each index.
 ONE_OF_A_ROW = ("embedding", "gather", "index", "index_select", "nll_loss_backward",
                 "nll_loss_forward")
-PYTORCH = "2.13"  # whose compiler and optimizers bench.predict.compiled and this know from within
 resize = torch.UntypedStorage.resize_  # PyTorch's own
 
 
@@ -242,35 +230,3 @@ def trace(module, options: list[str], batch: int) -> dict:
         events=events, step=step, evaluation=evaluation,
         tokens=config.batch_size * config.context_length,
         flops_per_token=module.count_parameters(model, config)["flops_per_token"])
-
-
-def answer(request: dict) -> dict:
-    """What a request gets: the trace, or an error in a line."""
-    traced_by = ".".join(torch.__version__.split(".")[:2])
-    if traced_by != PYTORCH:
-        return dict(error=f"predictions can be made anew with PyTorch {PYTORCH}, not with"
-                          f" {traced_by}; stored ones work with any")
-    pytorch.reset()
-    said = io.StringIO()
-    try:
-        with (contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said),
-              in_place_of_pytorch()):
-            module = load_script(Path(request["script"]))
-            return dict(trace=trace(module, request["options"], request["batch"]))
-    except SystemExit:  # an option that the script doesn't take
-        return dict(error=error_line(said.getvalue()))
-    except Exception as error:
-        error = getattr(error, "inner_exception", error)  # of the compiler's
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        return dict(error=lines[0])
-
-
-def main() -> None:
-    pytorch.begin_ranks()
-    gc.freeze()
-    for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), flush=True)
-
-
-if __name__ == "__main__":
-    main()
