@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.catalogue import Scripts, published
 from bench.common import UserError, load_script
-from bench.predict import fingerprint, lesson, pytorch, trace
+from bench.predict import child, compiled, fingerprint, lesson, pytorch, trace
 from bench.predict import store as predictions
 from bench.predict.allocator import GB, MIB, Allocator, DoesNotFit, Need, need, simulate
 from bench.predict.fingerprint import Fingerprint
@@ -355,6 +355,23 @@ def test_compiled():
     sizes = [simulate(events).peak_allocated
              for events in (*traces.values(), eager[32]["events"])]
     assert sizes == sorted(sizes) and sizes[2] < 0.9 * sizes[3]
+
+
+@pytest.mark.slow
+def test_one_graph_is_compiled_once(tmp_path, ranks, monkeypatch):
+    """Of scripts that differ in their optimizer alone; kernels are never written in C++."""
+    made, compile_graph = [], compiled.compile_graph
+    monkeypatch.setattr(compiled, "compile_graph", lambda *args: made.append(1) or compile_graph(
+        *args))
+    for name in ("01_opt_single_gpu", "optimizer-adafactor"):
+        script = tmp_path / "script.py"
+        script.write_bytes(SCRIPTS.text(name))
+        options = [*SMALL, "--context-length", "64"]
+        answer = child.answer(dict(script=str(script), options=options, batch=2))
+        assert "told" in answer, answer
+    assert len(made) == 1
+    (forward, *_), = compiled.PLANS.values()
+    assert any(name.startswith("kernel_") for name in forward.__globals__)
 
 
 @pytest.mark.parametrize(("name", "options", "says"), [

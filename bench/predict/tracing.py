@@ -46,13 +46,13 @@ class Child:
             OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",  # it computes nothing
             PYTHONUTF8="1")  # PyTorch reads its own files by the locale
 
-
     def end(self) -> None:
         """So that it doesn't stand beside what is measured."""
-        if self.process:
-            self.process.stdin.close()
-            self.process.wait()
-            self.process = None
+        with self.lock:
+            if self.process:
+                self.process.stdin.close()
+                self.process.wait()
+                self.process = None
 
 
 CHILDREN = Child(), Child()

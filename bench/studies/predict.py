@@ -260,10 +260,8 @@ def draw(runs: list[Run], known: dict[str, Prediction], model: str):
     figure, [(subfigure, axes)] = rows_of_panels(
         [f"Predicted memory of {model} by batch size"], [5.5], [1])
     groups = [[]]  # of cards of about one size, whose names have one line
-    for name, card in sorted(CARDS.items(), key=lambda item: item[1].mib):
-        size = card.mib / 1024
-        if not card.is_measured:  # there are too many
-            continue
+    known_well = [(card.mib / 1024, name) for name, card in CARDS.items() if card.is_measured]
+    for size, name in sorted(known_well):  # all would be too many
         if groups[-1] and size > 1.22 * groups[-1][0][0]:
             groups.append([])
         groups[-1].append((size, name))
