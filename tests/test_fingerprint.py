@@ -160,7 +160,8 @@ def test_a_version_of_its_own(monkeypatch):
 def test_what_is_committed_is_what_is_traced_now():
     """Else VERSION has to be raised."""
     known = fingerprint.read(ROOT / "results" / "reference" / fingerprint.NAME)
-    asked = [Request(SCRIPTS.text(run.script), options, device) for run in RUNGS
+    asked = [Request(SCRIPTS.text(run.script), options, device)
+             for run in (RUNGS[0], RUNGS[5], RUNGS[-2], RUNGS[-1])
              for options in ((), ("--model", "gpt2")) for device in ("cpu", "cuda")]
     asked = [each for each in asked if fingerprint.key_of(each) in known]
     if not asked:
