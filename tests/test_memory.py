@@ -295,7 +295,8 @@ def test_what_is_committed():
 def live_bytes(script: Path, options: list[str]) -> int:
     """The most that PyTorch's own profiler counts as live in the same training on a CPU."""
     module = load_script(script)
-    config = lesson.settings(module, options, "bfloat16")
+    config = module.configure(["--device", "cpu", *options])
+    lesson.settle(config, "bfloat16")
     config.eval_windows, data = 8, lesson.data_of_zeros(module, config)
     devices = "_get_foreach_kernels_supported_devices"  # where all tensors are updated at once
     optimizers = import_module("torch.optim.optimizer")

@@ -24,7 +24,6 @@ from bench.common import load_script
 from bench.predict import lesson, pytorch
 from bench.predict.pytorch import KERNELS
 
-FLASH = torch.ops.aten._scaled_dot_product_flash_attention
 # In place, and not there for tensors without storage.
 IN_PLACE = torch.ops.aten._fused_adamw_.default, torch.ops.aten._amp_update_scale_.default
 FRACTION = re.compile("<[^>]*>")  # as Operators.tell tells it
@@ -199,7 +198,7 @@ def marks(notes: Operators, device: str) -> dict[str, object]:
 
     def attention(*args, **how):
         notes.note(kernels())
-        return FLASH(*args[:3], how.get("dropout_p", 0.0), how.get("is_causal", False))[0]
+        return pytorch.flash_attention(*args, **how)
 
     def disable(function=None, **how):
         if function is None:
