@@ -149,8 +149,8 @@ def test_experts(scripts):
     layer(x_BTC)
     assert layer.balance_loss.item() == pytest.approx(1)
     plain, _ = model_of(scripts("optimizer-foreach"))
-    _, flops = script.count_parameters(model, config)
-    _, plain_flops = script.count_parameters(plain, config)
+    flops, plain_flops = (script.count_parameters(each, config)["flops_per_token"]
+                          for each in (model, plain))
     router = 6 * layer.router.weight.numel() * config.layers
     assert flops == plain_flops + router  # as many products for a token as without experts
 

@@ -172,11 +172,12 @@ class Record:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Whole batches of the training text; None where the record doesn't tell its tokens."""
+        """Whole batches of an epoch; None where the record doesn't tell its text's tokens."""
         try:
             windows = (self.start["data"]["tokens"]["train"] - 1) // self.config["context_length"]
-            return windows // (self.config["batch_size"] * self.config["world_size"])
-        except (LookupError, TypeError):
+            batch, ranks = self.config["batch_size"], self.config["world_size"]
+            return windows_per_epoch(windows, batch, ranks) // (batch * ranks)
+        except (LookupError, TypeError, ZeroDivisionError):
             return None
 
     @property
@@ -234,6 +235,12 @@ class Record:
 
 def tokens_per_step(config: dict, processes: int) -> int:
     return config["batch_size"] * config["context_length"] * processes
+
+
+def windows_per_epoch(windows: int, batch_size: int, ranks: int) -> int:
+    """Those of the text; among several ranks as often as it takes to 8 steps, as 02 does."""
+    passes = math.ceil(8 * batch_size * ranks / windows) if ranks > 1 else 1
+    return passes * windows
 
 
 def comparison_point(tokens: int, per_step: int) -> int:

@@ -234,7 +234,7 @@ class Measurement:
             print("Measuring this machine's matrix products", flush=True)
             measured.matmul_peak = processes.ask_machine("matmul_peak")
         if plan.within and not plan.epochs:
-            plan.epochs = lengths.epochs_within(plan, setup, measured.matmul_peak)
+            plan.epochs = lengths.epochs_within(plan, setup, measured.matmul_peak, self.configs)
         append(self.path, measured.as_json())
         self.estimate(measured.matmul_peak)
 
