@@ -30,7 +30,7 @@ def test_the_model_counts_the_bytes_of_the_gradients(stages):
     load = load_of("cpu-demo")
     assert load.total == 2 * sum(p.numel() for p in model.parameters())
     assert load.last == 2 * model.token_embedding.weight.numel()
-    _, flops = script.count_parameters(model, config)
+    flops = script.count_parameters(model, config)["flops_per_token"]
     assert 6 * sum(scaling.products("cpu-demo")) == flops
     assert load.overlap == pytest.approx(2 / 3 * (1 - 6 * model.head.weight.numel() / flops))
     assert load_of("gpt2", 4, tied=True).total / 4 == pytest.approx(124.4e6, rel=0.002)
