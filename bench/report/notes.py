@@ -1,7 +1,6 @@
 """What is said below a table: on which machine, how and how often it was measured, what its words
 mean, and of which version of the scripts it is."""
 
-import math
 import shlex
 from collections.abc import Iterable
 from functools import cache

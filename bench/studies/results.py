@@ -83,9 +83,10 @@ class Compare(Study):
             ours, theirs = (" ".join(each.options) or "none" for each in (one, other))
             raise UserError(f"measured with different options: {ours}; {theirs}")
         there = {row.run.name: row for row in others}
-        pairs = judged([Pair(row, there[row.run.name]) for row in rows if row.run.name in there])
+        pairs = [Pair(row, there[row.run.name]) for row in rows if row.run.name in there]
         if not any(pair.comparable for pair in pairs):
             raise UserError("the two ladders have no technique in common")
+        pairs = judged(pairs)
         return "\n".join([
             markdown(Table([
                 Column("", lambda line: line[0], True), Column("A", lambda line: str(line[1])),
