@@ -155,6 +155,59 @@ def test_experts(scripts):
     assert flops == plain_flops + router  # as many products for a token as without experts
 
 
+def test_modern_switched_off_is_01(scripts, stages, tokens):
+    """Without its four changes the model trains as 01's, from the same weights."""
+    off, losses = dict(rotary=False, qk_norm=False, relu_squared=False, zero_init=False), []
+    for script, settings in ((stages["01_opt_single_gpu"], {}), (scripts("model-modern"), off)):
+        model, config = model_of(script, **STEPS, **settings)
+        losses.append(losses_of(script, model, config, windows_of(script, tokens)))
+    assert largest_difference(*losses) < 1e-6
+
+
+def test_modern_attention(scripts):
+    """It is that of a plain formulation, with rotations as products of complex numbers, also for a
+    text shorter than the context; and moving all tokens on by some places changes no score."""
+    script = scripts("model-modern")
+    config = script.Config(layers=1, heads=2, width=32, context_length=16, dropout=0.0)
+    attention = script.MultiHeadAttention(config).double()
+    attention.rotary.double()
+    x_BTC = torch.randn(3, 11, 32, dtype=torch.float64)
+    q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2)
+               for t in attention.query_key_value(x_BTC).chunk(3, dim=-1))
+    q, k = (t / (t.square().mean(-1, keepdim=True) + torch.finfo(t.dtype).eps).sqrt()
+            for t in (q, k))
+    speeds = 10_000 ** (-torch.arange(8, dtype=torch.float64) / 8)
+
+    def turned(t, first=0):
+        angles = torch.arange(first, first + t.shape[2])[:, None] * speeds
+        pairs = torch.complex(t[..., :8], t[..., 8:]) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([pairs.real, pairs.imag], dim=-1)
+
+    scores = turned(q) @ turned(k).mT / 4
+    torch.testing.assert_close(turned(q, 5) @ turned(k, 5).mT / 4, scores)
+    later = torch.ones(11, 11, dtype=torch.bool).triu(1)
+    y = scores.masked_fill(later, -torch.inf).softmax(-1) @ v
+    expected = attention.out(y.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(x_BTC), expected, atol=1e-6, rtol=0)  # angles: float32
+
+
+def test_modern_begins_with_a_flat_guess(scripts, stages):
+    """Each block as the identity, and no table of positions among its weights."""
+    script = scripts("model-modern")
+    model, config = model_of(script)
+    x_BT, y_BT = torch.randint(config.vocab_size, (2, 3, 9))
+    assert script.compute_loss(model, x_BT, y_BT).item() == pytest.approx(
+        np.log(config.vocab_size), abs=1e-5)
+    x_BTC = torch.randn(2, 9, config.width)
+    torch.testing.assert_close(model.blocks(x_BTC), x_BTC)
+    plain, _ = model_of(stages["01_opt_single_gpu"])
+    parameters, flops = script.count_parameters(model, config)
+    plain_parameters, plain_flops = script.count_parameters(plain, config)
+    assert flops == plain_flops
+    assert parameters == plain_parameters - config.context_length * config.width
+    assert not any("cos" in name or "sin" in name for name in model.state_dict())
+
+
 def test_the_tied_heads_positions_hide_no_tokens(scripts):
     model, _ = model_of(scripts("model-tied-head"))
     assert model.head.weight is model.token_embedding.weight
