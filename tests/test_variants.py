@@ -208,6 +208,18 @@ def test_modern_begins_with_a_flat_guess(scripts, stages):
     assert not any("cos" in name or "sin" in name for name in model.state_dict())
 
 
+def test_the_rate_is_warmed_up_stable_and_decayed(scripts):
+    script = scripts("schedule-wsd")
+    config = script.Config(learning_rate=2.0, warm_up=0.2, decay=0.4)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.learning_rate)
+    schedule, rates = script.make_schedule(optimizer, 10, config), []
+    for _ in range(10):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([1, 2, 2, 2, 2, 2, 2, 1.5, 1, 0.5])
+
+
 def test_the_tied_heads_positions_hide_no_tokens(scripts):
     model, _ = model_of(scripts("model-tied-head"))
     assert model.head.weight is model.token_embedding.weight
