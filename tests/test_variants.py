@@ -220,6 +220,85 @@ def test_the_rate_is_warmed_up_stable_and_decayed(scripts):
     assert rates == pytest.approx([1, 2, 2, 2, 2, 2, 2, 1.5, 1, 0.5])
 
 
+@pytest.fixture
+def muon(scripts):
+    """A function: Muon in float32 on some matrices, with the options given."""
+    script = scripts("optimizer-muon")
+
+    def make(matrices, **options):
+        config = script.Config(device=torch.device("cpu"), learning_rate=0.01, **options)
+        optimizer = script.Muon(matrices, config)
+        optimizer.dtype = torch.float32
+        return optimizer
+
+    return make
+
+
+def matrices_of(*shapes):
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+
+
+def test_muon_is_pytorchs(muon):
+    """Which multiplies in bfloat16, whatever the weights are, but for this test."""
+    shapes = (6, 12), (12, 6), (12, 6), (5, 5)
+    ours, theirs = matrices_of(*shapes), matrices_of(*shapes)
+    optimizers = muon(ours), torch.optim.Muon(theirs, lr=0.01, adjust_lr_fn="match_rms_adamw")
+    with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+        for _ in range(5):
+            for weight, other in zip(ours, theirs, strict=True):
+                weight.grad = torch.randn_like(weight)
+                other.grad = weight.grad.clone()
+            for optimizer in optimizers:
+                optimizer.step()
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("polar_express", "below", "above"), [(False, 0.68, 1.21),
+                                                               (True, 0.85, 1.15)])
+def test_muons_products_are_nearly_orthogonal(scripts, polar_express, below, above):
+    """As the polynomials on singular values, which Polar Express brings nearer to 1."""
+    script = scripts("optimizer-muon")
+    torch.manual_seed(0)
+    for shape in ((3, 8, 20), (2, 20, 8), (1, 8, 8)):
+        x_NRC = torch.randn(shape, dtype=torch.float64)
+        u, values, v = torch.linalg.svd(x_NRC, full_matrices=False)
+        values /= values.square().sum(-1, keepdim=True).sqrt()
+        for a, b, c in script.POLAR_EXPRESS if polar_express else script.NEWTON_SCHULZ:
+            values = a * values + b * values**3 + c * values**5
+        expected = u @ torch.diag_embed(values) @ v
+        torch.testing.assert_close(script.orthogonalize(x_NRC, polar_express), expected)
+        assert below < values.min() and values.max() < above
+
+
+@pytest.mark.parametrize("options", [dict(normuon=True), dict(cautious_decay=True),
+                                     dict(normuon=True, cautious_decay=True, polar_express=True)])
+def test_muons_options(scripts, muon, options):
+    """Three steps of a plain formulation, number by number."""
+    script = scripts("optimizer-muon")
+    (weight,), (expected,) = matrices_of((4, 6)), matrices_of((4, 6))
+    expected, momentum, squares = expected.detach().clone(), torch.zeros(4, 6), torch.zeros(4)
+    optimizer = muon([weight], weight_decay=0.5, **options)
+    for _ in range(3):
+        weight.grad = torch.randn(4, 6)
+        momentum = 0.95 * momentum + 0.05 * weight.grad
+        step = (0.05 * weight.grad + 0.95 * momentum)[None]
+        step = script.orthogonalize(step, options.get("polar_express", False))[0]
+        if options.get("normuon"):
+            squares = 0.95 * squares + 0.05 * (step**2).mean(1)
+            step = step / squares.sqrt()[:, None]
+            step *= 0.2 * 24**0.5 / step.norm()
+        else:
+            step *= 0.2 * 6**0.5
+        for row in range(4):
+            for column in range(6):
+                old, move = expected[row, column].item(), step[row, column].item()
+                decays = not options.get("cautious_decay") or old * move >= 0
+                expected[row, column] = old - 0.01 * (move + 0.5 * old * decays)
+        optimizer.step()
+        torch.testing.assert_close(weight.detach(), expected, atol=1e-5, rtol=1e-4)
+
+
 def test_the_tied_heads_positions_hide_no_tokens(scripts):
     model, _ = model_of(scripts("model-tied-head"))
     assert model.head.weight is model.token_embedding.weight
