@@ -1,6 +1,7 @@
 """patches/variants: each one trains, and where it says so, as its base does."""
 
 import json
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -297,6 +298,31 @@ def test_muons_options(scripts, muon, options):
                 expected[row, column] = old - 0.01 * (move + 0.5 * old * decays)
         optimizer.step()
         torch.testing.assert_close(weight.detach(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_budget_keeps_less(scripts, monkeypatch):
+    """Bytes that the compiled model keeps from its forward to its backward pass; by a backend that
+    cuts the graph as the usual one does, and writes no kernels."""
+    script, kept = scripts("memory-budget"), []
+    monkeypatch.setattr(torch, "compile", partial(
+        torch.compile, backend="aot_eager_decomp_partition"))
+    monkeypatch.setattr(script.compiler, "activation_memory_budget", 1.0)  # it is restored, too
+    for budget in (0.99, 0.5, 0.0):
+        torch.compiler.reset()
+        model, config = model_of(script, memory_budget=budget, compile=True)
+        training_model, sizes = script.prepare_model(model, config), {}
+        weights = {weight.data_ptr() for weight in model.parameters()}
+
+        def keep(tensor, sizes=sizes, weights=weights):
+            if tensor.data_ptr() not in weights:
+                sizes[tensor.data_ptr()] = tensor.nbytes
+            return tensor
+
+        x_BT, y_BT = torch.randint(config.vocab_size, (2, 8, 16))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            script.compute_loss(training_model, x_BT, y_BT).backward()
+        kept.append(sum(sizes.values()))
+    assert kept[0] > 1.2 * kept[1] > 1.2 * kept[2]
 
 
 def test_the_tied_heads_positions_hide_no_tokens(scripts):
