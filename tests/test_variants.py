@@ -1,5 +1,6 @@
 """patches/variants: each one trains, and where it says so, as its base does."""
 
+import gc
 import json
 from functools import partial
 from pathlib import Path
@@ -323,6 +324,17 @@ def test_a_budget_keeps_less(scripts, monkeypatch):
             script.compute_loss(training_model, x_BT, y_BT).backward()
         kept.append(sum(sizes.values()))
     assert kept[0] > 1.2 * kept[1] > 1.2 * kept[2]
+
+
+def test_the_collector_is_frozen_once(scripts, tokens):
+    script = scripts("gc-freeze")
+    gc.unfreeze()
+    with mock.patch.object(gc, "freeze", wraps=gc.freeze) as freeze:
+        losses_of(script, *model_of(script, **STEPS), windows_of(script, tokens))
+    try:
+        assert freeze.call_count == 1 and gc.get_freeze_count() > 10_000 and gc.isenabled()
+    finally:
+        gc.unfreeze()
 
 
 def test_the_tied_heads_positions_hide_no_tokens(scripts):
