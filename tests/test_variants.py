@@ -337,6 +337,60 @@ def test_the_collector_is_frozen_once(scripts, tokens):
         gc.unfreeze()
 
 
+def rounded_by_chance(script, optimizer, dtype="bfloat16", seed=1):
+    config = script.Config(device=torch.device("cpu"), seed=seed)
+    config.dtype = dtype
+    script.StochasticRounding(optimizer, config)
+    return optimizer
+
+
+def test_rounding_by_chance_loses_no_change(scripts, capsys):
+    """AdamW's small steps, and the fall of its average once gradients become smaller, come to as
+    much as in float32; rounded to the nearest they come to something else. Each seed its own."""
+    script, found = scripts("precision-stochastic"), {}
+    for name, dtype in (("exact", torch.float32), ("nearest", torch.bfloat16),
+                        ("chance", torch.bfloat16), ("again", torch.bfloat16),
+                        ("other", torch.bfloat16)):
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.cat([torch.ones(1000), -torch.ones(1000)]).to(dtype))
+        optimizer = torch.optim.AdamW([weight], lr=1e-4, weight_decay=1.0, fused=True)
+        if name not in ("exact", "nearest"):
+            rounded_by_chance(script, optimizer, seed=2 if name == "other" else 1)
+        for step in range(600):
+            weight.grad = (0.1 if step > 200 else 1) * (0.5 + torch.randn(2000)).to(dtype)
+            optimizer.step()
+        found[name] = [weight.detach(), optimizer.state[weight]["exp_avg_sq"]]
+    means = {name: torch.stack([tensor.float().unflatten(0, (2, -1)).mean(1) for tensor in tensors])
+             for name, tensors in found.items()}
+    assert (means["chance"] - means["exact"]).abs().max() < 3e-3
+    assert (means["nearest"] - means["exact"]).abs().min() > 2e-2
+    assert torch.equal(found["chance"][0], found["again"][0])  # as on another rank
+    assert not torch.equal(found["chance"][0], found["other"][0])
+    assert found["chance"][0].dtype == torch.bfloat16
+    weight = torch.nn.Parameter(torch.ones(3))
+    rounded_by_chance(script, torch.optim.SGD([weight], lr=0.1), "float32")
+    assert "Nothing is rounded by chance: the weights are float32" in capsys.readouterr().out
+
+
+def test_rounding_by_chance_takes_a_neighbour(scripts):
+    """The one above or the one below, with the optimizer's step and decay exactly, and a number
+    that bfloat16 holds stays."""
+    script = scripts("precision-stochastic")
+    torch.manual_seed(0)
+    start = torch.randn(4000).bfloat16()
+    weight = torch.nn.Parameter(start.clone())
+    optimizer = rounded_by_chance(script, torch.optim.SGD([weight], lr=0.0625))
+    weight.grad = torch.randn(4000).bfloat16()
+    optimizer.step()
+    exact = start.float() - 0.0625 * weight.grad.float()
+    distance = (weight.detach().float() - exact).abs()
+    assert (distance <= exact.abs() / 128).all() and (distance > exact.abs() / 500).any()
+    before = weight.detach().clone()
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    assert torch.equal(weight.detach(), before)
+
+
 def test_the_tied_heads_positions_hide_no_tokens(scripts):
     model, _ = model_of(scripts("model-tied-head"))
     assert model.head.weight is model.token_embedding.weight
