@@ -176,6 +176,8 @@ def test_what_is_tried_next():
 def test_the_search_for_an_epoch(tmp_path):
     """By halving, each script with as many settings; what 00 comes to at the end is the target. The
     times to it are measured with other seeds, each compiling anew."""
+    for _ in carry_out(Search(), setup_of(tmp_path, names=MUON), landscape()):
+        pass  # where it begins
     setup = setup_of(tmp_path, max_tokens=80_000, names=MUON, epoch=True)
     with pytest.raises(UserError, match="no whole search for an epoch: python measure.py search"):
         next(TimeToLoss().plans(setup))

@@ -146,9 +146,11 @@ def verdict_note(measured, rows: list[Row]) -> str:
 
 def design_note(measured, rows: list[Row]) -> list[str]:
     """What no test can tell by the way in which this was measured."""
+    if not rows[0].rows.differences(speed_of):
+        return []
     plan, steps = measured.plan, {row.record.steps for row in rows if row.record}
     reasons = []
-    if plan.order is None and rounds_of(rows) > 1:
+    if plan.order is None:
         reasons.append("all rounds had one order, so that the error of a place in it, or of a"
                        " machine that drifts, is in the factors")
     if rounds_of(rows) > plan.cold_rounds and any(

@@ -24,6 +24,7 @@ from bench.studies.times import (
     losses_in_time,
     plan_of,
     point_of,
+    read_search,
     soonest,
     time_notes,
     time_tables,
@@ -55,17 +56,20 @@ def tried_around(setup: Setup, runs: dict[Point, Run], starts: list[Point], neig
 def in_one_epoch(setup: Setup, start: Point, scripts: tuple[str, ...]):
     """Yields plans by which each script has the same chance: settings around its best ones for an
     eighth of an epoch, the best of them for a half, the best of those for all of it. What 00 comes
-    to there is the target."""
+    to there is the target. They begin where an earlier search for the early target ended."""
+    early = read_search(setup)
+    starts = early.points if early else {}
     epoch = setup.args.max_tokens or tokens_per_epoch(setup.data)
     runs: dict[Point, Run] = {}
     settings = dict(kind=f"epoch-{max(HALVING)}", rounds=1, tokens=epoch // max(HALVING))
     count, *later = HALVING.values()
-    rows = yield from tried_around(setup, runs, [start], Point.around, count, losses_in_time,
-                                   **settings)
+    rows = yield from tried_around(setup, runs, [starts.get("00", start)], Point.around, count,
+                                   losses_in_time, **settings)
     costs = losses_in_time(rows, "00")
     best = min(costs, key=costs.get)
-    rows = yield from tried_around(setup, runs, [best._replace(stage=name) for name in scripts],
-                                   Point.around, count, losses_in_time, **settings)
+    rows = yield from tried_around(
+        setup, runs, [starts.get(name, best._replace(stage=name)) for name in scripts],
+        Point.around, count, losses_in_time, **settings)
     for share, count in zip([*HALVING][1:], later, strict=True):
         chosen = []
         for stage in ("00", *scripts):

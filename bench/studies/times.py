@@ -146,7 +146,7 @@ def read_search(setup: Setup) -> Search | None:
         print(f"{relative(path)}: the search isn't finished; --resume goes on with it")
         return None
     different = found[""].differs_from(setup)
-    if setup.args.max_tokens not in (None, found["target"].plan.tokens):
+    if setup.args.max_tokens not in (None, found["target"].plan.tokens) and not setup.args.epoch:
         different = "with other --max-tokens"
     if different:
         raise UserError(f"{relative(path)} was measured {different}: search again, or use another"
