@@ -287,11 +287,16 @@ def expected_speed(run: Run, matmul_peak: dict, dtype: str) -> float:
 
 def seconds_per_epoch(data: Path, tok_per_sec: float, run: Run, config: dict | None) -> float:
     """A rough estimate, with the evaluations of an epoch and its sample."""
-    meta = data / "meta.json"
-    tokens = json.loads(meta.read_bytes())["tokens"]["train"] if meta.exists() else 414_009
+    tokens = tokens_per_epoch(data)
     if config and tokens > (context := config["context_length"]):
         tokens = context * windows_per_epoch(tokens // context, config["batch_size"], run.processes)
     return 1.3 * tokens / tok_per_sec + 1
+
+
+def tokens_per_epoch(data: Path) -> int:
+    """Those to train on; where none are prepared yet, those of the book."""
+    meta = data / "meta.json"
+    return json.loads(meta.read_bytes())["tokens"]["train"] if meta.exists() else 414_009
 
 
 def seconds_left(jobs: list, results: list, lengths: dict[str, Length]) -> float:

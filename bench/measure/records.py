@@ -232,6 +232,24 @@ class Record:
                         - self.first_step_excess)
         return None
 
+    @property
+    def train_seconds(self) -> float:
+        """In all, of which the first step counts as long as a median one."""
+        return self.curve[-1].seconds - self.first_step_excess
+
+    def loss_at(self, seconds: float) -> float | None:
+        """The validation loss after so many seconds of training, by a straight line between the log
+        lines around it; the last one, where it ended before; None before the first line."""
+        before = None
+        for point in (point for point in self.curve if point.val_loss is not None):
+            here = point.seconds - self.first_step_excess
+            if here >= seconds and before:
+                earlier, loss = before
+                share = (seconds - earlier) / (here - earlier)
+                return loss + share * (point.val_loss - loss)
+            before = here, point.val_loss
+        return before and before[1]
+
 
 def tokens_per_step(config: dict, processes: int) -> int:
     return config["batch_size"] * config["context_length"] * processes
