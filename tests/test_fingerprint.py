@@ -137,10 +137,37 @@ def test_what_was_traced_is_kept(tmp_path, monkeypatch):
     assert len(asked[1]) == 3
     monkeypatch.setattr(fingerprint, "version", lambda: "2.99")
     assert look_up(ours) is NotKnown
-    (tmp_path / fingerprint.NAME).write_text("[]")  # damaged: as if it weren't there
+    fingerprint.made_here().write_text("[]")  # damaged: as if it weren't there
     fingerprint.read.cache_clear()
     assert fingerprints([ours]) and len(asked) == 3
+    monkeypatch.setattr(fingerprint, "CODE", fingerprint.CODE[1:])  # the code is another one
+    assert look_up(ours) is NotKnown
     fingerprint.read.cache_clear()
+
+
+def test_a_version_of_its_own(monkeypatch):
+    """From the second one on it is told with PyTorch's, so that nothing made before is compared."""
+    fingerprint.version.cache_clear()
+    before = fingerprint.version()
+    monkeypatch.setattr(fingerprint, "VERSION", 2)
+    fingerprint.version.cache_clear()
+    assert fingerprint.version() == f"{before}+2"
+    monkeypatch.undo()
+    fingerprint.version.cache_clear()
+
+
+@pytest.mark.slow
+def test_what_is_committed_is_what_is_traced_now():
+    """Else VERSION has to be raised."""
+    known = fingerprint.read(ROOT / "results" / "reference" / fingerprint.NAME)
+    asked = [Request(SCRIPTS.text(run.script), options, device)
+             for run in (RUNGS[0], RUNGS[5], RUNGS[-2], RUNGS[-1])
+             for options in ((), ("--model", "gpt2")) for device in ("cpu", "cuda")]
+    asked = [each for each in asked if fingerprint.key_of(each) in known]
+    if not asked:
+        pytest.skip("made by another version of PyTorch, or of other scripts")
+    assert fingerprint.trace(asked) == [Fingerprint(*known[fingerprint.key_of(each)])
+                                        for each in asked]
 
 
 def test_torch_is_not_loaded():

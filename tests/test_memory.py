@@ -15,10 +15,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.catalogue import Scripts, published
 from bench.common import UserError, load_script
-from bench.predict import fingerprint, trace
+from bench.predict import child, compiled, fingerprint, lesson, pytorch, trace
 from bench.predict import store as predictions
 from bench.predict.allocator import GB, MIB, Allocator, DoesNotFit, Need, need, simulate
 from bench.predict.fingerprint import Fingerprint
+from bench.predict.speed import Work
 from bench.predict.store import (
     TRACED,
     at_batch,
@@ -118,8 +119,8 @@ def test_sizes_grow_with_the_batch():
 
 
 def traced(batch: int, events: list[int]) -> dict:
-    return dict(events=events, step=dict(rest=[1, 0, batch]), evaluation={}, tokens=100 * batch,
-                flops_per_token=7)
+    return dict(events=events, step=[["rest", "", True, 1, 0, batch]], evaluation=[],
+                tokens=100 * batch, flops_per_token=7)
 
 
 class Texts:
@@ -182,7 +183,7 @@ def test_what_was_predicted_is_kept(predicted):
     assert asked == [(b"name", ["--x"], TRACED)] and known.graph == "2.0 name"
     assert list(known.needs) == [8, 16, 32, 64, 128, 256, 512]
     assert known.needs[64] == Need(64 * 40, 64 * 40) and known.context_length == 100
-    assert known.works[16] == dict(step=dict(rest=[1, 0, 16]), evaluation={})
+    assert known.works[16] == dict(step=[Work("rest", "", True, 1, 0, 16)], evaluation=[])
     assert list(json.loads(kept_in.read_text())) == ["name --x"]
     assert predict("name", ["--x"]) == known == predict("name with edits", ["--x"])
     assert predict("name", ["--x"], smallest=320) == known and len(asked) == 1
@@ -295,15 +296,11 @@ def live_bytes(script: Path, options: list[str]) -> int:
     """The most that PyTorch's own profiler counts as live in the same training on a CPU."""
     module = load_script(script)
     config = module.configure(["--device", "cpu", *options])
-    config.max_steps, config.eval_freq, config.eval_windows = trace.STEPS, 99, 8
-    config.target_loss = -1
-    windows = trace.text_of_zeros(module, config)
-    data = module.Data(meta=None, train=windows, val=windows, tokenizer=None)
-    if getattr(config, "dtype", None) == "auto":
-        config.dtype, config.dtype_reason = "bfloat16", "as it is predicted"
+    lesson.settle(config, "bfloat16")
+    config.eval_windows, data = 8, lesson.data_of_zeros(module, config)
     devices = "_get_foreach_kernels_supported_devices"  # where all tensors are updated at once
     optimizers = import_module("torch.optim.optimizer")
-    run = SimpleNamespace(start=lambda *_: None, log=lambda *_: None, epoch=lambda *_: None)
+    run = lesson.Run(lambda model: None, lambda: None)
     with (mock.patch.object(optimizers, devices, lambda: ["cpu"]),
           profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled):
         module.train(module.GPTModel(config), data, config, run, lambda _: 0.0)
@@ -318,7 +315,7 @@ def ranks(monkeypatch):
     """As the first of four, which send nothing."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "")
-    trace.begin_ranks()
+    pytorch.begin_ranks()
     yield
     torch.distributed.destroy_process_group()
 
@@ -359,6 +356,23 @@ def test_compiled():
     sizes = [simulate(events).peak_allocated
              for events in (*traces.values(), eager[32]["events"])]
     assert sizes == sorted(sizes) and sizes[2] < 0.9 * sizes[3]
+
+
+@pytest.mark.slow
+def test_one_graph_is_compiled_once(tmp_path, ranks, monkeypatch):
+    """Of scripts that differ in their optimizer alone; kernels are never written in C++."""
+    made, compile_graph = [], compiled.compile_graph
+    monkeypatch.setattr(compiled, "compile_graph", lambda *args: made.append(1) or compile_graph(
+        *args))
+    for name in ("01_opt_single_gpu", "optimizer-adafactor"):
+        script = tmp_path / "script.py"
+        script.write_bytes(SCRIPTS.text(name))
+        options = [*SMALL, "--context-length", "64"]
+        answer = child.answer(dict(script=str(script), options=options, batch=2))
+        assert "told" in answer, answer
+    assert len(made) == 1
+    (forward, *_), = compiled.PLANS.values()
+    assert any(name.startswith("kernel_") for name in forward.__globals__)
 
 
 @pytest.mark.parametrize(("name", "options", "says"), [

@@ -1,4 +1,4 @@
-"""The rooms of bench/: imports run one way."""
+"""The rooms of bench/: imports run one way, and each file is read in one sitting."""
 
 import ast
 
@@ -10,6 +10,8 @@ from conftest import ROOT
 ORDER = ["commands", "studies", "report", "judge", "measure", "predict", "catalogue", "processes",
          "common"]
 MODULES = sorted((ROOT / "bench").rglob("*.py"))
+LINES = 350  # of a file, at most
+LESSONS = {"00_orig.py": 490, "01_opt_single_gpu.py": 565, "02_opt_multi_gpu_ddp.py": 625}
 
 
 def room_of(module: str) -> str:
@@ -30,3 +32,14 @@ def test_imports_run_one_way(path):
         for name in names:
             if name.startswith("bench.") and own != "__init__":
                 assert ORDER.index(own) <= ORDER.index(room_of(name)), f"line {node.lineno}: {name}"
+
+
+def lines_of(path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_files_stay_short():
+    tools = [*MODULES, ROOT / "measure.py", ROOT / "plot_results.py"]
+    assert {path.name: lines_of(path) for path in tools if lines_of(path) > LINES} == {}
+    assert {name: lines_of(ROOT / name) for name, most in LESSONS.items()
+            if lines_of(ROOT / name) > most} == {}

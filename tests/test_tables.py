@@ -76,7 +76,7 @@ def test_disturbed_runs_are_named(shown):
 @pytest.mark.parametrize(("gpu", "says"), [
     ("NVIDIA H100 80GB HBM3", None), (None, None),
     ("NVIDIA X",
-     "its rate isn't known. A line for this name in `PEAK_FLOPS` (bench/predict/speed.py),"),
+     "its rate isn't known. An entry with this name in bench/predict/gpus.json,"),
     ("Tesla T4", None)])
 def test_why_a_gpu_has_no_mfu(shown, tmp_path, gpu, says):
     """Below the table of a study, of a sweep, and of plot_results.py."""

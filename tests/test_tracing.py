@@ -7,7 +7,8 @@ import pytest
 from bench import processes
 from bench.catalogue import Scripts
 from bench.common import UserError
-from bench.predict import trace, tracing
+from bench.predict import child as program
+from bench.predict import tracing
 from bench.predict.tracing import Child, ask, ask_each
 
 SCRIPTS = Scripts()
@@ -36,7 +37,7 @@ def test_as_a_new_child_answers(child, tmp_path):
         script.write_bytes(SCRIPTS.text(name))
         requests.append(dict(script=str(script), options=[*SMALL, *options], batch=2))
     answers = [child.answer(request) for request in requests]
-    assert ["trace" in each for each in answers] == [True] * 6 + [False]
+    assert ["told" in each for each in answers] == [True] * 6 + [False]
     for number in (3, 0, 1):
         alone = Child()
         assert alone.answer(requests[number]) == answers[number]
@@ -69,13 +70,14 @@ def test_a_child_that_breaks(child, tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no memory"):  # it isn't the script that refuses this
         ask_each(script.read_bytes(), SMALL, [1])
     monkeypatch.setattr(processes, "start", start)
-    assert "trace" in child.answer(request)
+    assert "told" in child.answer(request)
 
 
 def test_other_versions_of_pytorch(monkeypatch):
-    monkeypatch.setattr(trace.torch, "__version__", "2.11.0+cpu")
-    assert trace.answer({}) == dict(error="predictions can be made anew with PyTorch 2.13, not with"
-                                          " 2.11; stored ones work with any")
+    monkeypatch.setattr(program.torch, "__version__", "2.11.0+cpu")
+    assert program.answer(dict(batch=8)) == dict(
+        error="predictions can be made anew with PyTorch 2.13, not with 2.11; stored ones work with"
+              " any")
 
 
 def test_one_batch_size_goes_to_one_child(monkeypatch):
@@ -92,4 +94,4 @@ class By:
         self.name = name
 
     def answer(self, request: dict) -> dict:
-        return dict(trace=dict(by=self.name))
+        return dict(told=dict(by=self.name))

@@ -133,8 +133,8 @@ def need(events: list[int]) -> Need:
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            simulate(events, middle * 2 * MIB)
-            high = middle
+            found = simulate(events, middle * 2 * MIB)
+            high = found.peak_reserved // (2 * MIB)  # with so much it goes the same way
         except DoesNotFit:
             low = middle
     return Need(-(-free.reserved // MIB), 2 * high)

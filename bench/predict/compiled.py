@@ -6,58 +6,68 @@ plans for a CPU, wherever this runs: fusions, and so some temporaries, may diffe
 
 import copy
 import gc
-import re
 from unittest import mock
 
+import sympy
 import torch
 from torch import fx, nn
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
 from torch._inductor import compile_fx
+from torch._inductor.codegen.common import InplacedBuffer
+from torch._inductor.codegen.cpp import CppKernelProxy, CppScheduling
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._inductor.graph import GraphLowering
+from torch._inductor.loop_body import MemoryUsageType
+from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
 from torch.distributed import fsdp
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-# PyTorch's own, before bench.predict.trace replaces them.
-aten, real_compile = torch.ops.aten, torch.compile
-dropout, linear = torch.nn.functional.dropout, torch.nn.functional.linear
+from bench.predict.pytorch import AS_COMPILED, key_of, real_compile, replaced
+
+PLANS: dict[tuple, tuple] = {}  # many scripts have the same graphs
 
 
-def flash_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **how):
-    return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
-
-
-class NoKernels:
-    """In place of torch._inductor.async_compile.AsyncCompile: kernels only count their work."""
-
-    def wait(self, scope: dict) -> None:
-        pass
-
-    def __getattr__(self, name: str):
-        def kernel(types, source: str, *_, **how):
-            parameters = re.search(r"void\s+kernel\((.*?)\)", source, re.DOTALL)[1].split(",")
-            return lambda *args: _get_current_dispatch_mode().compiled_kernel(parameters, *args)
-
-        return kernel
+def touch(node: SchedulerNode, index_vars) -> None:
+    """In place of the code of a part of a kernel: the buffers that it reads and writes."""
+    uses, start = node._body.memory_usage, sympy.S.Zero
+    with V.kernel.set_current_node(node):
+        for each in (*uses[MemoryUsageType.LOAD], *uses[MemoryUsageType.LOAD_SEED]):
+            V.ops.load(each.buffer_name, start)
+        for each in (*uses[MemoryUsageType.STORE], *uses[MemoryUsageType.STORE_REDUCTION]):
+            V.ops.store(each.buffer_name, start, "0", each.mode)
 
 
 def program(graph, inputs: list, is_backward: bool):
-    """The compiler's program of a graph, to be called with a list of tensors without storage."""
-    with V.set_fake_mode(detect_fake_mode(inputs)), V.set_debug_handler(DebugContext()):
+    """The compiler's program of a graph, to be called with a list of tensors without storage. Its
+    kernels only count their work; they are never written in C++."""
+    kernels = {}
+
+    def define_kernel(scheduling, source, nodes, arguments=None) -> str:
+        arguments = arguments or scheduling.kernel_group.args
+        updated = {each.inner_name for each in arguments.inplace_buffers.values()
+                   if isinstance(each, InplacedBuffer)}  # they come first
+        name = f"kernel_{len(kernels)}"
+        kernels[name] = lambda *args: _get_current_dispatch_mode().compiled_kernel(
+            len(updated), *args)
+        return name
+
+    with (V.set_fake_mode(detect_fake_mode(inputs)), V.set_debug_handler(DebugContext()),
+          mock.patch.object(CppScheduling, "define_kernel", define_kernel),
+          mock.patch.object(SchedulerNode, "codegen", touch),
+          mock.patch.object(CppKernelProxy, "codegen_loops", lambda *_: None)):
         compile_fx.view_to_reshape(graph)
         compile_fx._recursive_post_grad_passes(graph, is_inference=False)
         lowering = GraphLowering(graph, example_inputs=inputs, is_backward=is_backward)
         with V.set_graph_handler(lowering):
             lowering.run(*inputs)
             code, _ = lowering.codegen()
-    scope = {"__name__": "compiled"}
-    with mock.patch("torch._inductor.async_compile.AsyncCompile", NoKernels):
-        exec(code.value, scope)
+    scope = {"__name__": "compiled", **kernels}
+    exec(code.value, scope)
     scope["empty_strided_cpu"] = lambda size, stride, dtype: torch.empty_strided(
         size, stride, dtype=dtype, device="meta")
     scope["assert_size_stride"] = lambda *_: None  # without storage an operator may lay out others
@@ -71,9 +81,6 @@ class Planned(Exception):
         self.plan = plan
 
 
-PLANS: dict[tuple, tuple] = {}  # many scripts have the same graphs
-
-
 def plan(model: nn.Module, inputs: tuple) -> tuple:
     """(the compiler's programs for forward and backward of `model` on inputs of these shapes; which
     of its parameters, buffers and inputs the forward one takes, in which order)."""
@@ -83,9 +90,9 @@ def plan(model: nn.Module, inputs: tuple) -> tuple:
         (outputs,) = graph.graph.find_nodes(op="output")[0].args
         if len(outputs) > 1:
             raise NotImplementedError("a model with several results can't be traced")
-        # Recomputation is by a policy that the graph's code doesn't show.
-        own = [graph] * any(isinstance(node.target, torch._ops.HigherOrderOperator)
-                            for node in graph.graph.nodes)
+        # Recomputation may be by a policy that the graph's code doesn't show.
+        own = [graph] * any("_checkpoint_context_fn" in part.meta for part in graph.modules()
+                            if isinstance(part, fx.GraphModule))
         known = (
             *own, *(part.code for part in graph.modules() if isinstance(part, fx.GraphModule)),
             *((each.shape, each.stride(), each.dtype, each.requires_grad)
@@ -113,9 +120,7 @@ def plan(model: nn.Module, inputs: tuple) -> tuple:
           mock.patch("torch._inductor.config.cpp.simdlen", 1),
           # Random numbers needn't be the same in what is computed again.
           mock.patch("torch._functorch.partitioners.has_recomputable_rng_ops", lambda _: False),
-          mock.patch("torch.nn.functional.dropout", dropout),
-          mock.patch("torch.nn.functional.linear", linear),
-          mock.patch("torch.nn.functional.scaled_dot_product_attention", flash_attention)):
+          replaced(AS_COMPILED)):
         own = copy.deepcopy(model)
         new = {old: nn.Parameter(like(old), old.requires_grad) for old in own.parameters()}
         new |= {old: like(old) for old in own.buffers()}
@@ -162,10 +167,6 @@ def compile_graph(graph, example_inputs: list, tensors: tuple) -> tuple:
     except Planned as done:
         return programs["forward"], programs["backward"], done.plan
     raise NotImplementedError("a graph that isn't one program can't be traced")
-
-
-def key_of(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 class Step(torch.autograd.Function):

@@ -8,9 +8,9 @@
     reach   a hash of the lines that train(), the model, Config and configure() reach: while it
             stays the same, so do the other two, and nothing has to be traced
 
-Help texts, messages, the record and errors are in none of them. A trace needs PyTorch, and runs in
-a child, bench.predict.operators; this module doesn't load it. A fingerprint names the
-PyTorch that it was made with, whose operators it tells: those of two versions can't be compared.
+Help texts, messages, the record and errors are in none of them. bench.predict.operators makes the
+first two, in a child, since this module doesn't load PyTorch. A fingerprint names the PyTorch that
+it was made with, whose operators it tells: those of two versions can't be compared.
 """
 
 import ast
@@ -18,16 +18,19 @@ import hashlib
 import importlib.metadata
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import processes
-from bench.common import BUILD, REFERENCE, ROOT, UserError, read_kept, trained_in, write_whole
+from bench.common import BUILD, REFERENCE, read_kept, trained_in, write_whole
+from bench.predict import tracing
 
-NAME = "fingerprints.json"  # in results/reference and in build: what was traced before
+NAME = "fingerprints.json"  # in results/reference: what was traced before
+# Raised when the same step gets other fingerprints than before, so that those aren't compared with
+# earlier ones. A slow test holds some of the committed ones to what is traced now.
+VERSION = 1
+CODE = "operators.py", "lesson.py", "pytorch.py"  # beside this: they make a fingerprint
 ROOTS = "train", "GPTModel", "Config", "configure"
 
 
@@ -145,7 +148,7 @@ def fingerprints(requests: Sequence[Request]) -> list[Fingerprint | None]:
     unknown = [request for request in dict.fromkeys(requests) if look_up(request) is NotKnown]
     if unknown:
         made = trace(unknown)
-        path = BUILD / NAME
+        path = made_here()
         write_whole(path, as_lines(read(path) | {
             key_of(request): each for request, each in zip(unknown, made, strict=True)}))
         read.cache_clear()
@@ -180,8 +183,8 @@ def look_up(request: Request, version: str | None = None):
     """What was traced before with a version of PyTorch (None: with this one): as in fingerprints(),
     or NotKnown."""
     key = key_of(request, version)
-    for folder in (BUILD, REFERENCE):
-        known = read(folder / NAME)
+    for path in (made_here(), REFERENCE / NAME):
+        known = read(path)
         if key in known:
             used[key] = known[key]
             return known[key] and Fingerprint(*known[key])
@@ -195,8 +198,16 @@ def key_of(request: Request, made_with: str | None = None) -> str:
 
 @cache
 def version() -> str:
-    """PyTorch's, without its last part."""
-    return ".".join(importlib.metadata.version("torch").split(".")[:2])
+    """PyTorch's, without its last part, and VERSION from the second one on."""
+    made_with = ".".join(importlib.metadata.version("torch").split(".")[:2])
+    return made_with if VERSION == 1 else f"{made_with}+{VERSION}"
+
+
+def made_here() -> Path:
+    """In build/, by the code that makes fingerprints: what another one has made isn't found."""
+    here = Path(__file__).parent
+    code = short(b"".join((here / name).read_bytes() for name in CODE))
+    return BUILD / f"fingerprints-{code}.json"
 
 
 @cache
@@ -212,19 +223,13 @@ def as_lines(entries: dict) -> str:
 
 
 def trace(requests: list[Request]) -> list[Fingerprint | None]:
-    """In a child; says so. Raises UserError where that breaks."""
+    """In children; says so. Raises UserError where one breaks."""
     print(f"Tracing {len(requests)} training step{'s' * (len(requests) > 1)}", file=sys.stderr,
           flush=True)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for number, request in enumerate(requests):
-            (folder / f"{number}.py").write_bytes(request.text)
-        asked = [(f"{number}.py", *request[1:]) for number, request in enumerate(requests)]
-        (folder / "requests.json").write_text(json.dumps(asked), encoding="utf-8")
-        code, out, err = processes.run_child(
-            [sys.executable, "-m", "bench.predict.operators", folder], ROOT, OMP_NUM_THREADS="1",
-            CUDA_VISIBLE_DEVICES="", PYTHONUTF8="1")  # PyTorch reads its own files by the locale
-    if code:
-        raise UserError(f"no fingerprint: {processes.error_line(err or f'ended by {code}')}")
-    return [each and Fingerprint(*(f"{version()} {digest}" for digest in each))
-            for each in json.loads(out)]
+    told = tracing.answers([
+        (number, text, dict(options=options, device=device, dtype=dtype))
+        for number, (text, options, device, dtype) in enumerate(requests)])
+    for child in tracing.CHILDREN:
+        child.end()
+    return [Fingerprint(*(f"{version()} {digest}" for digest in each["told"]))
+            if "told" in each else None for each in told]

@@ -1,6 +1,4 @@
-"""What a training step does, operator by operator, for fingerprint, whose child this is.
-
-    python -m bench.predict.operators FOLDER  # its requests.json
+"""What a training step does, operator by operator, for bench.predict.fingerprint.
 
 A script's own train() makes three steps (so that a schedule of the learning rate shows) and two
 evaluations of a model with two layers, on tensors without storage. torch.compile only leaves marks.
@@ -9,13 +7,9 @@ Nothing in this depends on the machine.
 
 import contextlib
 import hashlib
-import io
 import itertools
-import json
 import os
 import re
-import sys
-import warnings
 import weakref
 from pathlib import Path
 from unittest import mock
@@ -27,14 +21,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.common import load_script
-from bench.predict import trace
+from bench.predict import lesson, pytorch
+from bench.predict.pytorch import KERNELS
 
-FLASH = torch.ops.aten._scaled_dot_product_flash_attention
 # In place, and not there for tensors without storage.
 IN_PLACE = torch.ops.aten._fused_adamw_.default, torch.ops.aten._amp_update_scale_.default
 FRACTION = re.compile("<[^>]*>")  # as Operators.tell tells it
-STEPS, LAYERS = 3, 2
-KERNELS = ("cudnn", "flash", "mem_efficient", "math")  # of attention, which a script may turn off
+LAYERS = 2
 
 
 class Operators(TorchDispatchMode):
@@ -44,6 +37,15 @@ class Operators(TorchDispatchMode):
         super().__init__()
         self.graph, self.step = hashlib.sha256(), hashlib.sha256()
         self.numbers, self.count, self.open = {}, itertools.count(), False
+
+    def begin(self, model: nn.Module) -> None:
+        """What is before (a trial of the compiler, the move to the device) is no part of a step."""
+        self.open = True
+        for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+            self.note(name, tensor)
+
+    def end(self) -> None:
+        self.open = False
 
     def note(self, *what) -> None:
         """What a step does."""
@@ -111,25 +113,6 @@ class Compiled(nn.Module):
             return getattr(super().__getattr__("_orig_mod"), name)
 
 
-class Run:
-    """In place of a script's Run. What is before its start (a trial of the compiler, the move to
-    the device) is no part of a step."""
-
-    def __init__(self, notes: Operators):
-        self.notes = notes
-
-    def start(self, model: nn.Module, *_) -> None:
-        self.notes.open = True
-        for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
-            self.notes.note(name, tensor)
-
-    def log(self, *_) -> None:
-        pass
-
-    def epoch(self, *_) -> None:
-        self.notes.open = False
-
-
 class WithoutStorage(TorchFunctionMode):
     """A script's device stays "cpu" or "cuda", so that it takes that way; what it moves or makes
     there has no storage."""
@@ -178,33 +161,21 @@ def configured(module, device: str, options: list[str]) -> tuple:
 def fingerprint(script: Path, options: list[str], device: str, dtype: str) -> tuple[str, str]:
     """(graph, step). Raises what a script raises that isn't like ours."""
     notes = Operators()
-    torch.set_float32_matmul_precision("highest")
-    for name in KERNELS:
-        getattr(torch.backends.cuda, f"enable_{name}_sdp")(True)
-    switch = torch.backends.cuda.enable_cudnn_sdp
-    with in_place_of_pytorch(notes), mock.patch(
-            "torch.backends.cuda.enable_cudnn_sdp",  # without effect on a CPU, so of one mark
-            lambda on: switch(on and device == "cuda")):
+    with pytorch.replaced(marks(notes, device)):
         module = load_script(script)
         config, kept = configured(module, device, options)
         notes.mark(kept, graph=False)
-        if getattr(config, "dtype", None) == "auto":  # whatever this computer has
-            config.dtype = dtype
+        lesson.settle(config, dtype)
         notes.mark(config.layers)
-        config.layers = LAYERS
-        config.max_steps, config.max_tokens, config.eval_freq = STEPS, None, 99
-        config.target_loss, config.eval_windows = -1, 8 * trace.WORLD_SIZE
-        windows = trace.text_of_zeros(module, config)
+        config.layers, config.eval_windows = LAYERS, 8 * pytorch.WORLD_SIZE
+        data = lesson.data_of_zeros(module, config)
         config.device = torch.device("cuda")
         with contextlib.suppress(RuntimeError, AssertionError):  # it may need a GPU at once
-            module.make_loader(windows, config)  # only how: pinned memory
+            module.make_loader(data.train, config)  # only how: pinned memory
         config.device = torch.device(device)
-        data = module.Data(meta={}, train=windows, val=windows, tokenizer=None)
-        torch.manual_seed(config.seed)
-        with torch.device("meta"):
-            model = module.GPTModel(config)
+        model = lesson.model_of(module, config)
         with WithoutStorage(device), notes:
-            module.train(model, data, config, Run(notes), lambda _: 0.0)
+            module.train(model, data, config, lesson.Run(notes.begin, notes.end), lambda _: 0.0)
     notes.mark(torch.get_float32_matmul_precision())
     notes.mark(kernels(), graph=False)
     return notes.graph.hexdigest()[:16], notes.step.hexdigest()[:16]
@@ -215,9 +186,11 @@ def kernels() -> list[bool]:
     return [getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in KERNELS]
 
 
-def in_place_of_pytorch(notes: Operators) -> contextlib.ExitStack:
-    """While it is open, what can't be run without storage, or what depends on the machine, only
-    leaves a mark."""
+def marks(notes: Operators, device: str) -> dict[str, object]:
+    """In place of what can't be run without storage, or depends on the machine: it only leaves a
+    mark."""
+    switch = torch.backends.cuda.enable_cudnn_sdp
+
     def compile(model=None, **how):
         if model is None:
             return lambda model: compile(model, **how)
@@ -225,7 +198,7 @@ def in_place_of_pytorch(notes: Operators) -> contextlib.ExitStack:
 
     def attention(*args, **how):
         notes.note(kernels())
-        return FLASH(*args[:3], how.get("dropout_p", 0.0), how.get("is_causal", False))[0]
+        return pytorch.flash_attention(*args, **how)
 
     def disable(function=None, **how):
         if function is None:
@@ -264,35 +237,12 @@ def in_place_of_pytorch(notes: Operators) -> contextlib.ExitStack:
         notes.note("saved elsewhere")
         return contextlib.nullcontext()
 
-    stack = contextlib.ExitStack()
-    stack.enter_context(trace.as_on_cuda())
-    for name, own in (
-            ("torch.compile", compile), ("torch.autocast", trace.Autocast),
-            ("torch.nn.Module.compile", lambda self, **how: notes.mark("compiled part", how)),
-            ("torch.nn.functional.scaled_dot_product_attention", attention),
-            ("torch.compiler.disable", disable), ("torch.utils.data.DataLoader", Loader),
-            ("torch.nn.parallel.DistributedDataParallel", Parallel),
-            ("torch.distributed.fsdp.fully_shard", shared),
-            ("torch.autograd.graph.save_on_cpu", elsewhere),
-            ("torch.optim.adam._device_dtype_check_for_fused", lambda *_, **__: None)):
-        stack.enter_context(mock.patch(name, own))
-    return stack
-
-
-def main() -> int:
-    folder, answers = Path(sys.argv[1]), []
-    trace.begin_ranks()
-    warnings.simplefilter("ignore")
-    for file, *request in json.loads((folder / "requests.json").read_text(encoding="utf-8")):
-        with contextlib.redirect_stdout(io.StringIO()):  # a script may print
-            try:
-                answers.append(fingerprint(folder / file, *request))
-            except (Exception, SystemExit) as error:
-                print(f"{file}: {error!r}", file=sys.stderr)
-                answers.append(None)
-    print(json.dumps(answers))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return pytorch.AS_ON_CUDA | {
+        # Without effect on a CPU, so of one mark.
+        "torch.backends.cuda.enable_cudnn_sdp": lambda on: switch(on and device == "cuda"),
+        "torch.compile": compile, pytorch.ATTENTION: attention,
+        "torch.nn.Module.compile": lambda self, **how: notes.mark("compiled part", how),
+        "torch.compiler.disable": disable, "torch.utils.data.DataLoader": Loader,
+        "torch.nn.parallel.DistributedDataParallel": Parallel,
+        "torch.distributed.fsdp.fully_shard": shared,
+        "torch.autograd.graph.save_on_cpu": elsewhere}

@@ -1,99 +1,24 @@
-"""NVIDIA's cards, and how long a step would take on one that isn't there, by the work of its
-kernels (bench.predict.trace).
+"""GPUs, and how long a step would take on one that isn't there, by the work of its kernels.
 
 Each kernel takes three times, one after the other: to be launched, to move its bytes, and to do its
 floating-point operations. That the last two are added, and not only the longer one counted, is what
 makes products of a small inner size slow: of 8,192 × 768 by 768 × 3,072 an A100 does 0.7 of what it
 does of large ones, as measured. So the time of a step follows from sums over its kernels.
+
+What a GPU has stands in gpus.json, each number with its source.
 """
 
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
+from bench.common import UserError, relative
+
 GB, TERA = 10**9, 10**12
-
-
-class Card(NamedTuple):
-    mib: int  # of memory in all, as nvidia-smi tells it
-    capability: float  # NVIDIA's compute capability
-    bandwidth: int  # GB (10⁹ bytes) per second
-    # TFLOP/s (10¹² floating-point operations per second) of matrix products: in float32 measured,
-    # by large ones; on the tensor cores by the datasheet, dense, with sums in float32. None where
-    # it has no such units.
-    float32: float
-    tf32: float | None
-    bfloat16: float | None
-    float16: float
-    reached: float  # of bfloat16, or else of float16: measured, by large products
-    attention: float | None  # by causal FlashAttention-2: measured; None where that isn't known
-    names: tuple[str, ...]  # PyTorch's
-
-    @property
-    def range(self) -> float:
-        """Either way of a prediction, as a share of it."""
-        return RANGE if self.bfloat16 else RANGE_BEFORE_8
-
-    def rate(self, precision: str, aligned: bool = True) -> float | None:
-        """Floating-point operations per second that large products reach; None where it has no
-        units for them. Tensor cores want matrices `aligned` to 16 bytes."""
-        if precision == "float32" or precision == "TF32" and not self.tf32:
-            return self.float32 * TERA
-        peak = dict(TF32=self.tf32, bfloat16=self.bfloat16, float16=self.float16)[precision]
-        share = self.reached / (self.bfloat16 or self.float16)
-        return peak and peak * TERA * share * (1 if aligned else UNALIGNED)
-
-
-# Datasheets; for GeForce cards NVIDIA's architecture whitepapers, with the rows "FP32 accumulate".
-# What is measured: `reached` of A100, H100, H200, B200 by
-# https://github.com/stas00/ml-engineering/blob/master/compute/accelerator/README.md, all else by
-# https://github.com/zzc0721/torch-performance-test-data, but RTX 3060 and A10 by
-# https://github.com/chsasank/device-benchmarks. `attention`: forward and backward, head size 64,
-# 1,024 tokens, by https://github.com/Dao-AILab/flash-attention (the pictures in assets/); B200 by
-# its issue 1589, without causality, times 119/153, as on an A100.
-CARDS = {
-    "T4": Card(15_360, 7.5, 320, 4.3, None, None, 65, 42, None, ("Tesla T4",)),
-    "V100": Card(16_384, 7.0, 900, 14.1, None, None, 125, 95, None, ("Tesla V100-SXM2-16GB",)),
-    "RTX 3060": Card(12_288, 8.6, 360, 7.4, 12.7, 25.5, 25.5, 26, None,
-                     ("NVIDIA GeForce RTX 3060",)),
-    "RTX 4060 Ti": Card(8_188, 8.9, 288, 11.5, 22.1, 44.1, 44.1, 43, None,
-                        ("NVIDIA GeForce RTX 4060 Ti",)),
-    "RTX 3090": Card(24_576, 8.6, 936, 24.6, 35.6, 71, 71, 76, None,
-                     ("NVIDIA GeForce RTX 3090",)),
-    "RTX 4090": Card(24_564, 8.9, 1_008, 54, 82.6, 165.2, 165.2, 167, None,
-                     ("NVIDIA GeForce RTX 4090",)),
-    "RTX 5090": Card(32_607, 12.0, 1_792, 67, 104.8, 209.5, 209.5, 232, None,
-                     ("NVIDIA GeForce RTX 5090",)),
-    "A10": Card(23_028, 8.6, 600, 14, 62.5, 125, 125, 56, None, ("NVIDIA A10",)),
-    "L4": Card(23_034, 8.9, 300, 15.4, 60.5, 121, 121, 71, None, ("NVIDIA L4",)),
-    "L40S": Card(46_068, 8.9, 864, 46.9, 183, 362, 362, 269, None, ("NVIDIA L40S",)),
-    "RTX A6000": Card(49_140, 8.6, 768, 23.9, 77.4, 154.8, 154.8, 123, None,
-                      ("NVIDIA RTX A6000",)),
-    "A100 40 GB": Card(40_960, 8.0, 1_555, 19.2, 156, 312, 312, 271, 119,
-                       ("NVIDIA A100-SXM4-40GB",)),
-    "A100 80 GB": Card(81_920, 8.0, 2_039, 19.2, 156, 312, 312, 271, 119,
-                       ("NVIDIA A100-SXM4-80GB",)),
-    "H100": Card(81_559, 9.0, 3_350, 52, 494.5, 989, 989, 794, 192, ("NVIDIA H100 80GB HBM3",)),
-    "H200": Card(143_771, 9.0, 4_800, 51.3, 494.5, 989, 989, 790, 192, ("NVIDIA H200",)),
-    "B200": Card(183_359, 10.0, 8_000, 66.2, 1_125, 2_250, 2_250, 1_745, 233, ("NVIDIA B200",)),
-}
-# Dense floating-point operations per second in bfloat16, or where a GPU hasn't got that in float16,
-# by PyTorch's name of it.
-PEAK_FLOPS = {name: (card.bfloat16 or card.float16) * TERA
-              for card in CARDS.values() for name in card.names}
-PEAK_FLOPS |= {
-    "NVIDIA A100-PCIE-40GB": 312e12, "NVIDIA A100 80GB PCIe": 312e12, "NVIDIA A10G": 70e12,
-    "NVIDIA H100 NVL": 835e12, "NVIDIA H100 PCIe": 756e12,
-}
-A100_FLOPS = PEAK_FLOPS["NVIDIA A100-SXM4-80GB"]  # the GPU of the published figures
-
-
-def card_of(name: str) -> str | None:
-    """The card by PyTorch's name of it; None for one that isn't known."""
-    return next((card for card, each in CARDS.items() if name in each.names), None)
-
-
-# ---- Time ----------------------------------------------------------------------------------------
-
-KINDS = "products", "head", "attention", "loss", "optimizer", "rest", "host"  # of work
+FILE = Path(__file__).with_name("gpus.json")  # its "about" tells the units of Card's fields
+SCALED = "scaled"  # the source of a number that nobody measured on this GPU
 # Where each of these comes from, docs/predictions.md tells.
 LAUNCH = 3e-6  # seconds of the GPU for each kernel
 HOST = 30e-6  # seconds of the host for each kernel, with views and autograd
@@ -104,18 +29,126 @@ ATTENTION = 0.44  # FlashAttention's rate, of that of products, where it wasn't 
 EFFICIENT = 0.22
 UNALIGNED = 0.5  # of the rate of aligned products
 RANGE = 0.15  # either way of a prediction
+RANGE_SCALED = 0.25  # where nobody measured the rate of products
 RANGE_BEFORE_8 = 0.35  # on cards before 8.0, of which no training speed is known to check it by
 
 
-def seconds(work: dict[str, list], card: Card) -> dict[str, float] | None:
+class Card(NamedTuple):
+    mib: int  # of memory in all
+    capability: float  # NVIDIA's compute capability
+    bandwidth: float  # GB (10⁹ bytes) per second
+    # TFLOP/s (10¹² floating-point operations per second) of matrix products; None where that isn't
+    # known, or where it has no such units.
+    float32: float | None  # by large products
+    tf32: float | None  # as the next two by the datasheet
+    bfloat16: float | None
+    float16: float
+    reached: float  # of bfloat16, or else of float16, by large products
+    attention: float | None  # by causal FlashAttention-2
+    names: tuple[str, ...] = ()  # PyTorch's first
+    is_measured: bool = True  # whether `reached` was, on this GPU
+    l2: float | None = None  # MB
+    power: int | None = None  # watts
+
+    @property
+    def range(self) -> float:
+        """Either way of a prediction, as a share of it."""
+        if self.capability < 8:
+            return RANGE_BEFORE_8
+        return RANGE if self.is_measured else RANGE_SCALED
+
+    @property
+    def peak(self) -> float:
+        """The datasheet's floating-point operations per second in 16 bits."""
+        return (self.bfloat16 or self.float16) * TERA
+
+    def rate(self, precision: str, aligned: bool = True) -> float | None:
+        """Floating-point operations per second that large products reach; None where it has no
+        units for them. Tensor cores want matrices `aligned` to 16 bytes."""
+        if precision == "float32" or precision == "TF32" and not self.tf32:
+            return self.float32 and self.float32 * TERA
+        peak = dict(TF32=self.tf32, bfloat16=self.bfloat16, float16=self.float16)[precision]
+        share = self.reached / (self.bfloat16 or self.float16)
+        return peak and peak * TERA * share * (1 if aligned else UNALIGNED)
+
+
+def read_cards(path: Path) -> dict[str, Card]:
+    """Those of a file like gpus.json, by their names. A number may stand without its source; what
+    has to be there is mib, bandwidth, and bfloat16 or float16. Raises UserError."""
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+        return {name: card_from(entry) for name, entry in given.get("gpus", given).items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{relative(path)} isn't a file of GPUs like bench/predict/gpus.json:"
+                        f" {error!r}", 2)
+
+
+def card_from(entry: dict) -> Card:
+    """Raises LookupError, TypeError, ValueError."""
+    values = {name: each[0] if isinstance(each, list) else each
+              for name, each in entry.items() if name != "names"}
+    if min(values.values()) <= 0:
+        raise ValueError("a number isn't above 0")
+    rate = values.get("bfloat16") or values["float16"]
+    reached = entry.get("reached", [0, SCALED])
+    unknown = dict.fromkeys(("float32", "tf32", "bfloat16", "attention"))
+    defaults = dict(capability=8.0, float16=rate, reached=0.8 * rate)
+    return Card(**unknown | defaults | values, names=tuple(entry.get("names", ())),
+                is_measured=not isinstance(reached, list) or reached[1] != SCALED)
+
+
+CARDS = read_cards(FILE)
+A100_FLOPS = CARDS["A100 80 GB"].peak  # the GPU of the published figures
+# Dense floating-point operations per second in bfloat16, or where a GPU hasn't got that in float16,
+# by PyTorch's name of it.
+PEAK_FLOPS = {name: card.peak for card in CARDS.values() for name in card.names}
+
+
+def card_of(name: str) -> str | None:
+    """The card by PyTorch's name of it; None for one that isn't known."""
+    return next((card for card, each in CARDS.items() if name in each.names), None)
+
+
+def named(text: str, cards: dict[str, Card]) -> list[str]:
+    """The cards that `text` means: a name, ours or PyTorch's, or else a part of names. Case,
+    spaces, hyphens and the vendor's words don't count: "rtx4090", "4090"."""
+    def plain(name: str) -> str:
+        return re.sub("nvidia|geforce|tesla|rtx|amd|instinct|[^a-z0-9]", "", name.lower())
+
+    text = plain(text)
+    exact = [card for card, each in cards.items() if text in map(plain, (card, *each.names))]
+    return exact or [card for card in cards if text and text in plain(card)]
+
+
+# ---- Time ----------------------------------------------------------------------------------------
+
+KINDS = "products", "head", "attention", "loss", "optimizer", "rest", "host"  # of work
+
+
+class Work(NamedTuple):
+    """That of a step's kernels of one kind. `precision` is that of their products: float32, TF32,
+    bfloat16 or float16, or "" where they have none."""
+
+    kind: str  # one of KINDS, but not host
+    precision: str
+    is_aligned: bool  # whether the matrices of products are
+    kernels: float = 0
+    flops: float = 0
+    size: float = 0  # bytes read and written
+
+    @property
+    def group(self) -> tuple[str, str, bool]:
+        return self[:3]
+
+
+def seconds(work: Iterable[Work], card: Card) -> dict[str, float] | None:
     """The seconds of each kind of work, and those for which the GPU waits for the host; None where
     the card lacks what the work needs."""
-    times = dict.fromkeys(KINDS, 0)
-    for name, (kernels, flops, size) in work.items():
-        kind, precision, unaligned = (name + "  ").split(" ")[:3]
-        time = kernels * LAUNCH + size / (BANDWIDTH * card.bandwidth * GB)
+    times, kernels = dict.fromkeys(KINDS, 0.0), 0.0
+    for kind, precision, is_aligned, count, flops, size in work:
+        time = count * LAUNCH + size / (BANDWIDTH * card.bandwidth * GB)
         if flops:
-            rate = card.rate(precision, not unaligned)
+            rate = card.rate(precision, is_aligned)
             if not rate:
                 return None
             if kind == "attention" and precision in ("bfloat16", "float16"):
@@ -123,18 +156,24 @@ def seconds(work: dict[str, list], card: Card) -> dict[str, float] | None:
                 rate = card.attention * TERA if card.attention else share * rate
             time += flops / rate
         times[kind] += time
-    kernels = sum(count for count, *_ in work.values())
+        kernels += count
     return times | dict(host=max(0, kernels * HOST - sum(times.values())))
 
 
-def work_at(batch: int, works: dict[int, dict]) -> dict:
+def lacking(work: Iterable[Work], card: Card) -> str | None:
+    """The precision for which a card has no units."""
+    return next((each.precision for each in work if each.flops and not card.rate(each.precision)),
+                None)
+
+
+def work_at(batch: int, works: dict[int, list[Work]]) -> list[Work]:
     """The work at a batch size, from those at two others: each figure is a + b times the batch."""
-    (first, one), (second, other) = works.items()
+    (first, one), (second, other) = (
+        (size, {each.group: each for each in work}) for size, work in works.items())
 
     def between(a: float, b: float) -> float:
         return a + (b - a) * (batch - first) / (second - first)
 
-    nothing = 0, 0, 0
-    return {name: [between(a, b) for a, b in zip(one.get(name, nothing), other.get(name, nothing),
-                                                 strict=True)]
-            for name in {**one, **other}}
+    return [Work(*group, *map(between, one.get(group, Work(*group))[3:],
+                              other.get(group, Work(*group))[3:]))
+            for group in {**one, **other}]

@@ -18,7 +18,7 @@ from bench.common import REFERENCE, UserError, read_kept, write_whole
 from bench.predict import fingerprint, speed
 from bench.predict.allocator import Need, need
 from bench.predict.fingerprint import Request, as_lines
-from bench.predict.speed import TERA, Card
+from bench.predict.speed import Card, Work
 from bench.predict.tracing import ask, ask_each
 
 BATCHES = [2**k for k in range(10)]
@@ -31,7 +31,7 @@ EARLIER = "Predicted for an earlier version of"
 
 class Prediction(NamedTuple):
     needs: dict[int, Need]  # by the batch size
-    works: dict[int, dict]  # at two batch sizes: "step" and "evaluation", as in trace.Notes
+    works: dict[int, dict[str, list[Work]]]  # at two batch sizes: of a "step", an "evaluation"
     context_length: int
     flops_per_token: int
     graph: str | None = None  # the fingerprint of what was traced, where one is known
@@ -51,12 +51,13 @@ class Prediction(NamedTuple):
         saved = times["optimizer"] * 4 / 7 * (1 - 1 / micro_batches)
         return batch * self.context_length / (sum(times.values()) - saved)
 
-    def speed_range(self, batch: int, card: Card) -> str:
-        """Of tok/sec, in thousands."""
+    def speed_range(self, batch: int, card: Card, gpus: int = 1) -> str:
+        """Of tok/sec, in thousands, of so many GPUs that send in no time."""
         expected = self.tok_per_sec(batch, card)
         if not expected:
-            return "not in bfloat16"
-        low, high = (expected * (1 + sign * card.range) / 1000 for sign in (-1, 1))
+            work = next(iter(self.works.values()))["step"]
+            return f"not in {speed.lacking(work, card)}"
+        low, high = (gpus * expected * (1 + sign * card.range) / 1000 for sign in (-1, 1))
         return f"{low:,.0f}–{high:,.0f}" if high >= 10 else f"{low:,.1f}–{high:,.1f}"
 
     def minutes(self, batch: int, card: Card, gpus: int = 1) -> float | None:
@@ -66,8 +67,15 @@ class Prediction(NamedTuple):
 
     def mfu(self, batch: int, card: Card) -> float | None:
         """The share of the datasheet's 16-bit rate, as bench.measure.records.Record.mfu."""
-        expected, peak = self.tok_per_sec(batch, card), card.bfloat16 or card.float16
-        return expected and expected * self.flops_per_token / (peak * TERA)
+        expected = self.tok_per_sec(batch, card)
+        return expected and expected * self.flops_per_token / card.peak
+
+    def with_unaligned_head(self) -> "Prediction":
+        """Of a script like it whose vocabulary isn't padded."""
+        return self._replace(works={
+            batch: {part: [each._replace(is_aligned=each.is_aligned and each.kind != "head")
+                           for each in work] for part, work in parts.items()}
+            for batch, parts in self.works.items()})
 
 
 def largest_within(needs: dict[int, Need], mib: int) -> int:
@@ -121,8 +129,7 @@ def made(text: bytes, options: list[str]) -> Prediction:
         if size > max(TRACED):
             with suppress(ValueError):  # it is traced in extended()
                 needs[size] = need(at_batch(size, *events))
-    works = {size: {part: each[part] for part in ("step", "evaluation")}
-             for size, each in traces.items()}
+    works = {size: works_from(each) for size, each in traces.items()}
     size, trace = next(iter(traces.items()))
     (found,) = fingerprint.fingerprints([request_of(text, options)])
     return Prediction(needs, works, trace["tokens"] // size, trace["flops_per_token"],
@@ -146,6 +153,13 @@ def extended(known: Prediction, text: bytes, options: list[str], smallest: int |
         needs={size: needs[size] for size in sorted(needs)})
 
 
+def works_from(parts: dict) -> dict[str, list[Work]]:
+    """Of what was read as JSON. Raises LookupError, TypeError, ValueError."""
+    return {part: [Work(str(kind), str(precision), bool(aligned), *map(float, figures))
+                   for kind, precision, aligned, *figures in parts[part]]
+            for part in ("step", "evaluation")}
+
+
 # ---- What is kept ------------------------------------------------------------------------------
 
 
@@ -163,9 +177,7 @@ def kept(scripts: Scripts, script: str | Path, options: list[str], folder: Path
     try:
         saved = read_kept(folder / NAME)[key_of(scripts, script, options)]
         needs = {int(size): Need(*each) for size, each in saved["needs"].items()}
-        works = {size: {part: {name: [float(a), float(b), float(c)] for name, (a, b, c) in
-                               saved["works"][str(size)][part].items()}
-                        for part in ("step", "evaluation")} for size in TRACED}
+        works = {size: works_from(saved["works"][str(size)]) for size in TRACED}
         graph = saved["graph"] and str(saved["graph"])
         found = Prediction(needs, works, saved["context_length"], saved["flops_per_token"], graph)
         return found if TRACED[0] in needs else None
@@ -241,9 +253,9 @@ def off(old: float, new: float) -> float:
     return abs(new - old) / max(1, old)
 
 
-def of_all(work: dict, figure: int) -> float:
+def of_all(parts: dict, figure: int) -> float:
     """A figure of a step, of all kinds of kernels."""
-    return sum(figures[figure] for figures in work["step"].values())
+    return sum(each[figure] for each in parts["step"])
 
 
 def summary(before: dict, after: dict, failed: list[str]) -> str:
@@ -258,7 +270,7 @@ def summary(before: dict, after: dict, failed: list[str]) -> str:
         memory = max(off(old["needs"][size][0], reserved)
                      for size, (reserved, _) in new["needs"].items() if size in old["needs"])
         work = max(off(*(of_all(each["works"][size], figure) for each in (old, new)))
-                   for size in new["works"] for figure in (1, 2))
+                   for size in new["works"] for figure in (-2, -1))
         if max(memory, work) > 0.001:
             lines.append(f"{key}: reserved memory by up to {memory:.2%}, operations or bytes of a"
                          f" step by up to {work:.2%}")

@@ -1,4 +1,4 @@
-"""Asks bench.predict.trace, in children that load PyTorch once and answer many requests."""
+"""Asks bench.predict.child, in two processes."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ class Child:
         self.lock = Lock()
 
     def answer(self, request: dict) -> dict:
-        """Of bench.predict.trace. Raises UserError where the child breaks."""
+        """Raises UserError where the child breaks."""
         with self.lock:
             processes.raise_pending()  # an interrupt has ended the child: no other one
             if self.process is None or self.process.poll() is not None:
@@ -42,12 +42,33 @@ class Child:
     def start(self) -> None:
         self.errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         self.process = processes.start(
-            [sys.executable, "-m", "bench.predict.trace"], self.errors,
-            OMP_NUM_THREADS="1",  # it computes nothing
+            [sys.executable, "-m", "bench.predict.child"], self.errors,
+            OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",  # it computes nothing
             PYTHONUTF8="1")  # PyTorch reads its own files by the locale
+
+    def end(self) -> None:
+        """So that it doesn't stand beside what is measured."""
+        with self.lock:
+            if self.process:
+                self.process.stdin.close()
+                self.process.wait()
+                self.process = None
 
 
 CHILDREN = Child(), Child()
+
+
+def answers(asked: Sequence[tuple[int, bytes, dict]]) -> list[dict]:
+    """What bench.predict.child answers to each request about a script's text; those with an even
+    number go to one child. Raises UserError where a child breaks."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(CHILDREN)) as pool:
+        def one(place: int) -> dict:
+            number, text, request = asked[place]
+            script = Path(folder, f"{place}.py")
+            script.write_bytes(text)
+            return CHILDREN[number % len(CHILDREN)].answer(request | dict(script=str(script)))
+
+        return list(pool.map(one, range(len(asked))))
 
 
 def ask(text: bytes, options: list[str], batches: Sequence[int]) -> dict[int, dict]:
@@ -62,16 +83,9 @@ def ask(text: bytes, options: list[str], batches: Sequence[int]) -> dict[int, di
 def ask_each(text: bytes, options: list[str], batches: Sequence[int]) -> dict:
     """As ask(), with the error in place of a trace that a script doesn't let be made. Raises
     UserError where a child breaks."""
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(CHILDREN)) as pool:
-        script = Path(folder, "script.py")
-        script.write_bytes(text)
-
-        def one(batch: int) -> dict | UserError:
-            # One batch size always goes to the same child, which keeps its compiled programs.
-            child = CHILDREN[batch.bit_length() % len(CHILDREN)]
-            told = child.answer(dict(script=str(script), options=options, batch=batch))
-            if "trace" in told:
-                return told["trace"]
-            return UserError(f"what it takes can't be predicted: {told['error']}")
-
-        return dict(zip(batches, pool.map(one, batches), strict=True))
+    # One batch size always goes to the same child, which keeps its compiled programs.
+    told = answers([(batch.bit_length(), text, dict(options=options, batch=batch))
+                    for batch in batches])
+    return {batch: each["told"] if "told" in each else UserError(
+        f"what it takes can't be predicted: {each['error']}")
+        for batch, each in zip(batches, told, strict=True)}

@@ -13,7 +13,7 @@ from bench.measure.lengths import PUBLISHED
 from bench.predict.speed import BANDWIDTH, CARDS, GB, KINDS, RANGE, TERA, Card
 from bench.predict.store import NAME, Prediction, kept, key_of
 from bench.report import tables
-from bench.report.tables import RUN, SPEED, Column, Table, found_in, number, words
+from bench.report.tables import RUN, SPEED, Column, Table, found_in, markdown, number, words
 
 GPT2 = ["--model", "gpt2"]
 LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
@@ -168,10 +168,7 @@ def others() -> list[dict]:
         source, batch = data["sources"][row["source"]], row["batch"]
         known = prediction_of(scripts, source["script"], [*GPT2, *source["options"]])
         if source["unaligned_head"]:  # as our script's isn't
-            known = known._replace(works={
-                size: {part: {name + " unaligned" * name.startswith("head "): figures
-                              for name, figures in work.items()} for part, work in each.items()}
-                for size, each in known.works.items()})
+            known = known.with_unaligned_head()
         need = known.needs.get(batch)
         rows.append(row | beside(
             row["tok_per_sec"],
@@ -271,6 +268,15 @@ def expected_table() -> Table:
     return Table([
         RUN, number("batch", "batch"), SPEED, number("× speed", "factor", ".2f"), tables.GB,
         number("× memory", "memory_factor", ".2f")], expected())
+
+
+def expected_text() -> str:
+    """The table, and below it the variants that it lacks. Raises as expected_table()."""
+    found = {row.label for row in expected()}
+    missing = [run.label for run in alternatives(Scripts()) if f"`{run.label}`" not in found]
+    text = markdown(expected_table())
+    return text + (f"\nNot predicted; `predict --variants NAME` tells why: {', '.join(missing)}.\n"
+                   if missing else "")
 
 
 def where_table() -> Table:

@@ -49,7 +49,8 @@ def begin(card: Card, batch: int) -> str:
 def cards_table(short: bool = False) -> Table:
     """A row for each card; `short`: of four cards, for gpt2. Raises UserError, StackError."""
     scripts, models = Scripts(), ("gpt2",) if short else ("gpt2", *LARGER)
-    names = sorted(CARDS, key=lambda name: (CARDS[name].mib, CARDS[name].capability))
+    names = sorted((name for name, card in CARDS.items() if card.capability >= 7),  # 01 needs it
+                   key=lambda name: (CARDS[name].mib, CARDS[name].capability))
     columns = [words("card", "card"), number("GB", "gb", ".0f")]
     if not short:
         columns.append(number("compute capability", "capability", ".1f"))

@@ -120,7 +120,7 @@ def mfu_notes(records: Iterable[Record]) -> list[str]:
             if record.config["device"] == "cuda"} - PEAK_FLOPS.keys()
     return [f"No MFU of the {gpu}: " + (
         "it has no bfloat16 units, whose rate MFU is a share of." if card_of(gpu) else
-        "its rate isn't known. A line for this name in `PEAK_FLOPS` (bench/predict/speed.py),"
+        "its rate isn't known. An entry with this name in bench/predict/gpus.json,"
         " with its datasheet's dense bfloat16 rate, gives it.") for gpu in sorted(gpus)]
 
 

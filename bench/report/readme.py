@@ -35,7 +35,7 @@ PREDICTED = {  # the tables of predictions, by the name of their marker
     "fits": check.memory_table, "fits-others": check.others_memory_table, "gpus": gpus.cards_table,
     "gpus-short": lambda: gpus.cards_table(short=True), "hardware": gpus.hardware_table,
     "clock": check.clock_table, "others": check.others_table, "where": check.where_table,
-    "others-summary": check.summary_of_others, "expected": check.expected_table,
+    "others-summary": check.summary_of_others, "expected": check.expected_text,
     "cpus": check.cpu_tables,
 }
 

@@ -3,11 +3,12 @@ that fits, and the tokens per second."""
 
 import re
 from functools import partial
+from pathlib import Path
 
-from bench.catalogue import EPOCHS, FLOAT16, Run
+from bench.catalogue import EPOCHS, FLOAT16, Run, Scripts
 from bench.common import UserError, relative, write_whole
 from bench.measure.lengths import option_of
-from bench.predict.speed import CARDS, KINDS
+from bench.predict.speed import CARDS, KINDS, RANGE_SCALED, Card, named, read_cards
 from bench.predict.store import (
     BATCHES,
     OTHERS,
@@ -22,21 +23,29 @@ from bench.report import check
 from bench.report.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
 from bench.report.tables import Column, Table, found_in, markdown
 from bench.studies import Study
+from patches import stack
+
+GPUS = 4  # of 02, as it was published
 
 
 class Predict(Study):
-    """What 00, 01, 02, rungs and variants reserve on an NVIDIA GPU, the largest batch that fits
-    each card, and the tokens per second: predicted, without a GPU and without training."""
+    """What 00, 01, 02, rungs and variants reserve on a GPU, the largest batch that fits each card,
+    and the tokens per second: predicted, without a GPU and without training."""
 
     runs_scripts = of_this_machine = False
     in_report = ()
 
     def options(self, parser):
         parser.add_argument("--gpu", metavar="NAME", default="all",
-                            help="all (the default), or the name, or a part of it, of"
-                                 f" {', '.join(CARDS)}")
+                            help="all (the default), or a name or a part of it, as in 4090, 8xH100;"
+                                 f" known are {', '.join(CARDS)}")
+        parser.add_argument("--gpu-file", metavar="FILE", type=Path,
+                            help="GPUs of a file like bench/predict/gpus.json instead")
         parser.add_argument("--memory", metavar="GB", type=float,
                             help="a card with so much memory instead")
+        parser.add_argument("--bandwidth", metavar="GB/S", type=float, help="that of its memory")
+        parser.add_argument("--tflops", metavar="N", type=float,
+                            help="its dense bfloat16 products by the datasheet, TFLOP/s")
         parser.add_argument("--model", metavar="NAME", default="gpt2",
                             help="--model of the scripts (default: %(default)s)")
         parser.add_argument("--batch-size", metavar="N", type=int,
@@ -58,89 +67,133 @@ class Predict(Study):
             raise UserError("--batch-size and --model go before --", 2)
         if args.batch_size is not None and args.batch_size < 1:
             raise UserError(f"--batch-size: {args.batch_size} is out of range", 2)
-        cards = {name: CARDS[name].mib for name in named(args.gpu)}
-        if args.memory is not None:
-            if not 0 < args.memory < 10_000:
-                raise UserError(f"--memory: {args.memory:g} is out of range", 2)
-            cards = {f"{args.memory:g} GB": int(1024 * args.memory)}
-        if not cards:
-            raise UserError(f"--gpu: {args.gpu!r} is none of {', '.join(CARDS)}", 2)
+        cards, gpus = asked_for(args)
+        smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
-            return predict_all(setup.scripts, check.wanted(setup.scripts), setup.results,
-                               min(cards.values()) - OTHERS)
-        runs = chosen(setup)
-        before = [card for card in cards if card in CARDS and not CARDS[card].bfloat16]
-        half = {}  # in place of 01 and 02 there
-        if before and not option_of("--dtype", options):
-            half = {run.name: setup.scripts.float16(run) for run in runs
-                    if run.stage not in (None, "00")}
-        asked = [*runs, *half.values()]
-        known = {run.name: predict(
-            setup.scripts, run.script, [*options, *run.options], setup.results,
-            min(cards.values()) - OTHERS, args.batch_size, args.anew) for run in asked}
-        old = earlier(setup.scripts, [
-            (run.script, [*options, *run.options], known[run.name]) for run in asked])
-        needs = {name: each.needs for name, each in known.items()}
+            return predict_all(setup.scripts, check.wanted(setup.scripts), setup.results, smallest)
+        runs = chosen(setup, gpus)
 
         def there(run: Run, card: str) -> Run:
-            return half.get(run.name, run) if card in before else run
+            chosen = option_of("--dtype", options)
+            return run if chosen else in_place(setup.scripts, run, cards[card])
 
-        def fits(run: Run, card: str) -> str:
-            prediction = known[there(run, card).name]
-            batch = largest(prediction.needs, cards[card])
-            if not batch:
-                return "none"
-            text = f"{batch} ({prediction.needs[batch].reserved / 1024:.1f} GB)"
-            return text + (
-                f": {prediction.speed_range(batch, CARDS[card])}" if card in CARDS else "")
-
-        batches = [8, 32, *([args.batch_size] if args.batch_size not in (None, 8, 32) else [])]
-        ours = measured(setup, options)
-        text = markdown(Table([
-            Column("script", lambda run: run.label, True),
-            *(Column(f"batch {batch}", lambda run, batch=batch: reserved(needs[run.name], batch))
-              for batch in batches),
-            Column("measured here", lambda run: ours.get(run.name, "")),
-        ], asked, f"Predicted reserved memory of {args.model}, GB (1024³ bytes) per GPU:"))
-        text += "\n" + markdown(Table([
-            Column("card", lambda card: card, True),
-            Column("GB", lambda card: f"{cards[card] / 1024:.0f}"),
-            *(Column(run.label, partial(fits, run)) for run in runs),
-        ], list(cards), "The largest power of two that fits, what it reserves, and tok/sec per"
-           " GPU in thousands" + f" (on {', '.join(before)} with {FLOAT16})" * bool(half) + ":"))
-        if len(cards) == 1 and args.memory is None:
+        asked = list({run.name: run for run in [
+            *runs, *(there(run, card) for card in cards for run in runs)]}.values())
+        known = {run.name: predict(
+            setup.scripts, run.script, [*options, *run.options], setup.results, smallest,
+            args.batch_size, args.anew) for run in asked}
+        old = earlier(setup.scripts, [
+            (run.script, [*options, *run.options], known[run.name]) for run in asked])
+        text = markdown(reserved_table(asked, known, args, measured(setup, options)))
+        text += "\n" + markdown(fitting_table(runs, known, cards, there))
+        (name, card), *others = cards.items()
+        if card.bandwidth and not others:
             text += "\n" + markdown(where_it_goes(
-                [there(run, *cards) for run in runs], known, *cards, args.batch_size))
+                [there(run, name) for run in runs], known, name, card, args.batch_size))
         picture = setup.results / "predict.png"
         try:
-            write_whole(picture, picture_bytes(draw(runs, needs, args.model), "png"))
+            write_whole(picture, picture_bytes(draw(runs, known, args.model), "png"))
             drawn = relative(picture)
         except UserError as error:
             drawn = f"no picture: {error}"
-        return text + (
-            f"\nNothing was trained for this. It fits beside {OTHERS / 1024:.1f} GB for driver and"
-            " display. docs/fits.md and\ndocs/predictions.md tell how far to trust it. 02 is"
-            " without the time that GPUs take to send to each\nother.\n"
-            + (f"{old} --anew traces them.\n" if old else "") +
-            f"{drawn}")
+        return "\n".join([text, *notes(cards, gpus), *([f"{old} --anew traces them."] * bool(old)),
+                          drawn])
 
 
-def named(text: str) -> list[str]:
-    """The cards that `text` means: "all", a name, ours or PyTorch's, or else a part of names:
-    "4090". Case, spaces and hyphens don't count: "rtx4090"."""
-    def plain(name: str) -> str:
-        return re.sub("[^a-z0-9]", "", name.lower())
+def asked_for(args) -> tuple[dict[str, Card], int]:
+    """(the cards by their names, how many of one 02 would have). Raises UserError."""
+    for name in ("memory", "bandwidth", "tflops"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < 100_000:
+            raise UserError(f"--{name}: {value:g} is out of range", 2)
+    if (args.bandwidth is None) != (args.tflops is None) or args.bandwidth and not args.memory:
+        raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
+    if args.memory is not None:
+        rate = args.tflops or 0
+        return {f"{args.memory:g} GB": Card(
+            int(1024 * args.memory), 8.0, args.bandwidth or 0, None, rate / 2, rate, rate,
+            0.8 * rate, None, is_measured=False)}, GPUS
+    known = read_cards(args.gpu_file) if args.gpu_file else CARDS
+    gpus, name = re.fullmatch(r"(?:(\d+) *[x×] *)?(.*)", args.gpu.strip(), re.IGNORECASE).groups()
+    found = named(name, known)
+    if name.lower() == "all":  # that 01 and 02 are for
+        found = [card for card, each in known.items() if args.gpu_file or each.capability >= 7]
+    if not found or gpus and not int(gpus):
+        raise UserError(f"--gpu: {args.gpu!r} is none of {', '.join(known)}", 2)
+    return {name: known[name] for name in found}, int(gpus or GPUS)
 
-    text = plain(text)
-    exact = [name for name, card in CARDS.items()
-             if text in ("all", *map(plain, (name, *card.names)))]
-    return exact or [name for name in CARDS if text and text in plain(name)]
+
+def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
+    """What a card without bfloat16 units trains in place of 01 or 02; one before 7.0 has no tensor
+    cores either, and none of the compiler's kernels."""
+    if run.stage in (None, "00") or card.capability >= 8:
+        return run
+    if card.capability >= 7:
+        return scripts.float16(run)
+    return run.but(name=f"{run.name}-float32", label=f"{run.label} in float32, not compiled",
+                   options=(*run.options, "--dtype", "float32", "--no-compile"))
 
 
-def where_it_goes(runs: list, known: dict[str, Prediction], name: str,
+def reserved_table(runs: list[Run], known: dict[str, Prediction], args, ours: dict) -> Table:
+    def reserved(batch: int, run: Run) -> str:
+        need = known[run.name].needs.get(batch)
+        return f"{need.reserved / 1024:.2f}" if need else ""
+
+    batches = [8, 32, *([args.batch_size] if args.batch_size not in (None, 8, 32) else [])]
+    return Table([
+        Column("script", lambda run: run.label, True),
+        *(Column(f"batch {batch}", partial(reserved, batch)) for batch in batches),
+        Column("measured here", lambda run: ours.get(run.name, ""))],
+        runs, f"Predicted reserved memory of {args.model}, GB (1024³ bytes) per GPU:")
+
+
+def fitting_table(runs: list[Run], known: dict[str, Prediction], cards: dict[str, Card],
+                  there) -> Table:
+    """The largest batch on each card, of the script that is `there` in place of a run."""
+    def fits(run: Run, name: str) -> str:
+        prediction, card = known[there(run, name).name], cards[name]
+        batch = largest(prediction.needs, card.mib)
+        if not batch:
+            return "none"
+        text = f"{batch} ({prediction.needs[batch].reserved / 1024:.1f} GB)"
+        return text + (f": {prediction.speed_range(batch, card)}" if card.bandwidth else "")
+
+    others: dict[str, list[str]] = {}  # the cards that train in another way, by it
+    for name, card in cards.items():
+        if any(there(run, name) is not run for run in runs):
+            how = f"with {FLOAT16}" if card.capability >= 7 else "in float32, not compiled"
+            others.setdefault(how, []).append(name)
+    told = "".join(f" (on {', '.join(names)} {how})" for how, names in others.items())
+    return Table([
+        Column("card", lambda name: name, True),
+        Column("GB", lambda name: f"{cards[name].mib / 1024:.0f}"),
+        *(Column(run.label, partial(fits, run)) for run in runs)],
+        list(cards), "The largest power of two that fits, what it reserves, and tok/sec per GPU in"
+        f" thousands{told}:")
+
+
+def notes(cards: dict[str, Card], gpus: int) -> list[str]:
+    """What to know of the tables, a line each."""
+    lines = [f"Nothing was trained for this. It fits beside {OTHERS / 1024:.1f} GB for driver and"
+             " display. docs/fits.md and\ndocs/predictions.md tell how far to trust it. 02 is"
+             " without the time that GPUs take to send to each\nother."]
+    scaled = [name for name, card in cards.items()
+              if card.bandwidth and card.capability >= 8 and not card.is_measured]
+    if scaled:
+        lines.append(f"Of these nobody measured the rate of products; it is scaled from the"
+                     f" datasheet, so that the range is {RANGE_SCALED:.0%}: {', '.join(scaled)}.")
+    if any(card.bandwidth and not card.float32 for card in cards.values()):
+        lines.append("Without a rate in float32, which --gpu-file may tell, 00 has no speed.")
+    if gpus != GPUS:
+        lines.append(f"On {gpus} GPUs a step takes at least as long as on one; weights and states"
+                     f" that ranks share are traced as on {GPUS}.")
+    return lines
+
+
+def where_it_goes(runs: list, known: dict[str, Prediction], name: str, card: Card,
                   batch_size: int | None) -> Table:
     """For one card: at which batch, how fast, and where the time of a step goes."""
-    card, rows = CARDS[name], []
+    rows = []
     for run in runs:
         prediction = known[run.name]
         batch = batch_size or largest(prediction.needs, card.mib)
@@ -158,6 +211,8 @@ def where_it_goes(runs: list, known: dict[str, Prediction], name: str,
     return Table([
         Column("script", lambda row: row[0].label, True), Column("batch", lambda row: str(row[2])),
         Column("tok/sec, thousands", lambda row: row[1].speed_range(row[2], card)),
+        Column("of all its GPUs", lambda row: row[0].processes > 1 and row[1].speed_range(
+            row[2], card, row[0].processes)),
         Column("MFU", lambda row: f"{row[1].mfu(row[2], card):.0%}"),
         Column(f"minutes of {EPOCHS} epochs", minutes),
         *(Column(kind, partial(share, kind)) for kind in KINDS)], rows,
@@ -170,31 +225,23 @@ def share(kind: str, row: tuple) -> str:
     return f"{row[3][kind] / sum(row[3].values()):.0%}"
 
 
-def chosen(setup) -> list:
-    """The scripts that are asked for. Raises UserError, StackError."""
+def chosen(setup, gpus: int) -> list[Run]:
+    """The scripts that are asked for, those of several GPUs on so many. Raises UserError,
+    StackError."""
     scripts, args = setup.scripts, setup.args
-    machine = dict(gpus=4)  # of any kind
-    runs = [scripts.stage(name, 4) for name in ("00", "01", "02")]
+    runs = [scripts.stage(name, gpus) for name in ("00", "01", "02")]
     if args.rungs:
-        runs = scripts.chosen(args.rungs, scripts.rungs(4))
+        runs = scripts.chosen(args.rungs, scripts.rungs(gpus))
+    of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
     for text in filter(str.strip, (args.variants or "").split(",")):
         name, *options = text.split()
-        try:
-            found = scripts.variants(scripts.stage("01"), machine, names=name)[1:]
-        except UserError as unknown:  # to 01, whose names are told if 02 doesn't know it either
-            try:
-                found = scripts.variants(scripts.stage("02", 4), machine, names=name)[1:]
-            except UserError:
-                raise unknown from None
+        base = scripts.stage("02" if name.partition("+")[0] in of_02 else "01", gpus)
+        found = scripts.variants(base, dict(gpus=gpus), names=name)[1:]
         if options:
             label = " ".join([name, *options])
             found = [found[0].but(name=label, label=label, options=tuple(options))]
         runs += found
     return runs
-
-
-def reserved(needs: dict, batch: int) -> str:
-    return f"{needs[batch].reserved / 1024:.2f}" if batch in needs else ""
 
 
 def measured(setup, options: list[str]) -> dict[str, str]:
@@ -208,19 +255,20 @@ def measured(setup, options: list[str]) -> dict[str, str]:
     return found
 
 
-def draw(runs: list, needs: dict[str, dict], model: str):
+def draw(runs: list[Run], known: dict[str, Prediction], model: str):
     """Memory over the batch size, with a line for each size of card."""
     figure, [(subfigure, axes)] = rows_of_panels(
         [f"Predicted memory of {model} by batch size"], [5.5], [1])
     groups = [[]]  # of cards of about one size, whose names have one line
-    for name, card in sorted(CARDS.items(), key=lambda item: item[1].mib):
-        size = card.mib / 1024
+    known_well = [(card.mib / 1024, name) for name, card in CARDS.items() if card.is_measured]
+    for size, name in sorted(known_well):  # all would be too many
         if groups[-1] and size > 1.22 * groups[-1][0][0]:
             groups.append([])
         groups[-1].append((size, name))
     top = size
     for run in runs:
-        points = [(batch, each.reserved / 1024) for batch, each in sorted(needs[run.name].items())
+        points = [(batch, each.reserved / 1024) for batch, each in sorted(
+                      known[run.name].needs.items())
                   if batch in BATCHES and each.reserved / 1024 < 1.2 * top]
         axes.plot(*zip(*points, strict=True), "o-", label=run.label, markersize=4,
                   color=COLOURS.get(run.stage))
