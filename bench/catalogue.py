@@ -234,8 +234,9 @@ class Scripts:
             option_sets = patches[0].option_sets
             if len(patches) > 1 or own:
                 self.text(name)  # whether they go together is told before anything runs
-                options, needs = zip(*(patch.option_sets[0] for patch in patches), strict=True)
-                option_sets = [(own or sum(options, []), ", ".join(filter(None, needs)))]
+                firsts = [patch.option_sets[0] for patch in patches]
+                together = [option for options, _ in firsts for option in options]
+                option_sets = [(own or together, ", ".join(needs for _, needs in firsts if needs))]
             for options, needs in option_sets:
                 words = re.findall(r"\w[\w.-]*", " ".join(options))
                 runs.append(runs[0].but(
