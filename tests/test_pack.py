@@ -47,7 +47,7 @@ def test_a_complete_folder(results, tmp_path):
 def test_what_is_missing_is_named(results):
     (results / "stages.jsonl").unlink()
     (results / "ladder.jsonl").unlink()
-    measure_again(results, "ladder", 3)
+    measure_again(results, "ladder", 2)
     page = results / "report.md"
     page.write_text(page.read_text() + "\nNot finished: sweep; started again, it goes on.\n")
     assert [line.partition(":")[0] for line in what_is_missing(results)] == [

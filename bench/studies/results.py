@@ -220,7 +220,7 @@ def write_events(record: Record, folder: Path) -> None:
 
 # ---- For results/reference ----------------------------------------------------------------------
 
-ROUNDS = {"stages": 2, "ladder": 4}  # that a table which others quote needs
+ROUNDS = {"stages": 2, "ladder": 3}  # that a table which others quote needs
 MADE_BY = r"\nMade by `(.+?)`"
 KEPT = ".jsonl", ".json", ".md", ".html", ".png"
 
