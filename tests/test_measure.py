@@ -244,7 +244,7 @@ def test_ladder(tmp_path):
     with subprocess.Popen(
             [sys.executable, "measure.py", "ladder", *command], cwd=tree, env=environment(),
             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
-        while "round 1: 00_orig: " not in child.stdout.readline():
+        while not child.stdout.readline().startswith("round 1: "):  # of a random order
             assert child.poll() is None, child.stderr.read()
         child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=120)
@@ -254,16 +254,17 @@ def test_ladder(tmp_path):
                    f"interrupted: python measure.py ladder --resume {' '.join(command)} goes on"
                    " from here\n")
     (before,) = read_journal(journal)
-    assert [result.key for result in before.results] == [("00_orig", 1, 123)]
+    (done,) = before.results
 
     result = run_python("measure.py", "ladder", "--resume", *command, cwd=tree)
     assert result.returncode == 1 and result.stderr == ""  # of the failed run
     (after,) = read_journal(journal)
-    assert after.results[0] == before.results[0]
-    assert [result.key for result in after.results] == [
-        ("00_orig", 1, 123), ("00_orig", 1, 124), ("03-fused-adamw", 1, 123),
-        ("10-batch-size", 1, 123)]
-    base, _, adam, batch = after.results
+    found = {result.key: result for result in after.results}
+    # A failed run is tried again, another one stands.
+    assert done == found[done.key] or not done.outcome.complete
+    assert sorted(found) == [("00_orig", 1, 123), ("00_orig", 1, 124), ("03-fused-adamw", 1, 123),
+                             ("10-batch-size", 1, 123)]
+    base, _, adam, batch = (found[key] for key in sorted(found))
     assert adam.record.tok_per_sec > 0 and adam.record.curve[-1].tokens == 128
     assert adam.record.val_loss == pytest.approx(base.record.val_loss, abs=1e-4)
     assert batch.outcome.kind is Kind.TEXT_TOO_SHORT
