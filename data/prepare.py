@@ -70,6 +70,9 @@ SKIPPED = [bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)]  # z
 ZSTD = b"\x28\xb5\x2f\xfd", *SKIPPED
 LLM_C, HEADER = [20240520, 1], 1024  # magic and version of GPT-2's uint16; bytes
 
+# Objects, or an array of them or of strings; the last two are refused: they aren't JSON lines.
+JSON = re.compile(rb'\{\s*(?:\}|"[^"\n]*"\s*:)|\[\s*(?:\{|"[^"\n]*"\s*[],])')
+
 BLOCK = 2**20  # characters, bytes or ids that are read and encoded at once
 PACKED = 2**12  # bytes of an archive that are unpacked at once: they may become many more
 
@@ -174,15 +177,8 @@ def kind_of(path: str) -> str:
         return "parquet"
     if {".json", ".jsonl", ".ndjson"} & {*Path(path).suffixes}:
         return "json"
-    blocks = unpacked(path)
-    first = next(blocks, b"").removeprefix(codecs.BOM_UTF8).lstrip()
-    if first.startswith(b"{"):
-        try:
-            if isinstance(json.loads(next(lines_of(chain([first], blocks)))[0]), dict):
-                return "json"
-        except (ValueError, RecursionError):
-            pass  # a text that begins with a brace
-    return "text"
+    first = next(unpacked(path), b"").removeprefix(codecs.BOM_UTF8).lstrip()
+    return "json" if JSON.match(first) else "text"
 
 
 def has_llm_c_header(head: bytes) -> bool:
@@ -229,9 +225,9 @@ def lines_of(blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
     for block in blocks:
         held.append(block)
         if b"\n" in block:
-            *whole, rest = b"".join(held).split(b"\n")
+            whole = b"".join(held).split(b"\n")
+            held = [whole.pop()]
             yield whole
-            held = [rest]
     yield [b"".join(held)]
 
 
@@ -266,8 +262,7 @@ def read_json(path: str, progress: "Progress") -> Iterator[str]:
             texts.append(document["text"])
         before += len(lines)
         # JSON may hold half a character; U+FFFD takes its place, as in tiktoken.
-        block = END.join(filter(None, texts))
-        yield block.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        yield re.sub("[\ud800-\udfff]", "\ufffd", END.join(filter(None, texts)))
 
 
 def read_parquet(path: str, progress: "Progress") -> Iterator[str]:

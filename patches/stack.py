@@ -8,8 +8,9 @@ A variant, patches/variants/NAME.patch, is an alternative to 01 or 02; nothing b
 patch names the script that it applies to, so that `git apply` takes it, too.
 
 Edit scripts, never patches: 00, 01 or 02 in place, or a stage or variant in build/stages/, where
-`write` puts them. Then `refresh FILE` merges the edit into every script that builds on that file
-and rewrites the patches; a conflict, or a second edited file, stops it with nothing changed.
+`write` puts them. Then `refresh FILE` merges the edit into every script that builds on that file,
+also into lines that a patch changes in other words, and rewrites the patches; a conflict, or a
+second edited file, stops it with nothing changed.
 """
 
 import argparse
@@ -472,7 +473,18 @@ def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) 
         if edited in kept:
             raise StackError(f"--until: {name} doesn't come after {edited}")
         new |= {name: old[name] for name in kept}
-    changed = write_all(carry(patches + variants, old, new, root))
+    try:
+        changed = write_all(carry(patches + variants, old, new, root))
+    except Conflict as conflict:
+        again = ["refresh", os.path.relpath(file), *(["--into", into] if into else [])]
+        for name in [*until, conflict.name]:
+            again += ["--until", name]
+        script = os.path.relpath(root / WRITTEN / file_of(conflict.name))
+        raise StackError(
+            f"{conflict}. To go on, type\n  python patches/stack.py {shlex.join(again)}\n"
+            f"  python patches/stack.py write {conflict.name}\n"
+            f"make the edit in {script} as it has to be there, and type\n"
+            f"  python patches/stack.py refresh {script}")
     return [os.path.relpath(path) for path in changed] or ["nothing to change"]
 
 

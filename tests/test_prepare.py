@@ -389,6 +389,14 @@ def test_files_of_all_kinds_together(script, tmp_path):
         "1.txt, 2.txt, 3.jsonl and 2 more")
 
 
+@pytest.mark.parametrize("text", [
+    "[Illustration]\n", "[1] A note.\n", '["Yes," he said.]\n', "{in braces}\n", '{"a"} b\n'])
+def test_a_text_that_only_begins_like_json(script, tmp_path, text):
+    path = tmp_path / "a"
+    path.write_text(text * 30)
+    assert ids_of(script, tmp_path / "out", path) == script.gpt2_tokenizer().encode(text * 30)
+
+
 def test_half_a_character_in_json(script, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(json_lines("a\ud83d!", "\U0001f600" * 9))
@@ -493,6 +501,8 @@ TOKENS = np.array(IDS, "<u2").tobytes()
     (file("a.json.gz", gzip.compress(b'[\n{"text": "a"}\n]')), "a.json.gz is not JSON lines"),
     (file("a", b'{"text": "a"}\n{"content": "b"}'), "a, line 2 has no text in 'text'"),
     (file("a", b'{"text": "a"}\n["b"]'), "a is not JSON lines: .* line 2"),
+    *((file("a", text), "a is not JSON lines: .* line 1") for text in (  # what no name tells
+        b'[{"text": "a"}]', b'[\n {\n', b'["a", "b"]', b'[ "a" ]', b'{\n "text": "a"\n}\n')),
     (file("a.jsonl", b'{"text": ""}\n'), "a.jsonl is empty"),
     (file("a.parquet", b"version https://git-lfs.github.com/spec/v1"), "a.parquet is damaged: "),
     (file("a.bin", TOKENS[:-1]), "a.bin is cut off, or not uint16: it has 10,005 bytes"),

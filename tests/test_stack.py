@@ -199,11 +199,11 @@ class Tree:
         return out
 
     def refuses(self, *command, says: str) -> None:
-        """It ends with one line on stderr that matches, and has changed nothing."""
+        """It ends with an error on stderr whose line matches, and has changed nothing."""
         before = self.files()
         code, out, error = self.run(*command)
         assert code == 1 and not out
-        assert re.fullmatch(rf"error: .*{says}.*\n", error), error
+        assert re.fullmatch(rf"error: .*{says}.*\n(?:(?<=type\n)(?:.*\n)+)?", error), error
         assert self.files() == before
 
     def files(self) -> dict[str, bytes]:
@@ -403,6 +403,51 @@ def test_edit_of_01_goes_into_the_patch_of_that_line(tree):
     tree.does("refresh", LAST, "--into", "2")
     assert tree.holders("edited\n") == EVERY[2:]
     assert tree.changed(before) == {LAST, DDP, "patches/02-second.patch"}
+
+
+@pytest.mark.parametrize("mine, edit, both", [
+    ("alpha(b, c=1)", "alpha(a, c=2)", "alpha(b, c=2)"),  # another word of the line
+    ("alpha(a, c=1)  # why", "alpha(z, c=1)", "alpha(z, c=1)  # why"),
+    ("alpha(b, c=1)", "alpha(z, c=1)", None), ("", "alpha(z, c=1)", None)])
+def test_words_of_a_line_are_merged(mine, edit, both):
+    """By `refresh`; where scripts are composed a line stays a line."""
+    base, ours, theirs = (f"one\n{line}\nthree\n".encode() for line in
+                          ("alpha(a, c=1)", mine, edit))
+    if both is None:
+        with pytest.raises(stack.Conflict):
+            stack.merge(base, ours, theirs, "it", words=True)
+    else:
+        merged = stack.merge(base, ours, theirs, "it", words=True)
+        assert merged == f"one\n{both}\nthree\n".encode()
+    with pytest.raises(stack.Conflict):
+        stack.merge(base, ours, theirs, "it")
+
+
+def test_help_text_of_the_real_00_on_a_line_that_a_patch_changes(real_tree):
+    """--batch-size has another default from rung 10 on."""
+    tree, text = real_tree, "windows of a step"
+    tree.edit(FIRST, "windows per step and process", text)
+    tree.does("refresh", FIRST)
+    assert len(tree.holders(f'option(8, "{text}"')) == 10
+    assert len(tree.holders(text)) == 1 + len(PATCHES + VARIANTS)
+
+
+def test_a_conflict_says_what_to_type(tree):
+    """And that leads to its end."""
+    tree.edit(FIRST, "line 5\n", "edited\n")
+    tree.edit(FIRST, "line 20\n", "other\n")
+    code, _, error = tree.run("refresh", FIRST)
+    typed = re.findall("^  python patches/stack.py (.*)$", error, re.MULTILINE)
+    assert code == 1 and len(typed) == 3
+    tree.does(*shlex.split(typed[0]))
+    tree.does(*shlex.split(typed[1]))
+    (script,) = re.findall(r"make the edit in (\S+) as", error)
+    assert shlex.split(typed[2]) == ["refresh", script]
+    tree.edit(script, "line 5\n", "edited\n")
+    tree.edit(script, "02-second\n", "second of other\n")
+    tree.does(*shlex.split(typed[2]))
+    assert tree.holders("edited\n") == EVERY
+    assert tree.holders("second of other\n") == EVERY[2:]
 
 
 def test_conflict_changes_nothing(tree):
