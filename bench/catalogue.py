@@ -4,7 +4,6 @@ The published figures have their one reader here, too.
 """
 
 import importlib.util
-import itertools
 import json
 import re
 from dataclasses import dataclass, replace
@@ -215,8 +214,9 @@ class Scripts:
                  names: str | None = None) -> list[Run]:
         """`base` (01 or 02), and a run compared to it for each row of its measured variants: those
         of a slot, those in `names` ("optimizer-muon,data-workers"), or all but those that have a
-        study of their own. A name may join several: "optimizer-muon+data-workers". Raises
-        UserError, StackError."""
+        study of their own. A name may join several, of which each has the first of its measured
+        options: "optimizer-muon+data-workers"; and options behind a name take the place of those
+        that are measured: "data-workers --workers 8". Raises UserError, StackError."""
         known = {patch.name: patch for patch in stack.load_variants()
                  if patch.base == base.name and "Slot" in patch.fields
                  and slot in (None, patch.fields["Slot"])}
@@ -224,17 +224,20 @@ class Scripts:
         if names is not None:
             chosen = [name.strip() for name in names.split(",")]
         runs = [base.but(published=None, loss=None)]
-        for name in chosen:
+        for text in chosen:
+            name, *own = text.split() or [""]
             for part in name.split("+"):
                 if part not in known:
                     raise UserError(
                         f"no variant {part!r} of {base.label}; there are {', '.join(known)}", 2)
             patches = [known[part] for part in name.split("+")]
-            if len(patches) > 1:
+            option_sets = patches[0].option_sets
+            if len(patches) > 1 or own:
                 self.text(name)  # whether they go together is told before anything runs
-            for rows in itertools.product(*(patch.option_sets for patch in patches)):
-                options = [option for own, _ in rows for option in own]
-                missing = [lacking(needs, machine) for _, needs in rows]
+                firsts = [patch.option_sets[0] for patch in patches]
+                together = [option for options, _ in firsts for option in options]
+                option_sets = [(own or together, ", ".join(needs for _, needs in firsts if needs))]
+            for options, needs in option_sets:
                 words = re.findall(r"\w[\w.-]*", " ".join(options))
                 runs.append(runs[0].but(
                     name="-".join(["variant", name, *words]), script=name,
@@ -242,7 +245,7 @@ class Scripts:
                     technique=", ".join(patch.fields["Technique"] for patch in patches),
                     loss=max((patch.fields["Loss"].split()[0] for patch in patches),
                              key=LOSSES.index),
-                    compared_to=base.name, error=next(filter(None, missing), None),
+                    compared_to=base.name, error=lacking(needs, machine),
                     stage=None))
         return runs
 

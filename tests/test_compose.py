@@ -28,9 +28,10 @@ PAIRS = [pair for pair in combinations(VARIANTS, 2)
 CONFLICTS = {
     ("compile-mode", "embedding-eager"), ("compile-switch", "embedding-eager"),
     ("precision-fp16", "step-accumulation"),  # every piece's gradients have to be scaled
-    ("profile", "schedule-cosine"), ("profile", "schedule-scaled"),
+    *(("profile", f"schedule-{name}") for name in ("cosine", "scaled", "wsd")),
     ("checkpoint-resume", "profile"),
-    ("ddp-options", "parallel-deepspeed"), ("ddp-options", "parallel-sharded"),
+    *((f"ddp-{name}", f"parallel-{other}") for name in ("compression", "options")
+      for other in ("deepspeed", "sharded")),
     ("attention-backend", "parallel-sharded"),
     ("loop-accelerate", "precision-fp16"), ("loop-accelerate", "step-accumulation"),
     *((f"optimizer-{name}", "parallel-zero1")
@@ -40,8 +41,8 @@ CONFLICTS = {
     ("memory-offload", "precision-autocast"), ("memory-offload", "precision-fp16"),
     ("head-liger", "model-mixture"), ("head-pytorch", "model-mixture"),
     *(("compile-blocks", name) for name in (
-        "embedding-eager", "head-liger", "head-pytorch", "model-mixture", "model-tied-head",
-        "optimizer-in-backward", "init-gpt2")),
+        "embedding-eager", "head-liger", "head-pytorch", "model-mixture",
+        "optimizer-in-backward")),
     ("loop-accelerate", "optimizer-in-backward"), ("optimizer-in-backward", "precision-fp16"),
     ("optimizer-in-backward", "step-accumulation"),
     *((name, "optimizer-in-backward") for name in (
@@ -51,17 +52,22 @@ EXCLUDED = {  # as their headers say
     *(("model-mixture", f"precision-{name}") for name in ("autocast", "float8", "fp16")),
     ("parallel-deepspeed", "precision-float8"), ("checkpoint-resume", "model-tied-head"),
     ("checkpoint-resume", "optimizer-in-backward"), ("checkpoint-resume", "init-gpt2"),
-    ("init-gpt2", "model-mixture"), ("init-gpt2", "model-tied-head"),
-    *(("optimizer-in-backward", f"schedule-{name}") for name in ("cosine", "scaled")),
+    *(("init-gpt2", f"model-{name}") for name in ("mixture", "modern", "tied-head")),
+    *(("optimizer-in-backward", f"schedule-{name}") for name in ("cosine", "scaled", "wsd")),
     ("optimizer-adafactor", "parallel-deepspeed"), ("optimizer-muon", "parallel-deepspeed"),
     ("parallel-sharded", "precision-autocast"), ("parallel-sharded", "precision-fp16"),
     # More state than weights and optimizer have.
     *(("checkpoint-resume", name) for name in (
         "data-on-device", "loop-accelerate", "parallel-deepspeed", "parallel-zero1",
-        "precision-fp16", "schedule-cosine")),
+        "precision-fp16", "precision-stochastic", "schedule-cosine", "schedule-wsd")),
+    # Where there is no step of the whole optimizer from zero.
+    *((name, "precision-stochastic") for name in (
+        "loop-accelerate", "optimizer-adafactor", "optimizer-in-backward", "parallel-deepspeed",
+        "parallel-sharded")),
 }
 CONFLICTS_WITH_02 = {
     "compile-blocks", "compile-mode", "compile-switch", "data-on-device", "embedding-eager",
+    "init-gpt2",  # every rank would make the folder that it saves to
     "loop-accelerate", "optimizer-in-backward",
 }
 
@@ -112,6 +118,11 @@ def test_variants_of_01_on_02():
     ("01", ["step-accumulation", "memory-checkpoint", "optimizer-muon", "precision-autocast",
             "compile-mode"], ["--micro-batches", "2"]),
     ("01", ["schedule-cosine", "precision-autocast", "data-on-device"], []),
+    ("01", ["optimizer-muon", "compile-blocks", "model-modern", "schedule-wsd", "gc-freeze",
+            "memory-budget"], ["--polar-express", "--normuon", "--cautious-decay"]),
+    ("01", ["optimizer-muon", "model-modern", "precision-stochastic", "memory-checkpoint"],
+     ["--dtype", "bfloat16"]),
+    ("02", ["model-modern", "optimizer-muon", "precision-autocast", "schedule-wsd"], []),
     ("02", ["step-accumulation", "memory-selective", "schedule-scaled"], ["--micro-batches", "2"]),
     ("02", ["parallel-sharded", "optimizer-foreach", "memory-checkpoint"], []),
 ])
@@ -164,11 +175,12 @@ def test_lines_that_both_sides_add_are_joined():
 
 
 def test_a_run_of_several_variants():
-    """A row for each combination of what its parts measure; its effect on the loss is the larger
-    one, and it is the script that `compose` writes."""
+    """Each part with the first of the options that it measures, or all with options of one's own;
+    its effect on the loss is the larger one, and it is the script that `compose` writes."""
     scripts = Scripts()
-    name = "data-workers+memory-checkpoint+optimizer-muon"
-    base, *runs = scripts.variants(scripts.stage("01"), dict(gpus=0), names=name)
+    name = "data-workers+memory-checkpoint+optimizer-adafactor"
+    base, *runs = scripts.variants(scripts.stage("01"), dict(gpus=0),
+                                   names=f"{name}, {name} --workers 4")
     assert [run.options for run in runs] == [("--workers", "2"), ("--workers", "4")]
     assert [run.label for run in runs] == [f"{name} --workers 2", f"{name} --workers 4"]
     assert {(run.loss, run.compared_to, run.error) for run in runs} == {

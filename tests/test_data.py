@@ -1,10 +1,13 @@
 """Windows, orders and ranks, by property: for every length of text, context, batch and world."""
 
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from conftest import STAGES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,25 +19,27 @@ QUICK = settings(max_examples=150, deadline=None, derandomize=True)
 
 def epoch_of(script, windows, config, epoch: int, rank: int = 0, ranks: int = 1) -> list[list[int]]:
     """The first tokens of the windows in each batch of a rank, as train() orders them."""
-    replaced = dict(num_replicas=ranks, rank=rank)
-    if hasattr(script, "DistributedSampler"):
-        whole = script.DistributedSampler
-        script.DistributedSampler = lambda *args, **named: whole(*args, **named, **replaced)
-        script.WORLD_SIZE = ranks
-        try:
-            loader = script.make_loader(windows, config)
-        finally:
-            script.DistributedSampler, script.WORLD_SIZE = whole, 1
-        loader.sampler.set_epoch(epoch)
-    else:
-        loader = script.make_loader(windows, config)
-        loader.sampler.generator.manual_seed(config.seed + epoch)
-    return [x_BT[:, 0].tolist() for x_BT, _ in loader]
+    seen, sampler = [], getattr(script, "DistributedSampler", None)
+    replaced = dict(evaluate=lambda *_: 1.0, make_optimizer=mock.Mock(), now=lambda _: 0.0,
+                    prepare_model=lambda model, config: model,
+                    backward_and_update=lambda *_: None,
+                    compute_loss=lambda model, x_BT, y_BT: seen.append(x_BT[:, 0].tolist()))
+    if sampler:
+        replaced |= dict(WORLD_SIZE=ranks, DistributedSampler=partial(
+            sampler, num_replicas=ranks, rank=rank))
+    if len(windows) < config.batch_size and not sampler:
+        return []  # the script refuses so short a text
+    one = SimpleNamespace(**vars(config) | dict(seed=config.seed + epoch))
+    with mock.patch.multiple(script, **replaced):
+        script.train(None, SimpleNamespace(train=windows, val=windows, tokenizer=None), one,
+                     mock.Mock(), script.now)
+    return seen
 
 
 def config_of(context: int, batch: int, seed: int) -> SimpleNamespace:
-    return SimpleNamespace(context_length=context, batch_size=batch, seed=seed,
-                           device=SimpleNamespace(type="cpu"))
+    return SimpleNamespace(context_length=context, batch_size=batch, seed=seed, epochs=1,
+                           max_tokens=None, max_steps=None, tokens_per_step=1, eval_freq=10**6,
+                           target_loss=0, device=torch.device("cpu"))
 
 
 @QUICK
@@ -73,6 +78,9 @@ def test_an_epoch(stages, stage, tokens, context, batch, seed, epoch):
     assert max(Counter(seen).values(), default=0) <= passes
     assert set(seen) <= set(range(0, len(windows) * context, context))
     assert batches == epoch_of(script, windows, config, epoch)
+    for start in range(0, len(seen), len(windows)):  # within a pass no window comes twice
+        one_pass = seen[start : start + len(windows)]
+        assert len({*one_pass}) == len(one_pass)
     if passes == 1:
         assert batches == epoch_of(stages["00_orig"], windows, config, epoch)
     if len(set(seen)) > 12:  # of fewer windows two orders may be alike by chance
@@ -94,6 +102,9 @@ def test_ranks(stages, tokens, context, batch, seed, epoch, ranks):
     steps = [sorted(start for mine in step for start in mine) for step in zip(*each, strict=True)]
     seen = [start for step in steps for start in step]
     assert max(Counter(seen).values()) <= passes_of(windows, batch * ranks)
+    # The first steps that are of one pass alone have no window twice.
+    alone = len(windows) // (batch * ranks)
+    assert all(len({*step}) == batch * ranks for step in steps[:alone])
     assert len(steps) >= 8 and steps == [sorted(step) for step in one]
 
 
@@ -101,4 +112,4 @@ def test_a_short_text_is_told(stages, capsys):
     windows = stages["00_orig"].TokenWindows(np.arange(41, dtype="<u2"), 1)
     batches = epoch_of(stages["02_opt_multi_gpu_ddp"], windows, config_of(1, 10, 0), 0)
     said = "One pass over the text has fewer than 8 steps: each epoch makes 2\n"
-    assert len(batches) == 8 and capsys.readouterr().out == said
+    assert len(batches) == 8 and capsys.readouterr().out.startswith(said)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import known_step
 import pytest
 import torch
 from conftest import ROOT, load, settings_restored
@@ -36,7 +37,7 @@ from bench import commands, processes
 from bench.catalogue import STAGES, Scripts, lacking
 from bench.common import same_machine, short_name, trained_in
 from bench.judge.rows import rows_of
-from bench.measure import known_step, lengths, machine, rates
+from bench.measure import lengths, machine, rates
 from bench.measure.journal import journal_of, read_journal
 from bench.measure.records import make_record
 from bench.predict import trace
@@ -318,7 +319,7 @@ def test_a_report_on_a_t4_comes_to_its_ladder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", GPUS)
 def test_a_step_of_known_cost_is_of_its_type(name, monkeypatch):
-    """bench/measure/known_step.py multiplies in what the GPU has units for."""
+    """tests/known_step.py multiplies in what the GPU has units for."""
     simulate(monkeypatch, {}, *GPUS[name][:2])
     monkeypatch.setattr(sys, "argv", ["known_step", str(ROOT / "00_orig.py"), "nothing", "cuda"])
     products = Mock(side_effect=KeyboardInterrupt)

@@ -165,6 +165,16 @@ def test_a_run_of_the_same_step_counts(tmp_path):
     assert found.results[0].step == "2.13 1" and found.results[1].step is None
 
 
+def test_a_second_try_of_an_older_journal_is_not_counted(tmp_path):
+    """Of two tries one would be chosen by how slow the machine was."""
+    path = write_journal(tmp_path, "a", plan_of("a"), [dict(name="a", speed=100.0),
+                                                       dict(name="a", speed=200.0)])
+    first, mark, second = path.read_text().rpartition('{"event": "run"')
+    path.write_text(first + mark + ', "repeats_disturbed": true' + second)
+    ((result,),) = [each.results for each in read_journal(path)]
+    assert result.record.tok_per_sec == 100
+
+
 def test_newest(tmp_path):
     """Of each kind, the last one of which a run came to its end, or else the last that tells why
     none did."""

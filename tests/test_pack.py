@@ -1,6 +1,5 @@
 """The study `pack`: from results/ to results/reference."""
 
-import json
 
 import pytest
 from made_up import complete_results, measure_again, setup_of
@@ -59,18 +58,10 @@ def test_what_is_missing_is_named(results):
     assert what_is_missing(results) == ["no report: make report"]
 
 
-def test_failed_and_disturbed_runs_are_refused(results):
+def test_failed_runs_are_refused(results):
     measure_again(results, "ladder", 4, error="ended by signal 9")
     (told,) = [line for line in what_is_missing(results) if line.startswith("ladder")][:1]
     assert told == "ladder: a, b failed"
     (results / "ladder.jsonl").unlink()
     measure_again(results, "ladder", 4)
     assert what_is_missing(results) == []
-    path = results / "ladder.jsonl"
-    rates = iter([4e11, 4e11, 2e11, 4e11, 2e11, 4e11, 2e11, 4e11])
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        if line["event"] == "ran":
-            line["matmul_rate"] = next(rates)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert what_is_missing(results) == ["ladder: the machine was disturbed after 3 of 8 runs"]

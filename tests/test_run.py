@@ -209,57 +209,6 @@ def test_a_failed_run_is_not_repeated_until_it_is_resumed(place, plan, capsys):
     assert place.run(plan, rounds=2, resume=True) == []
 
 
-def test_a_disturbed_run_is_repeated_once(place, plan, monkeypatch, capsys):
-    """Where the machine was a fifth slower after it; if it still is, the table says so."""
-    rates = iter([4e12, 3.3e12, 3.1e12, 4e12, 4e12, 2e12, 2e12, 4e12])
-    ask = place.children.ask_machine
-    monkeypatch.setattr("bench.processes.ask_machine", lambda question: (
-        next(rates) if question == "matmul_rate" else ask(question)))
-    assert place.run(plan, rounds=2) == [*ROUND, ROUND[-1], *NEXT[:2], NEXT[1], NEXT[2]]
-    assert capsys.readouterr().out.count("the machine was slower than before: once more") == 2
-    (measured,) = place.measured
-    assert [result.key for result in measured.disturbed] == [NEXT[1]]
-    assert len(measured.results) == 6 and not list(rates)
-    assert place.run(plan, rounds=2, resume=True) == []
-
-
-def test_a_repetition_for_which_there_is_no_time(place, plan, monkeypatch):
-    """The plan has come to its end without it."""
-    rates = iter([4e12, 4e12, 2e12])
-    ask = place.children.ask_machine
-    monkeypatch.setattr("bench.processes.ask_machine", lambda question: (
-        next(rates) if question == "matmul_rate" else ask(question)))
-    monkeypatch.setattr(run, "seconds_left", lambda jobs, *_: 99 * any(job.again for job in jobs))
-    assert place.run(plan, deadline=50) == ROUND and place.finished
-    assert [result.key for result in place.measured[0].disturbed] == [ROUND[-1]]
-
-
-def test_a_repetition_that_fails_loses_nothing(place, plan, monkeypatch):
-    """And once one was disturbed as well, the machine is that slow: nothing more is repeated."""
-    rates = iter([4e12, 4e12, 4e12, 2e12, 4e12, 4e12, 4e12, 2e12, 2e12, 2e12, 2e12, 2e12])
-    ask = place.children.ask_machine
-    monkeypatch.setattr("bench.processes.ask_machine", lambda question: (
-        next(rates) if question == "matmul_rate" else ask(question)))
-    ran = []
-    place.children.does["a"] = lambda *_: ran.append(1) or (
-        (1, "error: it broke", "error: it broke") if len(ran) == 4 else write_one(*_))
-
-    def write_one(command, environment):
-        place.children.does.pop("a")
-        try:
-            return place.children.run_child(command, **environment)
-        finally:
-            place.children.does["a"] = does
-
-    does = place.children.does["a"]
-    assert place.run(plan, rounds=3) == [
-        *ROUND, NEXT[0], *NEXT, ("a", 3, 123), ("a", 3, 123), ("a", 3, 126), ("b", 3, 123)]
-    (measured,) = place.measured
-    assert all(result.outcome.complete for result in measured.results)
-    assert [result.key for result in read_journal(place.path)[0].results] == [
-        result.key for result in measured.results]
-
-
 def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
     place.run(plan, rounds=1)
     assert place.run(plan, rounds=2, resume=True) == NEXT

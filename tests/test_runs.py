@@ -180,7 +180,7 @@ def test_a_step_takes_what_it_takes_the_mean_rank(bench, monkeypatch):
     assert rows[0]["tokens"] == 128 and rows[0]["step_tok_per_sec"] == 64 / 3.5
     script.dist.barrier.assert_called_once()
     monkeypatch.setattr(script, "sample", lambda *_: "")
-    run.memory_gb = lambda: dict(reserved_gb=None)
+    monkeypatch.setattr(script, "memory_gb", lambda device: dict(reserved_gb=None))
     run.epoch(1, None, None)
     assert script.dist.barrier.call_count == 2
 
@@ -288,7 +288,8 @@ def test_the_first_command_where_no_text_can_be_had(tmp_path):
     (tmp_path / "data" / "prepare.py").write_text("import sys; sys.exit('error: no text')")
     result = run_python(script)
     assert result.returncode == 1
-    says = f"error: no tokens in {tmp_path}/data: run `python data/prepare.py`"
+    folder = f"{tmp_path}/data"
+    says = f"error: no tokens in {folder}: run `python data/prepare.py --out {folder}`"
     assert result.stderr.splitlines() == ["error: no text", says]
     (tmp_path / "data" / "prepare.py").unlink()  # copied without it
     assert run_python(script).stderr.splitlines() == [says]

@@ -18,6 +18,7 @@ from made_up import (
 )
 
 from bench.common import UserError
+from bench.judge.rows import rows_of
 from bench.report.tables import excerpts_of, found_in, text_of
 from bench.studies import times
 from bench.studies.search import Search, next_points
@@ -172,6 +173,45 @@ def test_what_is_tried_next():
     assert next_points(worse, Point.around, 4) == []
 
 
+def test_the_search_for_an_epoch(tmp_path):
+    """By halving, each script with as many settings; what 00 comes to at the end is the target. The
+    times to it are measured with other seeds, each compiling anew."""
+    for _ in carry_out(Search(), setup_of(tmp_path, names=MUON), landscape()):
+        pass  # where it begins
+    setup = setup_of(tmp_path, max_tokens=80_000, names=MUON, epoch=True)
+    with pytest.raises(UserError, match="no whole search for an epoch: python measure.py search"):
+        next(TimeToLoss().plans(setup))
+    plans = [plan for plan, _ in carry_out(Search(), setup, landscape())]
+    assert [*dict.fromkeys((plan.kind, plan.tokens) for plan in plans)] == [
+        ("epoch-8", 10_000), ("epoch-2", 40_000), ("epoch", 80_000)]
+    tried = {plan.kind: [run.stage for run in plan.runs] for plan in plans}
+    assert {kind: {stage: each.count(stage) for stage in BEST} for kind, each in tried.items()} == {
+        kind: dict.fromkeys(BEST, count) for kind, count in (
+            ("epoch-8", 8), ("epoch-2", 2), ("epoch", 1))}
+    assert {(plan.rounds, plan.first_seed, plan.log_tokens) for plan in plans} == {(1, 1, 16_384)}
+    ((plan, rows),) = carry_out(TimeToLoss(), setup, landscape())
+    assert [(run.stage, run.batch, run.rate) for run in plan.runs] == [
+        (stage, *best) for stage, best in BEST.items()]
+    assert (plan.kind, plan.targets, plan.tokens) == ("epoch", dict(epoch=7.0), 160_000)
+    assert plan.first_seed == 123 and plan.cold_rounds > 3
+    ((measured, _),) = found_in(tmp_path, "time-to-loss")
+    assert "lowest validation loss of 00 in one epoch" in text_of(TimeToLoss(), measured)
+
+
+def test_the_loss_in_time(tmp_path):
+    """Of two settings the one that is ahead after as many seconds as the faster one takes."""
+    points = Point("01", 1, 1.0), Point("01", 2, 1.0), Point("01", 4, 1.0)
+    runs = [point.run(setup_of(tmp_path)) for point in points]
+    plan = times.plan_of(setup_of(tmp_path), runs, "epoch-8", tokens=8192)
+    slow, fast, failed = (run.name for run in runs)
+    rows = rows_of(measured_with(plan, {
+        slow: record_events(slow, 100.0, loss=6.0, seed=plan.first_seed),
+        fast: record_events(fast, 200.0, loss=7.0, seed=plan.first_seed), failed: "it broke"}))
+    # The fast one ends after 41 s, when the slow one has trained 4,096 tokens.
+    assert times.losses_in_time(rows, "01") == {
+        points[0]: (pytest.approx(6.0),), points[1]: (6.0,), points[2]: (inf,)}
+
+
 def test_names_are_told_before_anything_runs(tmp_path):
     for wrong in ("no-such", "optimizer-muon+no-such", "optimizer-muon+optimizer-adafactor"):
         with pytest.raises((UserError, StackError), match="no-such|exclude each other"):
@@ -199,17 +239,17 @@ def test_after_a_search(tmp_path):
     _, first, second = text.split("Target ")
     published, best = cells_of(first), cells_of(second)
     assert published["01"] == {
-        "run": "01", "tok/sec": "500", "× tok/sec": "5.00", "tokens": "5,120", "seconds": "10.2",
-        "range": "10.2–10.2", "× time": "8.00", "compile, s": "8.0", "× time incl. compile": "4.49",
-        "compared to": "00"}
+        "run": "01", "tok/sec": "500", "× tok/sec": "5.00", "tokens": "5,120", "seconds": "18.2",
+        "range": "18.2–18.2", "× time": "4.49", "95 %": "4.49–4.49", "of it compile, s": "8.0",
+        "× time, compiled": "8.00", "compared to": "00"}
     assert best["00"]["seconds"] == "not reached"
     line = best["01, batch 4, rate 0.004"]
-    assert (line["tokens"], line["× time"], line["compared to"]) == (
+    assert (line["tokens"], line["× time, compiled"], line["compared to"]) == (
         "3,840", "9.33", "00, batch 2, rate 0.002")
     assert "seeds 123 to 124" in text and "24,576 tokens" in text
     texts = shown(TimeToLoss().draw(measured, rows), ("7.750", "7.250"))
     assert "Time to a validation loss of 7.750 on Some CPU" in texts  # of two seeds no finding
-    assert {"81.9 s, 0.62×", "51.2 s", "6.7 s, 7.69×"} <= set(texts)
+    assert {"51.0 s", "14.6 s, 3.49×"} <= set(texts), texts
     with pytest.raises(UserError, match="was measured with other options"):
         next(TimeToLoss().plans(setup_of(tmp_path, options=["--dropout", "0"])))
     with pytest.raises(UserError, match="was measured on another machine"):

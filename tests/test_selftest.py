@@ -19,7 +19,7 @@ from bench.studies.doctor import Doctor, selftest
 def test_a_step_of_known_cost(case):
     """What takes as long as the whole training beside it is left out of all figures. (How exact
     they are is measured by the command: another test may run beside this one.)"""
-    told = run_python("-m", "bench.measure.known_step", ROOT / "00_orig.py", case, "cpu", cwd=ROOT)
+    told = run_python("-m", "tests.known_step", ROOT / "00_orig.py", case, "cpu", cwd=ROOT)
     assert told.returncode == 0, told.stderr
     figures = json.loads(told.stdout)
     for name in ("average", "median"):

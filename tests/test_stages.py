@@ -63,7 +63,7 @@ def test_epochs_that_fit(tmp_path, peak, epochs):
     setup = setup_of(tmp_path, MACHINE)
     setup.minutes = 25
     plan = next(Stages().plans(setup))
-    assert epochs_within(plan, setup, dict(bfloat16=peak)) in epochs
+    assert epochs_within(plan, setup, dict(bfloat16=peak), {}) in epochs
 
 
 def test_newest_complete_run_of_each_stage_and_group(tmp_path, capsys):

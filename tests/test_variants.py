@@ -1,6 +1,8 @@
 """patches/variants: each one trains, and where it says so, as its base does."""
 
+import gc
 import json
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -149,10 +151,244 @@ def test_experts(scripts):
     layer(x_BTC)
     assert layer.balance_loss.item() == pytest.approx(1)
     plain, _ = model_of(scripts("optimizer-foreach"))
-    _, flops = script.count_parameters(model, config)
-    _, plain_flops = script.count_parameters(plain, config)
+    flops, plain_flops = (script.count_parameters(each, config)["flops_per_token"]
+                          for each in (model, plain))
     router = 6 * layer.router.weight.numel() * config.layers
     assert flops == plain_flops + router  # as many products for a token as without experts
+
+
+def test_modern_switched_off_is_01(scripts, stages, tokens):
+    """Without its four changes the model trains as 01's, from the same weights."""
+    off, losses = dict(rotary=False, qk_norm=False, relu_squared=False, zero_init=False), []
+    for script, settings in ((stages["01_opt_single_gpu"], {}), (scripts("model-modern"), off)):
+        model, config = model_of(script, **STEPS, **settings)
+        losses.append(losses_of(script, model, config, windows_of(script, tokens)))
+    assert largest_difference(*losses) < 1e-6
+
+
+def test_modern_attention(scripts):
+    """It is that of a plain formulation, with rotations as products of complex numbers, also for a
+    text shorter than the context; and moving all tokens on by some places changes no score."""
+    script = scripts("model-modern")
+    config = script.Config(layers=1, heads=2, width=32, context_length=16, dropout=0.0)
+    attention = script.MultiHeadAttention(config).double()
+    attention.rotary.double()
+    x_BTC = torch.randn(3, 11, 32, dtype=torch.float64)
+    q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2)
+               for t in attention.query_key_value(x_BTC).chunk(3, dim=-1))
+    q, k = (t / (t.square().mean(-1, keepdim=True) + torch.finfo(t.dtype).eps).sqrt()
+            for t in (q, k))
+    speeds = 10_000 ** (-torch.arange(8, dtype=torch.float64) / 8)
+
+    def turned(t, first=0):
+        angles = torch.arange(first, first + t.shape[2])[:, None] * speeds
+        pairs = torch.complex(t[..., :8], t[..., 8:]) * torch.polar(torch.ones_like(angles), angles)
+        return torch.cat([pairs.real, pairs.imag], dim=-1)
+
+    scores = turned(q) @ turned(k).mT / 4
+    torch.testing.assert_close(turned(q, 5) @ turned(k, 5).mT / 4, scores)
+    later = torch.ones(11, 11, dtype=torch.bool).triu(1)
+    y = scores.masked_fill(later, -torch.inf).softmax(-1) @ v
+    expected = attention.out(y.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attention(x_BTC), expected, atol=1e-6, rtol=0)  # angles: float32
+
+
+def test_modern_begins_with_a_flat_guess(scripts, stages):
+    """Each block as the identity, and no table of positions among its weights."""
+    script = scripts("model-modern")
+    model, config = model_of(script)
+    x_BT, y_BT = torch.randint(config.vocab_size, (2, 3, 9))
+    assert script.compute_loss(model, x_BT, y_BT).item() == pytest.approx(
+        np.log(config.vocab_size), abs=1e-5)
+    x_BTC = torch.randn(2, 9, config.width)
+    torch.testing.assert_close(model.blocks(x_BTC), x_BTC)
+    plain, _ = model_of(stages["01_opt_single_gpu"])
+    parameters, flops = script.count_parameters(model, config)
+    plain_parameters, plain_flops = script.count_parameters(plain, config)
+    assert flops == plain_flops
+    assert parameters == plain_parameters - config.context_length * config.width
+    assert not any("cos" in name or "sin" in name for name in model.state_dict())
+
+
+def test_the_rate_is_warmed_up_stable_and_decayed(scripts):
+    script = scripts("schedule-wsd")
+    config = script.Config(learning_rate=2.0, warm_up=0.2, decay=0.4)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.learning_rate)
+    schedule, rates = script.make_schedule(optimizer, 10, config), []
+    for _ in range(10):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([1, 2, 2, 2, 2, 2, 2, 1.5, 1, 0.5])
+
+
+@pytest.fixture
+def muon(scripts):
+    """A function: Muon in float32 on some matrices, with the options given."""
+    script = scripts("optimizer-muon")
+
+    def make(matrices, **options):
+        config = script.Config(device=torch.device("cpu"), learning_rate=0.01, **options)
+        optimizer = script.Muon(matrices, config)
+        optimizer.dtype = torch.float32
+        return optimizer
+
+    return make
+
+
+def matrices_of(*shapes):
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+
+
+def test_muon_is_pytorchs(muon):
+    """Which multiplies in bfloat16, whatever the weights are, but for this test."""
+    shapes = (6, 12), (12, 6), (12, 6), (5, 5)
+    ours, theirs = matrices_of(*shapes), matrices_of(*shapes)
+    optimizers = muon(ours), torch.optim.Muon(theirs, lr=0.01, adjust_lr_fn="match_rms_adamw")
+    with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+        for _ in range(5):
+            for weight, other in zip(ours, theirs, strict=True):
+                weight.grad = torch.randn_like(weight)
+                other.grad = weight.grad.clone()
+            for optimizer in optimizers:
+                optimizer.step()
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("polar_express", "below", "above"), [(False, 0.68, 1.21),
+                                                               (True, 0.85, 1.15)])
+def test_muons_products_are_nearly_orthogonal(scripts, polar_express, below, above):
+    """As the polynomials on singular values, which Polar Express brings nearer to 1."""
+    script = scripts("optimizer-muon")
+    torch.manual_seed(0)
+    for shape in ((3, 8, 20), (2, 20, 8), (1, 8, 8)):
+        x_NRC = torch.randn(shape, dtype=torch.float64)
+        u, values, v = torch.linalg.svd(x_NRC, full_matrices=False)
+        values /= values.square().sum(-1, keepdim=True).sqrt()
+        for a, b, c in script.POLAR_EXPRESS if polar_express else script.NEWTON_SCHULZ:
+            values = a * values + b * values**3 + c * values**5
+        expected = u @ torch.diag_embed(values) @ v
+        torch.testing.assert_close(script.orthogonalize(x_NRC, polar_express), expected)
+        assert below < values.min() and values.max() < above
+
+
+@pytest.mark.parametrize("options", [dict(normuon=True), dict(cautious_decay=True),
+                                     dict(normuon=True, cautious_decay=True, polar_express=True)])
+def test_muons_options(scripts, muon, options):
+    """Three steps of a plain formulation, number by number."""
+    script = scripts("optimizer-muon")
+    (weight,), (expected,) = matrices_of((4, 6)), matrices_of((4, 6))
+    expected, momentum, squares = expected.detach().clone(), torch.zeros(4, 6), torch.zeros(4)
+    optimizer = muon([weight], weight_decay=0.5, **options)
+    for _ in range(3):
+        weight.grad = torch.randn(4, 6)
+        momentum = 0.95 * momentum + 0.05 * weight.grad
+        step = (0.05 * weight.grad + 0.95 * momentum)[None]
+        step = script.orthogonalize(step, options.get("polar_express", False))[0]
+        if options.get("normuon"):
+            squares = 0.95 * squares + 0.05 * (step**2).mean(1)
+            step = step / squares.sqrt()[:, None]
+            step *= 0.2 * 24**0.5 / step.norm()
+        else:
+            step *= 0.2 * 6**0.5
+        for row in range(4):
+            for column in range(6):
+                old, move = expected[row, column].item(), step[row, column].item()
+                decays = not options.get("cautious_decay") or old * move >= 0
+                expected[row, column] = old - 0.01 * (move + 0.5 * old * decays)
+        optimizer.step()
+        torch.testing.assert_close(weight.detach(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_budget_keeps_less(scripts, monkeypatch):
+    """Bytes that the compiled model keeps from its forward to its backward pass; by a backend that
+    cuts the graph as the usual one does, and writes no kernels."""
+    script, kept = scripts("memory-budget"), []
+    monkeypatch.setattr(torch, "compile", partial(
+        torch.compile, backend="aot_eager_decomp_partition"))
+    monkeypatch.setattr(script.compiler, "activation_memory_budget", 1.0)  # it is restored, too
+    for budget in (0.99, 0.5, 0.0):
+        torch.compiler.reset()
+        model, config = model_of(script, memory_budget=budget, compile=True)
+        training_model, sizes = script.prepare_model(model, config), {}
+        weights = {weight.data_ptr() for weight in model.parameters()}
+
+        def keep(tensor, sizes=sizes, weights=weights):
+            if tensor.data_ptr() not in weights:
+                sizes[tensor.data_ptr()] = tensor.nbytes
+            return tensor
+
+        x_BT, y_BT = torch.randint(config.vocab_size, (2, 8, 16))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            script.compute_loss(training_model, x_BT, y_BT).backward()
+        kept.append(sum(sizes.values()))
+    assert kept[0] > 1.2 * kept[1] > 1.2 * kept[2]
+
+
+def test_the_collector_is_frozen_once(scripts, tokens):
+    script = scripts("gc-freeze")
+    gc.unfreeze()
+    with mock.patch.object(gc, "freeze", wraps=gc.freeze) as freeze:
+        losses_of(script, *model_of(script, **STEPS), windows_of(script, tokens))
+    try:
+        assert freeze.call_count == 1 and gc.get_freeze_count() > 10_000 and gc.isenabled()
+    finally:
+        gc.unfreeze()
+
+
+def rounded_by_chance(script, optimizer, dtype="bfloat16", seed=1):
+    config = script.Config(device=torch.device("cpu"), seed=seed)
+    config.dtype = dtype
+    script.StochasticRounding(optimizer, config)
+    return optimizer
+
+
+def test_rounding_by_chance_loses_no_change(scripts, capsys):
+    """AdamW's small steps, and the fall of its average once gradients become smaller, come to as
+    much as in float32; rounded to the nearest they come to something else. Each seed its own."""
+    script, found = scripts("precision-stochastic"), {}
+    for name, dtype in (("exact", torch.float32), ("nearest", torch.bfloat16),
+                        ("chance", torch.bfloat16), ("again", torch.bfloat16),
+                        ("other", torch.bfloat16)):
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.cat([torch.ones(1000), -torch.ones(1000)]).to(dtype))
+        optimizer = torch.optim.AdamW([weight], lr=1e-4, weight_decay=1.0, fused=True)
+        if name not in ("exact", "nearest"):
+            rounded_by_chance(script, optimizer, seed=2 if name == "other" else 1)
+        for step in range(600):
+            weight.grad = (0.1 if step > 200 else 1) * (0.5 + torch.randn(2000)).to(dtype)
+            optimizer.step()
+        found[name] = [weight.detach(), optimizer.state[weight]["exp_avg_sq"]]
+    means = {name: torch.stack([tensor.float().unflatten(0, (2, -1)).mean(1) for tensor in tensors])
+             for name, tensors in found.items()}
+    assert (means["chance"] - means["exact"]).abs().max() < 3e-3
+    assert (means["nearest"] - means["exact"]).abs().min() > 2e-2
+    assert torch.equal(found["chance"][0], found["again"][0])  # as on another rank
+    assert not torch.equal(found["chance"][0], found["other"][0])
+    assert found["chance"][0].dtype == torch.bfloat16
+    weight = torch.nn.Parameter(torch.ones(3))
+    rounded_by_chance(script, torch.optim.SGD([weight], lr=0.1), "float32")
+    assert "Nothing is rounded by chance: the weights are float32" in capsys.readouterr().out
+
+
+def test_rounding_by_chance_takes_a_neighbour(scripts):
+    """The one above or the one below, with the optimizer's step and decay exactly, and a number
+    that bfloat16 holds stays."""
+    script = scripts("precision-stochastic")
+    torch.manual_seed(0)
+    start = torch.randn(4000).bfloat16()
+    weight = torch.nn.Parameter(start.clone())
+    optimizer = rounded_by_chance(script, torch.optim.SGD([weight], lr=0.0625))
+    weight.grad = torch.randn(4000).bfloat16()
+    optimizer.step()
+    exact = start.float() - 0.0625 * weight.grad.float()
+    distance = (weight.detach().float() - exact).abs()
+    assert (distance <= exact.abs() / 128).all() and (distance > exact.abs() / 500).any()
+    before = weight.detach().clone()
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    assert torch.equal(weight.detach(), before)
 
 
 def test_the_tied_heads_positions_hide_no_tokens(scripts):

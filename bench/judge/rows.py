@@ -267,8 +267,18 @@ class Row:
             self.versus.seconds_to(target, with_first_step),
             self.seconds_to(target, with_first_step))
 
+    def time_interval(self, target: float, with_first_step: bool = False,
+                      ) -> tuple[float, float] | None:
+        """That of time_factor, with a confidence of 95 %."""
+        factor = self.time_factor(target, with_first_step)
+        return self.interval(rate_to(target, with_first_step)) if factor else None
+
     def tokens_to(self, target: float) -> float | None:
         return known(median(tokens for tokens, _ in self.times_to(target) or NEVER))
+
+    def loss_at(self, seconds: float) -> float | None:
+        """The median over the rounds of the validation loss after so many seconds of training."""
+        return middle(record.loss_at(seconds) for record in self.records)
 
     def seconds_to(self, target: float, with_first_step: bool = False) -> float | None:
         """The median, of which a run that never came there counts as slower than all others."""

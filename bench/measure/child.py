@@ -63,7 +63,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
         start = dict(event="run", id=measured.id, name=run.name, round=job.round, seed=job.seed,
                      cache="cold" if cold else "warm", command=printed(command),
                      source_sha256=measured.sources[run.name], step=measured.steps.get(run.name))
-        append(journal, start | dict(repeats_disturbed=True) if job.again else start)
+        append(journal, start)
         began, timeout, hung = time.perf_counter(), HANG_SECONDS + 5 * length.seconds, None
         try:
             code, _, err = processes.run_child(command, timeout=timeout, cores=run.cores,
@@ -88,7 +88,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
         print(f"the rate of matrix products isn't known: {reason}", file=sys.stderr)
     finally:  # also when it is interrupted here
         append(journal, lines, ran)
-    return make_result(start | dict(repeats_disturbed=job.again), events, ran)
+    return make_result(start, events, ran)
 
 
 def outcome_of(code: int, err: str, start: dict, events: list[dict], ran: dict) -> Outcome:

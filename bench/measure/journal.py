@@ -6,7 +6,8 @@ that is only ever appended to.
            can't be traced), options (those behind --), and the plan: every run, and how long and
            often it runs
     run    id, name, round, seed, cache (cold or warm), command, source_sha256, step,
-           repeats_disturbed (where it repeats a run beside which the machine was slower)
+           repeats_disturbed (in older journals, of a second try: it isn't counted, since of two
+           tries one would be chosen by what the machine did)
     ...    the lines of the run's own record: see bench.measure.records
     ran    seconds of wall time, exit, outcome (a Kind of bench.measure.records), error (its text,
            or null), load (of the last minute) and matmul_rate (of a product in the type that the
@@ -14,7 +15,7 @@ that is only ever appended to.
 
 A measurement that is resumed has a further `study` line with its id; the last one counts, and a run
 of another script than it names doesn't: of another training step, or, where one of the two isn't
-known, of another file. Of a run that was repeated the last one counts. What a
+known, of another file. Of a run that was tried again the last one counts. What a
 crash has cut off, a line or the end of a run, is as if that run had not been.
 """
 
@@ -50,7 +51,6 @@ from bench.measure.records import (
     read_record,
 )
 
-SLOWER = 0.8  # a machine of less than this share of its usual rate is disturbed
 # The fields of events that are read here, and their types.
 HEADER = dict(id=str, study=str, kind=str, time=str, machine=dict, matmul_peak=dict,
               data=str | None, sources=dict, steps=dict, options=list)
@@ -72,7 +72,6 @@ class Result:
     record: Record | None  # only of a complete run
     matmul_rate: float | None = None  # of the machine, right after it
     step: str | None = None  # the fingerprint of its script's training step, where it is known
-    repeats_disturbed: bool = False  # whether it repeats a run that was complete, but disturbed
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -98,10 +97,7 @@ class Measured:
     folder: Path = Path()  # in which the journal lies
 
     def add(self, result: Result) -> None:
-        """Adds a result; a run that is repeated replaces the earlier one, unless it was only
-        disturbed and the repetition failed."""
-        if result.repeats_disturbed and not result.outcome.complete:
-            return
+        """Adds a result; a run that is tried again replaces the earlier one."""
         self.results = [each for each in self.results if each.key != result.key] + [result]
 
     def stands(self, result: Result) -> bool:
@@ -179,13 +175,6 @@ class Measured:
                 for name, rate in self.matmul_peak.items()}
 
     @property
-    def disturbed(self) -> list[Result]:
-        """The runs right after which the machine multiplied a fifth slower than usual: something
-        ran beside them, or the machine itself was slower."""
-        usual = SLOWER * self.usual_rate
-        return [result for result in self.results if (result.matmul_rate or usual) < usual]
-
-    @property
     def is_finished(self) -> bool:
         """Whether all of the plan's rounds are measured, but for runs that failed."""
         failed = {result.name for result in self.results if not result.outcome.complete}
@@ -234,7 +223,7 @@ def read_journal(path: Path) -> list[Measured]:
                 found[each.id] = each
             elif kind == "run":
                 found[fields_of(event, RUN)["id"]]  # noqa: B018 (its measurement is known)
-                run = event, []
+                run = None if event.get("repeats_disturbed") else (event, [])
             elif kind == "ran":
                 if run:
                     found[run[0]["id"]].add(make_result(*run, event))
@@ -277,7 +266,7 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
     step = run.get("step")
     return Result(run["name"], run["round"], run["seed"], run["source_sha256"], seconds, outcome,
                   record if outcome.complete else None, rate,
-                  step if isinstance(step, str) else None, run.get("repeats_disturbed") is True)
+                  step if isinstance(step, str) else None)
 
 
 def newest(found: list[Measured]) -> list[Measured]:

@@ -15,7 +15,7 @@ from bench.catalogue import EPOCHS, FLOAT16, Run, in_float16, published
 from bench.common import BUILD, UserError, read_kept, same_machine, trained_in, write_whole
 from bench.measure.journal import journal_of, loose_records, read_journal, sha256
 from bench.measure.plan import Plan, Setup
-from bench.measure.records import comparison_point, tokens_per_step
+from bench.measure.records import comparison_point, tokens_per_step, windows_per_epoch
 from bench.predict.speed import A100_FLOPS, CARDS, TERA
 from bench.predict.store import largest_within, predict
 
@@ -213,7 +213,7 @@ def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dic
     if plan.whole:
         options: tuple = ("--epochs", plan.epochs) if plan.epochs else ()
         training = DEMO_TOKENS / rate if not gpus else (
-            (plan.epochs or EPOCHS) * seconds_per_epoch(setup.data, rate))
+            (plan.epochs or EPOCHS) * seconds_per_epoch(setup.data, rate, run, config))
         if plan.tokens:
             options = ("--max-tokens", plan.tokens * run.processes)
             training = plan.tokens * run.processes / rate
@@ -263,11 +263,11 @@ def peak_by_hand(setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
     return {dtype: speed / expected_speed(run, {dtype: 1.0}, dtype)} if speed else {}
 
 
-def epochs_within(plan: Plan, setup: Setup, matmul_peak: dict) -> int:
+def epochs_within(plan: Plan, setup: Setup, matmul_peak: dict, configs: dict[str, dict]) -> int:
     """As many of the published epochs as each run of a plan can have within its limit."""
     dtype = trained_in(setup.machine)
-    speeds = [expected_speed(run, matmul_peak, dtype) for run in plan.runs]
-    per_epoch = sum(seconds_per_epoch(setup.data, speed) for speed in speeds)
+    per_epoch = sum(seconds_per_epoch(setup.data, expected_speed(run, matmul_peak, dtype), run,
+                                      configs.get(run.name)) for run in plan.runs)
     return min(EPOCHS, max(1, int((plan.within - 30 * len(plan.runs)) / per_epoch)))
 
 
@@ -285,11 +285,18 @@ def expected_speed(run: Run, matmul_peak: dict, dtype: str) -> float:
     return expected * matmul_peak.get(dtype, 0) / theirs or 20_000
 
 
-def seconds_per_epoch(data: Path, tok_per_sec: float) -> float:
+def seconds_per_epoch(data: Path, tok_per_sec: float, run: Run, config: dict | None) -> float:
     """A rough estimate, with the evaluations of an epoch and its sample."""
-    meta = data / "meta.json"
-    tokens = json.loads(meta.read_bytes())["tokens"]["train"] if meta.exists() else 414_009
+    tokens = tokens_per_epoch(data)
+    if config and tokens > (context := config["context_length"]):
+        tokens = context * windows_per_epoch(tokens // context, config["batch_size"], run.processes)
     return 1.3 * tokens / tok_per_sec + 1
+
+
+def tokens_per_epoch(data: Path) -> int:
+    """Those to train on; where none are prepared yet, those of the book."""
+    meta = data / "meta.json"
+    return json.loads(meta.read_bytes())["tokens"]["train"] if meta.exists() else 414_009
 
 
 def seconds_left(jobs: list, results: list, lengths: dict[str, Length]) -> float:

@@ -30,7 +30,6 @@ class Job:
     run: Run
     round: int
     seed: int
-    again: bool = False  # whether it repeats one beside which the machine was slower
 
     @property
     def key(self) -> tuple[str, int, int]:

@@ -172,11 +172,12 @@ class Record:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Whole batches of the training text; None where the record doesn't tell its tokens."""
+        """Whole batches of an epoch; None where the record doesn't tell its text's tokens."""
         try:
             windows = (self.start["data"]["tokens"]["train"] - 1) // self.config["context_length"]
-            return windows // (self.config["batch_size"] * self.config["world_size"])
-        except (LookupError, TypeError):
+            batch, ranks = self.config["batch_size"], self.config["world_size"]
+            return windows_per_epoch(windows, batch, ranks) // (batch * ranks)
+        except (LookupError, TypeError, ZeroDivisionError):
             return None
 
     @property
@@ -231,9 +232,33 @@ class Record:
                         - self.first_step_excess)
         return None
 
+    @property
+    def train_seconds(self) -> float:
+        """In all, of which the first step counts as long as a median one."""
+        return self.curve[-1].seconds - self.first_step_excess
+
+    def loss_at(self, seconds: float) -> float | None:
+        """The validation loss after so many seconds of training, by a straight line between the log
+        lines around it; the last one, where it ended before; None before the first line."""
+        before = None
+        for point in (point for point in self.curve if point.val_loss is not None):
+            here = point.seconds - self.first_step_excess
+            if here >= seconds and before:
+                earlier, loss = before
+                share = (seconds - earlier) / (here - earlier)
+                return loss + share * (point.val_loss - loss)
+            before = here, point.val_loss
+        return before and before[1]
+
 
 def tokens_per_step(config: dict, processes: int) -> int:
     return config["batch_size"] * config["context_length"] * processes
+
+
+def windows_per_epoch(windows: int, batch_size: int, ranks: int) -> int:
+    """Those of the text; among several ranks as often as it takes to 8 steps, as 02 does."""
+    passes = math.ceil(8 * batch_size * ranks / windows) if ranks > 1 else 1
+    return passes * windows
 
 
 def comparison_point(tokens: int, per_step: int) -> int:

@@ -144,7 +144,6 @@ class Measurement:
         self.configs: dict[str, dict] = {}  # by the names of runs
         self.lengths: dict[str, Length] = {}
         self.failed: set[str] = set()  # runs that did so since this start
-        self.repeats = True  # whether a disturbed run is repeated
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         again = HALVED * setup.halved
         self.measured = earlier or Measured(
@@ -159,14 +158,11 @@ class Measurement:
         self.begin()
         while job := self.next_job(deadline):
             processes.raise_pending()
-            if job.again:
-                print(f"round {job.round}: {job.run.name}: the machine was slower than before: once"
-                      " more", flush=True)
             result = run_job(job, self.measured, self.study, self.setup,
                              self.lengths[job.run.name])
             self.judge(job, result)
             self.tell(job, result)
-        return all(job.again for job in self.within_reach())
+        return not self.within_reach()
 
     # ---- What there is to run
 
@@ -234,7 +230,7 @@ class Measurement:
             print("Measuring this machine's matrix products", flush=True)
             measured.matmul_peak = processes.ask_machine("matmul_peak")
         if plan.within and not plan.epochs:
-            plan.epochs = lengths.epochs_within(plan, setup, measured.matmul_peak)
+            plan.epochs = lengths.epochs_within(plan, setup, measured.matmul_peak, self.configs)
         append(self.path, measured.as_json())
         self.estimate(measured.matmul_peak)
 
@@ -259,16 +255,12 @@ class Measurement:
 
     def judge(self, job: Job, result: Result) -> None:
         """Takes a result in, and decides what follows from it. Raises OutOfMemory."""
-        measured, outcome = self.measured, result.outcome
-        measured.add(result)
-        if job.again:
-            self.repeats = result not in measured.disturbed  # or else it stays that slow
-        elif outcome.kind is Kind.OUT_OF_MEMORY and self.may_halve(job.run):
+        outcome = result.outcome
+        self.measured.add(result)
+        if outcome.kind is Kind.OUT_OF_MEMORY and self.may_halve(job.run):
             raise OutOfMemory(f"{job.run.name}: {outcome.text}")
-        elif not outcome.complete:
+        if not outcome.complete:
             self.failed.add(job.run.name)
-        elif self.repeats and result in measured.disturbed:
-            self.jobs.insert(0, replace(job, again=True))
 
     def tell(self, job: Job, result: Result) -> None:
         """Prints what a run brought, and how long the others will take."""
@@ -281,7 +273,8 @@ class Measurement:
         if plan.until_full:  # how large it gets isn't known
             tried = {each.name for each in self.measured.results}
             later = [job for job in later if job.run.after in tried | {None}]
-        left = in_words(self.seconds(later)) + " or more" * any(run.after for run in plan.runs)
+        left = in_words(self.seconds(later)) + " or more" * (
+            any(run.after for run in plan.runs) or not plan.is_chosen)
         seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
         print(f"round {job.round}: {job.run.name}{seed}: {told}; {left} left", flush=True)
 
@@ -331,6 +324,8 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
         seeds = sorted({each.seed for each in more} - {job.seed})
         others = f" (then --seed {', '.join(map(str, seeds))})" * bool(seeds)
         print(f"{len(more) + 1} round{'s' * bool(more)}: {printed(command)}{others}")
+    if not one.measured.plan.is_chosen:
+        print("then about as many runs as the other rounds have, of the rows nearest to a verdict")
     for run in plan.runs:
         if run.error:
             print(f"not run: {run.label}: {run.error}")

@@ -1,13 +1,12 @@
 """What stands in the pages about each machine and each technique: tables and cards."""
 
-import math
 import re
 from pathlib import Path
 from typing import Any
 
 from bench.catalogue import published
 from bench.common import REFERENCE, short_name
-from bench.judge.rows import Row, ratio
+from bench.judge.rows import Row
 from bench.report import check
 from bench.report.tables import (
     Column,
@@ -71,28 +70,30 @@ def results(first: Path, pages: str) -> str:
 
 
 def times_to_loss(machine: Path) -> str:
-    """How many times as fast as 00 others are to the first target: 01, both at their defaults;
-    after a search also 01 and the fastest script, over 00, all at their best settings, and the
-    last one with compilation."""
-    for measured, rows in found_in(machine, "time-to-loss"):
-        if measured.kind:
+    """How many times as fast as 00, compilation counted, others come to a loss, with intervals: 01,
+    both at their defaults, to the lowest of 00's default run; after a search also 01 and the
+    fastest script, over 00, all at their best settings for the target that they were tuned for."""
+    told = []
+    for measured, rows in sorted(found_in(machine, "time-to-loss"), key=lambda pair: pair[0].kind):
+        targets = measured.plan.targets
+        if not targets or measured.kind not in ("", "epoch"):
             continue
-        target = next(iter(measured.plan.targets.values()))
-        times = {row.label: row.seconds_to(target) for row in rows}
-        tuned = [row for row in rows if row.run.rate]
-        best, compiled = ({row.run.stage: row.seconds_to(target, with_first) for row in tuned}
-                          for with_first in (False, True))
-        fastest = min(best, key=lambda stage: best[stage] or math.inf, default=None)
-        parts = [("01 at its defaults", ratio(times.get("00"), times.get("01"))),
-                 ("over 00 at its best: 01", ratio(best.get("00"), best.get("01")))]
-        if fastest not in ("00", "01", None):
-            parts.append((f"`{fastest}`", ratio(best["00"], best[fastest])))
-        told = "; ".join(f"{name} {factor:.1f}×" for name, factor in parts if factor)
-        if fastest not in ("00", None) and (whole := ratio(compiled["00"], compiled[fastest])):
-            told += f", {whole:.1f}× with its compilation"
+        first, last = next(iter(targets)), [*targets][-1]
+        tuned = [row for row in rows if row.run.rate and row.time_factor(targets[last], True)]
+        fastest = max(tuned, key=lambda row: row.time_factor(targets[last], True), default=None)
+        lines = [(first, row, "01 at its defaults") for row in rows
+                 if row.run.stage == "01" and not row.run.rate]
+        lines += [(last, row, f"`{row.run.stage}` at its best") for row in tuned
+                  if row is fastest or row.run.stage == "01"]
+        parts = {}
+        for name, row, what in lines:
+            if factor := row.time_factor(targets[name], True):
+                low, high = row.time_interval(targets[name], True) or (factor, factor)
+                parts.setdefault(name, []).append(f"{what} {factor:.1f}× ({low:.1f}–{high:.1f})")
         seeds = min(row.rounds for row in rows)
-        return f"{told} ({seeds} seed{'s' * (seeds != 1)})" if told else "–"
-    return "–"
+        told += [f"to {targets[name]:.2f}{', of one epoch' * (name == 'epoch')}: {', '.join(each)};"
+                 f" {seeds} seed{'s' * (seeds != 1)}" for name, each in parts.items()]
+    return "; ".join(told) or "–"
 
 
 # ---- A line for each technique -----------------------------------------------------------------

@@ -124,14 +124,6 @@ def mfu_notes(records: Iterable[Record]) -> list[str]:
         " with its datasheet's dense bfloat16 rate, gives it.") for gpu in sorted(gpus)]
 
 
-def disturbed_note(measured) -> list[str]:
-    """Of the runs beside which the machine was slower; none where it never was."""
-    runs = [f"{result.name} (round {result.round})" for result in measured.disturbed]
-    return [f"**Disturbed**: right after {len(runs)} of {len(measured.results)} runs the machine's"
-            " matrix products were slower, by a fifth or more, than after the best quarter:"
-            f" {', '.join(runs[:6])}" + ", ..." * (len(runs) > 6) + "."] if runs else []
-
-
 def verdict_note(measured, rows: list[Row]) -> str:
     """What "faster" means in a table."""
     table = rows[0].rows
@@ -146,17 +138,19 @@ def verdict_note(measured, rows: list[Row]) -> str:
         text += f" It is look number {measured.plan.looks} at this table, which has its price."
     missed = [row.least() for row in rows if row.least() and row.run.name not in sure]
     if missed:
-        text += (f" In the other rows a factor of {min(missed):.2f} (in the one with the least"
-                 f" noise) to {max(missed):.2f} is found every second time, a smaller one more"
-                 " rarely.")
+        text += (" The minimum detectable effect of the other rows, which is found every second"
+                 f" time, is a factor of {min(missed):.2f} (in the row with the least noise) to"
+                 f" {max(missed):.2f}.")
     return text
 
 
 def design_note(measured, rows: list[Row]) -> list[str]:
     """What no test can tell by the way in which this was measured."""
+    if not rows[0].rows.differences(speed_of):
+        return []
     plan, steps = measured.plan, {row.record.steps for row in rows if row.record}
     reasons = []
-    if plan.order is None and rounds_of(rows) > 1:
+    if plan.order is None:
         reasons.append("all rounds had one order, so that the error of a place in it, or of a"
                        " machine that drifts, is in the factors")
     if rounds_of(rows) > plan.cold_rounds and any(
@@ -182,7 +176,7 @@ def factor_note(rows: list[Row]) -> str:
 
 def full_notes(measured, rows: list[Row]) -> list[str]:
     """Below a bench.report.tables.full_table."""
-    plan, machine, rounds = measured.plan, measured.machine, rounds_of(rows)
+    plan, machine = measured.plan, measured.machine
     length = (f"{plan.tokens:,} tokens per run" if plan.tokens else
               f"{plan.epochs} epochs per run" if plan.epochs else "the scripts' own length")
     length += (f" or about {plan.seconds:g} s of training, whichever is longer"
@@ -202,7 +196,6 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
            f" {len(rows[0].losses_by_seed)} seeds, {noise:.4f}."] if noise is not None else []),
         *design_note(measured, rows),
         *mfu_notes(row.record for row in rows if row.record),
-        *disturbed_note(measured),
         *["02 trains as many tokens on each GPU; its loss is the one after them, and its memory"
           " that of rank 0."] * any(row.run.processes > 1 for row in rows),
         *["This GPU has no TF32: products of float32 matrices are what their name says, and"

@@ -161,25 +161,24 @@ def finding(base: Row, rows: list[Row]) -> str:
 
 
 def draw_alternatives(measured, base: Row, rows: list[Row]):
-    """Speed and memory of each as factors over `base`, the fastest first, with the range over the
-    rounds; in colour what is better (blue) or worse (red)."""
+    """Speed and memory of each as factors over `base`, the fastest first, with 95 % intervals; in
+    colour what is better (blue) or worse (red)."""
     rows = sorted((row for row in rows if row.factor and row.memory_factor),
                   key=lambda row: -row.factor)
     if not rows:
         return None
     title = f"{finding(base, rows)}\n{base.record.config['model']} on {place_of(measured)}"
     figure, [(_, *panels)] = rows_of_panels([title], [1.4 + 0.27 * len(rows)], [1, 1])
-    for axes, label, of, whole, factor, verdict, colours in (
-            (panels[0], "× speed", speed_of, base.tok_per_sec, "factor", "verdict",
-             dict(faster=OWN, slower=ERROR)),
-            (panels[1], "× memory", memory_of, base.reserved_gb, "memory_factor", "memory_verdict",
+    for axes, label, of, factor, verdict, colours in (
+            (panels[0], "× speed", speed_of, "factor", "verdict", dict(faster=OWN, slower=ERROR)),
+            (panels[1], "× memory", memory_of, "memory_factor", "memory_verdict",
              dict(less=OWN, more=ERROR))):
         lay_rows(axes, len(rows))
         axes.axvline(1, color="0.5", linewidth=1)
         for place, row in enumerate(rows):
-            values = [value / whole for value in map(of, row.records) if value]
             style = dict(color=colours.get(getattr(row, verdict), "0.55"))
-            axes.plot([min(values), max(values)], [place] * 2, "-", **style)
+            if interval := row.interval(of):
+                axes.plot(interval, [place] * 2, "-", **style)
             axes.plot(getattr(row, factor), place, "o", **style)
         axes.set_xlabel(f"{label} over {base.label}")
     panels[0].set_yticks(range(len(rows)), [shorten(row.label, 44) for row in rows], fontsize=9)

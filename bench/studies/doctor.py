@@ -111,9 +111,9 @@ def selftest(folder: Path) -> str:
             Column(f"{each.name}: noise of", lambda line: line.name, True),
             *(Column(name, lambda line, name=name: f"{line.false[name]:.1%}") for name in shares),
             Column("gains of 15 % found", lambda line: f"{line.found:.0%}")], lines)) + "\n"
-    text += (f"Of {TABLES:,} tables, each with as many runs as {PLANNED} rounds of all its rows have:"
-             " how many hold a false verdict where nothing differs, and how often one row that is"
-             " faster by 15 % is found.\n")
+    text += (f"Of {TABLES:,} tables, each with as many runs as {PLANNED} rounds of all its rows"
+             " have: how many hold a false verdict where nothing differs, and how often one row"
+             " that is faster by 15 % is found.\n")
     if wrong:
         raise UserError(f"{text}\n{'; '.join(wrong)}")
     return text

@@ -289,15 +289,12 @@ def what_is_missing(results) -> list[str]:
         for measured, rows in found:
             failed = [row.label for row in rows if row.outcome and row.outcome.failed]
             few = [row.label for row in rows if not row.error and row.rounds < rounds]
-            disturbed, all_runs = len(measured.disturbed), len(measured.results)
             missing += [f"{study}: {text}" for wrong, text in (
                 (failed, f"{', '.join(failed)} failed"),
                 (few, f"too few rounds of {', '.join(few)}: {command}"),
                 (any(result.record and not result.matmul_rate for result in measured.results),
                  "runs without the machine's rate: measure anew"),
                 (measured.options, f"measured with {' '.join(measured.options)}"),
-                (disturbed > all_runs / 4,
-                 f"the machine was disturbed after {disturbed} of {all_runs} runs"),
                 (measured.machine["torch"] != look["machine"]["torch"],
                  "measured with another PyTorch than the page names")) if wrong]
     return missing

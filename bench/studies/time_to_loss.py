@@ -3,6 +3,7 @@
 import math
 
 from bench.judge.rows import Row, ratio, rows_of
+from bench.measure.plan import EVERY_ROUND
 from bench.report.pictures import (
     COLOURS,
     draw_bars,
@@ -13,6 +14,7 @@ from bench.report.pictures import (
 from bench.report.tables import cell, found_in, markdown
 from bench.studies import Study
 from bench.studies.times import (
+    EPOCH_HELP,
     MAX_TOKENS_HELP,
     TUNING_ROUNDS,
     TUNING_SEED,
@@ -20,6 +22,7 @@ from bench.studies.times import (
     limit_of,
     plan_of,
     read_search,
+    read_search_of_epoch,
     time_notes,
     time_tables,
 )
@@ -43,6 +46,9 @@ class TimeToLoss(Study):
                             help="variants to measure besides, at 01's settings; + joins several"
                                  " into one script")
 
+        parser.add_argument("--epoch", action="store_true", help=EPOCH_HELP + "; after `search"
+                                                                               " --epoch`")
+
     def plans(self, setup):
         # Before anything runs: wrong names are told here.
         scripts, args = setup.scripts, setup.args
@@ -52,6 +58,13 @@ class TimeToLoss(Study):
         variants = []
         if args.names:
             variants = scripts.variants(scripts.stage("01"), setup.machine, names=args.names)[1:]
+        if args.epoch:
+            found = read_search_of_epoch(setup)
+            first, *others = [point.run(setup) for point in found.points.values()]
+            yield plan_of(setup, [first, *(run.but(compared_to=first.name) for run in others)],
+                          "epoch", tokens=found.tokens, targets=found.targets,
+                          cold_rounds=EVERY_ROUND)
+            return
         found = read_search(setup)
         if found:
             targets, tokens, points = found.targets, found.tokens, found.points
@@ -68,7 +81,8 @@ class TimeToLoss(Study):
             runs.append(point.run(setup).but(compared_to=first))
             if stage == "00":
                 first = runs[-1].name
-        yield plan_of(setup, runs, "variants" if variants else "", tokens=tokens, targets=targets)
+        yield plan_of(setup, runs, "variants" if variants else "", tokens=tokens, targets=targets,
+                      cold_rounds=EVERY_ROUND)
 
     def tables(self, measured, rows):
         return time_tables(rows, measured.plan.targets)
@@ -116,13 +130,12 @@ def colour_of(row: Row) -> str:
 
 
 def title_of(measured, rows: list[Row], target: float) -> str:
-    """The finding, where the noise among at least four seeds allows one."""
+    """The finding, where the noise among the seeds allows one."""
     bests = [row for row in rows if row.run.rate and row.records]
     plain = next(filter(is_plain, bests), None)
-    fastest = min(bests, key=lambda row: row.seconds_to(target) or math.inf, default=None)
-    if (plain and fastest is not plain and plain.seconds_to(target) and fastest.versus is plain
-            and fastest.time_verdict(target) == "faster"):
-        factor = plain.seconds_to(target) / fastest.seconds_to(target)
+    fastest = max(bests, key=lambda row: row.time_factor(target, True) or 0, default=None)
+    if plain and fastest.versus is plain and fastest.time_verdict(target, True) == "faster":
+        factor = fastest.time_factor(target, True)
         return (f"{fastest.label} reaches the loss {factor:.1f} times as fast as 00 at its best"
                 f"\n{place_of(measured)}")
     return f"Time to a validation loss of {target:.3f} on {place_of(measured)}"
@@ -131,10 +144,10 @@ def title_of(measured, rows: list[Row], target: float) -> str:
 def draw_seconds(axes, rows: list[Row], target: float, base: Row) -> None:
     """A bar for each row, with its factor over `base`."""
     def text(row: Row) -> str:
-        own = row.seconds_to(target)
+        own = row.seconds_to(target, True)
         if not own:
             return row.error or "not reached"
-        factor = cell(ratio(base.seconds_to(target), own), ".2f")
+        factor = cell(ratio(base.seconds_to(target, True), own), ".2f")
         return f"{own:,.1f} s" + f", {factor}×" * bool(factor and row is not base)
 
     draw_bars(axes, [row.label.replace(", ", "\n", 1) for row in rows],
@@ -144,7 +157,7 @@ def draw_seconds(axes, rows: list[Row], target: float, base: Row) -> None:
               [row.seconds_to(target, True) or 0 for row in rows])
     axes.tick_params(axis="y", labelsize=9)
     axes.set_xlabel(f"seconds to a loss of {target:.3f}; grey: compilation\n"
-                    f"×: over {base.label}")
+                    f"×: with it, over {base.label}")
 
 
 def draw_losses(axes, rows: list[Row], target: float) -> None:

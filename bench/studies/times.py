@@ -2,8 +2,8 @@
 
 Tokens per second alone can be bought with training that learns less from each token. So, as in
 AlgoPerf and MLPerf Training, whole runs are compared by the time to a target that is fixed before
-they start: the lowest validation loss of 00 in its default run ("published"), and that at the best
-learning rate ("best").
+they start: the lowest validation loss of 00 in its default run ("published"), that at the best
+learning rate ("best"), and that of one epoch at the best settings for it ("epoch").
 """
 
 import math
@@ -12,21 +12,28 @@ from typing import NamedTuple
 from bench.catalogue import Run
 from bench.common import UserError, relative
 from bench.judge.noise import ROUNDS_FOR_A_VERDICT
-from bench.judge.rows import Row, difference, ratio, rows_of
+from bench.judge.rows import Row, difference, rows_of
 from bench.measure.journal import journal_of, newest, read_journal
 from bench.measure.lengths import configurations, fitting
 from bench.measure.plan import Plan, Setup
-from bench.report.notes import disturbed_note, machine_note
-from bench.report.tables import RUN, SPEED, Column, Table, bold, cell, number, words
+from bench.report.notes import machine_note
+from bench.report.tables import RUN, SPEED, Column, Table, bold, cell, number, spread, words
 
 TUNING_SEED = 1  # and those after it; the reported times use study.SEED and those after
 TUNING_ROUNDS = 2
 RATES, SETTINGS = 4, 8  # how many are tried: of 00 for the target, then of each script
 LIMIT = 3  # a run of so many times the tokens of 00's default run hasn't reached the target
+# The search for the loss of an epoch, by halving: what share of it how many settings are tried for.
+HALVING = {8: SETTINGS, 2: 2, 1: 1}
+EPOCH_LIMIT = 2  # epochs without the target
+EPOCH_LOG_TOKENS = {"cuda": 40_960, "cpu": 16_384}
+EPOCH_HELP = ("for the loss that 00 has after an epoch of the text, at its best settings for that:"
+              " hours on a CPU")
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next
 TARGETS = {  # what they are
     "published": "the lowest validation loss of 00 in its default run",
     "best": "the lowest validation loss of 00 at its best learning rate",
+    "epoch": "the lowest validation loss of 00 in one epoch of the text, at its best settings",
 }
 MAX_TOKENS_HELP = ("training tokens of the run that sets the target (default: 00's own length);"
                    f" the others have at most {LIMIT} times as many")
@@ -70,6 +77,15 @@ def costs_of(rows: list[Row], stage: str, target: float = -math.inf,
             for row in rows if row.run.stage == stage}
 
 
+def losses_in_time(rows: list[Row], stage: str) -> dict[Point, tuple[float]]:
+    """A script's settings, each with the loss after as many seconds as the fastest of them took for
+    all of its tokens."""
+    rows = [row for row in rows if row.run.stage == stage]
+    seconds = min((record.train_seconds for row in rows for record in row.records), default=0)
+    losses = {point_of(row): None if row.error else row.loss_at(seconds) for row in rows}
+    return {point: (math.inf if loss is None else loss,) for point, loss in losses.items()}
+
+
 def default_point(setup: Setup) -> Point:
     """The published settings of 00, or what the options say."""
     run = setup.scripts.stage("00")
@@ -80,8 +96,8 @@ def default_point(setup: Setup) -> Point:
 
 def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:
     """Whole runs with a new seed in each round."""
-    return Plan(runs, kind, whole=True, new_seeds=True, log_tokens=LOG_TOKENS[setup.device],
-                **settings)
+    log_tokens = (EPOCH_LOG_TOKENS if kind.startswith("epoch") else LOG_TOKENS)[setup.device]
+    return Plan(runs, kind, whole=True, new_seeds=True, log_tokens=log_tokens, **settings)
 
 
 def limit_of(row: Row) -> int:
@@ -100,6 +116,23 @@ class Search(NamedTuple):
     tokens: int  # after which a run is ended
 
 
+def read_search_of_epoch(setup: Setup) -> Search:
+    """What a search for the loss of an epoch has found. Raises UserError where there is none, or it
+    was measured in another way, OSError."""
+    path = journal_of(setup.results, "search")
+    found = [each for each in newest(read_journal(path)) if each.kind == "epoch"]
+    rows = rows_of(found[0]) if found and found[0].is_finished else []
+    if not rows or rows[0].run.stage != "00" or rows[0].lowest_val_loss is None:
+        raise UserError(f"{relative(path)} has no whole search for an epoch: python measure.py"
+                        " search --epoch")
+    if different := found[0].differs_from(setup):
+        raise UserError(f"{relative(path)} was measured {different}: search again, or use another"
+                        " --results-dir")
+    return Search({"epoch": rows[0].lowest_val_loss},
+                  {row.run.stage: point_of(row) for row in rows if not row.error},
+                  EPOCH_LIMIT * found[0].plan.tokens)
+
+
 def read_search(setup: Setup) -> Search | None:
     """What a search has found, if it came to its end. Raises UserError where it was measured in
     another way, OSError."""
@@ -113,7 +146,7 @@ def read_search(setup: Setup) -> Search | None:
         print(f"{relative(path)}: the search isn't finished; --resume goes on with it")
         return None
     different = found[""].differs_from(setup)
-    if setup.args.max_tokens not in (None, found["target"].plan.tokens):
+    if setup.args.max_tokens not in (None, found["target"].plan.tokens) and not setup.args.epoch:
         different = "with other --max-tokens"
     if different:
         raise UserError(f"{relative(path)} was measured {different}: search again, or use another"
@@ -150,32 +183,29 @@ def time_tables(rows: list[Row], targets: dict[str, float]) -> list[Table]:
 
 
 def time_columns(target: float) -> list[Column]:
+    """The main factor counts compilation, as who waits for it does."""
     def seconds(row: Row) -> str:
-        return row.error or cell(row.seconds_to(target), ",.1f") or "not reached"
+        return row.error or cell(row.seconds_to(target, True), ",.1f") or "not reached"
 
     def spread_of(row: Row) -> str:
-        times = [seconds for _, seconds in row.times_to(target)]
+        times = [seconds for _, seconds in row.times_to(target, True)]
         low, high = min(times, default=math.inf), max(times, default=math.inf)
         if len(times) < 2 or low == math.inf:
             return ""
         return f"{low:,.1f}–" + ("not reached" if high == math.inf else f"{high:,.1f}")
 
     def factor(with_first_step: bool):
-        def cell_of(row: Row) -> str:
-            theirs = row.versus.seconds_to(target, with_first_step) if row.versus else None
-            text = cell(ratio(theirs, row.seconds_to(target, with_first_step)), ".2f")
-            verdict = row.time_verdict(target) if row.versus and not with_first_step else None
-            return bold(text, verdict)
-
-        return cell_of
+        return lambda row: bold(cell(row.time_factor(target, with_first_step), ".2f"),
+                                row.time_verdict(target, with_first_step))
 
     return [
         RUN, SPEED, number("× tok/sec", "factor", ".2f"),
         Column("tokens", lambda row: cell(row.tokens_to(target), ",.0f")),
-        Column("seconds", seconds), Column("range", spread_of), Column("× time", factor(False)),
-        Column("compile, s", lambda row: cell(
+        Column("seconds", seconds), Column("range", spread_of), Column("× time", factor(True)),
+        Column("95 %", lambda row: spread(list(row.time_interval(target, True) or ()), ".2f")),
+        Column("of it compile, s", lambda row: cell(
             difference(row.seconds_to(target, True), row.seconds_to(target)), ".1f")),
-        Column("× time incl. compile", factor(True)), words("compared to", "versus.label"),
+        Column("× time, compiled", factor(False)), words("compared to", "versus.label"),
     ]
 
 
@@ -185,12 +215,13 @@ def time_notes(measured, rows: list[Row]) -> list[str]:
         return [machine_note(measured, rows), "Medians over the seeds. What is compared to the"
                 " lowest of them is its time to it."]
     return [
-        machine_note(measured, rows), *disturbed_note(measured),
-        "Seconds of training until the validation loss has fallen to the target, by a straight line"
-        " between log lines; medians over the seeds, with their range. The first step counts as"
-        " long as a median one; the rest of it, compilation with an empty cache above all, is"
-        ' "compile, s" and is in "× time incl. compile".',
-        '"× tok/sec" and "× time" are over the row named in "compared to"; bold: more than noise'
-        f" (from {ROUNDS_FOR_A_VERDICT} seeds on). A run that has trained on"
-        f" {measured.plan.tokens:,} tokens without coming to the target hasn't reached it.",
+        machine_note(measured, rows),
+        "Seconds until the validation loss has fallen to the target, by a straight line between log"
+        " lines: of training and of compilation with an empty cache; medians over the seeds, with"
+        ' their range. "× time, compiled" is without compilation: there the first step counts as'
+        " long as a median one.",
+        'Factors are over the row named in "compared to": the mean of the seeds\' ratios, with its'
+        f" 95 % interval; bold: more than noise over the whole table ({ROUNDS_FOR_A_VERDICT} seeds"
+        f" or more). A run that has trained on {measured.plan.tokens:,} tokens without coming to"
+        " the target hasn't reached it, and has no factor.",
     ]

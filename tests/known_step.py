@@ -1,6 +1,6 @@
-"""Trains with a step whose cost is known, for `measure.py selftest`.
+"""Trains with a step whose cost is known, for tests/test_selftest.py.
 
-    python -m bench.measure.known_step SCRIPT CASE DEVICE
+    python -m tests.known_step SCRIPT CASE DEVICE
 
 The model's step is replaced by matrix products, and a stopwatch beside them says what they took.
 All else, the loop, the clock and the record, is the script's own. A CASE is what is made slow
