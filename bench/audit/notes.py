@@ -52,8 +52,8 @@ def uneven(step: Step) -> str:
     if share < 0.02:
         return ""
     odd = sorted({size for each in bad for size in sizes(step.ops[each]) if size % 8 and size > 8})
-    return f"{share:.0%} of the forward pass's FLOPs in products with a size that is no multiple of" \
-           f" 8 ({', '.join(map(str, odd[:4]))}): {where(step, bad)}"
+    return f"{share:.0%} of the forward pass's FLOPs in products with sizes that 8 doesn't divide" \
+           f" ({', '.join(map(str, odd[:4]))}): {where(step, bad)}"
 
 
 def double(step: Step) -> str:

@@ -125,7 +125,7 @@ def weight_type(step: Step, storage: int) -> str:
 
 
 def native_layers(step: Step) -> Verdict:
-    def back(number: int, steps: int = 6) -> list[Op]:
+    def back(number: int, steps: int) -> list[Op]:
         """What made the inputs of an operator, some pointwise operators back."""
         found, waiting = [], [(each[1], number, steps) for each in step.ops[number].inputs]
         while waiting:
@@ -143,10 +143,18 @@ def native_layers(step: Step) -> Verdict:
         last = len(op.inputs[0][2]) - 1
         return op.others.get("dim") in ([-1], [last]) and last > 0
 
-    def is_cube(op: Op) -> bool:
-        if op.name == "pow":
-            return op.others.get("exponent") == 3
-        return False
+    def degrees(storage: int, before: int, left: int = 8) -> Counter:
+        """The degree of the polynomial that it is, in each storage that it is made of."""
+        maker = step.maker(storage, before)
+        op = step.ops[maker] if maker is not None and left else None
+        name = op.name.rstrip("_") if op else ""
+        parts = [degrees(each[1], maker, left - 1) for each in op.inputs] if name in (
+            "mul", "pow", "add", "sub", "_to_copy") else [Counter([storage])]
+        total: Counter = Counter()
+        for part in parts:
+            total = total + part if name == "mul" else total | part
+        power = op.others.get("exponent") if name == "pow" else 1
+        return Counter({each: degree * power for each, degree in total.items()})
 
     norms, activations, native = [], [], Counter()
     for number in sorted(step.training):
@@ -164,12 +172,7 @@ def native_layers(step: Step) -> Verdict:
         elif name == "erf":
             activations.append(number)
         elif name == "tanh":
-            nearby = back(number)
-            squares = {each.outputs[0][0] for each in nearby if each.name == "mul"
-                       and len({given[1] for given in each.inputs}) == 1 and len(each.inputs) == 2}
-            cubes = [each for each in nearby if each.name == "mul"
-                     and squares & {given[1] for given in each.inputs}]
-            activations += [number] * (bool(cubes) or any(map(is_cube, nearby)))
+            activations += [number] * (3 in degrees(op.inputs[0][1], number).values())
     found = norms + activations
     alone = [each for each in found if not step.ops[each].compiled]
     if alone:

@@ -205,10 +205,13 @@ class Step:
 
     @cached_property
     def lookups(self) -> list[int]:
-        """The look-ups of tokens: those in the largest table whose indices come from data."""
+        """The look-ups of tokens: those in the largest table whose indices aren't counted out, as
+        positions are, but come from data."""
         def is_data(number: int) -> bool:
             indices = self.ops[number].given("indices")
-            return indices is not None and bool(self.sources(indices, number))
+            makers = self.walk([(indices, number)])
+            return bool(self.sources(indices, number)) or any(
+                self.ops[each].name.startswith("rand") for each in makers)
 
         tables = defaultdict(list)
         for number in sorted(self.training):
@@ -218,12 +221,15 @@ class Step:
 
     @cached_property
     def heads(self) -> list[int]:
-        """The products that make logits: their weight has the shape of the table of tokens."""
+        """The products that make logits: their weight is the table of tokens, or else the last one
+        of its shape."""
         if not self.lookups:
             return []
-        shape = self.ops[self.lookups[0]].inputs[0][2]
-        return [number for number, weight in self.weights.items()
-                if sorted(self.older[weight]["shape"]) == sorted(shape)]
+        table = self.ops[self.lookups[0]].inputs[0]
+        alike = {number: weight for number, weight in self.weights.items()
+                 if sorted(self.older[weight]["shape"]) == sorted(table[2])}
+        own = table[1] if table[1] in alike.values() else alike[max(alike)] if alike else None
+        return [number for number, weight in alike.items() if weight == own]
 
     @property
     def vocabulary(self) -> int:

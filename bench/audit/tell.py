@@ -1,5 +1,6 @@
 """What an audit says: one screen, a page, or JSON."""
 
+import math
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -41,7 +42,8 @@ class Findings(NamedTuple):
     def of(self, state: str) -> list[Finding]:
         """The largest gain first."""
         chosen = [each for each in self.techniques if each.verdict.state == state]
-        return sorted(chosen, key=lambda each: -(each.gain or each.most or 1))
+        return sorted(chosen, key=lambda each: -min(each.gain or each.most or 1,
+                                                    each.most or math.inf))
 
     def as_json(self) -> dict:
         return dict(command=self.command, figures=self.figures, notes=self.notes,

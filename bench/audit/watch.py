@@ -16,6 +16,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 NATIVE = "rms_norm", "scaled_dot_product_attention"  # functions whose operators may look like ours
 TORCH = os.path.dirname(torch.__file__) + os.sep
+NUMPY = os.path.join(os.path.dirname(os.path.dirname(TORCH)), "numpy") + os.sep
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 LIBRARY = sysconfig.get_path("stdlib") + os.sep
@@ -194,7 +195,7 @@ def is_triangle(tensor) -> bool:
 
 
 def is_torch(frame) -> bool:
-    return frame[0].startswith((TORCH, HERE, "<")) or (
+    return frame[0].startswith((TORCH, NUMPY, HERE, "<")) or (
         frame[0].startswith(LIBRARY) and not frame[0].startswith(PACKAGES))
 
 
@@ -204,8 +205,8 @@ def index_of_engine(frames) -> int:
 
 
 def place_of(frames) -> list:
-    """[file, line, first line of the function] of the innermost frame that is neither PyTorch's nor
-    Python's own."""
+    """[file, line, first line of the function] of the innermost frame that is neither PyTorch's,
+    NumPy's nor Python's own."""
     return next(([frame[0], frame[1], frame[3]] for frame in frames if not is_torch(frame)),
                 ["", 0, 0])
 
