@@ -1,6 +1,7 @@
 """Small training scripts, each with something that an audit has to see: audit_toys.py NAME"""
 
 import math
+import os
 import sys
 import threading
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader
 
 B, T, C, H, V = 2, 16, 32, 4, 101
 
@@ -284,9 +286,10 @@ def chunks():
 
 
 def distributed():
-    """Each micro-batch reduces gradients."""
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    """Each micro-batch reduces gradients. Under torchrun with its ranks, else alone."""
+    alone = {} if "RANK" in os.environ else dict(
+        store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", **alone)
     model = nn.parallel.DistributedDataParallel(Net(), find_unused_parameters=True)
 
     def step(*pair):
@@ -294,6 +297,21 @@ def distributed():
         return model(*pair)
 
     train(model, step)
+
+
+def accelerated():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
+    model = Net()
+    data = [batch() for _ in range(40)]
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.AdamW(model.parameters()), DataLoader(data, batch_size=None))
+    for pair in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(*pair))
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def convolutions():
@@ -365,7 +383,8 @@ TOYS = dict(
     tied=of(tied=lambda: True), closure=closure, gan=gan, updates_by_hand=updates_by_hand,
     accumulated=accumulated, evaluated=evaluated, autocast=autocast,
     compiled_model=compiled_model, compiled_step=compiled_step, compiled_in_part=compiled_in_part,
-    checkpointed=checkpointed, chunks=chunks, distributed=distributed, convolutions=convolutions,
+    checkpointed=checkpointed, chunks=chunks, distributed=distributed,
+    accelerated=accelerated, convolutions=convolutions,
     catches_all=catches_all, saves=saves, spawned=spawned, thread=thread, short=short, fails=fails,
     nothing=nothing)
 

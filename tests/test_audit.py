@@ -116,7 +116,7 @@ LACKING = dict(
     updates_by_hand=PLAIN - {3}, accumulated=PLAIN - {3}, evaluated=PLAIN - {3}, autocast=PLAIN,
     compiled_model=PLAIN - {8}, compiled_step=PLAIN - {3, 8, 13}, compiled_in_part=PLAIN - {8},
     checkpointed=PLAIN | {1, 7}, chunks=PLAIN - {14}, distributed=PLAIN,
-    convolutions=PLAIN - NO_HEAD)
+    accelerated=PLAIN, convolutions=PLAIN - NO_HEAD)
 CANT = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8})
 FAST_TOYS = "fast", "by_hand", "cubed", "closure", "chunks", "accumulated"
 
@@ -129,6 +129,8 @@ def toy(name: str, folder) -> dict:
 @pytest.mark.parametrize("name", [
     pytest.param(each, marks=[] if each in FAST_TOYS else pytest.mark.slow) for each in LACKING])
 def test_toys(name, tmp_path):
+    if name == "accelerated":
+        pytest.importorskip("accelerate")
     facts = toy(name, tmp_path)
     facts["bfloat16"] = False  # which this machine may have or not
     found = verdicts(Step(facts))
@@ -246,3 +248,24 @@ def test_the_command_and_its_page(tmp_path):
     assert "4 softmaxes" not in done.stdout and "1 softmax of scores, 16 × 16" in done.stdout
     page = (tmp_path / "audit-mine.md").read_text(encoding="utf-8")
     assert done.stdout.strip() in page and page.startswith("# Audit of audit_toys")
+
+
+@pytest.mark.slow
+def test_under_torchrun_rank_0_tells(tmp_path):
+    done = run_python("-m", "torch.distributed.run", "--nproc_per_node=2", ROOT / "measure.py",
+                      "audit", "--results-dir", tmp_path, TOYS, "distributed", fork=False,
+                      env=environment(OMP_NUM_THREADS="1"))
+    assert not done.returncode, done.stderr
+    assert done.stdout.count("32 tokens a step") == 1 and "no_sync()" in done.stdout
+
+
+@pytest.mark.slow
+def test_hugging_faces_trainer(tmp_path):
+    """Its GPT-2 has the activation by hand, and merged projections; its optimizer is fused."""
+    pytest.importorskip("transformers")
+    data = write_tokens(tmp_path / "data", train=4000)
+    facts = watch(ROOT / "peers" / "hf_trainer.py", "--model", "cpu-demo", "--device", "cpu",
+                  "--data", data, "--results-dir", tmp_path, "--context_length", 32,
+                  "--batch_size", 2, "--eval_windows", 2, report=tmp_path / "report.json")
+    assert {int(name[:2]) for name in lacking(facts) - {"05-bfloat16", "12-huge-pages"}} == {
+        6, 8, 13, 14, 15}

@@ -21,7 +21,6 @@ import signal
 import sys
 import time
 import traceback
-import weakref
 
 import torch
 from torch.optim.optimizer import (
@@ -41,7 +40,7 @@ class Steps:
     def __init__(self, order: dict):
         self.order, self.mode, self.watched = order, order["mode"], order.get("watched", 0)
         self.key, self.first = order.get("key"), time.perf_counter()
-        self.ends, self.numbers, self.optimizers = {}, {}, weakref.WeakSet()
+        self.ends, self.optimizers = {}, {}  # by the order of their first updates
         self.depth = self.backwards = self.created = 0
         self.waited, self.warm, self.loaders, self.saved = 0.0, None, [], []
 
@@ -58,8 +57,9 @@ class Steps:
         if watch.phase[-1] == "optimizer":
             watch.phase.pop()
         if not self.depth:
-            self.optimizers.add(optimizer)
-            self.end(str(self.numbers.setdefault(id(optimizer), len(self.numbers))))
+            number = len(self.optimizers)
+            _, number = self.optimizers.setdefault(id(optimizer), (optimizer, number))
+            self.end(str(number))
 
     def backward(self, real):
         """In place of torch.autograd.backward and .grad."""
@@ -86,7 +86,7 @@ class Steps:
         ends.append(now)
         if self.mode == "watch" and key == self.key:
             if len(ends) == self.watched:
-                watch.start([each for optimizer in self.optimizers
+                watch.start([each for optimizer, _ in self.optimizers.values()
                              for group in optimizer.param_groups for each in group["params"]])
             elif len(ends) > self.watched:
                 watch.on = False
@@ -144,7 +144,7 @@ def finish(how: str, error: str = "") -> None:
         backwards=steps.backwards, waited=steps.waited, loaders=steps.loaders,
         children=resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime,
         saved=sorted({path for path in steps.saved if os.path.exists(path)}),
-        optimizers=[optimizer_facts(each) for each in steps.optimizers],
+        optimizers=[optimizer_facts(each) for each, _ in steps.optimizers.values()],
         precision=torch.get_float32_matmul_precision(), device="cuda" if cuda else "cpu",
         name=torch.cuda.get_device_name() if cuda else cpu_name(), bfloat16=has_bfloat16(cuda),
         capability=torch.cuda.get_device_capability() if cuda else None, kept=keeps_memory(),

@@ -22,7 +22,7 @@ def where(step: Step, numbers: list[int]) -> str:
 def values_read(step: Step) -> str:
     """The host waits for the GPU where it reads a value."""
     read = [number for number, op in enumerate(step.ops) if op.name == "_local_scalar_dense"
-            and (op.phase != "optimizer" or op.others["device"] == "cuda")]
+            and (op.phase == "forward" or op.others["device"] == "cuda")]
     cost = "" if step.device == "cuda" else "; free on a CPU, on a GPU each waits for it"
     return f"{count(len(read), 'value')} read back from tensors in a step," \
            f" {where(step, read)}{cost}" if read else ""

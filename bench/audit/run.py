@@ -35,9 +35,11 @@ def audit(command: list[str], minutes: float) -> tuple[dict, dict]:
 def run(command: list[str], order: dict, minutes: float) -> dict:
     """The report of a child. Raises UserError."""
     watching = order["mode"] == "watch"
-    again = os.environ.get("TORCHELASTIC_RESTART_COUNT")
-    if watching and again:  # else ranks meet what the first run left in torchrun's store
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(int(again) + 1)
+    if watching and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        # torchrun's store still holds what the ranks of the first run told each other.
+        port = int(os.environ["MASTER_PORT"])
+        os.environ |= dict(TORCHELASTIC_USE_AGENT_STORE="False",
+                           MASTER_PORT=str(port - 1 if port > 60_000 else port + 1))
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
         order |= dict(report=str(report))

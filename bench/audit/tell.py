@@ -5,12 +5,13 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from bench.audit.gains import gains_of
 from bench.audit.notes import notes
 from bench.audit.signs import CANT_TELL, LACKS, Verdict, count, verdicts
 from bench.audit.step import Step
-from bench.common import REFERENCE, relative, short_name, trained_in, write_whole
+from bench.common import relative, write_whole
 from bench.predict.speed import PEAK_FLOPS
-from bench.report.tables import Column, Table, found_in, markdown
+from bench.report.tables import Column, Table, markdown
 from patches import stack
 
 WARM_UP = 3  # steps that aren't timed, as in bench/audit/child.py
@@ -63,27 +64,6 @@ def findings(command: list[str], timed: dict, watched: dict, results: Path) -> F
     figures = figures_of(step, timed)
     return Findings(command, head(step, timed, figures), figures, techniques, gains_from,
                     notes(step, timed))
-
-
-def gains_of(facts: dict, device: str, results: Path) -> tuple[dict[str, float], str]:
-    """What each technique brought over the one before it, by its patch, on this machine or else on
-    another one with such a device; and which one that is."""
-    kind = "bfloat16" if facts["bfloat16"] else "float32"
-    best: tuple[int, dict[str, float], str] = 0, {}, ""
-    for folder in (results, *(path.parent for path in sorted(REFERENCE.glob("*/ladder.jsonl")))):
-        for measured, rows in found_in(folder, "ladder"):
-            machine = measured.machine
-            if machine["device"] != device:
-                continue
-            name = machine["name"]
-            same = name == facts["name"] and trained_in(machine) == kind
-            rank = 1 + 2 * same + (folder == results)
-            if rank > best[0]:
-                text = f"the ladder on {short_name(machine)}" + ", measured here" * (rank == 4)
-                if not same:
-                    text += f" in {trained_in(machine)}: another machine than this one"
-                best = rank, {str(row.run.script): row.factor for row in rows if row.factor}, text
-    return best[1:]
 
 
 def figures_of(step: Step, timed: dict) -> dict:
@@ -173,9 +153,8 @@ def text(found: Findings) -> str:
         Column("× on our ladder", lambda row: f"{row.gain:.2f}" if row.gain else "")],
         rows)) if rows else "It lacks nothing.\n"
     parts = ["\n".join(f"- {line}" for line in found.head) + "\n", table]
-    if found.gains_from:
-        parts[-1] += f"\nOur ladder: {found.gains_from}."
-    parts[-1] += " The lines of number 3: `python patches/stack.py show 3`\n"
+    ladder = f"× on our ladder: {found.gains_from}. " if found.gains_from else ""
+    parts[-1] += f"\n{ladder}To see the lines of number 3: `python patches/stack.py show 3`\n"
     for state in dict.fromkeys(each.verdict.state for each in found.techniques):
         if state not in (LACKS, CANT_TELL):
             names = [f"{each.number} {each.technique}" for each in found.techniques

@@ -243,5 +243,5 @@ def watch_compiled(watch: Watch) -> None:
 def leave_modes() -> None:
     """In processes of a DataLoader, which inherit the modes."""
     with contextlib.suppress(RuntimeError, AssertionError):
-        torch._C._pop_torch_dispatch_stack()
+        torch._C._pop_torch_dispatch_stack(None)
         torch._C._pop_torch_function_stack()
