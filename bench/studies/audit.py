@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from pathlib import Path
 
 from bench.audit import tell
 from bench.audit.run import audit
@@ -17,9 +18,9 @@ class Audit(Study):
 
     runs_scripts = of_this_machine = False
     in_report = ()
-    arguments = "SCRIPT [ITS ARGUMENTS]"
 
     def options(self, parser):
+        parser.usage = "measure.py audit [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
         parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, default=[],
                             metavar="MODULE", help="as `python -m MODULE`, in place of a SCRIPT")
         parser.add_argument("--json", action="store_true", help="print all of it for machines")
@@ -35,6 +36,8 @@ class Audit(Study):
         command = command + ["--"] * bool(setup.options) + setup.options
         if not command:
             raise UserError("which script? python measure.py audit SCRIPT [ITS ARGUMENTS]", 2)
+        if not args.module and not Path(command[0]).exists():
+            raise UserError(f"no script {command[0]}", 2)
         timed, watched = audit(command, args.minutes)
         if int(os.environ.get("RANK", 0)):
             return ""
