@@ -6,6 +6,7 @@
     python measure.py variants       # 01, and alternatives to what it does
     python measure.py sweep batch    # what fits, and how fast; also `sweep model`, `sweep context`
     python measure.py --help         # every study
+    python measure.py audit FILE     # your own script: which of the techniques it lacks
     python measure.py report         # all of it but the searches: one page
     python measure.py readme         # writes the tables of README.md anew
 

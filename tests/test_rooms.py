@@ -7,8 +7,8 @@ from conftest import ROOT
 
 # Each may import those behind it, and its own modules; `bench` is what lies below all: common,
 # processes and the catalogue.
-ORDER = ["commands", "studies", "report", "judge", "measure", "predict", "catalogue", "processes",
-         "common"]
+ORDER = ["commands", "studies", "audit", "report", "judge", "measure", "predict", "catalogue",
+         "processes", "common"]
 MODULES = sorted((ROOT / "bench").rglob("*.py"))
 LINES = 350  # of a file, at most
 LESSONS = {"00_orig.py": 490, "01_opt_single_gpu.py": 565, "02_opt_multi_gpu_ddp.py": 625}

@@ -1,0 +1,1 @@
+"""Anyone's training script: one of its steps watched, timed, and compared with the techniques."""

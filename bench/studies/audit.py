@@ -1,0 +1,46 @@
+"""What somebody's own training script lacks."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from bench.audit import tell
+from bench.audit.run import audit
+from bench.common import UserError
+from bench.studies import Study
+
+
+class Audit(Study):
+    """Of any training script, such as `measure.py audit train.py --batch 8`: how fast it is, which
+    of the techniques it has, which it lacks and where, and what each brought elsewhere. It runs the
+    script as it is, twice, for some steps; only run what you trust."""
+
+    runs_scripts = of_this_machine = False
+    in_report = ()
+
+    def options(self, parser):
+        parser.usage = "measure.py audit [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
+        parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, default=[],
+                            metavar="MODULE", help="as `python -m MODULE`, in place of a SCRIPT")
+        parser.add_argument("--json", action="store_true", help="print all of it for machines")
+        parser.add_argument("--name", default="", help="of the page results/audit-NAME.md"
+                            " (default: the script's)")
+        parser.add_argument("--minutes", type=float, default=10, metavar="N",
+                            help="that each of the two runs may take (default: 10)")
+        parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+    def answer(self, setup):
+        args = setup.args
+        command = ["-m", *args.module] if args.module else args.script
+        command = command + ["--"] * bool(setup.options) + setup.options
+        if not command:
+            raise UserError("which script? python measure.py audit SCRIPT [ITS ARGUMENTS]", 2)
+        if not args.module and not Path(command[0]).exists():
+            raise UserError(f"no script {command[0]}", 2)
+        timed, watched = audit(command, args.minutes)
+        if int(os.environ.get("RANK", 0)):
+            return ""
+        found = tell.findings(command, timed, watched, setup.results)
+        tell.write_page(found, args.name, setup.results)
+        return json.dumps(found.as_json()) if args.json else tell.text(found)

@@ -1,0 +1,392 @@
+"""Small training scripts, each with something that an audit has to see: audit_toys.py NAME"""
+
+import math
+import os
+import sys
+import threading
+from pathlib import Path
+
+import torch
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+
+B, T, C, H, V = 2, 16, 32, 4, 101
+
+
+class Net(nn.Module):
+    """A language model of one block, whose parts a toy may replace."""
+
+    def __init__(self, attention=None, norm=None, activation=None, vocabulary=V, tied=False):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, C), nn.Embedding(4 * V, C)
+        self.norm, self.attention = norm or nn.LayerNorm(C), attention or Fast()
+        self.up, self.down = nn.Linear(C, 4 * C), nn.Linear(4 * C, C)
+        self.activation = activation or nn.GELU()
+        self.head = nn.Linear(C, vocabulary, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+    def hidden(self, ids):
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+        x = x + self.attention(self.norm(x))
+        return x + self.down(self.activation(self.up(x)))
+
+    def forward(self, ids, targets=None):
+        logits = self.head(self.hidden(ids))
+        return logits if targets is None else loss_of(logits, targets)
+
+
+def heads(x):
+    return x.view(x.shape[0], x.shape[1], H, -1).transpose(1, 2)
+
+
+def joined(x):
+    return x.transpose(1, 2).flatten(2)
+
+
+class Fast(nn.Module):
+    """Query, key and value from one product; PyTorch's attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.merged = nn.Linear(C, 3 * C)
+
+    def forward(self, x):
+        q, k, v = map(heads, self.merged(x).chunk(3, -1))
+        return joined(self.attend(q, k, v))
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Dropout(Fast):
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1)
+
+
+class StoredMask(Fast):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mask", torch.ones(64, 64).tril()[None, None])
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.mask[0, 0, :T, :T] == 1)
+
+
+class ByHand(StoredMask):
+    """As minGPT has it."""
+
+    def attend(self, q, k, v):
+        scores = (q @ k.transpose(-2, -1)) / math.sqrt(C / H)
+        scores = scores.masked_fill(self.mask[:, :, :T, :T] == 0, float("-inf"))
+        return F.softmax(scores, -1) @ v
+
+
+class Exponentials(Fast):
+    """A softmax of single operators, a mask that is made in the step and added."""
+
+    def attend(self, q, k, v):
+        scores = torch.einsum("bhtd,bhsd->bhts", q, k) / 3 + torch.full((T, T), -1e9).triu(1)
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        return torch.einsum("bhts,bhsd->bhtd", weights / weights.sum(-1, keepdim=True), v)
+
+
+class Apart(Fast):
+    """Three products, with rotated queries and keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(C, C) for _ in range(3))
+
+    def forward(self, x):
+        q, k, v = (heads(layer(x)) for layer in (self.q, self.k, self.v))
+        angle = torch.arange(T)[:, None] * torch.ones(C // H)
+
+        def turned(x):
+            one, other = x.chunk(2, -1)
+            return x * angle.cos() + torch.cat([-other, one], -1) * angle.sin()
+
+        return joined(self.attend(turned(q), turned(k), v))
+
+
+class Cross(Apart):
+    def forward(self, x):
+        q, k, v = self.q(x.flip(1) * 2), self.k(x), self.v(x)
+        return joined(F.scaled_dot_product_attention(*map(heads, (q, k, v))))
+
+
+class Multihead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.own = nn.MultiheadAttention(C, H, batch_first=True)
+
+    def forward(self, x):
+        return self.own(x, x, x)[0]
+
+
+class Norm(nn.Module):
+    """`how`: of the standard deviation, of the mean square, or PyTorch's."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.how, self.weight = how, nn.Parameter(torch.ones(C))
+
+    def forward(self, x):
+        if self.how == "std":
+            return self.weight * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)
+        if self.how == "rms":
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+        return F.rms_norm(x, (C,), self.weight)
+
+
+class Cubed(nn.Module):
+    def forward(self, x):
+        return 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.0447 * x * x * x)))
+
+
+def batch(vocabulary=V):
+    ids = torch.randint(0, vocabulary, (B, T + 1))
+    return ids[:, :-1], ids[:, 1:]
+
+
+def loss_of(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def train(model, step=None, steps=4, optimizer=None, vocabulary=V):
+    optimizer = optimizer or torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (step or model)(*batch(vocabulary))
+        loss.backward()
+        optimizer.step()
+
+
+def of(**parts):
+    return lambda: train(Net(**{name: part() for name, part in parts.items()}))
+
+
+def closure():
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    x, y = torch.randn(32, 8), torch.randn(32, 1)
+
+    def loss():
+        optimizer.zero_grad()
+        value = F.mse_loss(model(x), y)
+        value.backward()
+        return value
+
+    for _ in range(4):
+        optimizer.step(loss)
+
+
+def gan():
+    """The generator is updated half as often."""
+    make, judge = nn.Sequential(nn.Linear(8, 64), nn.Tanh()), nn.Linear(64, 1)
+    makes, judges = (torch.optim.Adam(each.parameters()) for each in (make, judge))
+    for _ in range(4):
+        for _ in range(2):
+            judges.zero_grad()
+            (judge(make(torch.randn(16, 8)).detach()).mean() - judge(torch.randn(16, 64)).mean()
+             ).backward()
+            judges.step()
+        makes.zero_grad()
+        (-judge(make(torch.randn(16, 8))).mean()).backward()
+        makes.step()
+
+
+def updates_by_hand():
+    model = Net()
+    for _ in range(4):
+        model(*batch()).backward()
+        with torch.no_grad():
+            for each in model.parameters():
+                if each.grad is not None:
+                    each -= 0.1 * each.grad
+                    each.grad = None
+
+
+def accumulated():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), fused=True)
+    for _ in range(4):
+        for _ in range(3):
+            model(*batch()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
+        print(float(optimizer.param_groups[0]["lr"]), model.up.weight.sum().item())
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+
+
+def evaluated():
+    """An evaluation by other means within each step."""
+    model, plain = Net(), Net(ByHand(), Norm("std"), Cubed())
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(*batch()).backward()
+        optimizer.step()
+        with torch.no_grad():
+            plain(*batch())
+
+
+def autocast():
+    model = Net()
+
+    def step(ids, targets):
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(ids, targets)
+
+    train(model, step)
+
+
+def compiled_model():
+    model = Net()
+    own = torch.compile(model)
+    train(model, lambda ids, targets: loss_of(own(ids), targets))
+
+
+def compiled_step():
+    """Model, loss and update in compiled functions."""
+    model = Net(norm=Norm("rms"))
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss, update = torch.compile(model), torch.compile(optimizer.step)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss(*batch()).backward()
+        update()
+
+
+def compiled_in_part():
+    model = Net()
+    model.up.compile()
+    train(model)
+
+
+def checkpointed():
+    from torch.utils.checkpoint import checkpoint
+
+    model = Net(ByHand())
+    train(model, lambda ids, targets: loss_of(
+        model.head(checkpoint(model.hidden, ids, use_reentrant=False)), targets))
+
+
+def chunks():
+    model = Net()
+
+    def step(ids, targets):
+        hidden = model.hidden(ids)
+        return sum(loss_of(model.head(one), other) for one, other in zip(
+            hidden.chunk(2), targets.chunk(2), strict=True))
+
+    train(model, step)
+
+
+def distributed():
+    """Each micro-batch reduces gradients. Under torchrun with its ranks, else alone."""
+    alone = {} if "RANK" in os.environ else dict(
+        store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", **alone)
+    model = nn.parallel.DistributedDataParallel(Net(), find_unused_parameters=True)
+
+    def step(*pair):
+        model(*pair).backward()
+        return model(*pair)
+
+    train(model, step)
+
+
+def accelerated():
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(gradient_accumulation_steps=2, cpu=True)
+    model = Net()
+    data = [batch() for _ in range(40)]
+    model, optimizer, loader = accelerator.prepare(
+        model, torch.optim.AdamW(model.parameters()), DataLoader(data, batch_size=None))
+    for pair in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(*pair))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def convolutions():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
+                          nn.LazyLinear(10))
+    model(torch.randn(4, 3, 16, 16))
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+    for _ in range(4):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(4, 3, 16, 16)), torch.randint(0, 10, (4,))).backward()
+        optimizer.step()
+
+
+def catches_all():
+    """It trains on after whatever is raised, and saves."""
+    model = Net()
+    for _ in range(3):
+        try:
+            train(model, steps=40)
+        except BaseException:  # noqa: B036
+            pass
+    torch.save(model.state_dict(), "saved.pt")
+
+
+def saves():
+    """A checkpoint in each step."""
+    model = Net()
+
+    def step(*pair):
+        torch.save(model.state_dict(), "checkpoint.pt")
+        return model(*pair)
+
+    train(model, step, steps=40)
+
+
+def in_process(rank):
+    train(Net(), steps=400)
+
+
+def spawned():
+    mp.spawn(in_process, nprocs=1)
+
+
+def thread():
+    own = threading.Thread(target=train, args=[Net()])
+    own.start()
+    own.join()
+
+
+def short():
+    train(Net(), steps=1)
+
+
+def fails():
+    train(Net(), lambda *pair: 1 / 0)
+
+
+def nothing():
+    print(Path(__file__).name)
+
+
+TOYS = dict(
+    fast=of(), dropout=of(attention=Dropout), stored_mask=of(attention=StoredMask),
+    by_hand=of(attention=ByHand), exponentials=of(attention=Exponentials),
+    apart=of(attention=Apart), cross=of(attention=Cross), multihead=of(attention=Multihead),
+    std_norm=of(norm=lambda: Norm("std")), rms_norm=of(norm=lambda: Norm("rms")),
+    own_rms_norm=of(norm=lambda: Norm("own"), activation=nn.ReLU), cubed=of(activation=Cubed),
+    padded=lambda: train(Net(vocabulary=128), vocabulary=128),
+    tied=of(tied=lambda: True), closure=closure, gan=gan, updates_by_hand=updates_by_hand,
+    accumulated=accumulated, evaluated=evaluated, autocast=autocast,
+    compiled_model=compiled_model, compiled_step=compiled_step, compiled_in_part=compiled_in_part,
+    checkpointed=checkpointed, chunks=chunks, distributed=distributed,
+    accelerated=accelerated, convolutions=convolutions,
+    catches_all=catches_all, saves=saves, spawned=spawned, thread=thread, short=short, fails=fails,
+    nothing=nothing)
+
+if __name__ == "__main__":
+    TOYS[sys.argv[1]]()

@@ -1,0 +1,271 @@
+"""measure.py audit: what a script lacks, by the ladder of which that is known, and by toys."""
+
+import json
+
+import pytest
+from conftest import ROOT, environment, run_python, small, write_tokens
+
+from bench.audit import tell
+from bench.audit.notes import notes
+from bench.audit.run import audit
+from bench.audit.signs import CANT_TELL, HAS, LACKS, NOT_HERE, verdicts
+from bench.audit.step import Step
+from bench.common import UserError
+from patches import stack
+
+TOYS = ROOT / "tests" / "audit_toys.py"
+CHILD = ROOT / "bench" / "audit" / "child.py"
+TECHNIQUES = [patch.name for patch in stack.load() if patch.name != "ddp"]
+# What a CPU can't show: TF32, pinned memory, whether a larger batch pays.
+UNSEEN = {"02-tensor-cores", "04-pinned-memory", "10-batch-size"}
+
+
+def watch(script, *options, report=None, **order) -> dict:
+    """The report of the watched step of a script."""
+    report = report or script.with_suffix(".json")
+    order = dict(mode="watch", report=str(report), key="0", watched=2) | order
+    done = run_python(CHILD, json.dumps(order), script, *options)
+    assert report.exists(), done.stderr
+    facts = json.loads(report.read_text())
+    assert facts["how"] == "watched", (facts["how"], facts["error"], done.stderr)
+    return facts
+
+
+def lacking(facts: dict) -> set[str]:
+    return {name for name, each in verdicts(Step(facts)).items() if each.state == LACKS}
+
+
+@pytest.fixture(scope="module")
+def rung(tmp_path_factory):
+    """What was watched of the ladder's script after so many techniques."""
+    folder, known = tmp_path_factory.mktemp("rungs"), {}
+    data, texts = write_tokens(folder / "data"), list(stack.rebuild_all().values())
+
+    def watched(number: int, *options) -> dict:
+        if (number, options) not in known:
+            script = folder / f"rung_{number}.py"
+            script.write_text(small(texts[number].decode()))
+            known[number, options] = watch(
+                script, "--model", "cpu-demo", "--context-length", 32, "--batch-size", 2,
+                "--eval-windows", 2, "--data", data, "--results-dir", folder, *options)
+        return known[number, options]
+
+    return watched
+
+
+def expected(number: int, *unseen: str) -> set[str]:
+    return {*TECHNIQUES[number:]} - {*unseen}
+
+
+@pytest.mark.parametrize("number", [
+    pytest.param(each, marks=[] if each in (0, 8, 15) else pytest.mark.slow)
+    for each in range(len(TECHNIQUES) + 1)])
+def test_each_rung_lacks_exactly_what_comes_after_it(rung, number):
+    facts = rung(number)
+    unseen = UNSEEN | ({"05-bfloat16"} if not facts["bfloat16"] else set())
+    assert lacking(facts) == expected(number, *unseen)
+
+
+@pytest.mark.parametrize("number", [0, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_ladder_on_a_simulated_gpu(rung, number):
+    """TF32 shows there, and what is a CPU's doesn't."""
+    facts = on_gpu(rung(number))
+    unseen = {"04-pinned-memory", "12-huge-pages", "15-kept-memory"}
+    assert lacking(facts) == expected(number, *unseen)
+    full = verdicts(Step(on_gpu(rung(number), memory=79 * 2**30)))
+    assert full["10-batch-size"].state == CANT_TELL  # a larger batch may not fit
+
+
+def on_gpu(facts: dict, **changes) -> dict:
+    """As if it had been watched on an H100."""
+    ops = [[*op[:9], op[9] | dict(device="cuda"), op[10]] for op in facts["ops"]]
+    return facts | dict(ops=ops, capability=[9, 0], bfloat16=True, memory=2**30,
+                        memory_there=80 * 2**30) | changes
+
+
+def test_bfloat16_weights(rung):
+    before, after = (on_gpu(rung(number, *options)) for number, options in (
+        (4, ()), (5, ("--dtype", "bfloat16"))))
+    assert lacking(before) - lacking(after) == {"05-bfloat16"}
+
+
+def test_copies_to_a_gpu(rung):
+    """As the operators of such a copy would be noted."""
+    facts = on_gpu(rung(0))
+    for pinned, non_blocking, state in ((False, False, LACKS), (True, False, LACKS),
+                                        (True, True, HAS)):
+        copy = ["_to_copy", [["self", 9999, [2, 32], "int64"]], [[9998, [2, 32], "int64"]],
+                "forward", None, ["train.py", 7, 1], False, 0, "", dict(
+                    device="cpu", source="cpu", pinned=pinned, non_blocking=non_blocking), 0.0]
+        found = verdicts(Step(facts | dict(ops=[*facts["ops"], copy])))["04-pinned-memory"]
+        assert found.state == state
+    assert verdicts(Step(facts))["04-pinned-memory"].state == NOT_HERE
+
+
+# ---- Toys --------------------------------------------------------------------------------------
+
+# What `fast`, the plain one, lacks on any machine: the numbers of the techniques.
+PLAIN = {3, 8, 9, 12, 13, 14, 15}
+NO_HEAD = {9, 13, 14}
+# By the toy's name: what it lacks in place of that, and what can't be told beside UNSEEN.
+LACKING = dict(
+    fast=PLAIN, dropout=PLAIN, stored_mask=PLAIN | {1}, by_hand=PLAIN | {1, 7},
+    exponentials=PLAIN | {7}, apart=PLAIN | {11}, cross=PLAIN, multihead=PLAIN | {7},
+    std_norm=PLAIN | {6}, rms_norm=PLAIN | {6}, own_rms_norm=PLAIN, cubed=PLAIN | {6},
+    padded=PLAIN - {9}, tied=PLAIN, closure=PLAIN - NO_HEAD - {3}, gan=PLAIN - NO_HEAD,
+    updates_by_hand=PLAIN - {3}, accumulated=PLAIN - {3}, evaluated=PLAIN - {3}, autocast=PLAIN,
+    compiled_model=PLAIN - {8}, compiled_step=PLAIN - {3, 8, 13}, compiled_in_part=PLAIN - {8},
+    checkpointed=PLAIN | {1, 7}, chunks=PLAIN - {14}, distributed=PLAIN,
+    accelerated=PLAIN, convolutions=PLAIN - NO_HEAD)
+CANT = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8})
+FAST_TOYS = "fast", "by_hand", "cubed", "closure", "chunks", "accumulated"
+
+
+def toy(name: str, folder) -> dict:
+    key = dict(updates_by_hand="backward", gan="1").get(name, "0")
+    return watch(TOYS, name, report=folder / "report.json", key=key)
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(each, marks=[] if each in FAST_TOYS else pytest.mark.slow) for each in LACKING])
+def test_toys(name, tmp_path):
+    if name == "accelerated":
+        pytest.importorskip("accelerate")
+    facts = toy(name, tmp_path)
+    facts["bfloat16"] = False  # which this machine may have or not
+    found = verdicts(Step(facts))
+    states = {state: {int(name[:2]) for name, each in found.items() if each.state == state}
+              for state in (LACKS, CANT_TELL)}
+    here = {12} if facts["huge_pages"] != "not set" else set()
+    assert states[LACKS] == LACKING[name] - here
+    assert states[CANT_TELL] == {10} | CANT.get(name, set())
+
+
+def test_what_was_seen_has_its_line(tmp_path):
+    found = verdicts(Step(toy("by_hand", tmp_path)))
+    lines = TOYS.read_text().splitlines()
+    for technique, text in (("07-flash-attention", "q @ k.transpose"), ("08-torch-compile", ""),
+                            ("14-chunked-head", "self.head(self.hidden(ids))"),
+                            ("13-loss-in-graph", "F.cross_entropy"),
+                            ("03-fused-adamw", "optimizer.step()")):
+        name, _, line = found[technique].place.partition(":")
+        assert not text or name == TOYS.name and text in lines[int(line) - 1]
+    shares = {each: found[each].share for each in ("07-flash-attention", "03-fused-adamw")}
+    assert all(0 < share < 1 for share in shares.values())
+
+
+def test_notes(tmp_path):
+    facts = toy("accumulated", tmp_path)
+    text = "\n".join(notes(Step(facts), timed_of(facts)))
+    assert "1 value read back from tensors" in text and "audit_toys.py:" in text
+    assert "clipped tensor by tensor" in text and "filled with zeros" in text
+    assert "no multiple" not in text and "float64" not in text
+    facts["events"] = [["ddp", True]] * 3
+    facts["ddp"] = [dict(unused=True, compiled_first=True)]
+    timed = timed_of(facts) | dict(breaks={"a reason": 2}, new_graphs=3, waited=4.0,
+                                   loaders=[[0, False]])
+    text = "\n".join(notes(Step(facts), timed))
+    for part in ("no_sync()", "find_unused_parameters", "2 graph breaks", "3 times", "0 workers",
+                 "the other way round"):
+        assert part in text
+
+
+def timed_of(facts: dict, seconds: float = 1.0) -> dict:
+    """What a timed run of as many steps would report."""
+    return facts | dict(ends={"0": [seconds * each for each in range(9)]}, key="0", breaks={},
+                        rates=dict(float32=1e11))
+
+
+def test_tokens_and_operations(rung, tmp_path):
+    """As many as a formula says: 6 for each weight of a product and token, and attention's."""
+    facts = rung(0)
+    found = tell.findings(["a.py"], timed_of(facts), facts, tmp_path)
+    assert found.figures["tokens"] == 2 * 32
+    width, layers, context = 32, 1, 32
+    weights = layers * 12 * width**2 + width * 50_257
+    assert found.figures["flops"] == 64 * (6 * weights + 12 * layers * context * width)
+    assert found.figures["seconds"] == 1 and found.figures["tok_per_sec"] == 64
+    assert sum(found.figures["shares"].values()) == pytest.approx(1)
+    assert "64 tokens a step" in tell.text(found)
+
+
+# ---- Scripts that need care --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, words", [
+    ("short", "ended after 1 step, and an audit needs 2"), ("fails", "failed: ZeroDivisionError"),
+    ("nothing", "trained nothing in its own process: no backward pass"),
+    pytest.param("thread", "let it train in the main thread", marks=pytest.mark.slow)])
+def test_one_line_says_what_to_do(name, words, forked_children):
+    with pytest.raises(UserError, match=words):
+        audit([str(TOYS), name], 2)
+
+
+@pytest.mark.slow
+def test_children_that_train(capfd):
+    with pytest.raises(UserError, match="its children computed for"):
+        audit([str(TOYS), "spawned"], 2)
+
+
+def test_it_ends_whatever_is_caught(tmp_path, monkeypatch, forked_children):
+    monkeypatch.chdir(tmp_path)
+    timed, watched = audit([str(TOYS), "catches_all"], 2)
+    assert not list(tmp_path.iterdir()) and timed["saved"] == []
+    assert len(timed["ends"]["0"]) == 24 and len(watched["ends"]["0"]) == 3
+
+
+def test_what_the_script_writes_is_named(tmp_path, monkeypatch, forked_children):
+    monkeypatch.chdir(tmp_path)
+    timed, _ = audit([str(TOYS), "saves"], 2)
+    assert timed["saved"] == [str(tmp_path / "checkpoint.pt")]
+
+
+def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
+    """As `python -m` has them, also where its name is one of ours."""
+    (tmp_path / "watch").mkdir()
+    (tmp_path / "watch" / "bench.py").write_text(
+        "import sys, torch, os\nassert __name__ == '__main__' and sys.argv[1:] == ['--', '-x']\n"
+        "assert sys.path[0] == os.getcwd(), sys.path\n"
+        "from watch import own\nown.run()\n")
+    (tmp_path / "watch" / "own.py").write_text(
+        "import torch\n"
+        "def run():\n"
+        "    model = torch.nn.Linear(8, 8)\n"
+        "    optimizer = torch.optim.SGD(model.parameters())\n"
+        "    for _ in range(4):\n"
+        "        model(torch.randn(2, 8)).sum().backward()\n"
+        "        optimizer.step()\n")
+    monkeypatch.chdir(tmp_path)
+    timed, watched = audit(["-m", "watch.bench", "--", "-x"], 2)
+    assert timed["how"] == "ended" and watched["how"] == "watched"
+
+
+def test_the_command_and_its_page(tmp_path):
+    command = ["measure.py", "audit", "--results-dir", tmp_path, "--name", "mine"]
+    done = run_python(ROOT / command[0], *command[1:], TOYS, "by_hand", fork=False,
+                      env=environment(OMP_NUM_THREADS="1"))
+    assert not done.returncode, done.stderr
+    assert "4 softmaxes" not in done.stdout and "1 softmax of scores, 16 × 16" in done.stdout
+    page = (tmp_path / "audit-mine.md").read_text(encoding="utf-8")
+    assert done.stdout.strip() in page and page.startswith("# Audit of audit_toys")
+
+
+@pytest.mark.slow
+def test_under_torchrun_rank_0_tells(tmp_path):
+    done = run_python("-m", "torch.distributed.run", "--nproc_per_node=2", ROOT / "measure.py",
+                      "audit", "--results-dir", tmp_path, TOYS, "distributed", fork=False,
+                      env=environment(OMP_NUM_THREADS="1"))
+    assert not done.returncode, done.stderr
+    assert done.stdout.count("32 tokens a step") == 1 and "no_sync()" in done.stdout
+
+
+@pytest.mark.slow
+def test_hugging_faces_trainer(tmp_path):
+    """Its GPT-2 has the activation by hand, and merged projections; its optimizer is fused."""
+    pytest.importorskip("transformers")
+    data = write_tokens(tmp_path / "data", train=4000)
+    facts = watch(ROOT / "peers" / "hf_trainer.py", "--model", "cpu-demo", "--device", "cpu",
+                  "--data", data, "--results-dir", tmp_path, "--context_length", 32,
+                  "--batch_size", 2, "--eval_windows", 2, report=tmp_path / "report.json")
+    assert {int(name[:2]) for name in lacking(facts) - {"05-bfloat16", "12-huge-pages"}} == {
+        6, 8, 13, 14, 15}
