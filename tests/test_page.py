@@ -397,7 +397,7 @@ def of_any_version(text: str) -> str:
 def test_readme_is_what_the_command_writes(monkeypatch):
     monkeypatch.setattr(fingerprint, "learn", lambda _: None)  # nothing is traced for it
     pages = {page.name: page.read_bytes().decode() for page in readme.PAGES}
-    for name, place in (("techniques", "README.md"), ("sample@intel-xeon-amx-2-cores", "README.md"),
+    for name, place in (("techniques", "README.md"), ("sample@intel-xeon-amx-2-cores", "method.md"),
                         ("stages", "results.md"), ("cpus", "predictions.md"), ("fits", "fits.md"),
                         ("gpus", "gpus.md"), ("hardware", "gpus.md")):
         assert pages[place].count(f"<!-- {name}: written by measure.py readme -->\n") == 1
@@ -501,7 +501,7 @@ def test_links_lead_somewhere():
 def test_pages_stay_short():
     for path in readme.PAGES:
         lines = len(of_any_version(path.read_text(encoding="utf-8")).splitlines())
-        assert lines <= (220 if path.name == "README.md" else 300), f"{path.name}: {lines} lines"
+        assert lines <= (180 if path.name == "README.md" else 320), f"{path.name}: {lines} lines"
 
 
 def test_update_writes_every_table(tmp_path):
