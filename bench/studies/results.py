@@ -56,8 +56,8 @@ def judged(pairs: list[Pair]) -> list[Pair]:
             told[pair.one.run.name] = "no verdict"
             if ours and theirs:
                 found[pair.one.run.name] = ours.minus(theirs)
-    level = min(row.rows.level for pair in pairs for row in (pair.one, pair.other))
-    sure = significant(found, level)
+    levels = [row.rows.level for pair in pairs for row in (pair.one, pair.other)]
+    sure = significant(found, min(levels, default=0))
     for name, each in found.items():
         told[name] = {"faster": "more in A", "slower": "more in B"}.get(
             verdict(each, name in sure), "not measurable")
