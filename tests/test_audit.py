@@ -269,7 +269,7 @@ def test_under_torchrun_rank_0_tells(tmp_path):
                       "audit", "--results-dir", tmp_path, TOYS, "distributed", fork=False,
                       env=environment(OMP_NUM_THREADS="1"))
     assert not done.returncode, done.stderr
-    assert done.stdout.count("32 tokens a step") == 1 and "no_sync()" in done.stdout
+    assert done.stdout.count("64 tokens a step") == 1 and "no_sync()" in done.stdout
 
 
 @pytest.mark.slow
