@@ -50,7 +50,8 @@ def causal_mask(step: Step) -> Verdict:
         return Verdict(CANT_TELL, "a mask that comes from outside the step",
                        step.place(unknown[0].ops[0]))
     if not masked:
-        return Verdict(NOT_HERE, "no masked attention")
+        return (foreign(step) if not step.attentions else None) or Verdict(
+            NOT_HERE, "no masked attention")
     return Verdict(HAS, "the mask is made in the step, or the kernel knows that it is causal")
 
 
