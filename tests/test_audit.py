@@ -6,6 +6,7 @@ import pytest
 from conftest import ROOT, environment, run_python, small, write_tokens
 
 from bench.audit import tell
+from bench.audit.gains import gains_of
 from bench.audit.notes import notes
 from bench.audit.run import audit
 from bench.audit.signs import CANT_TELL, HAS, LACKS, NOT_HERE, verdicts
@@ -117,7 +118,7 @@ LACKING = dict(
     compiled_model=PLAIN - {8}, compiled_step=PLAIN - {3, 8, 13}, compiled_in_part=PLAIN - {8},
     checkpointed=PLAIN | {1, 7}, chunks=PLAIN - {14}, distributed=PLAIN,
     accelerated=PLAIN, convolutions=PLAIN - NO_HEAD)
-CANT = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8})
+UNTOLD = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8})
 FAST_TOYS = "fast", "by_hand", "cubed", "closure", "chunks", "accumulated"
 
 
@@ -138,7 +139,7 @@ def test_toys(name, tmp_path):
               for state in (LACKS, CANT_TELL)}
     here = {12} if facts["huge_pages"] != "not set" else set()
     assert states[LACKS] == LACKING[name] - here
-    assert states[CANT_TELL] == {10} | CANT.get(name, set())
+    assert states[CANT_TELL] == {10} | UNTOLD.get(name, set())
 
 
 def test_what_was_seen_has_its_line(tmp_path):
@@ -187,6 +188,18 @@ def test_tokens_and_operations(rung, tmp_path):
     assert found.figures["seconds"] == 1 and found.figures["tok_per_sec"] == 64
     assert sum(found.figures["shares"].values()) == pytest.approx(1)
     assert "64 tokens a step" in tell.text(found)
+
+
+def test_gains_are_from_the_machine_that_is_nearest(tmp_path):
+    def of(name: str, device: str, bfloat16: bool = True):
+        return gains_of(dict(name=name, bfloat16=bfloat16), device, tmp_path)
+
+    gains, where = of("NVIDIA H100 80GB HBM3", "cuda")
+    assert where == "predicted for the H100" and gains["05-bfloat16"] > 1.3
+    assert of("a GPU that nobody knows", "cuda") == ({}, "")
+    gains, where = of("AMD EPYC", "cpu")
+    assert where == "measured on AMD EPYC" and gains["05-bfloat16"] > 1.3
+    assert "another machine than this one, in bfloat16" in of("AMD EPYC", "cpu", False)[1]
 
 
 # ---- Scripts that need care --------------------------------------------------------------------
@@ -256,7 +269,7 @@ def test_under_torchrun_rank_0_tells(tmp_path):
                       "audit", "--results-dir", tmp_path, TOYS, "distributed", fork=False,
                       env=environment(OMP_NUM_THREADS="1"))
     assert not done.returncode, done.stderr
-    assert done.stdout.count("32 tokens a step") == 1 and "no_sync()" in done.stdout
+    assert done.stdout.count("64 tokens a step") == 1 and "no_sync()" in done.stdout
 
 
 @pytest.mark.slow

@@ -145,7 +145,7 @@ def finish(how: str, error: str = "") -> None:
         children=resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime,
         saved=sorted({path for path in steps.saved if os.path.exists(path)}),
         optimizers=[optimizer_facts(each) for each, _ in steps.optimizers.values()],
-        precision=torch.get_float32_matmul_precision(), device="cuda" if cuda else "cpu",
+        precision=product_precision(), device="cuda" if cuda else "cpu",
         name=torch.cuda.get_device_name() if cuda else cpu_name(), bfloat16=has_bfloat16(cuda),
         capability=torch.cuda.get_device_capability() if cuda else None, kept=keeps_memory(),
         huge_pages=huge_pages(), threads=torch.get_num_threads(),
@@ -185,6 +185,15 @@ def optimizer_facts(optimizer) -> dict:
                 fused=[bool(group.get("fused")) for group in groups],
                 foreach=[group.get("foreach") for group in groups],
                 tensors=sum(len(group["params"]) for group in groups))
+
+
+def product_precision() -> str:
+    """Of float32 products. PyTorch's old setting can't be read where its new one was used."""
+    new = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
+    try:
+        return "tf32" if new == "tf32" else torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return new
 
 
 def cpu_name() -> str:

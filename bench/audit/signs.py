@@ -50,14 +50,15 @@ def causal_mask(step: Step) -> Verdict:
         return Verdict(CANT_TELL, "a mask that comes from outside the step",
                        step.place(unknown[0].ops[0]))
     if not masked:
-        return Verdict(NOT_HERE, "no masked attention")
+        return (foreign(step) if not step.attentions else None) or Verdict(
+            NOT_HERE, "no masked attention")
     return Verdict(HAS, "the mask is made in the step, or the kernel knows that it is causal")
 
 
 def tensor_cores(step: Step) -> Verdict:
     if step.device != "cuda":
         return Verdict(NO_HARDWARE, "of NVIDIA GPUs")
-    kinds = step.flops(lambda _, op: op.type)
+    kinds = step.flops(lambda _, op: op.type if op.name != "convolution" else "")  # has its own
     share = kinds["float32"] / max(1, kinds.total())
     if share < 0.01:
         return Verdict(NOT_HERE, "no products in float32")
@@ -93,7 +94,7 @@ def pinned_memory(step: Step) -> Verdict:
     if step.device != "cuda":
         return Verdict(NO_HARDWARE, "nothing is copied to a GPU")
     copies = [number for number, op in enumerate(step.ops) if op.others.get("source") == "cpu"
-              and op.phase == "forward" and max(map(len, (op.outputs[0][1], [0]))) > 0]
+              and op.phase == "forward" and op.outputs[0][1]]
     if not copies:
         return Verdict(NOT_HERE, "no copies to the GPU in the step")
     bad = [each for each in copies if not (step.ops[each].others["pinned"]
@@ -112,11 +113,10 @@ def bfloat16(step: Step) -> Verdict:
     if not step.facts["bfloat16"]:
         return Verdict(HAS if half > 0.9 else NO_HARDWARE, f"FLOPs in {seen}")
     if half > 0.9:
-        masters = any(step.older[each]["shape"] and each in step.older for each in
-                      set(step.weights.values()) if weight_type(step, each) == "float32")
+        masters = "float32" in {weight_type(step, each) for each in step.weights.values()}
         return Verdict(HAS, f"FLOPs in {seen}" + ", of float32 weights (autocast)" * masters)
-    return Verdict(CANT_TELL if half > 0.1 else LACKS, f"FLOPs in {seen}",
-                   step.place(step.products[0]), step.share(step.products))
+    return Verdict(LACKS if kinds["float32"] > 0.9 * kinds.total() else CANT_TELL,
+                   f"FLOPs in {seen}", step.place(step.products[0]), step.share(step.products))
 
 
 def weight_type(step: Step, storage: int) -> str:
@@ -136,12 +136,13 @@ def native_layers(step: Step) -> Verdict:
                 waiting += [(each[1], maker, left - 1) for each in step.ops[maker].inputs]
         return found
 
-    def is_norm(op: Op) -> bool:
-        """Whether it reduces the last dimension alone."""
+    def is_norm(op: Op, before: int) -> bool:
+        """Whether it reduces the last dimension alone, of activations."""
         if op.name not in ("mean", "var", "var_mean", "std") or not op.inputs:
             return False
         last = len(op.inputs[0][2]) - 1
-        return op.others.get("dim") in ([-1], [last]) and last > 0
+        return op.others.get("dim") in ([-1], [last]) and last > 0 and step.is_data(
+            op.inputs[0][1], before)
 
     def degrees(storage: int, before: int, left: int = 8) -> Counter:
         """The degree of the polynomial that it is, in each storage that it is made of."""
@@ -152,7 +153,7 @@ def native_layers(step: Step) -> Verdict:
             "mul", "pow", "add", "sub", "_to_copy") else [Counter([storage])]
         total: Counter = Counter()
         for part in parts:
-            total = total + part if name == "mul" else total | part
+            total = Counter(total + part if name == "mul" else total | part)
         power = op.others.get("exponent") if name == "pow" else 1
         return Counter({each: degree * power for each, degree in total.items()})
 
@@ -168,7 +169,7 @@ def native_layers(step: Step) -> Verdict:
             continue
         elif name in ("rsqrt", "sqrt", "std") or (
                 name == "pow" and op.others.get("exponent") == -0.5):
-            norms += [number] * any(map(is_norm, [op, *back(number, 3)]))
+            norms += [number] * any(is_norm(each, number) for each in [op, *back(number, 3)])
         elif name == "erf":
             activations.append(number)
         elif name == "tanh":

@@ -90,6 +90,11 @@ class Step:
                   for each in self.ops[number].inputs} | {storage}
         return {each for each in inputs if each in self.older}
 
+    def is_data(self, storage: int, before: int) -> bool:
+        """Whether it comes from a batch, and not from parameters and constants alone."""
+        return any(not self.is_parameter(each) for each in self.sources(storage, before)) or any(
+            self.ops[each].name.startswith("rand") for each in self.walk([(storage, before)]))
+
     def root(self, storage: int, before: int) -> int:
         """Where it comes from, through casts and copies."""
         maker = self.maker(storage, before)
@@ -207,16 +212,11 @@ class Step:
     def lookups(self) -> list[int]:
         """The look-ups of tokens: those in the largest table whose indices aren't counted out, as
         positions are, but come from data."""
-        def is_data(number: int) -> bool:
-            indices = self.ops[number].given("indices")
-            makers = self.walk([(indices, number)])
-            return bool(self.sources(indices, number)) or any(
-                self.ops[each].name.startswith("rand") for each in makers)
-
         tables = defaultdict(list)
         for number in sorted(self.training):
-            if self.ops[number].name == "embedding" and is_data(number):
-                tables[self.root(self.ops[number].inputs[0][1], number)].append(number)
+            op = self.ops[number]
+            if op.name == "embedding" and self.is_data(op.given("indices"), number):
+                tables[self.root(op.inputs[0][1], number)].append(number)
         return max(tables.values(), key=lambda each: self.ops[each[0]].inputs[0][2][0], default=[])
 
     @cached_property
