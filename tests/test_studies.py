@@ -209,7 +209,8 @@ def test_the_ladder_and_its_length(tmp_path):
     assert (plan.tokens, plan.seconds) == (16_384, 0)
     setup = setup_for(tmp_path, "ladder")
     setup.args.max_tokens, setup.args.seconds = 99, 3.0
-    assert STUDIES["ladder"].length(setup) == dict(tokens=99, seconds=3.0)
+    assert STUDIES["ladder"].length(setup) == dict(
+        tokens=99, seconds=3.0, min_steps=1, equal_steps=True)
 
 
 def test_leave_one_out(tmp_path):
