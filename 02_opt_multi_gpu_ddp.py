@@ -530,7 +530,7 @@ def configure(argv: list[str] | None = None) -> Config:
         torch.cuda.init()  # else whole GPUs would be counted where they are cut up (MIG)
         gpus = torch.cuda.device_count()
     if "RANK" not in os.environ or 0 < gpus <= LOCAL_RANK:
-        parser.error(f"{gpus} GPU(s) here: torchrun --nproc_per_node={gpus or 2} {parser.prog}")
+        parser.error(f"a process per GPU: torchrun --nproc_per_node={gpus or 2} {parser.prog}")
     device = torch.device(f"cuda:{LOCAL_RANK}" if name == "cuda" else "cpu")
     torch.ones(1, device=device).item()
     os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # as PyTorch does

@@ -66,7 +66,7 @@ def test_a_gpu_that_is_too_old_for_the_build(stages, stage, monkeypatch):
 @pytest.mark.parametrize("error", [  # as PyTorch's builds and drivers raise them
     AssertionError("Torch not compiled with CUDA enabled"),
     RuntimeError("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"),
-    RuntimeError("Unexpected error from cudaGetDeviceCount(). Error 802: not yet\ninitialized"),
+    RuntimeError("Unexpected error from cudaGetDeviceCount()\nError 802: system not yet ready"),
 ])
 def test_cuda_that_does_not_start(bench, monkeypatch, error):
     """02 counts GPUs before it looks at one; what PyTorch raises then is one line, too."""
@@ -370,10 +370,10 @@ def test_ddp_without_torchrun(bench, monkeypatch):
     stage = "02_opt_multi_gpu_ddp"
     for name, answer in (("device_count", 4), ("is_available", True), ("init", None)):
         monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
-    result = call_main(bench.stages[stage], *bench.options(stage), variables={})
+    result = call_main(bench.stages[stage], *bench.options(stage, "--device", "cuda"), variables={})
     assert result.returncode == 2
-    one_error_line(result.stderr, stage, code=2,
-                   says="4 GPU(s) here: torchrun --nproc_per_node=4 02_opt_multi_gpu_ddp.py")
+    one_error_line(result.stderr, stage, code=2, says="a process per GPU:"
+                   " torchrun --nproc_per_node=4 02_opt_multi_gpu_ddp.py")
     assert bench.no_record()
 
 
@@ -411,7 +411,7 @@ def test_more_ranks_than_gpus(stages, monkeypatch, capsys):
         with pytest.raises(SystemExit) as ended:
             script.configure(options)
         assert ended.value.code == 2
-        assert "error: 1 GPU(s) here: torchrun --nproc_per_node=1 " in capsys.readouterr().err
+        assert "error: a process per GPU: torchrun --nproc_per_node=1 " in capsys.readouterr().err
     assert script.configure(["--device", "cpu"]).device == torch.device("cpu")
 
 

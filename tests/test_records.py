@@ -88,8 +88,8 @@ def test_several_processes():
     assert (record.device_name, record.tokens_per_step) == (GPU, 4096)
     assert (record.val_loss_after(4000), record.steps_per_epoch) == (8.0, 390 // 16)
     # Of a text of less than 8 steps they make more passes in an epoch.
-    record = record_of(gpu=GPU, config=dict(world_size=64), tokens=16_384)
-    assert record.steps_per_epoch == 6 * 390 // (4 * 64) == 9
+    many = record_of(gpu=GPU, config=dict(world_size=64), tokens=16_384)
+    assert many.steps_per_epoch == 6 * 390 // (4 * 64) == 9
     assert record.mfu == pytest.approx(0.1 / 4)
     assert record_of(gpu="Some GPU").mfu is None
 
