@@ -562,8 +562,8 @@ def next_commands(patch: Patch, base: str | None, number: int) -> list[str]:
         study = STUDIES_OF_02[patch.fields["Slot"]]
     else:  # no study compares it to 02
         return ["python patches/stack.py verify", write, run]
-    return ["python patches/stack.py verify", *(f"python measure.py {study} {options}" for options
-            in ("--dry-run", "--rounds 1", "--rounds 4 --resume"))]
+    return ["python patches/stack.py verify", *(f"python measure.py {study}{options}" for options
+            in (" --dry-run", ""))]
 
 
 def compose_command(root: Path, names: list[str], base: str | None, out: Path) -> list[str]:

@@ -501,8 +501,8 @@ def new(name: str, *more: str, **fields: str) -> list[str]:
 
 def study(text: str) -> list[str]:
     """What `new` says to type next where the study `text` measures the patch."""
-    return ["python patches/stack.py verify", *(f"python measure.py {text} {options}" for options in
-            ("--dry-run", "--rounds 1", "--rounds 4 --resume"))]
+    return ["python patches/stack.py verify", *(f"python measure.py {text}{options}" for options in
+            (" --dry-run", ""))]
 
 
 def next_of(out: list[str]) -> list[str]:
@@ -617,7 +617,7 @@ def test_the_worked_example_of_contributing(real_tree):
     """Its edit fits 01, its commands print what stands there, and its script trains."""
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```\n\$ (.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 6
+    assert len(blocks) == 5
     (diff, edit), *others = map(typed_and_printed, blocks)
     assert diff == ["git", "diff", "-U1"]
     lines = [line for line in edit.splitlines(keepends=True) if line[0] in " +-"]
