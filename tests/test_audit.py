@@ -260,7 +260,8 @@ def test_the_command_and_its_page(tmp_path):
     assert not done.returncode, done.stderr
     assert "4 softmaxes" not in done.stdout and "1 softmax of scores, 16 × 16" in done.stdout
     page = (tmp_path / "audit-mine.md").read_text(encoding="utf-8")
-    assert done.stdout.strip() in page and page.startswith("# Audit of audit_toys")
+    shown, _, name = done.stdout.strip().rpartition("\n")
+    assert shown in page and page.startswith("# Audit of audit_toys") and "audit-mine.md" in name
 
 
 @pytest.mark.slow

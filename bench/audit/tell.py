@@ -70,7 +70,7 @@ def figures_of(step: Step, timed: dict) -> dict:
     """Of a step: seconds, tokens or samples, floating-point operations, shares, memory."""
     ends = timed["ends"][timed["key"]]
     seconds = [end - start for start, end in zip(ends, ends[1:], strict=False)]
-    seconds = seconds[WARM_UP:] or seconds[-1:]
+    seconds = seconds[min(WARM_UP, len(seconds) // 2):]
     usual = median(seconds)
     tokens = sum(size(step.ops[each].inputs, "indices") for each in step.lookups)
     batches = max(1, len(step.facts["roots"]))
@@ -165,8 +165,9 @@ def text(found: Findings) -> str:
     return "\n".join(parts)
 
 
-def write_page(found: Findings, name: str, results: Path) -> None:
-    """results/audit-NAME.md. Raises UserError."""
+def write_page(found: Findings, name: str, results: Path) -> Path:
+    """Writes results/audit-NAME.md. Raises UserError."""
     script = found.command[1] if found.command[0] == "-m" else Path(found.command[0]).stem
-    write_whole(results / f"audit-{name or script}.md",
-                f"# Audit of {script}\n\n{text(found)}")
+    page = results / f"audit-{name or script}.md"
+    write_whole(page, f"# Audit of {script}\n\n{text(found)}")
+    return page

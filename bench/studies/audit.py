@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.audit import tell
 from bench.audit.run import audit
-from bench.common import UserError
+from bench.common import UserError, relative
 from bench.studies import Study
 
 
@@ -42,5 +42,5 @@ class Audit(Study):
         if int(os.environ.get("RANK", 0)):
             return ""
         found = tell.findings(command, timed, watched, setup.results)
-        tell.write_page(found, args.name, setup.results)
-        return json.dumps(found.as_json()) if args.json else tell.text(found)
+        page = tell.write_page(found, args.name, setup.results)
+        return json.dumps(found.as_json()) if args.json else tell.text(found) + relative(page)
