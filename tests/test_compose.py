@@ -67,7 +67,6 @@ EXCLUDED = {  # as their headers say
 }
 CONFLICTS_WITH_02 = {
     "compile-blocks", "compile-mode", "compile-switch", "data-on-device", "embedding-eager",
-    "init-gpt2",  # every rank would make the folder that it saves to
     "loop-accelerate", "optimizer-in-backward",
 }
 
