@@ -483,3 +483,10 @@ def test_what_is_no_released_model_is_told(scripts, released, tmp_path, settings
     with pytest.raises(script.UserError, match=r"model.safetensors isn't a GPT-2 of this size: "):
         model_of(script, **dict(layers=2, heads=2, width=32, context_length=16,
                                 vocab_size=50_257) | settings, weights=str(folder))
+
+
+def test_autocasts_trial_of_the_compiler_is_of_its_type(scripts, monkeypatch):
+    """A GPU that lacks bfloat16 is seen, though the weights are float32."""
+    script, seen = scripts("precision-autocast"), []
+    monkeypatch.setattr(torch, "compile", lambda function: lambda x: seen.append(x.dtype))
+    assert script.can_compile(*model_of(script)) and seen == [torch.bfloat16]
