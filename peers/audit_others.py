@@ -57,6 +57,7 @@ def audit(folder: Path, run: dict) -> dict[str, set[int]]:
 
 
 def main() -> int:
+    sys.stdout.reconfigure(errors="replace")
     known = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     wrong = 0
     for given in map(Path, sys.argv[1:]):

@@ -88,8 +88,9 @@ def times_to_loss(machine: Path) -> str:
         parts = {}
         for name, row, what in lines:
             if factor := row.time_factor(targets[name], True):
-                low, high = row.time_interval(targets[name], True) or (factor, factor)
-                parts.setdefault(name, []).append(f"{what} {factor:.1f}× ({low:.1f}–{high:.1f})")
+                interval = row.time_interval(targets[name], True)  # of two seeds or more
+                within = " ({:.1f}–{:.1f})".format(*interval) if interval else ""
+                parts.setdefault(name, []).append(f"{what} {factor:.1f}×{within}")
         seeds = min(row.rounds for row in rows)
         told += [f"to {targets[name]:.2f}{', of one epoch' * (name == 'epoch')}: {', '.join(each)};"
                  f" {seeds} seed{'s' * (seeds != 1)}" for name, each in parts.items()]
