@@ -352,7 +352,8 @@ def main() -> int:
     except (Exception, KeyboardInterrupt) as error:
         status, message, code = orig.explain(error, config)
         print(f"error: {message}", file=sys.stderr)
-    run.end(status, message)
+    if hasattr(run, "file"):  # else it ended before its start
+        run.end(status, message)
     return code
 
 
