@@ -5,7 +5,7 @@ floating-point operations. That the last two are added, and not only the longer 
 makes products of a small inner size slow: of 8,192 × 768 by 768 × 3,072 an A100 does 0.7 of what it
 does of large ones, as measured. So the time of a step follows from sums over its kernels.
 
-What a GPU has stands in gpus.json, each number with its source.
+What a GPU has stands in gpus.json, each number with its source, or as "unchecked".
 """
 
 import json
@@ -19,6 +19,7 @@ from bench.common import UserError, relative
 GB, TERA = 10**9, 10**12
 FILE = Path(__file__).with_name("gpus.json")  # its "about" tells the units of Card's fields
 SCALED = "scaled"  # the source of a number that nobody measured on this GPU
+UNCHECKED = "unchecked"  # that of one which wasn't compared with its source yet
 # Where each of these comes from, docs/predictions.md tells.
 LAUNCH = 3e-6  # seconds of the GPU for each kernel
 HOST = 30e-6  # seconds of the host for each kernel, with views and autograd
@@ -47,6 +48,7 @@ class Card(NamedTuple):
     attention: float | None  # by causal FlashAttention-2
     names: tuple[str, ...] = ()  # PyTorch's first
     is_measured: bool = True  # whether `reached` was, on this GPU
+    is_checked: bool = True  # whether the numbers stand in a source that was read
     l2: float | None = None  # MB
     power: int | None = None  # watts
 
@@ -93,7 +95,9 @@ def card_from(entry: dict) -> Card:
     reached = entry.get("reached", [0, SCALED])
     unknown = dict.fromkeys(("float32", "tf32", "bfloat16", "attention"))
     defaults = dict(capability=8.0, float16=rate, reached=0.8 * rate)
+    sources = [each[1] for each in entry.values() if isinstance(each, list) and len(each) == 2]
     return Card(**unknown | defaults | values, names=tuple(entry.get("names", ())),
+                is_checked=UNCHECKED not in sources,
                 is_measured=not isinstance(reached, list) or reached[1] != SCALED)
 
 
