@@ -28,7 +28,8 @@ def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
         row[stage] = known.speed_range(batch, card) if batch else "–"
         minutes.append(f"{known.minutes(batch, card):,.1f}" if batch else "–")
     one, other = speeds
-    return row | dict(card=name + " °" * (not card.is_checked), gb=card.mib / 1024, capability=card.capability,
+    return row | dict(card=name + " °" * (not card.is_checked), gb=card.mib / 1024,
+                      capability=card.capability,
                       factor=f"{other / one:.1f}" if one and other else "–",
                       minutes=" / ".join(minutes), begin=begin(card, row["01, gpt2"]))
 
