@@ -75,6 +75,17 @@ def test_journals_of_before_outcomes_were_kept(tmp_path, error, kind, too_large)
     assert read_journal(path)[0].results == []
 
 
+def test_a_journal_of_before_runs_had_fields(tmp_path, capsys):
+    """Some of them, and others that nothing asks for any more, were its tags."""
+    path = tmp_path / "x.jsonl"
+    line = measured_of("x", plan_of("a", "b")).as_json()
+    line["plan"]["runs"][1]["tags"] = dict(rung=3, without="05-bfloat16", variant="gone")
+    append(path, line)
+    ((_, run),) = [each.plan.runs for each in read_journal(path)]
+    assert (run.name, run.rung, run.without) == ("b", 3, "05-bfloat16")
+    assert capsys.readouterr().err == ""
+
+
 def test_cut_off_by_a_crash(tmp_path, capsys):
     """At any byte of a run: it is lost, those before it and those added later are not."""
     path = write_journal(tmp_path, "x", plan_of("a", "b"), [dict(name="a")])

@@ -129,8 +129,16 @@ class Plan:
     @classmethod
     def from_json(cls, plan: dict) -> "Plan":
         """Raises TypeError or LookupError for something else."""
-        runs = [Run(**run | dict(options=tuple(run.get("options", ())))) for run in plan["runs"]]
-        return cls(**plan | dict(runs=runs))
+        return cls(**plan | dict(runs=list(map(run_from, plan["runs"]))))
+
+
+def run_from(given: dict) -> Run:
+    """A run as a journal has it; in an older one some of its fields, and others, are `tags`. Raises
+    TypeError, LookupError."""
+    known = {each.name for each in fields(Run)}
+    tags = {name: value for name, value in given.get("tags", {}).items() if name in known}
+    run = {name: value for name, value in given.items() if name != "tags"}
+    return Run(**tags | run | dict(options=tuple(run.get("options", ()))))
 
 
 @dataclass

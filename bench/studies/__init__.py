@@ -97,7 +97,7 @@ class Study:
         return [Table(self.columns, rows)] if self.columns else None
 
     def notes(self, measured, rows: list) -> list[str] | None:
-        """Paragraphs below its tables; None: bench.report.tables.full_notes."""
+        """Paragraphs below its tables; None: bench.report.notes.full_notes."""
 
     def excerpts(self, measured, rows: list) -> dict[str, list[Table]] | None:
         """The tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME; None: those of
