@@ -79,6 +79,7 @@ def scripts_are_made_once():
         yield
 
 
+@pytest.mark.slow
 def test_all_pairs_merge_but_those_that_were_reviewed():
     found = set()
     for pair in PAIRS:

@@ -335,6 +335,7 @@ def test_killed_run_keeps_its_lines(bench):
     assert sum(event["event"] == "log" for event in bench.record()) >= 3
 
 
+@pytest.mark.slow
 def test_tokens_are_replaced_while_it_runs(bench, tmp_path):
     """data/prepare.py renames new files into place: a run goes on with those it has opened."""
     write_tokens(bench.data, train=600)
@@ -424,6 +425,7 @@ def test_text_that_a_terminal_cannot_show(bench, monkeypatch):
     assert bench.main("00_orig", "--max-steps", 1).returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other names and no umask")
 @pytest.mark.parametrize("program", ["00_orig.py", "plot_results.py", "data/prepare.py",
                                      pytest.param("measure.py", marks=pytest.mark.slow)])

@@ -69,6 +69,7 @@ def edits() -> dict:
                    **{what: Request(edited(what), OPTIONS) for what in STEP | BOTH}})
 
 
+@pytest.mark.slow
 def test_each_rung_has_a_step_of_its_own(forked_children):
     """No two neighbours share one; what only the loader or the environment does is in no graph."""
     traced_rungs = traced({run.script: Request(SCRIPTS.text(run.script), OPTIONS) for run in RUNGS})
@@ -80,6 +81,7 @@ def test_each_rung_has_a_step_of_its_own(forked_children):
     assert same == ["04-pinned-memory", "12-huge-pages", "15-kept-memory"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["plumbing", *STEP, *BOTH])
 def test_what_changes_it(edits, what):
     ours, plain = edits[what], edits["none"]
@@ -102,6 +104,7 @@ def test_reach_of_any_text():
     assert reach(b"def f(:\n") != reach(b"def g(:\n")
 
 
+@pytest.mark.slow
 def test_other_devices_and_types(forked_children):
     plain = Request(SCRIPTS.text("05-bfloat16"), OPTIONS)
     found = traced({"05": plain, "float32": plain._replace(dtype="float32"),

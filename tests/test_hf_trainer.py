@@ -71,6 +71,7 @@ def test_its_own_options(run, tmp_path):
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [
     ["--bf16"], pytest.param(["--dtype", "bfloat16", "--torch_compile"], marks=pytest.mark.slow)])
 def test_mixed_precision_and_compiler(run, tmp_path, options):

@@ -320,6 +320,7 @@ def ranks(monkeypatch):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), [
     ("05-bfloat16", []), ("14-chunked-head", FLOAT32),
     ("parallel-sharded", ["--zero", "3", *FLOAT32]),

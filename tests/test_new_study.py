@@ -73,6 +73,7 @@ from bench.studies import all_studies
 print(update({MARKER + "<!-- end -->"!r}, Path({{!r}}), all_studies()))"""
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="not on Windows")
 def test_a_study_is_one_file(tmp_path):
     tree = copy_of_checkout(tmp_path / "tree", CPU)

@@ -144,6 +144,7 @@ def figures(folder: Path) -> list:
             for study in all_studies() for _, rows in found_in(folder, study) for row in rows]
 
 
+@pytest.mark.slow
 def test_stopped_anywhere_it_ends_with_the_same_figures(reports, tmp_path, no_pictures):
     short = dict(pieces="stages,ladder,profile")
     assert reports.make("--rungs", "0,3", **short) == 0
@@ -163,6 +164,7 @@ def test_stopped_anywhere_it_ends_with_the_same_figures(reports, tmp_path, no_pi
         assert figures(folder) == wanted
 
 
+@pytest.mark.slow
 def test_this_machine():
     """What bench.measure.machine really tells of it, on the page."""
     code = ("import json; from bench.measure.machine import *\n"
@@ -551,6 +553,7 @@ def test_write_readme(tmp_path, monkeypatch):
     monkeypatch.setattr(readme, "SHOWN", tmp_path)
     monkeypatch.setattr(fingerprint, "REFERENCE", tmp_path)
     monkeypatch.setattr(fingerprint, "used", {"2.13 x": ["g", "s"]})
+    monkeypatch.setattr(fingerprint, "learn", lambda _: None)  # nothing is traced for it
     page.write_text(marker("techniques"))
     write_ladder(tmp_path)
     assert readme.write_readme(all_studies())

@@ -15,6 +15,7 @@ from bench.studies import doctor
 from bench.studies.doctor import Doctor, selftest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["first step", "log line", "sample and memory"])
 def test_a_step_of_known_cost(case):
     """What takes as long as the whole training beside it is left out of all figures. (How exact

@@ -135,6 +135,7 @@ def test_a_file_of_cards(tmp_path):
 # ---- What is traced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), [
     ("0", []), ("05-bfloat16", []), ("01_opt_single_gpu", ["--no-compile"]),
     ("01_opt_single_gpu", [])])
@@ -155,6 +156,7 @@ def test_as_many_operations_as_the_formula_counts(name, options):
     assert tokens == 4 * 256
 
 
+@pytest.mark.slow
 def test_what_a_kernel_is():
     """Precision by the script's own settings; 50,257 ids don't fill blocks of 16 bytes."""
     small = ["--model", "cpu-demo", "--context-length", "64"]
@@ -212,6 +214,7 @@ def test_aligned(rows, columns, aligned):
     assert trace.is_aligned(matrix) is trace.is_aligned(matrix.t()) is aligned
 
 
+@pytest.mark.slow
 def test_fewer_bytes():
     """What the techniques save, by the trace: native layers, fused kernels."""
     def moved(name: str, *options) -> float:

@@ -97,6 +97,7 @@ def test_stages_lint(written):
     assert result.returncode == 0, result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ON_ONE_DEVICE)
 def test_stage_runs(stage, written, tmp_path, capsys):
     skip_without(NEEDS.get(stage, ""))

@@ -1,6 +1,9 @@
 """bench/predict/tracing.py: children that trace many scripts, one after the other."""
 
+import os
+import signal
 import sys
+import threading
 
 import pytest
 
@@ -47,6 +50,7 @@ def test_as_a_new_child_answers(child, tmp_path):
     assert len({str(each) for each in answers}) == len(answers)
 
 
+@pytest.mark.slow
 def test_a_batch_that_a_script_refuses_does_not_stop_the_others():
     text, options = SCRIPTS.text("step-accumulation"), [
         *SMALL, "--micro-batches", "4", "--no-compile"]
@@ -56,6 +60,7 @@ def test_a_batch_that_a_script_refuses_does_not_stop_the_others():
         ask(text, options, [4, 2])
 
 
+@pytest.mark.slow
 def test_a_child_that_breaks(child, tmp_path, monkeypatch):
     """It is told in a line, and the next request gets another one."""
     script = tmp_path / "script.py"
@@ -71,6 +76,49 @@ def test_a_child_that_breaks(child, tmp_path, monkeypatch):
         ask_each(script.read_bytes(), SMALL, [1])
     monkeypatch.setattr(processes, "start", start)
     assert "told" in child.answer(request)
+
+
+STUCK = """
+import faulthandler, sys
+faulthandler.dump_traceback_later(0.2, exit=True)
+sys.stdin.readline()
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize(("code", "told"), [
+    (STUCK, "was stuck at <string>:5"),
+    # No answer, and it lives on.
+    ("print('hello', flush=True); input(); input()", "what it takes can't be predicted: .* -9"),
+])
+def test_a_child_that_does_not_answer(child, monkeypatch, capsys, code, told):
+    start = processes.start
+    monkeypatch.setattr(processes, "start", lambda command, errors, **how: start(
+        [sys.executable, "-c", code], errors))
+    with pytest.raises(UserError, match=f"^{told}$"):
+        child.answer({})
+    twice = f"A trace {told}: made once more\n" if code == STUCK else ""
+    assert capsys.readouterr().err == twice
+
+
+def test_an_interrupt_does_not_wait_for_children(child, monkeypatch):
+    """Not even for one that would never answer."""
+    def begin(command, errors, **how):
+        timer = threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGUSR1])
+        timer.start()
+        return start([sys.executable, "-c", "input(); input()"], errors)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    start, before = processes.start, signal.signal(signal.SIGUSR1, interrupted)
+    monkeypatch.setattr(processes, "start", begin)
+    monkeypatch.setattr(tracing, "CHILDREN", [child, child])
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            tracing.answers([(0, b"", {})])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_other_versions_of_pytorch(monkeypatch):

@@ -3,10 +3,12 @@
     {"script": "00_orig.py", "options": [], "batch": 8}                            its trace
     {"script": "00_orig.py", "options": [], "device": "cpu", "dtype": "float32"}   its fingerprints
 
-with one line: {"told": what bench.predict.trace or operators tells} or {"error": "a line"}.
+with one line: {"told": what bench.predict.trace or operators tells} or {"error": "a line"}. One
+that is stuck ends itself, and tells where.
 """
 
 import contextlib
+import faulthandler
 import gc
 import io
 import json
@@ -14,11 +16,15 @@ import sys
 import warnings
 from pathlib import Path
 
-import torch
+LIMITS = {"import": 120, "fingerprints": 120, "trace": 1800}  # seconds, of slow machines too
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(LIMITS["import"], exit=True)
 
-from bench.common import load_script
-from bench.predict import operators, pytorch, trace
-from bench.processes import error_line
+import torch  # noqa: E402
+
+from bench.common import load_script  # noqa: E402
+from bench.predict import operators, pytorch, trace  # noqa: E402
+from bench.processes import error_line  # noqa: E402
 
 PYTORCH = "2.13"  # whose compiler and optimizers bench.predict knows from within
 
@@ -48,8 +54,14 @@ def main() -> None:
     pytorch.begin_ranks()
     warnings.simplefilter("ignore")
     gc.freeze()
+    faulthandler.cancel_dump_traceback_later()
     for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), flush=True)
+        request = json.loads(line)
+        limit = LIMITS["trace" if "batch" in request else "fingerprints"]
+        faulthandler.dump_traceback_later(limit, exit=True)
+        told = answer(request)
+        faulthandler.cancel_dump_traceback_later()
+        print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

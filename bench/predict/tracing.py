@@ -1,6 +1,7 @@
 """Asks bench.predict.child, in two processes."""
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -10,6 +11,10 @@ from threading import Lock
 
 from bench import processes
 from bench.common import UserError
+
+
+class Stuck(UserError):
+    """A child didn't answer in time."""
 
 
 class Child:
@@ -22,22 +27,30 @@ class Child:
         self.lock = Lock()
 
     def answer(self, request: dict) -> dict:
-        """Raises UserError where the child breaks."""
+        """Raises UserError where the child breaks. One that is stuck, which a new one may not be,
+        is asked once more."""
         with self.lock:
-            processes.raise_pending()  # an interrupt has ended the child: no other one
-            if self.process is None or self.process.poll() is not None:
-                self.start()
             try:
-                print(json.dumps(request), file=self.process.stdin, flush=True)
-                return json.loads(self.process.stdout.readline())
-            except (OSError, ValueError):
-                code = self.process.wait()
-                self.errors.seek(0)
-                told = processes.error_line(self.errors.read() or f"ended by {code}")
-                raise UserError(f"what it takes can't be predicted: {told}")
-            except BaseException:  # such as Ctrl-C: what it would answer is for nobody
-                self.process.terminate()
-                raise
+                return self.one_answer(request)
+            except Stuck as error:
+                print(f"A trace {error}: made once more", file=sys.stderr, flush=True)
+                return self.one_answer(request)
+
+    def one_answer(self, request: dict) -> dict:
+        processes.raise_pending()  # an interrupt has ended the child: no other one
+        if self.process is None or self.process.poll() is not None:
+            self.start()
+        try:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            return json.loads(self.process.stdout.readline())
+        except (OSError, ValueError):
+            self.process.kill()  # it may have told something else than an answer
+            code = self.process.wait()
+            self.errors.seek(0)
+            raise broken(self.errors.read() or f"ended by {code}")
+        except BaseException:  # such as Ctrl-C: what it would answer is for nobody
+            self.process.terminate()
+            raise
 
     def start(self) -> None:
         self.errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
@@ -58,6 +71,15 @@ class Child:
 CHILDREN = Child(), Child()
 
 
+def broken(errors: str) -> UserError:
+    """Why a child broke, by what it wrote: Stuck tells the places of its calls, the innermost
+    first."""
+    places = re.findall(r'File ".*?([^/"]+)", line (\d+) in', errors)
+    if errors.startswith("Timeout (") and places:
+        return Stuck("was stuck at " + " < ".join(":".join(place) for place in places[:8]))
+    return UserError(f"what it takes can't be predicted: {processes.error_line(errors)}")
+
+
 def answers(asked: Sequence[tuple[int, bytes, dict]]) -> list[dict]:
     """What bench.predict.child answers to each request about a script's text; those with an even
     number go to one child. Raises UserError where a child breaks."""
@@ -68,7 +90,13 @@ def answers(asked: Sequence[tuple[int, bytes, dict]]) -> list[dict]:
             script.write_bytes(text)
             return CHILDREN[number % len(CHILDREN)].answer(request | dict(script=str(script)))
 
-        return list(pool.map(one, range(len(asked))))
+        try:
+            return list(pool.map(one, range(len(asked))))
+        except UserError:
+            raise
+        except BaseException:  # such as Ctrl-C: the pool would wait for what children answer
+            processes.end_children()
+            raise
 
 
 def ask(text: bytes, options: list[str], batches: Sequence[int]) -> dict[int, dict]:
