@@ -140,6 +140,7 @@ def write_results(folder: Path) -> None:
             for number in (1, 2) for place, name in enumerate(names)])
 
 
+@pytest.mark.slow
 def test_records(tmp_path, monkeypatch):
     """Into tables and pictures: what is damaged is named, the rest is shown."""
     from matplotlib.figure import Figure

@@ -253,6 +253,7 @@ def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
     assert timed["how"] == "ended" and watched["how"] == "watched"
 
 
+@pytest.mark.slow
 def test_the_command_and_its_page(tmp_path):
     command = ["measure.py", "audit", "--results-dir", tmp_path, "--name", "mine"]
     done = run_python(ROOT / command[0], *command[1:], TOYS, "by_hand", fork=False,

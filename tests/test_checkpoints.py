@@ -114,7 +114,7 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("base", "launch", "step"), [
-    pytest.param("01", ONE, 6, id="01-between two saves"),
+    pytest.param("01", ONE, 6, id="01-between two saves", marks=pytest.mark.slow),
     pytest.param("01", ONE, 24, id="01-right before a save, in epoch 2", marks=pytest.mark.slow),
     pytest.param("02", TWO, 8, id="02-right before a save", marks=pytest.mark.slow),
     pytest.param("02", TWO, 15, id="02-in epoch 2", marks=pytest.mark.slow),

@@ -319,9 +319,15 @@ def events_while_it_runs(bench, stage, lines: int, stop, epochs: int = 1000):
      pytest.param("02_opt_multi_gpu_ddp", signal.SIGTERM, None, marks=pytest.mark.slow)],
 )
 def test_interrupted(bench, stage, number, code):
-    process, stderr = events_while_it_runs(bench, stage, 2, lambda p: p.send_signal(number))
-    assert process.returncode == code if code else process.returncode != 0
     rank = "" if code else "rank 0: "
+    for _ in range(1 if code else 3):
+        process, stderr = events_while_it_runs(bench, stage, 2, lambda p: p.send_signal(number))
+        assert process.returncode == code if code else process.returncode != 0
+        # Rank 0 may hear of the other's end within the same moment: then it dies while it explains
+        # that, without its last line. Seen once in some twenty times.
+        if "in explain" not in stderr:
+            break
+        shutil.rmtree(bench.results)
     assert f"error: {rank}interrupted by signal {int(number)}\n" in stderr
     events = bench.record()
     assert events[-1]["status"] == "interrupted" and "avg_tok_per_sec" in events[-1]

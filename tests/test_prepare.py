@@ -554,6 +554,7 @@ def test_what_is_missing_is_named(script, tmp_path, monkeypatch, package):
         script.prepare([str(path)], tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_tokens_without_their_tokenizer(tmp_path):
     path, out = llm_c(tmp_path / "a.bin", IDS), tmp_path / "out"
     result = prepare(out, path)

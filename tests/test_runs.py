@@ -268,6 +268,7 @@ def small_copy(folder, stage):
     return folder / f"{stage}.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", RANKS_ARE_SLOW)
 def test_the_first_command(stage, tmp_path):
     """Without tokens in its default folder a script makes them; of several ranks, one does."""

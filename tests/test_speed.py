@@ -309,6 +309,7 @@ def made_up(batches: dict[int, tuple]) -> Prediction:
     return Prediction({batch: Need(*need) for batch, need in batches.items()}, works, 1024, 10**9)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch):
     """A column for each script; a card of one's own; what was measured; what is refused."""
     study = all_studies()["predict"]
