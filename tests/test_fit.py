@@ -271,8 +271,6 @@ def test_make_bench_starts_again_at_half(tmp_path, again, halves):
         "000.py --batch-size 4", "001.py --batch-size 4",
         *["000.py --batch-size 2", "001.py --batch-size 2",
           "opt_multi_gpu_ddp.py", "plot_results.py"] * halves]  # 02 where nothing could be told
-    # 02 has as many processes as CUDA has GPUs, not as many as NVIDIA's library counts.
-    assert ("-m bench.measure.machine rank_count" in scripts) is halves
 
 
 @pytest.mark.parametrize(("capability", "bfloat16"), [("7.5", False), ("8.6", True)])
