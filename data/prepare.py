@@ -18,7 +18,8 @@ special tokens; so the folder can be copied to a machine without a network.
 A text of any size is read, encoded over all cores and written in pieces, so that memory stays
 small. It is cut only at <|endoftext|>, and at line breaks before a character that isn't white
 space: there the tokenizer begins anew in any case, so that the ids are those of the whole text in
-one piece.
+one piece. What has no such place is held whole, and so is each document of JSON lines, and 64 of
+Parquet at a time: memory grows with the longest of them, to several times its size.
 """
 
 import argparse
@@ -596,8 +597,9 @@ def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # a name may hold what a terminal can't show
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it cleans up
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [FILE ...] [--out DIR]", description=__doc__.splitlines()[0]
-    )
+        usage="%(prog)s [FILE ...] [--out DIR]", description=__doc__.splitlines()[0],
+        epilog="Memory stays small, whatever the size of the text; but it grows with the longest"
+               " document, and with the longest piece without a place to cut at.")
     parser.add_argument("files", nargs="*", metavar="FILE", help="text, JSON lines (both also"
                         " .gz, .zst), Parquet, nanoGPT's or llm.c's tokens (default: the book)")
     parser.add_argument("--out", type=Path, default=HERE, help="default: beside this script")

@@ -135,7 +135,6 @@ def parse_arguments(argv: list[str] | None = None) -> Experiment:
             parser.error(f"argument --{name}: {value} is out of range")
     if torch.backends.cuda.matmul.fp32_precision == "tf32":  # by --tf32
         torch.set_float32_matmul_precision("high")  # the same, by the name that the record reads
-    torch.backends.cuda.enable_cudnn_sdp(False)  # as in 01: it rounds dropout to sixteenths
     args.trainer = trainer
     return args
 
@@ -341,6 +340,8 @@ def main() -> int:
             args.trainer.output_dir = config.results_dir  # nothing is saved there
         torch.manual_seed(config.seed)
         model = make_model(args, config).to(config.device)
+        # As in 01: cuDNN's attention rounds dropout to sixteenths.
+        torch.backends.cuda.enable_cudnn_sdp(not config.dropout)
         data = read_tokens(args, config)
         run.start(model, data, config)
         trainer = train(model, data, config, run, args.trainer)

@@ -131,6 +131,21 @@ def test_bad_input_is_one_line(run, tmp_path, options, code, says):
     assert not (tmp_path / "results").exists()
 
 
+def test_cudnn_attention_is_off_where_it_would_round_dropout(script, run, monkeypatch):
+    """As in 01."""
+    def train(*_):
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        raise script.orig.UserError("enough")
+
+    seen: list[bool] = []
+    monkeypatch.setattr(script, "train", train)
+    for dropout in (0.1, 0.0):
+        monkeypatch.setitem(script.orig.MODELS["cpu-demo"], "dropout", dropout)
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        assert "enough" in run(results=str(dropout)).stderr
+    assert seen == [False, True]
+
+
 def test_plan(tmp_path):
     study = all_studies()["trainer"]
     (base, *runs), gpu = (next(study.plans(setup_of(tmp_path, *machine))).runs

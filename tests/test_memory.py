@@ -394,6 +394,16 @@ def test_what_can_not_be_traced_is_told_in_a_line(name, options, says):
     assert "\n" not in str(error.value)
 
 
+def test_the_kernel_of_older_gpus_keeps_as_much():
+    """The memory-efficient one, of which flash attention's buffers stand in a trace."""
+    aten = torch.ops.aten
+    q, k, v = (torch.empty(2, 12, 1024, 64, dtype=torch.float16, device="meta") for _ in range(3))
+    flash = aten._scaled_dot_product_flash_attention(q, k, v, 0.1, True)
+    efficient = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.1, True)
+    for one, other in zip(flash[:2], efficient[:2], strict=True):  # what is attended, and a sum
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
 @pytest.mark.slow
 def test_less_memory():
     """What saves memory does, by the trace."""

@@ -373,6 +373,37 @@ def test_memory_stays_small(script, tmp_path):
     before = pyarrow.total_allocated_bytes()
     held = [pyarrow.total_allocated_bytes() for _ in script.read_parquet(path, progress)]
     assert len(held) == 64 and max(held) - before < 2**23
+    path.write_bytes(json_lines(*text))  # but one document is held whole
+    assert max(map(len, script.read_json(str(path), progress))) < 2**21
+    path.write_bytes(json_lines("".join(text)))
+    assert max(map(len, script.read_json(str(path), progress))) == len(data)
+
+
+def test_what_memory_grows_with_is_told():
+    script = load(PREPARE)
+    told = " ".join(script.__doc__.split())
+    assert "each document of JSON lines" in told and "memory grows with the longest of them" in told
+    said = " ".join(run_python(PREPARE, "--help").stdout.split())
+    assert "it grows with the longest document" in said
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_bar(monkeypatch, capsys, terminal):
+    """It goes forward, on a terminal alone, and leaves nothing behind."""
+    script = load(PREPARE)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    progress = script.Progress(200)
+    for _ in range(200):
+        progress.add(1)
+    shown = capsys.readouterr().err.split("\r")[1:]
+    if not terminal:
+        assert not shown
+        return
+    assert shown[:101] == [f"[{'#' * (percent // 4):25}] {percent} %" for percent in range(101)]
+    assert [line.strip() for line in shown[101:]] == ["", ""]
+    progress.add(1)  # a file may be longer than it was
+    progress.clear()
+    assert capsys.readouterr().err.endswith("\r" + " " * 40 + "\r")
 
 
 def test_files_of_all_kinds_together(script, tmp_path):
@@ -560,3 +591,33 @@ def test_tokens_without_their_tokenizer(tmp_path):
     result = prepare(out, path)
     assert result.returncode == 1 and not [*out.iterdir()]
     assert result.stderr.splitlines()[0].endswith("tokens need GPT-2's tokenizer beside them")
+
+
+PACKS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
+
+
+@pytest.mark.parametrize("name", [
+    *(f"a.{kind}{pack}" for kind in ("txt", "jsonl") for pack in PACKS), "a.parquet", "nanoGPT",
+    "llm.c"])
+def test_it_is_trained_on(script, bench, tmp_path, monkeypatch, name):
+    """What is made of each format is what the scripts read."""
+    path, text = tmp_path / name, END.join(DOCUMENTS).encode()
+    if name == "nanoGPT":
+        path.mkdir()
+        for part, ids in (("train", IDS), ("val", IDS[-30:])):
+            (path / f"{part}.bin").write_bytes(np.array(ids, "<u2").tobytes())
+    elif name == "llm.c":
+        llm_c(path, IDS)
+    elif name == "a.parquet":
+        parquet(path, text=DOCUMENTS)
+    else:
+        pack = PACKS.get(path.suffix, bytes)
+        path.write_bytes(pack(json_lines(*DOCUMENTS) if "jsonl" in name else text))
+    bench.data = tmp_path / "out"
+    script.prepare([str(path)], bench.data)
+    monkeypatch.setattr(bench.stages["00_orig"], "sample", lambda *_: "")  # of ids without words
+    result = bench.main("00_orig", "--max-steps", 6)
+    assert result.returncode == 0, result.stderr
+    start, *_, log, _, end = bench.record()
+    assert start["data"]["corpus"].startswith("train.bin" if name == "nanoGPT" else name)
+    assert (log["step"], end["status"]) == (5, "complete") and log["val_loss"] > 0

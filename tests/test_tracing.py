@@ -101,6 +101,15 @@ def test_a_child_that_does_not_answer(child, monkeypatch, capsys, code, told):
     assert capsys.readouterr().err == twice
 
 
+def test_a_folder_for_compiled_code_that_cant_be_made(child, monkeypatch, tmp_path):
+    """PyTorch makes it when it is imported to trace: the line names the variable."""
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "cache"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    with pytest.raises(UserError, match=rf"predicted: .*{folder}. \(see TORCHINDUCTOR_CACHE_DIR\)$"):
+        child.answer({})
+
+
 def test_an_interrupt_does_not_wait_for_children(child, monkeypatch):
     """Not even for one that would never answer."""
     def begin(command, errors, **how):

@@ -490,3 +490,8 @@ def test_autocasts_trial_of_the_compiler_is_of_its_type(scripts, monkeypatch):
     script, seen = scripts("precision-autocast"), []
     monkeypatch.setattr(torch, "compile", lambda function: lambda x: seen.append(x.dtype))
     assert script.can_compile(*model_of(script)) and seen == [torch.bfloat16]
+
+
+def test_what_is_taken_of_the_host_is_told():
+    """By the header, which docs/variant-cards.md shows."""
+    assert "14 GB of free host memory" in VARIANTS["memory-offload"].fields["Hardware"]

@@ -1,6 +1,7 @@
 """Asks bench.predict.child, in two processes."""
 
 import json
+import os
 import re
 import sys
 import tempfile
@@ -53,6 +54,11 @@ class Child:
             raise
 
     def start(self) -> None:
+        try:  # PyTorch makes it while it is imported, or ends the child
+            os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)
+        except OSError as error:
+            raise UserError(f"what it takes can't be predicted: {error} (see"
+                            " TORCHINDUCTOR_CACHE_DIR)")
         self.errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
         self.process = processes.start(
             [sys.executable, "-m", "bench.predict.child"], self.errors,
