@@ -322,7 +322,7 @@ def can_compile(model: nn.Module, config: Config) -> bool:
         for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
             if " " in (path := os.environ.get(name, "")) and path in str(error):
                 reason += f"; compilers can't read {name}={path!r}, which has a space"
-    print(f"Training without torch.compile; README.md says what it needs ({reason})")
+    print(f"Training without torch.compile; docs/troubleshooting.md says what it needs ({reason})")
     return False
 
 
@@ -586,8 +586,8 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
     if config is None:  # it is the machine, not the program
-        where = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/platforms.md"
-        return "failed", f"{text} (see {where})", 1
+        at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
+        return "failed", f"{text} (see {at})", 1
     if any(sign in repr(error) for sign in signs) and "out of resource" not in text:  # Triton's
         what = "batch-size" if config.batch_size > 1 else "context-length"
         return "out_of_memory", f"out of memory: lower --{what} ({text})", 1

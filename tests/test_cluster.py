@@ -122,7 +122,7 @@ def test_pieces_without_the_stages(sky, run):
         assert (done.returncode, len(done.started)) == (code, 1)
 
 
-@pytest.mark.parametrize("file", ["cluster/sky.yaml", "docs/clusters.md"])
+@pytest.mark.parametrize("file", ["cluster/sky.yaml", "docs/multi-gpu.md"])
 @pytest.mark.parametrize("broken", ["launch", "results", None])
 def test_the_machine_ends_only_when_all_is_here(run, file, broken):
     """Not where the log's connection broke in the midst of the job, nor where the copy failed."""
@@ -166,7 +166,7 @@ def test_options_of_slurm():
     before = re.split(r"^(?!#|$)", text, maxsplit=1, flags=re.MULTILINE)[0]
     assert before.count("#SBATCH") == len(options)
     assert subprocess.run([BASH, "-n", SLURM]).returncode == 0
-    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "multi-gpu.md").read_text(encoding="utf-8")
     typed = re.findall(r"(?<![\w-])--([\w-]+)", "".join(re.findall(r"sbatch (.*?)cluster/", page)))
     assert {"nodes", "gpus-per-node"} <= set(typed) <= SBATCH
 

@@ -18,7 +18,8 @@ from bench.report import readme
 from bench.studies import all_studies
 from patches import stack
 
-PAGES = [*readme.PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("results/reference/**/*.md")]
+PAGES = list(dict.fromkeys([
+    *readme.PAGES, ROOT / "CONTRIBUTING.md", *ROOT.glob("results/reference/**/*.md")]))
 START = (r"(?:OMP_NUM_THREADS=1 )?"
          r"(?:python3? |torchrun (?=-)|make (?=[a-z-]+\b)|(?:python -m )?pip )")
 BLANKS = r"NAME|…|GPUS|FIRST_HOST|\$"  # what a reader fills in
@@ -118,7 +119,7 @@ def test_a_command(page, command, stages, composed, capsys):
 
 
 @pytest.mark.parametrize("command", [
-    command for page, command in COMMANDS if page.name == "README.md" and " predict " in command])
+    command for page, command in COMMANDS if page == ROOT / "README.md" and " predict " in command])
 def test_predictions_of_the_readme_run(command, monkeypatch, capsys, tmp_path):
     """They are kept, so that a reader has them at once."""
     monkeypatch.setattr(sys, "argv", [*shlex.split(command)[1:], "--results-dir", str(tmp_path)])

@@ -60,7 +60,7 @@ def test_a_gpu_that_is_too_old_for_the_build(stages, stage, monkeypatch):
         monkeypatch.setattr(torch.cuda, "init", lambda: None)
     with pytest.raises(RuntimeError) as raised:
         script.configure(["--device", "cuda"])
-    says = NO_CODE.splitlines()[0] + " (see docs/platforms.md)"
+    says = NO_CODE.splitlines()[0] + " (see docs/troubleshooting.md)"
     assert script.explain(raised.value, None) == ("failed", says, 1)
 
 
@@ -76,7 +76,7 @@ def test_cuda_that_does_not_start(bench, monkeypatch, error):
 
     monkeypatch.setattr(torch.cuda, "init", init)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    says = f"{str(error).splitlines()[0]} (see docs/platforms.md)"
+    says = f"{str(error).splitlines()[0]} (see docs/troubleshooting.md)"
     bench.fails("--device", "cuda", stage="02_opt_multi_gpu_ddp", says=f"rank 0: {says}")
     assert bench.no_record()
 
@@ -152,7 +152,7 @@ def test_damaged_vocabulary(bench, text, form):
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:x", "cuda:-1", "cuda:99", "meta", "xpu", "hpu"])
 def test_unknown_device(bench, name):
-    bench.fails("--device", name, says=" (see docs/platforms.md)")
+    bench.fails("--device", name, says=" (see docs/troubleshooting.md)")
     assert bench.no_record()
 
 
@@ -166,7 +166,7 @@ def test_no_gpu(bench):
     """A process of its own: in this one a GPU may be in sight."""
     result = bench.run("00_orig", "--device", "cuda")
     assert result.returncode == 1
-    one_error_line(result.stderr, "00_orig", says=" (see docs/platforms.md)")
+    one_error_line(result.stderr, "00_orig", says=" (see docs/troubleshooting.md)")
     assert bench.no_record()
 
 

@@ -221,8 +221,9 @@ def test_readme(main, tmp_path, monkeypatch):
     monkeypatch.setattr(readme, "SHOWN", tmp_path)
     monkeypatch.setattr(fingerprint, "REFERENCE", tmp_path)
     page.write_text("<!-- points: written by measure.py readme -->\n<!-- end -->\n")
-    assert main("readme") == (0, "README.md, docs/: written\n", "")
-    assert main("readme") == (0, "README.md, docs/: nothing to change\n", "")
+    pages = "README.md, docs/, results/reference/*/README.md"
+    assert main("readme") == (0, f"{pages}: written\n", "")
+    assert main("readme") == (0, f"{pages}: nothing to change\n", "")
     page.write_text("<!-- other: written by measure.py readme -->\n<!-- end -->\n")
     code, out, err = main("readme")
     assert (code, out) == (1, "")

@@ -276,7 +276,7 @@ def test_published(rung):
 
 
 def test_what_is_committed():
-    """Its form, of all that the pages tell, and it is as near to what was published as docs/fits.md
+    """Its form, of all that the pages tell, and it is as near to what was published as docs/gpus.md
     says, whichever version of the scripts it is of."""
     known = json.loads((ROOT / "results" / "reference" / "predict.json").read_text())
     wanted = {key_of(SCRIPTS, *each) for each in check.wanted(SCRIPTS)}

@@ -284,7 +284,8 @@ def test_a_trial_decides_whether_to_compile(stages, stage, monkeypatch, capsys):
     ):
         monkeypatch.setattr(torch, "compile", stand_in)
         assert script.can_compile(*model_of(script)) is False
-        said = f"Training without torch.compile; README.md says what it needs ({reason})\n"
+        said = ("Training without torch.compile; docs/troubleshooting.md says what it needs"
+                f" ({reason})\n")
         assert capsys.readouterr().out == said
     monkeypatch.setattr(torch, "compile", broken_path)
     for path, blamed in (("/a b", True), ("/c d", False)):  # by the error alone

@@ -398,10 +398,13 @@ def of_any_version(text: str) -> str:
 
 def test_readme_is_what_the_command_writes(monkeypatch):
     monkeypatch.setattr(fingerprint, "learn", lambda _: None)  # nothing is traced for it
-    pages = {page.name: page.read_bytes().decode() for page in readme.PAGES}
-    for name, place in (("techniques", "README.md"), ("sample@intel-xeon-amx-2-cores", "method.md"),
-                        ("stages", "results.md"), ("cpus", "predictions.md"), ("fits", "fits.md"),
-                        ("gpus", "gpus.md"), ("hardware", "gpus.md")):
+    pages = {page.relative_to(ROOT).as_posix(): page.read_bytes().decode() for page in readme.PAGES}
+    for name, place in (("techniques", "README.md"), ("cpus", "docs/predictions.md"),
+                        ("sample@intel-xeon-amx-2-cores", "docs/methodology.md"),
+                        ("stages", "docs/results.md"), ("fits", "docs/gpus.md"),
+                        ("gpus", "docs/gpus.md"), ("hardware", "docs/gpus.md"),
+                        ("variants@intel-xeon-amx-2-cores",
+                         "results/reference/intel-xeon-amx-2-cores/README.md")):
         assert pages[place].count(f"<!-- {name}: written by measure.py readme -->\n") == 1
     for text in pages.values():
         assert of_any_version(update(text, readme.SHOWN)) == of_any_version(text)
@@ -491,8 +494,8 @@ def anchors(page: Path) -> set[str]:
 
 def test_links_lead_somewhere():
     reference = ROOT / "results" / "reference"
-    pages = [*readme.PAGES, *ROOT.glob("*.md"), *reference.glob("*.md"), *reference.glob("*/*.md")]
-    for path in pages:
+    pages = {*readme.PAGES, *ROOT.glob("*.md"), *reference.glob("*.md"), *reference.glob("*/*.md")}
+    for path in sorted(pages):
         for link in LINK.findall(path.read_text(encoding="utf-8")):
             place, _, anchor = link.partition("#")
             if "://" in place:
@@ -504,8 +507,11 @@ def test_links_lead_somewhere():
 
 def test_pages_stay_short():
     for path in readme.PAGES:
+        most = {"README.md": 150, "techniques.md": 500, "options.md": 500}.get(path.name, 200)
+        if path.is_relative_to(ROOT / "results"):
+            most = 300  # a machine's findings, beside its tables
         lines = len(of_any_version(path.read_text(encoding="utf-8")).splitlines())
-        assert lines <= (180 if path.name == "README.md" else 320), f"{path.name}: {lines} lines"
+        assert lines <= most, f"{path.name}: {lines} lines"
 
 
 def test_update_writes_every_table(tmp_path):

@@ -493,5 +493,5 @@ def test_autocasts_trial_of_the_compiler_is_of_its_type(scripts, monkeypatch):
 
 
 def test_what_is_taken_of_the_host_is_told():
-    """By the header, which docs/variant-cards.md shows."""
+    """By the header, which docs/options.md shows."""
     assert "14 GB of free host memory" in VARIANTS["memory-offload"].fields["Hardware"]

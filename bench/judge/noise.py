@@ -1,4 +1,4 @@
-"""When a difference is more than noise: docs/method.md has it on one page.
+"""When a difference is more than noise: docs/methodology.md has it on one page.
 
 The figures of a table are logarithms, so that differences are factors. What all runs of a round
 have in common is taken out; the mean of a row's figures has the standard error of what is left,

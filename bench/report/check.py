@@ -1,4 +1,4 @@
-"""The tables of docs/fits.md and docs/predictions.md: what is kept of predictions in
+"""The tables of docs/gpus.md and docs/predictions.md: what is kept of predictions in
 results/reference/, and beside it what others and this project's machines have measured."""
 
 import json

@@ -1,4 +1,5 @@
-"""The tables inside README.md and docs/: each stands between markers, and a command writes it."""
+"""The tables inside README.md, docs/ and the machines' own README.md: each stands between markers,
+and a command writes it."""
 
 import re
 from collections.abc import Callable
@@ -24,7 +25,8 @@ from bench.report.tables import (
     words,
 )
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")),
+         *sorted(REFERENCE.glob("*/README.md"))]
 BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands there, end
     r"(<!-- ([\w-]+)(?:@([^\s:]+))?: written by measure\.py readme -->\n)((?:(?!<!--).)*)"
     r"(<!-- end -->)?", re.DOTALL)

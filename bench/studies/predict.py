@@ -175,7 +175,7 @@ def fitting_table(runs: list[Run], known: dict[str, Prediction], cards: dict[str
 def notes(cards: dict[str, Card], gpus: int) -> list[str]:
     """What to know of the tables, a line each."""
     lines = [f"Nothing was trained for this. It fits beside {OTHERS / 1024:.1f} GB for driver and"
-             " display. docs/fits.md and\ndocs/predictions.md tell how far to trust it. 02 is"
+             " display. docs/gpus.md and\ndocs/predictions.md tell how far to trust it. 02 is"
              " without the time that GPUs take to send to each\nother."]
     scaled = [name for name, card in cards.items()
               if card.bandwidth and card.capability >= 8 and not card.is_measured]

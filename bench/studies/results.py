@@ -262,7 +262,7 @@ class Pack(Study):
                 shutil.copyfile(path, copy / path.name)
             copy.rename(target)
         return (f"{len(files)} files in {relative(target)}\n"
-                "Now write its README.md (docs/submit.md says what it has to state), and run"
+                "Now write its README.md (docs/results.md says what it has to state), and run"
                 " python measure.py readme")
 
 
