@@ -97,7 +97,7 @@ def selftest(folder: Path) -> str:
     are. Raises UserError where more are wrong than the rule promises."""
     text, wrong = "", []
     folders = [folder] if recorded_in(folder) else [
-        each for each in sorted(REFERENCE.iterdir()) if each.is_dir()]
+        each for each in sorted(REFERENCE.iterdir()) if recorded_in(each)]
     for each in folders:
         noises = recorded_in(each)
         lines = []
