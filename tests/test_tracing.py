@@ -106,7 +106,7 @@ def test_a_folder_for_compiled_code_that_cant_be_made(child, monkeypatch, tmp_pa
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "cache"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    with pytest.raises(UserError, match=rf"predicted: .*{folder}. \(see TORCHINDUCTOR_CACHE_DIR\)$"):
+    with pytest.raises(UserError, match=rf"{folder}. \(see TORCHINDUCTOR_CACHE_DIR\)$"):
         child.answer({})
 
 
