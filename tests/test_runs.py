@@ -220,7 +220,8 @@ def test_without_a_compiler(bench, tmp_path):
     env = environment(CXX=str(tmp_path / "none"), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))
     result = bench.run("01_opt_single_gpu", "--compile", "--max-steps", 1, env=env)
     assert result.returncode == 0, result.stderr
-    form = r"^Training without torch\.compile; docs/troubleshooting\.md says what it needs \(\S.*\)$"
+    form = (r"^Training without torch\.compile; docs/troubleshooting\.md says what it needs"
+            r" \(\S.*\)$")
     assert len(re.findall(form, result.stdout, re.M)) == 1
     assert bench.record()[0]["config"]["compile"] is False
     assert bench.record()[-1]["status"] == "complete"
