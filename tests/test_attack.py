@@ -467,6 +467,7 @@ def test_too_much_for_a_container(bench, tmp_path):
     assert {result.outcome.text for result in measured.results} == {"ended by signal 9"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems answer in other ways")
 def test_tokens_are_cut_under_a_run(bench):
     """Linux ends it, without a word of the script; its record keeps what was logged."""
@@ -573,6 +574,7 @@ def test_a_disk_fills_up_under_a_measurement(tmp_path):
     assert [result.outcome.kind for result in after.results] == ["complete"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs namespaces")
 @pytest.mark.parametrize("program", ["00_orig.py", "plot_results.py", "prepare.py",
                                      pytest.param("measure.py", marks=pytest.mark.slow)])

@@ -179,7 +179,8 @@ def test_the_defaults_are_the_published_experiment(stage, stages, gpus, monkeypa
     assert {name: getattr(config, name) for name in published} == published
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [
+    pytest.param(stage, marks=[pytest.mark.slow] * (stage != STAGES[1])) for stage in STAGES])
 def test_record_of_a_gpu(stage, bench, gpus, run_on_gpu, monkeypatch):
     script, rank, optimized = bench.stages[stage], stage.startswith("02"), stage != "00_orig"
     device = "cuda:1" if rank else "cuda"

@@ -132,7 +132,8 @@ class HandClock(SimpleNamespace):
         return slow
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [
+    pytest.param(stage, marks=[pytest.mark.slow] * (stage != STAGES[1])) for stage in STAGES])
 def test_figures_are_exact_and_of_training_alone(stage, bench, monkeypatch):
     """Two epochs of eight steps of 1 to 16 seconds, between evaluations and samples of an hour."""
     script, clock = bench.stages[stage], HandClock()

@@ -300,6 +300,7 @@ def test_muons_options(scripts, muon, options):
         torch.testing.assert_close(weight.detach(), expected, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_budget_keeps_less(scripts, monkeypatch):
     """Bytes that the compiled model keeps from its forward to its backward pass; by a backend that
     cuts the graph as the usual one does, and writes no kernels."""
