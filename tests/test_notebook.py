@@ -20,9 +20,9 @@ def test_notebook(tmp_path, monkeypatch):
     pytest.importorskip("ipykernel")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     settings = next(cell for cell in notebook.cells if cell.cell_type == "code")
-    assert "ADDRESS_OF_THIS_REPOSITORY" in settings.source
+    assert "OPTIONS = " in settings.source
     options = " ".join([*TINY, "--max-steps", "4"])
-    settings.source = f"REPOSITORY = 'nowhere'\nOPTIONS = {options!r}\nMINUTES = 0"
+    settings.source = f"OPTIONS = {options!r}\nMINUTES = 0"
     folder = copy_of_checkout(tmp_path / "gpt-speed", CPU)
     write_tokens(folder / "data")
     for name in ("Makefile", "requirements.txt"):
