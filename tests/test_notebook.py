@@ -29,7 +29,7 @@ def test_notebook(tmp_path, monkeypatch):
         shutil.copy(ROOT / name, folder)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    nbclient.NotebookClient(notebook, timeout=240, resources={
+    nbclient.NotebookClient(notebook, timeout=500, resources={
         "metadata": {"path": str(tmp_path)}}).execute()
     text = json.dumps(notebook.cells)
     results = folder / "results"
