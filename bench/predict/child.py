@@ -16,7 +16,7 @@ import sys
 import warnings
 from pathlib import Path
 
-LIMITS = {"import": 120, "fingerprints": 120, "trace": 1800}  # seconds, of slow machines too
+LIMITS = {"import": 240, "fingerprints": 240, "trace": 1800}  # seconds, of slow machines too
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(LIMITS["import"], exit=True)
 
