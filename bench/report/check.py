@@ -16,6 +16,7 @@ from bench.report import tables
 from bench.report.tables import RUN, SPEED, Column, Table, found_in, markdown, number, words
 
 GPT2 = ["--model", "gpt2"]
+WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
 LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
 PUBLISHED_ON = "A100 40 GB"  # probably: batch 32 was the largest that fitted
 # The published clock ran on while, at each log line, eight workers started that load a batch of
@@ -47,6 +48,8 @@ def wanted(scripts: Scripts) -> list[tuple[str | Path, list[str]]]:
               for run in (rungs[0], rungs[-1], ddp)]
     pairs += [(scripts.float16(scripts.stage(stage)).script, ["--model", model])
               for model in ("gpt2", *LARGER) for stage in ("01", "02")]
+    pairs += [(scripts.stage("01").script, ["--model", model, *WITHOUT_TENSOR_CORES])
+              for model in ("gpt2", *LARGER)]
     pairs += [(source["script"], [*GPT2, *source["options"]])
               for source in published_others()["sources"].values()]
     pairs += [(run.script, [*GPT2, *run.options]) for run in alternatives(scripts)]

@@ -2,14 +2,26 @@
 
 import re
 
-from bench.catalogue import EPOCHS, FLOAT16, Scripts
+from bench.catalogue import EPOCHS, FLOAT16, Run, Scripts
 from bench.predict.speed import CARDS, Card
 from bench.predict.store import largest
-from bench.report.check import GPT2, LARGER, prediction_of
+from bench.report import check
+from bench.report.check import LARGER, prediction_of
 from bench.report.tables import Column, Table, number, words
 from patches import stack
 
 WELL_KNOWN = "RTX 3060", "RTX 4090", "A100 80 GB", "H100"
+
+
+def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
+    """What a card without bfloat16 units trains in place of 01 or 02; one before 7.0 has no tensor
+    cores either, and none of the compiler's kernels."""
+    if run.stage in (None, "00") or card.capability >= 8:
+        return run
+    if card.capability >= 7:
+        return scripts.float16(run)
+    return run.but(name=f"{run.name}-float32", label=f"{run.label} in float32, not compiled",
+                   options=(*run.options, *check.WITHOUT_TENSOR_CORES))
 
 
 def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
@@ -17,13 +29,12 @@ def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
     card, speeds, minutes = CARDS[name], [], []
     row: dict = {}
     for stage, default in (("00", 8), ("01", 32)):
-        run = scripts.stage(stage)
-        if stage == "01" and not card.bfloat16:
-            run = scripts.float16(run)
-        for model in models if stage == "01" else models[:1]:
-            needs = prediction_of(scripts, run.script, ["--model", model]).needs
-            row[f"{stage}, {model}"] = largest(needs, card.mib)
-        known, batch = prediction_of(scripts, run.script, GPT2), min(default, row[f"{stage}, gpt2"])
+        run = in_place(scripts, scripts.stage(stage), card)
+        known = {model: prediction_of(scripts, run.script, ["--model", model, *run.options])
+                 for model in (models if stage == "01" else models[:1])}
+        for model, prediction in known.items():
+            row[f"{stage}, {model}"] = largest(prediction.needs, card.mib)
+        known, batch = known["gpt2"], min(default, row[f"{stage}, gpt2"])
         speeds.append(batch and known.tok_per_sec(batch, card))
         row[stage] = known.speed_range(batch, card) if batch else "–"
         minutes.append(f"{known.minutes(batch, card):,.1f}" if batch else "–")
@@ -38,6 +49,8 @@ def begin(card: Card, batch: int) -> str:
     """The commands to begin with on a card that 01 fits with a batch of so many windows."""
     if not batch:
         return ""
+    if card.capability < 7:
+        return f"`make bench`; `python 01_opt_single_gpu.py --batch-size {batch}`"
     if not card.bfloat16:
         return (f"`make bench`; `python patches/stack.py compose {FLOAT16} --out my.py`,"
                 f" `python my.py --batch-size {min(32, batch)}`")
@@ -50,8 +63,7 @@ def begin(card: Card, batch: int) -> str:
 def cards_table(short: bool = False) -> Table:
     """A row for each card; `short`: of four cards, for gpt2. Raises UserError, StackError."""
     scripts, models = Scripts(), ("gpt2",) if short else ("gpt2", *LARGER)
-    names = sorted((name for name, card in CARDS.items() if card.capability >= 7),  # 01 needs it
-                   key=lambda name: (CARDS[name].mib, CARDS[name].capability))
+    names = sorted(CARDS, key=lambda name: (CARDS[name].mib, CARDS[name].capability))
     columns = [words("card", "card"), number("GB", "gb", ".0f")]
     if not short:
         columns.append(number("compute capability", "capability", ".1f"))

@@ -5,7 +5,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from bench.catalogue import EPOCHS, FLOAT16, Run, Scripts
+from bench.catalogue import EPOCHS, FLOAT16, Run
 from bench.common import UserError, relative, write_whole
 from bench.measure.lengths import option_of
 from bench.predict.speed import CARDS, KINDS, RANGE_SCALED, Card, named, read_cards
@@ -20,6 +20,7 @@ from bench.predict.store import (
     predict_all,
 )
 from bench.report import check
+from bench.report.gpus import in_place
 from bench.report.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
 from bench.report.tables import Column, Table, found_in, markdown
 from bench.studies import Study
@@ -121,17 +122,6 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
     if not found or gpus and not int(gpus):
         raise UserError(f"--gpu: {args.gpu!r} is none of {', '.join(known)}", 2)
     return {name: known[name] for name in found}, int(gpus or GPUS)
-
-
-def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
-    """What a card without bfloat16 units trains in place of 01 or 02; one before 7.0 has no tensor
-    cores either, and none of the compiler's kernels."""
-    if run.stage in (None, "00") or card.capability >= 8:
-        return run
-    if card.capability >= 7:
-        return scripts.float16(run)
-    return run.but(name=f"{run.name}-float32", label=f"{run.label} in float32, not compiled",
-                   options=(*run.options, "--dtype", "float32", "--no-compile"))
 
 
 def reserved_table(runs: list[Run], known: dict[str, Prediction], args, ours: dict) -> Table:
