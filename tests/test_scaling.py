@@ -8,12 +8,15 @@ from made_up import (
     measured_with,
     plan_of,
     record_events,
+    rounds_of,
     setup_of,
     shown,
+    write_journal,
 )
 
 from bench.common import UserError
 from bench.judge.rows import rows_of
+from bench.measure.journal import journal_of, read_journal
 from bench.report.tables import text_of
 from bench.studies import scaling
 from bench.studies.scaling import Load, Scaling, efficiency, load_of, numbers
@@ -92,6 +95,17 @@ def test_plan_on_gpus(tmp_path):
 def test_bad_numbers(text):
     with pytest.raises(UserError):
         numbers(text, 1)
+
+
+def test_an_efficiency_has_its_interval(tmp_path):
+    """By the t-test of pairs: 0.5 times exp(±3.18 × 0.0953 / √3), for three degrees of freedom."""
+    plan = plan_of("01", "four")
+    plan.runs[1] = plan.runs[1].but(processes=4)
+    runs = [*rounds_of("01", *4 * [1000.0]), *rounds_of("four", *2 * [2200.0, 2000 / 1.1])]
+    write_journal(tmp_path, "scaling", plan, runs)
+    cells = cells_of(text_of(Scaling(), read_journal(journal_of(tmp_path, "scaling"))[-1]))
+    assert (cells["four"]["efficiency"], cells["four"]["95 %"]) == ("50.0%", "42%–60%")
+    assert cells["01"]["95 %"] == ""
 
 
 def test_table_and_picture():

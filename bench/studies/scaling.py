@@ -17,11 +17,22 @@ from typing import NamedTuple
 
 from bench.catalogue import Scripts
 from bench.common import UserError
-from bench.judge.rows import Row, ratio
+from bench.judge.rows import Row, ratio, speed_of
 from bench.measure.plan import Plan
 from bench.report.notes import machine_note
 from bench.report.pictures import OWN, place_of, rows_of_panels
-from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, Column, Table, cell, markdown
+from bench.report.tables import (
+    GB,
+    LOSS,
+    RANGE,
+    RUN,
+    SPEED_OR_ERROR,
+    Column,
+    Table,
+    cell,
+    markdown,
+    spread,
+)
 from bench.studies import Study
 
 BACKWARD = 2 / 3  # of a step: 4 of the 6 operations for each weight and token
@@ -127,8 +138,16 @@ def numbers(text: str, least: float, kind: type = int) -> list:
 
 
 def efficiency_of(row: Row) -> float | None:
-    """Speed of each process as a share of that of the first run, which is one process."""
-    return ratio(ratio(row.tok_per_sec, row.run.processes), row.rows[row.first].tok_per_sec)
+    """Speed of each process as a share of that of the first run, which is one process: the mean
+    over the rounds."""
+    factor = row.factor_baseline if row.baseline else row.speeds and 1.0
+    return ratio(factor, row.run.processes)
+
+
+def interval_of(row: Row) -> str:
+    """That in which the efficiency lies with a confidence of 95 %."""
+    found = row.baseline and row.difference(speed_of, row.baseline)
+    return spread([each / row.run.processes for each in found.interval()], ".0%") if found else ""
 
 
 def predict(row: Row) -> float | None:
@@ -155,6 +174,7 @@ class Scaling(Study):
         RUN, SPEED_OR_ERROR, RANGE,
         Column("per process", lambda row: cell(ratio(row.tok_per_sec, row.run.processes), ",.0f")),
         Column("efficiency", lambda row: cell(efficiency_of(row), ".1%")),
+        Column("95 %", interval_of),
         Column("predicted", lambda row: cell(predict(row), ".1%")),
         GB._replace(heading="GB per process"), LOSS]
 
@@ -197,7 +217,8 @@ class Scaling(Study):
             " every size.")
         notes = [machine_note(measured, rows) + shares,
                  "Weak scaling: each process has the same batch. Efficiency is the speed of each"
-                 " process over that of 01."]
+                 " process over that of 01: the mean of the rounds' ratios, with its 95 %"
+                 " interval."]
         if any(row.run.mbit for row in rows if row.rounds):
             notes.append("Two hosts are network namespaces of this machine. By the model: what it"
                          " leaves for the link's cost, times the efficiency of as many processes"
