@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -279,15 +280,16 @@ def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path, monkeypatch):
         "", "conflict", "**1.25**", "failed", "1.00", ""]
     assert "× in 01" not in excerpt(tmp_path / "alone")[0]
     monkeypatch.setattr(cards, "REFERENCE", tmp_path)
-    assert "within 01" not in cards.techniques(tmp_path)
+    assert "within 01" not in cards.cards(tmp_path, "ladder")
     whole = tmp_path / "whole"
     whole.mkdir()
     ladder_of_four = plan_for(whole, "ladder", "--rungs 0-4")
     write_journal(whole, "ladder", ladder_of_four, speeds_of(ladder_of_four))
     write_journal(whole, "leave-one-out", without, runs)
     monkeypatch.setattr(cards, "REFERENCE", whole)
-    assert [line.get("Some CPU: × within 01") for line in cells_of(
-        cards.techniques(whole)).values()][:6] == ["", "conflict", "**1.25**", "failed", "1.00", ""]
+    texts = cards.cards(whole, "ladder").split("\n## ")
+    assert [re.findall(r"\(within 01: (.*?)\)", text) for text in texts[:5]] == [
+        [], ["1.25×"], [], ["1.00×"], []]
     assert excerpt(tmp_path)[2] == {
         "#": "2", "technique": "tensor cores (TF32 matrix products)",
         "tok/sec (range)": "122 (121–124)", "× before": "1.09", "A100": "2.21",

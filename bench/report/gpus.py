@@ -9,7 +9,6 @@ from bench.report.check import GPT2, LARGER, prediction_of
 from bench.report.tables import Column, Table, number, words
 from patches import stack
 
-WELL_KNOWN = "RTX 3060", "RTX 4090", "A100 80 GB", "H100"
 
 
 def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
@@ -27,11 +26,9 @@ def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
         speeds.append(batch and known.tok_per_sec(batch, card))
         row[stage] = known.speed_range(batch, card) if batch else "–"
         minutes.append(f"{known.minutes(batch, card):,.1f}" if batch else "–")
-    one, other = speeds
-    return row | dict(card=name + " °" * (not card.is_checked), gb=card.mib / 1024,
-                      capability=card.capability,
-                      factor=f"{other / one:.1f}" if one and other else "–",
-                      minutes=" / ".join(minutes), begin=begin(card, row["01, gpt2"]))
+    return row | dict(card=name + " °" * (not card.is_checked), gb=card.mib / 1024, speeds=speeds,
+                      capability=card.capability, minutes=" / ".join(minutes),
+                      begin=begin(card, row["01, gpt2"]))
 
 
 def begin(card: Card, batch: int) -> str:
@@ -47,21 +44,19 @@ def begin(card: Card, batch: int) -> str:
             f" `--micro-batches {32 // batch}`")
 
 
-def cards_table(short: bool = False) -> Table:
-    """A row for each card; `short`: of four cards, for gpt2. Raises UserError, StackError."""
-    scripts, models = Scripts(), ("gpt2",) if short else ("gpt2", *LARGER)
+def cards_table() -> Table:
+    """A row for each card. Raises UserError, StackError."""
+    scripts, models = Scripts(), ("gpt2", *LARGER)
     names = sorted((name for name, card in CARDS.items() if card.capability >= 7),  # 01 needs it
                    key=lambda name: (CARDS[name].mib, CARDS[name].capability))
-    columns = [words("card", "card"), number("GB", "gb", ".0f")]
-    if not short:
-        columns.append(number("compute capability", "capability", ".1f"))
+    columns = [words("card", "card"), number("GB", "gb", ".0f"),
+               number("compute capability", "capability", ".1f")]
     columns += [Column(f"largest batch of {key}", lambda row, key=key: str(row[key] or "–"))
                 for key in ("00, gpt2", *(f"01, {model}" for model in models))]
     columns += [number(f"thousand tok/sec of {stage}", stage) for stage in ("00", "01")]
-    columns += [number("×", "factor")] if short else [
+    columns += [
         number(f"minutes of {EPOCHS} epochs, 00 / 01", "minutes"), words("begin with", "begin")]
-    return Table(columns, [on_card(scripts, name, models) for name in names
-                           if not short or name in WELL_KNOWN])
+    return Table(columns, [on_card(scripts, name, models) for name in names])
 
 
 def hardware_table() -> Table:

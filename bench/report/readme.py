@@ -11,7 +11,8 @@ from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.predict.fingerprint import keep_used
 from bench.predict.store import earlier
 from bench.report import cards, check, gpus
-from bench.report.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels
+from bench.report.drawn import DRAWN
+from bench.report.pictures import picture_bytes
 from bench.report.tables import (
     Column,
     Table,
@@ -35,10 +36,9 @@ BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands th
 SHOWN = REFERENCE / "amd-epyc-2-cores"
 PREDICTED = {  # the tables of predictions, by the name of their marker
     "fits": check.memory_table, "fits-others": check.others_memory_table, "gpus": gpus.cards_table,
-    "gpus-short": lambda: gpus.cards_table(short=True), "hardware": gpus.hardware_table,
+    "hardware": gpus.hardware_table,
     "clock": check.clock_table, "others": check.others_table, "where": check.where_table,
-    "others-summary": check.summary_of_others, "expected": check.expected_text,
-    "cpus": check.cpu_tables,
+    "others-summary": check.summary_of_others, "cpus": check.cpu_tables,
 }
 
 
@@ -49,32 +49,10 @@ def write_readme(studies: dict) -> bool:
     after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
     for page, text in after.items():
         write_whole(page, text)
-        if page.name == "predictions.md":
-            write_whole(page.with_suffix(".png"), picture_bytes(draw_predictions(), "png"))
+        for name, draw in DRAWN.get(page, {}).items():
+            write_whole(page.parent / name, picture_bytes(draw(), "png"))
     keep_used()
     return after != before
-
-
-def draw_predictions():
-    """Predicted over measured tok/sec, for what others have measured, with the range."""
-    found = check.summary_of_others().split(" (")[0]
-    figure, [(subfigure, axes)] = rows_of_panels(
-        [f"Predicted over measured speed: {found}"], [5], [1])
-    rows = sorted(check.others(), key=lambda row: row["tok_per_sec"])
-    axes.axvspan(1 / (1 + check.RANGE), 1 / (1 - check.RANGE), color=NOISE, zorder=0)
-    axes.axvline(1, color="0.5", linewidth=1)
-    lay_rows(axes, len(rows))
-    for place, row in enumerate(rows):
-        axes.plot(1 + row["error"], place, "o",
-                  color=OWN if row["source"] == check.ONE_PROGRAM else "0.55")
-    axes.set_yticks(range(len(rows)), [
-        f"{row['card']}, batch {row['batch']}: {row['tok_per_sec']:,}" for row in rows], fontsize=8)
-    axes.set_xlabel("tok/sec, predicted over measured; in the band the printed range is right")
-    subfigure.legend(handles=[
-        key("one program, PyTorch 2.8", color=OWN, marker="o", linestyle=""),
-        key("other programs", color="0.55", marker="o", linestyle="")],
-        loc="outside lower center", ncols=2, frameon=False)
-    return figure
 
 
 def update(text: str, machine: Path, studies: dict) -> str:
@@ -82,8 +60,8 @@ def update(text: str, machine: Path, studies: dict) -> str:
     UserError for a marker without its end or of an unknown table, StackError, OSError."""
     own: dict[str, Callable[[Path], str]] = {
         "techniques": cards.techniques, "guide": guide_table, "sample": sample,
-        "headline": partial(cards.results, pages="results"),
-        "machines": partial(cards.results, pages="../results"),
+        "headline": cards.headline, "to-loss": cards.to_loss, "machines": cards.results,
+        "technique-index": cards.index,
         "technique-cards": partial(cards.cards, study="ladder"),
         "variant-cards": partial(cards.cards, study="variants"),
         "variant-cards-loss": partial(cards.cards, study="variants", unchanged=False),

@@ -280,8 +280,8 @@ def draw(runs: list[Run], known: dict[str, Prediction], model: str):
         low, high = round(group[0][0]), round(group[-1][0])
         text = f"{low}{f'–{high}' * (high > low)} GB: {', '.join(name for _, name in group)}"
         axes.annotate(text, (1, (group[0][0] * group[-1][0]) ** 0.5), (4, 0), va="center",
-                      fontsize=8, xycoords=("axes fraction", "data"), textcoords="offset points")
-    axes.set_xlabel("batch size per GPU, windows")
+                      fontsize=9, xycoords=("axes fraction", "data"), textcoords="offset points")
+    axes.set_xlabel("batch size per GPU, sequences")
     axes.set_ylabel("reserved memory, GB")
     thousands(axes.xaxis)
     thousands(axes.yaxis)
