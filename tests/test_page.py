@@ -400,8 +400,9 @@ def of_any_version(text: str) -> str:
 def test_readme_is_what_the_command_writes(monkeypatch):
     monkeypatch.setattr(fingerprint, "learn", lambda _: None)  # nothing is traced for it
     pages = {page.relative_to(ROOT).as_posix(): page.read_bytes().decode() for page in readme.PAGES}
-    for name, place in (("techniques", "README.md"), ("headline", "README.md"), ("to-loss", "README.md"),
-                        ("technique-index", "docs/techniques.md"), ("cpus", "docs/predictions.md"),
+    for name, place in (("techniques", "README.md"), ("headline", "README.md"),
+                        ("to-loss", "README.md"), ("technique-index", "docs/techniques.md"),
+                        ("cpus", "docs/predictions.md"),
                         ("sample@intel-xeon-amx-2-cores", "docs/methodology.md"),
                         ("stages", "docs/results.md"), ("fits", "docs/gpus.md"),
                         ("gpus", "docs/gpus.md"), ("hardware", "docs/gpus.md"),

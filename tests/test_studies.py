@@ -319,17 +319,19 @@ def test_ladder_picture(tmp_path):
         run | changes.get(run["name"], {}) for run in speeds_of(plan)], machine)
     ((measured, rows),) = found_in(tmp_path, "ladder")
     texts = shown(study.draw(measured, rows))
-    assert {"baseline \u20070", "batch size 10", "102", "2.10", "11.35×",
+    assert {"baseline \u20070", "larger batch 10", "102", "12,525", "2.21×",
             "failed: out of memory: lower --batch-si…",
-            "tok/sec, median and range of 4 rounds\n(× the row above)"} <= set(texts)
-    assert (f"Measurably faster: torch compile 1.12×, causal mask 1.10×, tensor cores 1.09×"
-            f" and 6 more\n{LONG[:59]}…") in texts
+            "thousand tok/sec, log scale\nthin lines: repetitions"} <= set(texts)
+    whole = rows[-1].factor_baseline
+    assert (f"{whole:.1f}× faster; significant: torch.compile 1.12×, causal mask made on the fly"
+            f" 1.10×, TF32 tensor cores 1.09× and 6 more cpu-demo on {LONG[:59]}…, 2 cores"
+            ) in [" ".join(text.split()) for text in texts]
     measured = measured_with(plan, {
         run.name: record_events(run.name, 100.0) for run in plan.runs[1:]} | {
         "00_orig": "ended by signal 9"})
     texts = shown(study.draw(measured, rows_of(measured)))
-    assert {"The ladder on Some CPU", "tok/sec\n(× the row above)",
-            "failed: ended by signal 9", "1.25"} <= set(texts)
+    assert {"The baseline, then one technique more at a time: cpu-demo on Some CPU, 2 cores",
+            "thousand tok/sec, log scale", "failed: ended by signal 9"} <= set(texts)
 
 
 def test_a_larger_model_shared_out(tmp_path):

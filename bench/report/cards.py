@@ -122,9 +122,9 @@ def to_loss(first: Path) -> str:
 
 def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
     """(target, script, how many times as fast as 00 it comes there, with an interval, of how many
-    seeds), compilation counted: 01, both at their defaults, to the lowest loss of 00's default run; after a search also
-    01 and the fastest script, over 00, all at their best settings for the target that they were
-    tuned for."""
+    seeds), compilation counted: 01, both at their defaults, to the lowest loss of 00's default run;
+    after a search also 01 and the fastest script, over 00, all at their best settings for the
+    target that they were tuned for."""
     told = []
     for measured, rows in sorted(found_in(machine, "time-to-loss"), key=lambda pair: pair[0].kind):
         targets = measured.plan.targets

@@ -10,7 +10,6 @@ from bench.report.tables import Column, Table, number, words
 from patches import stack
 
 
-
 def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
     """What fits a card, how fast 00 and 01 are there, and how to begin."""
     card, speeds, minutes = CARDS[name], [], []

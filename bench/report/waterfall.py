@@ -141,5 +141,5 @@ def readme_picture():
         steps = measured_steps(rows)
         steps += [Step(None, None, UNSURE, "")] * (len(longest) - len(steps))
         columns.append((f"{', '.join(models)}, {short_name(measured.machine)}", steps))
-    return panels(f"On one A100 (published): {whole[-1] / whole[0]:.1f} times as fast, most of it by"
-                  f" {', '.join(best)}", names_of(longest), columns)
+    return panels(f"On one A100 (published): {whole[-1] / whole[0]:.1f} times as fast, most of it"
+                  f" by {', '.join(best)}", names_of(longest), columns)

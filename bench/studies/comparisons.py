@@ -75,7 +75,9 @@ class Variants(Study):
         return Table(self.model_columns, [rows[0], *(row for row in rows if row not in same)])
 
     def draw(self, measured, rows):
-        return draw_alternatives(measured, rows[0], same_model(rows)[1:])
+        there = {patch.name for patch in stack.load_variants()}  # an old journal may have others
+        return draw_alternatives(measured, rows[0], [
+            row for row in same_model(rows)[1:] if {*str(row.run.script).split("+")} <= there])
 
 
 def parameters(row: Row) -> int | None:

@@ -237,14 +237,14 @@ class Stages(Study):
 def draw_speed(bars: list[Bar]):
     """Bars of tok/sec and of reserved memory; every group has scales of its own."""
     groups = {group: list(members) for group, members in groupby(bars, lambda bar: bar.group)}
-    inches = [1.0 + 0.3 * bool(group.text) + 0.45 * len(members)
+    inches = [1.3 + 0.3 * bool(group.text) + 0.45 * len(members)
               for group, members in groups.items()]
     titles = []
     for group, members in groups.items():
         known = [(bar.stage, factor(bar, members)) for bar in members]
         told = " and ".join(f"{stage} {each:.1f}×" for stage, each in known
                             if stage != "00" and each)
-        titles.append(f"{told} as fast as 00: " * bool(told) + group.title)
+        titles.append(f"{told} as fast as 00\n" * bool(told) + group.title)
     figure, rows = rows_of_panels(titles, inches, [5, 3])
     for members, (_, speed, memory) in zip(groups.values(), rows, strict=True):
         names = [bar.label.replace(f", {bar.tokens or 0:,}", f",\n{bar.tokens or 0:,}")

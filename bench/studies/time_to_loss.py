@@ -157,8 +157,8 @@ def called(row: Row) -> str:
 
 def draw_seconds(axes, rows: list[Row], target: float) -> None:
     """A bar for each row, with its factor over the row that it is compared to."""
-    compared = [called(row.versus) for row in rows if row.versus]
-    usual = max(compared, key=compared.count, default="")
+    compared = [row.versus.run.name for row in rows if row.versus]
+    usual = max(compared, key=compared.count, default=None)
 
     def text(row: Row) -> str:
         own = row.seconds_to(target, True)
@@ -167,7 +167,7 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
         factor = cell(row.time_factor(target, True), ".2f")
         if not factor:
             return f"{own:,.1f} s"
-        other = called(row.versus) != usual
+        other = row.versus.run.name != usual
         return f"{own:,.1f} s, {factor}×" + f" over {row.versus.label}" * other
 
     draw_bars(axes, [called(row).replace(", ", "\n", 1) for row in rows],
@@ -176,7 +176,8 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
               [[each for _, each in row.times_to(target) if each < math.inf] for row in rows],
               [row.seconds_to(target, True) or 0 for row in rows])
     axes.tick_params(axis="y", labelsize=9)
-    axes.set_xlabel("seconds of training and compilation" + f"\n×: over {usual}" * bool(usual))
+    axes.set_xlabel("seconds of training and compilation" + "".join(
+        f"\n×: over {called(row)}" for row in rows if row.run.name == usual))
 
 
 def draw_losses(axes, rows: list[Row], target: float) -> None:
