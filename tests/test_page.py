@@ -112,12 +112,12 @@ def test_page(reports, tmp_path):
         assert f"Alone: `python measure.py {study.name}" in section
         assert "Not measured yet" not in section
     assert head.startswith("# GPT training on Some | GPU $x_1$\n\n1. **Some | GPU $x_1$**, ")
-    assert ("4.00 TFLOP/s in bfloat16 matrix products, the type that the optimized scripts train in"
+    assert ("4.00 TFLOP/s in bfloat16 matmuls, the type that the optimized scripts train in"
             " here (compute capability 8.0).\n") in head
     assert ("01 trains **900 tok/sec, 9.00 times** 00's 100 (published, on an A100: 142,156, 11.35"
             " times), with 1.25 GB instead of 1.25; 1 run(s) each.") in head
-    assert "Measurably faster in the ladder (3 rounds): fused AdamW" in head
-    assert "More than a fifth off the published factor: fused AdamW 1.20× (2.27×)." in head
+    assert "Significantly faster in the ladder (3 rounds): fused AdamW" in head
+    assert "More than a fifth off the published speedup: fused AdamW 1.20× (2.27×)." in head
     assert "--max-tokens 4096 --rungs 0,1,3`" in head and "Not finished" not in head
     assert "Missing: a thing: how to get it." in sections[0]
     assert "| 0.1 | flash attention | yes | ← | 1.50 | 0.100 |" in sections[0]
@@ -188,7 +188,7 @@ def test_this_machine():
 
 def test_time_is_over(reports, no_pictures, capsys):
     assert reports.make("--minutes", "0.1") == 0 and not reports.ran
-    names = re.search("Not finished: (.+); started again, it goes on", reports.text)[1].split(", ")
+    names = re.search("Not finished: (.+); run it again to", reports.text)[1].split(", ")
     assert set(names) == {study.name for study in MEASURED} and len(names) == len(MEASURED)
     assert reports.text.count("Not measured yet.") == len(MEASURED) + 1  # and time-to-loss
     assert "after 0.0 minutes; report.tar.gz beside it" in capsys.readouterr().out
@@ -206,7 +206,7 @@ def test_the_page_is_written_whatever_happens(reports, no_pictures, capsys, monk
     assert reports.make(pieces="stages,ladder,leave-one-out") == 1
     assert "error: ladder: no git\n" in capsys.readouterr().err
     assert "\nNot finished: ladder: no git\n" in reports.text
-    assert "started again" not in reports.text
+    assert "run it again" not in reports.text
     assert figures(reports.results)[-1][0] == "without 3 fused adamw"
 
 

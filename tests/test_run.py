@@ -215,7 +215,7 @@ def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
     assert "measured anew" not in capsys.readouterr().out
     (place.folder / "b.py").write_text("another script")
     assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
-    assert "2 of 6 runs are measured anew: their scripts' training steps or options have" in (
+    assert "2 of 6 runs are measured again: their scripts' training steps or options have" in (
         capsys.readouterr().out)
     more = place.plan("a", "b", "c", seed_noise=True)
     assert place.run(more, rounds=1, resume=True) == [("c", 1, 123)]

@@ -306,7 +306,7 @@ def test_a_summary_credits_a_technique_with_its_own_factor_alone(tmp_path, measu
     runs = [run for run in speeds_of(plan) if run["name"] in measured]
     write_journal(tmp_path, "ladder", plan, runs)
     text = "\n".join(look.summary(tmp_path, dict(machine=CPU, matmul_peak=PEAK)))
-    assert ("the head and its loss in chunks" in text) == told and "published factor" not in text
+    assert ("the head and its loss in chunks" in text) == told and "published speedup" not in text
 
 
 def test_ladder_picture(tmp_path):

@@ -31,7 +31,7 @@ def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
 
 
 def begin(card: Card, batch: int) -> str:
-    """The commands to begin with on a card that 01 fits with a batch of so many windows."""
+    """The commands to begin with on a card that 01 fits with a batch of this many windows."""
     if not batch:
         return ""
     if not card.bfloat16:

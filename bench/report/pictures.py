@@ -165,7 +165,7 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
 
 
 def finding(base: Row, rows: list[Row]) -> str:
-    """What is measurable; without verdicts nothing."""
+    """What is significant; without verdicts nothing."""
     what = f"{len(rows)} options of {base.label}"
     if all(row.verdict == "no verdict" for row in rows):
         return f"Speed and memory of {what}"

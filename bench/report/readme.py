@@ -43,7 +43,7 @@ PREDICTED = {  # the tables of predictions, by the name of their marker
 
 
 def write_readme(studies: dict) -> bool:
-    """Writes the pages' tables anew, and keeps the fingerprints of the scripts that they are of;
+    """Writes the pages' tables again, and keeps the fingerprints of the scripts that they are of;
     returns whether that changed a page. Raises what update does."""
     before = {page: page.read_bytes() for page in PAGES}
     after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
@@ -56,7 +56,7 @@ def write_readme(studies: dict) -> bool:
 
 
 def update(text: str, machine: Path, studies: dict) -> str:
-    """`text` with what stands between its markers written anew, from a machine's folder. Raises
+    """`text` with what stands between its markers written again, from a machine's folder. Raises
     UserError for a marker without its end or of an unknown table, StackError, OSError."""
     own: dict[str, Callable[[Path], str]] = {
         "techniques": cards.techniques, "guide": guide_table, "sample": sample,
@@ -122,7 +122,7 @@ def sample(machine: Path) -> str:
 
 
 def guide_table(machine: Path) -> str:
-    """The guide's claims, and beside them the factors of this machine."""
+    """The guide's claims, and next to them the factors of this machine."""
     shown: dict = {"batch": {}}  # by the technique, variant or mode: {label: row}
     for study in ("ladder", "variants", "compile-modes", "sweep"):
         for measured, rows in found_in(machine, study):

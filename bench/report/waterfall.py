@@ -125,7 +125,7 @@ def names_of(rows: list[Row]) -> list[str]:
 
 
 def readme_picture():
-    """The published ladder, and those of two machines beside it."""
+    """The published ladder, and those of two machines next to it."""
     ladders = [(measured, [row for row in rows.values() if row.run.processes == 1])
                for measured, rows in cards.ladders(REFERENCE / "amd-epyc-2-cores")][:2]
     longest = max((rows for _, rows in ladders), key=len)

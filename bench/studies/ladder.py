@@ -49,7 +49,7 @@ class Ladder(Study):
         ], rows)]}
 
     def draw(self, measured, rows):
-        """This machine's waterfall, and the published one beside it."""
+        """This machine's waterfall, and the published one next to it."""
         if not any(row.tok_per_sec for row in rows):
             return None
         return waterfall.panels(finding(measured, rows), waterfall.names_of(rows), [

@@ -77,7 +77,7 @@ def step_seconds(model: str) -> float:
 
 
 def predicted_for(model: str, gpus: int) -> float:
-    """The efficiency of so many such GPUs, in hosts of 8."""
+    """The efficiency of this many such GPUs, in hosts of 8."""
     return efficiency(gpus, step_seconds(model), load_of(model),
                       NVLINK if gpus <= HOST else NETWORK)
 

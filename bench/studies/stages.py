@@ -84,7 +84,7 @@ def bar_of(record: Record) -> Bar:
     if not all(figure is None or 0 <= figure < 1e15 for figure in (
             bar.tok_per_sec, bar.reserved_gb, *(record.quartiles or ()), record.val_loss,
             config.get("max_tokens"), bar.trained, int(bar.processes))):
-        raise ValueError("a figure is out of range")
+        raise ValueError("a number is out of range")
     return bar
 
 
@@ -161,13 +161,13 @@ def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
         Column("text", lambda bar: bar.group.text, True),
         Column("stage", lambda bar: bar.label, True),
         Column("tok/sec", lambda bar: f"{bar.tok_per_sec:,.0f}" + " †" * bool(bar.is_average)),
-        Column("factor over 00", lambda bar: cell(factor(bar, bars), ".2f") or "n/a"),
+        Column("speedup over 00", lambda bar: cell(factor(bar, bars), ".2f") or "n/a"),
         Column("p25–p75", lambda bar: quartiles(bar) or "n/a"),
         Column("reserved GB", lambda bar: cell(bar.reserved_gb, ".2f") or "n/a"),
         Column("MFU", lambda bar: cell(bar.record.mfu, ".1%") or "n/a"),
         Column("val loss", lambda bar: cell(bar.record.val_loss, ".3f") or "n/a"),
         Column("published tok/sec", lambda bar: f"{by_stage[bar.stage].tok_per_sec:,.0f}"),
-        Column("published factor",
+        Column("published speedup",
                lambda bar: cell(factor(by_stage[bar.stage], theirs), ".2f") or "n/a"),
     ]
     return Table(columns, bars)
@@ -214,7 +214,7 @@ class Stages(Study):
         return f"{table}\n{note}{published().source}\n"
 
     def extra(self, folder, found):
-        """The losses of the journal's runs, beside the published ones."""
+        """The losses of the journal's runs, next to the published ones."""
         lines = [(bar.label, bar.record.curve[0][2:], bar.record.curve[-1][2:])
                  for bar in (bar_of(row.records[-1]) for _, rows in found for row in rows
                              if row.records) if bar.record.curve]
