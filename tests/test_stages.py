@@ -178,7 +178,7 @@ def test_speed(tmp_path):
         corpus="x" * 99, tokenizer="bytes")))
     write_record(tmp_path, FIRST, "20260109T000000Z", gpu="$x_1$", reserved_gb=None)
     bars = bars_of(tmp_path, (None, 1000), (LONG, 100_000))
-    told = "01 16.0× and 02 81.0× as fast as 00\n"
+    told = "01 16.0× and 02 81.0× as fast as 00 (one run of each)\n"
     assert {f"{told}Some CPU: cpu-demo, context 256", "16,000  (16.00×)",
             "8,100,000  (81.00×)", "1.25",
             "02 DDP × 2, batch 4,\n16,384 tokens", "02 DDP × 4", "419,259  (33.47×)", "26.26",

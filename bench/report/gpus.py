@@ -1,4 +1,4 @@
-"""The tables of docs/gpus.md: what fits each card and how fast, and what older cards lack."""
+"""The tables of docs/gpus.md: what fits each GPU and how fast, and what older ones lack."""
 
 import re
 
@@ -11,7 +11,7 @@ from patches import stack
 
 
 def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
-    """What fits a card, how fast 00 and 01 are there, and how to begin."""
+    """What fits a GPU, how fast 00 and 01 are there, and how to begin."""
     card, speeds, minutes = CARDS[name], [], []
     row: dict = {}
     for stage, default in (("00", 8), ("01", 32)):
@@ -31,7 +31,7 @@ def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
 
 
 def begin(card: Card, batch: int) -> str:
-    """The commands to begin with on a card that 01 fits with a batch of this many windows."""
+    """The commands to begin with on a GPU that 01 fits with a batch of this many sequences."""
     if not batch:
         return ""
     if not card.bfloat16:
@@ -39,16 +39,16 @@ def begin(card: Card, batch: int) -> str:
                 f" `python my.py --batch-size {min(32, batch)}`")
     if batch >= 32:
         return "`make bench`; `python 01_opt_single_gpu.py`"
-    return (f"`make bench`; 32 windows per update: compose `step-accumulation`,"
+    return (f"`make bench`; 32 sequences per update: compose `step-accumulation`,"
             f" `--micro-batches {32 // batch}`")
 
 
 def cards_table() -> Table:
-    """A row for each card. Raises UserError, StackError."""
+    """A row for each GPU. Raises UserError, StackError."""
     scripts, models = Scripts(), ("gpt2", *LARGER)
     names = sorted((name for name, card in CARDS.items() if card.capability >= 7),  # 01 needs it
                    key=lambda name: (CARDS[name].mib, CARDS[name].capability))
-    columns = [words("card", "card"), number("GB", "gb", ".0f"),
+    columns = [words("GPU", "card"), number("GB", "gb", ".0f"),
                number("compute capability", "capability", ".1f")]
     columns += [Column(f"largest batch of {key}", lambda row, key=key: str(row[key] or "–"))
                 for key in ("00, gpt2", *(f"01, {model}" for model in models))]
@@ -59,7 +59,7 @@ def cards_table() -> Table:
 
 
 def hardware_table() -> Table:
-    """The techniques and variants that older cards don't have, by their headers. Raises
+    """The techniques and variants that older GPUs don't have, by their headers. Raises
     StackError."""
     rows = []
     for patch in (*stack.load(), *stack.load_variants()):

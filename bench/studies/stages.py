@@ -244,7 +244,7 @@ def draw_speed(bars: list[Bar]):
         known = [(bar.stage, factor(bar, members)) for bar in members]
         told = " and ".join(f"{stage} {each:.1f}×" for stage, each in known
                             if stage != "00" and each)
-        titles.append(f"{told} as fast as 00\n" * bool(told) + group.title)
+        titles.append(f"{told} as fast as 00 (one run of each)\n" * bool(told) + group.title)
     figure, rows = rows_of_panels(titles, inches, [5, 3])
     for members, (_, speed, memory) in zip(groups.values(), rows, strict=True):
         names = [bar.label.replace(f", {bar.tokens or 0:,}", f",\n{bar.tokens or 0:,}")
