@@ -252,7 +252,7 @@ def test_ladder(tmp_path):
     assert child.returncode == 130, err
     assert err == ("Looking at this machine, once: results/machine.json keeps it\n"
                    "Tracing 3 training steps\n"
-                   f"interrupted: python measure.py ladder --resume {' '.join(command)} goes on"
+                   f"interrupted: python measure.py ladder --resume {' '.join(command)} continues"
                    " from here\n")
     (before,) = read_journal(journal)
     (done,) = before.results

@@ -172,7 +172,7 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
 
     draw_bars(axes, [called(row).replace(", ", "\n", 1) for row in rows],
               [row.seconds_to(target) for row in rows], list(map(text, rows)),
-              list(map(colour_of, rows)), 3.5,
+              list(map(colour_of, rows)), 2.9,
               [[each for _, each in row.times_to(target) if each < math.inf] for row in rows],
               [row.seconds_to(target, True) or 0 for row in rows])
     axes.tick_params(axis="y", labelsize=9)
