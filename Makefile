@@ -1,5 +1,5 @@
 # make bench   trains the three stages and draws the comparison
-# make report  measures all that can be measured here within MINUTES; started again, it goes on
+# make report  measures all that can be measured here within MINUTES; run it again to continue
 # make test    runs the linters and the fast tests: at most 5 minutes on two cores
 # make test-all  runs the slow ones, too: at most 20
 # With PYTHON=... they use an environment that is already there.
@@ -51,6 +51,7 @@ lint: $(TESTS)
 	"$(PYTHON)" -m mypy
 	"$(PYTHON)" -m codespell_lib *.py *.md Makefile bench data/prepare.py docs patches peers tests \
 		results/reference/*.md results/reference/*/README.md
+	"$(PYTHON)" tests/prose.py
 
 .venv: .venv/complete
 

@@ -8,7 +8,7 @@
     python measure.py --help         # every study
     python measure.py audit FILE     # your own script: which of the techniques it lacks
     python measure.py report         # all of it but the searches: one page
-    python measure.py readme         # writes the tables of README.md anew
+    python measure.py readme         # writes the tables of README.md again
 
     python measure.py ladder --rungs 0,5-8       # some of them
     python measure.py ladder --rounds 1          # one round: figures, but no verdicts
@@ -20,7 +20,7 @@
 Each run is a fresh process with the same data and seed. A round runs every script once, so that a
 machine that drifts hits all of them alike. results/NAME.jsonl, a study's journal, keeps all that
 was measured; tables and pictures are made from it. A script is called faster than another only
-after 4 rounds, and by more than noise makes (bench/judge/noise.py). The exit code is 1 if a run
+after 4 rounds, if that is significant (bench/judge/noise.py). The exit code is 1 if a run
 failed; its row says why.
 """
 
@@ -46,12 +46,12 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
     except processes.Interrupted as error:
-        # A report always goes on; what runs no scripts begins anew.
+        # A report always continues; what runs no scripts starts again.
         runs_scripts = args.command in studies and studies[args.command].runs_scripts
         resume, goes_on = ["--resume"] * runs_scripts, runs_scripts or args.command == "report"
         again = [argv[0], *resume, *(option for option in argv[1:] if option != "--resume")]
         print(f"interrupted: python measure.py {shlex.join(again)}"
-              f" {'goes on from here' if goes_on else 'begins anew'}", file=sys.stderr)
+              f" {'continues from here' if goes_on else 'starts again'}", file=sys.stderr)
         return 128 + error.args[0]
 
 

@@ -6,7 +6,7 @@
 
 It reads the records in results/ that 00, 01 and 02 leave, and the journals that measure.py leaves
 there. Of each stage it takes the latest complete run for each group: a device, a model, a context
-length and a text. The published A100 figures stand beside them. What other machines measured is in
+length and a text. The published A100 figures stand next to them. What other machines measured is in
 results/reference/.
 
 tok/sec is the median over the steps of a run, or the average of a run too short for a median. It
@@ -28,7 +28,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR",
-                        help="folder of the records (default: results beside this script)")
+                        help="folder of the records (default: results next to this script)")
     parser.add_argument("--out", type=Path, metavar="DIR",
                         help="folder for the pictures and summary.md (default: that of --results)")
     parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png",

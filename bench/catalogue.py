@@ -42,7 +42,7 @@ class Run:
     expected: float | None = None  # about how many tok/sec such A100s would make, published or not
     processes: int = 1
     torchrun: bool = False  # whether torchrun starts it
-    options: tuple[str, ...] = ()  # beside those of the plan
+    options: tuple[str, ...] = ()  # next to those of the plan
     rung: int | None = None  # its number in the ladder
     stage: str | None = None  # "00", "01" or "02"; what a search tunes, as it was asked for
     without: str | None = None  # the technique or variant that was taken out of it

@@ -45,9 +45,9 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     folders = argparse.ArgumentParser(add_help=False)
     folders.add_argument("--data", type=Path, default=ROOT / "data", metavar="DIR",
-                         help="folder of the tokens (default: data/ beside this script)")
+                         help="folder of the tokens (default: data/ next to this script)")
     folders.add_argument("--results-dir", type=Path, default=ROOT / "results", metavar="DIR",
-                         help="folder of the results (default: results/ beside this script)")
+                         help="folder of the results (default: results/ next to this script)")
 
     def command(name: str, text: str, arguments: str = "", parents=(folders,)):
         return commands.add_parser(
@@ -75,11 +75,11 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
         sub.add_argument("--resume", action="store_true",
                          help="go on where the last start stopped, and try again what failed")
         sub.add_argument("--dry-run", action="store_true",
-                         help="only tell what would run first, and about how long")
+                         help="only list what would run first, and about how long it takes")
     sub = command("report", "a page about this machine, results/report.md: all of these but search"
                             " and time-to-loss")
     sub.add_argument("--minutes", type=duration, default=25, metavar="N",
-                     help="stop before so many are over; started again, it goes on (default: 25)")
+                     help="stop before this many are over; run it again to continue (default: 25)")
     sub.add_argument("--pieces", metavar="A,B", default="", help="some of the studies, such as"
                      " stages,ladder,profile (default: all)")
     sub.add_argument("--max-tokens", type=positive, metavar="N",
@@ -149,8 +149,8 @@ def report(args: argparse.Namespace, options: list[str], studies: dict[str, Stud
 
 def make_report(studies: dict[str, Study], jobs: list[tuple[Study, int | None, Setup]],
                 minutes: float, command: str) -> int:
-    """Measures each study for so many rounds, as far as the minutes reach, and writes the page in
-    any case; started again, it goes on. All of `jobs` have the same folders. Returns the exit code:
+    """Measures each study for this many rounds, as far as the minutes reach, and writes the page in
+    any case; run again, it continues. All of `jobs` have the same folders. Returns the exit code:
     1 if something failed. Raises UserError where nothing can be measured."""
     began = time.monotonic()
     deadline = began + 60 * minutes - PAGE_SECONDS

@@ -22,7 +22,7 @@ class Interrupted(BaseException):
 
 
 def on_signals(handler) -> None:
-    """Sets the handler of what ends a program; but `nohup` goes on to protect from SIGHUP."""
+    """Sets the handler of what ends a program; but `nohup` continues to protect from SIGHUP."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number and (name != "SIGHUP" or signal.getsignal(number) != signal.SIG_IGN):
@@ -47,7 +47,7 @@ def raise_pending() -> None:
 
 def prepare_child(cores: int | None) -> None:
     """In a child under Linux, before its program starts: Linux ends it if this process is killed,
-    so that it doesn't run on beside the next measurement; and it has so many `cores`."""
+    so that it doesn't run on during the next measurement; and it has this many `cores`."""
     prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
@@ -78,7 +78,7 @@ def run_child(
     command: list, cwd: Path | None = None, timeout: float | None = None, cores: int | None = None,
     **environment: str,
 ) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of a child, under Linux on so many `cores` (None: all). It ends
+    """(exit code, stdout, stderr) of a child, under Linux on this many `cores` (None: all). It ends
     with this process, there also when that is killed.
 
     Raises subprocess.TimeoutExpired, with the child ended, after `timeout` seconds.

@@ -2,7 +2,7 @@
 
     python data/prepare.py                  # Middlemarch, from Project Gutenberg
     python data/prepare.py FILE [FILE ...]  # your own text
-    python data/prepare.py --out DIR        # somewhere else than beside this script
+    python data/prepare.py --out DIR        # somewhere else than next to this script
 
 A FILE is UTF-8 text, JSON lines (both also as .gz or .zst) or Parquet, whose `text` are documents;
 or GPT-2's tokens as nanoGPT (train.bin, val.bin) and llm.c (shards) have them. Its bytes tell;
@@ -17,7 +17,7 @@ special tokens; so the folder can be copied to a machine without a network.
 
 A text of any size is read, encoded over all cores and written in pieces, so that memory stays
 small. It is cut only at <|endoftext|>, and at line breaks before a character that isn't white
-space: there the tokenizer begins anew in any case, so that the ids are those of the whole text in
+space: there the tokenizer starts again in any case, so that the ids are those of the whole text in
 one piece. What has no such place is held whole, and so is each document of JSON lines, and 64 of
 Parquet at a time: memory grows with the longest of them, to several times its size.
 """
@@ -602,7 +602,7 @@ def main() -> int:
                " document, and with the longest piece without a place to cut at.")
     parser.add_argument("files", nargs="*", metavar="FILE", help="text, JSON lines (both also"
                         " .gz, .zst), Parquet, nanoGPT's or llm.c's tokens (default: the book)")
-    parser.add_argument("--out", type=Path, default=HERE, help="default: beside this script")
+    parser.add_argument("--out", type=Path, default=HERE, help="default: next to this script")
     args = parser.parse_args()
     try:
         prepare(args.files, args.out)

@@ -98,7 +98,7 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
     handlers, came = {}, []
     if threading.current_thread() is threading.main_thread():  # others can't set handlers
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:  # write them beside their places, and rename only when all are complete
+    try:  # write them next to their places, and rename only when all are complete
         for path, copy in temporary.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(files[path])

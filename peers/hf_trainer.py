@@ -67,8 +67,8 @@ class Experiment:
 
     model: str = option("", f"size, one of {', '.join(orig.MODELS)} (default: gpt2 with an NVIDIA"
                             " GPU, cpu-demo without)")
-    context_length: int = option(0, "tokens per window (default: as long as the model takes)")
-    batch_size: int = option(0, "windows per step, instead of --per_device_train_batch_size")
+    context_length: int = option(0, "tokens per sequence (default: as long as the model takes)")
+    batch_size: int = option(0, "sequences per step, instead of --per_device_train_batch_size")
     model_name_or_path: str = option("", "fine-tune this model: a folder, or a name on the hub")
     train_file: str = option("", "text to fine-tune it on (default: the tokens in --data)")
     dtype: str = option("float32", "of the weights: float32, or bfloat16 as in 01")
@@ -77,7 +77,7 @@ class Experiment:
     max_tokens: int = option(0, "training tokens after which it ends (default: no limit; cpu-demo:"
                                 f" {DEMO_TOKENS:,})")
     eval_freq: int = option(15, "steps from one log line to the next")
-    eval_windows: int = option(0, "windows of each text that losses are measured on (default: 40;"
+    eval_windows: int = option(0, "sequences of each text that losses are measured on (default: 40;"
                                   " cpu-demo: 16)")
     device: str = option("", "cpu or cuda (default: cuda if there)")
     data: str = option(str(ROOT / "data"), "folder of the tokens (default: data/)")

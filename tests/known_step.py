@@ -82,7 +82,7 @@ def growth_by_a_tensor(script, device: torch.device) -> list[int]:
     """By how many bytes the script's figure of its memory grows with a tensor; and by how many it
     should: on a GPU by what the driver then has less, as nvidia-smi tells, else by the tensor's."""
     name = "reserved_gb"
-    with contextlib.suppress(OSError):  # Linux: the peak of the resident set begins anew
+    with contextlib.suppress(OSError):  # Linux: the peak of the resident set starts again
         Path("/proc/self/clear_refs").write_text("5")
     before, free = script.memory_gb(device)[name], free_bytes(device)
     tensor = torch.ones(TENSOR, dtype=torch.uint8, device=device)  # written, so that it is there

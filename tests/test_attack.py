@@ -553,7 +553,7 @@ def test_full_disk(tmp_path, limit):
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs namespaces")
 def test_a_disk_fills_up_under_a_measurement(tmp_path):
-    """One line says so; what was measured can be read, and --resume goes on with it."""
+    """One line says so; what was measured can be read, and --resume continues it."""
     tree = copy_of_checkout(tmp_path / "tree", CPU)
     data, place, out = write_tokens(tmp_path / "data"), tmp_path / "place", tmp_path / "out"
     place.mkdir()

@@ -42,7 +42,7 @@ def test_two_machines(tmp_path):
     for interval, factor in ((b[2], 2), (b[4], 1.5)):
         low, high = map(float, interval.split("–"))
         assert low <= factor <= high
-    assert c[-1] == "not measurable"
+    assert c[-1] == "not significant"
 
 
 def test_a_journal_without_one_checksum(tmp_path):

@@ -369,7 +369,7 @@ def test_nothing_multiplies_in_bfloat16_unless_asked(avx2, monkeypatch):
     text = look.machine_section(found | dict(large_loss="not tried"))
     assert "dropout (float32, causal)" in text and BFLOAT16 not in text
     first = look.first_line(found)
-    assert f"in float32 matrix products, the type that the optimized scripts train in here" \
+    assert f"in float32 matmuls, the type that the optimized scripts train in here" \
            f" ({NO_UNITS}); no GPU" in first
 
 

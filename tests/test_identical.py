@@ -13,10 +13,10 @@ def test_every_run_is_the_same_script(tmp_path):
     assert len({run.script for run in plan.runs}) == 1
     assert [row.versus and row.versus.run.name for row in rows] == [
         None, *(run.name for run in plan.runs[:-1])]
-    assert Identical().result(None, rows) == "14 false verdicts of 14\n"  # each is made faster
+    assert Identical().result(None, rows) == "14 false findings of 14\n"  # each is made faster
 
 
-@pytest.mark.parametrize(("rounds", "says"), [(4, "2 false verdicts of 14\n"), (2, "")])
+@pytest.mark.parametrize(("rounds", "says"), [(4, "2 false findings of 14\n"), (2, "")])
 def test_false_verdicts_are_counted(tmp_path, rounds, says):
     def runs_of(plan) -> list[dict]:
         return [dict(name=run.name, round=number, speed=200.0 if place == 3 else 100.0 + number)

@@ -207,7 +207,7 @@ def test_an_interrupt_tells_how_to_go_on(main):
     argv = "--rungs", "0", "--rounds", "1", "--", "--dropout", "0.2"
     code, _, err = main("ladder", *argv)
     assert code == 128 + signal.SIGTERM
-    again = "--rungs 0 --rounds 1 -- --dropout 0.2 goes on from here\n"
+    again = "--rungs 0 --rounds 1 -- --dropout 0.2 continues from here\n"
     assert err.startswith("interrupted: python measure.py ladder --resume ") and err.endswith(again)
     main.children.stop_at = 3
     assert main("ladder", "--resume", *argv)[2].count("--resume") == 1
@@ -252,7 +252,7 @@ def test_ladder(tmp_path):
     assert child.returncode == 130, err
     assert err == ("Looking at this machine, once: results/machine.json keeps it\n"
                    "Tracing 3 training steps\n"
-                   f"interrupted: python measure.py ladder --resume {' '.join(command)} goes on"
+                   f"interrupted: python measure.py ladder --resume {' '.join(command)} continues"
                    " from here\n")
     (before,) = read_journal(journal)
     (done,) = before.results

@@ -91,7 +91,7 @@ def test_holm():
     assert significant({}, 0.05) == set()
     assert verdict(Estimate(-1.0, 0.1, 9, 4), True) == "slower"
     assert verdict(Estimate(1.0, 0.1, 9, 4), True) == "faster"
-    assert verdict(Estimate(1.0, 0.1, 9, 4), False) == "no measurable change"
+    assert verdict(Estimate(1.0, 0.1, 9, 4), False) == "no significant change"
 
 
 def test_looks_cost():

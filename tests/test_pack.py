@@ -49,7 +49,7 @@ def test_what_is_missing_is_named(results):
     (results / "ladder.jsonl").unlink()
     measure_again(results, "ladder", 2)
     page = results / "report.md"
-    page.write_text(page.read_text() + "\nNot finished: sweep; started again, it goes on.\n")
+    page.write_text(page.read_text() + "\nNot finished: sweep; run it again to continue.\n")
     assert [line.partition(":")[0] for line in what_is_missing(results)] == [
         "the report isn't finished", "no stages", "ladder"]
     with pytest.raises(UserError, match="too few rounds of a, b: python measure.py ladder"):

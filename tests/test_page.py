@@ -24,6 +24,7 @@ from bench import commands, processes
 from bench.common import UserError, relative, short_name
 from bench.predict import fingerprint
 from bench.report import cards, check, look, page, readme
+from bench.report.names import ADVICE
 from bench.report.tables import found_in, markdown
 from bench.studies import all_studies, ladder
 from bench.studies.stages import bars_table, published_bars, read_bars
@@ -111,12 +112,12 @@ def test_page(reports, tmp_path):
         assert f"Alone: `python measure.py {study.name}" in section
         assert "Not measured yet" not in section
     assert head.startswith("# GPT training on Some | GPU $x_1$\n\n1. **Some | GPU $x_1$**, ")
-    assert ("4.00 TFLOP/s in bfloat16 matrix products, the type that the optimized scripts train in"
+    assert ("4.00 TFLOP/s in bfloat16 matmuls, the type that the optimized scripts train in"
             " here (compute capability 8.0).\n") in head
     assert ("01 trains **900 tok/sec, 9.00 times** 00's 100 (published, on an A100: 142,156, 11.35"
             " times), with 1.25 GB instead of 1.25; 1 run(s) each.") in head
-    assert "Measurably faster in the ladder (3 rounds): fused AdamW" in head
-    assert "More than a fifth off the published factor: fused AdamW 1.20× (2.27×)." in head
+    assert "Significantly faster in the ladder (3 rounds): fused AdamW" in head
+    assert "More than a fifth off the published speedup: fused AdamW 1.20× (2.27×)." in head
     assert "--max-tokens 4096 --rungs 0,1,3`" in head and "Not finished" not in head
     assert "Missing: a thing: how to get it." in sections[0]
     assert "| 0.1 | flash attention | yes | ← | 1.50 | 0.100 |" in sections[0]
@@ -187,7 +188,7 @@ def test_this_machine():
 
 def test_time_is_over(reports, no_pictures, capsys):
     assert reports.make("--minutes", "0.1") == 0 and not reports.ran
-    names = re.search("Not finished: (.+); started again, it goes on", reports.text)[1].split(", ")
+    names = re.search("Not finished: (.+); run it again to", reports.text)[1].split(", ")
     assert set(names) == {study.name for study in MEASURED} and len(names) == len(MEASURED)
     assert reports.text.count("Not measured yet.") == len(MEASURED) + 1  # and time-to-loss
     assert "after 0.0 minutes; report.tar.gz beside it" in capsys.readouterr().out
@@ -205,7 +206,7 @@ def test_the_page_is_written_whatever_happens(reports, no_pictures, capsys, monk
     assert reports.make(pieces="stages,ladder,leave-one-out") == 1
     assert "error: ladder: no git\n" in capsys.readouterr().err
     assert "\nNot finished: ladder: no git\n" in reports.text
-    assert "started again" not in reports.text
+    assert "run it again" not in reports.text
     assert figures(reports.results)[-1][0] == "without 3 fused adamw"
 
 
@@ -399,7 +400,9 @@ def of_any_version(text: str) -> str:
 def test_readme_is_what_the_command_writes(monkeypatch):
     monkeypatch.setattr(fingerprint, "learn", lambda _: None)  # nothing is traced for it
     pages = {page.relative_to(ROOT).as_posix(): page.read_bytes().decode() for page in readme.PAGES}
-    for name, place in (("techniques", "README.md"), ("cpus", "docs/predictions.md"),
+    for name, place in (("techniques", "README.md"), ("headline", "README.md"),
+                        ("to-loss", "README.md"), ("technique-index", "docs/techniques.md"),
+                        ("cpus", "docs/predictions.md"),
                         ("sample@intel-xeon-amx-2-cores", "docs/methodology.md"),
                         ("stages", "docs/results.md"), ("fits", "docs/gpus.md"),
                         ("gpus", "docs/gpus.md"), ("hardware", "docs/gpus.md"),
@@ -411,26 +414,54 @@ def test_readme_is_what_the_command_writes(monkeypatch):
 
 
 def test_techniques_are_those_of_the_headers(tmp_path, monkeypatch):
-    """With the factors of each machine's ladder."""
+    """The largest published gain first, in at most six columns, with the factors of two machines'
+    ladders; each name leads to a card."""
     monkeypatch.setattr(cards, "REFERENCE", tmp_path)
     rows, patches = rows_of_text(cards.techniques(tmp_path)), stack.load()
-    assert rows[0] == ["0", "baseline, [`00_orig.py`](00_orig.py)", "", "12,525", "", "26.26"]
-    assert rows[2] == [
-        "2", "[tensor cores (TF32 matrix products)](patches/02-tensor-cores.patch)", "rounding",
-        "27,648", "2.21", "26.24"]
-    assert rows[-1][0] == "" and rows[-1][1].endswith("(patches/ddp.patch), on 4 GPUs")
-    assert rows[-1][2:] == ["changes", "419,259", "2.95", "22.80"]
-    for number, (row, patch) in enumerate(zip(rows[1:], patches, strict=True), 1):
-        assert row[0] == ("" if patch is patches[-1] else str(number))
-        assert f"[{patch.fields['Technique']}](patches/{patch.name}.patch)" in row[1]
-        assert bool(patch.published) == bool(row[3])
-    write_ladder(tmp_path, CPU | dict(name="Some GPU", gpus=1))
-    assert rows_of_text(cards.techniques(tmp_path))[0][-1] == "1.25"
-    (tmp_path / "other").mkdir()
-    write_ladder(tmp_path / "other")  # no column of its memory, since it has no GPU
+    assert rows[0] == ["[2. TF32 tensor cores](docs/techniques.md#2-tf32-tensor-cores)",
+                       "rounding", "2.21", "26.24"]
+    assert rows[-1] == ["[DistributedDataParallel](docs/techniques.md#distributeddataparallel),"
+                        " on 4 GPUs", "changes", "2.95", "22.80"]
+    gains = [float(row[2] or 0) for row in rows[:-1]]
+    assert gains == sorted(gains, reverse=True) and len(rows) == len(patches)
+    assert sum(gain > 0 for gain in gains) == sum(bool(patch.published) for patch in patches[:-1])
+    for name in "some", "other", "third":
+        (tmp_path / name).mkdir()
+        write_ladder(tmp_path / name, CPU | dict(name=name), "02-tensor-cores")
     text = cards.techniques(tmp_path)
-    assert "| GB | Some GPU: GB |\n" in text and "Some CPU" not in text
-    assert [row[-1] for row in rows_of_text(text)][:2] == ["1.25", ""]
+    assert len(rows_of_text(text)[0]) == 6 and rows_of_text(text)[0][-1] == "1.00"
+    assert "third" not in text
+    index = cards.index(tmp_path)
+    assert [row[1] for row in rows_of_text(index)] == [row[2] for row in rows_of_text(text)]
+    assert all(len(row) == 6 and row[4] and row[5] for row in rows_of_text(index))
+
+
+def test_every_technique_has_advice():
+    """What readers call it, and when to use it: bench/report/names.py."""
+    assert list(ADVICE) == [patch.name for patch in stack.load()]
+
+
+def test_cards_show_the_code():
+    """The first lines that a patch changes, folded, and how many are left out."""
+    text = cards.cards(readme.SHOWN, "ladder")
+    parts = text.split("\n## ")
+    assert len(parts) == len(stack.load())
+    for part, patch in zip(parts, stack.load(), strict=True):
+        code = part.split("```diff\n")[1].split("```")[0].splitlines()
+        diff = (ROOT / patch.file).read_text().splitlines()
+        shown = [line for line in code if line[0] in "+-"]
+        assert len(code) <= 15 and shown and set(shown) <= set(diff), patch.name
+        changed = [line for line in patch_lines(diff) if line[1:].strip()]
+        left_out = re.search(r"… (\d+) lines more", code[-1])
+        assert len(shown) + int(left_out[1] if left_out else 0) == len(changed), patch.name
+        assert part.count("<details>") == part.count("</details>") == 1
+        assert "use it when: " in part and "it doesn't help: " in part
+    assert "<details>" not in cards.cards(readme.SHOWN, "variants")
+
+
+def patch_lines(diff: list[str]) -> list[str]:
+    start = next(k for k, line in enumerate(diff) if line.startswith("@@"))
+    return [line for line in diff[start:] if line[:1] in ("+", "-")]
 
 
 def test_short_name():
@@ -452,11 +483,19 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
     plan.runs = [run.but(rung=k) for k, run in enumerate(plan.runs)]
     write_journal(machine, "ladder", plan, [
         dict(name=name, speed=100.0 * (k + 1)) for k, name in enumerate(names)])
-    first, many, ours = rows_of_text(cards.results(machine, "results"))
-    assert first[1:] == ["12,525", "142,156", "**11.3×**", "–"] and many[3] == "**33.5×**"
-    assert ours[0].startswith("Some CPU, 2 cores, `cpu-demo`: [findings](results/reference/some")
-    count = len(names)
-    assert ours[1:] == ["100", f"{100 * count:,}", f"**{count}.0×**", "–"]
+    first, many, hopper, ada, ours = rows_of_text(cards.headline(machine))
+    assert first[2:] == ["12,525", "142,156", "**11.3×**"] and many[2:] == [
+        "", "419,259", "**33.5×**"]
+    assert [row[1].split("]")[0] for row in (first, hopper, ada, ours)] == [
+        "[published", "[predicted", "[predicted", "[measured"]
+    assert (hopper[0], ada[0]) == ("1 × H100", "1 × RTX 4090")
+    assert all(re.fullmatch(r"[\d,]+|\*\*[\d.]+×\*\*|", text)  # one number a cell
+               for row in (first, many, hopper, ada, ours) for text in row[2:])
+    count, ends = len(names), rows_of_text(cards.results(machine))
+    assert ours[0] == "Some CPU, 2 cores, `cpu-demo`"
+    assert ours[2:] == ends[0][1:4] == ["100", f"{100 * count:,}", f"**{count}.0×**"]
+    assert ends[0][0].startswith(f"{ours[0]}: [findings](../results/reference/some-cpu/README.md)")
+    assert ends[0][4] == "–" and cards.to_loss(machine) == ""
     plan = plan_of("00", "01", "best 00", "best 01", "fast", targets={"published": 7.5})
     plan.runs[1] = plan.runs[1].but(stage="01")
     for place, stage in ((2, "00"), (3, "01"), (4, "optimizer-muon")):
@@ -466,15 +505,20 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
         dict(name=name, speed=speed, loss=7.0)
         for name, speed in (("00", 100.0), ("01", 200.0), ("best 00", 150.0), ("best 01", 450.0),
                             ("fast", 900.0))])
-    assert rows_of_text(cards.results(machine, "results"))[-1][-1] == (
-        "to 7.50: 01 at its defaults 1.6×, `01` at its best 1.7×, `optimizer-muon` at its best"
-        " 2.1×; 1 seed")
+    assert rows_of_text(cards.results(machine))[-1][-1] == (
+        "to 7.50: 01 at its defaults 1.6×; to 7.50: `01` at its best 1.7×; to 7.50:"
+        " `optimizer-muon` at its best 2.1×")
+    text = cards.to_loss(machine)
+    assert "| Some CPU, 1 seed |" in text and rows_of_text(text) == [
+        ["01 at its defaults", "7.50", "1.6×"], ["`01` at its best", "7.50", "1.7×"],
+        ["`optimizer-muon` at its best", "7.50", "2.1×"]]
 
 
-def write_ladder(folder: Path, machine: dict = CPU) -> None:
-    plan = plan_of("00_orig")
-    plan.runs = [plan.runs[0].but(rung=0)]
-    write_journal(folder, "ladder", plan, [dict(name="00_orig", speed=123)], machine)
+def write_ladder(folder: Path, machine: dict = CPU, *names: str) -> None:
+    names = "00_orig", *names
+    plan = plan_of(*names)
+    plan.runs = [run.but(rung=k) for k, run in enumerate(plan.runs)]
+    write_journal(folder, "ladder", plan, [dict(name=name, speed=123) for name in names], machine)
 
 
 def marker(name: str, between: str = "", end: str = "<!-- end -->\n") -> str:
@@ -566,7 +610,7 @@ def test_write_readme(tmp_path, monkeypatch):
     assert not readme.write_readme(all_studies())
     kept = json.loads((tmp_path / fingerprint.NAME).read_text())
     assert kept["2.13 x"] == ["g", "s"]
-    assert len(rows_of_text(page.read_text(encoding="utf-8"))) == len(stack.load()) + 1
+    assert len(rows_of_text(page.read_text(encoding="utf-8"))) == len(stack.load())
 
 
 def test_a_table_of_an_earlier_version_says_so(tmp_path, monkeypatch):

@@ -143,7 +143,7 @@ def test_interval_and_the_least_that_is_seen(rows):
     runs = [*rounds_of("a", 100.0, 104.0, 98.0, 101.0), *rounds_of("b", 103.0, 101.0, 104.0, 100.0),
             *rounds_of("c", 300.0, 301.0, 305.0, 296.0)]
     _, b, c = rows(plan, runs)
-    assert (b.verdict, c.verdict) == ("no measurable change", "faster")
+    assert (b.verdict, c.verdict) == ("no significant change", "faster")
     low, high = b.interval()
     assert low < 1 < b.factor < min(high, b.least())
     assert c.interval()[0] > c.least() > 1

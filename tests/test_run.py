@@ -212,10 +212,10 @@ def test_a_failed_run_is_not_repeated_until_it_is_resumed(place, plan, capsys):
 def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
     place.run(plan, rounds=1)
     assert place.run(plan, rounds=2, resume=True) == NEXT
-    assert "measured anew" not in capsys.readouterr().out
+    assert "measured again" not in capsys.readouterr().out
     (place.folder / "b.py").write_text("another script")
     assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
-    assert "2 of 6 runs are measured anew: their scripts' training steps or options have" in (
+    assert "2 of 6 runs are measured again: their scripts' training steps or options have" in (
         capsys.readouterr().out)
     more = place.plan("a", "b", "c", seed_noise=True)
     assert place.run(more, rounds=1, resume=True) == [("c", 1, 123)]
@@ -253,11 +253,11 @@ def test_what_counts_is_the_training_step(place, plan, steps, capsys):
     assert steps[0].device == "cpu" and steps[0].dtype == "bfloat16"
     (place.folder / "b.py").write_text("train = 'b'# a comment")
     assert place.run(plan, rounds=2, resume=True) == NEXT
-    assert "measured anew" not in capsys.readouterr().out and len(steps) == 2
+    assert "measured again" not in capsys.readouterr().out and len(steps) == 2
     assert len(read_journal(place.path)[0].results) == 6
     (place.folder / "b.py").write_text("train = 'c'# a comment")
     assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
-    assert "2 of 6 runs are measured anew" in capsys.readouterr().out
+    assert "2 of 6 runs are measured again" in capsys.readouterr().out
     known = read_journal(place.path)[0].results
     assert [each.step for each in known if each.name == "b"] == ["2.13 train = 'c'"] * 2
 
@@ -272,7 +272,7 @@ def test_a_dry_run_traces_only_what_is_another_file(place, plan, steps, capsys):
     assert not steps
     run.dry_run(Toy(plan), place.setup, 1, resume=True)
     assert [each.text for each in steps] == [b"train = 'c'"]
-    assert "1 of 3 runs are measured anew" in capsys.readouterr().out
+    assert "1 of 3 runs are measured again" in capsys.readouterr().out
 
 
 def test_a_run_that_left_the_plan_fails_nothing(place):

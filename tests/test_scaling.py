@@ -131,7 +131,8 @@ def test_table_and_picture():
     alone = measured_with(plan, {"01": record_events("01", 2048.0, config=config)}, CPU)
     assert "Each process has 1 of the 2 cores" in text_of(Scaling(), alone)  # as was planned
     figure = Scaling().draw(measured, rows := rows_of(measured))
-    assert {"Weak scaling on Some CPU", "this machine", "predicted", "400"} <= set(shown(figure))
+    assert {"two: 90% efficient (weak scaling)\nSome CPU, 2 cores", "this machine", "predicted",
+            "400"} <= set(shown(figure))
     sizes, links = figure.axes
     assert [line.get_ydata()[-1] for line in sizes.lines[1:]] == pytest.approx([90, 73.7], abs=0.1)
     assert links.lines[2].get_ydata()[0] == pytest.approx(100 * predicted)

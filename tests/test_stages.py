@@ -178,9 +178,11 @@ def test_speed(tmp_path):
         corpus="x" * 99, tokenizer="bytes")))
     write_record(tmp_path, FIRST, "20260109T000000Z", gpu="$x_1$", reserved_gb=None)
     bars = bars_of(tmp_path, (None, 1000), (LONG, 100_000))
-    assert {"Some CPU: cpu-demo, context 256", "16,000  (16.00×)", "8,100,000  (81.00×)", "1.25",
+    told = "01 16.0× and 02 81.0× as fast as 00 (one run of each)\n"
+    assert {f"{told}Some CPU: cpu-demo, context 256", "16,000  (16.00×)",
+            "8,100,000  (81.00×)", "1.25",
             "02 DDP × 2, batch 4,\n16,384 tokens", "02 DDP × 4", "419,259  (33.47×)", "26.26",
             "speed, tok/sec (all processes)", "reserved memory, GB (per process)", "n/a",
-            f"{LONG[:59]}…: cpu-demo, context 256", "$x_1$: cpu-demo, context 256",
+            f"{told}{LONG[:59]}…: cpu-demo, context 256", "$x_1$: cpu-demo, context 256",
             f"Some CPU: cpu-demo, context 256\ntext: {'x' * 59}…, its tokens bytes",
             } <= set(shown(draw_speed([*bars, *published_bars()])))

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -279,15 +280,16 @@ def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path, monkeypatch):
         "", "conflict", "**1.25**", "failed", "1.00", ""]
     assert "× in 01" not in excerpt(tmp_path / "alone")[0]
     monkeypatch.setattr(cards, "REFERENCE", tmp_path)
-    assert "within 01" not in cards.techniques(tmp_path)
+    assert "within 01" not in cards.cards(tmp_path, "ladder")
     whole = tmp_path / "whole"
     whole.mkdir()
     ladder_of_four = plan_for(whole, "ladder", "--rungs 0-4")
     write_journal(whole, "ladder", ladder_of_four, speeds_of(ladder_of_four))
     write_journal(whole, "leave-one-out", without, runs)
     monkeypatch.setattr(cards, "REFERENCE", whole)
-    assert [line.get("Some CPU: × within 01") for line in cells_of(
-        cards.techniques(whole)).values()][:6] == ["", "conflict", "**1.25**", "failed", "1.00", ""]
+    texts = cards.cards(whole, "ladder").split("\n## ")
+    assert [re.findall(r"\(within 01: (.*?)\)", text) for text in texts[:5]] == [
+        [], ["1.25×"], [], ["1.00×"], []]
     assert excerpt(tmp_path)[2] == {
         "#": "2", "technique": "tensor cores (TF32 matrix products)",
         "tok/sec (range)": "122 (121–124)", "× before": "1.09", "A100": "2.21",
@@ -304,7 +306,7 @@ def test_a_summary_credits_a_technique_with_its_own_factor_alone(tmp_path, measu
     runs = [run for run in speeds_of(plan) if run["name"] in measured]
     write_journal(tmp_path, "ladder", plan, runs)
     text = "\n".join(look.summary(tmp_path, dict(machine=CPU, matmul_peak=PEAK)))
-    assert ("the head and its loss in chunks" in text) == told and "published factor" not in text
+    assert ("the head and its loss in chunks" in text) == told and "published speedup" not in text
 
 
 def test_ladder_picture(tmp_path):
@@ -317,17 +319,19 @@ def test_ladder_picture(tmp_path):
         run | changes.get(run["name"], {}) for run in speeds_of(plan)], machine)
     ((measured, rows),) = found_in(tmp_path, "ladder")
     texts = shown(study.draw(measured, rows))
-    assert {"baseline \u20070", "batch size 10", "102", "2.10", "11.35×",
+    assert {"baseline \u20070", "larger batch 10", "102", "12,525", "2.21×",
             "failed: out of memory: lower --batch-si…",
-            "tok/sec, median and range of 4 rounds\n(× the row above)"} <= set(texts)
-    assert (f"Measurably faster: torch compile 1.12×, causal mask 1.10×, tensor cores 1.09×"
-            f" and 6 more\n{LONG[:59]}…") in texts
+            "thousand tok/sec, log scale\nthin lines: repetitions"} <= set(texts)
+    whole = rows[-1].factor_baseline
+    assert (f"{whole:.1f}× faster; significant: torch.compile 1.12×, causal mask made on the fly"
+            f" 1.10×, TF32 tensor cores 1.09× and 6 more cpu-demo on {LONG[:59]}…, 2 cores"
+            ) in [" ".join(text.split()) for text in texts]
     measured = measured_with(plan, {
         run.name: record_events(run.name, 100.0) for run in plan.runs[1:]} | {
         "00_orig": "ended by signal 9"})
     texts = shown(study.draw(measured, rows_of(measured)))
-    assert {"The ladder on Some CPU", "tok/sec\n(× the row above)",
-            "failed: ended by signal 9", "1.25"} <= set(texts)
+    assert {"The baseline, then one technique more at a time: cpu-demo on Some CPU, 2 cores",
+            "thousand tok/sec, log scale", "failed: ended by signal 9"} <= set(texts)
 
 
 def test_a_larger_model_shared_out(tmp_path):

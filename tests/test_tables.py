@@ -95,7 +95,7 @@ def test_the_peak_is_not_that_of_a_slow_moment(shown):
 
 
 def test_techniques(shown):
-    """Each over the one before and over the first, with the published factors in brackets."""
+    """Each over the one before and over the first, with the published speedups in brackets."""
     plan = plan_of("base", "cores", "broken", "last")
     plan.runs = [run.but(published=speed)
                  for run, speed in zip(plan.runs, (100.0, 200.0, 500.0, None), strict=True)]
@@ -105,16 +105,16 @@ def test_techniques(shown):
     (base, cores, broken, last), notes = shown(plan, runs, MACHINE)
     assert cores == {
         "run": "cores", "technique": "technique cores", "tok/sec": "104", "range": "103–106",
-        "factor (A100)": "1.03 (2.00)", "95 %": "1.01–1.04",
+        "speedup (A100)": "1.03 (2.00)", "95 %": "1.01–1.04",
         "over the baseline (A100)": "1.03 (2.00)",
         "reserved GB": "1.25", "first step s": "10.0", "val loss": "8.2500", "Δ loss": "+0.2500",
         "Δ loss, baseline": "+0.2500", "within seed noise": "no",
         "expected effect on the loss": "rounding",
         "of matmul peak": "10.4%", "attention": "manual", "verdict": "faster"}
-    assert (base["verdict"], base["factor (A100)"], base["Δ loss"]) == ("baseline", "n/a", "n/a")
+    assert (base["verdict"], base["speedup (A100)"], base["Δ loss"]) == ("baseline", "n/a", "n/a")
     assert (broken["tok/sec"], broken["verdict"]) == ("n/a", r"failed: a \| b")
-    assert broken["factor (A100)"] == "n/a (2.50)"
-    assert (last["factor (A100)"], last["over the baseline (A100)"]) == ("4.00", "4.12")
+    assert broken["speedup (A100)"] == "n/a (2.50)"
+    assert (last["speedup (A100)"], last["over the baseline (A100)"]) == ("4.00", "4.12")
     assert (last["within seed noise"], last["verdict"]) == ("yes", "faster")
     assert any("over the row above" in note and "in brackets" in note for note in notes)
     assert "Seed noise is the range of the first row's losses over 2 seeds, 0.1875." in notes
@@ -135,10 +135,11 @@ def test_alternatives(shown):
     runs = [run for name, gb in (("base", 2.0), ("a", 1.0), ("b", 2.0))
             for run in rounds_of(name, *[100.0] * 4, reserved_gb=gb)]
     (base, less, same), notes = shown(plan, runs)
-    assert (less["factor"], less["× GB"], less["memory"]) == ("1.00", "0.50", "less")
-    assert (same["× GB"], same["memory"], base["memory"]) == ("1.00", "no measurable change", "n/a")
+    assert (less["speedup"], less["× GB"], less["memory"]) == ("1.00", "0.50", "less")
+    assert (same["× GB"], same["memory"], base["memory"]) == (
+        "1.00", "no significant change", "n/a")
     assert not {"over the baseline", "Δ loss, baseline", "within seed noise", "MFU"} & base.keys()
-    assert notes[3] == "The factor is over the first row."
+    assert notes[3] == "The speedup is over the first row."
     assert "all rounds had one order" in notes[4]  # of an old journal
     assert "02 trains as many tokens on each GPU" in notes[5] and len(notes) == 6
 
@@ -148,8 +149,8 @@ def test_leave_one_out(shown):
     plan.runs[1:] = [run.but(compared_to="01", without="a", error=error)
                      for run, error in zip(plan.runs[1:], (None, "conflict: x"), strict=True)]
     (_, a, b), notes = shown(plan, [dict(name="01"), dict(name="without-a", speed=50.0)])
-    assert (a["technique's factor"], b["technique's factor"]) == ("2.00", "n/a")
-    assert b["verdict"] == "conflict: x" and not {"factor", "× GB", "memory"} & a.keys()
+    assert (a["technique's speedup"], b["technique's speedup"]) == ("2.00", "n/a")
+    assert b["verdict"] == "conflict: x" and not {"speedup", "× GB", "memory"} & a.keys()
     assert "faster with it" in notes[3] and len(notes) == 4
 
 

@@ -134,8 +134,8 @@ def test_an_interrupt_does_not_wait_for_children(child, monkeypatch):
 def test_other_versions_of_pytorch(monkeypatch):
     monkeypatch.setattr(program.torch, "__version__", "2.11.0+cpu")
     assert program.answer(dict(batch=8)) == dict(
-        error="predictions can be made anew with PyTorch 2.13, not with 2.11; stored ones work with"
-              " any")
+        error="predictions can be made again with PyTorch 2.13, not with 2.11; stored ones work"
+              " with any")
 
 
 def test_one_batch_size_goes_to_one_child(monkeypatch):

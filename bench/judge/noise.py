@@ -1,4 +1,4 @@
-"""When a difference is more than noise: docs/methodology.md has it on one page.
+"""When a difference is significant: docs/methodology.md has it on one page.
 
 The figures of a table are logarithms, so that differences are factors. What all runs of a round
 have in common is taken out; the mean of a row's figures has the standard error of what is left,
@@ -20,7 +20,7 @@ PRIOR = 3  # degrees of freedom of the other rows' noise; the more, the worse if
 # The share of tables, if nothing differs, that may hold a false verdict: at the planned end; and
 # at all further looks, after more rounds or before the end, together: a half, a quarter, ...
 AT_THE_END, LATER = 0.04, 0.01
-NEAREST = 5  # one comparison in so many has more rounds
+NEAREST = 5  # one comparison in this many has more rounds
 LEAST = math.log(1.01)  # a smaller change is none, however sure
 TINY = 1e-9  # of an error, for figures without noise
 STEPS = 100  # of a sum in place of an integral: within 0.1 % of it for 4 degrees, 0.5 % for 100
@@ -58,7 +58,7 @@ class Estimate(NamedTuple):
         return 2 * beyond(abs(self.mean) / self.error, self.degrees)
 
     def least(self, chance: float) -> float:
-        """The least factor above 1 that noise makes more rarely than so."""
+        """The smallest factor above 1 that noise makes more rarely than so."""
         return math.exp(max(LEAST, quantile(1 - chance / 2, self.degrees) * self.error))
 
 
@@ -96,7 +96,7 @@ def estimates(rows: dict[str, Values], alike: dict[str, Hashable]) -> dict[str, 
 
 def means_of(rows: dict[str, Values]) -> tuple[dict[str, float], dict[int, float]]:
     """(each row's mean, what the values of each round have in common): the one less the other, by
-    turns. That of a round is the median over the rows, which one disturbed run doesn't move."""
+    turns. That of a round is the median over the rows, which one contended run doesn't move."""
     numbers = {number for values in rows.values() for number, _ in values}
     common = dict.fromkeys(numbers, 0.0)
     for _ in range(4):
@@ -119,7 +119,7 @@ def level_of(looks: int, finished: bool) -> float:
 
 
 def significant(differences: dict[str, Estimate], level: float) -> set[str]:
-    """Those that are more than noise, by Holm's method."""
+    """Those that are significant, by Holm's method."""
     found: set[str] = set()
     chances = {name: difference.chance for name, difference in differences.items()}
     for name in sorted(chances, key=chances.__getitem__):
@@ -139,7 +139,7 @@ def nearest(differences: dict[str, Estimate]) -> list[str]:
 
 def verdict(difference: Estimate, is_significant: bool) -> str:
     if not is_significant:
-        return "no measurable change"
+        return "no significant change"
     return "faster" if difference.mean > 0 else "slower"
 
 

@@ -141,7 +141,7 @@ class Row:
 
     @property
     def share_of_peak(self) -> float | None:
-        """Of this machine's own rate of matrix products, in the precision of the run."""
+        """Of this machine's own rate of matmuls, in the precision of the run."""
         if not self.record:
             return None
         flops = self.tok_per_sec * self.record.config["flops_per_token"] / self.run.processes
@@ -185,7 +185,7 @@ class Row:
 
     def interval(self, figure: Figure = speed_of) -> tuple[float, float] | None:
         """That in which the factor lies with a confidence of 95 %; of a row `without` a technique
-        the technique's factor."""
+        the technique's speedup."""
         found = self.difference(figure)
         if not found or found.rounds < 2:
             return None
@@ -277,7 +277,7 @@ class Row:
         return known(median(tokens for tokens, _ in self.times_to(target) or NEVER))
 
     def loss_at(self, seconds: float) -> float | None:
-        """The median over the rounds of the validation loss after so many seconds of training."""
+        """The median over the rounds of the validation loss after this many seconds of training."""
         return middle(record.loss_at(seconds) for record in self.records)
 
     def seconds_to(self, target: float, with_first_step: bool = False) -> float | None:
@@ -338,8 +338,8 @@ def rows_of(measured) -> list[Row]:
 
 
 def closest(measured) -> list[str]:
-    """The runs of a table that have more rounds after its whole ones: the rows nearest to a verdict
-    by then, and what they are compared to."""
+    """The runs of a table that have more rounds after its whole ones: the rows nearest to
+    significance by then, and what they are compared to."""
     plan = measured.plan
     early = replace(measured, results=[
         each for each in measured.results if each.round <= plan.whole_rounds])

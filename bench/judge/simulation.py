@@ -89,7 +89,7 @@ def plan_of(recorded: Recorded, rounds: int, draw: random.Random) -> Plan:
 
 
 class Table:
-    """A made-up measurement that goes on as long as one wants."""
+    """A made-up measurement that continues as long as one wants."""
 
     def __init__(self, recorded: Recorded, errors: Errors, plan: Plan, draw: random.Random,
                  gains: dict[str, float]):
@@ -136,7 +136,7 @@ class Shares(NamedTuple):
 def judge(recorded: Recorded, rounds: int, tables: int, seed: int = 1) -> Shares:
     false = {case: false_share(recorded, errors, rounds, tables, seed)
              for case, errors in CASES.items()}
-    false["rounds added until one has a verdict"] = false_share(
+    false["rounds added until one is significant"] = false_share(
         recorded, Errors(), rounds, tables, seed, EXTENSIONS)
     return Shares(recorded.name, false, found_share(recorded, GAIN, rounds, tables, seed))
 
@@ -144,7 +144,7 @@ def judge(recorded: Recorded, rounds: int, tables: int, seed: int = 1) -> Shares
 def false_share(recorded: Recorded, errors: Errors, rounds: int, tables: int, seed: int,
                 extensions: int = 0) -> float:
     """The share of tables without a difference that hold a verdict; with `extensions` of those
-    whose user goes on, if there is none, so often."""
+    whose user continues, if there is none, so often."""
     draw = random.Random(seed)
     wrong = 0
     for _ in range(tables):

@@ -85,7 +85,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
     try:
         ran["matmul_rate"] = processes.ask_machine("matmul_rate")
     except UserError as reason:
-        print(f"the rate of matrix products isn't known: {reason}", file=sys.stderr)
+        print(f"the matmul throughput isn't known: {reason}", file=sys.stderr)
     finally:  # also when it is interrupted here
         append(journal, lines, ran)
     return make_result(start, events, ran)

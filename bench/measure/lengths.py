@@ -256,7 +256,7 @@ def speeds_by_hand(setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
 
 
 def peak_by_hand(setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
-    """About the rate of matrix products on a GPU where none was measured: that with which
+    """About the rate of matmuls on a GPU where none was measured: that with which
     expected_speed gives 01 the speed that speeds_by_hand tells; {} where it tells none."""
     run, dtype = setup.scripts.here("01", setup.machine, setup.options), trained_in(setup.machine)
     speed = setup.machine["gpus"] and speeds_by_hand(setup, configs).get(run.name)
@@ -272,7 +272,7 @@ def epochs_within(plan: Plan, setup: Setup, matmul_peak: dict, configs: dict[str
 
 
 def expected_speed(run: Run, matmul_peak: dict, dtype: str) -> float:
-    """About how many tok/sec: as much faster than an A100 as matrix products are in the type that
+    """About how many tok/sec: as much faster than an A100 as matmuls are in the type that
     is trained in. In float32 an A100 has the published speed of 00, and other techniques bring no
     more than FLOAT32_FACTOR. Raises UserError, StackError."""
     expected, theirs = run.expected or 0, A100_FLOPS

@@ -277,7 +277,7 @@ def ram_gb(limits: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 
 def free_memory() -> list[int]:
-    """MiB of each GPU that are free, beside the driver and all other programs."""
+    """MiB of each GPU that are free, next to the driver and all other programs."""
     import torch
 
     return [torch.cuda.mem_get_info(gpu)[0] // 2**20 for gpu in range(gpu_count())]

@@ -19,7 +19,7 @@ SECONDS = {"cuda": 10.0, "cpu": 0.0}  # a run trains about that long, if the tok
 # more. Noise is pooled among rows of equal steps.
 STEPS = {"cuda": 48, "cpu": 32}
 WHOLE_ROUNDS = 3  # of a plan in two stages: rounds of all runs, before those of some
-EVERY_ROUND = 10**6  # as cold_rounds: each run compiles anew, so that no row has one compilation
+EVERY_ROUND = 10**6  # as cold_rounds: each run compiles again, so that no row has one compilation
 #                      and its luck in all its figures
 
 
@@ -54,7 +54,7 @@ class Plan:
     whole: bool = False  # every run is as long as its script by itself, or has `tokens` in all
     epochs: int | None = None  # of such a run (None: the script's own)
     within: float | None = None  # seconds that all runs may take, by fewer epochs, on a GPU
-    cold_rounds: int = 1  # that compile anew, so that their first step tells how long it takes
+    cold_rounds: int = 1  # that compile again, so that their first step tells how long it takes
     first_seed: int = SEED
     new_seeds: bool = False  # round k has the seed first_seed + k - 1; else all have first_seed
     log_tokens: int | None = None  # from one log line to the next (None: lines where they matter)

@@ -1,4 +1,4 @@
-"""What this machine could do at best: its matrix products, its memory, attention's kernels.
+"""What this machine could do at best: its matmuls, its memory, attention's kernels.
 
 Only what is asked loads PyTorch, in a process of bench.measure.machine. Nothing here multiplies in
 bfloat16 on a machine whose scripts train in float32.
@@ -31,7 +31,7 @@ def seconds_of(statement: str, minimum: float, **names) -> float:
 
 
 def product_rate(dtype: str, minimum: float = 1) -> float:
-    """Floating-point operations per second of a large matrix product. TF32 is a GPU's shortened
+    """Floating-point operations per second of a large matmul. TF32 is a GPU's shortened
     float32."""
     import torch
 
@@ -44,7 +44,7 @@ def product_rate(dtype: str, minimum: float = 1) -> float:
 
 
 def matmul_peak() -> dict[str, float]:
-    """The rates of matrix products, by precision; in float16 where a GPU has units for that and
+    """The rates of matmuls, by precision; in float16 where a GPU has units for that and
     none for bfloat16."""
     import torch
 

@@ -98,7 +98,7 @@ class RecordError(Exception):
 
 
 class Point(NamedTuple):
-    """A log line: losses after so many training tokens and seconds of training."""
+    """A log line: losses after this many training tokens and seconds of training."""
 
     tokens: int
     seconds: float

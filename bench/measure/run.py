@@ -30,10 +30,10 @@ from bench.measure.plan import WHOLE_ROUNDS, Job, Plan, Setup
 from bench.measure.records import Kind
 from bench.predict.fingerprint import fingerprints, of_run
 
-# Fields of a plan that goes on.
+# Fields of a plan that continues.
 MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within", "batches", "order", "close",
               "looks"}
-HALVED = "-halved"  # in the id of what was begun anew, since memory had run out
+HALVED = "-halved"  # in the id of what was begun again, since memory had run out
 OPTION_OF = {"tokens": "--max-tokens", "seconds": "--seconds"}
 
 
@@ -57,7 +57,7 @@ def run_study(
 ) -> tuple[bool, list[Measured]]:
     """(whether it came to its end, what is measured of each of its plans).
 
-    With `resume` the newest measurement of each plan goes on, with None only where there is one;
+    With `resume` the newest measurement of each plan continues, with None only where there is one;
     else a new one begins. No run is started that by estimate would end after `deadline`, in seconds
     of time.monotonic(). A run that fails isn't repeated in later rounds; a later `resume` tries it
     again. Where a GPU's memory runs out, all of it begins once more at half the batch size. Raises
@@ -93,7 +93,7 @@ class OutOfMemory(Exception):
 
 def earlier_measurement(study, plan: Plan, setup: Setup, first: "Measurement | None",
                         required: bool | None) -> Measured | None:
-    """What this plan goes on with: the newest measurement of its kind, unless that is older than
+    """What this plan continues with: the newest measurement of its kind, unless that is older than
     the study's `first` plan, on which it depends. Raises UserError where none is there but it is
     `required`, or where it was measured in another way."""
     path = journal_of(setup.results, study.name)
@@ -103,7 +103,7 @@ def earlier_measurement(study, plan: Plan, setup: Setup, first: "Measurement | N
             raise UserError(f"nothing to resume in {relative(path)}", 2)
         if found:
             print(f"{relative(path)}: what it holds of these runs is older than the measurement on"
-                  " which they depend; they begin anew", flush=True)
+                  " which they depend; they start again", flush=True)
         return None
     earlier = found[-1]
     if plan.within or earlier.plan.within:  # they were as many as fitted
@@ -119,7 +119,7 @@ def earlier_measurement(study, plan: Plan, setup: Setup, first: "Measurement | N
 
 
 def failed(measured: Measured) -> bool:
-    """Whether a run failed; where a plan goes on until nothing more fits, in another way."""
+    """Whether a run failed; where a plan continues until nothing more fits, in another way."""
     names = {run.name for run in measured.plan.runs}
     return any(not answered(result, measured.plan) for result in measured.results
                if result.name in names)
@@ -152,7 +152,7 @@ class Measurement:
             folder=setup.results)
 
     def run(self, plan: Plan, rounds: int | None, deadline: float | None) -> bool:
-        """Runs what is left of so many rounds; returns whether it came to their end. `plan` may
+        """Runs what is left of this many rounds; returns whether it came to their end. `plan` may
         have other runs than before: their results come to those of the earlier ones."""
         self.take(plan, rounds)
         self.begin()
@@ -198,7 +198,7 @@ class Measurement:
         kept = [each for each in measured.results
                 if measured.stands(each) and each.name not in changed]
         if dropped := len(measured.results) - len(kept):
-            print(f"{dropped} of {len(measured.results)} runs are measured anew: their scripts'"
+            print(f"{dropped} of {len(measured.results)} runs are measured again: their scripts'"
                   " training steps or options have changed since", flush=True)
         measured.results = kept
         done = {each.key for each in kept if answered(each, plan)}
@@ -226,8 +226,8 @@ class Measurement:
             raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")
         measured.data = data_of(setup.data)
         if not measured.matmul_peak:
-            append(self.path, measured.as_json())  # from here on, --resume goes on with this one
-            print("Measuring this machine's matrix products", flush=True)
+            append(self.path, measured.as_json())  # from here on, --resume continues with this one
+            print("Measuring this machine's matmul throughput", flush=True)
             measured.matmul_peak = processes.ask_machine("matmul_peak")
         if plan.within and not plan.epochs:
             plan.epochs = lengths.epochs_within(plan, setup, measured.matmul_peak, self.configs)
@@ -325,7 +325,8 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
         others = f" (then --seed {', '.join(map(str, seeds))})" * bool(seeds)
         print(f"{len(more) + 1} round{'s' * bool(more)}: {printed(command)}{others}")
     if not one.measured.plan.is_chosen:
-        print("then about as many runs as the other rounds have, of the rows nearest to a verdict")
+        print("then about as many runs as the other rounds have, of the rows nearest to"
+              " significance")
     for run in plan.runs:
         if run.error:
             print(f"not run: {run.label}: {run.error}")

@@ -36,7 +36,7 @@ class Block:
 
 
 class Allocator:
-    """The caching allocator of a card with so many bytes (None: no limit)."""
+    """The caching allocator of a card with this many bytes (None: no limit)."""
 
     def __init__(self, capacity: int | None = None):
         self.capacity, self.starts = capacity, count()

@@ -32,7 +32,7 @@ PYTORCH = "2.13"  # whose compiler and optimizers bench.predict knows from withi
 def answer(request: dict) -> dict:
     traced_by = ".".join(torch.__version__.split(".")[:2])
     if "batch" in request and traced_by != PYTORCH:
-        return dict(error=f"predictions can be made anew with PyTorch {PYTORCH}, not with"
+        return dict(error=f"predictions can be made again with PyTorch {PYTORCH}, not with"
                           f" {traced_by}; stored ones work with any")
     script, said = Path(request.pop("script")), io.StringIO()
     pytorch.reset()

@@ -3,7 +3,7 @@
     graph   the operators of two steps and an evaluation of a model with two layers, with the shapes
             and types of their tensors: what a prediction depends on
     step    the same with every number (learning rate, weight decay, dropout), the batch size, the
-            precision of matrix products, attention's kernels, what keeps memory, how batches are
+            precision of matmuls, attention's kernels, what keeps memory, how batches are
             loaded: what a measurement depends on
     reach   a hash of the lines that train(), the model, Config and configure() reach: while it
             stays the same, so do the other two, and nothing has to be traced
@@ -30,7 +30,7 @@ NAME = "fingerprints.json"  # in results/reference: what was traced before
 # Raised when the same step gets other fingerprints than before, so that those aren't compared with
 # earlier ones. A slow test holds some of the committed ones to what is traced now.
 VERSION = 1
-CODE = "operators.py", "lesson.py", "pytorch.py"  # beside this: they make a fingerprint
+CODE = "operators.py", "lesson.py", "pytorch.py"  # next to this: they make a fingerprint
 ROOTS = "train", "GPTModel", "Config", "configure"
 
 

@@ -38,7 +38,7 @@ class Card(NamedTuple):
     mib: int  # of memory in all
     capability: float  # NVIDIA's compute capability
     bandwidth: float  # GB (10⁹ bytes) per second
-    # TFLOP/s (10¹² floating-point operations per second) of matrix products; None where that isn't
+    # TFLOP/s (10¹² floating-point operations per second) of matmuls; None where that isn't
     # known, or where it has no such units.
     float32: float | None  # by large products
     tf32: float | None  # as the next two by the datasheet

@@ -42,7 +42,7 @@ class Prediction(NamedTuple):
         return speed.seconds(speed.work_at(batch, works), card)
 
     def tok_per_sec(self, batch: int, card: Card, micro_batches: int = 1) -> float | None:
-        """Of one GPU, with an update after so many batches; None where the card lacks what the
+        """Of one GPU, with an update after this many batches; None where the card lacks what the
         script needs."""
         times = self.seconds(batch, card)
         if not times:
@@ -52,7 +52,7 @@ class Prediction(NamedTuple):
         return batch * self.context_length / (sum(times.values()) - saved)
 
     def speed_range(self, batch: int, card: Card, gpus: int = 1) -> str:
-        """Of tok/sec, in thousands, of so many GPUs that send in no time."""
+        """Of tok/sec, in thousands, of this many GPUs that send in no time."""
         expected = self.tok_per_sec(batch, card)
         if not expected:
             work = next(iter(self.works.values()))["step"]
@@ -79,13 +79,13 @@ class Prediction(NamedTuple):
 
 
 def largest_within(needs: dict[int, Need], mib: int) -> int:
-    """The largest power of two that fits so many MiB; 0 where none does."""
+    """The largest power of two that fits this many MiB; 0 where none does."""
     return max((batch for batch in BATCHES if batch in needs and needs[batch].least <= mib),
                default=0)
 
 
 def largest(needs: dict[int, Need], mib: int) -> int:
-    """That of a card with so many MiB in all."""
+    """That of a card with this many MiB in all."""
     return largest_within(needs, mib - OTHERS)
 
 
@@ -109,7 +109,7 @@ def predict(scripts: Scripts, script: str | Path, options: list[str], results: P
     of TRACED takes.
 
     What was predicted once is kept in `results` or results/reference, and given as it is, unless it
-    shall be made `anew`, also where the script has changed since: see earlier(). Raises UserError.
+    shall be made `again`, also where the script has changed since: see earlier(). Raises UserError.
     """
     text = scripts.text(script)
     old = None if anew else next(filter(None, (
@@ -210,7 +210,7 @@ def earlier(scripts: Scripts, used: Iterable[tuple[str | Path, list[str], Predic
 
 def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], results: Path,
                 smallest: int) -> str:
-    """Makes predictions anew, in two processes, one for each graph that differs, and keeps these
+    """Makes predictions again, in two processes, one for each graph that differs, and keeps these
     alone; returns what has changed. Raises UserError, StackError, OSError."""
     keys = {key_of(scripts, script, options): (scripts.text(script), options)
             for script, options in wanted}

@@ -66,7 +66,7 @@ class Child:
             PYTHONUTF8="1")  # PyTorch reads its own files by the locale
 
     def end(self) -> None:
-        """So that it doesn't stand beside what is measured."""
+        """So that it doesn't run during a measurement."""
         with self.lock:
             if self.process:
                 self.process.stdin.close()

@@ -12,8 +12,7 @@ from bench.judge.rows import over
 from bench.measure.lengths import PUBLISHED
 from bench.predict.speed import BANDWIDTH, CARDS, GB, KINDS, RANGE, TERA, Card
 from bench.predict.store import NAME, Prediction, kept, key_of
-from bench.report import tables
-from bench.report.tables import RUN, SPEED, Column, Table, found_in, markdown, number, words
+from bench.report.tables import Column, Table, found_in, number, words
 
 GPT2 = ["--model", "gpt2"]
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
@@ -264,22 +263,6 @@ def expected() -> list[Expected]:
             used.append((run.script, options, known))
             rows.append(Expected(run.but(label=f"`{run.label}`"), 32, known, rungs[-1]))
     return rows
-
-
-def expected_table() -> Table:
-    """A row for each of them. Raises UserError, StackError."""
-    return Table([
-        RUN, number("batch", "batch"), SPEED, number("× speed", "factor", ".2f"), tables.GB,
-        number("× memory", "memory_factor", ".2f")], expected())
-
-
-def expected_text() -> str:
-    """The table, and below it the variants that it lacks. Raises as expected_table()."""
-    found = {row.label for row in expected()}
-    missing = [run.label for run in alternatives(Scripts()) if f"`{run.label}`" not in found]
-    text = markdown(expected_table())
-    return text + (f"\nNot predicted; `predict --variants NAME` tells why: {', '.join(missing)}.\n"
-                   if missing else "")
 
 
 def where_table() -> Table:

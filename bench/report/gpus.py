@@ -1,4 +1,4 @@
-"""The tables of docs/gpus.md: what fits each card and how fast, and what older cards lack."""
+"""The tables of docs/gpus.md: what fits each GPU and how fast, and what older ones lack."""
 
 import re
 
@@ -9,8 +9,6 @@ from bench.report import check
 from bench.report.check import LARGER, prediction_of
 from bench.report.tables import Column, Table, number, words
 from patches import stack
-
-WELL_KNOWN = "RTX 3060", "RTX 4090", "A100 80 GB", "H100"
 
 
 def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
@@ -25,7 +23,7 @@ def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
 
 
 def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
-    """What fits a card, how fast 00 and 01 are there, and how to begin."""
+    """What fits a GPU, how fast 00 and 01 are there, and how to begin."""
     card, speeds, minutes = CARDS[name], [], []
     row: dict = {}
     for stage, default in (("00", 8), ("01", 32)):
@@ -38,15 +36,13 @@ def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
         speeds.append(batch and known.tok_per_sec(batch, card))
         row[stage] = known.speed_range(batch, card) if batch else "–"
         minutes.append(f"{known.minutes(batch, card):,.1f}" if batch else "–")
-    one, other = speeds
-    return row | dict(card=name + " °" * (not card.is_checked), gb=card.mib / 1024,
-                      capability=card.capability,
-                      factor=f"{other / one:.1f}" if one and other else "–",
-                      minutes=" / ".join(minutes), begin=begin(card, row["01, gpt2"]))
+    return row | dict(card=name + " °" * (not card.is_checked), gb=card.mib / 1024, speeds=speeds,
+                      capability=card.capability, minutes=" / ".join(minutes),
+                      begin=begin(card, row["01, gpt2"]))
 
 
 def begin(card: Card, batch: int) -> str:
-    """The commands to begin with on a card that 01 fits with a batch of so many windows."""
+    """The commands to begin with on a GPU that 01 fits with a batch of this many sequences."""
     if not batch:
         return ""
     if card.capability < 7:
@@ -56,28 +52,26 @@ def begin(card: Card, batch: int) -> str:
                 f" `python my.py --batch-size {min(32, batch)}`")
     if batch >= 32:
         return "`make bench`; `python 01_opt_single_gpu.py`"
-    return (f"`make bench`; 32 windows per update: compose `step-accumulation`,"
+    return (f"`make bench`; 32 sequences per update: compose `step-accumulation`,"
             f" `--micro-batches {32 // batch}`")
 
 
-def cards_table(short: bool = False) -> Table:
-    """A row for each card; `short`: of four cards, for gpt2. Raises UserError, StackError."""
-    scripts, models = Scripts(), ("gpt2",) if short else ("gpt2", *LARGER)
+def cards_table() -> Table:
+    """A row for each GPU. Raises UserError, StackError."""
+    scripts, models = Scripts(), ("gpt2", *LARGER)
     names = sorted(CARDS, key=lambda name: (CARDS[name].mib, CARDS[name].capability))
-    columns = [words("card", "card"), number("GB", "gb", ".0f")]
-    if not short:
-        columns.append(number("compute capability", "capability", ".1f"))
+    columns = [words("GPU", "card"), number("GB", "gb", ".0f"),
+               number("compute capability", "capability", ".1f")]
     columns += [Column(f"largest batch of {key}", lambda row, key=key: str(row[key] or "–"))
                 for key in ("00, gpt2", *(f"01, {model}" for model in models))]
     columns += [number(f"thousand tok/sec of {stage}", stage) for stage in ("00", "01")]
-    columns += [number("×", "factor")] if short else [
+    columns += [
         number(f"minutes of {EPOCHS} epochs, 00 / 01", "minutes"), words("begin with", "begin")]
-    return Table(columns, [on_card(scripts, name, models) for name in names
-                           if not short or name in WELL_KNOWN])
+    return Table(columns, [on_card(scripts, name, models) for name in names])
 
 
 def hardware_table() -> Table:
-    """The techniques and variants that older cards don't have, by their headers. Raises
+    """The techniques and variants that older GPUs don't have, by their headers. Raises
     StackError."""
     rows = []
     for patch in (*stack.load(), *stack.load_variants()):

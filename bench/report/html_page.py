@@ -13,7 +13,7 @@ FRAME = Path(__file__).with_name("report.html")  # with the style, and what sort
 
 
 def write_html(page: Path) -> Path | None:
-    """Writes `page`, a report.md, beside it as .html, with its pictures inside; None without the
+    """Writes `page`, a report.md, next to it as .html, with its pictures inside; None without the
     package markdown."""
     path = page.with_suffix(".html")
     if not importlib.util.find_spec("markdown"):
@@ -38,7 +38,7 @@ def write_html(page: Path) -> Path | None:
 
 
 def embedded(page: Path, name: str) -> str:
-    """The picture `name` beside the page, as an address that holds it."""
+    """The picture `name` next to the page, as an address that holds it."""
     path = page.with_name(name)
     if not path.is_file():
         return name

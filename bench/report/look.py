@@ -98,7 +98,7 @@ def machine_section(look: dict) -> str:
     lines = [
         f"{device}. PyTorch {m['torch']}, Python {m['python']}, {m['os']}, {m['threads']} threads"
         f"{gpu}.",
-        f"Matrix products: {peaks(look['matmul_peak'])}. Copy within memory:"
+        f"Matmul throughput: {peaks(look['matmul_peak'])}. Copy within memory:"
         f" {look['bandwidth'] / 1e9:,.0f} GB/s (10⁹ bytes, read and written). Memory:"
         f" {cell(look['memory_gb'], '.1f') or 'n/a'} GB.",
         "torch.compile " + (f"doesn't work: {look['compile_error']}" if look["compile_error"]
@@ -107,7 +107,7 @@ def machine_section(look: dict) -> str:
           f" {look['large_loss']}."] * bool(m["gpus"]),
         *(f"Missing: {thing}." for thing in look["missing"]),
         f"Which attention kernels run with which dropout ({trained_in(m)}, causal), which one"
-        " PyTorch chooses by itself, and the dropout that each really applies; 01 turns cuDNN's"
+        " PyTorch chooses, and the dropout that each really applies; 01 turns cuDNN's"
         " off:",
         markdown(Table([
             number("dropout", "dropout", "g"),
@@ -125,7 +125,7 @@ def first_line(look: dict) -> str:
     dtype = trained_in(here)
     reason = f" ({here['dtype_reason']})" if "dtype_reason" in here else ""
     return (f"**{here['name']}**, PyTorch {here['torch']}:"
-            f" {look['matmul_peak'][dtype] / 1e12:,.2f} TFLOP/s in {dtype} matrix products, the"
+            f" {look['matmul_peak'][dtype] / 1e12:,.2f} TFLOP/s in {dtype} matmuls, the"
             f" type that the optimized scripts train in here{reason}"
             + ("." if here["gpus"] else "; no GPU, so the small model `cpu-demo` is trained."))
 
@@ -146,7 +146,7 @@ def summary(results: Path, look: dict) -> list[str]:
             " each.")
         if fast.share_of_peak:
             lines.append(f"{fast.label} reaches {fast.share_of_peak:.0%} of this machine's own"
-                         f" rate of matrix products, 00 {plain.share_of_peak or 0:.0%} (of that of"
+                         f" matmul throughput, 00 {plain.share_of_peak or 0:.0%} (of that in"
                          " its precision).")
     measured = {row.run.name for row in ladder}  # else a factor is that of several techniques
     rungs = [row for row in ladder if row.factor and row.run.compared_to in measured]
@@ -156,12 +156,13 @@ def summary(results: Path, look: dict) -> list[str]:
                       key=lambda row: -row.factor)
         told = ", ".join(f"{row.technique} {row.factor:.2f}×" for row in best[:4])
         lines.append(
-            ("Measurably faster" if judged else "The largest factors, without verdicts yet,")
+            ("Significantly faster" if judged else
+             "The largest speedups, not tested for significance yet,")
             + f" in the ladder ({counted(min(row.rounds for row in rungs), 'round')}):"
             f" {told or 'none'}.")
     published = [row for row in rungs if row.published_factor]
     if published:
-        lines.append("More than a fifth off the published factor: " + (", ".join(
+        lines.append("More than a fifth off the published speedup: " + (", ".join(
             f"{row.technique} {row.factor:.2f}× ({row.published_factor:.2f}×)" for row in published
             if not 0.8 < row.factor / row.published_factor < 1.25) or "none") + ".")
     return lines

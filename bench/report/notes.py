@@ -62,12 +62,12 @@ def rounds_of(rows: list[Row]) -> int:
 
 
 def rounds_note(measured, rows: list[Row]) -> str:
-    """How often the rows were run; "3 rounds, 11 of the 6 rows nearest to a verdict"."""
+    """How often the rows were run; "3 rounds, 11 of the 6 rows nearest to significance"."""
     plan = measured.plan
     if not plan.close or rounds_of(rows) <= plan.whole_rounds:
         return counted(rounds_of(rows), "round")
     return (f"{counted(plan.whole_rounds, 'round')}, {rounds_of(rows)} of the {len(plan.close)}"
-            " rows nearest to a verdict and what they are compared to")
+            " rows nearest to significance and what they are compared to")
 
 
 def options_note(measured) -> str:
@@ -111,7 +111,7 @@ def peaks(matmul_peak: dict[str, float]) -> str:
 
 
 def peak_note(measured) -> str:
-    return f"Matrix products (matmul peak): {peaks(measured.peak)}."
+    return f"Matmul throughput (matmul peak): {peaks(measured.peak)}."
 
 
 def mfu_notes(records: Iterable[Record]) -> list[str]:
@@ -130,7 +130,7 @@ def verdict_note(measured, rows: list[Row]) -> str:
     sure = table.significant(speed_of)
     if not table.differences(speed_of):
         return f'"faster" and "slower" need {ROUNDS_FOR_A_VERDICT} rounds.'
-    text = ('"faster" and "slower": more than noise over the whole table; where nothing differed,'
+    text = ('"faster" and "slower": significant over the whole table; where nothing differed,'
             f" {table.level:.1%} of such tables or fewer would hold one of these words.")
     if not measured.is_finished:
         text += " The planned rounds aren't over, and whoever looks before pays for it."
@@ -165,12 +165,12 @@ def design_note(measured, rows: list[Row]) -> list[str]:
 def factor_note(rows: list[Row]) -> str:
     """What the factors of a table are over."""
     if any(row.run.without for row in rows):
-        return ("The technique's factor is the speed with it over the speed without it; \"faster\""
+        return ("The technique's speedup is the speed with it over the speed without it; \"faster\""
                 " means that the script is faster with it.")
-    text = ("The factor is over the first row." if one_reference(rows) and len(rows) > 2 else
-            "The factor is over the row above, or the nearest one above that has figures; the"
+    text = ("The speedup is over the first row." if one_reference(rows) and len(rows) > 2 else
+            "The speedup is over the row above, or the nearest one above that has figures; the"
             " baseline is the first row.")
-    return text + " The published factors, from an A100, are in brackets." * any(
+    return text + " The published speedups, from an A100, are in brackets." * any(
         row.published_factor for row in rows)
 
 

@@ -29,11 +29,11 @@ def write_page(studies: dict, results: Path, command: str, missing: dict[str, st
         texts = set()
     page = [f"# GPT training on {look['machine']['name']}\n",
             *(f"{place}. {line}" for place, line in enumerate(findings, 1)),
-            f"\nMade by `{command}`. tok/sec counts training alone."]
+            f"\nMade by `{command}`. tok/sec excludes evaluation."]
     if texts:
         page.append(f"\nNot trained on the book in GPT-2's tokens: {'; '.join(sorted(texts))}.")
     if goes_on := [name for name, why in missing.items() if not why]:
-        page.append(f"\nNot finished: {', '.join(goes_on)}; started again, it goes on with them.")
+        page.append(f"\nNot finished: {', '.join(goes_on)}; run it again to continue with them.")
     page += [f"\nNot finished: {name}: {why}" for name, why in missing.items() if why]
     page.append("\n## This machine\n\n" + machine_section(look)
                 + "\nAlone: `python -m bench.measure.machine look`")

@@ -5,16 +5,18 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 
 from bench.common import DAMAGE, UserError, short_name
 from bench.judge.rows import Row, memory_of, rows_of, speed_of
 from bench.measure.journal import journal_of, newest, read_journal
 
-# Okabe and Ito's colours, which colour-blind readers tell apart.
-COLOURS = {"00": "#E69F00", "01": "#0072B2", "02": "#009E73"}
-OWN, PUBLISHED, NOISE, ERROR = COLOURS["01"], "0.75", "#F6DBA6", "#D55E00"
-UNSURE = "#A8C8E0"  # where no change can be told
-INCHES = 10  # of a picture's width, which READMEs show at about 900 pixels
+# Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
+COLOURS = {"00": "#F2B84B", "01": "#00548C", "02": "#1FA77E"}
+OWN, ERROR, UNSURE = COLOURS["01"], "#E8803A", "#BCC6CF"  # better, worse, not significant
+NOISE = "#F7E7C6"  # a band behind others
+INCHES = 10  # of a picture's width, which READMEs show at about 880 pixels
+LETTERS = 96  # of a title that fit into it
 
 
 def load_pyplot(windows: bool = False):
@@ -47,6 +49,7 @@ def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.06)
     rows = figure.subfigures(len(titles), 1, squeeze=False, height_ratios=inches)[:, 0]
     for row, text in zip(rows, titles, strict=True):
+        text = "\n".join(part for line in text.splitlines() for part in wrap(line, LETTERS))
         row.suptitle(text, x=0.01, ha="left", fontsize=12, fontweight="bold")
     return figure, [
         (row, *row.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]) for row in rows]
@@ -85,11 +88,22 @@ def shorten(text: str, length: int) -> str:
 
 
 def place_of(measured) -> str:
-    """The machine, the batch sizes where they aren't the published ones, and another text than the
-    book."""
+    """The model if it is one, the machine, the batch sizes where they aren't the published ones,
+    and another text than the book."""
     sizes = " and ".join(map(str, measured.plan.batches.values()))
-    return (shorten(short_name(measured.machine), 60) + f", batch size {sizes}" * bool(sizes)
+    models = {each.record.config["model"] for each in measured.results if each.record}
+    machine = measured.machine
+    return (f"{'+'.join(models)} on " * (len(models) == 1) + shorten(short_name(machine), 60)
+            + f", {machine['threads']} cores" * (not machine["gpus"])
+            + f", batch size {sizes}" * bool(sizes)
             + f"\ntext: {measured.text}" * bool(measured.text))
+
+
+def verdict_keys(better: str = "faster", worse: str = "slower") -> list:
+    """The entries of a legend for OWN, ERROR and UNSURE."""
+    return [key(label, color=colour, linewidth=8) for label, colour in (
+        (f"significantly {better}", OWN), (f"significantly {worse}", ERROR),
+        ("not significant", UNSURE))]
 
 
 def key(label: str, **style):
@@ -132,10 +146,10 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
               colours: list[str], inches: float, ranges: Sequence[list[float]] = (),
               behind: Sequence[float] = ()) -> None:
     """A named bar for each value, with a text at its end, on a panel of about so many inches; each
-    of `ranges` is drawn as a whisker, and each value `behind` as a grey bar."""
+    of `ranges` is drawn as a whisker, and each value `behind` as a hatched bar."""
     lay_rows(axes, len(names))
     ends = [value or 0 for value in values]
-    axes.barh(range(len(behind)), behind, 0.7, color="0.88")
+    axes.barh(range(len(behind)), behind, 0.7, color="white", edgecolor="0.6", hatch="///")
     axes.barh(range(len(names)), ends, 0.7, color=colours)
     for place, known in enumerate(ranges):
         if len(known) > 1:
@@ -151,24 +165,23 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
 
 
 def finding(base: Row, rows: list[Row]) -> str:
-    """What is measurable; without verdicts nothing."""
-    what = f"{len(rows)} alternatives to {base.label}"
+    """What is significant; without verdicts nothing."""
+    what = f"{len(rows)} options of {base.label}"
     if all(row.verdict == "no verdict" for row in rows):
         return f"Speed and memory of {what}"
     faster, slower = (sum(row.verdict == each for row in rows) for each in ("faster", "slower"))
     less = sum(row.memory_verdict == "less" for row in rows)
-    return f"Of {what}: {faster} faster, {slower} slower, {less} with less memory"
+    return f"Significant among {what}: {faster} faster, {slower} slower, {less} with less memory"
 
 
 def draw_alternatives(measured, base: Row, rows: list[Row]):
-    """Speed and memory of each as factors over `base`, the fastest first, with 95 % intervals; in
-    colour what is better (blue) or worse (red)."""
+    """Speed and memory of each as factors over `base`, the fastest first, with 95 % intervals."""
     rows = sorted((row for row in rows if row.factor and row.memory_factor),
                   key=lambda row: -row.factor)
     if not rows:
         return None
-    title = f"{finding(base, rows)}\n{base.record.config['model']} on {place_of(measured)}"
-    figure, [(_, *panels)] = rows_of_panels([title], [1.4 + 0.27 * len(rows)], [1, 1])
+    figure, [(subfigure, *panels)] = rows_of_panels(
+        [f"{finding(base, rows)}\n{place_of(measured)}"], [1.8 + 0.3 * len(rows)], [1, 1])
     for axes, label, of, factor, verdict, colours in (
             (panels[0], "× speed", speed_of, "factor", "verdict", dict(faster=OWN, slower=ERROR)),
             (panels[1], "× memory", memory_of, "memory_factor", "memory_verdict",
@@ -176,10 +189,13 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
         lay_rows(axes, len(rows))
         axes.axvline(1, color="0.5", linewidth=1)
         for place, row in enumerate(rows):
-            style = dict(color=colours.get(getattr(row, verdict), "0.55"))
+            style = dict(color=colours.get(getattr(row, verdict), UNSURE))
             if interval := row.interval(of):
                 axes.plot(interval, [place] * 2, "-", **style)
             axes.plot(getattr(row, factor), place, "o", **style)
-        axes.set_xlabel(f"{label} over {base.label}")
-    panels[0].set_yticks(range(len(rows)), [shorten(row.label, 44) for row in rows], fontsize=9)
+        axes.set_xlabel(f"{label} over {base.label}, with 95 % intervals")
+    panels[0].set_yticks(range(len(rows)), [
+        "\n".join(wrap(row.label, 36, break_on_hyphens=False)) for row in rows], fontsize=9)
+    subfigure.legend(handles=verdict_keys("better", "worse"), loc="outside lower center", ncols=3,
+                     frameon=False)
     return figure

@@ -11,7 +11,8 @@ from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.predict.fingerprint import keep_used
 from bench.predict.store import earlier
 from bench.report import cards, check, gpus
-from bench.report.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels
+from bench.report.drawn import DRAWN
+from bench.report.pictures import picture_bytes
 from bench.report.tables import (
     Column,
     Table,
@@ -35,55 +36,32 @@ BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands th
 SHOWN = REFERENCE / "amd-epyc-2-cores"
 PREDICTED = {  # the tables of predictions, by the name of their marker
     "fits": check.memory_table, "fits-others": check.others_memory_table, "gpus": gpus.cards_table,
-    "gpus-short": lambda: gpus.cards_table(short=True), "hardware": gpus.hardware_table,
+    "hardware": gpus.hardware_table,
     "clock": check.clock_table, "others": check.others_table, "where": check.where_table,
-    "others-summary": check.summary_of_others, "expected": check.expected_text,
-    "cpus": check.cpu_tables,
+    "others-summary": check.summary_of_others, "cpus": check.cpu_tables,
 }
 
 
 def write_readme(studies: dict) -> bool:
-    """Writes the pages' tables anew, and keeps the fingerprints of the scripts that they are of;
+    """Writes the pages' tables again, and keeps the fingerprints of the scripts that they are of;
     returns whether that changed a page. Raises what update does."""
     before = {page: page.read_bytes() for page in PAGES}
     after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
     for page, text in after.items():
         write_whole(page, text)
-        if page.name == "predictions.md":
-            write_whole(page.with_suffix(".png"), picture_bytes(draw_predictions(), "png"))
+        for name, draw in DRAWN.get(page, {}).items():
+            write_whole(page.parent / name, picture_bytes(draw(), "png"))
     keep_used()
     return after != before
 
 
-def draw_predictions():
-    """Predicted over measured tok/sec, for what others have measured, with the range."""
-    found = check.summary_of_others().split(" (")[0]
-    figure, [(subfigure, axes)] = rows_of_panels(
-        [f"Predicted over measured speed: {found}"], [5], [1])
-    rows = sorted(check.others(), key=lambda row: row["tok_per_sec"])
-    axes.axvspan(1 / (1 + check.RANGE), 1 / (1 - check.RANGE), color=NOISE, zorder=0)
-    axes.axvline(1, color="0.5", linewidth=1)
-    lay_rows(axes, len(rows))
-    for place, row in enumerate(rows):
-        axes.plot(1 + row["error"], place, "o",
-                  color=OWN if row["source"] == check.ONE_PROGRAM else "0.55")
-    axes.set_yticks(range(len(rows)), [
-        f"{row['card']}, batch {row['batch']}: {row['tok_per_sec']:,}" for row in rows], fontsize=8)
-    axes.set_xlabel("tok/sec, predicted over measured; in the band the printed range is right")
-    subfigure.legend(handles=[
-        key("one program, PyTorch 2.8", color=OWN, marker="o", linestyle=""),
-        key("other programs", color="0.55", marker="o", linestyle="")],
-        loc="outside lower center", ncols=2, frameon=False)
-    return figure
-
-
 def update(text: str, machine: Path, studies: dict) -> str:
-    """`text` with what stands between its markers written anew, from a machine's folder. Raises
+    """`text` with what stands between its markers written again, from a machine's folder. Raises
     UserError for a marker without its end or of an unknown table, StackError, OSError."""
     own: dict[str, Callable[[Path], str]] = {
         "techniques": cards.techniques, "guide": guide_table, "sample": sample,
-        "headline": partial(cards.results, pages="results"),
-        "machines": partial(cards.results, pages="../results"),
+        "headline": cards.headline, "to-loss": cards.to_loss, "machines": cards.results,
+        "technique-index": cards.index,
         "technique-cards": partial(cards.cards, study="ladder"),
         "variant-cards": partial(cards.cards, study="variants"),
         "variant-cards-loss": partial(cards.cards, study="variants", unchanged=False),
@@ -144,7 +122,7 @@ def sample(machine: Path) -> str:
 
 
 def guide_table(machine: Path) -> str:
-    """The guide's claims, and beside them the factors of this machine."""
+    """The guide's claims, and next to them the factors of this machine."""
     shown: dict = {"batch": {}}  # by the technique, variant or mode: {label: row}
     for study in ("ladder", "variants", "compile-modes", "sweep"):
         for measured, rows in found_in(machine, study):

@@ -44,7 +44,7 @@ def spread(values: list[float], form: str = ",.0f") -> str:
 
 
 def bold(text: str, verdict: str | None) -> str:
-    """In bold if it is measurable."""
+    """In bold if it is significant."""
     return f"**{text}**" if text and verdict in ("faster", "slower", "more", "less") else text
 
 
@@ -157,8 +157,8 @@ def full_table(rows: list[Row]) -> Table:
 
     return Table([
         RUN, Column("technique", technique, True), SPEED, RANGE,
-        number("technique's factor", "technique_factor", ".2f") if without else
-        factor("factor", "factor", "published_factor"), INTERVAL,
+        number("technique's speedup", "technique_factor", ".2f") if without else
+        factor("speedup", "factor", "published_factor"), INTERVAL,
         *[factor("over the baseline", "factor_baseline", "published_factor_baseline")] * ladder,
         number("reserved GB", "reserved_gb", ".2f"),
         *[number("× GB", "memory_factor", ".2f")] * alternatives,

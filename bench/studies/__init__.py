@@ -38,7 +38,7 @@ class Study:
     runs_scripts = True  # else it has an `answer` instead of plans
     of_this_machine = True  # else it isn't told what this machine is
     failures_count = True  # whether a run that fails makes the command fail
-    rounds_help = "how often each script runs (default: {}; a verdict needs 3)"
+    rounds_help = "how often each script runs (default: {}; significance needs 3)"
     settings: dict = {}  # fields of its Plan
     two_stages = False  # see in_two_stages
     columns: list[Column] = []  # in a report (none: those of bench.report.tables.full_table)
@@ -89,7 +89,7 @@ class Study:
                     else setup.args.seconds)
 
     def collect(self, setup: Setup, folder: Path) -> None:
-        """Takes what a run has left in `folder` beside its record. Raises ValueError where it
+        """Takes what a run has left in `folder` next to its record. Raises ValueError where it
         isn't there."""
 
     def tables(self, measured, rows: list) -> list[Table] | None:
@@ -110,7 +110,7 @@ class Study:
         return {}
 
     def extra(self, folder: Path, found: list[tuple]) -> str:
-        """What a page shows beside the tables, from the folder of the results; `found` are
+        """What a page shows next to the tables, from the folder of the results; `found` are
         (measurement, rows), the newest of each kind."""
         return ""
 

@@ -70,12 +70,14 @@ class Variants(Study):
                 "variants-model": [self.of_another_model(rows)]}
 
     def of_another_model(self, rows: list[Row]) -> Table:
-        """Beside that of the first row; they take as much compute for each token."""
+        """Next to that of the first row; they take as much compute for each token."""
         same = same_model(rows)
         return Table(self.model_columns, [rows[0], *(row for row in rows if row not in same)])
 
     def draw(self, measured, rows):
-        return draw_alternatives(measured, rows[0], same_model(rows)[1:])
+        there = {patch.name for patch in stack.load_variants()}  # an old journal may have others
+        return draw_alternatives(measured, rows[0], [
+            row for row in same_model(rows)[1:] if {*str(row.run.script).split("+")} <= there])
 
 
 def parameters(row: Row) -> int | None:
@@ -122,13 +124,13 @@ class Trainer(Study):
 
 
 class LeaveOneOut(Study):
-    """01 without one technique at a time: what each is still worth beside all the others; with
+    """01 without one technique at a time: what each is still worth next to all the others; with
     --names also of a script composed of variants, without one technique or variant at a time."""
 
     title = "01 without one technique at a time"
     schedule = {60: None}
     short = [RUN, SPEED_OR_ERROR, RANGE,
-             Column("technique's factor",
+             Column("technique's speedup",
                     lambda row: bold(cell(row.technique_factor, ".2f"), row.verdict)),
              GB, number("Δ loss", "loss_difference", "+.3f")]
 
@@ -185,8 +187,8 @@ class Identical(Study):
 
     def result(self, measured, rows):
         known = [row.verdict for row in rows if row.verdict not in (None, "no verdict")]
-        false = sum(verdict != "no measurable change" for verdict in known)
-        return f"{false} false verdicts of {len(known)}\n" if known else ""
+        false = sum(verdict != "no significant change" for verdict in known)
+        return f"{false} false findings of {len(known)}\n" if known else ""
 
 
 # ---- 02 and its variants ------------------------------------------------------------------------
@@ -248,7 +250,7 @@ class Saving(NamedTuple):
     step: float  # without checkpoints
 
     def share(self, every: int) -> float:
-        """Of the wall time, with a save every so many steps."""
+        """Of the wall time, with a save every `every` steps."""
         price = self.waiting + max(0, self.slower)
         return price / (price + every * self.step)
 

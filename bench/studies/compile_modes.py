@@ -62,7 +62,7 @@ def name_of_mode(row: Row) -> str:
 
 
 class CompileModes(Study):
-    """01 without torch.compile, and with each of its modes and backends, compiled anew in each
+    """01 without torch.compile, and with each of its modes and backends, compiled again in each
     round."""
 
     title = "The compiler's modes: seconds to compile and per step"
@@ -110,9 +110,9 @@ class CompileModes(Study):
         small = too_small(measured.machine)
         return [
             machine_note(measured, rows),
-            *([f"This GPU has {small} multiprocessors. Below {BIG} PyTorch doesn't tune matrix"
-               " products, and tells it in its log alone: max-autotune times only the fused kernels"
-               " here."] if small else []),
+            *([f"This GPU has {small} multiprocessors. Below {BIG} PyTorch doesn't tune matmuls,"
+               " and says so in its log only: max-autotune times only the fused kernels here."]
+              if small else []),
             "Compiling is what the first step takes more than a median one, with an empty cache;"
             " medians over the rounds. (CUDA graphs are recorded in the second step, which is in no"
             " column but the sum, where that was measured.)",

@@ -36,7 +36,7 @@ class Doctor(Study):
 
     def options(self, parser):
         parser.add_argument("--selftest", action="store_true",
-                            help="instead: how often the rule of verdicts is wrong, and what it"
+                            help="instead: how often the test of significance is wrong, and what it"
                                  " finds, by the noise in the journals of --results-dir, or of the"
                                  " reference machines (minutes)")
 
@@ -105,14 +105,14 @@ def selftest(folder: Path) -> str:
             print(f"simulating: {each.name}, {noise.name}", file=sys.stderr, flush=True)
             lines.append(judge(noise, PLANNED, TABLES // len(noises)))
         shares = {name: fmean(line.false[name] for line in lines) for name in lines[0].false}
-        wrong += [f"{each.name}, {name}: {share:.1%} of the tables hold a false verdict"
+        wrong += [f"{each.name}, {name}: {share:.1%} of the tables have a false finding"
                   for name, share in shares.items() if share > ALLOWED]
         text += markdown(Table([
             Column(f"{each.name}: noise of", lambda line: line.name, True),
             *(Column(name, lambda line, name=name: f"{line.false[name]:.1%}") for name in shares),
             Column("gains of 15 % found", lambda line: f"{line.found:.0%}")], lines)) + "\n"
     text += (f"Of {TABLES:,} tables, each with as many runs as {PLANNED} rounds of all its rows"
-             " have: how many hold a false verdict where nothing differs, and how often one row"
+             " have: how many have a false finding where nothing differs, and how often one row"
              " that is faster by 15 % is found.\n")
     if wrong:
         raise UserError(f"{text}\n{'; '.join(wrong)}")

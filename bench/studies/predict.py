@@ -43,10 +43,10 @@ class Predict(Study):
         parser.add_argument("--gpu-file", metavar="FILE", type=Path,
                             help="GPUs of a file like bench/predict/gpus.json instead")
         parser.add_argument("--memory", metavar="GB", type=float,
-                            help="a card with so much memory instead")
-        parser.add_argument("--bandwidth", metavar="GB/S", type=float, help="that of its memory")
+                            help="a GPU with this much memory instead")
+        parser.add_argument("--bandwidth", metavar="GB/S", type=float, help="its memory bandwidth")
         parser.add_argument("--tflops", metavar="N", type=float,
-                            help="its dense bfloat16 products by the datasheet, TFLOP/s")
+                            help="its dense bfloat16 matmul throughput by the datasheet, TFLOP/s")
         parser.add_argument("--model", metavar="NAME", default="gpt2",
                             help="--model of the scripts (default: %(default)s)")
         parser.add_argument("--batch-size", metavar="N", type=int,
@@ -59,7 +59,7 @@ class Predict(Study):
         parser.add_argument("--anew", action="store_true",
                             help="trace these scripts, also where an answer is kept")
         parser.add_argument("--all", action="store_true",
-                            help="trace everything that the pages tell of predictions, into"
+                            help="trace everything that the pages say about predictions, into"
                                  " --results-dir; print what differs from what is kept. Minutes")
 
     def answer(self, setup):
@@ -164,16 +164,16 @@ def fitting_table(runs: list[Run], known: dict[str, Prediction], cards: dict[str
 
 def notes(cards: dict[str, Card], gpus: int) -> list[str]:
     """What to know of the tables, a line each."""
-    lines = [f"Nothing was trained for this. It fits beside {OTHERS / 1024:.1f} GB for driver and"
-             " display. docs/gpus.md and\ndocs/predictions.md tell how far to trust it. 02 is"
-             " without the time that GPUs take to send to each\nother."]
+    lines = [f"Nothing was trained for this. {OTHERS / 1024:.1f} GB are left for driver and"
+             " display. docs/gpus.md and\ndocs/predictions.md say how accurate it is. 02 is without"
+             " the time for communication between GPUs."]
     scaled = [name for name, card in cards.items()
               if card.bandwidth and card.capability >= 8 and not card.is_measured]
     if scaled:
-        lines.append(f"Of these nobody measured the rate of products; it is scaled from the"
-                     f" datasheet, so that the range is {RANGE_SCALED:.0%}: {', '.join(scaled)}.")
+        lines.append(f"Nobody has measured the matmul throughput of these; it is scaled from the"
+                     f" datasheet, so the range is {RANGE_SCALED:.0%}: {', '.join(scaled)}.")
     if any(card.bandwidth and not card.float32 for card in cards.values()):
-        lines.append("Without a rate in float32, which --gpu-file may tell, 00 has no speed.")
+        lines.append("Without the float32 throughput, which --gpu-file may give, 00 has no speed.")
     if gpus != GPUS:
         lines.append(f"On {gpus} GPUs a step takes at least as long as on one; weights and states"
                      f" that ranks share are traced as on {GPUS}.")
@@ -206,7 +206,7 @@ def where_it_goes(runs: list, known: dict[str, Prediction], name: str, card: Car
         Column("MFU", lambda row: f"{row[1].mfu(row[2], card):.0%}"),
         Column(f"minutes of {EPOCHS} epochs", minutes),
         *(Column(kind, partial(share, kind)) for kind in KINDS)], rows,
-        f"What fits a card of this kind, {name}: how fast, how long on the book's"
+        f"What fits a GPU of this kind, {name}: how fast, how long on the book's"
         f" {TOKENS_OF_BOOK:,} training\ntokens, and where the time of a step goes:")
 
 
@@ -216,7 +216,7 @@ def share(kind: str, row: tuple) -> str:
 
 
 def chosen(setup, gpus: int) -> list[Run]:
-    """The scripts that are asked for, those of several GPUs on so many. Raises UserError,
+    """The scripts that are asked for, those of several GPUs on this many. Raises UserError,
     StackError."""
     scripts, args = setup.scripts, setup.args
     runs = [scripts.stage(name, gpus) for name in ("00", "01", "02")]
@@ -270,8 +270,8 @@ def draw(runs: list[Run], known: dict[str, Prediction], model: str):
         low, high = round(group[0][0]), round(group[-1][0])
         text = f"{low}{f'–{high}' * (high > low)} GB: {', '.join(name for _, name in group)}"
         axes.annotate(text, (1, (group[0][0] * group[-1][0]) ** 0.5), (4, 0), va="center",
-                      fontsize=8, xycoords=("axes fraction", "data"), textcoords="offset points")
-    axes.set_xlabel("batch size per GPU, windows")
+                      fontsize=9, xycoords=("axes fraction", "data"), textcoords="offset points")
+    axes.set_xlabel("batch size per GPU, sequences")
     axes.set_ylabel("reserved memory, GB")
     thousands(axes.xaxis)
     thousands(axes.yaxis)

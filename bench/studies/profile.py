@@ -14,7 +14,7 @@ from bench.studies import Study
 TOP = 20  # operations that are shown
 STEPS = 12  # that a profiled run trains: two to warm up, ten in the trace
 # What an operation or kernel does, by its name; the first pattern that is found counts. Kernels of
-# matrix products are cuBLAS's, CUTLASS's and oneDNN's.
+# matmuls are cuBLAS's, CUTLASS's and oneDNN's.
 KINDS = {
     "attention": r"flash|fmha|scaled_dot_product|attention|cudnn_generated",
     "loss": r"log_softmax|LogSoftMax|softmax_loss|nll_loss|cross_entropy|SoftMax(Forward|Backward)",

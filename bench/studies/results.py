@@ -60,13 +60,13 @@ def judged(pairs: list[Pair]) -> list[Pair]:
     sure = significant(found, min(levels, default=0))
     for name, each in found.items():
         told[name] = {"faster": "more in A", "slower": "more in B"}.get(
-            verdict(each, name in sure), "not measurable")
+            verdict(each, name in sure), "not significant")
     return [pair._replace(difference=told.get(pair.one.run.name, "")) for pair in pairs]
 
 
 class Compare(Study):
     """Two folders of results side by side: what each technique brings in the one and in the other,
-    whether the two differ measurably, and what differs between the machines."""
+    whether the two differ significantly, and what differs between the machines."""
 
     runs_scripts = of_this_machine = False
     arguments = "A B"
@@ -278,7 +278,7 @@ def what_is_missing(results) -> list[str]:
     if not look or not text:
         return ["no report: make report"]
     if "\nNot finished: " in text:
-        missing.append("the report isn't finished: make report goes on with it, or says why not")
+        missing.append("the report isn't finished: make report continues it, or says why it can't")
     if not re.search(MADE_BY, text):
         missing.append("the page doesn't name its command: make report")
     for study, rounds in ROUNDS.items():
@@ -293,7 +293,7 @@ def what_is_missing(results) -> list[str]:
                 (failed, f"{', '.join(failed)} failed"),
                 (few, f"too few rounds of {', '.join(few)}: {command}"),
                 (any(result.record and not result.matmul_rate for result in measured.results),
-                 "runs without the machine's rate: measure anew"),
+                 "runs without the machine's rate: measure again"),
                 (measured.options, f"measured with {' '.join(measured.options)}"),
                 (measured.machine["torch"] != look["machine"]["torch"],
                  "measured with another PyTorch than the page names")) if wrong]

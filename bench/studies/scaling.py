@@ -88,7 +88,7 @@ def step_seconds(model: str) -> float:
 
 
 def predicted_for(model: str, gpus: int) -> float:
-    """The efficiency of so many such GPUs, in hosts of 8."""
+    """The efficiency of this many such GPUs, in hosts of 8."""
     return efficiency(gpus, step_seconds(model), load_of(model),
                       NVLINK if gpus <= HOST else NETWORK)
 
@@ -249,9 +249,10 @@ class Scaling(Study):
         sizes = [row for row in known[1:] if not row.run.mbit]
         if not sizes or known[0] is not rows[0]:
             return None
+        most = max(sizes, key=lambda row: row.run.processes)
         figure, [(subfigure, axes, *others)] = rows_of_panels(
-            [f"Weak scaling on {place_of(measured)}"], [3.9],
-            [1, 1] if linked else [1])
+            [f"{most.label}: {efficiency_of(most):.0%} efficient (weak scaling)"
+             f"\n{place_of(measured)}"], [4.1], [1, 1] if linked else [1])
 
         def percents(rows: list[Row]) -> list[float]:
             return [100 * efficiency_of(row) for row in rows]
@@ -261,7 +262,7 @@ class Scaling(Study):
         axes.plot(counts, percents(sizes), "o-", color=OWN, linewidth=2,
                   label="this machine")
         published, *_ = published_points()
-        axes.plot([1, 4], [100, 100 * published.measured], "s:", color="0.5", linewidth=1.5,
+        axes.plot([4], [100 * published.measured], "s", color="0.5", markersize=8,
                   label=f"{published.label} (timed with its evaluation)")
         axes.set(xlabel="processes", ylabel="efficiency, %", ylim=(0, 112))
         axes.set_xscale("log", base=2)

@@ -84,7 +84,7 @@ def bar_of(record: Record) -> Bar:
     if not all(figure is None or 0 <= figure < 1e15 for figure in (
             bar.tok_per_sec, bar.reserved_gb, *(record.quartiles or ()), record.val_loss,
             config.get("max_tokens"), bar.trained, int(bar.processes))):
-        raise ValueError("a figure is out of range")
+        raise ValueError("a number is out of range")
     return bar
 
 
@@ -161,13 +161,13 @@ def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
         Column("text", lambda bar: bar.group.text, True),
         Column("stage", lambda bar: bar.label, True),
         Column("tok/sec", lambda bar: f"{bar.tok_per_sec:,.0f}" + " †" * bool(bar.is_average)),
-        Column("factor over 00", lambda bar: cell(factor(bar, bars), ".2f") or "n/a"),
+        Column("speedup over 00", lambda bar: cell(factor(bar, bars), ".2f") or "n/a"),
         Column("p25–p75", lambda bar: quartiles(bar) or "n/a"),
         Column("reserved GB", lambda bar: cell(bar.reserved_gb, ".2f") or "n/a"),
         Column("MFU", lambda bar: cell(bar.record.mfu, ".1%") or "n/a"),
         Column("val loss", lambda bar: cell(bar.record.val_loss, ".3f") or "n/a"),
         Column("published tok/sec", lambda bar: f"{by_stage[bar.stage].tok_per_sec:,.0f}"),
-        Column("published factor",
+        Column("published speedup",
                lambda bar: cell(factor(by_stage[bar.stage], theirs), ".2f") or "n/a"),
     ]
     return Table(columns, bars)
@@ -214,7 +214,7 @@ class Stages(Study):
         return f"{table}\n{note}{published().source}\n"
 
     def extra(self, folder, found):
-        """The losses of the journal's runs, beside the published ones."""
+        """The losses of the journal's runs, next to the published ones."""
         lines = [(bar.label, bar.record.curve[0][2:], bar.record.curve[-1][2:])
                  for bar in (bar_of(row.records[-1]) for _, rows in found for row in rows
                              if row.records) if bar.record.curve]
@@ -237,9 +237,15 @@ class Stages(Study):
 def draw_speed(bars: list[Bar]):
     """Bars of tok/sec and of reserved memory; every group has scales of its own."""
     groups = {group: list(members) for group, members in groupby(bars, lambda bar: bar.group)}
-    inches = [1.0 + 0.3 * bool(group.text) + 0.45 * len(members)
+    inches = [1.3 + 0.3 * bool(group.text) + 0.45 * len(members)
               for group, members in groups.items()]
-    figure, rows = rows_of_panels([group.title for group in groups], inches, [5, 3])
+    titles = []
+    for group, members in groups.items():
+        known = [(bar.stage, factor(bar, members)) for bar in members]
+        told = " and ".join(f"{stage} {each:.1f}×" for stage, each in known
+                            if stage != "00" and each)
+        titles.append(f"{told} as fast as 00 (one run of each)\n" * bool(told) + group.title)
+    figure, rows = rows_of_panels(titles, inches, [5, 3])
     for members, (_, speed, memory) in zip(groups.values(), rows, strict=True):
         names = [bar.label.replace(f", {bar.tokens or 0:,}", f",\n{bar.tokens or 0:,}")
                  for bar in members]  # in one line it would leave the panels no room

@@ -115,9 +115,13 @@ class Sweep(Study):
         rows = [row for row in rows if row.tok_per_sec]
         if not rows or what != "batch":
             return None
+        best, first, last = max(rows, key=lambda row: row.tok_per_sec), rows[0], rows[-1]
         figure, [(_, speed, memory)] = rows_of_panels(
-            [f"Which batch size fits {stage or '01'}, and how fast: {place_of(measured)}"], [3.6],
-            [1, 1])
+            [f"{stage or '01'} is {best.tok_per_sec / first.tok_per_sec:.2f} times as fast at"
+             f" {best.label} as at {first.label}; {last.label} takes"
+             f" {last.reserved_gb / first.reserved_gb:.1f} times as much memory"
+             f"\n{place_of(measured)}"],
+            [3.8], [1, 1])
         places = range(len(rows))
         speed.fill_between(places, [min(row.speeds) for row in rows],
                            [max(row.speeds) for row in rows], color=OWN, alpha=0.2, linewidth=0)
@@ -133,7 +137,7 @@ class Sweep(Study):
         for axes in (speed, memory):
             axes.set_xlabel("batch size")
             axes.set_xticks(places, [str(row.record.config["batch_size"]) for row in rows],
-                            fontsize=8)
+                            fontsize=10)
         thousands(speed.yaxis)
         plain_figures(memory.yaxis)
         return figure

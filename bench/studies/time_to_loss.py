@@ -2,11 +2,12 @@
 
 import math
 
-from bench.judge.rows import Row, ratio, rows_of
+from bench.judge.rows import Row, rows_of
 from bench.measure.plan import EVERY_ROUND
 from bench.report.pictures import (
     COLOURS,
     draw_bars,
+    key,
     place_of,
     rows_of_panels,
     thousands,
@@ -104,18 +105,27 @@ class TimeToLoss(Study):
                 " for longer, and with several seeds.\n")
 
     def draw(self, measured, rows):
-        """Seconds to the first target, with the range over the seeds and compilation behind them;
-        and the losses over time, of a median seed."""
+        """Seconds to the target that settings were tuned for, or else to the only one, compilation
+        hatched, the slowest first; and the losses over time, of a median seed, of 00, 01 and the
+        fastest script."""
         targets = measured.plan.targets
         if not targets:
             return None
-        target = next(iter(targets.values()))
-        figure, [(_, bars, curves)] = rows_of_panels(
-            [title_of(measured, rows, target)], [max(4.2, 1.4 + 0.42 * len(rows))], [3, 2])
-        base = next((row for row in rows if is_plain(row) and row.run.rate), rows[0])
-        draw_seconds(bars, rows, target, base)
+        target = [*targets.values()][-1]
+        rows = sorted(rows, key=lambda row: -(row.seconds_to(target, True) or math.inf))
+        figure, [(subfigure, bars, curves)] = rows_of_panels(
+            [title_of(measured, rows, target)], [max(4.4, 2 + 0.42 * len(rows))], [3, 2])
+        draw_seconds(bars, rows, target)
         draw_losses(curves, rows, target)
+        subfigure.legend(handles=[*(key(label, color=COLOURS[stage], linewidth=8)
+                                    for stage, label in NAMES.items()),
+                                  key("compilation", color="0.6", marker="s", linestyle="",
+                                      markerfacecolor="white")],
+                         loc="outside lower center", ncols=4, frameon=False)
         return figure
+
+
+NAMES = {"00": "00, baseline", "01": "01, optimized", "02": "01 with options"}
 
 
 def is_plain(row: Row) -> bool:
@@ -130,47 +140,59 @@ def colour_of(row: Row) -> str:
 
 
 def title_of(measured, rows: list[Row], target: float) -> str:
-    """The finding, where the noise among the seeds allows one."""
-    bests = [row for row in rows if row.run.rate and row.records]
-    plain = next(filter(is_plain, bests), None)
-    fastest = max(bests, key=lambda row: row.time_factor(target, True) or 0, default=None)
-    if plain and fastest.versus is plain and fastest.time_verdict(target, True) == "faster":
-        factor = fastest.time_factor(target, True)
-        return (f"{fastest.label} reaches the loss {factor:.1f} times as fast as 00 at its best"
-                f"\n{place_of(measured)}")
-    return f"Time to a validation loss of {target:.3f} on {place_of(measured)}"
+    """With the finding, where the noise among the seeds allows one; the rows are sorted."""
+    found, known = "", [row for row in rows if row.seconds_to(target, True)]
+    if known and known[-1].time_verdict(target, True) == "faster":
+        best = known[-1]
+        found = (f"{best.run.stage if best.run.rate else best.label}:"
+                 f" {best.time_factor(target, True):.1f} times as fast as {called(best.versus)}\n")
+    return f"{found}Seconds to a validation loss of {target:.2f}: {place_of(measured)}"
 
 
-def draw_seconds(axes, rows: list[Row], target: float, base: Row) -> None:
-    """A bar for each row, with its factor over `base`."""
+def called(row: Row) -> str:
+    if not row.run.rate:
+        return f"{row.label}, default settings"
+    return row.label.replace(", rate ", ", learning rate ")
+
+
+def draw_seconds(axes, rows: list[Row], target: float) -> None:
+    """A bar for each row, with its factor over the row that it is compared to."""
+    compared = [row.versus.run.name for row in rows if row.versus]
+    usual = max(compared, key=compared.count, default=None)
+
     def text(row: Row) -> str:
         own = row.seconds_to(target, True)
         if not own:
             return row.error or "not reached"
-        factor = cell(ratio(base.seconds_to(target, True), own), ".2f")
-        return f"{own:,.1f} s" + f", {factor}×" * bool(factor and row is not base)
+        factor = cell(row.time_factor(target, True), ".2f")
+        if not factor:
+            return f"{own:,.1f} s"
+        other = row.versus.run.name != usual
+        return f"{own:,.1f} s, {factor}×" + f" over {row.versus.label}" * other
 
-    draw_bars(axes, [row.label.replace(", ", "\n", 1) for row in rows],
+    draw_bars(axes, [called(row).replace(", ", "\n", 1) for row in rows],
               [row.seconds_to(target) for row in rows], list(map(text, rows)),
-              list(map(colour_of, rows)), 2.8,
+              list(map(colour_of, rows)), 2.9,
               [[each for _, each in row.times_to(target) if each < math.inf] for row in rows],
               [row.seconds_to(target, True) or 0 for row in rows])
     axes.tick_params(axis="y", labelsize=9)
-    axes.set_xlabel(f"seconds to a loss of {target:.3f}; grey: compilation\n"
-                    f"×: with it, over {base.label}")
+    axes.set_xlabel("seconds of training and compilation" + "".join(
+        f"\n×: over {called(row)}" for row in rows if row.run.name == usual))
 
 
 def draw_losses(axes, rows: list[Row], target: float) -> None:
-    tuned = [row for row in rows if row.run.rate]
-    for row in rows:
-        records = sorted((record for record in row.records), key=lambda record: (
-            record.reached(target) or (math.inf, math.inf))[1])
-        if not records:
+    known = [row for row in rows if row.records]
+    others = [row for row in known if colour_of(row) == COLOURS["02"]]
+    tuned = [row for row in known if row.run.rate]
+    for row in known:
+        if row in others[:-1]:  # all but the fastest
             continue
+        records = sorted(row.records, key=lambda record: (
+            record.reached(target) or (math.inf, math.inf))[1])
         record = records[(len(records) - 1) // 2]
         points = [(point.seconds - record.first_step_excess, point.val_loss)
                   for point in record.curve if point.val_loss is not None]
-        axes.plot(*zip(*points, strict=True), linewidth=1.3, color=colour_of(row),
+        axes.plot(*zip(*points, strict=True), linewidth=1.6, color=colour_of(row),
                   linestyle="--" if tuned and row not in tuned else "-")
     times = [seconds for row in rows for _, seconds in row.times_to(target)
              if seconds < math.inf]
@@ -178,6 +200,7 @@ def draw_losses(axes, rows: list[Row], target: float) -> None:
         axes.set_xlim(0, 1.05 * max(times))
     axes.set_ylim(target - 0.3, target + 3)
     axes.axhline(target, color="0.3", linewidth=1, linestyle=":")
-    axes.set_xlabel("seconds of training" + "\ndashed: default settings" * bool(tuned))
+    axes.set_xlabel("seconds of training,\nwithout compilation"
+                    + "\ndashed: default settings" * bool(tuned))
     axes.set_ylabel("validation loss, nats per token")
     thousands(axes.xaxis)

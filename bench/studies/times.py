@@ -22,7 +22,7 @@ from bench.report.tables import RUN, SPEED, Column, Table, bold, cell, number, s
 TUNING_SEED = 1  # and those after it; the reported times use study.SEED and those after
 TUNING_ROUNDS = 2
 RATES, SETTINGS = 4, 8  # how many are tried: of 00 for the target, then of each script
-LIMIT = 3  # a run of so many times the tokens of 00's default run hasn't reached the target
+LIMIT = 3  # a run of this many times the tokens of 00's default run hasn't reached the target
 # The search for the loss of an epoch, by halving: what share of it how many settings are tried for.
 HALVING = {8: SETTINGS, 2: 2, 1: 1}
 EPOCH_LIMIT = 2  # epochs without the target
@@ -143,7 +143,7 @@ def read_search(setup: Setup) -> Search | None:
     rows, best = rows_of(found["target"]), found[""].plan.targets["best"]
     points = soonest(found[""], best)
     if not points or best != min(costs_of(rows, "00").values())[1]:
-        print(f"{relative(path)}: the search isn't finished; --resume goes on with it")
+        print(f"{relative(path)}: the search isn't finished; --resume continues it")
         return None
     different = found[""].differs_from(setup)
     if setup.args.max_tokens not in (None, found["target"].plan.tokens) and not setup.args.epoch:
@@ -156,7 +156,7 @@ def read_search(setup: Setup) -> Search | None:
 
 def soonest(measured, target: float) -> dict[str, Point]:
     """The settings with which each script reaches the target first; none as long as the search
-    goes on."""
+    continues."""
     points, rows = {}, rows_of(measured)
     ran = [row for row in rows if row.error or row.rounds == measured.plan.rounds]
     for stage in dict.fromkeys(row.run.stage for row in rows):
@@ -220,8 +220,8 @@ def time_notes(measured, rows: list[Row]) -> list[str]:
         " lines: of training and of compilation with an empty cache; medians over the seeds, with"
         ' their range. "× time, compiled" is without compilation: there the first step counts as'
         " long as a median one.",
-        'Factors are over the row named in "compared to": the mean of the seeds\' ratios, with its'
-        f" 95 % interval; bold: more than noise over the whole table ({ROUNDS_FOR_A_VERDICT} seeds"
+        'Speedups are over the row named in "compared to": the mean of the seeds\' ratios, with its'
+        f" 95 % interval; bold: significant over the whole table ({ROUNDS_FOR_A_VERDICT} seeds"
         f" or more). A run that has trained on {measured.plan.tokens:,} tokens without coming to"
-        " the target hasn't reached it, and has no factor.",
+        " the target hasn't reached it, and has no speedup.",
     ]

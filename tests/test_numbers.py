@@ -1,0 +1,112 @@
+"""The headline numbers: README, docs, the machines' pages and the pictures say what the records
+do."""
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from bench.common import REFERENCE
+from bench.report import cards, check, readme
+from bench.report.tables import found_in
+from bench.studies import ladder, time_to_loss
+
+EPYC, XEON, AVX2 = (REFERENCE / name for name in (
+    "amd-epyc-2-cores", "intel-xeon-amx-2-cores", "amd-epyc-avx2-2-cores"))
+
+
+def prose() -> dict[str, str]:
+    """Of every page, in one line, without generated tables and code blocks; with captions."""
+    return {page.relative_to(ROOT).as_posix(): " ".join(re.sub(
+        "```.*?```", "", readme.BLOCK.sub("", page.read_text(encoding="utf-8")),
+        flags=re.DOTALL).split()) for page in readme.PAGES}
+
+
+PROSE = prose()
+
+
+def claims(pattern: str, pages: str = "") -> list[tuple[str, tuple[str, ...]]]:
+    """(the page, its numbers) of each sentence that says so; at least one does."""
+    found = [(page, match.groups()) for page, text in PROSE.items() if page.startswith(pages)
+             for match in re.finditer(pattern, text)]
+    assert found, f"no page says {pattern}"
+    return found
+
+
+def holds(pattern: str, *values: float, pages: str = "") -> None:
+    for page, told in claims(pattern, pages):
+        for text, value in zip(told, values, strict=True):
+            decimals = len(text.partition(".")[2])
+            assert f"{value:.{decimals}f}" == text, f"{page} says {text}, records {value:.3f}"
+
+
+def test_published():
+    stages = cards.published().stages
+    factor = stages["01"].tok_per_sec / stages["00"].tok_per_sec
+    holds(r"\*\*([\d.]+) times as fast on an A100", factor)
+    holds(r"one A100 GPT-2 trains ([\d.]+) times as fast", factor)
+
+
+@pytest.mark.parametrize("machine", [EPYC, XEON])
+def test_ladder(machine):
+    """A machine's page, and the title of its picture."""
+    (end,) = (each for each in cards.both_ends(machine) if each["folder"] == machine)
+    holds(r"\*\*01 is ([\d.]+) times as fast as 00\*\*", end["factor"],
+          pages=machine.relative_to(ROOT).as_posix() + "/")
+    for measured, rows in found_in(machine, "ladder"):
+        assert ladder.finding(measured, rows).startswith(f"{end['factor']:.1f}× faster")
+
+
+def test_float32():
+    """Of a CPU without units for bfloat16."""
+    factor = next(row.factor_baseline for _, rows in found_in(AVX2, "stages") for row in rows
+                  if row.run.stage == "01")
+    holds(r"\*\*01 is ([\d.]+) times as fast as 00\*\*", factor,
+          pages="results/reference/amd-epyc-avx2")
+    holds(r"else in float32 \(\[([\d.]+)× there\]", factor)
+    holds(r"`01` trains in float32 \(\[([\d.]+) times `00`", factor)
+    holds(r"train in float32 there, ([\d.]+) times as fast as `00`", factor)
+
+
+def to_loss(machine: Path) -> list[float]:
+    """As in README's table, without the intervals: at the defaults, 01 at its best, the fastest."""
+    return [float(told.split("×")[0]) for _, _, told, _ in cards.times_to_loss(machine)]
+
+
+def test_time_to_loss():
+    pages = "results/reference/", "docs/time-to-loss.md"
+    for machine in (EPYC, XEON):
+        default, best, fastest = to_loss(machine)
+        own = pages[0] + machine.name + "/"
+        holds(r"\*\*To the same loss\*\* .*? 01 is ([\d.]+) times", best, pages=own)
+        holds(r"blocks compiled [\w ]+, too, ([\d.]+) times", fastest, pages=own)
+        holds(r"At default settings, to 6\.34,(?: 01 is)? ([\d.]+) times", default, pages=own)
+    defaults, bests, fastest = zip(*map(to_loss, (EPYC, XEON)), strict=True)
+    holds(r"reaches the first target ([\d.]+) times as fast \(.*?on the Xeon [\d.]+ and ([\d.]+)",
+          *defaults, pages=pages[1])
+    told = claims(r"`01` is [\d.]+ and ([\d.]+) times as fast as `00` to the two targets.*?"
+                  r"the recipe [\d.]+ and ([\d.]+) times", pages[1])
+    assert [numbers for _, numbers in told] == [
+        (f"{best:.1f}", f"{other:.1f}") for best, other in zip(bests, fastest, strict=True)]
+
+
+@pytest.mark.parametrize("machine", [EPYC, XEON])
+def test_the_title_of_the_times(machine):
+    """Names the fastest script and its speedup, as the tables do."""
+    study = time_to_loss.TimeToLoss()
+    for measured, rows in found_in(machine, "time-to-loss"):
+        if measured.kind == "":
+            figure = study.draw(measured, rows)
+            (title,) = (row.get_suptitle() for row in figure.subfigs)
+            assert f": {to_loss(machine)[-1]:.1f} times as fast as 00, " in title
+
+
+def test_accuracy_of_predictions():
+    rows = check.others()
+    one = [row for row in rows if row["source"] == check.ONE_PROGRAM]
+    inside = sum(abs(row["measured"] / row["predicted"] - 1) <= check.RANGE for row in one)
+    worst = max(abs(row["error"]) for row in rows if row not in one)
+    holds(r"for (\d+) of (\d+) speeds that one author", inside, len(one))
+    holds(r"[Oo]f (\d+) speeds that one author measured on \w+ GPUs, (\d+) lie", len(one), inside)
+    holds(r"other programs are up to (\d+) % off", 100 * worst)
