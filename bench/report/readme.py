@@ -10,7 +10,7 @@ from bench.catalogue import Scripts
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.predict.fingerprint import keep_used
 from bench.predict.store import earlier
-from bench.report import cards, check, gpus
+from bench.report import accuracy, cards, check, gpus
 from bench.report.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels
 from bench.report.tables import (
     Column,
@@ -36,9 +36,10 @@ SHOWN = REFERENCE / "amd-epyc-2-cores"
 PREDICTED = {  # the tables of predictions, by the name of their marker
     "fits": check.memory_table, "fits-others": check.others_memory_table, "gpus": gpus.cards_table,
     "gpus-short": lambda: gpus.cards_table(short=True), "hardware": gpus.hardware_table,
-    "clock": check.clock_table, "others": check.others_table, "where": check.where_table,
-    "others-summary": check.summary_of_others, "expected": check.expected_text,
-    "cpus": check.cpu_tables,
+    "clock": check.clock_table, "others": accuracy.others_table, "where": check.where_table,
+    "others-summary": accuracy.summary, "accuracy": accuracy.accuracy_table,
+    "left-out": accuracy.left_out_table, "expected": check.expected_text,
+    "cpus": check.cpu_table,
 }
 
 
@@ -56,20 +57,21 @@ def write_readme(studies: dict) -> bool:
 
 
 def draw_predictions():
-    """Predicted over measured tok/sec, for what others have measured, with the range."""
-    found = check.summary_of_others().split(" (")[0]
+    """Predicted over measured tok/sec, for what others have measured, each with its range."""
+    rows = sorted(accuracy.judged(), key=lambda row: row["tok_per_sec"])
     figure, [(subfigure, axes)] = rows_of_panels(
-        [f"Predicted over measured speed: {found}"], [5], [1])
-    rows = sorted(check.others(), key=lambda row: row["tok_per_sec"])
-    axes.axvspan(1 / (1 + check.RANGE), 1 / (1 - check.RANGE), color=NOISE, zorder=0)
+        ["Predicted over measured speed of other people's runs"], [12], [1])
     axes.axvline(1, color="0.5", linewidth=1)
     lay_rows(axes, len(rows))
     for place, row in enumerate(rows):
-        axes.plot(1 + row["error"], place, "o",
-                  color=OWN if row["source"] == check.ONE_PROGRAM else "0.55")
+        share = 1 + row["error"]
+        axes.plot([share * (1 - row["range"]), share * (1 + row["range"])], [place, place],
+                  color=NOISE, linewidth=5, solid_capstyle="butt", zorder=0)
+        axes.plot(share, place, "o", markersize=5,
+                  color=OWN if row["source"] == accuracy.ONE_PROGRAM else "0.55")
     axes.set_yticks(range(len(rows)), [
         f"{row['card']}, batch {row['batch']}: {row['tok_per_sec']:,}" for row in rows], fontsize=8)
-    axes.set_xlabel("tok/sec, predicted over measured; in the band the printed range is right")
+    axes.set_xlabel("tok/sec, predicted over measured; the bar is the printed range")
     subfigure.legend(handles=[
         key("one program, PyTorch 2.8", color=OWN, marker="o", linestyle=""),
         key("other programs", color="0.55", marker="o", linestyle="")],
