@@ -280,6 +280,7 @@ def test_others():
         told = accuracy.figures_of(some, "x")
         assert told["x.median"] < limit and told["x.near"] >= near and told["x.inside"] >= 0.9
     assert len(accuracy.others()) == 91
+    assert [len({row[name] for row in rows}) for name in ("program", "card")] == [6, 26]
     table = check.others_memory_table()
     assert len(table.rows) == 4
     for row in table.rows:

@@ -12,6 +12,7 @@ HIDDEN = 25 * 768  # numbers for each token that dropout passes over: the embedd
 TIED = 124.5 / 163.0  # weights with one matrix for embedding and head, of those with two
 
 Step = list[Work]
+Rule = Callable[..., Step]  # of a step, its tokens, its batch
 
 
 def composed(known: Prediction, names: list[str], by_hand: Prediction | None = None) -> Prediction:
@@ -31,13 +32,13 @@ def composed(known: Prediction, names: list[str], by_hand: Prediction | None = N
     return known
 
 
-def rewritten(known: Prediction, rule: Callable[[Step, int, int], Step]) -> Prediction:
+def rewritten(known: Prediction, rule: Rule) -> Prediction:
     return known._replace(works={
         batch: parts | dict(step=rule(parts["step"], batch * known.context_length, batch))
         for batch, parts in known.works.items()})
 
 
-def scaled(kind: str, size: float, kernels: float = 1) -> Callable[[Step, int, int], Step]:
+def scaled(kind: str, size: float, kernels: float = 1) -> Rule:
     """Bytes, and kernels, of the kernels of a kind that aren't products."""
     def rule(step: Step, *_) -> Step:
         return [each._replace(size=each.size * size, kernels=each.kernels * kernels)
@@ -55,7 +56,7 @@ def without_dropout(step: Step, tokens: int, _) -> Step:
             if each.kind == "rest" else each for each in step]
 
 
-def in_precision(precision: str) -> Callable[[Step, int, int], Step]:
+def in_precision(precision: str) -> Rule:
     """What is in bfloat16, in four bytes a number."""
     def rule(step: Step, *_) -> Step:
         return [each._replace(size=2 * each.size,
@@ -74,7 +75,7 @@ def autocast(step: Step, *_) -> Step:
     return step
 
 
-RULES: dict[str, Callable[[Step, int, int], Step]] = {
+RULES: dict[str, Rule] = {
     "no dropout": without_dropout, "float32": in_precision("float32"),
     "TF32": in_precision("TF32"), "autocast": autocast,
     "foreach": scaled("optimizer", 3, 4),  # as rung 0's of rung 3's
