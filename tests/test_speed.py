@@ -3,8 +3,7 @@ the command."""
 
 import json
 import re
-import statistics
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from types import SimpleNamespace
 
 import pytest
@@ -17,10 +16,11 @@ from bench.common import UserError
 from bench.predict import speed, trace
 from bench.predict import store as predictions
 from bench.predict.allocator import Need
+from bench.predict.composed import composed
 from bench.predict.speed import CARDS, Card, Work, named, read_cards, seconds, work_at
 from bench.predict.store import Prediction
 from bench.predict.tracing import ask
-from bench.report import check, gpus
+from bench.report import accuracy, check, costs, gpus
 from bench.report.tables import markdown
 from bench.studies import all_studies
 
@@ -68,7 +68,8 @@ def test_attention_without_a_flash_kernel():
     (old, native) = (seconds(products("float16", "attention"), CARD._replace(
         attention=None, bfloat16=bfloat16, float16=200))["attention"] for bfloat16 in (None, 200))
     assert old == pytest.approx(2 * native) == pytest.approx(1 / (0.22 * 150))
-    assert CARDS["T4"].range > 2 * CARDS["A10"].range == 2 * speed.RANGE
+    assert CARDS["T4"].kind == "before 8.0" and speed.RANGES["before 8.0"] == max(
+        speed.RANGES.values())
 
 
 def test_the_host_may_be_slower():
@@ -88,10 +89,42 @@ def test_cards():
         assert card.names and 6 <= card.capability <= 12, name
         assert (card.bfloat16 is None) == (card.tf32 is None) == (card.capability < 8), name
         assert 0.4 < card.reached / (card.bfloat16 or card.float16) < 1.2, name
-        wide = speed.RANGE if card.is_measured else speed.RANGE_SCALED
-        assert card.range == (speed.RANGE_BEFORE_8 if card.capability < 8 else wide), name
+        assert card.kind in speed.RANGES and (
+            card.capability < 8 or ("scaled" in card.kind) is not card.is_measured), name
     assert len(CARDS) >= 48 and CARDS["A100 80 GB"].is_measured and not CARDS["A40"].is_measured
     assert speed.PEAK_FLOPS["NVIDIA H100 80GB HBM3"] == 989e12 == 1e12 * CARDS["H100"].bfloat16
+
+
+def test_kinds_of_cards():
+    """The range is wider where less is known of a card, or its power holds it down."""
+    assert [CARDS[name].kind for name in (
+        "A100 80 GB", "RTX 4090", "L4", "A40", "RTX 6000 Ada", "V100")] == list(speed.RANGES)
+    assert list(speed.RANGES.values()) == sorted(speed.RANGES.values())
+
+
+def test_range_of_a_prediction():
+    """At least that of its card; wider where it isn't compiled, or waits for the host."""
+    known = made_up({8: (1024, 900)})
+    card = CARDS["A100 80 GB"]
+    assert known.is_compiled and known.range(8, card) == speed.RANGES[card.kind]
+
+    def adding(kernels: int) -> Prediction:
+        return known._replace(works={batch: parts | dict(step=[
+            *parts["step"], Work("rest", "", True, kernels, 0, 0)])
+            for batch, parts in known.works.items()})
+
+    assert not adding(1).is_compiled and adding(1).range(8, card) == speed.NOT_COMPILED
+    assert adding(1).range(8, CARDS["T4"]) == speed.RANGES["before 8.0"]
+    assert adding(100_000).range(8, card) == speed.HOST_BOUND
+    low, high = adding(1).speeds(8, card)
+    assert low / high == pytest.approx((1 - speed.NOT_COMPILED) / (1 + speed.NOT_COMPILED))
+    for name, compiled in (("07-flash-attention", False), ("08-torch-compile", True),
+                           ("precision-fp16", True), ("00", False), ("01", True)):
+        assert kept(name).is_compiled is compiled, name
+
+
+def kept(script: str, *options: str) -> Prediction:
+    return check.prediction_of(SCRIPTS, script, [*check.GPT2, *options])
 
 
 def test_work_at_a_batch_size():
@@ -229,28 +262,82 @@ def test_fewer_bytes():
 
 
 def test_the_published_ladder():
-    """As docs/predictions.md says: rungs 0 to 7 within 8 %, 10 and DDP within 10 %; 8 and 9 aren't
-    explained."""
+    """As docs/predictions.md says, by two fitted constants of the published clock."""
     rows = check.clock_table().rows
     assert len(rows) == 12
-    for number, row in enumerate(rows):
-        limit = 0.08 if number < 8 else 0.3 if number < 10 else 0.1
-        assert abs(row["error"]) < limit, row["label"]
+    for row in rows:
+        assert abs(row["error"]) < 0.065, row["label"]
 
 
 def test_others():
-    """One program on eight cards is within the range that is printed, by which it was chosen; of
-    the other programs most. Their memory is right where ours isn't set by its evaluation."""
-    rows = check.others()
-    first, rest = ([row["error"] for row in rows if (row["source"] == check.ONE_PROGRAM) is one]
-                   for one in (True, False))
-    assert len(first) == 16 and max(map(abs, first)) < speed.RANGE
-    assert statistics.median(map(abs, first)) < 0.08 and statistics.median(map(abs, rest)) < 0.2
+    """The goal, as docs/predictions.md tells where it is reached and where not: a median error of
+    8 %, 90 % within 20 %. Their memory is right where ours isn't set by its evaluation."""
+    rows = accuracy.judged()
+    one, rest = ([row for row in rows if (row["source"] == accuracy.ONE_PROGRAM) is same]
+                 for same in (True, False))
+    assert len(one) == 40 and len({row["card"] for row in one}) == 20 and len(rest) == 32
+    for some, limit, near in ((one, 0.08, 0.9), (rest, 0.1, 0.8), (rows, 0.085, 0.9)):
+        told = accuracy.figures_of(some, "x")
+        assert told["x.median"] < limit and told["x.near"] >= near and told["x.inside"] >= 0.9
+    assert len(accuracy.others()) == 91
+    assert [len({row[name] for row in rows}) for name in ("program", "card")] == [6, 26]
     table = check.others_memory_table()
     assert len(table.rows) == 4
     for row in table.rows:
         error = float(table.columns[-1].cell(row).rstrip("%"))
         assert abs(error) < 2, row
+
+
+def test_accuracy_by_class():
+    """Every class that has figures, each figure once; the last row is all."""
+    *classes, whole = accuracy.accuracy_table().rows
+    assert whole["kind"] == "all" and whole["one.count"] + whole["rest.count"] == 72
+    for prefix in ("one", "rest"):
+        assert sum(line.get(f"{prefix}.count", 0) for line in classes) == whole[f"{prefix}.count"]
+    assert {line["kind"] for line in classes} == set(speed.RANGES) - {"before 8.0"}
+    assert len({(line["kind"], line["script"]) for line in classes}) == len(classes) == 10
+    cells = accuracy.others_table().rows
+    assert sum(len(line["figures"]) for line in cells) == 91
+    assert sum(bool(line["unsure"]) for line in cells) == 6
+
+
+def test_constants_without_one_program():
+    """None is better fitted, for programs that it isn't fitted to; all stand as before."""
+    before = {name: getattr(speed, name) for name in accuracy.GRID}
+    lines = accuracy.left_out_table().rows
+    assert len(lines) == len(accuracy.GRID) and before == {
+        name: getattr(speed, name) for name in accuracy.GRID}
+    for line in lines:
+        assert line["after"] > line["before"] - 0.002, line["name"]
+
+
+def test_programs_that_are_composed():
+    """By what is counted: two bytes more for a number in float32; what a compiled step doesn't
+    move; a vocabulary that isn't padded."""
+    rung = kept("06-native-layers")
+
+    def step(known: Prediction, kind: str, products: bool) -> Work:
+        (found,) = (each for each in known.works[16]["step"]
+                    if each.kind == kind and bool(each.flops) is products)
+        return found
+
+    wide = composed(rung, ["TF32"])
+    assert step(wide, "products", True).precision == "TF32"
+    assert step(wide, "rest", False).size == 2 * step(rung, "rest", False).size
+    dry = composed(rung, ["no dropout"])
+    for kind in ("attention", "rest"):
+        assert 0.8 < step(dry, kind, False).size / step(rung, kind, False).size < 1
+    cast = composed(rung, ["no dropout", "autocast"])
+    assert step(dry, "rest", False).size < step(cast, "rest", False).size < step(
+        composed(dry, ["TF32"]), "rest", False).size
+    assert not step(composed(rung, ["unaligned head"]), "head", True).is_aligned
+    own = kept("precision-autocast@13-loss-in-graph", "--dropout", "0")
+    by_hand = composed(own, ["attention by hand"], rung)
+    assert step(by_hand, "attention", True) == step(rung, "attention", True)
+    assert step(by_hand, "attention", False).size < 0.5 * step(rung, "attention", False).size
+    assert step(composed(own, ["foreach"]), "optimizer", False).size == 3 * step(
+        own, "optimizer", False).size
+    assert by_hand.works[16]["evaluation"] == own.works[16]["evaluation"]
 
 
 def test_cpus():
@@ -264,6 +351,9 @@ def test_cpus():
             assert -0.2 < row["error"] < 2.1, row["label"]
         assert predicted["0 baseline"] < 0.5 * predicted["5 bfloat16"] < predicted[
             "13 loss in graph"]
+    beside = check.cpu_table()
+    assert sum(len(row) - 1 for row in beside.rows) == sum(len(table.rows) for table in tables)
+    assert len(beside.columns) == 1 + 3 * len(tables)
 
 
 def test_expected():
@@ -277,7 +367,7 @@ def test_expected():
 
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(check, "kept", lambda *_: None)
-    for table in (check.clock_table, check.others_table, check.where_table, gpus.cards_table):
+    for table in (check.clock_table, accuracy.others_table, check.where_table, gpus.cards_table):
         with pytest.raises(UserError, match="lacks"):
             markdown(table())
 
@@ -309,6 +399,62 @@ def made_up(batches: dict[int, tuple]) -> Prediction:
     return Prediction({batch: Need(*need) for batch, need in batches.items()}, works, 1024, 10**9)
 
 
+def costs_of(cards: list[str], **args) -> dict[tuple[str, str], dict[str, str]]:
+    """costs_table()'s rows of 01 and of 02 on four GPUs, by card and script."""
+    runs = [SimpleNamespace(name=name, label=name, processes=count)
+            for name, count in (("01", 1), ("02", 4))]
+    known = made_up({8: (1024, 900), 16: (2048, 1500), 32: (3072, 3000)})
+    table = costs.costs_table(
+        runs, {"01": known, "02": known}, {name: CARDS[name] for name in cards},
+        lambda run, card: run, Namespace(**dict(tokens=None, price=None, batch_size=None) | args))
+    return {(row["name"], row["run"].name):
+            {column.heading: column.cell(row) for column in table.columns} for row in table.rows}
+
+
+def test_costs():
+    """Hours and costs are those of the range of speeds; of several GPUs each costs."""
+    known = made_up({8: (1024, 900), 16: (2048, 1500), 32: (3072, 3000)})
+    low, high = known.speeds(32, CARDS["L4"])
+    assert high / low == pytest.approx(1.2 / 0.8)  # it is held by its power
+    rows = costs_of(["H100", "L4"], tokens=1e9, price=[2.0, 0.5])
+    one, four = rows["L4", "01"], rows["L4", "02"]
+    assert one["hours"] == predictions.span(1e9 / high / 3600, 1e9 / low / 3600)
+    assert four["hours"] == predictions.span(1e9 / high / 4 / 3600, 1e9 / low / 4 / 3600)
+    assert one["cost"] == four["cost"] == predictions.span(
+        0.5 * 1e9 / high / 3600, 0.5 * 1e9 / low / 3600)
+    assert one["million tokens per unit of money"] == predictions.span(
+        low * 3600 / 1e6 / 0.5, high * 3600 / 1e6 / 0.5)
+    assert rows["H100", "01"]["× H100"] == "1.00" and float(one["× H100"]) < 0.2
+    assert "hours" not in costs_of(["L4"], price=[1.0])["L4", "01"]
+    assert costs_of(["L4"], batch_size=8)["L4", "01"]["batch"] == "8"
+
+
+def test_numbers_as_people_write_them():
+    assert costs.tokens("10e9") == costs.tokens("10B") == 10e9 == costs.tokens("10_000m")
+    assert costs.prices("2.7, 1.7") == [2.7, 1.7]
+    for wrong in ("", "B", "many", "-1", "0", "nan", "inf", "1,,2"):
+        with pytest.raises(ArgumentTypeError, match="isn't a number above 0"):
+            costs.prices(wrong)
+        with pytest.raises(ArgumentTypeError, match="isn't a number above 0"):
+            costs.tokens(wrong)
+
+
+def test_why_slow():
+    """Each cause has its size and its source, and is told of the cards that it is known of."""
+    for each in costs.causes():
+        assert set(each) == {"cause", "on", "effect", "check", "source"}
+        assert re.search(r"\d", each["effect"]) and any(
+            re.search(each["on"], name) for name in CARDS), each
+    def told(*names: str) -> str:
+        return "\n".join(costs.why_slow({name: CARDS[name] for name in names}))
+
+    assert "Windows" in told("RTX 4090") and "Windows" not in told("H100")
+    assert "below the 450 W of RTX 4090" in told("RTX 4090") and "card for PCIe" in told("H100")
+    assert "torch.compile" not in told("P100") and told("RTX 4090").count("torch.compile off") == 1
+    assert told("H100", "A100 80 GB").count("88 °C") == 1
+    assert "power limit:" in "\n".join(costs.why_slow({"48 GB": CARD}))
+
+
 @pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch):
     """A column for each script; a card of one's own; what was measured; what is refused."""
@@ -323,7 +469,8 @@ def test_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr("bench.studies.predict.predict", predict)
     setup = setup_of(tmp_path)
     args = dict(gpu="all", gpu_file=None, memory=None, bandwidth=None, tflops=None, batch_size=5,
-                model="gpt2", rungs=None, variants=None, all=False, anew=False)
+                model="gpt2", rungs=None, variants=None, all=False, anew=False, compare=None,
+                tokens=None, price=None)
 
     def answer(**changes) -> str:
         setup.args = Namespace(**args | changes)
@@ -340,6 +487,7 @@ def test_the_command(tmp_path, monkeypatch):
     whole = known.seconds(32, CARDS["H100"])
     assert f"| {known.mfu(32, CARDS['H100']):.0%} |" in text and "and where the time" in text
     assert f"| {whole['products'] / sum(whole.values()):.0%} |" in text
+    assert "Why slow?" in text and "below the 700 W of H100" in text
     minutes = 15 * 414_009 / (32 * 1024) * sum(whole.values()) / 60
     assert f"| {minutes:,.1f} |" in text and f"| {minutes / 4:,.1f} |" in text  # 02 on four GPUs
     assert "| 00 | 5 |" in answer(gpu="RTX 4060 Ti")
@@ -349,12 +497,15 @@ def test_the_command(tmp_path, monkeypatch):
     text = answer(gpu="a100")  # of two
     assert "| A100 40 GB | 40 |" in text and "| A100 80 GB | 80 |" in text
     assert "| H100 |" not in text and "of this kind" not in text
+    text = answer(compare="4090,l4", tokens=10e9, price=[0.5], batch_size=None)
+    rows = [line for line in text.splitlines() if re.match(r"\| (RTX 4090|L4) \| 0", line)]
+    assert len(rows) == 6 and "Why slow? What people found where a GPU like RTX 4090 or L4" in text
     text = answer(gpu="8xH100", batch_size=None)
     low, high = known.speed_range(32, CARDS["H100"]).split("–")
     whole_range = known.speed_range(32, CARDS["H100"], 8)
     assert f"| {low}–{high} | {whole_range} |" in text and "| 02, 8 ranks |" in text
     assert "On 8 GPUs a step takes at least as long as on one" in text
-    assert "scaled from the datasheet, so that the range is 25%: A40." in answer(gpu="a40")
+    assert "scaled from the datasheet, so that the range is wider: A40." in answer(gpu="a40")
     text = answer(gpu="p100", batch_size=None)  # no tensor cores, no kernels of the compiler
     assert "(on P100 in float32, not compiled)" in text
     assert ["--model", "gpt2", "--dtype", "float32", "--no-compile"] in [each for each, *_ in asked]
@@ -391,7 +542,10 @@ def test_the_command(tmp_path, monkeypatch):
             (dict(batch_size=0), "out of range"),
             (dict(memory=0.0), "out of range"), (dict(rungs="99"), "99"),
             (dict(tflops=3.0), "together"), (dict(gpu="0xH100"), "is none of"),
-            (dict(variants="no-such"), "no variant 'no-such' of 01")):
+            (dict(variants="no-such"), "no variant 'no-such' of 01"),
+            (dict(compare="H100,H1000"), "--compare: 'H1000' is none of"),
+            (dict(compare="H100", gpu="T4"), "leave --gpu"),
+            (dict(compare="H100,L4", price=[1.0, 2.0, 3.0]), "3 prices for 2 GPUs, H100, L4")):
         with pytest.raises(UserError, match=says):
             answer(**changes)
     for setup.options in (["--batch-size", "4"], ["--model=gpt2-medium"]):

@@ -29,9 +29,15 @@ ATTENTION = 0.44  # FlashAttention's rate, of that of products, where it wasn't 
 # same sizes.
 EFFICIENT = 0.22
 UNALIGNED = 0.5  # of the rate of aligned products
-RANGE = 0.15  # either way of a prediction
-RANGE_SCALED = 0.25  # where nobody measured the rate of products
-RANGE_BEFORE_8 = 0.35  # on cards before 8.0, of which no training speed is known to check it by
+OVERLAP = 0.0  # of the shorter of moving and computing, at the same time as the other
+# Either way of a prediction, by the kind of card; docs/predictions.md tells how many of others'
+# figures lie in it. Of a laptop's or another card that its power holds down, of one whose rate of
+# products nobody measured, and before 8.0, where no training speed is known, it is wider.
+RANGES = {
+    "data centre": 0.15, "workstation, GeForce": 0.15, "held by its power": 0.2, "scaled": 0.2,
+    "scaled, held by its power": 0.25, "before 8.0": 0.35}
+NOT_COMPILED = 0.25  # at least, where scripts aren't compiled, or not whole
+HOST_BOUND = 0.35  # at least, where the GPU waits for the host
 
 
 class Card(NamedTuple):
@@ -51,13 +57,18 @@ class Card(NamedTuple):
     is_checked: bool = True  # whether the numbers stand in a source that was read
     l2: float | None = None  # MB
     power: int | None = None  # watts
+    held: int = 0  # 1: by its power, see gpus.json
 
     @property
-    def range(self) -> float:
-        """Either way of a prediction, as a share of it."""
+    def kind(self) -> str:
+        """One of RANGES."""
         if self.capability < 8:
-            return RANGE_BEFORE_8
-        return RANGE if self.is_measured else RANGE_SCALED
+            return "before 8.0"
+        if self.held or not self.is_measured:
+            return ", ".join(["scaled"] * (not self.is_measured)
+                             + ["held by its power"] * bool(self.held))
+        return ("workstation, GeForce" if any("RTX" in name for name in self.names)
+                else "data centre")
 
     @property
     def peak(self) -> float:
@@ -150,7 +161,8 @@ def seconds(work: Iterable[Work], card: Card) -> dict[str, float] | None:
     the card lacks what the work needs."""
     times, kernels = dict.fromkeys(KINDS, 0.0), 0.0
     for kind, precision, is_aligned, count, flops, size in work:
-        time = count * LAUNCH + size / (BANDWIDTH * card.bandwidth * GB)
+        moving = size / (BANDWIDTH * card.bandwidth * GB)
+        time = count * LAUNCH + moving
         if flops:
             rate = card.rate(precision, is_aligned)
             if not rate:
@@ -158,7 +170,7 @@ def seconds(work: Iterable[Work], card: Card) -> dict[str, float] | None:
             if kind == "attention" and precision in ("bfloat16", "float16"):
                 share = ATTENTION if card.bfloat16 else EFFICIENT
                 rate = card.attention * TERA if card.attention else share * rate
-            time += flops / rate
+            time += flops / rate - OVERLAP * min(moving, flops / rate)
         times[kind] += time
         kernels += count
     return times | dict(host=max(0, kernels * HOST - sum(times.values())))

@@ -51,14 +51,36 @@ class Prediction(NamedTuple):
         saved = times["optimizer"] * 4 / 7 * (1 - 1 / micro_batches)
         return batch * self.context_length / (sum(times.values()) - saved)
 
-    def speed_range(self, batch: int, card: Card, gpus: int = 1) -> str:
-        """Of tok/sec, in thousands, of this many GPUs that send in no time."""
+    @property
+    def is_compiled(self) -> bool:
+        """Whole: not compiled, more kernels lie between its products than it has products."""
+        step = next(iter(self.works.values()))["step"]
+        rest, products = (sum(each.kernels for each in step if each.kind == kind)
+                          for kind in ("rest", "products"))
+        return rest < products
+
+    def range(self, batch: int, card: Card) -> float:
+        """Either way of tok_per_sec(), as a share of it."""
+        times = self.seconds(batch, card)
+        return max(speed.RANGES[card.kind], 0 if self.is_compiled else speed.NOT_COMPILED,
+                   speed.HOST_BOUND if times and times["host"] else 0)
+
+    def speeds(self, batch: int, card: Card, gpus: int = 1) -> tuple[float, float] | None:
+        """The least and the most tok/sec to expect of this many GPUs that send in no time; None as
+        in tok_per_sec()."""
         expected = self.tok_per_sec(batch, card)
         if not expected:
+            return None
+        share = self.range(batch, card)
+        return gpus * expected * (1 - share), gpus * expected * (1 + share)
+
+    def speed_range(self, batch: int, card: Card, gpus: int = 1) -> str:
+        """speeds(), in thousands."""
+        speeds = self.speeds(batch, card, gpus)
+        if not speeds:
             work = next(iter(self.works.values()))["step"]
             return f"not in {speed.lacking(work, card)}"
-        low, high = (gpus * expected * (1 + sign * card.range) / 1000 for sign in (-1, 1))
-        return f"{low:,.0f}–{high:,.0f}" if high >= 10 else f"{low:,.1f}–{high:,.1f}"
+        return span(*(each / 1000 for each in speeds))
 
     def minutes(self, batch: int, card: Card, gpus: int = 1) -> float | None:
         """Of the published epochs on the book; None as in tok_per_sec()."""
@@ -87,6 +109,18 @@ def largest_within(needs: dict[int, Need], mib: int) -> int:
 def largest(needs: dict[int, Need], mib: int) -> int:
     """That of a card with this many MiB in all."""
     return largest_within(needs, mib - OTHERS)
+
+
+def fitting(needs: dict[int, Need], mib: int, batch: int | None = None) -> int:
+    """`batch`, or else the largest power of two; 0 where it doesn't fit such a card."""
+    batch = batch or largest(needs, mib)
+    return batch if batch and needs[batch].least <= mib - OTHERS else 0
+
+
+def span(low: float, high: float) -> str:
+    """A range of figures, whose places follow from its upper end."""
+    places = 0 if high >= 10 else 1 if high >= 1 else 2
+    return f"{low:,.{places}f}–{high:,.{places}f}"
 
 
 def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:

@@ -10,7 +10,7 @@ from bench.catalogue import Scripts
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.predict.fingerprint import keep_used
 from bench.predict.store import earlier
-from bench.report import cards, check, gpus
+from bench.report import accuracy, cards, check, gpus
 from bench.report.drawn import DRAWN
 from bench.report.pictures import picture_bytes
 from bench.report.tables import (
@@ -37,8 +37,10 @@ SHOWN = REFERENCE / "amd-epyc-2-cores"
 PREDICTED = {  # the tables of predictions, by the name of their marker
     "fits": check.memory_table, "fits-others": check.others_memory_table, "gpus": gpus.cards_table,
     "hardware": gpus.hardware_table,
-    "clock": check.clock_table, "others": check.others_table, "where": check.where_table,
-    "others-summary": check.summary_of_others, "cpus": check.cpu_tables,
+    "clock": check.clock_table, "others": accuracy.others_table, "where": check.where_table,
+    "others-summary": accuracy.summary, "accuracy": accuracy.accuracy_table,
+    "left-out": accuracy.left_out_table, "expected": check.expected_text,
+    "cpus": check.cpu_table,
 }
 
 

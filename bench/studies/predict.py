@@ -8,18 +8,20 @@ from pathlib import Path
 from bench.catalogue import EPOCHS, FLOAT16, Run
 from bench.common import UserError, relative, write_whole
 from bench.measure.lengths import option_of
-from bench.predict.speed import CARDS, KINDS, RANGE_SCALED, Card, named, read_cards
+from bench.predict.speed import CARDS, KINDS, Card, named, read_cards
 from bench.predict.store import (
     BATCHES,
     OTHERS,
     TOKENS_OF_BOOK,
     Prediction,
     earlier,
+    fitting,
     largest,
     predict,
     predict_all,
 )
-from bench.report import check
+from bench.report import check, costs
+from bench.report.costs import prices, tokens
 from bench.report.gpus import in_place
 from bench.report.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
 from bench.report.tables import Column, Table, found_in, markdown
@@ -56,6 +58,12 @@ class Predict(Study):
                             help="variants of 01 or 02 besides, each with its measured options or"
                                  " with others: \"step-accumulation --micro-batches 8\"; + joins"
                                  " several into one script")
+        parser.add_argument("--compare", metavar="GPU,GPU", help="these GPUs, side by side")
+        parser.add_argument("--tokens", metavar="N", type=tokens,
+                            help="how long it takes to train on so many: 10e9, 10B, 300M")
+        parser.add_argument("--price", metavar="PER_HOUR", type=prices,
+                            help="of one GPU, in any currency: what it costs; of the GPUs of"
+                                 " --compare one each: 2.7,1.7")
         parser.add_argument("--anew", action="store_true",
                             help="trace these scripts, also where an answer is kept")
         parser.add_argument("--all", action="store_true",
@@ -88,6 +96,8 @@ class Predict(Study):
         text = markdown(reserved_table(asked, known, args, measured(setup, options)))
         text += "\n" + markdown(fitting_table(runs, known, cards, there))
         (name, card), *others = cards.items()
+        if args.tokens or args.price or args.compare:
+            text += "\n" + markdown(costs.costs_table(runs, known, cards, there, args))
         if card.bandwidth and not others:
             text += "\n" + markdown(where_it_goes(
                 [there(run, name) for run in runs], known, name, card, args.batch_size))
@@ -97,12 +107,15 @@ class Predict(Study):
             drawn = relative(picture)
         except UserError as error:
             drawn = f"no picture: {error}"
-        return "\n".join([text, *notes(cards, gpus), *([f"{old} --anew traces them."] * bool(old)),
-                          drawn])
+        slow = costs.why_slow(cards) if args.compare or not others else []
+        return "\n".join([text, *slow, *notes(cards, gpus),
+                          *([f"{old} --anew traces them."] * bool(old)), drawn])
 
 
 def asked_for(args) -> tuple[dict[str, Card], int]:
     """(the cards by their names, how many of one 02 would have). Raises UserError."""
+    if args.compare and (args.memory is not None or args.gpu != "all"):
+        raise UserError("--compare names the GPUs: leave --gpu and --memory out", 2)
     for name in ("memory", "bandwidth", "tflops"):
         value = getattr(args, name)
         if value is not None and not 0 < value < 100_000:
@@ -113,15 +126,25 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
         rate = args.tflops or 0
         return {f"{args.memory:g} GB": Card(
             int(1024 * args.memory), 8.0, args.bandwidth or 0, None, rate / 2, rate, rate,
-            0.8 * rate, None, is_measured=False)}, GPUS
+            0.8 * rate, None, is_measured=False, held=1)}, GPUS
     known = read_cards(args.gpu_file) if args.gpu_file else CARDS
+    if args.compare:
+        return {name: known[name] for text in args.compare.split(",")
+                for name in found_as(text, known, "--compare")}, GPUS
     gpus, name = re.fullmatch(r"(?:(\d+) *[x×] *)?(.*)", args.gpu.strip(), re.IGNORECASE).groups()
-    found = named(name, known)
     if name.lower() == "all":  # that 01 and 02 are for
         found = [card for card, each in known.items() if args.gpu_file or each.capability >= 7]
-    if not found or gpus and not int(gpus):
-        raise UserError(f"--gpu: {args.gpu!r} is none of {', '.join(known)}", 2)
+    else:
+        found = found_as(name if gpus is None or int(gpus) else "", known, "--gpu", args.gpu)
     return {name: known[name] for name in found}, int(gpus or GPUS)
+
+
+def found_as(text: str, known: dict[str, Card], option: str, given: str | None = None) -> list[str]:
+    """The cards that `text` means, of what an option was `given`. Raises UserError."""
+    found = named(text, known)
+    if not found:
+        raise UserError(f"{option}: {given or text!r} is none of {', '.join(known)}", 2)
+    return found
 
 
 def reserved_table(runs: list[Run], known: dict[str, Prediction], args, ours: dict) -> Table:
@@ -171,7 +194,7 @@ def notes(cards: dict[str, Card], gpus: int) -> list[str]:
               if card.bandwidth and card.capability >= 8 and not card.is_measured]
     if scaled:
         lines.append(f"Nobody has measured the matmul throughput of these; it is scaled from the"
-                     f" datasheet, so the range is {RANGE_SCALED:.0%}: {', '.join(scaled)}.")
+                     f" datasheet, so the range is wider: {', '.join(scaled)}.")
     if any(card.bandwidth and not card.float32 for card in cards.values()):
         lines.append("Without the float32 throughput, which --gpu-file may give, 00 has no speed.")
     if gpus != GPUS:
@@ -186,9 +209,8 @@ def where_it_goes(runs: list, known: dict[str, Prediction], name: str, card: Car
     rows = []
     for run in runs:
         prediction = known[run.name]
-        batch = batch_size or largest(prediction.needs, card.mib)
-        fits = batch and prediction.needs[batch].least <= card.mib - OTHERS
-        times = prediction.seconds(batch, card) if fits else None
+        batch = fitting(prediction.needs, card.mib, batch_size)
+        times = prediction.seconds(batch, card) if batch else None
         if times:
             rows.append((run, prediction, batch, times))
 

@@ -1,0 +1,150 @@
+"""How far off predictions of speed are, by kind of card and script: apart for the program by which
+constants were chosen and for the others, and with constants fitted anew without one program."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import log
+from statistics import correlation, mean, median
+
+from bench.predict import speed
+from bench.predict.store import Prediction
+from bench.report.check import others, others_predictions
+from bench.report.tables import Column, Table, number, words
+
+ONE_PROGRAM = "twenty cards"  # of the sources: by its figures shares and ranges were chosen
+GRID = {  # of constants of bench.predict.speed: what they may be
+    "BANDWIDTH": (0.75, 0.8, 0.85, 0.9, 0.95), "ATTENTION": (0.35, 0.4, 0.44, 0.5, 0.6),
+    "UNALIGNED": (0.4, 0.5, 0.6, 0.7, 0.8), "LAUNCH": (1e-6, 2e-6, 3e-6, 4e-6, 6e-6),
+    "HOST": (20e-6, 30e-6, 35e-6, 40e-6, 45e-6), "OVERLAP": (0.0, 0.1, 0.2, 0.3, 0.5)}
+
+
+def judged(known: dict[str, Prediction] | None = None) -> list[dict]:
+    """Others' figures, but those of which the card, the precision or the batch isn't known. Raises
+    UserError."""
+    return [row for row in others(known) if "unsure" not in row]
+
+
+def figures_of(rows: list[dict], prefix: str) -> dict:
+    """How many, how far off, and the shares within 20 % of what was measured and in the range."""
+    if not rows:
+        return {}
+    errors = [abs(row["error"]) for row in rows]
+    inside = [abs(row["measured"] / row["predicted"] - 1) <= row["range"] for row in rows]
+    return {f"{prefix}.{name}": value for name, value in dict(
+        count=len(rows), median=median(errors), near=mean(each <= 0.2 for each in errors),
+        inside=mean(inside)).items()}
+
+
+def accuracy_table() -> Table:
+    """A row for each class of figures, and one for all."""
+    rows, lines = judged(), []
+    for kind in (*speed.RANGES, ""):
+        for compiled in (True, False):
+            own = [row for row in rows if not kind or row["kind"] == kind
+                   and row["is_compiled"] == compiled]
+            if own and (kind or compiled):
+                ranges = sorted({row["range"] for row in own})
+                one, rest = ([row for row in own if (row["source"] == ONE_PROGRAM) is same]
+                             for same in (True, False))
+                lines.append(dict(
+                    kind=kind or "all", script="" if not kind else "compiled" if compiled else
+                    "not", range=" or ".join(f"{each:.0%}" for each in ranges) if kind else "",
+                    **figures_of(one, "one"), **figures_of(rest, "rest")))
+
+    def cells(heading: str, key: str, form: str) -> Column:
+        return Column(heading, lambda line: f"{line[key]:{form}}" if key in line else "")
+
+    return Table([words("card", "kind"), words("script", "script"), words("range ±", "range"), *(
+        cells(f"{title}{heading}", f"{prefix}.{name}", form)
+        for title, prefix in (("chosen by: ", "one"), ("not fitted: ", "rest"))
+        for heading, name, form in (("figures", "count", "d"), ("median error", "median", ".0%"),
+                                    ("within 20 %", "near", ".0%"),
+                                    ("in the range", "inside", ".0%")))], lines)
+
+
+def summary() -> str:
+    """How far off the predictions were, and whether that goes with the size of the cache."""
+    everything, rows = others(), judged()
+
+    def told(some: list[dict]) -> str:
+        known = figures_of(some, "x")
+        return (f"{known['x.count']} figures, median error {known['x.median']:.0%},"
+                f" {known['x.near']:.0%} within 20 %, {known['x.inside']:.0%} in the printed range")
+
+    one, rest = ([row for row in rows if (row["source"] == ONE_PROGRAM) is same]
+                 for same in (True, False))
+    cached = [(row["error"], log(size)) for row in one if (size := speed.CARDS[row["card"]].l2)]
+    return (f"One program, by which shares and ranges were chosen: {told(one)}.\n"
+            f"{len({row['program'] for row in rest})} other programs, not fitted: {told(rest)}."
+            f" All: {told(rows)}. With the {len(everything) - len(rows)} that aren't judged:"
+            f" {told(everything)}.\n"
+            f"Of the one program's {len(cached)} figures on cards of known second-level cache, the"
+            " error and the logarithm of the cache's size have a correlation of"
+            f" {correlation(*zip(*cached, strict=True)):.2f}.")
+
+
+def others_table() -> Table:
+    """A row for each program and card: its figures, each with the prediction's error."""
+    lines: dict[tuple, dict] = {}
+    for row in others():
+        key = row["program"], row["card"], row.get("unsure", "")
+        line = lines.setdefault(key, dict(
+            program=row["program"], card=row["card"], unsure=row.get("unsure"), figures=[]))
+        step = row["source"].partition(", ")[2]
+        line["figures"].append(f"{step + ' ' * bool(step)}{row['batch']}: {row['measured']:,.0f}"
+                               f" ({row['error']:+.0%})")
+    for line in lines.values():
+        line["all"] = ", ".join(line["figures"])
+    return Table([words("measured by", "program"), words("card", "card"),
+                  words("batch: tok/sec (error of the prediction)", "all"),
+                  words("not judged", "unsure")], list(lines.values()))
+
+
+# ---- Constants, fitted anew without one program --------------------------------------------------
+
+
+@contextmanager
+def changed(name: str, value: float) -> Iterator[None]:
+    """With another value of a constant of bench.predict.speed."""
+    before = getattr(speed, name)
+    setattr(speed, name, value)
+    try:
+        yield
+    finally:
+        setattr(speed, name, before)
+
+
+def left_out_table() -> Table:
+    """Each constant alone, fitted to all programs but one and judged on that one, in turn: would
+    fitting it bring anything?"""
+    lines, known = [], others_predictions()
+    for name, values in GRID.items():
+        errors = {}  # by value: (program, error) of each figure
+        for value in values:
+            with changed(name, value):
+                errors[value] = [(row["program"], abs(row["error"])) for row in judged(known)]
+
+        def best(without: str, errors=errors) -> float:
+            return min((mean(error for program, error in found if program != without), value)
+                       for value, found in errors.items())[1]
+
+        programs = dict.fromkeys(program for program, _ in errors[values[0]])
+        chosen = {program: best(program) for program in programs}
+        out = [error for program in programs
+               for other, error in errors[chosen[program]] if other == program]
+        now = [error for _, error in errors[getattr(speed, name)]]
+        unit = 1e6 if max(values) < 0.01 else 1
+        lines.append(dict(
+            name=name + ", µs" * (unit > 1), now=f"{unit * getattr(speed, name):g}",
+            fitted=f"{unit * best(''):g}", chosen="–".join(f"{unit * each:g}" for each in sorted(
+                {min(chosen.values()), max(chosen.values())})),
+            before=median(now), after=median(out), near=mean(each <= 0.2 for each in now),
+            near_after=mean(each <= 0.2 for each in out)))
+    return Table([
+        words("constant", "name"), Column("stands at", lambda line: line["now"]),
+        Column("fitted to all", lambda line: line["fitted"]),
+        Column("without a program", lambda line: line["chosen"]),
+        number("median error as it stands", "before", ".1%"),
+        number("of the program left out", "after", ".1%"),
+        number("within 20 % as it stands", "near", ".0%"),
+        number("of the program left out", "near_after", ".0%")], lines)
