@@ -10,7 +10,7 @@ from bench.catalogue import Scripts
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.predict.fingerprint import keep_used
 from bench.predict.store import earlier
-from bench.report import cards, check, gpus
+from bench.report import cards, check, explorer, gpus
 from bench.report.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels
 from bench.report.tables import (
     Column,
@@ -25,7 +25,8 @@ from bench.report.tables import (
     words,
 )
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")),
+EXPLORER = ROOT / "docs" / "explorer.html"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), EXPLORER,
          *sorted(REFERENCE.glob("*/README.md"))]
 BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands there, end
     r"(<!-- ([\w-]+)(?:@([^\s:]+))?: written by measure\.py readme -->\n)((?:(?!<!--).)*)"
@@ -38,7 +39,7 @@ PREDICTED = {  # the tables of predictions, by the name of their marker
     "gpus-short": lambda: gpus.cards_table(short=True), "hardware": gpus.hardware_table,
     "clock": check.clock_table, "others": check.others_table, "where": check.where_table,
     "others-summary": check.summary_of_others, "expected": check.expected_text,
-    "cpus": check.cpu_tables,
+    "cpus": check.cpu_tables, "explorer": explorer.data_block,
 }
 
 
