@@ -111,6 +111,9 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(study, "EXPLORER", tmp_path / "explorer.html")
     (tmp_path / "explorer.html").write_text(
         "<p>\n<!-- explorer: written by measure.py readme -->\n<!-- end -->\n")
+    monkeypatch.setattr(sys, "argv", ["measure.py", "explorer", "--", "--batch-size", "3"])
+    assert measure.main() == 2
+    assert capsys.readouterr().err.startswith("error: explorer takes no options of the scripts")
     monkeypatch.setattr(sys, "argv", ["measure.py", "explorer"])
     assert measure.main() == 0
     assert "explorer.html: 0.4 MB, to open in a browser" in capsys.readouterr().out
@@ -163,9 +166,10 @@ def test_in_a_browser(tmp_path, monkeypatch, capsys):
                            for heading in ("batch 8", "tok/sec, thousands"))
         for script, label in rows.items():
             addresses.append(f"gpu={gpu}&batch={batch}&model={model}&script={script}&tokens=1")
-            wanted.append((where[label].get("of all its GPUs") or where[label]["tok/sec, thousands"],
+            row = where[label]
+            wanted.append((row.get("of all its GPUs") or row["tok/sec, thousands"],
                            f"{reserved[label][f'batch {batch}']} GB reserved",
-                           f"MFU {where[label]['MFU'].rstrip('%')} %"))
+                           f"MFU {row['MFU'].rstrip('%')} %"))
     assert len(wanted) >= 10
     addresses += ["gpu=RTX 4090&batch=8&script=00", "gpu=L4&with=H100&price=1&price2=2.5&tokens=2",
                   "gpu=none&model=x&script=&batch=3"]

@@ -1,6 +1,6 @@
 """The page in which one looks a GPU up: docs/explorer.html."""
 
-from bench.common import relative, write_whole
+from bench.common import UserError, relative, write_whole
 from bench.report.readme import EXPLORER, SHOWN, update
 from bench.studies import Study
 
@@ -13,6 +13,8 @@ class Explorer(Study):
     in_report = ()
 
     def answer(self, setup):
+        if setup.options:
+            raise UserError("explorer takes no options of the scripts: it shows what is kept", 2)
         text = update(EXPLORER.read_text(encoding="utf-8"), SHOWN, {})
         write_whole(EXPLORER, text)
         return f"{relative(EXPLORER)}: {len(text.encode()) / 1e6:.1f} MB, to open in a browser"
