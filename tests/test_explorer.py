@@ -186,6 +186,7 @@ def test_in_a_browser(tmp_path, monkeypatch, capsys):
     assert {(page["width"], page["beyond"]) for page in seen} == {(390, 0)}
     refused, both, odd = seen[len(wanted):]
     assert "doesn't fit at batch 8" in refused["answer"] and "needs 26.25" in refused["text"]
+    assert "--variants memory-checkpoint" in refused["text"]
     low, high = sorted(1e9 * 2 / 3600 / (1000 * float(end)) for end in DATA["gpus"]["H100"][
         "speeds"]["01"]["gpt2"]["32"][1].split("–"))
     assert f"2 billion tokens take {low:.3g}–{high:.3g} hours and cost {2.5 * low:.3g}–" \

@@ -13,6 +13,8 @@ from patches import stack
 
 MODELS = "gpt2", *check.LARGER
 GPUS = 4  # of 02, as it was published
+# What to ask where nothing fits.
+LESS = "python measure.py predict --variants memory-checkpoint,optimizer-adamw-8bit"
 Known = dict[str, dict[str, Prediction]]  # by the name of a script, then of a model
 
 
@@ -140,7 +142,7 @@ def data_block() -> str:
     runs = choices(scripts)
     found = predictions(scripts, runs)
     parts = {
-        "models": MODELS, "context": found["00"]["gpt2"].context_length,
+        "models": MODELS, "less": LESS, "context": found["00"]["gpt2"].context_length,
         "sources": {name: source["what"] for name, source
                     in check.published_others()["sources"].items()},
         "measured": measured(),
