@@ -1,16 +1,13 @@
 """bench/report/html_page.py: report.md as one HTML file."""
 
 import re
-import shutil
-import subprocess
 
 import pytest
+from browser import needs_browser, seen_in_browser
 
 from bench.report import html_page
 from bench.report.html_page import write_html
 
-BROWSER = next(filter(None, map(shutil.which, (
-    "chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 PAGE = """# GPT training on <b>Some</b> & GPU
 
 1. **Fast** and `1 < 2`, [x](javascript:alert).
@@ -58,17 +55,13 @@ def test_without_the_package(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["report.md"]
 
 
-@pytest.mark.skipif(not BROWSER, reason="needs a Chromium")
+@needs_browser
 def test_in_a_browser(page, tmp_path):
     """Verdicts are marked, and a click on a heading sorts by its figures."""
     clicked = tmp_path / "clicked.html"
     clicked.write_text(page.read_text().replace(
         "</body>", "<script>document.querySelectorAll('th')[1].click()</script></body>"))
-    seen = subprocess.run(
-        [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync",
-         f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", clicked.as_uri()],
-        capture_output=True, text=True, timeout=100).stdout
+    seen, _ = seen_in_browser(clicked)
     assert re.findall(r'<td[^>]*class="(\w+)"', seen) == ["slower", "faster"]
     body = seen.partition("<tbody>")[2]
     assert re.findall(r"<td[^>]*>([abc])</td>", body) == ["b", "a", "c"]

@@ -10,7 +10,7 @@ from bench.catalogue import Scripts
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.predict.fingerprint import keep_used
 from bench.predict.store import earlier
-from bench.report import accuracy, cards, check, gpus
+from bench.report import accuracy, cards, check, explorer, gpus
 from bench.report.drawn import DRAWN
 from bench.report.pictures import picture_bytes
 from bench.report.tables import (
@@ -26,7 +26,8 @@ from bench.report.tables import (
     words,
 )
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")),
+EXPLORER = ROOT / "docs" / "explorer.html"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), EXPLORER,
          *sorted(REFERENCE.glob("*/README.md"))]
 BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands there, end
     r"(<!-- ([\w-]+)(?:@([^\s:]+))?: written by measure\.py readme -->\n)((?:(?!<!--).)*)"
@@ -40,7 +41,7 @@ PREDICTED = {  # the tables of predictions, by the name of their marker
     "clock": check.clock_table, "others": accuracy.others_table, "where": check.where_table,
     "others-summary": accuracy.summary, "accuracy": accuracy.accuracy_table,
     "left-out": accuracy.left_out_table, "expected": check.expected_text,
-    "cpus": check.cpu_table,
+    "cpus": check.cpu_tables, "explorer": explorer.data_block,
 }
 
 

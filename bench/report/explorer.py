@@ -1,0 +1,160 @@
+"""What docs/explorer.html looks up, between its markers: for each GPU, model, script and batch size
+that is kept, whether it fits, what it reserves, and how fast it trains. The page only divides by
+these figures; how they come about stands in bench.predict alone."""
+
+import json
+
+from bench.catalogue import FLOAT16, STAGES, Run, Scripts
+from bench.common import REFERENCE
+from bench.predict.speed import CARDS, Card
+from bench.predict.store import BATCHES, OTHERS, Prediction, kept
+from bench.report import check
+from patches import stack
+
+MODELS = "gpt2", *check.LARGER
+GPUS = 4  # of 02, as it was published
+# What to ask where nothing fits.
+LESS = "python measure.py predict --variants memory-checkpoint,optimizer-adamw-8bit"
+Known = dict[str, dict[str, Prediction]]  # by the name of a script, then of a model
+
+
+def choices(scripts: Scripts) -> dict[str, Run]:
+    """What one can choose: the ladder, which ends with 02, and the variants of 01; then what stands
+    in for 02 on a GPU without bfloat16 units. Raises UserError, StackError."""
+    *rungs, last, ddp = scripts.rungs(GPUS)
+    found = {scripts.canonical(run.script): run for run in rungs}
+    found |= {"00": found["00"].but(label="00, the baseline"),
+              "01": last.but(label=f"01, all {last.rung} techniques"),
+              "02": ddp.but(label=f"02, on {GPUS} GPUs")}
+    found |= {run.label: run for run in check.alternatives(scripts)}
+    run = scripts.float16(scripts.stage("02", GPUS))
+    return found | {run.script: run.but(published=None)}
+
+
+def predictions(scripts: Scripts, runs: dict[str, Run]) -> Known:
+    """Those that are kept of each. Raises StackError."""
+    found: Known = {}
+    for name, run in runs.items():
+        for model in MODELS:
+            options = ["--model", model, *run.options]
+            if known := kept(scripts, run.script, options, REFERENCE):
+                check.used.append((run.script, options, known))
+                found.setdefault(name, {})[model] = known
+    return found
+
+
+def commands(name: str, run: Run) -> list[str]:
+    """What to type to train with it; --batch-size follows."""
+    if name in ("00", "01"):
+        return [f"python {STAGES[name]}"]
+    if name == "02":
+        return [f"torchrun --nproc_per_node={run.processes} {STAGES[name]}"]
+    if run.rung is not None:
+        return [f"python patches/stack.py write {run.script}",
+                f"python {(stack.WRITTEN / stack.file_of(run.script)).as_posix()} --data data"]
+    names = run.script.removeprefix("02+")
+    base, start = (" --base 02", f"torchrun --nproc_per_node={GPUS}") if names != run.script else (
+        "", "python")
+    return [f"python patches/stack.py compose {names}{base} --out my.py",
+            " ".join([start, "my.py", *run.options])]
+
+
+def asked(name: str, run: Run) -> str:
+    """What predicts it: for --gpu and --batch-size to follow."""
+    command = "python measure.py predict"
+    if name in STAGES or run.processes > 1:  # of these it tells by itself
+        return command
+    return command + (f' --variants "{run.label}"' if run.rung is None else f" --rungs {run.rung}")
+
+
+def kind(name: str, run: Run) -> str:
+    """What one chooses it as; "" where it only stands in for another."""
+    if name in STAGES:
+        return "The scripts"
+    if run.rung is not None:
+        return "The ladder"
+    return "Variants of 01" if run.processes == 1 else ""
+
+
+def script(name: str, run: Run, known: dict[str, Prediction]) -> dict:
+    needs = {model: {batch: [gb(need.reserved), gb(need.least)]
+                     for batch, need in each.needs.items() if batch in BATCHES}
+             for model, each in known.items()}
+    return dict(
+        label=run.label, rung=run.rung, gpus=run.processes, kind=kind(name, run),
+        default=32 if run.rung is None or run.rung >= 10 else 8,
+        commands=commands(name, run), predict=asked(name, run), published=run.published,
+        needs=needs)
+
+
+def gb(mib: int) -> float:
+    """As tables of predictions round it."""
+    return float(f"{mib / 1024:.2f}")
+
+
+def speeds(run: Run, known: Prediction, card: Card) -> dict[int, list]:
+    """By each batch size that fits: tok/sec of all its GPUs, their range in thousands as `predict`
+    prints it, and the MFU in percent; the first and the last are 0 where the GPU lacks what the
+    script needs, and the range says what."""
+    found = {}
+    for batch, need in known.needs.items():
+        if batch in BATCHES and need.least <= card.mib - OTHERS:
+            expected = known.tok_per_sec(batch, card) or 0
+            found[batch] = [round(run.processes * expected),
+                            known.speed_range(batch, card, run.processes),
+                            round(100 * (known.mfu(batch, card) or 0))]
+    return found
+
+
+def gpu(name: str, card: Card, runs: dict[str, Run], found: Known) -> dict:
+    told = dict(gb=gb(card.mib), room=gb(card.mib - OTHERS), notes=[
+        note for note, holds in (
+            ("Nobody's rate of matrix products on this GPU is known here: it is scaled from the"
+             " datasheet, and the range is wider.", not card.is_measured),
+            ("Some of its specifications haven't been compared with a datasheet yet.",
+             not card.is_checked),
+            ("It has no units for bfloat16. 01 and 02 are composed with precision-fp16, and no"
+             " training speed is known to check them by.", not card.bfloat16)) if holds])
+    if not card.bfloat16:
+        told |= {"instead": {"01": FLOAT16, "02": f"02+{FLOAT16}"}, "with": f"with {FLOAT16}"}
+    if name == check.PUBLISHED_ON:
+        told["published"] = True
+    return told | dict(speeds={
+        script: {model: row for model, known in of_models.items()
+                 if (row := speeds(runs[script], known, card))}
+        for script, of_models in found.items()})
+
+
+def measured() -> dict[str, list]:
+    """By the GPU, what others have measured on it, a row each: their name, batch, tok/sec, the
+    predicted tok/sec of a program like theirs, and its error. Raises UserError, StackError."""
+    found: dict[str, list] = {}
+    for row in check.others():
+        found.setdefault(row["card"], []).append([
+            row["source"], row["batch"], round(row["measured"]), round(row["predicted"]),
+            f"{row['error']:+.0%}"])
+    return found
+
+
+def data_block() -> str:
+    """The element of the page that holds it, a line for each GPU. Raises UserError, StackError."""
+    scripts = Scripts()
+    runs = choices(scripts)
+    found = predictions(scripts, runs)
+    parts = {
+        "models": MODELS, "less": LESS, "context": found["00"]["gpt2"].context_length,
+        "sources": {name: source["what"] for name, source
+                    in check.published_others()["sources"].items()},
+        "measured": measured(),
+        "scripts": {name: script(name, runs[name], each) for name, each in found.items()},
+    }
+    cards = sorted((name for name, card in CARDS.items() if card.capability >= 7),  # 01 needs it
+                   key=lambda name: (CARDS[name].mib, CARDS[name].capability))
+    lines = [f"{as_json(name)}:{as_json(value)}," for name, value in parts.items()]
+    rows = [f"{as_json(name)}:{as_json(gpu(name, CARDS[name], runs, found))}" for name in cards]
+    return "\n".join(['<script type="application/json" id="data">', "{", *lines, '"gpus":{',
+                      ",\n".join(rows), "}}", "</script>"])
+
+
+def as_json(value) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
