@@ -34,16 +34,22 @@ from bench.report.tables import Column, Table, markdown  # noqa: E402
 
 FILE = Path(__file__).with_suffix(".json")
 LEAST, MOST = 8, 24  # timed steps of a run
+CARDS = ["RTX 4090", "H100"]
 SPARE = 0.7  # of the time that remains, what is planned; the rest is for compilation
+
+
+def check(folder: Path, project: dict) -> None:
+    """Whether it is the project at its commit. Raises UserError, OSError."""
+    for name, digest in project["sha256"].items():
+        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+            raise UserError(f"{name} isn't that of {project['repository']} at"
+                            f" {project['commit'][:8]}")
 
 
 def copied(given: Path, project: dict, data: Path, to: Path, change: dict) -> Path:
     """The project in the folder `to`, changed. Raises UserError, OSError."""
+    check(given, project)
     shutil.copytree(given, to, ignore=shutil.ignore_patterns(".git"))
-    for name, digest in project["sha256"].items():
-        if hashlib.sha256((to / name).read_bytes()).hexdigest() != digest:
-            raise UserError(f"{name} isn't that of {project['repository']} at"
-                            f" {project['commit'][:8]}")
     for name, pairs in change.get("replace", {}).items():
         text = (to / name).read_text(encoding="utf-8")
         for old, new in pairs:
@@ -96,6 +102,15 @@ def seconds(folder: Path, command: list[str], change: dict, steps: int) -> float
     return median(tell.seconds_of(timed)) / batch
 
 
+def tried(folder: Path, command: list[str], change: dict, steps: int) -> float | None:
+    """As seconds(); None where the run fails, with a line that says why."""
+    try:
+        return seconds(folder, command, change, steps)
+    except UserError as error:
+        print(f"{change.get('name', 'as it is')}: {error}", file=sys.stderr)
+        return None
+
+
 def rounds(folders: list[tuple[dict, Path]], base: Path, command: list[str], pairs: int,
            until: float) -> dict[str, list[float]]:
     """Logarithms of factors by a change's name: two changes before and after the script as it is,
@@ -117,9 +132,9 @@ def rounds(folders: list[tuple[dict, Path]], base: Path, command: list[str], pai
         for place in range(0, len(folders), 2):
             these = folders[place:place + 2][::-1 if number % 2 else 1]
             asked = [these[0], ({}, base), *these[1:]]
-            times = [seconds(folder, command, change, steps) for change, folder in asked]
+            times = [tried(folder, command, change, steps) for change, folder in asked]
             for (change, _), each in zip(asked, times, strict=True):
-                if change:
+                if change and each and times[1]:
                     factor = times[1] / each
                     found[change["name"]].append(math.log(factor))
                     print(f"round {number + 1}: {change['name']}: {factor:.3f}", file=sys.stderr)
@@ -134,18 +149,24 @@ def table(changes: list[dict], found: tell.Findings, factors: dict[str, list[flo
         values = [getattr(known[number], field) for number in change.get("techniques", ())]
         return f"{math.prod(values):.2f}" if values and all(values) else "–"
 
-    def came(change: dict) -> Estimate:
+    def came(change: dict) -> Estimate | None:
         logs = factors[change["name"]]
+        if len(logs) < 2:
+            return None
         error = stdev(logs) / math.sqrt(len(logs))
         return Estimate(fmean(logs), max(TINY, error), len(logs) - 1, len(logs))
+
+    def interval(change: dict) -> str:
+        found = came(change)
+        return "{:.2f}–{:.2f}".format(*found.interval()) if found else ""
 
     return markdown(Table([
         Column("change", lambda each: each["name"], True),
         Column("techniques", lambda each: ", ".join(map(str, each.get("techniques", ())))),
         Column("× at most", lambda each: "–" if each.get("together") else product(each, "most")),
         Column("× on our ladder", lambda each: product(each, "gain")),
-        Column("× came", lambda each: f"{came(each).factor:.2f}"),
-        Column("95 %", lambda each: "{:.2f}–{:.2f}".format(*came(each).interval())),
+        Column("× came", lambda each: f"{came(each).factor:.2f}" if came(each) else "failed"),
+        Column("95 %", interval),
         Column("pairs", lambda each: str(len(factors[each["name"]])))], changes))
 
 
@@ -173,13 +194,18 @@ def main() -> int:
                 print(change["name"])
             return 0
         timed, watched = run.audit(command, 10, base)
-        found = tell.findings(command, timed, watched, ROOT / "results")
-        print(tell.text(found), flush=True)
+        found = tell.findings(command, timed, watched, ROOT / "results", CARDS)
+        print(f"`{' '.join(command)}` of {project['repository']} at {project['commit'][:8]}:\n\n"
+              + tell.text(found), flush=True)
         changes = named(project["changes"], found)
         changes += [merged(changes)] * (len(changes) > 1)
         folders = [(change, folder(str(number), change)) for number, change in enumerate(changes)]
         if changes:
-            print(table(changes, found, rounds(folders, base, command, args.pairs, until)))
+            factors = rounds(folders, base, command, args.pairs, until)
+            print("What it names, changed alone and together, each beside the script as it is."
+                  " *Came*: times the\ntok/sec, geometric mean of the pairs with its 95 % interval."
+                  "\n\n"
+                  + table(changes, found, factors))
     return 0
 
 

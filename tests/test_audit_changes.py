@@ -103,6 +103,20 @@ def test_pairs_and_their_table(script, monkeypatch):
     assert cells[3][2:5] == ["–", "1.10", "1.11"] and cells[4][2:5] == ["2.00", "–", "0.91"]
 
 
+def test_a_change_that_fails(script, monkeypatch, capsys):
+    """The others are measured."""
+    def seconds(folder, command, change, steps):
+        if change is LARGER:
+            raise UserError("no memory")
+        return 1.0
+
+    monkeypatch.setattr(script, "seconds", seconds)
+    found = script.rounds([(FUSED, None), (LARGER, None)], None, [], 2, 1e9)
+    assert "larger: no memory" in capsys.readouterr().err
+    text = script.table([FUSED, LARGER], audited(), found)
+    assert "| failed |" in text and "1.00–1.00" in text
+
+
 def test_tokens_count(script, monkeypatch):
     """A step of a larger batch counts as several; it makes fewer."""
     asked = {}

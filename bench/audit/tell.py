@@ -171,7 +171,7 @@ def text(found: Findings) -> str:
             parts.append(f"**{state}**: {', '.join(names)}\n")
     if found.notes:
         parts.append("Beside the techniques:\n\n" + "".join(f"- {line}\n" for line in found.notes))
-    return "\n".join([*parts, found.prices_text])
+    return "\n".join(filter(None, [*parts, found.prices_text]))
 
 
 def write_page(found: Findings, name: str, results: Path) -> list[Path]:

@@ -47,5 +47,5 @@ class Audit(Study):
             return ""
         found = tell.findings(command, timed, watched, setup.results, cards)
         pages = tell.write_page(found, args.name, setup.results)
-        return json.dumps(found.as_json()) if args.json else "\n".join(
-            [tell.text(found), *map(relative, pages)])
+        return json.dumps(found.as_json()) if args.json else tell.text(found) + ", ".join(
+            map(relative, pages))
