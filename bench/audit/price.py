@@ -110,5 +110,5 @@ def text(found: list[Price], step: Step, unit: str) -> str:
 
 
 def rounded(value: float) -> str:
-    """To two digits, from 10 on."""
-    return f"{float(f'{value:.2g}'):,.0f}" if value >= 10 else f"{value:.1f}"
+    """To three digits, from 10 on."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 10 else f"{value:.1f}"

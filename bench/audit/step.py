@@ -263,7 +263,7 @@ class Step:
                 found[number] = (
                     "optimizer" if op.phase == "optimizer" else "head" if origin in heads else
                     "loss" if origin in losses else "attention" if origin in attention else
-                    "products" if self.is_product(self.ops[origin]) else "rest")
+                    "products" if op.flops and self.is_product(self.ops[origin]) else "rest")
         return found
 
     def place(self, number: int) -> str:
