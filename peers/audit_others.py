@@ -3,9 +3,9 @@
     git clone https://github.com/karpathy/nanoGPT && git -C nanoGPT checkout 3adf61e1
     python peers/audit_others.py nanoGPT
 
-audit_others.json names the projects, their commits, and the small runs, on a CPU; a project's
-folder has the name of its repository. It is copied, not changed. The exit code is 1 where a script
-lacks something else than expected.
+audit_others.json names the projects, their commits and checksums, and the small runs, on a CPU; a
+project's folder has the name of its repository. It is copied, not changed. The exit code is 1 where
+a script lacks something else than expected.
 """
 
 import json
@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+from audit_changes import UserError, check
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = "Every effort moves you one step further along the way that it takes. ".split(" ")
@@ -61,7 +62,9 @@ def main() -> int:
     known = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     wrong = 0
     for given in map(Path, sys.argv[1:]):
-        for run in known[given.resolve().name]["runs"]:
+        project = known[given.resolve().name]
+        check(given, project)
+        for run in project["runs"]:
             with tempfile.TemporaryDirectory() as scratch:
                 folder = Path(scratch, given.resolve().name)
                 shutil.copytree(given, folder, ignore=shutil.ignore_patterns(".git"))
@@ -77,4 +80,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (UserError, OSError) as error:
+        sys.exit(f"error: {error}")

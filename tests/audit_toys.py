@@ -314,6 +314,69 @@ def accelerated():
             optimizer.zero_grad()
 
 
+def lightning():
+    """Its loop, whose optimizers get the step as a closure; where it isn't installed, as it does
+    that: pytorch/loops/optimization/automatic.py."""
+    try:
+        from lightning import LightningModule, Trainer
+    except ImportError:
+        LightningModule, Trainer = nn.Module, LikeLightning
+
+    class Module(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, pair):
+            return self.net(*pair)
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    data = DataLoader([batch() for _ in range(40)], batch_size=None)
+    Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+            enable_progress_bar=False).fit(Module(), data)
+
+
+class LikeLightning:
+    def __init__(self, **how):
+        pass
+
+    def fit(self, module, data):
+        optimizer = module.configure_optimizers()
+        for pair in data:
+            def closure(pair=pair):
+                loss = module.training_step(pair)
+                optimizer.zero_grad()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure=closure)
+
+
+def two_optimizers():
+    """One for matrices, one for the rest, both in each step."""
+    model = Net()
+    parts = [[each for each in model.parameters() if (each.dim() == 2) == flat]
+             for flat in (True, False)]
+    first, second = torch.optim.SGD(parts[0], momentum=0.9), torch.optim.AdamW(parts[1])
+    for _ in range(4):
+        model(*batch()).backward()
+        for optimizer in (first, second):
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def workers():
+    """Batches come from a process."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for pair in DataLoader([batch() for _ in range(8)], batch_size=None, num_workers=1):
+        optimizer.zero_grad()
+        model(*pair).backward()
+        optimizer.step()
+
+
 def convolutions():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
                           nn.LazyLinear(10))
@@ -384,7 +447,8 @@ TOYS = dict(
     accumulated=accumulated, evaluated=evaluated, autocast=autocast,
     compiled_model=compiled_model, compiled_step=compiled_step, compiled_in_part=compiled_in_part,
     checkpointed=checkpointed, chunks=chunks, distributed=distributed,
-    accelerated=accelerated, convolutions=convolutions,
+    accelerated=accelerated, lightning=lightning, two_optimizers=two_optimizers, workers=workers,
+    convolutions=convolutions,
     catches_all=catches_all, saves=saves, spawned=spawned, thread=thread, short=short, fails=fails,
     nothing=nothing)
 

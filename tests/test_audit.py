@@ -8,10 +8,14 @@ from conftest import ROOT, environment, run_python, small, write_tokens
 from bench.audit import tell
 from bench.audit.gains import gains_of
 from bench.audit.notes import notes
+from bench.audit.price import cards_of, memory_of, work_of
 from bench.audit.run import audit
 from bench.audit.signs import CANT_TELL, HAS, LACKS, NOT_HERE, verdicts
 from bench.audit.step import Step
 from bench.common import UserError
+from bench.predict.allocator import need
+from bench.predict.speed import CARDS, seconds
+from bench.predict.tracing import ask
 from patches import stack
 
 TOYS = ROOT / "tests" / "audit_toys.py"
@@ -103,6 +107,74 @@ def test_copies_to_a_gpu(rung):
     assert verdicts(Step(facts))["04-pinned-memory"].state == NOT_HERE
 
 
+# ---- GPUs that aren't here ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "options"), [
+    (0, []), pytest.param(3, [], marks=pytest.mark.slow),
+    pytest.param(7, ["--dtype", "float32"], marks=pytest.mark.slow)])
+def test_priced_as_predict_does(rung, number, options):
+    """A rung, run here, does what its trace without storage does, and takes as much memory."""
+    step = Step(rung(number, *options))
+    text = small(list(stack.rebuild_all().values())[number].decode()).encode()
+    options = ["--model", "cpu-demo", "--context-length", "32", *options]
+    (traced,) = ask(text, options, [2]).values()
+    found, known = (totals(works) for works in (work_of(step), traced["step"]))
+    assert found.keys() == known.keys()
+    for kind, (kernels, flops, size) in known.items():
+        assert found[kind] == [pytest.approx(kernels, rel=0.2, abs=2), flops,
+                               pytest.approx(size, rel=0.05, abs=1000)]
+    assert precisions(work_of(step)) == precisions(traced["step"])
+    assert memory_of(step).least == pytest.approx(need(traced["events"]).least, rel=0.1)
+
+
+def totals(works) -> dict[str, list[float]]:
+    """Kernels, floating-point operations and bytes by kind."""
+    found = {}
+    for kind, _, _, *figures in works:
+        found[kind] = [a + b for a, b in zip(found.get(kind, [0, 0, 0]), figures, strict=True)]
+    return found
+
+
+def precisions(works) -> tuple:
+    """Of products, and whether their matrices are aligned."""
+    return tuple(sorted({tuple(each[:3]) for each in works if each[4]}))
+
+
+def test_prices(tmp_path):
+    facts = on_gpu(toy("fast", tmp_path), precision="high")
+    cards = cards_of("4090, T4")
+    assert cards == ["RTX 4090", "T4"] and cards_of("") == []
+    found = tell.findings(["a.py"], timed_of(facts), facts, tmp_path, cards)
+    fast, slow = found.prices
+    times = seconds(work_of(Step(facts)), CARDS["RTX 4090"])
+    assert (fast.low + fast.high) / 2 == pytest.approx(32 / sum(times.values()))
+    assert fast.high / fast.low == pytest.approx(1.15 / 0.85) and slow.lacks is None
+    assert fast.fits and fast.reserved < 50
+    page, html = tell.write_page(found, "", tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert "| RTX 4090 | " in text and "products in TF32" in text and "ran on a CPU" not in text
+    assert html.name == "audit-a.html" and "<td>RTX 4090</td>" in html.read_text(encoding="utf-8")
+    assert json.loads(json.dumps(found.as_json()))["prices"][0]["card"] == "RTX 4090"
+
+
+def test_prices_say_what_they_can_not_tell(tmp_path):
+    """What is compiled runs uncompiled while it is watched; some types a card has no units for."""
+    facts = toy("fast", tmp_path)
+    for each in facts["ops"]:
+        each[6] = True
+    found = tell.findings(["a.py"], timed_of(facts), facts, tmp_path, ["T4"])
+    text = tell.text(found)
+    assert "at least" in text and "can't tell" in text and "uncompiled" in text
+    for each in facts["ops"]:
+        if each[9]["kernel"] and each[9]["kernel"][0]:
+            each[9]["kernel"][0] = "float64"
+    assert "no float64" in tell.text(
+        tell.findings(["a.py"], timed_of(facts), facts, tmp_path, ["T4"]))
+    with pytest.raises(UserError, match="--gpu: 'H1000' is none of"):
+        cards_of("4090,H1000")
+
+
 # ---- Toys --------------------------------------------------------------------------------------
 
 # What `fast`, the plain one, lacks on any machine: the numbers of the techniques.
@@ -117,13 +189,14 @@ LACKING = dict(
     updates_by_hand=PLAIN - {3}, accumulated=PLAIN - {3}, evaluated=PLAIN - {3}, autocast=PLAIN,
     compiled_model=PLAIN - {8}, compiled_step=PLAIN - {3, 8, 13}, compiled_in_part=PLAIN - {8},
     checkpointed=PLAIN | {1, 7}, chunks=PLAIN - {14}, distributed=PLAIN,
-    accelerated=PLAIN, convolutions=PLAIN - NO_HEAD)
+    accelerated=PLAIN, lightning=PLAIN, two_optimizers=PLAIN, workers=PLAIN,
+    convolutions=PLAIN - NO_HEAD)
 UNTOLD = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8})
-FAST_TOYS = "fast", "by_hand", "cubed", "closure", "chunks", "accumulated"
+FAST_TOYS = "fast", "by_hand", "cubed", "closure", "chunks", "accumulated", "lightning"
 
 
 def toy(name: str, folder) -> dict:
-    key = dict(updates_by_hand="backward", gan="1").get(name, "0")
+    key = dict(updates_by_hand="backward", gan="1", two_optimizers="1").get(name, "0")
     return watch(TOYS, name, report=folder / "report.json", key=key)
 
 
@@ -218,6 +291,31 @@ def test_one_line_says_what_to_do(name, words, forked_children):
 def test_children_that_train(capfd):
     with pytest.raises(UserError, match="its children computed for"):
         audit([str(TOYS), "spawned"], 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "key", "steps"), [
+    ("gan", "1", 4), ("two_optimizers", "1", 4), ("updates_by_hand", "backward", 4),
+    ("closure", "0", 4), ("lightning", "0", 24)])
+def test_what_ends_a_step(name, key, steps, forked_children):
+    """The rarest update, of those that are as frequent the last one; without any a backward
+    pass."""
+    timed, watched = audit([str(TOYS), name], 2)
+    assert (timed["key"], len(timed["ends"][key])) == (key, steps)
+    assert watched["how"] == "watched"
+
+
+@pytest.mark.slow
+def test_accelerate_launch(tmp_path, capfd):
+    """It starts a child; so it has to start the audit."""
+    pytest.importorskip("accelerate")
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
+    with pytest.raises(UserError, match="its children computed for .* let torchrun or accelerate"):
+        audit([*launch, str(TOYS), "accelerated"], 4)
+    done = run_python(*launch, ROOT / "measure.py", "audit", "--results-dir", tmp_path, TOYS,
+                      "accelerated", fork=False, env=environment(OMP_NUM_THREADS="1"))
+    assert not done.returncode, done.stderr
+    assert "64 tokens a step" in done.stdout
 
 
 def test_it_ends_whatever_is_caught(tmp_path, monkeypatch, forked_children):

@@ -17,6 +17,7 @@ from bench.predict import speed, trace
 from bench.predict import store as predictions
 from bench.predict.allocator import Need
 from bench.predict.composed import composed
+from bench.predict.counting import is_aligned
 from bench.predict.speed import CARDS, Card, Work, named, read_cards, seconds, work_at
 from bench.predict.store import Prediction
 from bench.predict.tracing import ask
@@ -244,7 +245,7 @@ def test_bytes_of_a_kernel(kernel, rows):
 def test_aligned(rows, columns, aligned):
     """Blocks of 16 bytes along the rows, or along the columns of a transposed matrix."""
     matrix = torch.empty(rows, columns, device="meta")
-    assert trace.is_aligned(matrix) is trace.is_aligned(matrix.t()) is aligned
+    assert is_aligned(matrix) is is_aligned(matrix.t()) is aligned
 
 
 @pytest.mark.slow

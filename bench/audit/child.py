@@ -96,7 +96,8 @@ class Steps:
             if timed == 0:
                 self.warm, self.waited = graphs(), 0.0
             long = now - self.first > self.order.get("longest", LONGEST) and len(ends) > 2
-            if timed >= ENOUGH or timed >= STEPS and now - ends[WARM_UP] > 5 or long:
+            long |= timed >= STEPS and now - ends[WARM_UP] > 5 and "steps" not in self.order
+            if timed >= self.order.get("steps", ENOUGH) or long:
                 finish("timed")
 
     @property

@@ -14,25 +14,26 @@ CHILD = Path(__file__).with_name("child.py")
 LEAST = 2  # steps that a script has to make
 
 
-def audit(command: list[str], minutes: float) -> tuple[dict, dict]:
+def audit(command: list[str], minutes: float, folder: Path | None = None) -> tuple[dict, dict]:
     """What bench/audit/child.py reports of `command`, a script or "-m" and a module, with its
-    arguments: of the timed run, and of the watched one. Raises UserError, with one line that says
-    what to do, where a script can't be audited."""
-    timed = run(command, dict(mode="time"), minutes)
+    arguments, in a folder: of the timed run, and of the watched one. Raises UserError, with one
+    line that says what to do, where a script can't be audited."""
+    timed = run(command, dict(mode="time"), minutes, folder)
     key, steps = timed["key"], len(timed["ends"].get(timed["key"], []))
     if key is None:
         raise UserError(f"{command[0]} trained nothing in its own process: {why_nothing(timed)}")
     if steps < LEAST:
         raise UserError(f"{command[0]} ended after {steps} step{'s' * (steps > 1)}, and an audit"
                         f" needs {LEAST}: let it train longer")
-    watched = run(command, dict(mode="watch", key=key, watched=min(2, steps - 1)), minutes)
+    order = dict(mode="watch", key=key, watched=min(2, steps - 1))
+    watched = run(command, order, minutes, folder)
     if not any(op[7] for op in watched.get("ops", [])):
         raise UserError(f"no matrix product was seen in a step of {command[0]}: let it train in the"
                         " main thread of its own process, on dense tensors")
     return timed, watched
 
 
-def run(command: list[str], order: dict, minutes: float) -> dict:
+def run(command: list[str], order: dict, minutes: float, folder: Path | None = None) -> dict:
     """The report of a child. Raises UserError."""
     watching = order["mode"] == "watch"
     if watching and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -40,12 +41,12 @@ def run(command: list[str], order: dict, minutes: float) -> dict:
         port = int(os.environ["MASTER_PORT"])
         os.environ |= dict(TORCHELASTIC_USE_AGENT_STORE="False",
                            MASTER_PORT=str(port - 1 if port > 60_000 else port + 1))
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder, "report.json")
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch, "report.json")
         order |= dict(report=str(report))
         try:
             code, out, err = processes.run_child(
-                [sys.executable, CHILD, json.dumps(order), *command], timeout=60 * minutes)
+                [sys.executable, CHILD, json.dumps(order), *command], folder, 60 * minutes)
         except subprocess.TimeoutExpired:
             what = "was watched" if watching else f"made {LEAST} steps"
             raise UserError(f"{command[0]} has not {what} after {minutes:g} minutes: give it a"
@@ -66,7 +67,7 @@ def why_nothing(timed: dict) -> str:
     """What to do with a script without a step."""
     if timed["children"] > 1:
         return (f"its children computed for {timed['children']:.0f} s. Start one of them, or let"
-                " torchrun start `measure.py audit` with it")
+                " torchrun or accelerate launch start `measure.py audit` with it")
     if timed["backwards"]:
         return ("it made backward passes, but no update by an optimizer of torch.optim that audit"
                 " could see")

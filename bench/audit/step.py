@@ -134,8 +134,7 @@ class Step:
     @cached_property
     def seconds(self) -> float:
         """Of all operators that train."""
-        return sum(op.seconds for number, op in enumerate(self.ops)
-                   if op.phase != "forward" or number in self.training) or 1e-9
+        return sum(self.ops[number].seconds for number in self.kinds) or 1e-9
 
     def share(self, numbers: Iterable[int]) -> float:
         """Of the step's time, of these operators and their backward passes."""
@@ -249,6 +248,22 @@ class Step:
                 found.append(number)
             if op.outputs and self.vocabulary in op.outputs[0][1]:
                 storages |= {each[0] for each in op.outputs}
+        return found
+
+    @cached_property
+    def kinds(self) -> dict[int, str]:
+        """Of the operators of a training step, as bench.predict.speed.KINDS; its evaluation has
+        none."""
+        attention = {each for one in self.attentions for each in one.ops}
+        heads, losses, found, begun = {*self.heads}, {*self.losses}, {}, False
+        for number, op in enumerate(self.ops):
+            origin = number if op.origin is None else op.origin
+            begun |= op.phase == "backward"  # what follows, such as clipping, is no evaluation
+            if op.phase != "forward" or number in self.training or begun:
+                found[number] = (
+                    "optimizer" if op.phase == "optimizer" else "head" if origin in heads else
+                    "loss" if origin in losses else "attention" if origin in attention else
+                    "products" if op.flops and self.is_product(self.ops[origin]) else "rest")
         return found
 
     def place(self, number: int) -> str:

@@ -1,16 +1,20 @@
 """What an audit says: one screen, a page, or JSON."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
 from bench.audit.gains import gains_of
 from bench.audit.notes import notes
+from bench.audit.price import Price, prices
+from bench.audit.price import text as text_of_prices
 from bench.audit.signs import CANT_TELL, LACKS, Verdict, count, verdicts
 from bench.audit.step import Step
 from bench.common import relative, write_whole
 from bench.predict.speed import PEAK_FLOPS
+from bench.report.html_page import write_html
 from bench.report.tables import Column, Table, markdown
 from patches import stack
 
@@ -39,6 +43,8 @@ class Findings(NamedTuple):
     techniques: list[Finding]
     gains_from: str  # which machine's ladder
     notes: list[str]
+    prices: list[Price]  # on GPUs that aren't here
+    prices_text: str
 
     def of(self, state: str) -> list[Finding]:
         """The largest gain first."""
@@ -48,13 +54,15 @@ class Findings(NamedTuple):
 
     def as_json(self) -> dict:
         return dict(command=self.command, figures=self.figures, notes=self.notes,
-                    gains_from=self.gains_from, techniques=[
+                    gains_from=self.gains_from, prices=[
+                        each._asdict() for each in self.prices], techniques=[
                         dict(number=each.number, technique=each.technique, gain=each.gain,
                              most=each.most, **each.verdict._asdict())
                         for each in self.techniques])
 
 
-def findings(command: list[str], timed: dict, watched: dict, results: Path) -> Findings:
+def findings(command: list[str], timed: dict, watched: dict, results: Path,
+             cards: Sequence[str] = ()) -> Findings:
     step = Step(watched)
     gains, gains_from = gains_of(timed, step.device, results)
     known = {patch.name: patch.fields["Technique"] for patch in stack.load()}
@@ -62,15 +70,15 @@ def findings(command: list[str], timed: dict, watched: dict, results: Path) -> F
     techniques = [Finding(numbers[name], known[name], verdict, gains.get(name))
                   for name, verdict in verdicts(step).items()]
     figures = figures_of(step, timed)
+    unit = "tok" if figures["tokens"] else "samples"
+    priced = prices(step, figures["tokens"] or figures["samples"], cards)
     return Findings(command, head(step, timed, figures), figures, techniques, gains_from,
-                    notes(step, timed))
+                    notes(step, timed), priced, text_of_prices(priced, step, unit) * bool(priced))
 
 
 def figures_of(step: Step, timed: dict) -> dict:
     """Of a step: seconds, tokens or samples, floating-point operations, shares, memory."""
-    ends = timed["ends"][timed["key"]]
-    seconds = [end - start for start, end in zip(ends, ends[1:], strict=False)]
-    seconds = seconds[min(WARM_UP, len(seconds) // 2):]
+    seconds = seconds_of(timed)
     usual = median(seconds)
     tokens = sum(size(step.ops[each].inputs, "indices") for each in step.lookups)
     batches = max(1, len(step.facts["roots"]))
@@ -91,6 +99,13 @@ def figures_of(step: Step, timed: dict) -> dict:
         micro_batches=batches, saved=timed["saved"])
 
 
+def seconds_of(timed: dict) -> list[float]:
+    """Of the steps after warm-up."""
+    ends = timed["ends"][timed["key"]]
+    seconds = [end - start for start, end in zip(ends, ends[1:], strict=False)]
+    return seconds[min(WARM_UP, len(seconds) // 2):]
+
+
 def size(inputs: list, argument: str) -> int:
     product = 1
     for each in next((given[2] for given in inputs if given[0] == argument), [0]):
@@ -100,17 +115,11 @@ def size(inputs: list, argument: str) -> int:
 
 def shares(step: Step) -> dict[str, float]:
     """Of the time of the watched step, by kind."""
-    attention = {each for one in step.attentions for each in one.ops}
-    head = {*step.heads, *step.losses}
+    names = dict(head="head and loss", loss="head and loss", rest="norms and the rest")
     found: dict[str, float] = {}
-    for number, op in enumerate(step.ops):
-        if op.phase == "forward" and number not in step.training:
-            continue
-        origin = number if op.origin is None else op.origin
-        kind = ("optimizer" if op.phase == "optimizer" else
-                "head and loss" if origin in head else "attention" if origin in attention else
-                "products" if step.is_product(step.ops[origin]) else "norms and the rest")
-        found[kind] = found.get(kind, 0) + op.seconds / step.seconds
+    for number, kind in step.kinds.items():
+        kind = names.get(kind, kind)
+        found[kind] = found.get(kind, 0) + step.ops[number].seconds / step.seconds
     return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
@@ -162,12 +171,12 @@ def text(found: Findings) -> str:
             parts.append(f"**{state}**: {', '.join(names)}\n")
     if found.notes:
         parts.append("Beside the techniques:\n\n" + "".join(f"- {line}\n" for line in found.notes))
-    return "\n".join(parts)
+    return "\n".join(filter(None, [*parts, found.prices_text]))
 
 
-def write_page(found: Findings, name: str, results: Path) -> Path:
-    """Writes results/audit-NAME.md. Raises UserError."""
+def write_page(found: Findings, name: str, results: Path) -> list[Path]:
+    """Writes results/audit-NAME.md, and .html where that can be made. Raises UserError."""
     script = found.command[1] if found.command[0] == "-m" else Path(found.command[0]).stem
     page = results / f"audit-{name or script}.md"
     write_whole(page, f"# Audit of {script}\n\n{text(found)}")
-    return page
+    return [page, *filter(None, [write_html(page)])]

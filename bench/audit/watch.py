@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import os
+import runpy
 import sys
 import sysconfig
 import time
@@ -12,7 +13,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 NATIVE = "rms_norm", "scaled_dot_product_attention"  # functions whose operators may look like ours
 TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -20,7 +20,7 @@ NUMPY = os.path.join(os.path.dirname(os.path.dirname(TORCH)), "numpy") + os.sep
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 LIBRARY = sysconfig.get_path("stdlib") + os.sep
-aten = torch.ops.aten
+count = runpy.run_path(os.path.join(HERE, "..", "predict", "counting.py"))
 
 
 class Watch(TorchDispatchMode):
@@ -34,6 +34,7 @@ class Watch(TorchDispatchMode):
         self.on, self.compiled, self.phase, self.within = False, 0, ["forward"], []
         self.numbers, self.references, self.older, self.count = {}, {}, {}, 0
         self.ops, self.roots, self.events, self.nodes = [], [], [], {}
+        self.storages = []  # as bench.predict.trace.Notes.events
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -66,17 +67,19 @@ class Watch(TorchDispatchMode):
         inputs, others = [], {}
         for name, value in given.items():
             for leaf in tree_leaves(value):
-                if isinstance(leaf, torch.Tensor):
+                if is_tensor(leaf):
                     inputs.append([name, *self.describe(leaf, True)])
             if isinstance(value, bool | int | float) or isinstance(value, list | tuple) and all(
                     isinstance(each, int) for each in value):
                 others[name] = value
-        outputs = [self.describe(each, False) for each in tree_leaves(result)
-                   if isinstance(each, torch.Tensor)]
+        outputs = [self.describe(each, False) for each in filter(is_tensor, tree_leaves(result))]
         others["device"] = next((str(each.device.type) for each in tree_leaves((args, result))
-                                 if isinstance(each, torch.Tensor)), "")
-        op = getattr(func, "_overloadpacket", func)
-        flops = self.flops(op, args, kwargs, result)
+                                 if is_tensor(each)), "")
+        op, flops = getattr(func, "_overloadpacket", func), 0
+        with contextlib.suppress(Exception):  # a formula that doesn't know these arguments
+            flops = count["flops_of"](func, args, kwargs, result)
+            kernel = count["kernel_of"](func, args, kwargs, result, is_tensor)
+            others["kernel"] = kernel and kernel[:4]
         frames = self.frames()
         place, name = place_of(frames), str(op).removeprefix("aten.")
         phase, origin, compiled = self.phase[-1], None, self.compiled > 0
@@ -110,8 +113,13 @@ class Watch(TorchDispatchMode):
         key = storage._cdata
         if key not in self.numbers:
             self.numbers[key] = self.count
-            self.references[key] = weakref.ref(
-                storage, lambda _, key=key: self.numbers.pop(key, None))
+            self.storages.append(storage.nbytes())
+
+            def died(_, number=self.count):
+                self.numbers.pop(key, None)
+                self.storages.append(-1 - number)
+
+            self.references[key] = weakref.ref(storage, died)
             if is_input:
                 base = tensor if tensor._base is None else tensor._base
                 own = base.is_leaf and (
@@ -120,18 +128,6 @@ class Watch(TorchDispatchMode):
                                               triangle=not own and is_triangle(tensor))
             self.count += 1
         return [self.numbers[key], [*tensor.shape], type_of(tensor)]
-
-    @staticmethod
-    def flops(op, args, kwargs, result) -> int:
-        formula = flop_registry.get(op)
-        try:
-            if op is aten._scaled_dot_product_flash_attention_for_cpu:
-                return sdpa_flop_count(*(each.shape for each in args[:3]))
-            if op is aten._scaled_dot_product_flash_attention_for_cpu_backward:
-                return sdpa_backward_flop_count(*(each.shape for each in args[:4]))
-            return int(formula(*args, **kwargs, out_val=result)) if formula else 0
-        except Exception:  # a formula that doesn't know these arguments
-            return 0
 
     @staticmethod
     def frames() -> list[tuple[str, int, str, int]]:
@@ -146,6 +142,8 @@ class Watch(TorchDispatchMode):
     def start(self, parameters) -> None:
         for each in parameters:
             self.describe(each, True)
+            if each.grad is not None:
+                self.describe(each.grad, True)
         self.on, self.before = True, time.perf_counter()
 
     def told(self) -> dict:
@@ -156,7 +154,7 @@ class Watch(TorchDispatchMode):
             start, end = op[10]
             op[10] = end - start if isinstance(start, float) else start.elapsed_time(end) / 1000
         return dict(ops=self.ops, roots=self.roots, older=self.older, events=self.events,
-                    seconds=time.perf_counter() - self.before)
+                    storages=self.storages, seconds=time.perf_counter() - self.before)
 
 
 class Names(TorchFunctionMode):
@@ -175,6 +173,10 @@ class Names(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         finally:
             self.watch.within.pop()
+
+
+def is_tensor(value) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def type_of(tensor) -> str:

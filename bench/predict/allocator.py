@@ -13,6 +13,7 @@ from itertools import count
 from typing import NamedTuple
 
 MIB, GB = 2**20, 2**30
+WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,096 KiB, 8 × 16 KiB
 
 
 class DoesNotFit(Exception):

@@ -80,7 +80,8 @@ class Card(NamedTuple):
         units for them. Tensor cores want matrices `aligned` to 16 bytes."""
         if precision == "float32" or precision == "TF32" and not self.tf32:
             return self.float32 and self.float32 * TERA
-        peak = dict(TF32=self.tf32, bfloat16=self.bfloat16, float16=self.float16)[precision]
+        peak = dict(TF32=self.tf32, bfloat16=self.bfloat16,
+                    float16=self.float16).get(precision)
         share = self.reached / (self.bfloat16 or self.float16)
         return peak and peak * TERA * share * (1 if aligned else UNALIGNED)
 

@@ -7,7 +7,6 @@ is added. In place of torch.compile stands bench.predict.compiled.
 """
 
 import contextlib
-import math
 import weakref
 
 import torch
@@ -17,34 +16,16 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from torch.utils.flop_counter import flop_registry
 
 from bench.predict import lesson, pytorch
+from bench.predict.allocator import WORKSPACE
 from bench.predict.compiled import compile_only_models
+from bench.predict.counting import bytes_of, kernel_of
 from bench.predict.lesson import STEPS
-from bench.predict.pytorch import aten, is_meta, key_of
+from bench.predict.pytorch import aten, is_meta
 from bench.predict.speed import Work
 
-WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,096 KiB, 8 × 16 KiB
-# Operators that read, or in their backward pass write, one element or row for each index.
-ONE_OF_A_ROW = ("embedding", "gather", "index", "index_select", "nll_loss_backward",
-                "nll_loss_forward")
 resize = torch.UntypedStorage.resize_  # PyTorch's own
-
-
-def bytes_of(*tensors: torch.Tensor) -> int:
-    """What is read or written of them: each element once, however often it is broadcast. Of weights
-    that ranks share a rank has its own part."""
-    own = [getattr(each, "_local_tensor", each) for each in tensors]
-    return sum(math.prod(size for size, stride in zip(each.shape, each.stride(), strict=True)
-                         if stride) * each.itemsize for each in own)
-
-
-def is_aligned(matrix: torch.Tensor) -> bool:
-    """Whether its rows (or columns, where it is transposed) fill blocks of 16 bytes."""
-    sizes = [size for size, stride in zip(matrix.shape, matrix.stride(), strict=True)
-             if stride == 1]
-    return all(size * matrix.itemsize % 16 == 0 for size in sizes)
 
 
 class Notes(TorchDispatchMode):
@@ -81,10 +62,9 @@ class Notes(TorchDispatchMode):
             self.events += [-number for number in buffers]
         else:
             result = func(*args, **(kwargs or {}))
-        made = [value for value in tree_iter(result) if is_meta(value)]
-        for value in made:
+        for value in filter(is_meta, tree_iter(result)):
             self.note(value)
-        self.count(func, args, kwargs or {}, made, result)
+        self.count(func, args, kwargs or {}, result)
         return result
 
     def mark(self) -> float:
@@ -96,44 +76,15 @@ class Notes(TorchDispatchMode):
         self.work[-1][more.group] = more._replace(
             kernels=kernels + more.kernels, flops=flops + more.flops, size=size + more.size)
 
-    def count(self, func, args: tuple, kwargs: dict, made: list, result) -> None:
-        """The work of an operator: what its schema says that it reads and writes. Views, and
-        tensors that stay empty, need no kernel."""
-        schema = func._schema
-        name = schema.name.partition("::")[2]
-        given = dict(zip((each.name for each in schema.arguments), args, strict=False)) | kwargs
-
-        def tensors(only_written: bool) -> list:
-            return [x for each in schema.arguments if each.name in given
-                    and (not only_written or each.alias_info and each.alias_info.is_write)
-                    for x in tree_iter(given[each.name]) if is_meta(x)]
-
-        read, written = tensors(False), tensors(True)
-        keys = {key_of(each) for each in read}
-        new = [each for each in made if key_of(each) not in keys]
-        if not new and not written or name.startswith(("empty", "new_empty")):
-            return
-        if name.startswith("new_") or name.endswith("_like"):
-            size = bytes_of(*new)
-        elif name in ONE_OF_A_ROW:
-            size = bytes_of(*new) * (1 if "backward" in name else 2)
-        elif "out" in kwargs or name in ("copy_", "zero_", "fill_"):  # written, but not read
-            size = bytes_of(*read)
-        else:
-            size = bytes_of(*read, *written, *new)
-        formula = flop_registry.get(func._overloadpacket)
-        flops, precision, aligned = 0, "", True
-        if formula:
-            flops = formula(*args, **kwargs, out_val=result)
-            precision = str(read[0].dtype).removeprefix("torch.")
+    def count(self, func, args: tuple, kwargs: dict, result) -> None:
+        """The work of an operator."""
+        kernel = kernel_of(func, args, kwargs, result, is_meta)
+        if kernel:
+            precision, aligned, flops, size, tensors = kernel
             if precision == "float32" and torch.get_float32_matmul_precision() != "highest":
                 precision = "TF32"
-            if "attention" in name:
-                flops //= 2  # the fused kernel leaves out what a causal mask hides
-            else:
-                aligned = all(map(is_aligned, [*read, *new]))
-        kind = self.kind(name, [*read, *made], flops)
-        self.add_work(Work(kind, precision, aligned, 1, flops, size))
+            kind = self.kind(func._schema.name.partition("::")[2], tensors, flops)
+            self.add_work(Work(kind, precision, aligned, 1, flops, size))
 
     def kind(self, name: str, tensors: list, flops: int) -> str:
         T, V = self.config.context_length, self.config.vocab_size

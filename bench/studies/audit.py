@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from bench.audit import tell
+from bench.audit.price import cards_of
 from bench.audit.run import audit
 from bench.common import UserError, relative
 from bench.studies import Study
@@ -26,6 +27,8 @@ class Audit(Study):
         parser.add_argument("--json", action="store_true", help="print all of it for machines")
         parser.add_argument("--name", default="", help="of the page results/audit-NAME.md"
                             " (default: the script's)")
+        parser.add_argument("--gpu", metavar="NAMES", default="", help="GPUs that aren't here, such"
+                            " as \"RTX 4090,H100\": its tok/sec and memory there, predicted")
         parser.add_argument("--minutes", type=float, default=10, metavar="N",
                             help="that each of the two runs may take (default: 10)")
         parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -38,9 +41,11 @@ class Audit(Study):
             raise UserError("which script? python measure.py audit SCRIPT [ITS ARGUMENTS]", 2)
         if not args.module and not Path(command[0]).exists():
             raise UserError(f"no script {command[0]}", 2)
+        cards = cards_of(args.gpu)
         timed, watched = audit(command, args.minutes)
         if int(os.environ.get("RANK", 0)):
             return ""
-        found = tell.findings(command, timed, watched, setup.results)
-        page = tell.write_page(found, args.name, setup.results)
-        return json.dumps(found.as_json()) if args.json else tell.text(found) + relative(page)
+        found = tell.findings(command, timed, watched, setup.results, cards)
+        pages = tell.write_page(found, args.name, setup.results)
+        return json.dumps(found.as_json()) if args.json else tell.text(found) + ", ".join(
+            map(relative, pages))

@@ -1,0 +1,114 @@
+"""The watched step on GPUs that aren't there, by bench.predict's model of time and memory."""
+
+from collections import Counter
+from typing import NamedTuple
+
+from bench.audit.step import Step
+from bench.common import UserError
+from bench.predict.allocator import WORKSPACE, Need, need
+from bench.predict.speed import CARDS, Work, lacking, named, seconds
+from bench.predict.store import OTHERS
+from bench.report.tables import Column, Table, markdown
+
+
+class Price(NamedTuple):
+    card: str
+    low: float | None  # tokens (samples, where there are none) per second; None: lacks units for it
+    high: float | None
+    lacks: str | None  # the precision for which it has no units
+    reserved: int | None  # MiB; None: can't be told
+    fits: bool | None
+
+
+def cards_of(text: str) -> list[str]:
+    """The names of CARDS that "4090,H100" means. Raises UserError."""
+    cards: list[str] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        if not (found := named(part, CARDS)):
+            raise UserError(f"--gpu: {part!r} is none of {', '.join(CARDS)}", 2)
+        cards += [card for card in found if card not in cards]
+    return cards
+
+
+def prices(step: Step, each_step: int, cards: list[str]) -> list[Price]:
+    """On each card, for so many tokens or samples in a step."""
+    work, found = work_of(step), []
+    reserved = None if is_compiled(step) else memory_of(step)
+    for name in cards:
+        card, times = CARDS[name], seconds(work, CARDS[name])
+        expected = each_step / sum(times.values()) if times else None
+        low, high = (expected and expected * (1 + sign * card.range) for sign in (-1, 1))
+        found.append(Price(name, low, high, None if times else lacking(work, card),
+                           reserved and reserved.reserved,
+                           reserved and reserved.least <= card.mib - OTHERS))
+    return found
+
+
+def is_compiled(step: Step) -> bool:
+    return any(op.compiled for op in step.ops)
+
+
+def work_of(step: Step) -> list[Work]:
+    """That of each kernel. Where PyTorch's optimizers aren't told how, they work on all tensors at
+    once on a GPU, and on one after the other on a CPU."""
+    alone = sum(each["tensors"] for each in step.facts["optimizers"] if each["own"]
+                and None in each["foreach"] and not any(each["fused"])) or 1
+    found = []
+    for number, kind in step.kinds.items():
+        op = step.ops[number]
+        if op.others.get("kernel") and op.others["device"] == step.device:
+            precision, is_aligned, flops, size = op.others["kernel"]
+            if precision == "float32" and step.facts["precision"] != "highest":
+                precision = "TF32"
+            kernels = 1 / alone if kind == "optimizer" and step.device == "cpu" else 1
+            found.append(Work(kind, precision, is_aligned, kernels, flops, size))
+    return found
+
+
+def memory_of(step: Step) -> Need:
+    """What the step makes and releases, beside what was there before it."""
+    events, sizes = step.facts["storages"], [each for each in step.facts["storages"] if each >= 0]
+    first = [number for number in range(len(sizes)) if number in step.older]
+    places = {number: place for place, number in enumerate(first, 1)}
+    told, seen = [*(sizes[number] for number in first), WORKSPACE], -1
+    for each in events:
+        seen += each >= 0
+        if each < 0:
+            told.append(-places[-1 - each])
+        elif seen not in places:
+            places[seen] = len(places) + 2  # behind the workspace
+            told.append(each)
+    return need(told)
+
+
+def text(found: list[Price], step: Step, unit: str) -> str:
+    """A table, and what to know of it, in Markdown."""
+    types: Counter = Counter()
+    for each in work_of(step):
+        types[each.precision] += each.flops
+    products = types.most_common(1)[0][0]
+    least = "at least " * is_compiled(step)
+
+    def memory(row: Price) -> str:
+        if row.reserved is None:
+            return "can't tell"
+        there = f"{row.reserved / 1024:.1f} of {CARDS[row.card].mib / 1024:.0f}"
+        return there if row.fits else f"doesn't fit: {there}"
+
+    table = markdown(Table([
+        Column("GPU", lambda row: row.card, True),
+        Column(f"{unit}/sec", lambda row: f"{least}{rounded(row.low)}" + (
+            f"–{rounded(row.high)}" * (not least)) if row.low else f"no {row.lacks}"),
+        Column("memory, GB", memory)], found, "On GPUs that aren't here, predicted:"))
+    note = f"By the operators of the watched step, products in {products}."
+    if step.device == "cpu":
+        note += " It ran on a CPU: a script that takes another type on a GPU does otherwise there."
+    if least:
+        note += " What is compiled is priced uncompiled: faster there, its memory unknown."
+    note += " How far to trust it: docs/predictions.md"
+    return f"{table}\n{note}\n"
+
+
+def rounded(value: float) -> str:
+    """To three digits, from 10 on."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 10 else f"{value:.1f}"
