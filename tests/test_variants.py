@@ -209,6 +209,57 @@ def test_modern_begins_with_a_flat_guess(scripts, stages):
     assert not any("cos" in name or "sin" in name for name in model.state_dict())
 
 
+def test_skips_switched_off_are_01(scripts, stages, tokens):
+    off, losses = dict(value_embeddings=False, first_skips=False, soft_cap=0.0), []
+    for script, settings in ((stages["01_opt_single_gpu"], {}), (scripts("model-skips"), off)):
+        model, config = model_of(script, **STEPS, **settings)
+        losses.append(losses_of(script, model, config, windows_of(script, tokens)))
+    assert largest_difference(*losses) < 1e-6
+
+
+def test_skips_are_a_plain_models(scripts):
+    """A table that has one vector for all tokens adds its product with the next weights, since the
+    weights of attention sum to 1: as a bias, of every other block. And a block adds its share of
+    the first input before anything else."""
+    script, logits = scripts("model-skips"), []
+    ids_BT = torch.randint(256, (2, 9))
+    for with_tables in (True, False):
+        model, config = model_of(script, layers=3, value_embeddings=with_tables)
+        assert len(model.value_embeddings) == 2 * with_tables
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for name, weight in sorted(model.named_parameters()):
+                if not name.startswith("value_embeddings"):
+                    weight.copy_(0.2 * torch.randn(weight.shape))
+            for i, vector_C in ((0, torch.randn(config.width)), (2, torch.randn(config.width))):
+                out = model.blocks[i].attention.out
+                if with_tables:
+                    model.value_embeddings[i // 2].weight.copy_(vector_C.expand(256, -1))
+                else:
+                    out.bias.add_(out.weight @ vector_C)
+        logits.append(model(ids_BT))
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
+    block, (x_BTC, first_BTC) = model.blocks[1], torch.randn(2, 2, 9, config.width)
+    plain = torch.zeros_like(x_BTC)
+    torch.testing.assert_close(block(x_BTC, first_BTC, 0.0),
+                               block(x_BTC + block.first_share * first_BTC, plain, 0.0))
+
+
+def test_the_capped_loss_is_that_of_the_capped_logits(scripts):
+    """With its gradients; and no logit is larger than the cap."""
+    script, found = scripts("model-skips"), []
+    model, _ = model_of(script, soft_cap=2.0)
+    with torch.no_grad():
+        model.head.weight.mul_(20)
+    x_BT, y_BT = torch.randint(256, (2, 3, 9))
+    logits_BTV = model(x_BT)
+    assert 1.9 < logits_BTV.abs().max() <= 2
+    for loss in (script.compute_loss(model, x_BT, y_BT),
+                 torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten())):
+        found.append([loss, *torch.autograd.grad(loss, [*model.parameters()])])
+    torch.testing.assert_close(*found)
+
+
 def test_the_rate_is_warmed_up_stable_and_decayed(scripts):
     script = scripts("schedule-wsd")
     config = script.Config(learning_rate=2.0, warm_up=0.2, decay=0.4)
