@@ -34,14 +34,17 @@ CONFLICTS = {
       for other in ("deepspeed", "sharded")),
     ("attention-backend", "parallel-sharded"),
     ("loop-accelerate", "precision-fp16"), ("loop-accelerate", "step-accumulation"),
-    *((f"optimizer-{name}", "parallel-zero1")
-      for name in ("adafactor", "adamw-8bit", "foreach", "muon")),
+    *((f"optimizer-{name}", f"parallel-{other}")
+      for name in ("adafactor", "adamw-8bit", "foreach", "muon") for other in ("muon", "zero1")),
     ("parallel-deepspeed", "precision-fp16"), ("parallel-deepspeed", "step-accumulation"),
     ("parallel-sharded", "precision-float8"),
     ("memory-offload", "precision-autocast"), ("memory-offload", "precision-fp16"),
-    ("head-liger", "model-mixture"), ("head-pytorch", "model-mixture"),
+    # Whose head knows neither float8 nor a soft cap; nor does either of these know the other.
+    *((f"head-{name}", other) for name in ("cce", "liger", "pytorch")
+      for other in ("model-mixture", "model-skips", "precision-float8")),
+    ("model-skips", "precision-float8"),
     *(("compile-blocks", name) for name in (
-        "embedding-eager", "head-liger", "head-pytorch", "model-mixture",
+        "embedding-eager", "head-cce", "head-liger", "head-pytorch", "model-mixture",
         "optimizer-in-backward")),
     ("loop-accelerate", "optimizer-in-backward"), ("optimizer-in-backward", "precision-fp16"),
     ("optimizer-in-backward", "step-accumulation"),
@@ -58,8 +61,8 @@ EXCLUDED = {  # as their headers say
     ("parallel-sharded", "precision-autocast"), ("parallel-sharded", "precision-fp16"),
     # More state than weights and optimizer have.
     *(("checkpoint-resume", name) for name in (
-        "data-on-device", "loop-accelerate", "parallel-deepspeed", "parallel-zero1",
-        "precision-fp16", "precision-stochastic", "schedule-cosine", "schedule-wsd")),
+        "data-on-device", "loop-accelerate", "parallel-deepspeed", "parallel-muon",
+        "parallel-zero1", "precision-fp16", "precision-stochastic", "schedule-cosine", "schedule-wsd")),
     # Where there is no step of the whole optimizer from zero.
     *((name, "precision-stochastic") for name in (
         "loop-accelerate", "optimizer-adafactor", "optimizer-in-backward", "parallel-deepspeed",
@@ -126,6 +129,7 @@ def test_variants_of_01_on_02():
             "schedule-wsd"], []),
     ("02", ["step-accumulation", "memory-selective", "schedule-scaled"], ["--micro-batches", "2"]),
     ("02", ["parallel-sharded", "optimizer-foreach", "memory-checkpoint"], []),
+    ("02", ["parallel-muon", "model-skips", "schedule-wsd"], []),
 ])
 def test_a_composed_script_trains(tmp_path, base, names, options):
     own = tmp_path / "own.py"

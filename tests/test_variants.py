@@ -129,6 +129,27 @@ def test_sharded_ranks_train_as_02_does(tmp_path):
                                    msg=name)
 
 
+@pytest.mark.slow
+def test_shared_muon_trains_as_muon(tmp_path):
+    """On two ranks, of which each makes the updates of its matrices, or all of them."""
+    data, losses = write_tokens(tmp_path / "data"), []
+    text = small(stack.rebuild_all()["parallel-muon"].decode())
+    own = "ZeroRedundancyOptimizer(matrices, torch.optim.Muon, parameters_as_bucket_view=True,"
+    assert text.count(own) == 1
+    for name, part in (("shared", own), ("whole", "torch.optim.Muon(matrices,")):
+        script, results = tmp_path / f"{name}.py", tmp_path / name
+        script.write_text(text.replace(own, part))
+        result = run_python(
+            "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, *TINY,
+            "--device", "cpu", "--data", data, "--results-dir", results, "--max-steps", 4,
+            "--eval-freq", 1, "--no-compile", "--dtype", "float32", "--learning-rate", "0.01")
+        assert result.returncode == 0, result.stderr
+        _, *logs, _, _ = read_record(results)
+        losses.append(torch.tensor([[log["train_loss"], log["val_loss"]] for log in logs]))
+    assert len(losses[0]) == 4 and (losses[0][-1] < losses[0][0] - 0.02).all()
+    torch.testing.assert_close(*losses, atol=1e-6, rtol=0)
+
+
 def test_experts(scripts):
     """The grouped products are those of each token's experts, one by one; and the balance loss is
     1 where all experts have the same share."""
@@ -258,6 +279,31 @@ def test_the_capped_loss_is_that_of_the_capped_logits(scripts):
                  torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten())):
         found.append([loss, *torch.autograd.grad(loss, [*model.parameters()])])
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("shape", [(48, 32, 64), (48, 24, 64)])
+def test_the_heads_products_in_float8(scripts, monkeypatch, shape):
+    """As near as 3 bits of mantissa allow, 2 of a gradient; sizes that don't fit as they are."""
+    skip_without(VARIANTS["precision-float8"].fields["Needs"].partition(",")[0])
+    script = scripts("precision-float8")
+    monkeypatch.setattr(script.Product, "in_float8", True)
+    rows, inner, columns = shape
+    a, b = torch.randn(rows, inner), 1e-3 * torch.randn(inner, columns)
+    for dtype, off in ((torch.float8_e4m3fn, 0.05), (torch.float8_e5m2, 0.1)):
+        error = (script.Product.of(a, b, dtype) - a @ b).norm() / (a @ b).norm()
+        assert off / 4 < error < off if inner == 32 else error == 0
+
+
+@pytest.mark.parametrize(("where", "blocks", "head"), [
+    ("head", False, True), ("blocks", True, False), ("all", True, True)])
+def test_what_is_in_float8(scripts, where, blocks, head):
+    skip_without(VARIANTS["precision-float8"].fields["Needs"].partition(",")[0])
+    script = scripts("precision-float8")
+    model, config = model_of(script, float8=where)
+    script.prepare_model(model, config)
+    kinds = {type(layer).__name__ for layer in model.blocks.modules() if hasattr(layer, "bias")}
+    assert (("Float8Linear" in kinds), script.Product.in_float8) == (blocks, head)
+    assert type(model.head) is torch.nn.Linear  # of log lines and samples
 
 
 def test_the_rate_is_warmed_up_stable_and_decayed(scripts):
