@@ -14,6 +14,7 @@ from conftest import (
     load,
     read_record,
     run_python,
+    without_bfloat16,
     write_tokens,
 )
 
@@ -62,7 +63,8 @@ EXCLUDED = {  # as their headers say
     # More state than weights and optimizer have.
     *(("checkpoint-resume", name) for name in (
         "data-on-device", "loop-accelerate", "parallel-deepspeed", "parallel-muon",
-        "parallel-zero1", "precision-fp16", "precision-stochastic", "schedule-cosine", "schedule-wsd")),
+        "parallel-zero1", "precision-fp16", "precision-stochastic", "schedule-cosine",
+        "schedule-wsd")),
     # Where there is no step of the whole optimizer from zero.
     *((name, "precision-stochastic") for name in (
         "loop-accelerate", "optimizer-adafactor", "optimizer-in-backward", "parallel-deepspeed",
@@ -137,7 +139,7 @@ def test_a_composed_script_trains(tmp_path, base, names, options):
                         own)
     assert result.returncode == 0, result.stderr
     data = write_tokens(tmp_path / "data")
-    with mock.patch.dict((script := load(own)).MODELS["cpu-demo"], SMALL):
+    with mock.patch.dict((script := load(own)).MODELS["cpu-demo"], SMALL), without_bfloat16():
         result = call_main(script, *TINY, "--device", "cpu", "--data", data, "--results-dir",
                            tmp_path / "results", "--max-steps", 3, "--no-compile",
                            *in_float32(script), *options)

@@ -2,8 +2,10 @@
 
 import gc
 import json
+import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -20,6 +22,7 @@ from conftest import (
     run_python,
     skip_without,
     small,
+    without_bfloat16,
     write_tokens,
 )
 from test_model import largest_difference, losses_of, model_of, one_rank, windows_of
@@ -69,7 +72,7 @@ def test_it_trains(scripts, tokens, tmp_path, name, options, needs, compiled):
     if (name, compiled) == ("model-mixture", "--compile"):
         dtype = ["--dtype", "bfloat16"]  # the compiler takes grouped products of no other type
     # One small layer: compiling four of them takes most of this file's time.
-    with mock.patch.dict(script.MODELS["cpu-demo"], SMALL):
+    with mock.patch.dict(script.MODELS["cpu-demo"], SMALL), without_bfloat16():
         result = call_main(script, *TINY, *dtype, "--batch-size", 4, "--device", "cpu", "--data",
                            tokens, "--results-dir", tmp_path, "--max-steps", 3, compiled, *options,
                            variables=ranks)
@@ -281,6 +284,18 @@ def test_the_capped_loss_is_that_of_the_capped_logits(scripts):
     torch.testing.assert_close(*found)
 
 
+def test_cce_is_given_01s_head(scripts, stages, tokens, monkeypatch):
+    """By a stand-in for the package, which needs a GPU: the losses of 01."""
+    def linear_cross_entropy(e, c, targets):
+        return torch.nn.functional.cross_entropy(e @ c.T, targets)
+
+    monkeypatch.setitem(sys.modules, "cut_cross_entropy", SimpleNamespace(
+        linear_cross_entropy=linear_cross_entropy))
+    losses = [losses_of(script, *model_of(script, **STEPS), windows_of(script, tokens))
+              for script in (stages["01_opt_single_gpu"], scripts("head-cce"))]
+    assert largest_difference(*losses) < 1e-5
+
+
 @pytest.mark.parametrize("shape", [(48, 32, 64), (48, 24, 64)])
 def test_the_heads_products_in_float8(scripts, monkeypatch, shape):
     """As near as 3 bits of mantissa allow, 2 of a gradient; sizes that don't fit as they are."""
@@ -342,7 +357,7 @@ def test_muon_is_pytorchs(muon):
     shapes = (6, 12), (12, 6), (12, 6), (5, 5)
     ours, theirs = matrices_of(*shapes), matrices_of(*shapes)
     optimizers = muon(ours), torch.optim.Muon(theirs, lr=0.01, adjust_lr_fn="match_rms_adamw")
-    with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+    with without_bfloat16():
         for _ in range(5):
             for weight, other in zip(ours, theirs, strict=True):
                 weight.grad = torch.randn_like(weight)
