@@ -47,8 +47,8 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
     "Source": (r".+", "where it is described"),
     "Published": (PUBLISHED, "the published figures (optional), `27,648 tok/sec, 26.2422 GB`, or"
                   " with ` on 4 GPUs` behind it"),
-    "Slot": (r"[a-z]+", "for a variant: what it is a choice of, as data-on-device is one of data;"
-             " its name begins with it"),
+    "Slot": (r"[a-z]+(?:-[a-z]+)*", "for a variant: what it is a choice of, as data-on-device is"
+             " one of data; its name begins with it"),
     "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*",
                  "variants of other slots that a variant can't work with"),
     "Needs": (rf"{NEED}(?:, {NEED})*", "what a variant can't do without: `package NAME`, `an NVIDIA"

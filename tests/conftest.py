@@ -68,6 +68,14 @@ def in_float32(script) -> list[str]:
     return ["--dtype", "float32"] * ("dtype" in options)
 
 
+def without_bfloat16():
+    """For torch.optim.Muon, which multiplies in bfloat16 whatever the weights are, and takes long
+    for it where that is emulated: its tensors stay what they are."""
+    import torch
+
+    return mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone)
+
+
 def skip_without(needs: str) -> None:
     """Skips a test of a variant whose header says that it needs what isn't here."""
     from bench.catalogue import lacking

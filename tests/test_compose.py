@@ -14,6 +14,7 @@ from conftest import (
     load,
     read_record,
     run_python,
+    without_bfloat16,
     write_tokens,
 )
 
@@ -34,14 +35,17 @@ CONFLICTS = {
       for other in ("deepspeed", "sharded")),
     ("attention-backend", "parallel-sharded"),
     ("loop-accelerate", "precision-fp16"), ("loop-accelerate", "step-accumulation"),
-    *((f"optimizer-{name}", "parallel-zero1")
-      for name in ("adafactor", "adamw-8bit", "foreach", "muon")),
+    *((f"optimizer-{name}", f"parallel-{other}")
+      for name in ("adafactor", "adamw-8bit", "foreach", "muon") for other in ("muon", "zero1")),
     ("parallel-deepspeed", "precision-fp16"), ("parallel-deepspeed", "step-accumulation"),
     ("parallel-sharded", "precision-float8"),
     ("memory-offload", "precision-autocast"), ("memory-offload", "precision-fp16"),
-    ("head-liger", "model-mixture"), ("head-pytorch", "model-mixture"),
+    # Whose head knows neither float8 nor a soft cap; nor does either of these know the other.
+    *((f"head-{name}", other) for name in ("cce", "liger", "pytorch")
+      for other in ("model-mixture", "model-skips", "precision-float8")),
+    ("model-skips", "precision-float8"),
     *(("compile-blocks", name) for name in (
-        "embedding-eager", "head-liger", "head-pytorch", "model-mixture",
+        "embedding-eager", "head-cce", "head-liger", "head-pytorch", "model-mixture",
         "optimizer-in-backward")),
     ("loop-accelerate", "optimizer-in-backward"), ("optimizer-in-backward", "precision-fp16"),
     ("optimizer-in-backward", "step-accumulation"),
@@ -52,14 +56,15 @@ EXCLUDED = {  # as their headers say
     *(("model-mixture", f"precision-{name}") for name in ("autocast", "float8", "fp16")),
     ("parallel-deepspeed", "precision-float8"), ("checkpoint-resume", "model-tied-head"),
     ("checkpoint-resume", "optimizer-in-backward"), ("checkpoint-resume", "init-gpt2"),
-    *(("init-gpt2", f"model-{name}") for name in ("mixture", "modern", "tied-head")),
+    *(("init-gpt2", f"model-{name}") for name in ("mixture", "modern", "skips", "tied-head")),
     *(("optimizer-in-backward", f"schedule-{name}") for name in ("cosine", "scaled", "wsd")),
     ("optimizer-adafactor", "parallel-deepspeed"), ("optimizer-muon", "parallel-deepspeed"),
     ("parallel-sharded", "precision-autocast"), ("parallel-sharded", "precision-fp16"),
     # More state than weights and optimizer have.
     *(("checkpoint-resume", name) for name in (
-        "data-on-device", "loop-accelerate", "parallel-deepspeed", "parallel-zero1",
-        "precision-fp16", "precision-stochastic", "schedule-cosine", "schedule-wsd")),
+        "data-on-device", "loop-accelerate", "parallel-deepspeed", "parallel-muon",
+        "parallel-zero1", "precision-fp16", "precision-stochastic", "schedule-cosine",
+        "schedule-wsd")),
     # Where there is no step of the whole optimizer from zero.
     *((name, "precision-stochastic") for name in (
         "loop-accelerate", "optimizer-adafactor", "optimizer-in-backward", "parallel-deepspeed",
@@ -118,13 +123,15 @@ def test_variants_of_01_on_02():
     ("01", ["step-accumulation", "memory-checkpoint", "optimizer-muon", "precision-autocast",
             "compile-mode"], ["--micro-batches", "2"]),
     ("01", ["schedule-cosine", "precision-autocast", "data-on-device"], []),
-    ("01", ["optimizer-muon", "compile-blocks", "model-modern", "schedule-wsd", "gc-freeze",
-            "memory-budget"], ["--polar-express", "--normuon", "--cautious-decay"]),
-    ("01", ["optimizer-muon", "model-modern", "precision-stochastic", "memory-checkpoint"],
+    ("01", ["optimizer-muon", "compile-blocks", "model-modern", "model-skips", "schedule-wsd",
+            "gc-freeze", "memory-budget"], ["--polar-express", "--normuon", "--cautious-decay"]),
+    ("01", ["optimizer-muon", "model-skips", "precision-stochastic", "memory-checkpoint"],
      ["--dtype", "bfloat16"]),
-    ("02", ["model-modern", "optimizer-muon", "precision-autocast", "schedule-wsd"], []),
+    ("02", ["model-modern", "model-skips", "optimizer-muon", "precision-autocast",
+            "schedule-wsd"], []),
     ("02", ["step-accumulation", "memory-selective", "schedule-scaled"], ["--micro-batches", "2"]),
     ("02", ["parallel-sharded", "optimizer-foreach", "memory-checkpoint"], []),
+    ("02", ["parallel-muon", "model-skips", "schedule-wsd"], []),
 ])
 def test_a_composed_script_trains(tmp_path, base, names, options):
     own = tmp_path / "own.py"
@@ -132,7 +139,7 @@ def test_a_composed_script_trains(tmp_path, base, names, options):
                         own)
     assert result.returncode == 0, result.stderr
     data = write_tokens(tmp_path / "data")
-    with mock.patch.dict((script := load(own)).MODELS["cpu-demo"], SMALL):
+    with mock.patch.dict((script := load(own)).MODELS["cpu-demo"], SMALL), without_bfloat16():
         result = call_main(script, *TINY, "--device", "cpu", "--data", data, "--results-dir",
                            tmp_path / "results", "--max-steps", 3, "--no-compile",
                            *in_float32(script), *options)

@@ -28,6 +28,7 @@ from conftest import (
     load,
     read_record,
     settings_restored,
+    without_bfloat16,
 )
 
 from bench.catalogue import lacking as lacking_here
@@ -42,6 +43,7 @@ TOLERANCE = 1e-5
 TOLERANCES = {  # Muon's products and roots, float16, and 8 bits take small differences further
     "optimizer-muon": 1e-4, "precision-fp16": 2e-3, "optimizer-adamw-8bit": 1e-3,
     "precision-float8": 3e-3, "precision-stochastic": 1e-3,
+    "parallel-muon": 1e-4,
 }
 LOG_STEPS = [0, 5, 10, 15, 19]
 
@@ -89,7 +91,7 @@ def losses_of(name: str, options: list[str], folder: Path) -> list[list[float]]:
     with settings_restored():
         script = load(path)
     small = mock.patch.dict(script.MODELS["cpu-demo"], layers=2, heads=2, width=32)
-    with small, mock.patch.object(torch, "bfloat16", torch.float32):
+    with small, mock.patch.object(torch, "bfloat16", torch.float32), without_bfloat16():
         result = call_main(
             script, *TINY, *in_float32(script), "--batch-size", 4, "--device", "cpu",
             "--learning-rate", 1e-3, "--max-steps", 20, "--eval-freq", 5, "--eval-windows", 6,

@@ -2,8 +2,10 @@
 
 import gc
 import json
+import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -20,6 +22,7 @@ from conftest import (
     run_python,
     skip_without,
     small,
+    without_bfloat16,
     write_tokens,
 )
 from test_model import largest_difference, losses_of, model_of, one_rank, windows_of
@@ -69,7 +72,7 @@ def test_it_trains(scripts, tokens, tmp_path, name, options, needs, compiled):
     if (name, compiled) == ("model-mixture", "--compile"):
         dtype = ["--dtype", "bfloat16"]  # the compiler takes grouped products of no other type
     # One small layer: compiling four of them takes most of this file's time.
-    with mock.patch.dict(script.MODELS["cpu-demo"], SMALL):
+    with mock.patch.dict(script.MODELS["cpu-demo"], SMALL), without_bfloat16():
         result = call_main(script, *TINY, *dtype, "--batch-size", 4, "--device", "cpu", "--data",
                            tokens, "--results-dir", tmp_path, "--max-steps", 3, compiled, *options,
                            variables=ranks)
@@ -127,6 +130,27 @@ def test_sharded_ranks_train_as_02_does(tmp_path):
         losses[name, windows] = torch.tensor([[log["train_loss"], log["val_loss"]] for log in logs])
         torch.testing.assert_close(losses[name, windows], losses["ddp", windows], atol=1e-5, rtol=0,
                                    msg=name)
+
+
+@pytest.mark.slow
+def test_shared_muon_trains_as_muon(tmp_path):
+    """On two ranks, of which each makes the updates of its matrices, or all of them."""
+    data, losses = write_tokens(tmp_path / "data"), []
+    text = small(stack.rebuild_all()["parallel-muon"].decode())
+    own = "ZeroRedundancyOptimizer(matrices, torch.optim.Muon, parameters_as_bucket_view=True,"
+    assert text.count(own) == 1
+    for name, part in (("shared", own), ("whole", "torch.optim.Muon(matrices,")):
+        script, results = tmp_path / f"{name}.py", tmp_path / name
+        script.write_text(text.replace(own, part))
+        result = run_python(
+            "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, *TINY,
+            "--device", "cpu", "--data", data, "--results-dir", results, "--max-steps", 4,
+            "--eval-freq", 1, "--no-compile", "--dtype", "float32", "--learning-rate", "0.01")
+        assert result.returncode == 0, result.stderr
+        _, *logs, _, _ = read_record(results)
+        losses.append(torch.tensor([[log["train_loss"], log["val_loss"]] for log in logs]))
+    assert len(losses[0]) == 4 and (losses[0][-1] < losses[0][0] - 0.02).all()
+    torch.testing.assert_close(*losses, atol=1e-6, rtol=0)
 
 
 def test_experts(scripts):
@@ -209,6 +233,94 @@ def test_modern_begins_with_a_flat_guess(scripts, stages):
     assert not any("cos" in name or "sin" in name for name in model.state_dict())
 
 
+def test_skips_switched_off_are_01(scripts, stages, tokens):
+    off, losses = dict(value_embeddings=False, first_skips=False, soft_cap=0.0), []
+    for script, settings in ((stages["01_opt_single_gpu"], {}), (scripts("model-skips"), off)):
+        model, config = model_of(script, **STEPS, **settings)
+        losses.append(losses_of(script, model, config, windows_of(script, tokens)))
+    assert largest_difference(*losses) < 1e-6
+
+
+def test_skips_are_a_plain_models(scripts):
+    """A table that has one vector for all tokens adds its product with the next weights, since the
+    weights of attention sum to 1: as a bias, of every other block. And a block adds its share of
+    the first input before anything else."""
+    script, logits = scripts("model-skips"), []
+    ids_BT = torch.randint(256, (2, 9))
+    for with_tables in (True, False):
+        model, config = model_of(script, layers=3, value_embeddings=with_tables)
+        assert len(model.value_embeddings) == 2 * with_tables
+        torch.manual_seed(1)
+        with torch.no_grad():
+            for name, weight in sorted(model.named_parameters()):
+                if not name.startswith("value_embeddings"):
+                    weight.copy_(0.2 * torch.randn(weight.shape))
+            for i, vector_C in ((0, torch.randn(config.width)), (2, torch.randn(config.width))):
+                out = model.blocks[i].attention.out
+                if with_tables:
+                    model.value_embeddings[i // 2].weight.copy_(vector_C.expand(256, -1))
+                else:
+                    out.bias.add_(out.weight @ vector_C)
+        logits.append(model(ids_BT))
+    torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
+    block, (x_BTC, first_BTC) = model.blocks[1], torch.randn(2, 2, 9, config.width)
+    plain = torch.zeros_like(x_BTC)
+    torch.testing.assert_close(block(x_BTC, first_BTC, 0.0),
+                               block(x_BTC + block.first_share * first_BTC, plain, 0.0))
+
+
+def test_the_capped_loss_is_that_of_the_capped_logits(scripts):
+    """With its gradients; and no logit is larger than the cap."""
+    script, found = scripts("model-skips"), []
+    model, _ = model_of(script, soft_cap=2.0)
+    with torch.no_grad():
+        model.head.weight.mul_(20)
+    x_BT, y_BT = torch.randint(256, (2, 3, 9))
+    logits_BTV = model(x_BT)
+    assert 1.9 < logits_BTV.abs().max() <= 2
+    for loss in (script.compute_loss(model, x_BT, y_BT),
+                 torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten())):
+        found.append([loss, *torch.autograd.grad(loss, [*model.parameters()])])
+    torch.testing.assert_close(*found)
+
+
+def test_cce_is_given_01s_head(scripts, stages, tokens, monkeypatch):
+    """By a stand-in for the package, which needs a GPU: the losses of 01."""
+    def linear_cross_entropy(e, c, targets):
+        return torch.nn.functional.cross_entropy(e @ c.T, targets)
+
+    monkeypatch.setitem(sys.modules, "cut_cross_entropy", SimpleNamespace(
+        linear_cross_entropy=linear_cross_entropy))
+    losses = [losses_of(script, *model_of(script, **STEPS), windows_of(script, tokens))
+              for script in (stages["01_opt_single_gpu"], scripts("head-cce"))]
+    assert largest_difference(*losses) < 1e-5
+
+
+@pytest.mark.parametrize("shape", [(48, 32, 64), (48, 24, 64)])
+def test_the_heads_products_in_float8(scripts, monkeypatch, shape):
+    """As near as 3 bits of mantissa allow, 2 of a gradient; sizes that don't fit as they are."""
+    skip_without(VARIANTS["precision-float8"].fields["Needs"].partition(",")[0])
+    script = scripts("precision-float8")
+    monkeypatch.setattr(script.Product, "in_float8", True)
+    rows, inner, columns = shape
+    a, b = torch.randn(rows, inner), 1e-3 * torch.randn(inner, columns)
+    for dtype, off in ((torch.float8_e4m3fn, 0.05), (torch.float8_e5m2, 0.1)):
+        error = (script.Product.of(a, b, dtype) - a @ b).norm() / (a @ b).norm()
+        assert off / 4 < error < off if inner == 32 else error == 0
+
+
+@pytest.mark.parametrize(("where", "blocks", "head"), [
+    ("head", False, True), ("blocks", True, False), ("all", True, True)])
+def test_what_is_in_float8(scripts, where, blocks, head):
+    skip_without(VARIANTS["precision-float8"].fields["Needs"].partition(",")[0])
+    script = scripts("precision-float8")
+    model, config = model_of(script, float8=where)
+    script.prepare_model(model, config)
+    kinds = {type(layer).__name__ for layer in model.blocks.modules() if hasattr(layer, "bias")}
+    assert (("Float8Linear" in kinds), script.Product.in_float8) == (blocks, head)
+    assert type(model.head) is torch.nn.Linear  # of log lines and samples
+
+
 def test_the_rate_is_warmed_up_stable_and_decayed(scripts):
     script = scripts("schedule-wsd")
     config = script.Config(learning_rate=2.0, warm_up=0.2, decay=0.4)
@@ -245,7 +357,7 @@ def test_muon_is_pytorchs(muon):
     shapes = (6, 12), (12, 6), (12, 6), (5, 5)
     ours, theirs = matrices_of(*shapes), matrices_of(*shapes)
     optimizers = muon(ours), torch.optim.Muon(theirs, lr=0.01, adjust_lr_fn="match_rms_adamw")
-    with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+    with without_bfloat16():
         for _ in range(5):
             for weight, other in zip(ours, theirs, strict=True):
                 weight.grad = torch.randn_like(weight)
