@@ -20,7 +20,7 @@ ADVICE = {  # by the patch's name
     "05-bfloat16": Advice("bfloat16", "the hardware has bfloat16 units",
                           "long training at a small learning rate"),
     "06-native-layers": Advice("built-in LayerNorm and GELU", "the model isn't compiled",
-                               "a compiled model: it gains little"),
+                               "compiled models, where it gains little"),
     "07-flash-attention": Advice("FlashAttention", "training in bfloat16 or float16 from Ampere on",
                                  "short contexts"),
     "08-torch-compile": Advice("torch.compile", "the run lasts longer than compiling",
