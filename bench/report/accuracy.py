@@ -84,19 +84,22 @@ def summary() -> str:
 
 
 def others_table() -> Table:
-    """A row for each program and card: its figures, each with the prediction's error."""
+    """A row for each program and kind of card: its figures by card, each with the prediction's
+    error; those that aren't judged apart, by the reason."""
     lines: dict[tuple, dict] = {}
     for row in others():
-        key = row["program"], row["card"], row.get("unsure", "")
-        line = lines.setdefault(key, dict(
-            program=row["program"], card=row["card"], unsure=row.get("unsure"), figures=[]))
+        key = row["program"], row["kind"], row.get("unsure", "")
+        line = lines.setdefault(key, dict(program=row["program"], kind=row["kind"],
+                                          unsure=row.get("unsure"), figures={}))
         step = row["source"].partition(", ")[2]
-        line["figures"].append(f"{step + ' ' * bool(step)}{row['batch']}: {row['measured']:,.0f}"
-                               f" ({row['error']:+.0%})")
+        line["figures"].setdefault(row["card"], []).append(
+            f"{step + ' ' * bool(step)}{row['batch']}: {row['measured']:,.0f}"
+            f" ({row['error']:+.0%})")
     for line in lines.values():
-        line["all"] = ", ".join(line["figures"])
-    return Table([words("measured by", "program"), words("card", "card"),
-                  words("batch: tok/sec (error of the prediction)", "all"),
+        line["all"] = "; ".join(f"**{card}** {', '.join(found)}"
+                                for card, found in line["figures"].items())
+    return Table([words("measured by", "program"), words("kind of card", "kind"),
+                  words("card, batch: tok/sec (error of the prediction)", "all"),
                   words("not judged", "unsure")], list(lines.values()))
 
 

@@ -151,21 +151,21 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
 
 def techniques(first: Path, page: str = "docs/techniques.md") -> str:
     """A row for each technique, the largest published gain first: what it does to the loss, and its
-    speedup over the technique before it, published and on two machines at most; `page` has the
+    speedup over the technique before it, published and on three machines at most; `page` has the
     cards."""
-    found, rows = ladders(first)[:2], []
+    found, rows = ladders(first)[:3], []
     for place, patch, figures, factor in steps():
         row: dict[str, Any] = dict(
             technique=f"[{title(place, patch)}]({page}#{anchor(title(place, patch))})"
             + f", on {figures.gpus if figures else 1} GPUs" * (patch.name == "ddp"),
-            loss=patch.fields["Loss"].split()[0], factor=factor, figures=figures)
+            loss=patch.fields["Loss"].split()[0], factor=factor)
         for measured, ladder in found:
             own = ladder.get(patch.name)
             row[measured.folder.name] = own and bold(cell(own.factor, ".2f"), own.verdict)
         rows.append(row)
     return markdown(Table([
         words("technique", "technique"), words("loss", "loss"),
-        number("A100, published: ×", "factor", ".2f"), number("GB", "figures.reserved_gb", ".2f"),
+        number("A100, published: ×", "factor", ".2f"),
         *(number(f"{short_name(measured.machine)}: ×", measured.folder.name)
           for measured, _ in found)], by_gain(rows)))
 

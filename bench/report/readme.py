@@ -40,7 +40,7 @@ PREDICTED = {  # the tables of predictions, by the name of their marker
     "hardware": gpus.hardware_table,
     "clock": check.clock_table, "others": accuracy.others_table, "where": check.where_table,
     "others-summary": accuracy.summary, "accuracy": accuracy.accuracy_table,
-    "left-out": accuracy.left_out_table, "expected": check.expected_text,
+    "left-out": accuracy.left_out_table,
     "cpus": check.cpu_table, "explorer": explorer.data_block,
 }
 
