@@ -206,7 +206,7 @@ class Ddp(Study):
 
 
 class Sharded(Study):
-    """02, and 02 with optimizer state, gradients or weights sharded over the ranks (ZeRO)."""
+    """02, and 02 with optimizer state, gradients, weights (ZeRO) or Muon's matrices sharded."""
 
     title = "Sharded training (ZeRO, FSDP)"
     schedule = {90: None}
