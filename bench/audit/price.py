@@ -1,6 +1,7 @@
 """The watched step on GPUs that aren't there, by bench.predict's model of time and memory."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.audit.step import Step
@@ -30,7 +31,7 @@ def cards_of(text: str) -> list[str]:
     return cards
 
 
-def prices(step: Step, each_step: int, cards: list[str]) -> list[Price]:
+def prices(step: Step, each_step: int, cards: Sequence[str]) -> list[Price]:
     """On each card, for so many tokens or samples in a step."""
     work, found = work_of(step), []
     reserved = None if is_compiled(step) else memory_of(step)
@@ -85,7 +86,7 @@ def text(found: list[Price], step: Step, unit: str) -> str:
     """A table, and what to know of it, in Markdown."""
     types: Counter = Counter()
     for each in work_of(step):
-        types[each.precision] += each.flops
+        types[each.precision] += int(each.flops)
     products = types.most_common(1)[0][0]
     least = "at least " * is_compiled(step)
 
