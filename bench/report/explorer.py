@@ -28,7 +28,7 @@ def choices(scripts: Scripts) -> dict[str, Run]:
               "02": ddp.but(label=f"02, on {GPUS} GPUs")}
     found |= {run.label: run for run in check.alternatives(scripts)}
     run = scripts.float16(scripts.stage("02", GPUS))
-    return found | {run.script: run.but(published=None)}
+    return found | {str(run.script): run.but(published=None)}
 
 
 def predictions(scripts: Scripts, runs: dict[str, Run]) -> Known:
@@ -49,11 +49,12 @@ def commands(name: str, run: Run) -> list[str]:
         return [f"python {STAGES[name]}"]
     if name == "02":
         return [f"torchrun --nproc_per_node={run.processes} {STAGES[name]}"]
+    script = str(run.script)
     if run.rung is not None:
-        return [f"python patches/stack.py write {run.script}",
-                f"python {(stack.WRITTEN / stack.file_of(run.script)).as_posix()} --data data"]
-    names = run.script.removeprefix("02+")
-    base, start = (" --base 02", f"torchrun --nproc_per_node={GPUS}") if names != run.script else (
+        return [f"python patches/stack.py write {script}",
+                f"python {(stack.WRITTEN / stack.file_of(script)).as_posix()} --data data"]
+    names = script.removeprefix("02+")
+    base, start = (" --base 02", f"torchrun --nproc_per_node={GPUS}") if names != script else (
         "", "python")
     return [f"python patches/stack.py compose {names}{base} --out my.py",
             " ".join([start, "my.py", *run.options])]
