@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bench.audit.step import Step
 from bench.common import UserError
 from bench.predict.allocator import WORKSPACE, Need, need
-from bench.predict.speed import CARDS, Work, lacking, named, seconds
+from bench.predict.speed import CARDS, Work, lacking, named, range_of, seconds
 from bench.predict.store import OTHERS
 from bench.report.tables import Column, Table, markdown
 
@@ -38,7 +38,8 @@ def prices(step: Step, each_step: int, cards: Sequence[str]) -> list[Price]:
     for name in cards:
         card, times = CARDS[name], seconds(work, CARDS[name])
         expected = each_step / sum(times.values()) if times else None
-        low, high = (expected and expected * (1 + sign * card.range) for sign in (-1, 1))
+        share = range_of(card, is_compiled(step), times)
+        low, high = (expected and expected * (1 + sign * share) for sign in (-1, 1))
         found.append(Price(name, low, high, None if times else lacking(work, card),
                            reserved and reserved.reserved,
                            reserved and reserved.least <= card.mib - OTHERS))

@@ -177,6 +177,12 @@ def seconds(work: Iterable[Work], card: Card) -> dict[str, float] | None:
     return times | dict(host=max(0, kernels * HOST - sum(times.values())))
 
 
+def range_of(card: Card, is_compiled: bool, times: dict[str, float] | None) -> float:
+    """Either way of a predicted speed, as a share of it."""
+    return max(RANGES[card.kind], 0 if is_compiled else NOT_COMPILED,
+               HOST_BOUND if times and times["host"] else 0)
+
+
 def lacking(work: Iterable[Work], card: Card) -> str | None:
     """The precision for which a card has no units."""
     return next((each.precision for each in work if each.flops and not card.rate(each.precision)),

@@ -61,9 +61,7 @@ class Prediction(NamedTuple):
 
     def range(self, batch: int, card: Card) -> float:
         """Either way of tok_per_sec(), as a share of it."""
-        times = self.seconds(batch, card)
-        return max(speed.RANGES[card.kind], 0 if self.is_compiled else speed.NOT_COMPILED,
-                   speed.HOST_BOUND if times and times["host"] else 0)
+        return speed.range_of(card, self.is_compiled, self.seconds(batch, card))
 
     def speeds(self, batch: int, card: Card, gpus: int = 1) -> tuple[float, float] | None:
         """The least and the most tok/sec to expect of this many GPUs that send in no time; None as

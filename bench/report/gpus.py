@@ -28,11 +28,11 @@ def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
     row: dict = {}
     for stage, default in (("00", 8), ("01", 32)):
         run = in_place(scripts, scripts.stage(stage), card)
-        known = {model: prediction_of(scripts, run.script, ["--model", model, *run.options])
-                 for model in (models if stage == "01" else models[:1])}
-        for model, prediction in known.items():
-            row[f"{stage}, {model}"] = largest(prediction.needs, card.mib)
-        known, batch = known["gpt2"], min(default, row[f"{stage}, gpt2"])
+        predicted = {model: prediction_of(scripts, run.script, ["--model", model, *run.options])
+                     for model in (models if stage == "01" else models[:1])}
+        for model, each in predicted.items():
+            row[f"{stage}, {model}"] = largest(each.needs, card.mib)
+        known, batch = predicted["gpt2"], min(default, row[f"{stage}, gpt2"])
         speeds.append(batch and known.tok_per_sec(batch, card))
         row[stage] = known.speed_range(batch, card) if batch else "–"
         minutes.append(f"{known.minutes(batch, card):,.1f}" if batch else "–")

@@ -140,8 +140,8 @@ def numbers(text: str, least: float, kind: type = int) -> list:
 def efficiency_of(row: Row) -> float | None:
     """Speed of each process as a share of that of the first run, which is one process: the mean
     over the rounds."""
-    factor = row.factor_baseline if row.baseline else row.speeds and 1.0
-    return ratio(factor, row.run.processes)
+    factor = row.factor_baseline if row.baseline else 1.0
+    return ratio(factor, row.run.processes) if row.speeds else None
 
 
 def interval_of(row: Row) -> str:
