@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 from bench.common import REFERENCE
-from bench.report import cards, check, readme
+from bench.report import accuracy, cards, readme
 from bench.report.tables import found_in
 from bench.studies import ladder, time_to_loss
 
@@ -103,10 +103,17 @@ def test_the_title_of_the_times(machine):
 
 
 def test_accuracy_of_predictions():
-    rows = check.others()
-    one = [row for row in rows if row["source"] == check.ONE_PROGRAM]
-    inside = sum(abs(row["measured"] / row["predicted"] - 1) <= check.RANGE for row in one)
-    worst = max(abs(row["error"]) for row in rows if row not in one)
-    holds(r"for (\d+) of (\d+) speeds that one author", inside, len(one))
-    holds(r"[Oo]f (\d+) speeds that one author measured on \w+ GPUs, (\d+) lie", len(one), inside)
-    holds(r"other programs are up to (\d+) % off", 100 * worst)
+    rows = accuracy.judged()
+    everything = accuracy.figures_of(rows, "all")
+    unfitted = accuracy.figures_of(
+        [row for row in rows if row["source"] != accuracy.ONE_PROGRAM], "new")
+    holds(r"against (\d+) speeds that others measured with six programs: the median error is"
+          r" (\d+) %, and (\d+) % are", everything["all.count"], 100 * everything["all.median"],
+          100 * everything["all.near"])
+    holds(r"Of (\d+) speeds that others have measured, with six programs on (\d+) kinds of GPUs,"
+          r" the median error is (\d+) %, and (\d+) % are within 20 %; of the (\d+) that no constant"
+          r" was chosen by, (\d+) % and (\d+) %", everything["all.count"],
+          len({row["card"] for row in rows}), 100 * everything["all.median"],
+          100 * everything["all.near"], unfitted["new.count"], 100 * unfitted["new.median"],
+          100 * unfitted["new.near"])
+    assert len({row["program"] for row in rows}) == 6

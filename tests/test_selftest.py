@@ -75,7 +75,7 @@ def test_selftest(tmp_path, monkeypatch):
     monkeypatch.setattr(doctor, "REFERENCE", tmp_path)
     assert "| own: noise of |" in selftest(tmp_path / "none")
     monkeypatch.setattr(simulation, "significant", lambda differences, level: set(differences))
-    with pytest.raises(UserError, match="own, noise alone: 100.0% of the tables hold a false"):
+    with pytest.raises(UserError, match="own, noise alone: 100.0% of the tables have a false"):
         selftest(tmp_path / "own")
 
 
