@@ -273,7 +273,11 @@ def test_gains_are_from_the_machine_that_is_nearest(tmp_path):
     assert of("a GPU that nobody knows", "cuda") == ({}, "")
     gains, where = of("AMD EPYC", "cpu")
     assert where == "measured on AMD EPYC" and gains["05-bfloat16"] > 1.3
-    assert "another machine than this one, in bfloat16" in of("AMD EPYC", "cpu", False)[1]
+    gains, where = of("AMD EPYC", "cpu", False)
+    assert where == "measured on AMD EPYC (float32)" and gains["05-bfloat16"] < 1.1
+    for bfloat16, kind in ((True, "bfloat16"), (False, "float32")):
+        _, where = of("a CPU that nobody knows", "cpu", bfloat16)
+        assert where.endswith(f"another machine than this one, in {kind}")
 
 
 # ---- Scripts that need care --------------------------------------------------------------------

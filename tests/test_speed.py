@@ -350,8 +350,9 @@ def test_cpus():
         predicted = {row["label"]: row["predicted"] for row in table.rows}
         for row in table.rows:
             assert -0.2 < row["error"] < 2.1, row["label"]
-        assert predicted["0 baseline"] < 0.5 * predicted["5 bfloat16"] < predicted[
-            "13 loss in graph"]
+        if "5 bfloat16" in predicted:  # else in float32, for which nothing is predicted
+            assert predicted["0 baseline"] < 0.5 * predicted["5 bfloat16"] < predicted[
+                "13 loss in graph"]
     beside = check.cpu_table()
     assert sum(len(row) - 1 for row in beside.rows) == sum(len(table.rows) for table in tables)
     assert len(beside.columns) == 1 + 3 * len(tables)

@@ -20,8 +20,9 @@ def gains_of(facts: dict, device: str, results: Path) -> tuple[dict[str, float],
     for folder in (results, *(path.parent for path in sorted(REFERENCE.glob("*/ladder.jsonl")))):
         for measured, rows in found_in(folder, "ladder"):
             machine = measured.machine
-            same = machine["name"] == facts["name"] and trained_in(machine) == kind
-            rank = 2 * same + (folder == results) + (not predictions)
+            alike = trained_in(machine) == kind
+            same = machine["name"] == facts["name"] and alike
+            rank = 2 * same + (folder == results) + (not predictions) * (1 + alike / 2)
             if machine["device"] != device or rank <= best[0] - (not best[1]):
                 continue
             where = f"measured on {short_name(machine)}"
