@@ -16,7 +16,7 @@ def gains_of(facts: dict, device: str, results: Path) -> tuple[dict[str, float],
     one of the same kind of machine, a prediction for this GPU, or another machine's."""
     kind = "bfloat16" if facts["bfloat16"] else "float32"
     predictions = predicted(facts["name"]) if device == "cuda" else {}
-    best = 1, predictions, f"predicted for the {card_of(facts['name'])}" if predictions else ""
+    best = 1.0, predictions, f"predicted for the {card_of(facts['name'])}" if predictions else ""
     for folder in (results, *(path.parent for path in sorted(REFERENCE.glob("*/ladder.jsonl")))):
         for measured, rows in found_in(folder, "ladder"):
             machine = measured.machine
