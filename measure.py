@@ -11,7 +11,7 @@
     python measure.py readme         # writes the tables of README.md again
 
     python measure.py ladder --rungs 0,5-8       # some of them
-    python measure.py ladder --rounds 1          # one round: figures, but no verdicts
+    python measure.py ladder --rounds 1          # one round: numbers, but no significance
     python measure.py ladder --resume            # go on after an interruption, or with more rounds
     python measure.py ladder --dry-run           # what would run, and about how long
     python measure.py ladder -- --model gpt2     # what follows -- goes to every script

@@ -78,7 +78,7 @@ def test_too_few_rounds_are_no_verdict(tmp_path):
         ladder(tmp_path / name, {"a": [100.0], "b": [speed]})
     (_, rows), (_, others) = (ladder_in(str(tmp_path / name)) for name in ("one", "other"))
     (pair,) = judged([Pair(rows[1], others[1])])
-    assert pair.difference == "no verdict"
+    assert pair.difference == "not tested"
 
 
 def test_only_what_is_comparable(tmp_path):

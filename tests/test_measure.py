@@ -271,7 +271,7 @@ def test_ladder(tmp_path):
     assert batch.outcome.kind is Kind.TEXT_TOO_SHORT
     rows = rows_of_text(result.stdout)
     assert [row[0] for row in rows] == ["0 baseline", "3 fused adamw", "10 batch size"]
-    assert "no verdict" in rows[1]
+    assert "not tested" in rows[1]
     assert any(cell.startswith("failed: the text is too short") for cell in rows[2])
     assert result.stdout.endswith("results/ladder.jsonl\n")
     assert {path.name.partition("-")[0] for path in (tree / "build").iterdir()} <= {

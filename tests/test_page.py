@@ -455,7 +455,7 @@ def test_cards_show_the_code():
         left_out = re.search(r"… (\d+) lines more", code[-1])
         assert len(shown) + int(left_out[1] if left_out else 0) == len(changed), patch.name
         assert part.count("<details>") == part.count("</details>") == 1
-        assert "use it when: " in part and "it doesn't help: " in part
+        assert "use it when: " in part and "; limits: " in part
     assert "<details>" not in cards.cards(readme.SHOWN, "variants")
 
 

@@ -121,7 +121,7 @@ def test_factors(rows):
 def test_without_a_baseline(rows):
     base, cores, last = rows(plan_of(*"abc"), [dict(name="b"), dict(name="c")])
     assert (seed_noise(base), cores.versus, cores.verdict) == (None, None, None)
-    assert (last.factor, last.factor_baseline, last.verdict) == (1, None, "no verdict")
+    assert (last.factor, last.factor_baseline, last.verdict) == (1, None, "not tested")
 
 
 def test_leave_one_out(rows):
@@ -251,7 +251,7 @@ def test_the_largest_memory_of_all_rounds_decides(tmp_path):
     assert measured.why_not(second.run).text.startswith("not tried: 2 times the 4.0 GB of size a")
 
 
-@pytest.mark.parametrize(("misses", "says"), [(0, "faster"), (1, "no verdict")])
+@pytest.mark.parametrize(("misses", "says"), [(0, "faster"), (1, "not tested")])
 def test_time_verdict(rows, misses, says):
     """A script that reaches the target in its good seeds alone has no verdict."""
     plan = plan_of("a", "b", targets={"best": 7.5}, new_seeds=True)

@@ -294,7 +294,7 @@ def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path, monkeypatch):
         "#": "2", "technique": "tensor cores (TF32 matrix products)",
         "tok/sec (range)": "122 (121–124)", "× before": "1.09", "A100": "2.21",
         "× baseline": "1.20", "× in 01": "**1.25**", "GB": "2.20", "val loss": "8.000",
-        "verdict": "**faster**"}
+        "significance": "**faster**"}
 
 
 @pytest.mark.parametrize(("measured", "told"), [

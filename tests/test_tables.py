@@ -110,12 +110,13 @@ def test_techniques(shown):
         "reserved GB": "1.25", "first step s": "10.0", "val loss": "8.2500", "Δ loss": "+0.2500",
         "Δ loss, baseline": "+0.2500", "within seed noise": "no",
         "expected effect on the loss": "rounding",
-        "of matmul peak": "10.4%", "attention": "manual", "verdict": "faster"}
-    assert (base["verdict"], base["speedup (A100)"], base["Δ loss"]) == ("baseline", "n/a", "n/a")
-    assert (broken["tok/sec"], broken["verdict"]) == ("n/a", r"failed: a \| b")
+        "of matmul peak": "10.4%", "attention": "manual", "significance": "faster"}
+    assert base["significance"] == "baseline"
+    assert base["speedup (A100)"] == base["Δ loss"] == "n/a"
+    assert (broken["tok/sec"], broken["significance"]) == ("n/a", r"failed: a \| b")
     assert broken["speedup (A100)"] == "n/a (2.50)"
     assert (last["speedup (A100)"], last["over the baseline (A100)"]) == ("4.00", "4.12")
-    assert (last["within seed noise"], last["verdict"]) == ("yes", "faster")
+    assert (last["within seed noise"], last["significance"]) == ("yes", "faster")
     assert any("over the row above" in note and "in brackets" in note for note in notes)
     assert "Seed noise is the range of the first row's losses over 2 seeds, 0.1875." in notes
 
@@ -150,7 +151,7 @@ def test_leave_one_out(shown):
                      for run, error in zip(plan.runs[1:], (None, "conflict: x"), strict=True)]
     (_, a, b), notes = shown(plan, [dict(name="01"), dict(name="without-a", speed=50.0)])
     assert (a["technique's speedup"], b["technique's speedup"]) == ("2.00", "n/a")
-    assert b["verdict"] == "conflict: x" and not {"speedup", "× GB", "memory"} & a.keys()
+    assert b["significance"] == "conflict: x" and not {"speedup", "× GB", "memory"} & a.keys()
     assert "faster with it" in notes[3] and len(notes) == 4
 
 

@@ -207,7 +207,7 @@ class Row:
             return None
         found = self.rows.differences(figure).get(self.run.name)
         if not found:
-            return "no verdict"
+            return "not tested"
         return verdict(found, self.run.name in self.rows.significant(figure))
 
     @property
@@ -250,10 +250,10 @@ class Row:
         return median(cold or [record.first_step_excess for record in self.records])
 
     def time_verdict(self, target: float, with_first_step: bool = False) -> str | None:
-        """Whether it comes to the target sooner than `versus`, seed by seed; no verdict where one
+        """Whether it comes to the target sooner than `versus`, seed by seed; not tested where one
         seed never came there, since the others alone would flatter it."""
         if not all(record.reached(target) for record in self.records):
-            return "no verdict"
+            return "not tested"
         return self.verdict_on(rate_to(target, with_first_step))
 
     def time_factor(self, target: float, with_first_step: bool = False) -> float | None:

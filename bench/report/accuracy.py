@@ -56,7 +56,7 @@ def accuracy_table() -> Table:
 
     return Table([words("card", "kind"), words("script", "script"), words("range ±", "range"), *(
         cells(f"{title}{heading}", f"{prefix}.{name}", form)
-        for title, prefix in (("chosen by: ", "one"), ("not fitted: ", "rest"))
+        for title, prefix in (("fitted: ", "one"), ("not fitted: ", "rest"))
         for heading, name, form in (("figures", "count", "d"), ("median error", "median", ".0%"),
                                     ("within 20 %", "near", ".0%"),
                                     ("in the range", "inside", ".0%")))], lines)

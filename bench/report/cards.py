@@ -181,7 +181,7 @@ def index(first: Path) -> str:
     return markdown(Table([
         words("technique", "technique"), number("A100, published: ×", "factor", ".2f"),
         number("H100, predicted: ×", "predicted", ".2f"), words("loss", "loss"),
-        words("use it when", "advice.use"), words("it doesn't help", "advice.not_for")],
+        words("use it when", "advice.use"), words("limits", "advice.limits")],
         by_gain(rows)))
 
 
@@ -253,7 +253,7 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
                     f"{where}: {row.factor:.2f}× the speed, {row.memory_factor:.2f}× the memory"
                     + f" (within 01: {in_01}×)" * (in_01[:1].isdigit()))
         facts = [
-            *(f"use it when: {each.use}; it doesn't help: {each.not_for}"
+            *(f"use it when: {each.use}; limits: {each.limits}"
               for each in [ADVICE.get(patch.name)] if each),
             "; ".join(f"{name.lower()}: {fields[name]}"
                       for name in ("Loss", "Hardware", "Needs", "Excludes") if name in fields),

@@ -169,7 +169,7 @@ def full_table(rows: list[Row]) -> Table:
                lambda row: {None: "", True: "yes", False: "no"}[row.within_seed_noise]),
         EXPECTED_LOSS, number("of matmul peak", "share_of_peak", ".1%"),
         number("MFU", "mfu", ".1%"), words("attention", "record.end.attention_backend"),
-        Column("verdict", lambda row: row.error or row.verdict or (
+        Column("significance", lambda row: row.error or row.verdict or (
             "baseline" if row is rows[0] else ""), True),
         *[words("memory", "memory_verdict")] * alternatives,
     ], rows, missing="n/a")

@@ -177,8 +177,8 @@ def without_techniques(setup: Setup, base: Run) -> list[Run]:
 
 
 class Identical(Study):
-    """00 fifteen times, as if it were a ladder of 14 techniques that change nothing: every verdict
-    is a false one (at most 1 such ladder in 20 may hold one)."""
+    """00 fifteen times, as if it were a ladder of 14 techniques that change nothing: whatever is
+    significant is so by chance (at most 1 such ladder in 20 may hold one)."""
 
     def runs(self, setup):
         return [setup.scripts.stage("00").but(
@@ -186,7 +186,7 @@ class Identical(Study):
             compared_to=f"same-{number - 1:02}" if number else None) for number in range(15)]
 
     def result(self, measured, rows):
-        known = [row.verdict for row in rows if row.verdict not in (None, "no verdict")]
+        known = [row.verdict for row in rows if row.verdict not in (None, "not tested")]
         false = sum(verdict != "no significant change" for verdict in known)
         return f"{false} false findings of {len(known)}\n" if known else ""
 

@@ -45,7 +45,8 @@ class Ladder(Study):
             Column("× in 01", lambda row: in_01.get(row.run.name, "")),
             number("GB", "reserved_gb", ".2f"),
             number("val loss", "val_loss", ".3f"),
-            Column("verdict", lambda row: row.error or bold(row.verdict or "", row.verdict), True),
+            Column("significance",
+                   lambda row: row.error or bold(row.verdict or "", row.verdict), True),
         ], rows)]}
 
     def draw(self, measured, rows):

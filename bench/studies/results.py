@@ -53,7 +53,7 @@ def judged(pairs: list[Pair]) -> list[Pair]:
         ours, theirs = (row.rows.differences(speed_of).get(row.run.name)
                         for row in (pair.one, pair.other))
         if pair.comparable:
-            told[pair.one.run.name] = "no verdict"
+            told[pair.one.run.name] = "not tested"
             if ours and theirs:
                 found[pair.one.run.name] = ours.minus(theirs)
     levels = [row.rows.level for pair in pairs for row in (pair.one, pair.other)]
@@ -100,7 +100,8 @@ class Compare(Study):
                 Column("95 %", lambda pair: INTERVAL.cell(pair.other)),
                 words("difference", "difference")],
                 pairs, "What each technique brings over the one before it:")),
-            "The published figures (an A100) have no intervals, and so no verdict."])
+            "The published figures (an A100) have no intervals, so nothing is known of their"
+            " significance."])
 
 
 def ladder_in(name: str) -> tuple:
