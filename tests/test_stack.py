@@ -618,7 +618,7 @@ def test_the_worked_example_of_contributing(real_tree):
     """Its edit fits 01, its commands print what stands there, and its script trains."""
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```\n\$ (.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     (diff, edit), *others = map(typed_and_printed, blocks)
     assert diff == ["git", "diff", "-U1"]
     lines = [line for line in edit.splitlines(keepends=True) if line[0] in " +-"]
@@ -630,6 +630,9 @@ def test_the_worked_example_of_contributing(real_tree):
             assert re.fullmatch(pattern, out := real_tree.does(*words)), out
             if words[0] == "new":
                 name = words[1]
+        elif program == "-m":
+            assert words[0] == "pytest" and words[-1] == name
+            assert all((ROOT / word).is_file() for word in words if word.endswith(".py"))
         else:
             args = commands.make_parser(all_studies()).parse_args(words)
             assert program == "measure.py" and args.command == "variants" and args.names == name
