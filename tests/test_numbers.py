@@ -111,8 +111,8 @@ def test_accuracy_of_predictions():
           r" (\d+) %, and (\d+) % are", everything["all.count"], 100 * everything["all.median"],
           100 * everything["all.near"])
     holds(r"Of (\d+) speeds that others have measured, with six programs on (\d+) kinds of GPUs,"
-          r" the median error is (\d+) %, and (\d+) % are within 20 %; of the (\d+) that no"
-          r" constant was chosen by, (\d+) % and (\d+) %", everything["all.count"],
+          r" the median error is (\d+) %, and (\d+) % are within 20 %\. For the (\d+) that no"
+          r" constant was fitted to, these are (\d+) % and (\d+) %", everything["all.count"],
           len({row["card"] for row in rows}), 100 * everything["all.median"],
           100 * everything["all.near"], unfitted["new.count"], 100 * unfitted["new.median"],
           100 * unfitted["new.near"])

@@ -417,7 +417,7 @@ def test_costs():
     """Hours and costs are those of the range of speeds; of several GPUs each costs."""
     known = made_up({8: (1024, 900), 16: (2048, 1500), 32: (3072, 3000)})
     low, high = known.speeds(32, CARDS["L4"])
-    assert high / low == pytest.approx(1.2 / 0.8)  # it is held by its power
+    assert high / low == pytest.approx(1.2 / 0.8)  # it is power-limited
     rows = costs_of(["H100", "L4"], tokens=1e9, price=[2.0, 0.5])
     one, four = rows["L4", "01"], rows["L4", "02"]
     assert one["hours"] == predictions.span(1e9 / high / 3600, 1e9 / low / 3600)

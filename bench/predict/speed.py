@@ -34,8 +34,8 @@ OVERLAP = 0.0  # of the shorter of moving and computing, at the same time as the
 # figures lie in it. Of a laptop's or another card that its power holds down, of one whose rate of
 # products nobody measured, and before 8.0, where no training speed is known, it is wider.
 RANGES = {
-    "data centre": 0.15, "workstation, GeForce": 0.15, "held by its power": 0.2, "scaled": 0.2,
-    "scaled, held by its power": 0.25, "before 8.0": 0.35}
+    "data centre": 0.15, "workstation, GeForce": 0.15, "power-limited": 0.2, "scaled": 0.2,
+    "scaled, power-limited": 0.25, "before 8.0": 0.35}
 NOT_COMPILED = 0.25  # at least, where scripts aren't compiled, or not whole
 HOST_BOUND = 0.35  # at least, where the GPU waits for the host
 
@@ -66,7 +66,7 @@ class Card(NamedTuple):
             return "before 8.0"
         if self.held or not self.is_measured:
             return ", ".join(["scaled"] * (not self.is_measured)
-                             + ["held by its power"] * bool(self.held))
+                             + ["power-limited"] * bool(self.held))
         return ("workstation, GeForce" if any("RTX" in name for name in self.names)
                 else "data centre")
 

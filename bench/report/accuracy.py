@@ -54,7 +54,7 @@ def accuracy_table() -> Table:
     def cells(heading: str, key: str, form: str) -> Column:
         return Column(heading, lambda line: f"{line[key]:{form}}" if key in line else "")
 
-    return Table([words("card", "kind"), words("script", "script"), words("range ±", "range"), *(
+    return Table([words("GPUs", "kind"), words("script", "script"), words("range ±", "range"), *(
         cells(f"{title}{heading}", f"{prefix}.{name}", form)
         for title, prefix in (("fitted: ", "one"), ("not fitted: ", "rest"))
         for heading, name, form in (("figures", "count", "d"), ("median error", "median", ".0%"),
@@ -74,12 +74,12 @@ def summary() -> str:
     one, rest = ([row for row in rows if (row["source"] == ONE_PROGRAM) is same]
                  for same in (True, False))
     cached = [(row["error"], log(size)) for row in one if (size := speed.CARDS[row["card"]].l2)]
-    return (f"One program, by which shares and ranges were chosen: {told(one)}.\n"
+    return (f"One program, to which shares and ranges were fitted: {told(one)}.\n"
             f"{len({row['program'] for row in rest})} other programs, not fitted: {told(rest)}."
-            f" All: {told(rows)}. With the {len(everything) - len(rows)} that aren't judged:"
+            f" All: {told(rows)}. Including the {len(everything) - len(rows)} that aren't judged:"
             f" {told(everything)}.\n"
-            f"Of the one program's {len(cached)} figures on cards of known second-level cache, the"
-            " error and the logarithm of the cache's size have a correlation of"
+            f"For the one program's {len(cached)} figures on GPUs of known L2 cache size, the error"
+            " and the logarithm of that size have a correlation of"
             f" {correlation(*zip(*cached, strict=True)):.2f}.")
 
 
@@ -98,8 +98,8 @@ def others_table() -> Table:
     for line in lines.values():
         line["all"] = "; ".join(f"**{card}** {', '.join(found)}"
                                 for card, found in line["figures"].items())
-    return Table([words("measured by", "program"), words("kind of card", "kind"),
-                  words("card, batch: tok/sec (error of the prediction)", "all"),
+    return Table([words("measured by", "program"), words("kind of GPU", "kind"),
+                  words("GPU, batch: tok/sec (error of the prediction)", "all"),
                   words("not judged", "unsure")], list(lines.values()))
 
 
@@ -144,10 +144,10 @@ def left_out_table() -> Table:
             before=median(now), after=median(out), near=mean(each <= 0.2 for each in now),
             near_after=mean(each <= 0.2 for each in out)))
     return Table([
-        words("constant", "name"), Column("stands at", lambda line: line["now"]),
+        words("constant", "name"), Column("value", lambda line: line["now"]),
         Column("fitted to all", lambda line: line["fitted"]),
-        Column("without a program", lambda line: line["chosen"]),
-        number("median error as it stands", "before", ".1%"),
-        number("of the program left out", "after", ".1%"),
-        number("within 20 % as it stands", "near", ".0%"),
-        number("of the program left out", "near_after", ".0%")], lines)
+        Column("fitted without one program", lambda line: line["chosen"]),
+        number("median error with the value", "before", ".1%"),
+        number("fitted, on the program left out", "after", ".1%"),
+        number("within 20 % with the value", "near", ".0%"),
+        number("fitted, on the program left out", "near_after", ".0%")], lines)

@@ -159,12 +159,12 @@ def clock_table() -> Table:
         rows.append(row)
     return Table([
         words("rung", "label"), number("batch", "batch"),
-        number("training alone, predicted", "alone", ",.0f"),
+        number("training only, predicted", "alone", ",.0f"),
         number("by the published clock, predicted", "predicted", ",.0f"),
         number("published", "measured", ",.0f"), number("error", "error", "+.0%"),
-        number("left per log line, s", "left", ".2f"),
+        number("implied s per log line", "left", ".2f"),
         number("× published", "factors.measured", ".2f"),
-        number("× training alone, predicted", "factors.alone", ".2f")], rows)
+        number("× training only, predicted", "factors.alone", ".2f")], rows)
 
 
 def others_predictions() -> dict[str, Prediction]:
@@ -205,8 +205,8 @@ def others_memory_table() -> Table:
                 row["mib"] / 1024, row["reserved_gb"] + logits))
     return Table([
         number("batch", "batch"), number("reserved, predicted", "reserved_gb", ".2f"),
-        number("and twice the logits", "predicted", ".2f"),
-        number("in use there", "measured", ".2f"), number("error", "error", "+.1%")],
+        number("with twice the logits", "predicted", ".2f"),
+        number("measured", "measured", ".2f"), number("error", "error", "+.1%")],
         list(rows.values()))
 
 

@@ -110,12 +110,12 @@ def speeds(run: Run, known: Prediction, card: Card) -> dict[int, list]:
 def gpu(name: str, card: Card, runs: dict[str, Run], found: Known) -> dict:
     told = dict(gb=gb(card.mib), room=gb(card.mib - OTHERS), notes=[
         note for note, holds in (
-            ("Nobody's rate of matrix products on this GPU is known here: it is scaled from the"
-             " datasheet, and the range is wider.", not card.is_measured),
-            ("Some of its specifications haven't been compared with a datasheet yet.",
+            ("We know of no measured matmul throughput of this GPU: it is scaled from the datasheet,"
+             " so the range is wider.", not card.is_measured),
+            ("Some of its specifications haven't been checked against a datasheet yet.",
              not card.is_checked),
-            ("It has no units for bfloat16. 01 and 02 are composed with precision-fp16, and no"
-             " training speed is known to check them by.", not card.bfloat16)) if holds])
+            ("It has no units for bfloat16. 01 and 02 are composed with precision-fp16, and we"
+             " know of no measured training speed to check them against.", not card.bfloat16)) if holds])
     if not card.bfloat16:
         told |= {"instead": {"01": FLOAT16, "02": f"02+{FLOAT16}"}, "with": f"with {FLOAT16}"}
     if name == check.PUBLISHED_ON:

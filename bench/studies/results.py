@@ -129,7 +129,7 @@ def differences(one, other, pairs: list[Pair]) -> list[tuple]:
     changed = [pair.one.label for pair in pairs if one.of_another_version(other, pair.one.run.name)]
     if changed:
         lines.append(("another version of", ", ".join(changed), ""))
-    lines += [(f"products in {name}, TFLOP/s", *(
+    lines += [(f"matmuls in {name}, TFLOP/s", *(
         f"{each.peak[name] / 1e12:.2f}" if name in each.peak else "" for each in (one, other)))
         for name in one.peak | other.peak]
     first = pairs[0]
