@@ -80,7 +80,7 @@ def test_time_to_loss():
         default, best, fastest = to_loss(machine)
         own = pages[0] + machine.name + "/"
         holds(r"\*\*To the same loss\*\* .*? 01 is ([\d.]+) times", best, pages=own)
-        holds(r"blocks compiled [\w ]+, too, ([\d.]+) times", fastest, pages=own)
+        holds(r"Muon and regional compilation ([\d.]+) times", fastest, pages=own)
         holds(r"At default settings, to 6\.34,(?: 01 is)? ([\d.]+) times", default, pages=own)
     defaults, bests, fastest = zip(*map(to_loss, (EPYC, XEON)), strict=True)
     holds(r"reaches the first target ([\d.]+) times as fast \(.*?on the Xeon [\d.]+ and ([\d.]+)",
