@@ -12,7 +12,8 @@ from proselint.registry import CheckRegistry
 from proselint.tools import LintFile
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/*.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md",
+         "results/reference/*/README.md"]
 FIELD = {
     "all (rungs|variants) together": "in total",
     "anew": "again",

@@ -21,10 +21,11 @@ from made_up import (
 )
 
 from bench import commands, processes
-from bench.common import UserError, relative, short_name
+from bench.common import REFERENCE, UserError, relative, short_name
 from bench.predict import fingerprint
 from bench.report import cards, check, look, page, readme
 from bench.report.names import ADVICE
+from bench.report.notes import VERSIONS
 from bench.report.tables import found_in, markdown
 from bench.studies import all_studies, ladder
 from bench.studies.stages import bars_table, published_bars, read_bars
@@ -557,6 +558,14 @@ def test_pages_stay_short():
             most = 300  # a machine's findings, beside its tables
         lines = len(of_any_version(path.read_text(encoding="utf-8")).splitlines())
         assert lines <= most, f"{path.name}: {lines} lines"
+
+
+def test_pages_explain_an_earlier_version():
+    """Once each, wherever a number is of one."""
+    for path in [*readme.PAGES, *REFERENCE.glob("*/report.md")]:
+        text = path.read_text(encoding="utf-8")
+        told = VERSIONS in text or "<i>An earlier version</i>" in text
+        assert told or of_any_version(text) == text, path
 
 
 def test_update_writes_every_table(tmp_path):

@@ -15,6 +15,8 @@ from bench.predict import fingerprint
 from bench.predict.speed import PEAK_FLOPS, card_of
 from patches.stack import StackError
 
+VERSIONS = ("*An earlier version* of a script (below tables): its training step was edited since;"
+            " *unknown*: the log doesn't tell.")  # a footnote of each page with such a line
 today = cache(Scripts)  # in one process they are read once
 
 
@@ -119,7 +121,7 @@ def mfu_notes(records: Iterable[Record]) -> list[str]:
     gpus = {str(record.environment["gpu"]) for record in records
             if record.config["device"] == "cuda"} - PEAK_FLOPS.keys()
     return [f"No MFU of the {gpu}: " + (
-        "it has no bfloat16 units, whose rate MFU is a share of." if card_of(gpu) else
+        "it has no bfloat16 units, and MFU is a share of their rate." if card_of(gpu) else
         "its rate isn't known. An entry with this name in bench/predict/gpus.json,"
         " with its datasheet's dense bfloat16 rate, gives it.") for gpu in sorted(gpus)]
 
@@ -130,36 +132,38 @@ def verdict_note(measured, rows: list[Row]) -> str:
     sure = table.significant(speed_of)
     if not table.differences(speed_of):
         return f'"faster" and "slower" need {ROUNDS_FOR_A_VERDICT} rounds.'
-    text = ('"faster" and "slower": significant over the whole table; where nothing differed,'
-            f" {table.level:.1%} of such tables or fewer would hold one of these words.")
+    text = ('"faster" and "slower": significant over the whole table; if nothing differed, at most'
+            f" {table.level:.1%} of such tables would contain either word.")
     if not measured.is_finished:
-        text += " The planned rounds aren't over, and whoever looks before pays for it."
+        text += (" The planned rounds aren't finished; looking earlier makes significance harder to"
+                 " reach.")
     elif measured.plan.looks > 1:
-        text += f" It is look number {measured.plan.looks} at this table, which has its price."
+        text += (f" This is look number {measured.plan.looks} at this table; each makes significance"
+                 " harder to reach.")
     missed = [row.least() for row in rows if row.least() and row.run.name not in sure]
     if missed:
         text += (" The minimum detectable effect of the other rows, which is found every second"
-                 f" time, is a factor of {min(missed):.2f} (in the row with the least noise) to"
+                 f" time, is a speedup of {min(missed):.2f} (in the row with the least noise) to"
                  f" {max(missed):.2f}.")
     return text
 
 
 def design_note(measured, rows: list[Row]) -> list[str]:
-    """What no test can tell by the way in which this was measured."""
+    """What the test can't account for, by the way in which this was measured."""
     if not rows[0].rows.differences(speed_of):
         return []
     plan, steps = measured.plan, {row.record.steps for row in rows if row.record}
     reasons = []
     if plan.order is None:
-        reasons.append("all rounds had one order, so that the error of a place in it, or of a"
-                       " machine that drifts, is in the factors")
+        reasons.append("all rounds had one order, so the speedups contain effects of the place in"
+                       " it and of a machine that drifts")
     if rounds_of(rows) > plan.cold_rounds and any(
             row.record and row.record.config.get("compile") for row in rows):
-        reasons.append("a script was compiled once, so that one compilation's luck is in all its"
+        reasons.append("each script was compiled once, so one compilation's luck is in all its"
                        " rounds")
     if len(steps) > 1:
         reasons.append(f"runs were timed over {min(steps)} to {max(steps)} steps")
-    return [f"What no test can tell here: {'; '.join(reasons)}."] if reasons else []
+    return [f"What the test can't account for here: {'; '.join(reasons)}."] if reasons else []
 
 
 def factor_note(rows: list[Row]) -> str:
@@ -168,7 +172,7 @@ def factor_note(rows: list[Row]) -> str:
         return ("The technique's speedup is the speed with it over the speed without it; \"faster\""
                 " means that the script is faster with it.")
     text = ("The speedup is over the first row." if one_reference(rows) and len(rows) > 2 else
-            "The speedup is over the row above, or the nearest one above that has figures; the"
+            "The speedup is over the row above, or over the nearest one that has numbers; the"
             " baseline is the first row.")
     return text + " The published speedups, from an A100, are in brackets." * any(
         row.published_factor for row in rows)
@@ -198,7 +202,7 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
         *mfu_notes(row.record for row in rows if row.record),
         *["02 trains as many tokens on each GPU; its loss is the one after them, and its memory"
           " that of rank 0."] * any(row.run.processes > 1 for row in rows),
-        *["This GPU has no TF32: products of float32 matrices are what their name says, and"
+        *["This GPU has no TF32: float32 matmuls are really computed in float32, and"
           " technique 2 changes nothing."] * bool(no_tf32),
         *[r"\* without torch.compile: it found no compiler, or was told not to use it."] * any(
             row.uncompiled for row in rows),

@@ -8,6 +8,7 @@ from bench.common import DAMAGE, write_whole
 from bench.measure.journal import journal_of, newest, read_journal
 from bench.report.html_page import write_html
 from bench.report.look import first_line, machine_section, read_look, summary
+from bench.report.notes import VERSIONS
 from bench.report.pictures import draw_all
 from bench.report.tables import found_in, text_of
 
@@ -43,7 +44,8 @@ def write_page(studies: dict, results: Path, command: str, missing: dict[str, st
         page.append(f"\n## {study.title}\n\n"
                     + section(study, results, list(pictures.get(study.name, ())))
                     + f"\nAlone: {alone}")
-    write_whole(results / "report.md", "\n".join(page) + "\n")
+    text = "\n".join(page) + "\n"
+    write_whole(results / "report.md", text + f"\n{VERSIONS}\n" * ("version of" in text))
     if not write_html(results / "report.md"):
         print("no report.html beside report.md: pip install -r requirements-extras.txt")
     archive = io.BytesIO()
