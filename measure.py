@@ -1,7 +1,7 @@
 """Measure what each technique for fast training brings on this machine, and what it costs.
 
     python measure.py stages         # the three scripts: 00, 01 and 02
-    python measure.py ladder         # 00, then one technique more at a time, up to 01
+    python measure.py ladder         # 00, then one more technique at a time, up to 01
     python measure.py leave-one-out  # 01 without one technique at a time
     python measure.py variants       # 01, and alternatives to what it does
     python measure.py sweep batch    # what fits, and how fast; also `sweep model`, `sweep context`

@@ -321,7 +321,7 @@ def test_ladder_picture(tmp_path):
     texts = shown(study.draw(measured, rows))
     assert {"baseline \u20070", "larger batch 10", "102", "12,525", "2.21×",
             "failed: out of memory: lower --batch-si…",
-            "thousand tok/sec, log scale\nthin lines: repetitions"} <= set(texts)
+            "thousand tok/sec, log scale\nthin lines: range of the repetitions"} <= set(texts)
     whole = rows[-1].factor_baseline
     assert (f"{whole:.1f}× faster; significant: torch.compile 1.12×, causal mask made on the fly"
             f" 1.10×, TF32 tensor cores 1.09× and 6 more cpu-demo on {LONG[:59]}…, 2 cores"
@@ -330,7 +330,7 @@ def test_ladder_picture(tmp_path):
         run.name: record_events(run.name, 100.0) for run in plan.runs[1:]} | {
         "00_orig": "ended by signal 9"})
     texts = shown(study.draw(measured, rows_of(measured)))
-    assert {"The baseline, then one technique more at a time: cpu-demo on Some CPU, 2 cores",
+    assert {"The baseline, then one more technique at a time: cpu-demo on Some CPU, 2 cores",
             "thousand tok/sec, log scale", "failed: ended by signal 9"} <= set(texts)
 
 

@@ -10,9 +10,9 @@ from bench.studies import Study
 
 
 class Ladder(Study):
-    """00, then one technique more at a time, up to 01; on several GPUs also 02."""
+    """00, then one more technique at a time, up to 01; on several GPUs also 02."""
 
-    title = "The ladder: one technique more at a time"
+    title = "The ladder: one more technique at a time"
     schedule = {30: 1, 50: None}
     rounds = {"cuda": 4, "cpu": 6}  # 4 rounds miss gains of 15 % in a CPU's noise
     settings = dict(seed_noise=1, cold_rounds=EVERY_ROUND)
@@ -59,14 +59,14 @@ class Ladder(Study):
 
 
 def finding(measured, rows: list[Row]) -> str:
-    """A title: how much faster it is in all, and what brings it. Without verdicts it claims
-    nothing."""
+    """A title: how much faster it is in total, and what gains significantly. Where nothing does it
+    claims nothing."""
     sure = sorted((row for row in rows if row.verdict == "faster"), key=lambda row: -row.factor)
     if not sure:
-        return f"The baseline, then one technique more at a time: {place_of(measured)}"
+        return f"The baseline, then one more technique at a time: {place_of(measured)}"
     names = [f"{called(row.run.name, row.label.partition(' ')[2])} {row.factor:.2f}×"
              for row in sure]
     rest = f" and {len(names) - 3} more" * (len(names) > 3)
     whole = next(filter(None, (row.factor_baseline for row in reversed(rows))), None)
-    return ((f"{whole:.1f}× faster; significant: " if whole else "Significantly faster: ")
-            + f"{', '.join(names[:3])}{rest}\n{place_of(measured)}")
+    return ((f"{whole:.1f}× faster: " if whole else "") + f"{place_of(measured)}\n"
+            f"significant: {', '.join(names[:3])}{rest}")
