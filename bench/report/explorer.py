@@ -9,6 +9,7 @@ from bench.common import REFERENCE
 from bench.predict.speed import CARDS, Card
 from bench.predict.store import BATCHES, OTHERS, Prediction, kept
 from bench.report import check
+from bench.report.names import ADVICE
 from patches import stack
 
 MODELS = "gpt2", *check.LARGER
@@ -74,7 +75,7 @@ def kind(name: str, run: Run) -> str:
         return "The scripts"
     if run.rung is not None:
         return "The ladder"
-    return "Variants of 01" if run.processes == 1 else ""
+    return "Options of 01" if run.processes == 1 else ""
 
 
 def script(name: str, run: Run, known: dict[str, Prediction]) -> dict:
@@ -82,7 +83,8 @@ def script(name: str, run: Run, known: dict[str, Prediction]) -> dict:
                      for batch, need in each.needs.items() if batch in BATCHES}
              for model, each in known.items()}
     return dict(
-        label=run.label, rung=run.rung, gpus=run.processes, kind=kind(name, run),
+        label=f"{run.rung} {ADVICE[name].name}" if name in ADVICE else run.label,
+        rung=run.rung, gpus=run.processes, kind=kind(name, run),
         default=32 if run.rung is None or run.rung >= 10 else 8,
         commands=commands(name, run), predict=asked(name, run), published=run.published,
         needs=needs)
@@ -110,12 +112,12 @@ def speeds(run: Run, known: Prediction, card: Card) -> dict[int, list]:
 def gpu(name: str, card: Card, runs: dict[str, Run], found: Known) -> dict:
     told = dict(gb=gb(card.mib), room=gb(card.mib - OTHERS), notes=[
         note for note, holds in (
-            ("We know of no measured matmul throughput of this GPU: it is scaled from the datasheet,"
-             " so the range is wider.", not card.is_measured),
+            ("We know of no measured matmul throughput of this GPU: it is scaled from the"
+             " datasheet, so the range is wider.", not card.is_measured),
             ("Some of its specifications haven't been checked against a datasheet yet.",
              not card.is_checked),
-            ("It has no units for bfloat16. 01 and 02 are composed with precision-fp16, and we"
-             " know of no measured training speed to check them against.", not card.bfloat16)) if holds])
+            ("It has no units for bfloat16. 01 and 02 are composed with precision-fp16, and we know"
+             " of no measured training speed to check them against.", not card.bfloat16)) if holds])
     if not card.bfloat16:
         told |= {"instead": {"01": FLOAT16, "02": f"02+{FLOAT16}"}, "with": f"with {FLOAT16}"}
     if name == check.PUBLISHED_ON:
