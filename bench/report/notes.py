@@ -138,8 +138,8 @@ def verdict_note(measured, rows: list[Row]) -> str:
         text += (" The planned rounds aren't finished; looking earlier makes significance harder to"
                  " reach.")
     elif measured.plan.looks > 1:
-        text += (f" This is look number {measured.plan.looks} at this table; each makes significance"
-                 " harder to reach.")
+        text += (f" This is look number {measured.plan.looks} at this table; each makes"
+                 " significance harder to reach.")
     missed = [row.least() for row in rows if row.least() and row.run.name not in sure]
     if missed:
         text += (" The minimum detectable effect of the other rows, which is found every second"

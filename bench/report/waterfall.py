@@ -91,7 +91,8 @@ def draw(axes, steps: list[Step], inches: float) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("thousand tok/sec, log scale"
-                    + "\nthin lines: range of the repetitions" * any(len(step.range) > 1 for step in steps))
+                    + "\nthin lines: range of the repetitions" * any(
+                        len(step.range) > 1 for step in steps))
 
 
 def panels(title: str, names: list[str], columns: list[tuple[str, list[Step]]]):
