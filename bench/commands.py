@@ -87,7 +87,7 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
     sub.add_argument("--rungs", metavar="0,5-8",
                      help="which techniques, for ladder and leave-one-out (default: all)")
     sub.set_defaults(function=report)
-    sub = command("readme", "write the tables of README.md, docs/ and the machines' READMEs anew,"
+    sub = command("readme", "write the tables of README.md, docs/ and the machines' READMEs again,"
                             " from the patches and results/reference/", parents=())
     sub.set_defaults(function=lambda args, options, studies: print(
         "README.md, docs/, results/reference/*/README.md: " + (
