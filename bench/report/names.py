@@ -19,8 +19,8 @@ ADVICE = {  # by the patch's name
     "04-pinned-memory": Advice("pinned memory", "loading images or sound, or over a slow link",
                                "no gain for token ids, nor on CPUs"),
     "05-bfloat16": Advice("bfloat16", "the hardware has bfloat16 units",
-                          "small updates are lost: for long training at a small learning"
-                          " rate, `precision-autocast`"),
+                          "small updates are lost; use `precision-autocast` for long"
+                          " training at a small learning rate"),
     "06-native-layers": Advice("built-in LayerNorm and GELU", "the model isn't compiled",
                                "little gain in compiled models"),
     "07-flash-attention": Advice("FlashAttention", "training in bfloat16 or float16 from Ampere on",
