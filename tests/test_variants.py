@@ -37,8 +37,8 @@ ROWS = [(name, options, needs) for name, patch in VARIANTS.items()
 COMPILED_ELSEWHERE = {("precision-float8", ()), ("precision-float8", ("--float8", "head")), *(
     ("model-modern", (switch,)) for switch in (
         "--no-rotary", "--no-qk-norm", "--no-relu-squared", "--no-zero-init"))}
-# These leave the graph as it is.
-EAGER = ("allocator", "data", "optimizer", "schedule", "step")
+# These leave the graph as it is; test_checkpoints.py compiles with checkpoints.
+EAGER = ("allocator", "checkpoint", "data", "gc", "optimizer", "schedule", "step")
 STEPS = dict(eval_freq=1, eval_windows=3, max_steps=6, batch_size=8)
 
 
