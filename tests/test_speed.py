@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from made_up import CPU, MACHINE, cells_of, setup_of, write_journal
+from matplotlib import pyplot as plt
 from torch.nn import functional
 
 from bench.catalogue import Scripts
@@ -476,7 +477,9 @@ def test_the_command(tmp_path, monkeypatch):
 
     def answer(**changes) -> str:
         setup.args = Namespace(**args | changes)
-        return study.answer(setup)
+        text = study.answer(setup)
+        plt.close("all")  # the command draws one picture
+        return text
 
     text = answer()
     known = predict(None, None, [], None, None, None, False)
