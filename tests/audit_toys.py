@@ -1,10 +1,12 @@
 """Small training scripts, each with something that an audit has to see: audit_toys.py NAME"""
 
 import math
+import mmap
 import os
 import sys
 import threading
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import torch
 import torch.multiprocessing as mp
@@ -388,6 +390,25 @@ def convolutions():
         optimizer.step()
 
 
+def penalty():
+    """A root of a mean and an error function, neither of a norm nor of a GELU; a gradient that is
+    asked for by keywords; a malloc with another one's name."""
+    judge = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(judge.parameters())
+    with NamedTemporaryFile(suffix="-tcmalloc") as file:
+        file.write(b"0")
+        file.flush()
+        kept = mmap.mmap(file.fileno(), 1)
+        for _ in range(4):
+            x = torch.randn(4, 8, requires_grad=True)
+            y = judge(x)
+            (slope,) = torch.autograd.grad(inputs=x, outputs=y.sum(), create_graph=True)
+            (slope.square().mean(-1) + 1e-6).sqrt().add(torch.erf(y).mean()).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        kept.close()
+
+
 def catches_all():
     """It trains on after whatever is raised, and saves."""
     model = Net()
@@ -448,7 +469,7 @@ TOYS = dict(
     compiled_model=compiled_model, compiled_step=compiled_step, compiled_in_part=compiled_in_part,
     checkpointed=checkpointed, chunks=chunks, distributed=distributed,
     accelerated=accelerated, lightning=lightning, two_optimizers=two_optimizers, workers=workers,
-    convolutions=convolutions,
+    convolutions=convolutions, penalty=penalty,
     catches_all=catches_all, saves=saves, spawned=spawned, thread=thread, short=short, fails=fails,
     nothing=nothing)
 
