@@ -317,43 +317,18 @@ def accelerated():
 
 
 def lightning():
-    """Its loop, whose optimizers get the step as a closure; where it isn't installed, as it does
-    that: pytorch/loops/optimization/automatic.py."""
-    try:
-        from lightning import LightningModule, Trainer
-    except ImportError:
-        LightningModule, Trainer = nn.Module, LikeLightning
+    """As Lightning's loop does it (pytorch/loops/optimization/automatic.py): the optimizer gets the
+    step as a closure."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for pair in DataLoader([batch() for _ in range(40)], batch_size=None):
+        def closure(pair=pair):
+            loss = model(*pair)
+            optimizer.zero_grad()
+            loss.backward()
+            return loss
 
-    class Module(LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = Net()
-
-        def training_step(self, pair):
-            return self.net(*pair)
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters())
-
-    data = DataLoader([batch() for _ in range(40)], batch_size=None)
-    Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-            enable_progress_bar=False).fit(Module(), data)
-
-
-class LikeLightning:
-    def __init__(self, **how):
-        pass
-
-    def fit(self, module, data):
-        optimizer = module.configure_optimizers()
-        for pair in data:
-            def closure(pair=pair):
-                loss = module.training_step(pair)
-                optimizer.zero_grad()
-                loss.backward()
-                return loss
-
-            optimizer.step(closure=closure)
+        optimizer.step(closure=closure)
 
 
 def two_optimizers():

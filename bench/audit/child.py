@@ -30,13 +30,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from watch import (  # type: ignore  # beside this file
-    Names,
-    Watch,
-    leave_modes,
-    now,
-    tensors_in,
-)
+from watch import Names, Watch, leave_modes, now, tensors_in  # type: ignore  # beside this file
 
 WARM_UP = 3  # steps that aren't timed: compilation, first allocations
 ENOUGH, LONGEST = 20, 20  # timed steps; seconds since the first step's end, after which two do
@@ -48,8 +42,8 @@ class Steps:
     def __init__(self, order: dict):
         self.order, self.mode, self.key = order, order["mode"], order.get("key")
         self.ends, self.optimizers = {}, {}  # by the order of their first updates; by their ids
-        self.created, self.models, self.workers, self.saved = [], [], [], []
-        self.backwards, self.waited, self.graphs = 0, 0.0, float("inf")
+        self.created, self.models, self.workers, self.waits, self.saved = [], [], [], [], []
+        self.backwards, self.graphs = 0, float("inf")
 
     def before(self, optimizer, args, kwargs):
         """A closure in which the script computes its loss is no part of the update."""
@@ -67,22 +61,18 @@ class Steps:
         """Before torch.autograd.backward and .grad."""
         self.backwards += 1
         if watch.on:
-            watch.on = False  # for what is done here
             roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
+            watch.on = False  # for what is done here
             watch.roots.append([len(watch.ops), [
                 watch.describe(each, True)[0] for each in tensors_in(roots)]])
-            watch.syncs += [each.require_backward_grad_sync for each in self.models]
             watch.on = True
+            watch.syncs += [each.require_backward_grad_sync for each in self.models]
         return None if self.created else lambda: self.end("backward")
 
     def fetch(self, loader):
         """Before a loader gives a batch."""
         began = time.perf_counter()
-
-        def after() -> None:
-            self.waited += time.perf_counter() - began
-
-        return after
+        return lambda: self.waits.append(time.perf_counter() - began)
 
     def end(self, key: str) -> None:
         """A step of this optimizer ends."""
@@ -97,7 +87,7 @@ class Steps:
                 finish("watched")
         elif self.mode == "time" and key == self.rarest:
             if len(ends) == WARM_UP + 1:
-                self.waited, self.graphs = 0.0, graphs()
+                self.waits, self.graphs = [], graphs()
             if len(ends) > WARM_UP + self.order.get("steps", ENOUGH) or len(ends) > 2 and (
                     ends[-1] - ends[0] > self.order.get("longest", LONGEST)):
                 finish("timed")
@@ -139,7 +129,7 @@ def finish(how: str, error: str = "") -> None:
     seconds = [end - start for start, end in itertools.pairwise(ends)]
     facts = dict(
         how=how, error=error, key=key, steps=len(ends), backwards=steps.backwards,
-        seconds=seconds[min(WARM_UP, len(seconds) // 2):], waited=steps.waited,
+        seconds=seconds[min(WARM_UP, len(seconds) // 2):], waited=sum(steps.waits),
         children=resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime, workers=steps.workers,
         saved=sorted({path for path in steps.saved if os.path.exists(path)}),
         optimizers=[optimizer_facts(each) for each in steps.optimizers.values()],

@@ -29,7 +29,8 @@ def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float
             if other["device"] == device:
                 factors = {str(row.run.script): row.factor for row in rows if row.factor}
                 found.append(((2 * same, folder == results, alike), factors, where))
-    return max(found, key=lambda each: each[0], default=((), {}, ""))[1:]
+    _, gains, where = max(found, key=lambda each: each[0], default=((), {}, ""))
+    return gains, where
 
 
 def predicted(card: str) -> dict[str, float]:

@@ -37,9 +37,9 @@ def of_operators(step: Step) -> Iterator[str]:
                           if size % 8 and size > 8} - {step.vocabulary})}
     share = sum(op.flops for op in odd) / max(1, sum(op.flops for op in step.products))
     if share >= 0.02:
-        sizes = ", ".join(map(str, sorted(set().union(*odd.values()))[:4]))
+        least = ", ".join(map(str, sorted(set().union(*odd.values()))[:4]))
         yield f"{share:.0%} of the forward pass's FLOPs in products with sizes that 8 doesn't" \
-              f" divide ({sizes}): {where(odd)}"
+              f" divide ({least}): {where(odd)}"
 
     double = [op for op in step.training for each in op.outputs[:1]
               if each.type == "float64" and max(each.shape, default=0) > 64]

@@ -71,7 +71,7 @@ def text(found: list[Price], step: Step, unit: str) -> str:
     types: Counter = Counter()
     for each in work_of(step):
         types[each.precision] += int(each.flops)
-    note = f"By the operators of the watched step, products in {max(types, key=types.get)}."
+    note = f"By the operators of the watched step, products in {types.most_common(1)[0][0]}."
     if step.device == "cpu":
         note += " It ran on a CPU: a script that takes another type on a GPU does otherwise there."
     if is_compiled(step):

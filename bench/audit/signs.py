@@ -11,7 +11,7 @@ from functools import cache, reduce
 from itertools import permutations
 from typing import NamedTuple
 
-from bench.audit.step import Op, Step, Tensor
+from bench.audit.step import Op, Step, Tensor, to_products, walk
 
 HAS, LACKS, CANT_TELL = "has", "lacks", "can't tell"
 NOT_HERE, NO_HARDWARE = "not in this model", "not on this hardware"
@@ -37,13 +37,11 @@ def count(number: int, what: str) -> str:
 def causal_mask(step: Step) -> tuple:
     stored, unknown = [], []
     for each in step.attentions:
-        older = [step.older[source] for mask in each.masks
-                 for source in step.sources(mask, each.ops[-1].number)]
-        masking = [op for op in each.ops if op.reads & each.masks]
-        if any(about["triangle"] for about in older):
-            stored += masking[:1]
+        older = [(source, op) for op, mask in each.masks for source in mask.sources()]
+        if any(source["triangle"] for source, _ in older):
+            stored.append(older[0][1])
         elif older:
-            unknown += masking[:1]
+            unknown.append(older[0][1])
     if stored:
         return LACKS, (f"{count(len(stored), 'call')} of attention with a stored triangle,"
                        f" {stored[0].outputs[0].shape[-2]} tokens"), stored
@@ -97,7 +95,7 @@ def bfloat16(step: Step) -> tuple:
     half = sum(share for kind, share in shares.items() if kind.startswith(HALF))
     seen = "FLOPs in " + ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items())
     if half > 0.9:
-        masters = "float32" in {step.older[each]["type"] for each in step.weights.values()}
+        masters = "float32" in {weight.older["type"] for weight in step.weights.values()}
         return HAS, seen + ", of float32 weights (autocast)" * masters
     if step.facts["dtype"] != "bfloat16":
         return NO_HARDWARE, seen
@@ -106,19 +104,18 @@ def bfloat16(step: Step) -> tuple:
 
 def native_layers(step: Step) -> tuple:
     def ends(op: Op) -> bool:
-        return op.is_product() or op.name in ("mean", "var", "var_mean", "std")
+        return op.is_product or op.name in ("mean", "var", "var_mean", "std")
 
     @cache
-    def degrees(storage: int, before: int) -> Counter:
+    def degrees(storage: int, maker: Op | None) -> Counter:
         """The degree of the polynomial that it is, in each storage that it is made of."""
-        op = step.maker(storage, before)
-        name = op.name.rstrip("_") if op else ""
+        name = maker.name.rstrip("_") if maker else ""
         if name not in ("mul", "pow", "add", "sub", "_to_copy") and not (
-                name == "div" and len(op.inputs) == 1):
+                name == "div" and len(maker.inputs) == 1):
             return Counter([storage])
         total = reduce(Counter.__add__ if name == "mul" else Counter.__or__,
-                       (degrees(each.storage, op.number) for each in op.inputs))
-        power = op.others.get("exponent", 1) if name == "pow" else 1
+                       (degrees(each.storage, each.maker) for each in maker.inputs))
+        power = maker.others.get("exponent", 1) if name == "pow" else 1
         return Counter({each: degree * power for each, degree in total.items()})
 
     def is_norm(factor: Tensor, path: list[Op]) -> bool:
@@ -127,16 +124,16 @@ def native_layers(step: Step) -> tuple:
             op.name in ("rsqrt", "sqrt", "std") or op.others.get("exponent") in (-.5, .5)
             for op in path) and any(
             ends(op) and op.others.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
-            and step.is_data(op.inputs[0].storage, op.number) for op in path)
+            and op.inputs[0].is_data() for op in path)
 
-    def gelus(other: Tensor, op: Op, path: list[Op]) -> Iterator[Op]:
+    def gelus(other: Tensor, path: list[Op]) -> Iterator[Op]:
         """The functions in what `other` is multiplied by, of what that is made of, too."""
-        for each in path:
-            if each.name in ("erf", "tanh"):
-                inner = degrees(each.inputs[0].storage, each.number)
-                if (each.name == "erf" or 3 in inner.values()) and inner.keys() & degrees(
-                        other.storage, op.number).keys():
-                    yield each
+        for op in path:
+            if op.name in ("erf", "tanh"):
+                inner = degrees(op.inputs[0].storage, op.inputs[0].maker)
+                if (op.name == "erf" or 3 in inner.values()) and inner.keys() & degrees(
+                        other.storage, other.maker).keys():
+                    yield op
 
     norms, activations, native = {}, {}, Counter()
     for op in step.training:
@@ -146,17 +143,17 @@ def native_layers(step: Step) -> tuple:
             native["rms_norm"] += op.name == "rsqrt"
         elif op.name.rstrip("_") in ("mul", "div") and len(op.inputs) == 2:
             for factor, other in permutations(op.inputs):
-                path = [*step.walk([(factor.storage, op.number)], ends)]
-                if other.shape[-1:] != [1] and is_norm(factor, path):
+                path = [*walk([factor], ends)]
+                if other.shape[-1:] > [1] and is_norm(factor, path):
                     norms[op] = "norm"
-                activations |= dict.fromkeys(gelus(other, op, path), "GELU")
+                activations |= dict.fromkeys(gelus(other, path), "GELU")
     found = {op: what for op, what in (norms | activations).items() if not op.compiled}
     if found:
         functions = {(op.file, op.function) for op in found}
         kinds = Counter(found.values())
         return LACKS, f"{' and '.join(count(*each[::-1]) for each in kinds.items())} by hand", [
             *found, *(op for op in step.training
-                      if (op.file, op.function) in functions and not op.is_product())]
+                      if (op.file, op.function) in functions and not op.is_product)]
     if norms or activations:
         return HAS, "by hand, but the compiler fuses them"
     if not +native:
@@ -204,22 +201,16 @@ def batch_size(step: Step) -> tuple:
 def merged_qkv(step: Step) -> tuple:
     merged, apart = 0, []
     for each in step.attentions:
-        makers, inputs = set(), set()
-        for storage in (each.query, each.key, each.value):
-            before = each.ops[-1 if storage == each.value else 0].number
-            near = [op for op in step.walk([(storage, before)], Op.is_product)
-                    if op in step.weights]
-            if len(near) != 1:
-                break
-            makers.add(near[0])
-            inputs.add(next(root for given in near[0].inputs if len(given.shape) > 1 and (
-                root := step.root(given.storage, near[0].number)) != step.weights[near[0]]))
-        else:
-            merged += len(makers) == 1
-            apart += [makers] * (len(makers) == 3 and len(inputs) == 1)
+        near = [[op for op in to_products([one]) if op in step.weights] for one in each.inputs]
+        if all(len(ops) == 1 for ops in near):
+            makers = [op for ops in near for op in ops]
+            inputs = {root.storage for op in makers for root in map(Tensor.root, op.inputs)
+                      if len(root.shape) > 1 and root.storage != step.weights[op].storage}
+            merged += len({*makers}) == 1
+            apart += [makers] * (len({*makers}) == 3 and len(inputs) == 1)
     if apart:
         return LACKS, (f"{count(len(apart), 'call')} of attention with three products of one"
-                       " input"), sorted(set().union(*apart), key=lambda op: op.number)
+                       " input"), [op for makers in apart for op in makers]
     if merged:
         return HAS, f"query, key and value from one product, {merged} times"
     return CANT_TELL, "where query, key and value come from isn't plain"

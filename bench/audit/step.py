@@ -13,20 +13,42 @@ SOFTMAX = {"_softmax", "_safe_softmax", "exp", "softmax"}
 MASKING = "masked_fill", "where", "add", "sub", "mul"
 
 
-class Tensor(NamedTuple):
+@dataclass(eq=False)
+class Tensor:
     """What an operator reads or makes."""
 
     storage: int
     shape: list[int]
     type: str
     argument: str = ""  # of what it reads
+    maker: "Op | None" = None  # the operator that wrote it last; None of parameters
+    older: dict | None = None  # of one that is older than the step: see Watch.describe
+
+    @property
+    def is_parameter(self) -> bool:
+        return bool(self.older and self.older["parameter"])
+
+    def sources(self) -> list[dict]:
+        """What it comes from that is older than the step, but for parameters."""
+        read = [self, *(each for op in walk([self]) for each in op.inputs)]
+        return [each.older for each in read if each.older and not each.is_parameter]
+
+    def is_data(self) -> bool:
+        """Whether it comes from a batch, and not from parameters and constants alone."""
+        return bool(self.sources()) or any(op.name.startswith("rand") for op in walk([self]))
+
+    def root(self) -> "Tensor":
+        """Where it comes from, through casts and copies."""
+        root = self
+        while root.maker and root.maker.name in ("_to_copy", "clone", "copy_"):
+            root = root.maker.inputs[-1]
+        return root
 
 
 @dataclass(eq=False)
 class Op:
     """One operator; see Watch.note in bench/audit/watch.py."""
 
-    number: int
     name: str
     inputs: list[Tensor]
     outputs: list[Tensor]
@@ -46,110 +68,80 @@ class Op:
         self.inputs = [Tensor(*each) for each in self.inputs]
         self.outputs = [Tensor(*each) for each in self.outputs]
         self.reads = {each.storage for each in self.inputs}
+        self.makes = {each.storage for each in self.outputs}
+        self.type = self.inputs[0].type if self.inputs else ""
+        self.place = f"{Path(self.file).name}:{self.line}" if self.file else ""
+        self.is_product = self.name in PRODUCTS
         self.is_view = not self.name.endswith("_") and bool(self.outputs) and (
             self.outputs[0].storage in self.reads)
-        self.writes = set() if self.is_view else {each.storage for each in self.outputs}
 
-    @property
-    def type(self) -> str:
-        return self.inputs[0].type if self.inputs else ""
 
-    @property
-    def place(self) -> str:
-        return f"{Path(self.file).name}:{self.line}" if self.file else ""
+def walk(tensors: Iterable[Tensor],
+         stop: Callable[[Op], bool] = lambda op: False) -> Iterator[Op]:
+    """The operators that made some tensors, and what made theirs; beyond one that is to `stop` at,
+    which is told too, it doesn't go."""
+    seen, waiting = set(), list(tensors)
+    while waiting:
+        maker = waiting.pop().maker
+        if maker and maker not in seen:
+            seen.add(maker)
+            yield maker
+            if not stop(maker):
+                waiting += maker.inputs
 
-    @property
-    def behind(self) -> list[tuple[int, int]]:
-        """What it reads, as Step.walk wants it."""
-        return [(each, self.number) for each in self.reads]
 
-    def is_product(self) -> bool:
-        return self.name in PRODUCTS
+def to_products(tensors: Iterable[Tensor]) -> list[Op]:
+    """As walk(), up to the nearest products; in no order."""
+    return [*walk(tensors, lambda op: op.is_product)]
 
 
 class Attention(NamedTuple):
-    """One call: the operators that do it, and the storages of query, key, value and masks."""
+    """One call."""
 
-    ops: list[Op]
-    query: int
-    key: int
-    value: int
-    masks: set[int]
+    ops: list[Op]  # that do it
+    inputs: list[Tensor]  # query, key and value
+    masks: list[tuple[Op, Tensor]]  # each with the operator that applies it
     by_hand: bool
     causal: bool  # without a mask in memory
 
 
 class Step:
-    """The watched step as a graph of operators and storages."""
+    """The watched step as a graph of operators and tensors."""
 
     def __init__(self, facts: dict):
-        self.facts, self.older = facts, dict(facts["older"])
-        self.ops = [Op(number, **each) for number, each in enumerate(facts["ops"])]
-        self.writers = defaultdict(list)
-        for op in self.ops:
-            op.origin = op if op.origin is None else self.ops[op.origin]
-            for each in op.writes:
-                self.writers[each].append(op)
-
-    def is_parameter(self, storage: int) -> bool:
-        return storage in self.older and self.older[storage]["parameter"]
-
-    def maker(self, storage: int, before: int) -> Op | None:
-        """The last operator that wrote it before the one with that number."""
-        if self.is_parameter(storage):
-            return None
-        return next((op for op in reversed(self.writers[storage]) if op.number < before), None)
-
-    def walk(self, places: Iterable[tuple[int, int]],
-             stop: Callable[[Op], bool] = lambda op: False) -> Iterator[Op]:
-        """The operators that made some storages, each before a number, and what made theirs; beyond
-        one that is to `stop` at, which is told too, it doesn't go."""
-        seen, waiting = set(), list(places)
-        while waiting:
-            maker = self.maker(*waiting.pop())
-            if maker and maker not in seen:
-                seen.add(maker)
-                yield maker
-                if not stop(maker):
-                    waiting += maker.behind
-
-    def sources(self, storage: int, before: int) -> set[int]:
-        """The storages older than the step that it comes from, but for parameters."""
-        found = {storage}.union(*(op.reads for op in self.walk([(storage, before)])))
-        return {each for each in found if each in self.older and not self.is_parameter(each)}
-
-    def is_data(self, storage: int, before: int) -> bool:
-        """Whether it comes from a batch, and not from parameters and constants alone."""
-        return bool(self.sources(storage, before)) or any(
-            op.name.startswith("rand") for op in self.walk([(storage, before)]))
-
-    def root(self, storage: int, before: int) -> int:
-        """Where it comes from, through casts and copies."""
-        while (maker := self.maker(storage, before)) and maker.name in (
-                "_to_copy", "clone", "copy_"):
-            storage, before = maker.inputs[-1].storage, maker.number
-        return storage
+        self.facts, self.older, makers = facts, dict(facts["older"]), {}
+        self.ops = [Op(**each) for each in facts["ops"]]
+        self.roots = []  # what a backward pass begins with
+        roots = [(number, Tensor(each, [], "")) for number, storages in facts["roots"]
+                 for each in storages]
+        for number, op in enumerate([*self.ops, None]):
+            begun = [each for place, each in roots if place == number]
+            for each in [*begun, *(op.inputs if op else [])]:
+                each.older = self.older.get(each.storage)
+                each.maker = None if each.is_parameter else makers.get(each.storage)
+            self.roots += begun
+            if op:
+                op.origin = op if op.origin is None else self.ops[op.origin]
+                makers |= {} if op.is_view else dict.fromkeys(op.makes, op)
 
     @cached_property
     def training(self) -> dict[Op, None]:
         """The operators of the forward pass that the loss or the gradients come from, in order."""
-        places = [(each, place) for place, storages in self.facts["roots"] for each in storages]
-        for op in self.ops:
-            places += op.behind if op.phase == "backward" else []
-        found = {op for op in self.walk(places) if op.phase == "forward"}
+        ends = self.roots + [each for op in self.ops if op.phase == "backward"
+                             for each in op.inputs]
+        found = {op for op in walk(ends) if op.phase == "forward"}
         return dict.fromkeys(op for op in self.ops if op in found)
 
     @cached_property
     def products(self) -> list[Op]:
         """Those of the forward pass."""
-        return [op for op in self.training if op.is_product()]
+        return [op for op in self.training if op.is_product]
 
     @cached_property
-    def weights(self) -> dict[Op, int]:
+    def weights(self) -> dict[Op, Tensor]:
         """The weight of each product that has one."""
-        return {op: root for op in self.products for each in op.inputs
-                if self.is_parameter(root := self.root(each.storage, op.number))
-                and len(self.older[root]["shape"]) > 1}
+        return {op: root for op in self.products for root in map(Tensor.root, op.inputs)
+                if root.is_parameter and len(root.older["shape"]) > 1}
 
     @cached_property
     def seconds(self) -> float:
@@ -187,34 +179,31 @@ class Step:
         found = []
         for op in self.training:
             if any(name in op.name for name in FUSED) and len(op.inputs) >= 3:
-                masks = {each.storage for each in op.inputs
-                         if each.argument in ("attn_mask", "attn_bias")}
-                found.append(Attention(
-                    [op], *(each.storage for each in op.inputs[:3]), masks, False,
-                    bool(op.others.get("is_causal") or op.others.get("causal"))))
-            elif op.is_product() and op not in self.weights:
+                masks = [(op, each) for each in op.inputs
+                         if each.argument in ("attn_mask", "attn_bias")]
+                causal = bool(op.others.get("is_causal") or op.others.get("causal"))
+                found.append(Attention([op], op.inputs[:3], masks, False, causal))
+            elif op.is_product and op not in self.weights:
                 found += self.by_hand(op)
         return found
 
     def by_hand(self, last: Op) -> list[Attention]:
         """Attention whose second product this is, if it is one."""
-        for each in last.inputs[-2:]:
-            path = sorted(self.walk([(each.storage, last.number)], Op.is_product),
-                          key=lambda op: op.number)
-            first = next((op for op in path if op.is_product() and op not in self.weights), None)
+        for scores, value in (last.inputs[-2:], last.inputs[:-3:-1]):
+            path = {*to_products([scores])}
+            first = next((op for op in self.products if op in path and op not in self.weights),
+                         None)
             if not first or not SOFTMAX & {op.name for op in path}:
                 continue
-            own = [op for op in path if first in self.walk(op.behind, Op.is_product)]
-            made = first.writes.union(*({out.storage for out in op.outputs} for op in own))
-            masks = {given.storage for op in own if op.name.rstrip("_") in MASKING
-                     for given in op.inputs if given.storage not in made and len(given.shape) > 1}
+            own = [op for op in self.training if op in path and first in to_products(op.inputs)]
+            made = first.makes.union(*(op.makes for op in own))
+            masks = [(op, each) for op in own if op.name.rstrip("_") in MASKING
+                     for each in op.inputs if each.storage not in made and len(each.shape) > 1]
             if first.name == "baddbmm":
-                masks.add(first.inputs[0].storage)
-            query, key = first.inputs[-2:]
-            value = next(given for given in last.inputs[-2:] if given is not each)
+                masks.append((first, first.inputs[0]))
             native = any(op.others.get("within") == "scaled_dot_product_attention"
                          for op in (first, last))
-            return [Attention([first, *own, last], query.storage, key.storage, value.storage, masks,
+            return [Attention([first, *own, last], [*first.inputs[-2:], value], masks,
                               not native, native and not masks)]
         return []
 
@@ -225,9 +214,8 @@ class Step:
         tables = defaultdict(list)
         for op in self.training:
             if op.name == "embedding" and any(
-                    self.is_data(each.storage, op.number) for each in op.inputs
-                    if each.argument == "indices"):
-                tables[self.root(op.inputs[0].storage, op.number)].append(op)
+                    each.is_data() for each in op.inputs if each.argument == "indices"):
+                tables[op.inputs[0].root().storage].append(op)
         return max(tables.values(), key=lambda each: each[0].inputs[0].shape[0], default=[])
 
     @property
@@ -241,20 +229,20 @@ class Step:
         if not self.lookups:
             return []
         table = self.lookups[0].inputs[0]
-        alike = [(op, weight) for op, weight in self.weights.items()
-                 if sorted(self.older[weight]["shape"]) == sorted(table.shape)]
+        alike = [(op, weight.storage) for op, weight in self.weights.items()
+                 if sorted(weight.older["shape"]) == sorted(table.shape)]
         tied = [op for op, weight in alike if weight == table.storage]
         return tied or [op for op, weight in alike if weight == alike[-1][1]]
 
     @cached_property
     def losses(self) -> list[Op]:
         """The operators that read logits."""
-        logits, found = set().union(*(op.writes for op in self.heads)), []
+        logits, found = set().union(*(op.makes for op in self.heads)), []
         for op in self.training:
-            if logits & op.reads and not op.is_product():
+            if logits & op.reads and not op.is_product:
                 found += [] if op.is_view else [op]
                 if op.outputs and self.vocabulary in op.outputs[0].shape:
-                    logits |= {each.storage for each in op.outputs}
+                    logits |= op.makes
         return found
 
     @cached_property
@@ -270,5 +258,5 @@ class Step:
                 found[op] = "optimizer"
             elif op.phase != "forward" or op in self.training or begun:
                 found[op] = known.get(op.origin) or (
-                    "products" if op.flops and op.origin.is_product() else "rest")
+                    "products" if op.flops and op.origin.is_product else "rest")
         return found

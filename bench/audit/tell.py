@@ -56,9 +56,8 @@ class Findings(NamedTuple):
     def as_json(self) -> dict:
         techniques = [dict(number=each.number, technique=each.technique, gain=each.gain,
                            most=each.most, **each.verdict._asdict()) for each in self.techniques]
-        return dict(command=self.command, figures=self.figures, notes=self.notes,
-                    gains_from=self.gains_from, techniques=techniques,
-                    prices=[each._asdict() for each in self.prices])
+        return self._asdict() | dict(
+            techniques=techniques, prices=[each._asdict() for each in self.prices])
 
 
 def findings(command: list[str], timed: dict, watched: dict, machine: dict, results: Path,
