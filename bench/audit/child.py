@@ -30,7 +30,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from watch import Names, Watch, leave_modes, now, tensors_in  # type: ignore  # beside this file
+from watch import Watch, leave_mode, now, tensors_in  # type: ignore  # beside this file
 
 WARM_UP = 3  # steps that aren't timed: compilation, first allocations
 ENOUGH, LONGEST = 20, 20  # timed steps; seconds since the first step's end, after which two do
@@ -237,7 +237,7 @@ def prepare() -> None:
     sys.addaudithook(opened)
     if steps.mode == "watch":
         torch.compiler.set_stance("force_eager")
-        os.register_at_fork(after_in_child=leave_modes)
+        os.register_at_fork(after_in_child=leave_mode)
 
 
 def opened(event: str, args) -> None:
@@ -257,9 +257,7 @@ def main() -> None:
     prepare()
     error = ""
     try:
-        with contextlib.ExitStack() as modes:
-            for each in (watch, Names(watch)) if steps.mode == "watch" else ():
-                modes.enter_context(each)
+        with watch if steps.mode == "watch" else contextlib.nullcontext():
             if is_module:
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
             else:

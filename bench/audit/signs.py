@@ -139,13 +139,14 @@ def native_layers(step: Step) -> tuple:
     for op in step.training:
         if op.name in NATIVE:
             native[op.name.removeprefix("native_").removeprefix("_fused_")] += 1
-        elif "within" in op.others:
-            native["rms_norm"] += op.name == "rsqrt"
         elif op.name.rstrip("_") in ("mul", "div") and len(op.inputs) == 2:
             for factor, other in permutations(op.inputs):
                 path = [*walk([factor], ends)]
                 if other.shape[-1:] > [1] and is_norm(factor, path):
-                    norms[op] = "norm"
+                    if any(each.call == op.call for each in path):
+                        native["rms_norm"] += 1
+                    else:
+                        norms[op] = "norm"
                 activations |= dict.fromkeys(gelus(other, path), "GELU")
     found = {op: what for op, what in (norms | activations).items() if not op.compiled}
     if found:
@@ -156,9 +157,9 @@ def native_layers(step: Step) -> tuple:
                       if (op.file, op.function) in functions and not op.is_product)]
     if norms or activations:
         return HAS, "by hand, but the compiler fuses them"
-    if not +native:
+    if not native:
         return NOT_HERE, "neither layer norms nor GELUs"
-    return HAS, ", ".join(f"{times} {name}" for name, times in (+native).items())
+    return HAS, ", ".join(f"{times} {name}" for name, times in native.items())
 
 
 def flash_attention(step: Step) -> tuple:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 PRODUCTS = "mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "_scaled_mm"
 FUSED = "scaled_dot_product", "flash_att", "flex_att", "efficient_att", "cudnn_att"
-SOFTMAX = {"_softmax", "_safe_softmax", "exp", "softmax"}
+NATIVE = "_safe_softmax"  # that of PyTorch's attention where it runs as single operators
 MASKING = "masked_fill", "where", "add", "sub", "mul"
 
 
@@ -57,6 +57,7 @@ class Op:
     file: str
     line: int
     function: int  # its first line
+    call: int  # the same for all operators of one call of a function of PyTorch's that has no frame
     compiled: bool
     device: str
     flops: int
@@ -193,7 +194,8 @@ class Step:
             path = {*to_products([scores])}
             first = next((op for op in self.products if op in path and op not in self.weights),
                          None)
-            if not first or not SOFTMAX & {op.name for op in path}:
+            names = {op.name for op in path}
+            if not first or not names & {"_softmax", "softmax", "exp", NATIVE}:
                 continue
             own = [op for op in self.training if op in path and first in to_products(op.inputs)]
             made = first.makes.union(*(op.makes for op in own))
@@ -201,10 +203,8 @@ class Step:
                      for each in op.inputs if each.storage not in made and len(each.shape) > 1]
             if first.name == "baddbmm":
                 masks.append((first, first.inputs[0]))
-            native = any(op.others.get("within") == "scaled_dot_product_attention"
-                         for op in (first, last))
             return [Attention([first, *own, last], [*first.inputs[-2:], value], masks,
-                              not native, native and not masks)]
+                              NATIVE not in names, NATIVE in names and not masks)]
         return []
 
     @cached_property

@@ -11,11 +11,9 @@ import traceback
 import weakref
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-NATIVE = "rms_norm", "scaled_dot_product_attention"  # functions whose operators may look like ours
 PLACE = "file", "line", "function"
 ENGINE = "_engine_run_backward"  # PyTorch's function that starts a backward pass
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -36,7 +34,7 @@ class Watch(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.on, self.phase, self.within = False, ["forward"], []
+        self.on, self.phase = False, ["forward"]
         self.live, self.older, self.count = {}, {}, itertools.count()
         self.ops, self.roots, self.syncs, self.nodes = [], [], [], {}
         self.storages = []  # as bench.predict.trace.Notes.events
@@ -90,13 +88,12 @@ class Watch(TorchDispatchMode):
             if source.device.type != result.device.type:
                 others |= dict(source=source.device.type,
                                pinned=source.is_cpu and source.is_pinned())
-        if self.within:
-            others["within"] = self.within[0]
         devices = [each.device.type for each in tensors_in((args, result))]
         self.ops.append(dict(
             name=name, inputs=inputs, outputs=outputs, phase=phase, origin=origin,
             compiled=compiled, device=devices[0] if devices else "", flops=flops,
             kernel=kernel and kernel[:4], others=others, seconds=seconds,
+            call=hash(tuple((frame.f_code, frame.f_lasti) for frame in frames)),
             **dict(zip(PLACE, place, strict=True))))
 
     def describe(self, tensor, is_input: bool = False) -> list:
@@ -135,24 +132,6 @@ class Watch(TorchDispatchMode):
         """What was noted, as JSON takes it."""
         return dict(ops=self.ops, roots=self.roots, older=[*self.older.items()], syncs=self.syncs,
                     storages=self.storages)
-
-
-class Names(TorchFunctionMode):
-    """Tells which of NATIVE an operator is part of."""
-
-    def __init__(self, watch: Watch):
-        super().__init__()
-        self.watch = watch
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        if name not in NATIVE:
-            return func(*args, **(kwargs or {}))
-        self.watch.within.append(name)
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            self.watch.within.pop()
 
 
 def is_tensor(value) -> bool:
@@ -210,8 +189,7 @@ def now() -> float:
     return time.perf_counter()
 
 
-def leave_modes() -> None:
-    """In processes of a DataLoader, which inherit the modes."""
+def leave_mode() -> None:
+    """In processes of a DataLoader, which inherit the mode."""
     with contextlib.suppress(RuntimeError, AssertionError):
         torch._C._pop_torch_dispatch_stack(None)
-        torch._C._pop_torch_function_stack()
