@@ -118,9 +118,10 @@ def ask(*command: Any, **environment: Any) -> str:
     return out
 
 
-def ask_machine(question: str) -> dict:
+def ask_machine(question: str, **environment: str) -> dict:
     """The answer of bench.measure.machine to one of its questions. Raises UserError."""
-    return json.loads(ask("-m", "bench.measure.machine", question).splitlines()[-1])
+    told = ask("-m", "bench.measure.machine", question, **environment)
+    return json.loads(told.splitlines()[-1])
 
 
 def prepare_tokens(folder: Path) -> None:

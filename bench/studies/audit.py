@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 
 from bench.audit import tell
-from bench.audit.price import cards_of
-from bench.audit.run import audit
+from bench.audit.run import audit, machine_of
 from bench.common import UserError, relative
+from bench.predict.speed import CARDS
 from bench.studies import Study
+from bench.studies.predict import found_as
 
 
 class Audit(Study):
@@ -41,11 +42,13 @@ class Audit(Study):
             raise UserError("which script? python measure.py audit SCRIPT [ITS ARGUMENTS]", 2)
         if not args.module and not Path(command[0]).exists():
             raise UserError(f"no script {command[0]}", 2)
-        cards = cards_of(args.gpu)
+        cards = [*dict.fromkeys(card for name in filter(None, map(str.strip, args.gpu.split(",")))
+                                for card in found_as(name, CARDS, "--gpu"))]
         timed, watched = audit(command, args.minutes)
         if int(os.environ.get("RANK", 0)):
             return ""
-        found = tell.findings(command, timed, watched, setup.results, cards)
+        machine = machine_of(timed)
+        found = tell.findings(command, timed, watched, machine, setup.results, cards)
         pages = tell.write_page(found, args.name, setup.results)
         return json.dumps(found.as_json()) if args.json else tell.text(found) + ", ".join(
             map(relative, pages))
