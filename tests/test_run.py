@@ -469,7 +469,7 @@ def test_dry_run(place, plan, capsys):
     without a journal there is no estimate. The command of each run is told once, and that of other
     seeds."""
     plan.runs[1] = plan.runs[1].but(script="made")
-    place.setup.scripts.own["made"] = b"made\n"
+    place.setup.scripts.texts["made"] = b"made\n"
     before = sorted(place.folder.rglob("*"))
     run.dry_run(Toy(plan), place.setup, 3, resume=False)
     lines = capsys.readouterr().out.splitlines()

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bench.catalogue import CHECKPOINTS, STAGES, Run, lacking
+from bench.catalogue import CHECKPOINTS, Run, lacking
 from bench.common import ROOT, UserError, trained_in
 from bench.judge.rows import Row, middle
 from bench.measure.plan import EVERY_ROUND, SCRATCH, Plan, Setup
@@ -291,16 +291,13 @@ class Checkpoints(Study):
         error = lacking("package safetensors", setup.machine)
         runs = []
         for stage in ("01", "02"):
-            base = scripts.stage(stage, 1 if stage == "01" else setup.machine["gpus"] or 2).but(
+            base = scripts.stage(stage, setup.machine["gpus"] or 2).but(
                 published=None, technique="none are saved")
-            script = f"{base.name}-checkpoints"
-            scripts.own[script] = stack.compose([CHECKPOINTS], STAGES[stage])
-            runs.append(base)
-            for mode, options in (("saved", saved), ("async", (*saved, "--checkpoint-async"))):
-                runs.append(base.but(
-                    name=f"{base.name}-{mode}", label=f"{base.label}, {mode}", script=script,
-                    options=options, technique=f"saved every {every} steps", error=error,
-                    compared_to=base.name))
+            runs += [base, *(base.but(
+                name=f"{base.name}-{mode}", label=f"{base.label}, {mode}", error=error,
+                script=f"{stage}+{CHECKPOINTS}", options=options, compared_to=base.name,
+                technique=f"saved every {every} steps")
+                for mode, options in (("saved", saved), ("async", (*saved, "--checkpoint-async"))))]
         return runs
 
     def notes(self, measured, rows):
