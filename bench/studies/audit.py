@@ -18,7 +18,6 @@ class Audit(Study):
     script as it is, twice, for some steps; only run what you trust."""
 
     runs_scripts = of_this_machine = False
-    in_report = ()
 
     def options(self, parser):
         parser.usage = "measure.py audit [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"

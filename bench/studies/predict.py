@@ -36,7 +36,6 @@ class Predict(Study):
     and the tokens per second: predicted, without a GPU and without training."""
 
     runs_scripts = of_this_machine = False
-    in_report = ()
 
     def options(self, parser):
         parser.add_argument("--gpu", metavar="NAME", default="all",
@@ -246,13 +245,9 @@ def chosen(setup, gpus: int) -> list[Run]:
         runs = scripts.chosen(args.rungs, scripts.rungs(gpus))
     of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
     for text in filter(str.strip, (args.variants or "").split(",")):
-        name, *options = text.split()
-        base = scripts.stage("02" if name.partition("+")[0] in of_02 else "01", gpus)
-        found = scripts.variants(base, dict(gpus=gpus), names=name)[1:]
-        if options:
-            label = " ".join([name, *options])
-            found = [found[0].but(name=label, label=label, options=tuple(options))]
-        runs += found
+        first = re.split(r"[+\s]", text.strip())[0]
+        base = scripts.stage("02" if first in of_02 else "01", gpus)
+        runs += scripts.variants(base, dict(gpus=gpus), names=text)[1:]
     return runs
 
 
