@@ -145,7 +145,7 @@ def run_from(given: dict) -> Run:
 class Setup:
     """Where and how a study is measured."""
 
-    machine: dict  # see bench.measure.machine.this_machine
+    machine: dict  # see bench.measure.rates.this_machine
     scripts: Scripts
     data: Path
     results: Path

@@ -2,7 +2,7 @@
 and how it did.
 
 The file holds under "now" the machine's description, and what that follows from, so that a command
-has it at once; and once there is a report, all that bench.measure.machine.look told for it.
+has it at once; and once there is a report, all that bench.measure.rates.look told for it.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from bench.report.tables import Column, Table, cell, found_in, markdown, number
 
 
 def machine_in(results: Path) -> dict:
-    """This machine, as machine.this_machine describes it; kept in `results`, and asked for
+    """This machine, as rates.this_machine describes it; kept in `results`, and asked for
     again where a fact that it follows from has changed, or the file is damaged. Raises UserError.
     """
     path = results / "machine.json"
@@ -53,7 +53,7 @@ def key_of(description) -> str:
 
 
 def look_at(studies: dict, data: Path, results: Path) -> dict:
-    """What machine.look finds here; asked once for a folder of results. Raises UserError
+    """What rates.look finds here; asked once for a folder of results. Raises UserError
     where that holds the report of another machine or text, or where there are no tokens."""
     processes.prepare_tokens(data)
     here, look = machine_in(results), read_look(results)
