@@ -249,7 +249,7 @@ def test_an_earlier_version_is_told(tmp_path, monkeypatch):
         return fingerprint.Fingerprint("", "2.13 1") if version == "2.13" else fingerprint.NotKnown
 
     monkeypatch.setattr(fingerprint, "look_up", look_up)
-    monkeypatch.setattr(fingerprint, "learn", lambda _: None)
+    monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)
 
     def told(**steps: str) -> str:
         *_, measured = read_journal(path)

@@ -17,7 +17,7 @@ from bench.measure.journal import journal_of, loose_records, read_journal, sha25
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import comparison_point, tokens_per_step, windows_per_epoch
 from bench.predict.speed import A100_FLOPS, CARDS, TERA
-from bench.predict.store import largest_within, predict
+from bench.predict.store import largest, predict
 
 # What the runner gives every script itself, so that runs can be compared.
 OWN_OPTIONS = {
@@ -141,7 +141,7 @@ def predicted(setup: Setup, script: str) -> dict[str, int]:
             own = options_of_type(setup, rung) if rung != "0" else []
             needs = predict(setup.scripts, rung, [*model, *own, *options], setup.results,
                             free - LOADED).needs
-            fits = largest_within(needs, free - LOADED)
+            fits = largest(needs, free, LOADED)
             rest = rest or "; not even that fits" * (not fits)
             found[batch] = min(int(batch), fits or 1)
     except UserError as error:
@@ -183,30 +183,27 @@ def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
 
 def lengths_of(plan: Plan, setup: Setup, configs: dict[str, dict], matmul_peak: dict,
                speeds: dict[str, float] | None = None) -> dict[str, Length]:
-    """How long each run trains that has a configuration, by its name. `speeds` are those that were
+    """How long each run trains that has a configuration, by its name: enough steps for the common
+    token count, and for `plan.seconds` by the estimated speed. `speeds` are those that were
     measured on this CPU."""
     runs = [run for run in plan.runs if run.name in configs]
-    steps = {run.name: steps_of(run, plan, setup, configs[run.name], matmul_peak) for run in runs}
+    steps, rates, usual = {}, {}, median((speeds or {"": CPU_SPEED}).values())
+    for run in runs:
+        speed = expected_speed(run, matmul_peak, trained_in(setup.machine))
+        tokens = max(plan.seconds * speed, (plan.tokens or 0) * run.processes)
+        steps[run.name] = max(plan.min_steps, math.ceil(
+            tokens / tokens_per_step(configs[run.name], run.processes)))
+        rates[run.name] = speed if setup.machine["gpus"] else (speeds or {}).get(run.name) or usual
     if plan.equal_steps:
         steps = dict.fromkeys(steps, max(steps.values(), default=0))
-    return {run.name: length_of(run, plan, setup, configs[run.name], matmul_peak, speeds or {},
+    return {run.name: length_of(run, plan, setup, configs[run.name], rates[run.name],
                                 steps[run.name]) for run in runs}
 
 
-def steps_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dict) -> int:
-    """Enough for the common token count, and for `plan.seconds` by the estimated speed."""
-    speed = expected_speed(run, matmul_peak, trained_in(setup.machine))
-    tokens = max(plan.seconds * speed, (plan.tokens or 0) * run.processes)
-    return max(plan.min_steps, math.ceil(tokens / tokens_per_step(config, run.processes)))
-
-
-def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dict,
-              speeds: dict[str, float], steps: int) -> Length:
-    """So many steps; or, where the plan runs whole scripts, as long as they are."""
+def length_of(run: Run, plan: Plan, setup: Setup, config: dict, rate: float, steps: int) -> Length:
+    """So many steps, of about `rate` tok/sec; or, where the plan runs whole scripts, as long as
+    they are."""
     gpus = setup.machine["gpus"]
-    speed = expected_speed(run, matmul_peak, trained_in(setup.machine))
-    speeds = speeds or {run.name: CPU_SPEED}
-    rate = speed if gpus else speeds.get(run.name) or median(speeds.values())
     tuned = any(option.startswith("max-autotune") for option in run.options)
     extra = (TUNE_SECONDS if tuned else COMPILE_SECONDS) if gpus and config["compile"] else 0
     per_step = tokens_per_step(config, run.processes)

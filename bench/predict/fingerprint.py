@@ -49,7 +49,7 @@ class Request(NamedTuple):
 
 
 def of_run(text: bytes, run, plan, options: list[str], machine: dict) -> Request:
-    """That of a run of a study's plan, on a machine as machine.this_machine tells it, with
+    """That of a run of a study's plan, on a machine as rates.this_machine tells it, with
     these options for every script."""
     options = [*plan.options, *options, *run.options]
     if machine["device"] != "cpu" and not any(each.startswith("--model") for each in options):
@@ -165,18 +165,15 @@ def keep_used() -> None:
     read.cache_clear()
 
 
-def same(request: Request, known: str | None, part: str) -> bool | None:
-    """Whether a script still has the fingerprint ("graph" or "step") that a figure was made from,
-    by what was traced before; None where that doesn't tell, or where none was known."""
-    found = look_up(request, known.split()[0]) if known else None
-    return None if found in (None, NotKnown) else getattr(found, part) == known
-
-
-def learn(asked: Sequence[tuple[Request, str | None]]) -> None:
-    """Traces what same() will be asked and can't tell yet, if this PyTorch made those fingerprints.
-    Raises UserError."""
+def still(asked: Sequence[tuple[Request, str | None]], part: str) -> list[bool | None]:
+    """Whether each script has the fingerprint ("graph" or "step") yet that a figure was made from;
+    None where none was known, or where it can't be told: it is traced for that only if this PyTorch
+    made the fingerprint. Raises UserError."""
     fingerprints([request for request, known in asked
                   if known and known.split()[0] == version()])
+    found = [look_up(request, known.split()[0]) if known else None for request, known in asked]
+    return [None if each in (None, NotKnown) else getattr(each, part) == known
+            for each, (_, known) in zip(found, asked, strict=True)]
 
 
 def look_up(request: Request, version: str | None = None):

@@ -90,23 +90,12 @@ class Prediction(NamedTuple):
         expected = self.tok_per_sec(batch, card)
         return expected and expected * self.flops_per_token / card.peak
 
-    def with_unaligned_head(self) -> "Prediction":
-        """Of a script like it whose vocabulary isn't padded."""
-        return self._replace(works={
-            batch: {part: [each._replace(is_aligned=each.is_aligned and each.kind != "head")
-                           for each in work] for part, work in parts.items()}
-            for batch, parts in self.works.items()})
 
-
-def largest_within(needs: dict[int, Need], mib: int) -> int:
-    """The largest power of two that fits this many MiB; 0 where none does."""
-    return max((batch for batch in BATCHES if batch in needs and needs[batch].least <= mib),
-               default=0)
-
-
-def largest(needs: dict[int, Need], mib: int) -> int:
-    """That of a card with this many MiB in all."""
-    return largest_within(needs, mib - OTHERS)
+def largest(needs: dict[int, Need], mib: int, others: int = OTHERS) -> int:
+    """The largest power of two that fits a card with this many MiB, of which `others` are left
+    free; 0 where none does."""
+    return max((batch for batch in BATCHES if batch in needs
+                and needs[batch].least <= mib - others), default=0)
 
 
 def fitting(needs: dict[int, Need], mib: int, batch: int | None = None) -> int:
@@ -141,7 +130,7 @@ def predict(scripts: Scripts, script: str | Path, options: list[str], results: P
     of TRACED takes.
 
     What was predicted once is kept in `results` or results/reference, and given as it is, unless it
-    shall be made `again`, also where the script has changed since: see earlier(). Raises UserError.
+    shall be made `anew`, also where the script has changed since: see earlier(). Raises UserError.
     """
     text = scripts.text(script)
     old = None if anew else next(filter(None, (
@@ -229,11 +218,11 @@ def earlier(scripts: Scripts, used: Iterable[tuple[str | Path, list[str], Predic
     """A line that tells which predictions are of an earlier version of their script; None where all
     are of today's. What can't be told without a trace is traced, in seconds. Raises UserError,
     StackError."""
-    asked = [(scripts.canonical(script), request_of(scripts.text(script), options), known.graph)
+    asked = [(script, request_of(scripts.text(script), options), known.graph)
              for script, options, known in used]
-    fingerprint.learn([(request, graph) for _, request, graph in asked])
-    names = dict.fromkeys(name for name, request, graph in asked
-                          if fingerprint.same(request, graph, "graph") is False)
+    told = fingerprint.still([each[1:] for each in asked], "graph")
+    names = dict.fromkeys(scripts.canonical(script) for (script, *_), same in zip(
+        asked, told, strict=True) if same is False)
     return f"{EARLIER} {', '.join(names)}." if names else None
 
 
@@ -281,28 +270,22 @@ def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], re
                             for key, each in after.items()}, failed)
 
 
-def off(old: float, new: float) -> float:
-    return abs(new - old) / max(1, old)
-
-
-def of_all(parts: dict, figure: int) -> float:
-    """A figure of a step, of all kinds of kernels."""
-    return sum(each[figure] for each in parts["step"])
-
-
 def summary(before: dict, after: dict, failed: list[str]) -> str:
     """How much predictions differ from earlier ones, one line for each that does by more than a
     thousandth."""
+    def most(pairs: Iterable) -> float:
+        return max(abs(new - old) / max(1, old) for old, new in pairs)
+
     lines, unchanged = [], 0
     for key, new in after.items():
         if key not in before:
             lines.append(f"new: {key}")
             continue
         old = before[key]
-        memory = max(off(old["needs"][size][0], reserved)
-                     for size, (reserved, _) in new["needs"].items() if size in old["needs"])
-        work = max(off(*(of_all(each["works"][size], figure) for each in (old, new)))
-                   for size in new["works"] for figure in (-2, -1))
+        memory = most((old["needs"][size][0], reserved)
+                      for size, (reserved, _) in new["needs"].items() if size in old["needs"])
+        work = most([sum(kernels[figure] for kernels in each["works"][size]["step"])
+                     for each in (old, new)] for size in new["works"] for figure in (-2, -1))
         if max(memory, work) > 0.001:
             lines.append(f"{key}: reserved memory by up to {memory:.2%}, operations or bytes of a"
                          f" step by up to {work:.2%}")

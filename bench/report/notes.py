@@ -22,7 +22,7 @@ def versions_note(measured: Iterable[Measured]) -> str:
     """A line, with a blank one before it, where figures are of a script that had another training
     step than it has today, or may have had. Scripts that aren't ours are left out. Raises
     UserError, StackError, OSError."""
-    asked = []
+    asked: list[tuple] = []
     names: dict[bool | None, dict[str, None]] = {True: {}, False: {}, None: {}}  # None: not known
     for each in measured:
         runs = {run.name: run for run in each.plan.runs if run.script}
@@ -37,9 +37,9 @@ def versions_note(measured: Iterable[Measured]) -> str:
             else:
                 asked.append((name, fingerprint.of_run(
                     text, run, each.plan, each.options, each.machine), result.step))
-    fingerprint.learn([(request, step) for _, request, step in asked])
-    for name, request, step in asked:
-        names[fingerprint.same(request, step, "step")][name] = None
+    told_of = fingerprint.still([each[1:] for each in asked], "step")
+    for (name, *_), same in zip(asked, told_of, strict=True):
+        names[same][name] = None
     count = len(names[True] | names[False] | names[None])
     told = [f"{words} version of " + (
                 ", ".join(found) if len(found) < 5 else f"{len(found)} of {count} scripts")
