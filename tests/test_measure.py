@@ -80,6 +80,9 @@ def test_help(main, command):
     (["sweep"], "KIND"), (["sweep", "width"], "'width'"),
     (["sweep", "batch", "--stage", "02"], "'02'"),
     (["report", "--minutes", "nan"], "nan is out of range"), (["readme", "--data", "x"], "--data"),
+    (["stages", "--epochs", "0"], "--epochs: 0 is out of range"),
+    (["predict", "--batch-size", "0"], "--batch-size: 0 is out of range"),
+    (["audit", "--minutes", "-1", "x.py"], "--minutes: -1 is out of range"),
 ])
 def test_what_the_parser_refuses(main, argv, says):
     code, out, err = main(*argv)

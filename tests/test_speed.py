@@ -141,10 +141,16 @@ def test_work_at_a_batch_size():
     ("H100 SXM", ["H100"]), ("h100 nvl", ["H100 NVL"]), ("P100", ["P100"]),
     ("A4000", ["RTX A4000"]),
     ("NVIDIA GeForce RTX 3070 Laptop GPU", ["RTX 3070 Mobile"]), ("mi300x", ["MI300X"]),
-    ("A100 80 GB", ["A100 80 GB"]), ("A100-80GB", ["A100 80 GB"]), ("H1000", []), ("", []),
+    ("A100 80 GB", ["A100 80 GB"]), ("A100-80GB", ["A100 80 GB"]),
     ("3080", ["RTX 3080"]), ("3080 t", ["RTX 3080 Ti"])])
 def test_names_as_people_write_them(text, cards):
     assert named(text, CARDS) == cards
+
+
+@pytest.mark.parametrize("text", ["H1000", ""])
+def test_a_name_of_no_card(text):
+    with pytest.raises(UserError, match=f"--compare: '{text}' is none of P100"):
+        named(text, CARDS, "--compare")
 
 
 def test_a_file_of_cards(tmp_path):
@@ -541,7 +547,6 @@ def test_the_command(tmp_path, monkeypatch):
     for changes, says in (
             (dict(gpu="H1000"), "'H1000' is none of P100, T4, V100"),
             (dict(gpu=""), "'' is none of"),
-            (dict(batch_size=0), "out of range"),
             (dict(memory=0.0), "out of range"), (dict(rungs="99"), "99"),
             (dict(tflops=3.0), "together"), (dict(gpu="0xH100"), "is none of"),
             (dict(variants="no-such"), "no variant 'no-such' of 01"),

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.audit.step import Step
-from bench.common import UserError
 from bench.predict.allocator import WORKSPACE, Need, need
 from bench.predict.speed import CARDS, Work, lacking, named, range_of, seconds
 from bench.predict.store import OTHERS
@@ -25,9 +24,7 @@ def cards_of(text: str) -> list[str]:
     """The names of CARDS that "4090,H100" means. Raises UserError."""
     cards: list[str] = []
     for part in filter(None, map(str.strip, text.split(","))):
-        if not (found := named(part, CARDS)):
-            raise UserError(f"--gpu: {part!r} is none of {', '.join(CARDS)}", 2)
-        cards += [card for card in found if card not in cards]
+        cards += [card for card in named(part, CARDS) if card not in cards]
     return cards
 
 

@@ -72,7 +72,8 @@ def reach(text: bytes) -> str:
     for node in tree.body:
         names = defined(node)
         known |= {name: known.get(name, []) + [node] for name in names}
-        if not names and not is_main(node):
+        is_main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+        if not names and not is_main:
             acts.append(node)
     found, left = {}, [*acts, *(node for name in ROOTS for node in known.get(name, ()))]
     while left:
@@ -101,10 +102,6 @@ def defined(node: ast.stmt) -> list[str]:
     names = [each for target in targets if target for each in ast.walk(target)]
     plain = all(isinstance(each, ast.Name | ast.Tuple | ast.expr_context) for each in names)
     return [each.id for each in names if isinstance(each, ast.Name)] if plain else []
-
-
-def is_main(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
 
 
 class Plain(ast.NodeTransformer):

@@ -125,15 +125,18 @@ def card_of(name: str) -> str | None:
     return next((card for card, each in CARDS.items() if name in each.names), None)
 
 
-def named(text: str, cards: dict[str, Card]) -> list[str]:
-    """The cards that `text` means: a name, ours or PyTorch's, or else a part of names. Case,
-    spaces, hyphens and the vendor's words don't count: "rtx4090", "4090"."""
+def named(text: str, cards: dict[str, Card], option: str = "--gpu") -> list[str]:
+    """The cards that an option's `text` means: a name, ours or PyTorch's, or else a part of names.
+    Case, spaces, hyphens and the vendor's words don't count: "rtx4090", "4090". Raises UserError
+    where it means none."""
     def plain(name: str) -> str:
         return re.sub("nvidia|geforce|tesla|rtx|amd|instinct|[^a-z0-9]", "", name.lower())
 
-    text = plain(text)
-    exact = [card for card, each in cards.items() if text in map(plain, (card, *each.names))]
-    return exact or [card for card in cards if text and text in plain(card)]
+    part = plain(text)
+    exact = [card for card, each in cards.items() if part in map(plain, (card, *each.names))]
+    if found := exact or [card for card in cards if part and part in plain(card)]:
+        return found
+    raise UserError(f"{option}: {text!r} is none of {', '.join(cards)}", 2)
 
 
 # ---- Time ----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ part of the report, a picture of plot_results.py, and a table that a marker in a
 
 import argparse
 import importlib
+import math
 import pkgutil
 import re
 from collections.abc import Generator
@@ -82,11 +83,11 @@ class Study:
 
     def length(self, setup: Setup) -> dict:
         """How long a run trains, by the options and the device, as fields of Plan."""
-        return dict(tokens=setup.args.max_tokens or self.tokens[setup.device],
-                    min_steps=1 if setup.args.max_tokens else STEPS[setup.device],
-                    equal_steps=True,
-                    seconds=self.seconds[setup.device] if setup.args.seconds is None
-                    else setup.args.seconds)
+        tokens, seconds = setup.args.max_tokens, getattr(setup.args, "seconds", None)
+        if seconds is None:
+            seconds = (self.seconds or {}).get(setup.device, 0)
+        return dict(tokens=tokens or self.tokens[setup.device], equal_steps=True,
+                    min_steps=1 if tokens else STEPS[setup.device], seconds=seconds)
 
     def collect(self, setup: Setup, folder: Path) -> None:
         """Takes what a run has left in `folder` next to its record. Raises ValueError where it
@@ -129,6 +130,23 @@ class Study:
     def result(self, measured, rows: list) -> str:
         """What measure.py prints below the tables."""
         return ""
+
+
+def positive(text: str) -> int:
+    """As an option."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is out of range")
+    return int(text)
+
+
+def duration(text: str) -> float:
+    """As an option: minutes or seconds."""
+    if not 0 <= float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is out of range")
+    return float(text)
+
+
+positive.__name__, duration.__name__ = "whole number", "number"  # argparse: "invalid number value"
 
 
 def all_studies() -> dict[str, Study]:

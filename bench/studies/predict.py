@@ -25,7 +25,7 @@ from bench.report.costs import prices, tokens
 from bench.report.gpus import in_place
 from bench.report.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
 from bench.report.tables import Column, Table, found_in, markdown
-from bench.studies import Study
+from bench.studies import Study, positive
 from patches import stack
 
 GPUS = 4  # of 02, as it was published
@@ -50,7 +50,7 @@ class Predict(Study):
                             help="its dense bfloat16 matmul throughput by the datasheet, TFLOP/s")
         parser.add_argument("--model", metavar="NAME", default="gpt2",
                             help="--model of the scripts (default: %(default)s)")
-        parser.add_argument("--batch-size", metavar="N", type=int,
+        parser.add_argument("--batch-size", metavar="N", type=positive,
                             help="a further batch size, per GPU")
         parser.add_argument("--rungs", metavar="0,5-8", help="rungs instead of 00, 01 and 02")
         parser.add_argument("--variants", metavar="A,B+C",
@@ -73,8 +73,6 @@ class Predict(Study):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
         if any(option_of(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)
-        if args.batch_size is not None and args.batch_size < 1:
-            raise UserError(f"--batch-size: {args.batch_size} is out of range", 2)
         cards, gpus = asked_for(args)
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
@@ -129,21 +127,13 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
     known = read_cards(args.gpu_file) if args.gpu_file else CARDS
     if args.compare:
         return {name: known[name] for text in args.compare.split(",")
-                for name in found_as(text, known, "--compare")}, GPUS
+                for name in named(text, known, "--compare")}, GPUS
     gpus, name = re.fullmatch(r"(?:(\d+) *[x×] *)?(.*)", args.gpu.strip(), re.IGNORECASE).groups()
     if name.lower() == "all":  # that 01 and 02 are for
         found = [card for card, each in known.items() if args.gpu_file or each.capability >= 7]
     else:
-        found = found_as(name if gpus is None or int(gpus) else "", known, "--gpu", args.gpu)
+        found = named(args.gpu if gpus and not int(gpus) else name, known)
     return {name: known[name] for name in found}, int(gpus or GPUS)
-
-
-def found_as(text: str, known: dict[str, Card], option: str, given: str | None = None) -> list[str]:
-    """The cards that `text` means, of what an option was `given`. Raises UserError."""
-    found = named(text, known)
-    if not found:
-        raise UserError(f"{option}: {given or text!r} is none of {', '.join(known)}", 2)
-    return found
 
 
 def reserved_table(runs: list[Run], known: dict[str, Prediction], args, ours: dict) -> Table:

@@ -128,15 +128,9 @@ class TimeToLoss(Study):
 NAMES = {"00": "00, baseline", "01": "01, optimized", "02": "01 with options"}
 
 
-def is_plain(row: Row) -> bool:
-    return row.run.stage == "00" or row.run.rung == 0
-
-
 def colour_of(row: Row) -> str:
-    if is_plain(row):
-        return COLOURS["00"]
-    ours = row.run.stage == "01" or row.run.rung is not None
-    return COLOURS["01"] if ours else COLOURS["02"]
+    stage = row.run.stage if row.run.rung is None else "01" if row.run.rung else "00"
+    return COLOURS[stage if stage in ("00", "01") else "02"]
 
 
 def title_of(measured, rows: list[Row], target: float) -> str:
