@@ -4,29 +4,21 @@ import math
 
 from bench.judge.rows import Row, rows_of
 from bench.measure.plan import EVERY_ROUND
-from bench.report.pictures import (
-    COLOURS,
-    draw_bars,
-    key,
-    place_of,
-    rows_of_panels,
-    thousands,
-)
+from bench.report.pictures import COLOURS, draw_bars, key, place_of, rows_of_panels, thousands
 from bench.report.tables import cell, found_in, markdown
 from bench.studies import Study
-from bench.studies.times import (
+from bench.studies.search import (
     EPOCH_HELP,
     MAX_TOKENS_HELP,
+    TUNING,
     TUNING_ROUNDS,
-    TUNING_SEED,
     default_point,
     limit_of,
     plan_of,
     read_search,
     read_search_of_epoch,
-    time_notes,
-    time_tables,
 )
+from bench.studies.times import time_notes, time_tables
 
 
 class TimeToLoss(Study):
@@ -72,7 +64,7 @@ class TimeToLoss(Study):
         else:
             (row,) = rows_of((yield plan_of(
                 setup, [default_point(setup).run(setup)], "target", tokens=args.max_tokens,
-                rounds=TUNING_ROUNDS, first_seed=TUNING_SEED, cold_rounds=0)))
+                rounds=TUNING_ROUNDS, **TUNING)))
             tokens, points = limit_of(row), {}
             targets = {"published": row.lowest_val_loss}
         first, last = runs[0].name, runs[-1].name
