@@ -153,21 +153,16 @@ class Scripts:
         runs = [Run(Path(stack.FIRST).stem, "0 baseline", "baseline", "00", rung=0,
                     published=speed, expected=speed)]
         for number, patch in enumerate(stack.load(), 1):
-            run = Run(
-                Path(stack.file_of(patch.name)).stem,
-                f"{number} {re.sub('^[0-9]+-', '', patch.name).replace('-', ' ')}",
-                patch.fields["Technique"], patch.name, rung=number,
-                loss=patch.fields["Loss"].split()[0],
-                expected=runs[-1].expected,  # where it has no figure of its own
-            )
-            if patch.name == "ddp":
-                run = run.but(label=f"{number} DDP", processes=gpus, torchrun=True,
-                              expected=run.expected * gpus)
-            if patch.published:
-                speed, _, on_gpus = patch.published
-                run = run.but(expected=speed / on_gpus * run.processes,
-                              published=speed if on_gpus == run.processes else None)
-            runs.append(run)
+            ddp, theirs = patch.name == "ddp", patch.published
+            processes = gpus if ddp else 1
+            words = "DDP" if ddp else re.sub("^[0-9]+-", "", patch.name).replace("-", " ")
+            if theirs:  # else it is expected to be as fast as the one before
+                speed = theirs.tok_per_sec / theirs.gpus
+            runs.append(Run(
+                Path(stack.file_of(patch.name)).stem, f"{number} {words}",
+                patch.fields["Technique"], patch.name, rung=number, processes=processes,
+                torchrun=ddp, loss=patch.fields["Loss"].split()[0], expected=speed * processes,
+                published=theirs.tok_per_sec if theirs and theirs.gpus == processes else None))
         return runs
 
     def chosen(self, text: str | None, runs: list[Run]) -> list[Run]:

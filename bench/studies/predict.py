@@ -24,7 +24,7 @@ from bench.report import check, costs
 from bench.report.costs import prices, tokens
 from bench.report.gpus import in_place
 from bench.report.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
-from bench.report.tables import Column, Table, found_in, markdown
+from bench.report.tables import Column, Table, found_in, markdown, number, words
 from bench.studies import Study, positive
 from patches import stack
 
@@ -197,33 +197,23 @@ def where_it_goes(runs: list, known: dict[str, Prediction], name: str, card: Car
     """For one card: at which batch, how fast, and where the time of a step goes."""
     rows = []
     for run in runs:
-        prediction = known[run.name]
-        batch = fitting(prediction.needs, card.mib, batch_size)
-        times = prediction.seconds(batch, card) if batch else None
-        if times:
-            rows.append((run, prediction, batch, times))
-
-    def minutes(row: tuple) -> str:
-        run, prediction, batch, _ = row
-        if batch * prediction.context_length * run.processes > TOKENS_OF_BOOK:
-            return "needs a longer text"
-        return f"{prediction.minutes(batch, card, run.processes):,.1f}"
-
+        each, gpus = known[run.name], run.processes
+        batch = fitting(each.needs, card.mib, batch_size)
+        if times := batch and each.seconds(batch, card):
+            fits = batch * each.context_length * gpus <= TOKENS_OF_BOOK
+            rows.append(dict(
+                label=run.label, batch=batch, speed=each.speed_range(batch, card),
+                of_all=each.speed_range(batch, card, gpus) if gpus > 1 else None,
+                mfu=each.mfu(batch, card), minutes=f"{each.minutes(batch, card, gpus):,.1f}"
+                if fits else "needs a longer text",
+                shares={kind: spent / sum(times.values()) for kind, spent in times.items()}))
     return Table([
-        Column("script", lambda row: row[0].label, True), Column("batch", lambda row: str(row[2])),
-        Column("tok/sec, thousands", lambda row: row[1].speed_range(row[2], card)),
-        Column("of all its GPUs", lambda row: row[0].processes > 1 and row[1].speed_range(
-            row[2], card, row[0].processes)),
-        Column("MFU", lambda row: f"{row[1].mfu(row[2], card):.0%}"),
-        Column(f"minutes of {EPOCHS} epochs", minutes),
-        *(Column(kind, partial(share, kind)) for kind in KINDS)], rows,
+        words("script", "label"), number("batch", "batch"), number("tok/sec, thousands", "speed"),
+        number("of all its GPUs", "of_all"), number("MFU", "mfu", ".0%"),
+        number(f"minutes of {EPOCHS} epochs", "minutes"),
+        *(number(kind, f"shares.{kind}", ".0%") for kind in KINDS)], rows,
         f"What fits a GPU of this kind, {name}: how fast, how long on the book's"
         f" {TOKENS_OF_BOOK:,} training\ntokens, and where the time of a step goes:")
-
-
-def share(kind: str, row: tuple) -> str:
-    """Of a step's seconds by kind, the last of `row`."""
-    return f"{row[3][kind] / sum(row[3].values()):.0%}"
 
 
 def chosen(setup, gpus: int) -> list[Run]:
