@@ -95,7 +95,7 @@ def test_what_the_parser_refuses(main, argv, says):
     (["ladder", "--rungs", "99"], "--rungs 99: '99' isn't within 0-15"),
     (["leave-one-out", "--rungs", ""], "--rungs : '' is neither a number nor a range like 5-8"),
     (["variants", "--names", "nothing"], "no variant 'nothing' of 01"),
-    (["scaling", "0,1"], "'0,1': 0 is less than 1"), (["scaling", "a"], "'a' isn't a list"),
+    (["scaling", "0,1"], "'0,1': 0 is out of range"), (["scaling", "a"], "'a' isn't a list"),
     (["sweep", "batch", "--", "--batch-size", "2"], "--batch-size is set by the sweep itself"),
     (["report", "--pieces", "ladders"], "--pieces: 'ladders' is none of stages, "),
     (["report", "--pieces", "search"], "--pieces: no report measures search"),

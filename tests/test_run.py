@@ -27,10 +27,10 @@ from made_up import (
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import ELSEWHERE, UserError
+from bench.common import ELSEWHERE, UserError, sha256
 from bench.judge.rows import rows_of
 from bench.measure import lengths, run
-from bench.measure.journal import data_of, journal_of, read_journal, sha256
+from bench.measure.journal import data_of, journal_of, read_journal
 from bench.measure.plan import SCRATCH, Job
 from bench.predict import fingerprint
 from bench.predict.fingerprint import Fingerprint

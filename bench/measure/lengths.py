@@ -12,12 +12,21 @@ from statistics import median
 
 from bench import processes
 from bench.catalogue import EPOCHS, FLOAT16, Run, in_float16, published
-from bench.common import BUILD, UserError, read_kept, same_machine, trained_in, write_whole
-from bench.measure.journal import journal_of, loose_records, read_journal, sha256
+from bench.common import (
+    BUILD,
+    UserError,
+    read_kept,
+    same_machine,
+    sha256,
+    tokens_in,
+    trained_in,
+    write_whole,
+)
+from bench.measure.journal import journal_of, loose_records, read_journal
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import comparison_point, tokens_per_step, windows_per_epoch
 from bench.predict.speed import A100_FLOPS, CARDS, TERA
-from bench.predict.store import largest, predict
+from bench.predict.store import TOKENS_OF_BOOK, largest, predict
 
 # What the runner gives every script itself, so that runs can be compared.
 OWN_OPTIONS = {
@@ -292,8 +301,8 @@ def seconds_per_epoch(data: Path, tok_per_sec: float, run: Run, config: dict | N
 
 def tokens_per_epoch(data: Path) -> int:
     """Those to train on; where none are prepared yet, those of the book."""
-    meta = data / "meta.json"
-    return json.loads(meta.read_bytes())["tokens"]["train"] if meta.exists() else 414_009
+    known = tokens_in(data)
+    return known["tokens"]["train"] if known else TOKENS_OF_BOOK
 
 
 def seconds_left(jobs: list, results: list, lengths: dict[str, Length]) -> float:

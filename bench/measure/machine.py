@@ -8,7 +8,6 @@ the GPU.
 """
 
 import ctypes
-import hashlib
 import json
 import os
 import platform
@@ -21,7 +20,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from bench.common import ROOT, UserError, make_writable
+from bench.common import ROOT, UserError, make_writable, sha256
 from patches import stack
 
 # PyTorch's builds for NVIDIA GPUs: the CUDA that the driver has to support, the oldest compute
@@ -115,7 +114,7 @@ def facts() -> list:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     variables = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS"
     # The code that tells it, and that of the lesson which decides the type.
-    code = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (
+    code = [sha256(path.read_bytes()) for path in (
         Path(__file__), Path(__file__).with_name("rates.py"), ROOT / stack.LAST)]
     return [torch, sys.version, platform.platform(), gpus, sorted(set(cpu)) or text, cores,
             ram_gb(), *map(os.environ.get, variables), *code]

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import BUILD, ELSEWHERE, UserError, make_writable, relative
+from bench.common import BUILD, ELSEWHERE, UserError, make_writable, relative, sha256
 from bench.measure import lengths
 from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import (
@@ -23,7 +23,6 @@ from bench.measure.journal import (
     journal_of,
     newest,
     read_journal,
-    sha256,
 )
 from bench.measure.lengths import Length, in_words, seconds_left
 from bench.measure.plan import WHOLE_ROUNDS, Job, Plan, Setup

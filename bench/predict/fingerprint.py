@@ -14,7 +14,6 @@ it was made with, whose operators it tells: those of two versions can't be compa
 """
 
 import ast
-import hashlib
 import importlib.metadata
 import json
 import sys
@@ -23,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.common import BUILD, REFERENCE, read_kept, trained_in, write_whole
+from bench.common import BUILD, REFERENCE, read_kept, sha256, trained_in, write_whole
 from bench.predict import tracing
 
 NAME = "fingerprints.json"  # in results/reference: what was traced before
@@ -32,6 +31,7 @@ NAME = "fingerprints.json"  # in results/reference: what was traced before
 VERSION = 1
 CODE = "operators.py", "lesson.py", "pytorch.py"  # next to this: they make a fingerprint
 ROOTS = "train", "GPTModel", "Config", "configure"
+read = cache(read_kept)
 
 
 class Fingerprint(NamedTuple):
@@ -67,7 +67,7 @@ def reach(text: bytes) -> str:
     try:
         tree = Plain().visit(ast.parse(text))
     except (SyntaxError, ValueError):
-        return short(text)
+        return sha256(text)[:16]
     known, acts = {}, []
     for node in tree.body:
         names = defined(node)
@@ -85,11 +85,7 @@ def reach(text: bytes) -> str:
     # Statements in their order; where a definition stands doesn't matter.
     parts = [ast.unparse(node) for node in acts]
     parts += sorted(ast.unparse(node) for node in found.values() if node not in acts)
-    return short("\n".join(parts).encode())
-
-
-def short(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
+    return sha256("\n".join(parts).encode())[:16]
 
 
 def defined(node: ast.stmt) -> list[str]:
@@ -200,13 +196,8 @@ def version() -> str:
 def made_here() -> Path:
     """In build/, by the code that makes fingerprints: what another one has made isn't found."""
     here = Path(__file__).parent
-    code = short(b"".join((here / name).read_bytes() for name in CODE))
+    code = sha256(b"".join((here / name).read_bytes() for name in CODE))[:16]
     return BUILD / f"fingerprints-{code}.json"
-
-
-@cache
-def read(path: Path) -> dict:
-    return read_kept(path)
 
 
 def as_lines(entries: dict) -> str:

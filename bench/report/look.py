@@ -5,7 +5,6 @@ The file holds under "now" the machine's description, and what that follows from
 has it at once; and once there is a report, all that bench.measure.rates.look told for it.
 """
 
-import hashlib
 import json
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from bench.common import (
     read_kept,
     relative,
     same_machine,
+    sha256,
     trained_in,
     write_whole,
 )
@@ -49,7 +49,7 @@ def machine_in(results: Path) -> dict:
 def key_of(description) -> str:
     """What a description is known by, with all that it follows from: while both are the same, it
     stands."""
-    return hashlib.sha256(json.dumps([description, machine.facts()]).encode()).hexdigest()
+    return sha256(json.dumps([description, machine.facts()]).encode())
 
 
 def look_at(studies: dict, data: Path, results: Path) -> dict:

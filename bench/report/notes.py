@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from functools import cache
 
 from bench.catalogue import Scripts
+from bench.common import sha256
 from bench.judge.noise import ROUNDS_FOR_A_VERDICT
 from bench.judge.rows import Row, seed_noise, speed_of
-from bench.measure.journal import Measured, sha256
+from bench.measure.journal import Measured
 from bench.measure.plan import SEED
 from bench.measure.records import Record
 from bench.predict import fingerprint
