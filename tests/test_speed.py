@@ -24,6 +24,7 @@ from bench.predict.tracing import ask
 from bench.report import accuracy, check, costs, gpus
 from bench.report.tables import markdown
 from bench.studies import all_studies
+from bench.studies.predict import measured
 
 SCRIPTS = Scripts()
 CARD = speed.Card(24_000, 8.0, 1_000, 20, 100, 200, 200, 150, 50, ("X",))
@@ -461,6 +462,17 @@ def test_why_slow():
     assert "torch.compile" not in told("P100") and told("RTX 4090").count("torch.compile off") == 1
     assert told("H100", "A100 80 GB").count("88 °C") == 1
     assert "power limit:" in "\n".join(costs.why_slow({"48 GB": CARD}))
+
+
+def test_what_was_measured_stands_beside_it(tmp_path):
+    """Also where a ladder was interrupted after the baseline's run with another seed."""
+    setup = setup_of(tmp_path, MACHINE)
+    plan = next(all_studies()["ladder"].plans(setup))
+    first, second, *_ = (run.name for run in plan.runs)
+    config = dict(config=dict(model="gpt2"), reserved_gb=13.5)
+    write_journal(tmp_path, "ladder", plan, [
+        dict(name=first, seed=124, **config), dict(name=second, **config)], MACHINE)
+    assert measured(setup, ["--model", "gpt2"]) == {second: "13.50"}
 
 
 @pytest.mark.slow

@@ -7,12 +7,10 @@ this is of. It stays when the script changes, and says then that it is of an ear
 
 import json
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import processes
 from bench.catalogue import EPOCHS, Scripts
 from bench.common import REFERENCE, UserError, read_kept, write_whole
 from bench.predict import fingerprint, speed
@@ -231,8 +229,8 @@ def earlier(scripts: Scripts, used: Iterable[tuple[str | Path, list[str], Predic
 
 def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], results: Path,
                 smallest: int) -> str:
-    """Makes predictions again, in two processes, one for each graph that differs, and keeps these
-    alone; returns what has changed. Raises UserError, StackError, OSError."""
+    """Makes predictions again, one for each graph that differs, and keeps these alone; returns what
+    has changed. Raises UserError, StackError, OSError."""
     keys = {key_of(scripts, script, options): (scripts.text(script), options)
             for script, options in wanted}
     print(f"Fingerprints of {len(keys)} scripts with options", flush=True)
@@ -241,30 +239,16 @@ def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], re
     for key, each in zip(keys, found, strict=True):
         graphs.setdefault(each.graph if each else key, []).append(key)
     before = read_kept(results / NAME) or read_kept(REFERENCE / NAME)
-    after, failed, done = {}, [], 0
-
-    def one(key: str) -> Prediction | str:
-        text, options = keys[key]
+    after, failed = {}, []
+    for number, same in enumerate(graphs.values(), 1):
+        (text, options), told = keys[same[0]], ""
         try:
-            return extended(made(text, options), text, options, smallest, None)
+            after |= dict.fromkeys(
+                same, extended(made(text, options), text, options, smallest, None))
         except UserError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(2) as pool:
-        try:
-            for same, told in zip(graphs.values(), pool.map(
-                    one, [same[0] for same in graphs.values()]), strict=True):
-                done += 1
-                words = "" if isinstance(told, Prediction) else f": {told}"
-                print(f"{done} of {len(graphs)}: {', '.join(same)}{words}", flush=True)
-                if isinstance(told, str):
-                    failed += same
-                else:
-                    after |= {key: told for key in same}
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            processes.end_children()
-            raise
+            failed += same
+            told = f": {error}"
+        print(f"{number} of {len(graphs)}: {', '.join(same)}{told}", flush=True)
     keep(results, {key: after[key] for key in keys if key in after}, only=True)
     return summary(before, {key: json.loads(json.dumps(each._asdict()))
                             for key, each in after.items()}, failed)

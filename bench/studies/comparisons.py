@@ -21,6 +21,7 @@ from bench.report.tables import (
     Table,
     bold,
     cell,
+    figure,
     full_table,
     markdown,
     number,
@@ -29,6 +30,8 @@ from bench.report.tables import (
 )
 from bench.studies import Study
 from patches import stack
+
+PARAMETERS = "record.config.parameters"
 
 # ---- 01 and its variants ------------------------------------------------------------------------
 
@@ -42,8 +45,8 @@ class Variants(Study):
     two_stages = True
     model_columns = [
         Column("another model", lambda row: f"`{row.label}`", True),
-        Column("parameters", lambda row: cell(parameters(row), ",")),
-        SPEED, Column("× speed", lambda row: row.error or cell(row.factor, ".2f")), GB,
+        number("parameters", PARAMETERS, ","), SPEED,
+        Column("× speed", lambda row: row.error or cell(row.factor, ".2f")), GB,
         number("× memory", "memory_factor", ".2f"), LOSS,
         number("Δ loss", "loss_difference", "+.4f"),
         Column("experts' shares of the tokens", lambda row: shares(row)),
@@ -80,14 +83,10 @@ class Variants(Study):
             row for row in same_model(rows)[1:] if {*str(row.run.script).split("+")} <= there])
 
 
-def parameters(row: Row) -> int | None:
-    return row.record.config.get("parameters") if row.record else None
-
-
 def same_model(rows: list[Row]) -> list[Row]:
     """Those that train the model of the first one, or of which that isn't known."""
-    first = parameters(rows[0])
-    return [row for row in rows if None in (first, parameters(row)) or parameters(row) == first]
+    first = figure(rows[0], PARAMETERS)
+    return [row for row in rows if None in (first, own := figure(row, PARAMETERS)) or own == first]
 
 
 def shares(row: Row) -> str:

@@ -238,7 +238,8 @@ def measured(setup, options: list[str]) -> dict[str, str]:
         for each, rows in found_in(setup.results, study):
             if each.machine["device"] == "cuda" and setup.options == each.options:
                 found |= {row.run.name: f"{row.reserved_gb:.2f}" for row in rows
-                          if row.reserved_gb and row.record.config["model"] == options[1]}
+                          if row.record and row.reserved_gb
+                          and row.record.config["model"] == options[1]}
     return found
 
 

@@ -21,7 +21,7 @@ from bench.studies import Study
 from bench.studies.times import time_notes, time_tables
 
 # What chooses settings has this seed and those after; the reported times have plan.SEED and after.
-TUNING = dict(first_seed=1, cold_rounds=0)
+TUNING: dict = dict(first_seed=1, cold_rounds=0)
 TUNING_ROUNDS = 2
 RATES, SETTINGS = 4, 8  # how many are tried: of 00 for the target, then of each script
 LIMIT = 3  # a run of this many times the tokens of 00's default run hasn't reached the target
