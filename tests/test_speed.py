@@ -2,6 +2,7 @@
 the command."""
 
 import json
+import math
 import re
 from argparse import ArgumentTypeError, Namespace
 from types import SimpleNamespace
@@ -165,12 +166,15 @@ def test_a_file_of_cards(tmp_path):
     (card,) = read_cards(file).values()
     assert card.is_measured and card.reached == 70 and named("y", {"X": card}) == ["X"]
     for wrong in ({"X": {}}, {"X": entry | dict(bandwidth=0)}, {"X": entry | dict(other=1)},
-                  {"X": entry | dict(mib="many")}, [], {"X": 3}):
+                  {"X": entry | dict(mib="many")}, [], {"X": 3}, {},
+                  {"X": entry | dict(mib=math.nan)}):
         file.write_text(json.dumps(wrong))
         with pytest.raises(UserError, match="isn't a file of GPUs"):
             read_cards(file)
-    with pytest.raises(UserError, match="isn't a file of GPUs"):
-        read_cards(tmp_path / "none.json")
+    file.write_text("[" * 100_000)
+    for wrong in (file, tmp_path / "none.json"):
+        with pytest.raises(UserError, match="isn't a file of GPUs"):
+            read_cards(wrong)
 
 
 # ---- What is traced
