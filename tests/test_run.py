@@ -464,6 +464,15 @@ def test_memory_limit(place):
 # ---- By which command, and what a run leaves
 
 
+def test_a_speed_by_hand_is_of_the_same_pytorch(tmp_path):
+    """A record that doesn't name it tells none."""
+    setup, configs = setup_of(tmp_path), {"a": dict(model="cpu-demo", context_length=256)}
+    for torch, told in (("2.13", {"00_orig": 4096.0}), ("2.12", {}), (None, {})):
+        environment = dict(gpu=None, cpu="Some CPU") | (dict(torch=torch) if torch else {})
+        write_record(tmp_path, "00_orig", speed=4096.0, start=dict(environment=environment))
+        assert lengths.speeds_by_hand(setup, configs) == told
+
+
 def test_dry_run(place, plan, capsys):
     """Nothing is measured and no results are left, only the scripts, for the commands to be typed;
     without a journal there is no estimate. The command of each run is told once, and that of other

@@ -257,7 +257,7 @@ def speeds_by_hand(setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
     kinds = {(config["model"], config["context_length"]) for config in configs.values()}
     return {record.stage: record.tok_per_sec for record in loose_records(setup.results)
             if record.outcome.complete and record.config["device"] == setup.device
-            and record.environment["torch"] == setup.machine["torch"]
+            and record.environment.get("torch") == setup.machine["torch"]
             and (record.config.get("model"), record.config["context_length"]) in kinds}
 
 

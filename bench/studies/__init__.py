@@ -34,6 +34,7 @@ class Study:
     # Of --max-tokens ("": no such option) and --rounds, with their defaults filled in.
     max_tokens_help = ("training tokens, per process, after which losses are compared (default:"
                        " {cuda:,} on a GPU, {cpu:,} on a CPU)")
+    rungs_help = names_help = ""  # of --rungs and --names ("": no such option)
     arguments = ""  # of its command line, those that are no options
     environment: dict[str, str] = {}  # of its runs
     runs_scripts = True  # else it has an `answer` instead of plans
@@ -56,6 +57,10 @@ class Study:
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Adds the study's own command-line options."""
+        if self.rungs_help:
+            parser.add_argument("--rungs", metavar="0,5-8", help=self.rungs_help)
+        if self.names_help:
+            parser.add_argument("--names", metavar="A,B+C", help=self.names_help)
 
     def runs(self, setup: Setup) -> list[Run]:
         """What is compared, the baseline first. Raises UserError, StackError."""

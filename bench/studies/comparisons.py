@@ -43,6 +43,8 @@ class Variants(Study):
     schedule = {70: None}
     settings = dict(seed_noise=2, cold_rounds=EVERY_ROUND)
     two_stages = True
+    names_help = ("which variants (default: all but those that compile-modes and checkpoints"
+                  " measure); + joins several into one script")
     model_columns = [
         Column("another model", lambda row: f"`{row.label}`", True),
         number("parameters", PARAMETERS, ","), SPEED,
@@ -51,11 +53,6 @@ class Variants(Study):
         number("Δ loss", "loss_difference", "+.4f"),
         Column("experts' shares of the tokens", lambda row: shares(row)),
     ]
-
-    def options(self, parser):
-        parser.add_argument("--names", metavar="A,B+C",
-                            help="which variants (default: all but those that compile-modes and"
-                                 " checkpoints measure); + joins several into one script")
 
     def runs(self, setup):
         return setup.scripts.variants(setup.scripts.stage("01"), setup.machine,
@@ -128,16 +125,12 @@ class LeaveOneOut(Study):
 
     title = "01 without one technique at a time"
     schedule = {60: None}
+    rungs_help = "which techniques, by their numbers (default: all)"
+    names_help = "variants that the script has besides, joined by + (default: none)"
     short = [RUN, SPEED_OR_ERROR, RANGE,
              Column("technique's speedup",
                     lambda row: bold(cell(row.technique_factor, ".2f"), row.verdict)),
              GB, number("Δ loss", "loss_difference", "+.3f")]
-
-    def options(self, parser):
-        parser.add_argument("--rungs", metavar="0,5-8",
-                            help="which techniques, by their numbers (default: all)")
-        parser.add_argument("--names", metavar="A+B",
-                            help="variants that the script has besides (default: none)")
 
     def plans(self, setup):
         names = setup.args.names

@@ -233,11 +233,11 @@ class Search(Study):
     tokens = seconds = None
     rounds_help = "how many seeds: 1, 2 and so on (default: {}); the first sets the target"
     max_tokens_help = MAX_TOKENS_HELP
+    names_help = "variants to search for besides; + joins several into one script"
     failures_count = False  # settings with which training fails are part of a search
 
     def options(self, parser):
-        parser.add_argument("--names", metavar="A,B+C",
-                            help="variants to search for besides; + joins several into one script")
+        super().options(parser)
         parser.add_argument("--epoch", action="store_true", help=EPOCH_HELP + ", by halving")
 
     def plans(self, setup):

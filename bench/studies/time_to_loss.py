@@ -31,14 +31,11 @@ class TimeToLoss(Study):
     tokens = seconds = None
     rounds_help = "how many seeds: 123, 124 and so on (default: {})"
     max_tokens_help = MAX_TOKENS_HELP
+    rungs_help = "which rungs of the ladder (default: 00 and 01)"
+    names_help = "variants to measure besides, at 01's settings; + joins several into one script"
 
     def options(self, parser):
-        parser.add_argument("--rungs", metavar="0,5-8",
-                            help="which rungs of the ladder (default: 00 and 01)")
-        parser.add_argument("--names", metavar="A,B+C",
-                            help="variants to measure besides, at 01's settings; + joins several"
-                                 " into one script")
-
+        super().options(parser)
         parser.add_argument("--epoch", action="store_true", help=EPOCH_HELP + "; after `search"
                                                                                " --epoch`")
 
