@@ -300,7 +300,7 @@ def live_bytes(script: Path, options: list[str]) -> int:
     config.eval_windows, data = 8, lesson.data_of_zeros(module, config)
     devices = "_get_foreach_kernels_supported_devices"  # where all tensors are updated at once
     optimizers = import_module("torch.optim.optimizer")
-    run = lesson.Run(lambda model: None, lambda: None)
+    run = lesson.run_of(lambda model: None, lambda: None)
     with (mock.patch.object(optimizers, devices, lambda: ["cpu"]),
           profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled):
         module.train(module.GPTModel(config), data, config, run, lambda _: 0.0)

@@ -2,6 +2,7 @@
 the command."""
 
 import json
+import math
 import re
 from argparse import ArgumentTypeError, Namespace
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from bench.predict.tracing import ask
 from bench.report import accuracy, check, costs, gpus
 from bench.report.tables import markdown
 from bench.studies import all_studies
+from bench.studies.predict import measured
 
 SCRIPTS = Scripts()
 CARD = speed.Card(24_000, 8.0, 1_000, 20, 100, 200, 200, 150, 50, ("X",))
@@ -142,10 +144,16 @@ def test_work_at_a_batch_size():
     ("H100 SXM", ["H100"]), ("h100 nvl", ["H100 NVL"]), ("P100", ["P100"]),
     ("A4000", ["RTX A4000"]),
     ("NVIDIA GeForce RTX 3070 Laptop GPU", ["RTX 3070 Mobile"]), ("mi300x", ["MI300X"]),
-    ("A100 80 GB", ["A100 80 GB"]), ("A100-80GB", ["A100 80 GB"]), ("H1000", []), ("", []),
+    ("A100 80 GB", ["A100 80 GB"]), ("A100-80GB", ["A100 80 GB"]),
     ("3080", ["RTX 3080"]), ("3080 t", ["RTX 3080 Ti"])])
 def test_names_as_people_write_them(text, cards):
     assert named(text, CARDS) == cards
+
+
+@pytest.mark.parametrize("text", ["H1000", ""])
+def test_a_name_of_no_card(text):
+    with pytest.raises(UserError, match=f"--compare: '{text}' is none of P100"):
+        named(text, CARDS, "--compare")
 
 
 def test_a_file_of_cards(tmp_path):
@@ -159,12 +167,15 @@ def test_a_file_of_cards(tmp_path):
     (card,) = read_cards(file).values()
     assert card.is_measured and card.reached == 70 and named("y", {"X": card}) == ["X"]
     for wrong in ({"X": {}}, {"X": entry | dict(bandwidth=0)}, {"X": entry | dict(other=1)},
-                  {"X": entry | dict(mib="many")}, [], {"X": 3}):
+                  {"X": entry | dict(mib="many")}, [], {"X": 3}, {},
+                  {"X": entry | dict(mib=math.nan)}):
         file.write_text(json.dumps(wrong))
         with pytest.raises(UserError, match="isn't a file of GPUs"):
             read_cards(file)
-    with pytest.raises(UserError, match="isn't a file of GPUs"):
-        read_cards(tmp_path / "none.json")
+    file.write_text("[" * 100_000)
+    for wrong in (file, tmp_path / "none.json"):
+        with pytest.raises(UserError, match="isn't a file of GPUs"):
+            read_cards(wrong)
 
 
 # ---- What is traced
@@ -458,6 +469,17 @@ def test_why_slow():
     assert "power limit:" in "\n".join(costs.why_slow({"48 GB": CARD}))
 
 
+def test_what_was_measured_stands_beside_it(tmp_path):
+    """Also where a ladder was interrupted after the baseline's run with another seed."""
+    setup = setup_of(tmp_path, MACHINE)
+    plan = next(all_studies()["ladder"].plans(setup))
+    first, second, *_ = (run.name for run in plan.runs)
+    config = dict(config=dict(model="gpt2"), reserved_gb=13.5)
+    write_journal(tmp_path, "ladder", plan, [
+        dict(name=first, seed=124, **config), dict(name=second, **config)], MACHINE)
+    assert measured(setup, ["--model", "gpt2"]) == {second: "13.50"}
+
+
 @pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch):
     """A column for each script; a card of one's own; what was measured; what is refused."""
@@ -544,7 +566,6 @@ def test_the_command(tmp_path, monkeypatch):
     for changes, says in (
             (dict(gpu="H1000"), "'H1000' is none of P100, T4, V100"),
             (dict(gpu=""), "'' is none of"),
-            (dict(batch_size=0), "out of range"),
             (dict(memory=0.0), "out of range"), (dict(rungs="99"), "99"),
             (dict(tflops=3.0), "together"), (dict(gpu="0xH100"), "is none of"),
             (dict(variants="no-such"), "no variant 'no-such' of 01"),

@@ -31,7 +31,7 @@ from bench.measure.plan import Plan
 from bench.report import cards, look
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, found_in, picture_name, text_of
-from bench.studies import all_studies, times
+from bench.studies import all_studies, search
 from bench.studies.compile_modes import pays_from
 
 STUDIES = {name: study for name, study in all_studies().items() if study.runs_scripts}
@@ -54,7 +54,7 @@ def closed():
 def defaults():
     """The published settings, without a process that asks the scripts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(times, "configurations", lambda runs, *_: {
+        patch.setattr(search, "configurations", lambda runs, *_: {
             run.name: dict(batch_size=8, learning_rate=5e-4) for run in runs})
         yield
 

@@ -2,10 +2,9 @@
 and how it did.
 
 The file holds under "now" the machine's description, and what that follows from, so that a command
-has it at once; and once there is a report, all that bench.measure.machine.look told for it.
+has it at once; and once there is a report, all that bench.measure.rates.look told for it.
 """
 
-import hashlib
 import json
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from bench.common import (
     read_kept,
     relative,
     same_machine,
+    sha256,
     trained_in,
     write_whole,
 )
@@ -28,7 +28,7 @@ from bench.report.tables import Column, Table, cell, found_in, markdown, number
 
 
 def machine_in(results: Path) -> dict:
-    """This machine, as machine.this_machine describes it; kept in `results`, and asked for
+    """This machine, as rates.this_machine describes it; kept in `results`, and asked for
     again where a fact that it follows from has changed, or the file is damaged. Raises UserError.
     """
     path = results / "machine.json"
@@ -49,11 +49,11 @@ def machine_in(results: Path) -> dict:
 def key_of(description) -> str:
     """What a description is known by, with all that it follows from: while both are the same, it
     stands."""
-    return hashlib.sha256(json.dumps([description, machine.facts()]).encode()).hexdigest()
+    return sha256(json.dumps([description, machine.facts()]).encode())
 
 
 def look_at(studies: dict, data: Path, results: Path) -> dict:
-    """What machine.look finds here; asked once for a folder of results. Raises UserError
+    """What rates.look finds here; asked once for a folder of results. Raises UserError
     where that holds the report of another machine or text, or where there are no tokens."""
     processes.prepare_tokens(data)
     here, look = machine_in(results), read_look(results)

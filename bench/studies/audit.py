@@ -8,9 +8,8 @@ from pathlib import Path
 from bench.audit import tell
 from bench.audit.run import audit, machine_of
 from bench.common import UserError, relative
-from bench.predict.speed import CARDS
-from bench.studies import Study
-from bench.studies.predict import found_as
+from bench.predict.speed import CARDS, named
+from bench.studies import Study, duration
 
 
 class Audit(Study):
@@ -19,7 +18,6 @@ class Audit(Study):
     script as it is, twice, for some steps; only run what you trust."""
 
     runs_scripts = of_this_machine = False
-    in_report = ()
 
     def options(self, parser):
         parser.usage = "measure.py audit [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
@@ -30,7 +28,7 @@ class Audit(Study):
                             " (default: the script's)")
         parser.add_argument("--gpu", metavar="NAMES", default="", help="GPUs that aren't here, such"
                             " as \"RTX 4090,H100\": its tok/sec and memory there, predicted")
-        parser.add_argument("--minutes", type=float, default=10, metavar="N",
+        parser.add_argument("--minutes", type=duration, default=10, metavar="N",
                             help="that each of the two runs may take (default: 10)")
         parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -43,7 +41,7 @@ class Audit(Study):
         if not args.module and not Path(command[0]).exists():
             raise UserError(f"no script {command[0]}", 2)
         cards = [*dict.fromkeys(card for name in filter(None, map(str.strip, args.gpu.split(",")))
-                                for card in found_as(name, CARDS, "--gpu"))]
+                                for card in named(name, CARDS))]
         timed, watched = audit(command, args.minutes)
         if int(os.environ.get("RANK", 0)):
             return ""

@@ -4,29 +4,21 @@ import math
 
 from bench.judge.rows import Row, rows_of
 from bench.measure.plan import EVERY_ROUND
-from bench.report.pictures import (
-    COLOURS,
-    draw_bars,
-    key,
-    place_of,
-    rows_of_panels,
-    thousands,
-)
+from bench.report.pictures import COLOURS, draw_bars, key, place_of, rows_of_panels, thousands
 from bench.report.tables import cell, found_in, markdown
 from bench.studies import Study
-from bench.studies.times import (
+from bench.studies.search import (
     EPOCH_HELP,
     MAX_TOKENS_HELP,
+    TUNING,
     TUNING_ROUNDS,
-    TUNING_SEED,
     default_point,
     limit_of,
     plan_of,
     read_search,
     read_search_of_epoch,
-    time_notes,
-    time_tables,
 )
+from bench.studies.times import time_notes, time_tables
 
 
 class TimeToLoss(Study):
@@ -39,14 +31,11 @@ class TimeToLoss(Study):
     tokens = seconds = None
     rounds_help = "how many seeds: 123, 124 and so on (default: {})"
     max_tokens_help = MAX_TOKENS_HELP
+    rungs_help = "which rungs of the ladder (default: 00 and 01)"
+    names_help = "variants to measure besides, at 01's settings; + joins several into one script"
 
     def options(self, parser):
-        parser.add_argument("--rungs", metavar="0,5-8",
-                            help="which rungs of the ladder (default: 00 and 01)")
-        parser.add_argument("--names", metavar="A,B+C",
-                            help="variants to measure besides, at 01's settings; + joins several"
-                                 " into one script")
-
+        super().options(parser)
         parser.add_argument("--epoch", action="store_true", help=EPOCH_HELP + "; after `search"
                                                                                " --epoch`")
 
@@ -72,7 +61,7 @@ class TimeToLoss(Study):
         else:
             (row,) = rows_of((yield plan_of(
                 setup, [default_point(setup).run(setup)], "target", tokens=args.max_tokens,
-                rounds=TUNING_ROUNDS, first_seed=TUNING_SEED, cold_rounds=0)))
+                rounds=TUNING_ROUNDS, **TUNING)))
             tokens, points = limit_of(row), {}
             targets = {"published": row.lowest_val_loss}
         first, last = runs[0].name, runs[-1].name
@@ -128,15 +117,9 @@ class TimeToLoss(Study):
 NAMES = {"00": "00, baseline", "01": "01, optimized", "02": "01 with options"}
 
 
-def is_plain(row: Row) -> bool:
-    return row.run.stage == "00" or row.run.rung == 0
-
-
 def colour_of(row: Row) -> str:
-    if is_plain(row):
-        return COLOURS["00"]
-    ours = row.run.stage == "01" or row.run.rung is not None
-    return COLOURS["01"] if ours else COLOURS["02"]
+    stage = row.run.stage if row.run.rung is None else "01" if row.run.rung else "00"
+    return COLOURS[stage if stage in ("00", "01") else "02"]
 
 
 def title_of(measured, rows: list[Row], target: float) -> str:
