@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.catalogue import Scripts, published
 from bench.common import REFERENCE, short_name
-from bench.judge.rows import Row
+from bench.judge.rows import Row, rate_to
 from bench.report import check, gpus
 from bench.report.names import ADVICE, called
 from bench.report.tables import (
@@ -131,15 +131,17 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
         if not targets or measured.kind not in ("", "epoch"):
             continue
         first, last = next(iter(targets)), [*targets][-1]
-        tuned = [row for row in rows if row.run.rate and row.time_factor(targets[last], True)]
-        fastest = max(tuned, key=lambda row: row.time_factor(targets[last], True), default=None)
+        rate = rate_to(targets[last], True)
+        tuned = [row for row in rows if row.run.rate and row.factor_of(rate, row.versus)]
+        fastest = max(tuned, key=lambda row: row.factor_of(rate, row.versus), default=None)
         lines = [(first, row, "01 at its defaults") for row in rows
                  if row.run.stage == "01" and not row.run.rate]
         lines += [(last, row, f"`{row.run.stage}` at its best") for row in tuned
                   if row is fastest or row.run.stage == "01"]
         for name, row, what in lines:
-            if factor := row.time_factor(targets[name], True):
-                interval = row.time_interval(targets[name], True)  # of two seeds or more
+            rate = rate_to(targets[name], True)
+            if factor := row.factor_of(rate, row.versus):
+                interval = row.interval(rate)  # of two seeds or more
                 within = " ({:.1f}–{:.1f})".format(*interval) if interval else ""
                 told.append((targets[name], what + ", one epoch" * (name == "epoch"),
                              f"{factor:.1f}×{within}", row.rounds))

@@ -8,7 +8,7 @@ from statistics import median
 
 from bench.catalogue import Run, Scripts, published
 from bench.common import REFERENCE, UserError, short_name
-from bench.judge.rows import over
+from bench.judge.rows import ratio
 from bench.measure.lengths import PUBLISHED
 from bench.predict.composed import composed
 from bench.predict.speed import BANDWIDTH, CARDS, GB, KINDS, TERA, Card
@@ -106,8 +106,9 @@ class Expected:
     def reserved_gb(self) -> float:
         return self.prediction.needs[self.batch].reserved / 1024
 
-    factor = over("versus", "tok_per_sec")
-    memory_factor = over("versus", "reserved_gb")
+    factor = property(lambda row: row.versus and ratio(row.tok_per_sec, row.versus.tok_per_sec))
+    memory_factor = property(
+        lambda row: row.versus and ratio(row.reserved_gb, row.versus.reserved_gb))
 
 
 def ladder() -> list[Expected]:

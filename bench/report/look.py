@@ -140,7 +140,7 @@ def summary(results: Path, look: dict) -> list[str]:
         lines.append(
             f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
-            f" A100: {fast.published:,.0f}, {fast.published_factor_baseline:.2f} times), with"
+            f" A100: {fast.run.published:,.0f}, {fast.published_factor_baseline:.2f} times), with"
             f" {cell(fast.reserved_gb, '.2f') or 'n/a'} GB instead of"
             f" {cell(plain.reserved_gb, '.2f') or 'n/a'}; {min(plain.rounds, fast.rounds)} run(s)"
             " each.")

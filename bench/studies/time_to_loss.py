@@ -2,7 +2,7 @@
 
 import math
 
-from bench.judge.rows import Row, rows_of
+from bench.judge.rows import Row, rate_to, rows_of
 from bench.measure.plan import EVERY_ROUND
 from bench.report.pictures import (
     COLOURS,
@@ -142,10 +142,12 @@ def colour_of(row: Row) -> str:
 def title_of(measured, rows: list[Row], target: float) -> str:
     """With the finding, where the noise among the seeds allows one; the rows are sorted."""
     found, known = "", [row for row in rows if row.seconds_to(target, True)]
-    if known and known[-1].time_verdict(target, True) == "faster":
+    rate = rate_to(target, True)
+    if known and known[-1].verdict_on(rate) == "faster":
         best = known[-1]
         found = (f"{best.run.stage if best.run.rate else best.label}:"
-                 f" {best.time_factor(target, True):.1f} times as fast as {called(best.versus)}\n")
+                 f" {best.factor_of(rate, best.versus):.1f} times as fast as"
+                 f" {called(best.versus)}\n")
     return f"{found}Seconds to a validation loss of {target:.2f}: {place_of(measured)}"
 
 
@@ -164,7 +166,7 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
         own = row.seconds_to(target, True)
         if not own:
             return row.error or "not reached"
-        factor = cell(row.time_factor(target, True), ".2f")
+        factor = cell(row.factor_of(rate_to(target, True), row.versus), ".2f")
         if not factor:
             return f"{own:,.1f} s"
         other = row.versus.run.name != usual

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from bench.catalogue import Run
 from bench.common import UserError, relative
 from bench.judge.noise import ROUNDS_FOR_A_VERDICT
-from bench.judge.rows import Row, difference, rows_of
+from bench.judge.rows import Row, difference, rate_to, rows_of
 from bench.measure.journal import journal_of, newest, read_journal
 from bench.measure.lengths import configurations, fitting
 from bench.measure.plan import Plan, Setup
@@ -195,14 +195,14 @@ def time_columns(target: float) -> list[Column]:
         return f"{low:,.1f}–" + ("not reached" if high == math.inf else f"{high:,.1f}")
 
     def factor(with_first_step: bool):
-        return lambda row: bold(cell(row.time_factor(target, with_first_step), ".2f"),
-                                row.time_verdict(target, with_first_step))
+        rate = rate_to(target, with_first_step)
+        return lambda row: bold(cell(row.factor_of(rate, row.versus), ".2f"), row.verdict_on(rate))
 
     return [
         RUN, SPEED, number("× tok/sec", "factor", ".2f"),
         Column("tokens", lambda row: cell(row.tokens_to(target), ",.0f")),
         Column("seconds", seconds), Column("range", spread_of), Column("× time", factor(True)),
-        Column("95 %", lambda row: spread(list(row.time_interval(target, True) or ()), ".2f")),
+        Column("95 %", lambda row: spread(list(row.interval(rate_to(target, True)) or ()), ".2f")),
         Column("of it compile, s", lambda row: cell(
             difference(row.seconds_to(target, True), row.seconds_to(target)), ".1f")),
         Column("× time, compiled", factor(False)), words("compared to", "versus.label"),
