@@ -1,10 +1,9 @@
 """How far off predictions of speed are, by kind of card and script: apart for the program by which
 constants were chosen and for the others, and with constants fitted anew without one program."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import log
 from statistics import correlation, mean, median
+from unittest.mock import patch
 
 from bench.predict import speed
 from bench.predict.store import Prediction
@@ -24,6 +23,12 @@ def judged(known: dict[str, Prediction] | None = None) -> list[dict]:
     return [row for row in others(known) if "unsure" not in row]
 
 
+def apart(rows: list[dict]) -> tuple[list[dict], list[dict]]:
+    """Those of ONE_PROGRAM, and the others."""
+    return ([row for row in rows if row["source"] == ONE_PROGRAM],
+            [row for row in rows if row["source"] != ONE_PROGRAM])
+
+
 def figures_of(rows: list[dict], prefix: str) -> dict:
     """How many, how far off, and the shares within 20 % of what was measured and in the range."""
     if not rows:
@@ -38,18 +43,17 @@ def figures_of(rows: list[dict], prefix: str) -> dict:
 def accuracy_table() -> Table:
     """A row for each class of figures, and one for all."""
     rows, lines = judged(), []
-    for kind in (*speed.RANGES, ""):
-        for compiled in (True, False):
-            own = [row for row in rows if not kind or row["kind"] == kind
-                   and row["is_compiled"] == compiled]
-            if own and (kind or compiled):
-                ranges = sorted({row["range"] for row in own})
-                one, rest = ([row for row in own if (row["source"] == ONE_PROGRAM) is same]
-                             for same in (True, False))
-                lines.append(dict(
-                    kind=kind or "all", script="" if not kind else "compiled" if compiled else
-                    "not", range=" or ".join(f"{each:.0%}" for each in ranges) if kind else "",
-                    **figures_of(one, "one"), **figures_of(rest, "rest")))
+    classes = {(kind, words): [row for row in rows if row["kind"] == kind
+                               and row["is_compiled"] == (words == "compiled")]
+               for kind in speed.RANGES for words in ("compiled", "not")}
+    for (kind, script), own in (classes | {("all", ""): rows}).items():
+        ranges = sorted({row["range"] for row in own})
+        one, rest = apart(own)
+        if own:
+            lines.append(dict(
+                kind=kind, script=script,
+                range=" or ".join(f"{each:.0%}" for each in ranges) * bool(script),
+                **figures_of(one, "one"), **figures_of(rest, "rest")))
 
     def cells(heading: str, key: str, form: str) -> Column:
         return Column(heading, lambda line: f"{line[key]:{form}}" if key in line else "")
@@ -71,8 +75,7 @@ def summary() -> str:
         return (f"{known['x.count']} figures, median error {known['x.median']:.0%},"
                 f" {known['x.near']:.0%} within 20 %, {known['x.inside']:.0%} in the printed range")
 
-    one, rest = ([row for row in rows if (row["source"] == ONE_PROGRAM) is same]
-                 for same in (True, False))
+    one, rest = apart(rows)
     cached = [(row["error"], log(size)) for row in one if (size := speed.CARDS[row["card"]].l2)]
     return (f"One program, by which shares and ranges were chosen: {told(one)}.\n"
             f"{len({row['program'] for row in rest})} other programs, not fitted: {told(rest)}."
@@ -106,17 +109,6 @@ def others_table() -> Table:
 # ---- Constants, fitted anew without one program --------------------------------------------------
 
 
-@contextmanager
-def changed(name: str, value: float) -> Iterator[None]:
-    """With another value of a constant of bench.predict.speed."""
-    before = getattr(speed, name)
-    setattr(speed, name, value)
-    try:
-        yield
-    finally:
-        setattr(speed, name, before)
-
-
 def left_out_table() -> Table:
     """Each constant alone, fitted to all programs but one and judged on that one, in turn: would
     fitting it bring anything?"""
@@ -124,7 +116,7 @@ def left_out_table() -> Table:
     for name, values in GRID.items():
         errors = {}  # by value: (program, error) of each figure
         for value in values:
-            with changed(name, value):
+            with patch.object(speed, name, value):
                 errors[value] = [(row["program"], abs(row["error"])) for row in judged(known)]
 
         def best(without: str, errors=errors) -> float:

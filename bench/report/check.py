@@ -13,7 +13,7 @@ from bench.measure.lengths import PUBLISHED
 from bench.predict.composed import composed
 from bench.predict.speed import BANDWIDTH, CARDS, GB, KINDS, TERA, Card
 from bench.predict.store import NAME, Prediction, kept, key_of
-from bench.report.tables import Column, Table, found_in, number, words
+from bench.report.tables import Table, found_in, number, words
 
 GPT2 = ["--model", "gpt2"]
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
@@ -79,12 +79,6 @@ def beside(measured: float, predicted: float, **about) -> dict:
     return about | dict(measured=measured, predicted=predicted, error=predicted / measured - 1)
 
 
-def figures(measured: str, form: str, error: str) -> list[Column]:
-    """The columns of both, the first under the heading `measured`."""
-    return [number(measured, "measured", form), number("predicted", "predicted", form),
-            number("error", "error", error)]
-
-
 @dataclass
 class Expected:
     """A run on an H100, and the one that it is compared to: its figures have the names of Row's."""
@@ -133,7 +127,8 @@ def memory_table() -> Table:
     rows.append(beside(theirs["ddp"], rungs[10].reserved_gb + added / 1024, label="10, with DDP",
                        batch=ddp.batch))
     return Table([words("rung", "label"), number("batch", "batch"),
-                  *figures("published", ".2f", "+.1%")], rows)
+                  number("published", "measured", ".2f"), number("predicted", "predicted", ".2f"),
+                  number("error", "error", "+.1%")], rows)
 
 
 def clock_table() -> Table:
@@ -218,18 +213,19 @@ class OfCPU(Card):
         return super().rate(precision) if self.bfloat16 or precision == "float32" else None
 
 
-def cpu_tables() -> list[Table]:
-    """For each committed machine without a GPU its measured ladder beside the predicted one."""
+def cpu_ladders() -> list[tuple[str, list[dict]]]:
+    """(its name, its measured ladder beside the predicted one) of each committed machine without a
+    GPU."""
     found, scripts = [], Scripts()
     for path in sorted(REFERENCE.glob("*/machine.json")):
         for measured, rows in found_in(path.parent, "ladder")[:1]:
             if measured.machine["device"] != "cpu":
                 continue
-            machine = json.loads(path.read_text(encoding="utf-8"))
+            bandwidth = json.loads(path.read_text(encoding="utf-8"))["bandwidth"]
             float32, bfloat16 = (rate and rate / TERA for rate in map(
                 measured.peak.get, ("float32", "bfloat16")))  # None where it has no units for that
             # Measured on it; speed.seconds takes a share of the bandwidth, as of a datasheet's.
-            card = OfCPU(0, 0, machine["bandwidth"] / GB / BANDWIDTH, float32, None,
+            card = OfCPU(0, 0, bandwidth / GB / BANDWIDTH, float32, None,
                          bfloat16, bfloat16, bfloat16, bfloat16, ())
             lines = []
             for row in rows:
@@ -239,21 +235,20 @@ def cpu_tables() -> list[Table]:
                             row.record.config["batch_size"], card)
                     if predicted:  # in bfloat16, which a machine that trained in float32 lacks
                         lines.append(beside(row.tok_per_sec, predicted, label=row.label))
-            found.append(Table(
-                [words("rung", "label"), *figures("measured", ",.0f", "+.0%")], lines,
-                f"{short_name(measured.machine)}, {measured.machine['threads']} cores:"))
+            found.append((
+                f"{short_name(measured.machine)}, {measured.machine['threads']} cores", lines))
     return found
 
 
 def cpu_table() -> Table:
-    """Those of all machines, side by side."""
+    """cpu_ladders() side by side."""
     columns, rows = [words("rung", "label")], {}
-    for place, table in enumerate(cpu_tables()):
-        columns += [number(f"{table.caption} measured", f"{place}.measured", ",.0f"),
+    for place, (name, lines) in enumerate(cpu_ladders()):
+        columns += [number(f"{name}: measured", f"{place}.measured", ",.0f"),
                     number("predicted", f"{place}.predicted", ",.0f"),
                     number("error", f"{place}.error", "+.0%")]
-        for row in table.rows:
-            rows.setdefault(row["label"], dict(label=row["label"]))[str(place)] = row
+        for line in lines:
+            rows.setdefault(line["label"], dict(label=line["label"]))[str(place)] = line
     return Table(columns, list(rows.values()))
 
 
