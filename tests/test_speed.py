@@ -409,8 +409,9 @@ def costs_of(cards: list[str], **args) -> dict[tuple[str, str], dict[str, str]]:
     table = costs.costs_table(
         runs, {"01": known, "02": known}, {name: CARDS[name] for name in cards},
         lambda run, card: run, Namespace(**dict(tokens=None, price=None, batch_size=None) | args))
-    return {(row["name"], row["run"].name):
-            {column.heading: column.cell(row) for column in table.columns} for row in table.rows}
+    return {(row["name"], row["label"]): {
+                column.heading: cell for column in table.columns if (cell := column.cell(row))}
+            for row in table.rows}
 
 
 def test_costs():

@@ -43,49 +43,36 @@ def predictions(scripts: Scripts, runs: dict[str, Run]) -> Known:
     return found
 
 
-def commands(name: str, run: Run) -> list[str]:
-    """What to type to train with it; --batch-size follows."""
-    if name in ("00", "01"):
-        return [f"python {STAGES[name]}"]
-    if name == "02":
-        return [f"torchrun --nproc_per_node={run.processes} {STAGES[name]}"]
-    script = str(run.script)
-    if run.rung is not None:
-        return [f"python patches/stack.py write {script}",
-                f"python {(stack.WRITTEN / stack.file_of(script)).as_posix()} --data data"]
-    names = script.removeprefix("02+")
-    base, start = (" --base 02", f"torchrun --nproc_per_node={GPUS}") if names != script else (
-        "", "python")
-    return [f"python patches/stack.py compose {names}{base} --out my.py",
-            " ".join([start, "my.py", *run.options])]
-
-
-def asked(name: str, run: Run) -> str:
-    """What predicts it: for --gpu and --batch-size to follow."""
-    command = "python measure.py predict"
-    if name in STAGES or run.processes > 1:  # of these it tells by itself
-        return command
-    return command + (f' --variants "{run.label}"' if run.rung is None else f" --rungs {run.rung}")
-
-
-def kind(name: str, run: Run) -> str:
-    """What one chooses it as; "" where it only stands in for another."""
+def how(name: str, run: Run) -> tuple[str, list[str], str]:
+    """What one chooses it as ("": it only stands in for another), what to type to train with it,
+    for --batch-size to follow, and what predicts it, for --gpu and --batch-size to follow."""
+    script, predict = str(run.script), "python measure.py predict"
+    start = f"torchrun --nproc_per_node={run.processes}" if run.processes > 1 else "python"
     if name in STAGES:
-        return "The scripts"
+        return "The scripts", [f"{start} {STAGES[name]}"], predict
     if run.rung is not None:
-        return "The ladder"
-    return "Variants of 01" if run.processes == 1 else ""
+        path = (stack.WRITTEN / stack.file_of(script)).as_posix()
+        return ("The ladder", [f"python patches/stack.py write {script}",
+                               f"{start} {path} --data data"], f"{predict} --rungs {run.rung}")
+    names = script.removeprefix("02+")
+    base = " --base 02" * (names != script)
+    commands = [f"python patches/stack.py compose {names}{base} --out my.py",
+                " ".join([start, "my.py", *run.options])]
+    if run.processes > 1:  # of it predict tells by itself
+        return "", commands, predict
+    return "Variants of 01", commands, f'{predict} --variants "{run.label}"'
 
 
 def script(name: str, run: Run, known: dict[str, Prediction]) -> dict:
+    """What the page has of a script."""
+    kind, commands, predict = how(name, run)
     needs = {model: {batch: [gb(need.reserved), gb(need.least)]
                      for batch, need in each.needs.items() if batch in BATCHES}
              for model, each in known.items()}
     return dict(
-        label=run.label, rung=run.rung, gpus=run.processes, kind=kind(name, run),
+        label=run.label, rung=run.rung, gpus=run.processes, kind=kind,
         default=32 if run.rung is None or run.rung >= 10 else 8,
-        commands=commands(name, run), predict=asked(name, run), published=run.published,
-        needs=needs)
+        commands=commands, predict=predict, published=run.published, needs=needs)
 
 
 def gb(mib: int) -> float:
@@ -108,14 +95,16 @@ def speeds(run: Run, known: Prediction, card: Card) -> dict[int, list]:
 
 
 def gpu(name: str, card: Card, runs: dict[str, Run], found: Known) -> dict:
-    told = dict(gb=gb(card.mib), room=gb(card.mib - OTHERS), notes=[
-        note for note, holds in (
-            ("Nobody's rate of matrix products on this GPU is known here: it is scaled from the"
-             " datasheet, and the range is wider.", not card.is_measured),
-            ("Some of its specifications haven't been compared with a datasheet yet.",
-             not card.is_checked),
-            ("It has no units for bfloat16. 01 and 02 are composed with precision-fp16, and no"
-             " training speed is known to check them by.", not card.bfloat16)) if holds])
+    """What the page has of a GPU."""
+    notes = {
+        "Nobody's rate of matrix products on this GPU is known here: it is scaled from the"
+        " datasheet, and the range is wider.": not card.is_measured,
+        "Some of its specifications haven't been compared with a datasheet yet.":
+            not card.is_checked,
+        "It has no units for bfloat16. 01 and 02 are composed with precision-fp16, and no"
+        " training speed is known to check them by.": not card.bfloat16}
+    told = dict(gb=gb(card.mib), room=gb(card.mib - OTHERS),
+                notes=[note for note, holds in notes.items() if holds])
     if not card.bfloat16:
         told |= {"instead": {"01": FLOAT16, "02": f"02+{FLOAT16}"}, "with": f"with {FLOAT16}"}
     if name == check.PUBLISHED_ON:
