@@ -48,7 +48,7 @@ def measured_steps(rows: list[Row]) -> list[Step]:
 def published_steps(names: list[str]) -> list[Step]:
     """Of the scripts with these names in the ladder: the baseline, then each with its patch's."""
     plain = cards.published().stages["00"].tok_per_sec
-    known = {patch.name: (now, factor) for _, patch, now, factor in cards.steps() if now}
+    known = {step["patch"].name: (step["now"], step["factor"]) for step in cards.steps()}
     found = [Step(plain, None, UNSURE, f"{plain:,.0f}")]
     for name in names[1:]:
         now, factor = known.get(name, (None, None))
@@ -126,10 +126,10 @@ def names_of(rows: list[Row]) -> list[str]:
 
 def readme_picture():
     """The published ladder, and those of the first and the last machine next to it."""
-    ladders = [(measured, [row for row in rows.values() if row.run.processes == 1])
-               for measured, rows in cards.ladders(REFERENCE / "amd-epyc-2-cores")]
+    ladders = [[row for row in rows if row.run.processes == 1]
+               for rows in cards.ladders(REFERENCE / "amd-epyc-2-cores")]
     ladders = [ladders[0], ladders[-1]]
-    longest = max((rows for _, rows in ladders), key=len)
+    longest = max(ladders, key=len)
     scripts = [row.run.name for row in longest]
     theirs = published_steps(scripts)
     known = [(float(step.text[:-1]), name) for step, name in zip(theirs, scripts, strict=True)
@@ -137,10 +137,10 @@ def readme_picture():
     best = [f"{called(name, name)} {factor:.2f}×" for factor, name in sorted(known)[:-4:-1]]
     whole = [step.speed for step in theirs if step.speed]
     columns = [("GPT-2 124M, A100, published", theirs)]
-    for measured, rows in ladders:
+    for rows in ladders:
         models = {row.record.config["model"] for row in rows if row.record}
         steps = measured_steps(rows)
         steps += [Step(None, None, UNSURE, "")] * (len(longest) - len(steps))
-        columns.append((f"{', '.join(models)}, {short_name(measured.machine)}", steps))
+        columns.append((f"{', '.join(models)}, {short_name(rows[0].measured.machine)}", steps))
     return panels(f"On one A100 (published): {whole[-1] / whole[0]:.1f} times as fast, most of it"
                   f" by {', '.join(best)}", names_of(longest), columns)
