@@ -8,6 +8,7 @@ from bench.report.pictures import (
     COLOURS,
     draw_bars,
     key,
+    keys,
     place_of,
     rows_of_panels,
     thousands,
@@ -117,11 +118,10 @@ class TimeToLoss(Study):
             [title_of(measured, rows, target)], [max(4.4, 2 + 0.42 * len(rows))], [3, 2])
         draw_seconds(bars, rows, target)
         draw_losses(curves, rows, target)
-        subfigure.legend(handles=[*(key(label, color=COLOURS[stage], linewidth=8)
-                                    for stage, label in NAMES.items()),
-                                  key("compilation", color="0.6", marker="s", linestyle="",
-                                      markerfacecolor="white")],
-                         loc="outside lower center", ncols=4, frameon=False)
+        subfigure.legend(handles=[
+            *keys({label: COLOURS[stage] for stage, label in NAMES.items()}),
+            key("compilation", color="0.6", marker="s", linestyle="", markerfacecolor="white")],
+            loc="outside lower center", ncols=4, frameon=False)
         return figure
 
 
