@@ -278,8 +278,8 @@ def test_others():
                  for same in (True, False))
     assert len(one) == 40 and len({row["card"] for row in one}) == 20 and len(rest) == 32
     for some, limit, near in ((one, 0.08, 0.9), (rest, 0.1, 0.8), (rows, 0.085, 0.9)):
-        told = accuracy.figures_of(some, "x")
-        assert told["x.median"] < limit and told["x.near"] >= near and told["x.inside"] >= 0.9
+        told = accuracy.figures_of(some)
+        assert told["median"] < limit and told["near"] >= near and told["inside"] >= 0.9
     assert len(accuracy.others()) == 91
     assert [len({row[name] for row in rows}) for name in ("program", "card")] == [6, 26]
     table = check.others_memory_table()
@@ -292,9 +292,9 @@ def test_others():
 def test_accuracy_by_class():
     """Every class that has figures, each figure once; the last row is all."""
     *classes, whole = accuracy.accuracy_table().rows
-    assert whole["kind"] == "all" and whole["one.count"] + whole["rest.count"] == 72
+    assert whole["kind"] == "all" and whole["one"]["count"] + whole["rest"]["count"] == 72
     for prefix in ("one", "rest"):
-        assert sum(line.get(f"{prefix}.count", 0) for line in classes) == whole[f"{prefix}.count"]
+        assert sum(line[prefix].get("count", 0) for line in classes) == whole[prefix]["count"]
     assert {line["kind"] for line in classes} == set(speed.RANGES) - {"before 8.0"}
     assert len({(line["kind"], line["script"]) for line in classes}) == len(classes) == 10
     cells = accuracy.others_table().rows

@@ -8,7 +8,7 @@ from unittest.mock import patch
 from bench.predict import speed
 from bench.predict.store import Prediction
 from bench.report.check import others, others_predictions
-from bench.report.tables import Column, Table, number, words
+from bench.report.tables import Table, number, words
 
 ONE_PROGRAM = "twenty cards"  # of the sources: by its figures shares and ranges were chosen
 GRID = {  # of constants of bench.predict.speed: what they may be
@@ -29,23 +29,22 @@ def apart(rows: list[dict]) -> tuple[list[dict], list[dict]]:
             [row for row in rows if row["source"] != ONE_PROGRAM])
 
 
-def figures_of(rows: list[dict], prefix: str) -> dict:
+def figures_of(rows: list[dict]) -> dict:
     """How many, how far off, and the shares within 20 % of what was measured and in the range."""
     if not rows:
         return {}
     errors = [abs(row["error"]) for row in rows]
     inside = [abs(row["measured"] / row["predicted"] - 1) <= row["range"] for row in rows]
-    return {f"{prefix}.{name}": value for name, value in dict(
-        count=len(rows), median=median(errors), near=mean(each <= 0.2 for each in errors),
-        inside=mean(inside)).items()}
+    return dict(count=len(rows), median=median(errors), inside=mean(inside),
+                near=mean(each <= 0.2 for each in errors))
 
 
 def accuracy_table() -> Table:
     """A row for each class of figures, and one for all."""
     rows, lines = judged(), []
-    classes = {(kind, words): [row for row in rows if row["kind"] == kind
-                               and row["is_compiled"] == (words == "compiled")]
-               for kind in speed.RANGES for words in ("compiled", "not")}
+    classes = {(kind, how): [row for row in rows if row["kind"] == kind
+                               and row["is_compiled"] == (how == "compiled")]
+               for kind in speed.RANGES for how in ("compiled", "not")}
     for (kind, script), own in (classes | {("all", ""): rows}).items():
         ranges = sorted({row["range"] for row in own})
         one, rest = apart(own)
@@ -53,13 +52,9 @@ def accuracy_table() -> Table:
             lines.append(dict(
                 kind=kind, script=script,
                 range=" or ".join(f"{each:.0%}" for each in ranges) * bool(script),
-                **figures_of(one, "one"), **figures_of(rest, "rest")))
-
-    def cells(heading: str, key: str, form: str) -> Column:
-        return Column(heading, lambda line: f"{line[key]:{form}}" if key in line else "")
-
+                one=figures_of(one), rest=figures_of(rest)))
     return Table([words("card", "kind"), words("script", "script"), words("range ±", "range"), *(
-        cells(f"{title}{heading}", f"{prefix}.{name}", form)
+        number(f"{title}{heading}", f"{prefix}.{name}", form)
         for title, prefix in (("chosen by: ", "one"), ("not fitted: ", "rest"))
         for heading, name, form in (("figures", "count", "d"), ("median error", "median", ".0%"),
                                     ("within 20 %", "near", ".0%"),
@@ -71,9 +66,9 @@ def summary() -> str:
     everything, rows = others(), judged()
 
     def told(some: list[dict]) -> str:
-        known = figures_of(some, "x")
-        return (f"{known['x.count']} figures, median error {known['x.median']:.0%},"
-                f" {known['x.near']:.0%} within 20 %, {known['x.inside']:.0%} in the printed range")
+        known = figures_of(some)
+        return (f"{known['count']} figures, median error {known['median']:.0%},"
+                f" {known['near']:.0%} within 20 %, {known['inside']:.0%} in the printed range")
 
     one, rest = apart(rows)
     cached = [(row["error"], log(size)) for row in one if (size := speed.CARDS[row["card"]].l2)]
@@ -136,9 +131,8 @@ def left_out_table() -> Table:
             before=median(now), after=median(out), near=mean(each <= 0.2 for each in now),
             near_after=mean(each <= 0.2 for each in out)))
     return Table([
-        words("constant", "name"), Column("stands at", lambda line: line["now"]),
-        Column("fitted to all", lambda line: line["fitted"]),
-        Column("without a program", lambda line: line["chosen"]),
+        words("constant", "name"), number("stands at", "now"), number("fitted to all", "fitted"),
+        number("without a program", "chosen"),
         number("median error as it stands", "before", ".1%"),
         number("of the program left out", "after", ".1%"),
         number("within 20 % as it stands", "near", ".0%"),

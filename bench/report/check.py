@@ -88,18 +88,9 @@ class Expected:
     prediction: Prediction
     versus: "Expected | None"
 
-    @property
-    def label(self) -> str:
-        return self.run.label
-
-    @property
-    def tok_per_sec(self) -> float:
-        return self.prediction.tok_per_sec(self.batch, CARDS["H100"])
-
-    @property
-    def reserved_gb(self) -> float:
-        return self.prediction.needs[self.batch].reserved / 1024
-
+    label = property(lambda row: row.run.label)
+    tok_per_sec = property(lambda row: row.prediction.tok_per_sec(row.batch, CARDS["H100"]))
+    reserved_gb = property(lambda row: row.prediction.needs[row.batch].reserved / 1024)
     factor = property(lambda row: row.versus and ratio(row.tok_per_sec, row.versus.tok_per_sec))
     memory_factor = property(
         lambda row: row.versus and ratio(row.reserved_gb, row.versus.reserved_gb))
