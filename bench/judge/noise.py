@@ -137,10 +137,10 @@ def nearest(differences: dict[str, Estimate]) -> list[str]:
     return uncertain[:math.ceil(len(differences) / NEAREST)]
 
 
-def verdict(difference: Estimate, is_significant: bool) -> str:
-    if not is_significant:
-        return "no significant change"
-    return "faster" if difference.mean > 0 else "slower"
+def verdict(difference: Estimate, is_significant: bool, greater: str = "faster",
+            smaller: str = "slower", neither: str = "no significant change") -> str:
+    """What a table says of a difference."""
+    return neither if not is_significant else greater if difference.mean > 0 else smaller
 
 
 # ---- Student's t distribution --------------------------------------------------------------------

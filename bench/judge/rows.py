@@ -192,26 +192,19 @@ class Row:
             return None
         return found.least(self.rows.level / max(1, len(self.rows.differences(figure))))
 
-    def verdict_on(self, figure: Figure) -> str | None:
-        """Whether the figure is greater ("faster") than that of `versus`; None where there is none
-        to compare with."""
+    def verdict_on(self, figure: Figure, *words: str) -> str | None:
+        """Whether the figure is greater than that of `versus`, in `words`, else "faster" and
+        "slower"; None where there is none to compare with."""
         if not self.versus or not self.speeds:
             return None
         found = self.rows.differences(figure).get(self.run.name)
         if not found:
             return "no verdict"
-        return verdict(found, self.run.name in self.rows.significant(figure))
+        return verdict(found, self.run.name in self.rows.significant(figure), *words)
 
-    @property
-    def verdict(self) -> str | None:
-        text = self.verdict_on(speed_of)
-        return {"faster": "slower", "slower": "faster"}.get(text, text) if self.run.without else (
-            text)
-
-    @property
-    def memory_verdict(self) -> str | None:
-        text = self.verdict_on(memory_of)
-        return {"faster": "more", "slower": "less"}.get(text, text)
+    verdict = property(lambda row: row.verdict_on(
+        speed_of, *(("slower", "faster") if row.run.without else ())))
+    memory_verdict = property(lambda row: row.verdict_on(memory_of, "more", "less"))
 
     @property
     def within_seed_noise(self) -> bool | None:

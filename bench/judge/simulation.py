@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from bench.catalogue import Run
 from bench.judge.noise import Estimate, Values, estimates, level_of, nearest, significant
-from bench.judge.rows import Row, rows_of
+from bench.judge.rows import rows_of
 from bench.measure.journal import JOURNAL, Measured, newest, read_journal
 from bench.measure.plan import WHOLE_ROUNDS, Plan
 
@@ -65,18 +65,14 @@ def noise_of(measured: Measured) -> Recorded | None:
     numbers = sorted(set.intersection(*(set(row.by_round) for row in rows))) if rows else []
     if len(rows) < ROWS or len(numbers) < ROUNDS:
         return None
-    left = [residuals_of(row, numbers) for row in rows]
+    logs = [[math.log(row.by_round[number].tok_per_sec) for number in numbers] for row in rows]
+    left = [[value - fmean(row) for value in row] for row in logs]
     common = list(map(median, zip(*left, strict=True)))
     wider = math.sqrt(len(numbers) / (len(numbers) - 1) * len(rows) / (len(rows) - 1))
     left = [[(one - other) * wider for one, other in zip(row, common, strict=True)] for row in left]
     return Recorded(f"{measured.study} {measured.kind}".strip(), left,
                     [row.record.steps for row in rows],
                     all(row.versus in (None, rows[0]) for row in rows))
-
-
-def residuals_of(row: Row, numbers: list[int]) -> list[float]:
-    logs = [math.log(row.by_round[number].tok_per_sec) for number in numbers]
-    return [value - fmean(logs) for value in logs]
 
 
 def plan_of(recorded: Recorded, rounds: int, draw: random.Random) -> Plan:
