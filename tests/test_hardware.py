@@ -452,7 +452,7 @@ def test_predictions_for_such_a_cpu_leave_out_what_is_of_another_type(monkeypatc
     write_journal(folder, "ladder", plan, [dict(name=run.name) for run in plan.runs],
                   CPU | FLOAT32, matmul_peak=dict(float32=1e12))
     monkeypatch.setattr(check, "REFERENCE", tmp_path)
-    monkeypatch.setattr(check, "prediction_of", lambda scripts, rung, options: SimpleNamespace(
+    monkeypatch.setattr(check, "prediction_of", lambda rung, options: SimpleNamespace(
         tok_per_sec=lambda batch, card: (rate := card.rate(
             "float32" if rung == "0" else BFLOAT16)) and rate / 1e10))
     ((name, rows),) = check.cpu_ladders()

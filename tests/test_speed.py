@@ -125,7 +125,7 @@ def test_range_of_a_prediction():
 
 
 def kept(script: str, *options: str) -> Prediction:
-    return check.prediction_of(SCRIPTS, script, [*check.GPT2, *options])
+    return check.prediction_of(script, [*check.GPT2, *options])
 
 
 def test_work_at_a_batch_size():

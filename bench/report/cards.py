@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bench.catalogue import Scripts, published
+from bench.catalogue import published
 from bench.common import REFERENCE, short_name
 from bench.judge.rows import Row, rate_to
 from bench.report import check, gpus
@@ -25,6 +25,9 @@ from patches import stack
 
 PREDICTED = "H100", "RTX 4090"  # the GPUs in README's first table
 CODE = 14  # lines of a patch that its card shows
+BOTH_ENDS = [number("baseline, tok/sec", "plain", ",.0f"),
+             number("optimized, tok/sec", "fast", ",.0f"),
+             Column("speedup", lambda line: f"**{line['factor']:.1f}×**")]
 
 
 def machines(first: Path) -> list[Path]:
@@ -52,7 +55,7 @@ def headline(first: Path) -> str:
              dict(hardware=f"{stages['02'].gpus} × A100, DDP", source=theirs, fast=many,
                   factor=many / plain)]
     for name in PREDICTED:
-        one, other = gpus.on_card(Scripts(), name, ("gpt2",))["speeds"]
+        one, other = gpus.on_card(name, ("gpt2",))["speeds"]
         lines.append(dict(hardware=f"1 × {name}", source=ours, plain=rounded(one),
                           fast=rounded(other), factor=other / one))
     for end in both_ends(first):
@@ -60,10 +63,7 @@ def headline(first: Path) -> str:
             hardware=end["machine"],
             source=f"[measured](results/reference/{end['folder'].name}/README.md)"))
     return markdown(Table([
-        words("hardware", "hardware"), words("source", "source"),
-        number("baseline, tok/sec", "plain", ",.0f"),
-        number("optimized, tok/sec", "fast", ",.0f"),
-        Column("speedup", lambda line: f"**{line['factor']:.1f}×**")], lines))
+        words("hardware", "hardware"), words("source", "source"), *BOTH_ENDS], lines))
 
 
 def rounded(speed: float) -> float:
@@ -98,9 +98,7 @@ def results(first: Path) -> str:
         line["time"] = "; ".join(f"to {target:.2f}: {what} {factor}"
                                  for target, what, factor, _ in times_to_loss(line["folder"]))
     return markdown(Table([
-        words("machine", "machine"), number("baseline, tok/sec", "plain", ",.0f"),
-        number("optimized, tok/sec", "fast", ",.0f"),
-        Column("speedup", lambda line: f"**{line['factor']:.1f}×**"),
+        words("machine", "machine"), *BOTH_ENDS,
         Column("to the same loss", lambda line: line["time"] or "–", True)], lines))
 
 

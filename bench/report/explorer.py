@@ -4,11 +4,11 @@ these figures; how they come about stands in bench.predict alone."""
 
 import json
 
-from bench.catalogue import FLOAT16, STAGES, Run, Scripts
-from bench.common import REFERENCE
+from bench.catalogue import FLOAT16, STAGES, Run
 from bench.predict.speed import CARDS, Card
-from bench.predict.store import BATCHES, OTHERS, Prediction, kept
+from bench.predict.store import BATCHES, OTHERS, Prediction
 from bench.report import check
+from bench.report.notes import today
 from patches import stack
 
 MODELS = "gpt2", *check.LARGER
@@ -18,27 +18,26 @@ LESS = "python measure.py predict --variants memory-checkpoint,optimizer-adamw-8
 Known = dict[str, dict[str, Prediction]]  # by the name of a script, then of a model
 
 
-def choices(scripts: Scripts) -> dict[str, Run]:
+def choices() -> dict[str, Run]:
     """What one can choose: the ladder, which ends with 02, and the variants of 01; then what stands
     in for 02 on a GPU without bfloat16 units. Raises UserError, StackError."""
+    scripts = today()
     *rungs, last, ddp = scripts.rungs(GPUS)
     found = {scripts.canonical(run.script): run for run in rungs}
     found |= {"00": found["00"].but(label="00, the baseline"),
               "01": last.but(label=f"01, all {last.rung} techniques"),
               "02": ddp.but(label=f"02, on {GPUS} GPUs")}
-    found |= {run.label: run for run in check.alternatives(scripts)}
+    found |= {run.label: run for run in check.alternatives()}
     run = scripts.float16(scripts.stage("02", GPUS))
     return found | {str(run.script): run.but(published=None)}
 
 
-def predictions(scripts: Scripts, runs: dict[str, Run]) -> Known:
+def predictions(runs: dict[str, Run]) -> Known:
     """Those that are kept of each. Raises StackError."""
     found: Known = {}
     for name, run in runs.items():
         for model in MODELS:
-            options = ["--model", model, *run.options]
-            if known := kept(scripts, run.script, options, REFERENCE):
-                check.used.append((run.script, options, known))
+            if known := check.kept_of(run.script, ["--model", model, *run.options]):
                 found.setdefault(name, {})[model] = known
     return found
 
@@ -128,9 +127,8 @@ def measured() -> dict[str, list]:
 
 def data_block() -> str:
     """The element of the page that holds it, a line for each GPU. Raises UserError, StackError."""
-    scripts = Scripts()
-    runs = choices(scripts)
-    found = predictions(scripts, runs)
+    runs = choices()
+    found = predictions(runs)
     parts = {
         "models": MODELS, "less": LESS, "context": found["00"]["gpt2"].context_length,
         "sources": {name: source["what"] for name, source

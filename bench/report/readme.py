@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from bench.catalogue import Scripts
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.predict.fingerprint import keep_used
 from bench.predict.store import earlier
 from bench.report import accuracy, cards, check, explorer, gpus
 from bench.report.drawn import DRAWN
+from bench.report.notes import today
 from bench.report.pictures import picture_bytes
 from bench.report.tables import (
     Column,
@@ -99,7 +99,7 @@ def predicted(name: str) -> str:
     check.used.clear()
     made = PREDICTED[name]()
     text = made if isinstance(made, str) else markdown(made)
-    line = earlier(Scripts(), check.used)
+    line = earlier(today(), check.used)
     return f"{text}\n{line}\n" if line else text
 
 
