@@ -67,8 +67,8 @@ def estimates(rows: dict[str, Values], alike: dict[str, Hashable]) -> dict[str, 
     """The mean of each row that has two values or more; `alike` tells which rows have noise of one
     kind. Rounds with a single row tell nothing of differences, and are left out."""
     in_round = Counter(number for values in rows.values() for number in dict(values))
-    rows = {name: kept for name, values in rows.items()
-            if len(kept := [value for value in values if in_round[value[0]] > 1]) > 1}
+    rows = {name: shared for name, values in rows.items()
+            if len(shared := [value for value in values if in_round[value[0]] > 1]) > 1}
     means, common = means_of(rows)
     variances, degrees = {}, {}
     for name, values in rows.items():
