@@ -8,9 +8,11 @@ from unittest.mock import patch
 from bench.predict import speed
 from bench.predict.store import Prediction
 from bench.report.check import others, others_predictions
+from bench.report.pictures import NOISE, OWN, key, lay_rows, rows_of_panels
 from bench.report.tables import Table, number, words
 
 ONE_PROGRAM = "twenty cards"  # of the sources: by its figures shares and ranges were chosen
+OTHER = "0.6"  # the colour of the others
 GRID = {  # of constants of bench.predict.speed: what they may be
     "BANDWIDTH": (0.75, 0.8, 0.85, 0.9, 0.95), "ATTENTION": (0.35, 0.4, 0.44, 0.5, 0.6),
     "UNALIGNED": (0.4, 0.5, 0.6, 0.7, 0.8), "LAUNCH": (1e-6, 2e-6, 3e-6, 4e-6, 6e-6),
@@ -99,6 +101,29 @@ def others_table() -> Table:
     return Table([words("measured by", "program"), words("kind of card", "kind"),
                   words("card, batch: tok/sec (error of the prediction)", "all"),
                   words("not judged", "unsure")], list(lines.values()))
+
+
+def picture():
+    """Predicted over measured tok/sec, for what others have measured, each with its range."""
+    rows = sorted(judged(), key=lambda row: row["tok_per_sec"])
+    figure, [(subfigure, axes)] = rows_of_panels(
+        ["Predicted over measured speed of other people's runs"], [1.6 + 0.18 * len(rows)], [1])
+    axes.axvline(1, color="0.5", linewidth=1)
+    lay_rows(axes, len(rows))
+    for place, row in enumerate(rows):
+        share = 1 + row["error"]
+        axes.plot([share * (1 - row["range"]), share * (1 + row["range"])], [place, place],
+                  color=NOISE, linewidth=5, solid_capstyle="butt", zorder=0)
+        axes.plot(share, place, "o", markersize=5,
+                  color=OWN if row["source"] == ONE_PROGRAM else OTHER)
+    axes.set_yticks(range(len(rows)), [
+        f"{row['card']}, batch {row['batch']}: {row['tok_per_sec']:,}" for row in rows], fontsize=9)
+    axes.set_xlabel("tok/sec, predicted over measured; the bar is the printed range")
+    subfigure.legend(handles=[
+        key("one program, PyTorch 2.8", color=OWN, marker="o", linestyle=""),
+        key("other programs", color=OTHER, marker="o", linestyle="")],
+        loc="outside lower center", ncols=2, frameon=False)
+    return figure
 
 
 # ---- Constants, fitted anew without one program --------------------------------------------------

@@ -9,8 +9,7 @@ from pathlib import Path
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.predict.fingerprint import keep_used
 from bench.predict.store import earlier
-from bench.report import accuracy, cards, check, explorer, gpus
-from bench.report.drawn import DRAWN
+from bench.report import accuracy, cards, check, explorer, gpus, waterfall
 from bench.report.notes import today
 from bench.report.pictures import picture_bytes
 from bench.report.tables import (
@@ -36,6 +35,10 @@ BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands th
 # The machine whose tables stand in the pages, unless one says NAME@MACHINE; what is a line or a
 # column for each has all.
 SHOWN = REFERENCE / "amd-epyc-2-cores"
+DRAWN = {  # pictures, by the page that shows them
+    ROOT / "README.md": {"docs/speedup.png": waterfall.readme_picture},
+    ROOT / "docs" / "predictions.md": {"predictions.png": accuracy.picture},
+}
 PREDICTED = {  # the tables of predictions, by the name of their marker
     "fits": check.memory_table, "fits-others": check.others_memory_table, "gpus": gpus.cards_table,
     "hardware": gpus.hardware_table,
