@@ -156,10 +156,10 @@ class Row:
     def factor_of(self, figure: Figure, other: "Row | None") -> float | None:
         """The figure over that of `other`: the mean over the rounds; with a single round what that
         tells. None as in difference()."""
+        if estimate := other and self.difference(figure, other):
+            return estimate.factor
         if not other or self.came_short(figure, other):
             return None
-        if estimate := self.difference(figure, other):
-            return estimate.factor
         return ratio(*(middle(value for _, value in figure(each)) for each in (self, other)))
 
     def came_short(self, figure: Figure, other: "Row") -> bool:
