@@ -39,7 +39,7 @@ DRAWN = {  # pictures, by the page that shows them
     ROOT / "README.md": {"docs/speedup.png": waterfall.readme_picture},
     ROOT / "docs" / "predictions.md": {"predictions.png": accuracy.picture},
 }
-PREDICTED = {  # the tables of predictions, by the name of their marker
+PREDICTED: dict[str, Callable[[], Table | str]] = {  # of predictions, by the name of their marker
     "fits": check.memory_table, "fits-others": check.others_memory_table, "gpus": gpus.cards_table,
     "hardware": gpus.hardware_table,
     "clock": check.clock_table, "others": accuracy.others_table, "where": check.where_table,
