@@ -452,12 +452,12 @@ def test_predictions_for_such_a_cpu_leave_out_what_is_of_another_type(monkeypatc
     write_journal(folder, "ladder", plan, [dict(name=run.name) for run in plan.runs],
                   CPU | FLOAT32, matmul_peak=dict(float32=1e12))
     monkeypatch.setattr(check, "REFERENCE", tmp_path)
-    monkeypatch.setattr(check, "prediction_of", lambda scripts, rung, options: SimpleNamespace(
+    monkeypatch.setattr(check, "prediction_of", lambda rung, options: SimpleNamespace(
         tok_per_sec=lambda batch, card: (rate := card.rate(
             "float32" if rung == "0" else BFLOAT16)) and rate / 1e10))
-    (table,) = check.cpu_tables()
-    assert [row["label"] for row in table.rows] == ["00_orig"]
-    assert table.caption.startswith("Some CPU (float32), 2 cores")
+    ((name, rows),) = check.cpu_ladders()
+    assert [row["label"] for row in rows] == ["00_orig"]
+    assert name == "Some CPU (float32), 2 cores"
 
 
 # ---- A GPU that PyTorch can't use

@@ -279,7 +279,7 @@ def test_what_is_committed():
     """Its form, of all that the pages tell, and it is as near to what was published as docs/gpus.md
     says, whichever version of the scripts it is of."""
     known = json.loads((ROOT / "results" / "reference" / "predict.json").read_text())
-    wanted = {key_of(SCRIPTS, *each) for each in check.wanted(SCRIPTS)}
+    wanted = {key_of(SCRIPTS, *each) for each in check.wanted()}
     assert not known.keys() - wanted
     for key, each in known.items():
         assert set(each["works"]) == {"8", "16"} and each["needs"]["8"][0] > 0, key

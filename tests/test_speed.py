@@ -128,7 +128,7 @@ def test_range_of_a_prediction():
 
 
 def kept(script: str, *options: str) -> Prediction:
-    return check.prediction_of(SCRIPTS, script, [*check.GPT2, *options])
+    return check.prediction_of(script, [*check.GPT2, *options])
 
 
 def test_work_at_a_batch_size():
@@ -290,8 +290,8 @@ def test_others():
                  for same in (True, False))
     assert len(one) == 40 and len({row["card"] for row in one}) == 20 and len(rest) == 32
     for some, limit, near in ((one, 0.08, 0.9), (rest, 0.1, 0.8), (rows, 0.085, 0.9)):
-        told = accuracy.figures_of(some, "x")
-        assert told["x.median"] < limit and told["x.near"] >= near and told["x.inside"] >= 0.9
+        told = accuracy.figures_of(some)
+        assert told["median"] < limit and told["near"] >= near and told["inside"] >= 0.9
     assert len(accuracy.others()) == 91
     assert [len({row[name] for row in rows}) for name in ("program", "card")] == [6, 26]
     table = check.others_memory_table()
@@ -304,9 +304,9 @@ def test_others():
 def test_accuracy_by_class():
     """Every class that has figures, each figure once; the last row is all."""
     *classes, whole = accuracy.accuracy_table().rows
-    assert whole["kind"] == "all" and whole["one.count"] + whole["rest.count"] == 72
+    assert whole["kind"] == "all" and whole["one"]["count"] + whole["rest"]["count"] == 72
     for prefix in ("one", "rest"):
-        assert sum(line.get(f"{prefix}.count", 0) for line in classes) == whole[f"{prefix}.count"]
+        assert sum(line[prefix].get("count", 0) for line in classes) == whole[prefix]["count"]
     assert {line["kind"] for line in classes} == set(speed.RANGES) - {"before 8.0"}
     assert len({(line["kind"], line["script"]) for line in classes}) == len(classes) == 10
     cells = accuracy.others_table().rows
@@ -356,18 +356,18 @@ def test_programs_that_are_composed():
 def test_cpus():
     """Up to three times too fast, as docs/predictions.md says and explains; but 00 isn't taken for
     faster than what gained much."""
-    tables = check.cpu_tables()
-    assert tables
-    for table in tables:
-        predicted = {row["label"]: row["predicted"] for row in table.rows}
-        for row in table.rows:
+    ladders = check.cpu_ladders()
+    assert ladders
+    for _, rows in ladders:
+        predicted = {row["label"]: row["predicted"] for row in rows}
+        for row in rows:
             assert -0.2 < row["error"] < 2.1, row["label"]
         if "5 bfloat16" in predicted:  # else in float32, for which nothing is predicted
             assert predicted["0 baseline"] < 0.5 * predicted["5 bfloat16"] < predicted[
                 "13 loss in graph"]
     beside = check.cpu_table()
-    assert sum(len(row) - 1 for row in beside.rows) == sum(len(table.rows) for table in tables)
-    assert len(beside.columns) == 1 + 3 * len(tables)
+    assert sum(len(row) - 1 for row in beside.rows) == sum(len(rows) for _, rows in ladders)
+    assert len(beside.columns) == 1 + 3 * len(ladders)
 
 
 def test_expected():
@@ -421,8 +421,9 @@ def costs_of(cards: list[str], **args) -> dict[tuple[str, str], dict[str, str]]:
     table = costs.costs_table(
         runs, {"01": known, "02": known}, {name: CARDS[name] for name in cards},
         lambda run, card: run, Namespace(**dict(tokens=None, price=None, batch_size=None) | args))
-    return {(row["name"], row["run"].name):
-            {column.heading: column.cell(row) for column in table.columns} for row in table.rows}
+    return {(row["name"], row["label"]): {
+                column.heading: cell for column in table.columns if (cell := column.cell(row))}
+            for row in table.rows}
 
 
 def test_costs():

@@ -24,7 +24,7 @@ from bench.common import (
 from bench.measure import machine
 from bench.measure.journal import data_of, journal_of, read_journal
 from bench.report.notes import counted, peaks
-from bench.report.tables import Column, Table, cell, found_in, markdown, number
+from bench.report.tables import Column, Table, cell, markdown, number, rows_in
 
 
 def machine_in(results: Path) -> dict:
@@ -133,14 +133,14 @@ def first_line(look: dict) -> str:
 def summary(results: Path, look: dict) -> list[str]:
     """What this machine gives, and where it differs from the published table, in five lines."""
     lines = [first_line(look)]
-    stages, ladder = ([row for _, rows in found_in(results, name) for row in rows if row.records]
+    stages, ladder = ([row for row in rows_in(results, name) if row.records]
                       for name in ("stages", "ladder"))
     plain, fast = ({row.run.stage: row for row in stages}.get(stage) for stage in ("00", "01"))
     if plain and fast:
         lines.append(
             f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
-            f" A100: {fast.published:,.0f}, {fast.published_factor_baseline:.2f} times), with"
+            f" A100: {fast.run.published:,.0f}, {fast.published_factor_baseline:.2f} times), with"
             f" {cell(fast.reserved_gb, '.2f') or 'n/a'} GB instead of"
             f" {cell(plain.reserved_gb, '.2f') or 'n/a'}; {min(plain.rounds, fast.rounds)} run(s)"
             " each.")

@@ -103,7 +103,7 @@ def type_note(rows: list[Row]) -> str:
         return ""
     published = "; the published figures, from there on, are in bfloat16"
     return (f" From technique 5 on all is trained in **float32** ({'; '.join(sorted(reasons))})"
-            + published * any(row.published for row in rows) + ".")
+            + published * any(row.run.published for row in rows) + ".")
 
 
 def peaks(matmul_peak: dict[str, float]) -> str:

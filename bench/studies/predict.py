@@ -76,7 +76,7 @@ class Predict(Study):
         cards, gpus = asked_for(args)
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
-            return predict_all(setup.scripts, check.wanted(setup.scripts), setup.results, smallest)
+            return predict_all(setup.scripts, check.wanted(), setup.results, smallest)
         runs = chosen(setup, gpus)
 
         def there(run: Run, card: str) -> Run:

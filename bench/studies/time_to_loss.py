@@ -2,9 +2,17 @@
 
 import math
 
-from bench.judge.rows import Row, rows_of
+from bench.judge.rows import Row, rate_to, rows_of
 from bench.measure.plan import EVERY_ROUND
-from bench.report.pictures import COLOURS, draw_bars, key, place_of, rows_of_panels, thousands
+from bench.report.pictures import (
+    COLOURS,
+    draw_bars,
+    key,
+    keys,
+    place_of,
+    rows_of_panels,
+    thousands,
+)
 from bench.report.tables import cell, found_in, markdown
 from bench.studies import Study
 from bench.studies.search import (
@@ -106,11 +114,10 @@ class TimeToLoss(Study):
             [title_of(measured, rows, target)], [max(4.4, 2 + 0.42 * len(rows))], [3, 2])
         draw_seconds(bars, rows, target)
         draw_losses(curves, rows, target)
-        subfigure.legend(handles=[*(key(label, color=COLOURS[stage], linewidth=8)
-                                    for stage, label in NAMES.items()),
-                                  key("compilation", color="0.6", marker="s", linestyle="",
-                                      markerfacecolor="white")],
-                         loc="outside lower center", ncols=4, frameon=False)
+        subfigure.legend(handles=[
+            *keys({label: COLOURS[stage] for stage, label in NAMES.items()}),
+            key("compilation", color="0.6", marker="s", linestyle="", markerfacecolor="white")],
+            loc="outside lower center", ncols=4, frameon=False)
         return figure
 
 
@@ -125,10 +132,12 @@ def colour_of(row: Row) -> str:
 def title_of(measured, rows: list[Row], target: float) -> str:
     """With the finding, where the noise among the seeds allows one; the rows are sorted."""
     found, known = "", [row for row in rows if row.seconds_to(target, True)]
-    if known and known[-1].time_verdict(target, True) == "faster":
+    rate = rate_to(target, True)
+    if known and known[-1].verdict_on(rate) == "faster":
         best = known[-1]
         found = (f"{best.run.stage if best.run.rate else best.label}:"
-                 f" {best.time_factor(target, True):.1f} times as fast as {called(best.versus)}\n")
+                 f" {best.factor_of(rate, best.versus):.1f} times as fast as"
+                 f" {called(best.versus)}\n")
     return f"{found}Seconds to a validation loss of {target:.2f}: {place_of(measured)}"
 
 
@@ -147,7 +156,7 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
         own = row.seconds_to(target, True)
         if not own:
             return row.error or "not reached"
-        factor = cell(row.time_factor(target, True), ".2f")
+        factor = cell(row.factor_of(rate_to(target, True), row.versus), ".2f")
         if not factor:
             return f"{own:,.1f} s"
         other = row.versus.run.name != usual

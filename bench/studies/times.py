@@ -3,7 +3,7 @@
 import math
 
 from bench.judge.noise import ROUNDS_FOR_A_VERDICT
-from bench.judge.rows import Row, difference
+from bench.judge.rows import Row, difference, rate_to
 from bench.report.notes import machine_note
 from bench.report.tables import RUN, SPEED, Column, Table, bold, cell, number, spread, words
 
@@ -39,14 +39,14 @@ def time_columns(target: float) -> list[Column]:
         return f"{low:,.1f}–" + ("not reached" if high == math.inf else f"{high:,.1f}")
 
     def factor(with_first_step: bool):
-        return lambda row: bold(cell(row.time_factor(target, with_first_step), ".2f"),
-                                row.time_verdict(target, with_first_step))
+        rate = rate_to(target, with_first_step)
+        return lambda row: bold(cell(row.factor_of(rate, row.versus), ".2f"), row.verdict_on(rate))
 
     return [
         RUN, SPEED, number("× tok/sec", "factor", ".2f"),
         Column("tokens", lambda row: cell(row.tokens_to(target), ",.0f")),
         Column("seconds", seconds), Column("range", spread_of), Column("× time", factor(True)),
-        Column("95 %", lambda row: spread(list(row.time_interval(target, True) or ()), ".2f")),
+        Column("95 %", lambda row: spread(list(row.interval(rate_to(target, True)) or ()), ".2f")),
         Column("of it compile, s", lambda row: cell(
             difference(row.seconds_to(target, True), row.seconds_to(target)), ".1f")),
         Column("× time, compiled", factor(False)), words("compared to", "versus.label"),
