@@ -43,8 +43,9 @@ PYTEST = "$(PYTHON)" -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 test: $(TESTS) lint
 	$(PYTEST) -m "not slow"
 
+# Three at once, since some of them wait.
 test-all: test
-	$(PYTEST) -m slow
+	$(PYTEST) -n 3 -m slow
 
 lint: $(TESTS)
 	"$(PYTHON)" -m ruff check .

@@ -22,7 +22,7 @@ STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
 COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
 # The variant that trains on GPUs which multiply float16, and bfloat16 not at all.
 FLOAT16 = "precision-fp16"
-JOINED = r"\+|@| without "  # in the name of a script that is put together: see Scripts.join
+JOINED = r"\+|@| without "  # in the name of a script that is put together: see Scripts.made
 LOSSES = ["unchanged", "rounding", "changes"]  # what a patch may do to the loss, by its header
 
 
@@ -106,8 +106,7 @@ class Scripts:
     """Every script as a Run; its text is made when it is asked for."""
 
     def __init__(self) -> None:
-        self.own: dict[str, bytes] = {}  # scripts that a study has made, by their names
-        self.joined: dict[str, bytes] = {}  # those that text() has put together
+        self.texts: dict[str, bytes] = {}  # those that were asked for
 
     @cached_property
     def stages(self) -> dict[str, bytes]:
@@ -118,16 +117,12 @@ class Scripts:
         """Raises StackError where the patches don't fit together, OSError."""
         if isinstance(script, Path):
             return script.read_bytes()
-        if script in self.own:
-            return self.own[script]
-        if not re.search(JOINED, script):
-            return self.stages[stack.find(STAGES.get(script, script), self.stages)]
-        if script not in self.joined:
-            self.joined[script] = self.join(script)
-        return self.joined[script]
+        if script not in self.texts:
+            self.texts[script] = self.made(script)
+        return self.texts[script]
 
-    def join(self, script: str) -> bytes:
-        """That of a name which JOINED finds. Raises StackError."""
+    def made(self, script: str) -> bytes:
+        """That of a stage, a rung or a variant, or put together as its name says."""
         if " without " in script:  # a script, without the technique of a rung
             base, _, rung = script.partition(" without ")
             before = [*self.stages][[*self.stages].index(rung) - 1]
@@ -136,6 +131,8 @@ class Scripts:
             variant, _, rung = script.partition("@")
             return stack.merge(self.text("01"), self.text(variant), self.text(rung), variant)
         first, *rest = names = script.split("+")
+        if not rest:
+            return self.stages[stack.find(STAGES.get(script, script), self.stages)]
         return stack.compose(rest, STAGES[first]) if first in STAGES else stack.compose(names)
 
     def canonical(self, script: str | Path) -> str:
@@ -144,7 +141,7 @@ class Scripts:
         files = {file: stage for stage, file in STAGES.items()}
         if isinstance(script, Path):
             return files.get(script.name, script.name)
-        if script in STAGES or script in self.own or re.search(JOINED, script):
+        if script in STAGES or re.search(JOINED, script):
             return script
         name, names = stack.find(script, self.stages), list(self.stages)
         ends = {names[0]: "00", names[names.index("ddp") - 1]: "01", "ddp": "02"}
@@ -156,21 +153,16 @@ class Scripts:
         runs = [Run(Path(stack.FIRST).stem, "0 baseline", "baseline", "00", rung=0,
                     published=speed, expected=speed)]
         for number, patch in enumerate(stack.load(), 1):
-            run = Run(
-                Path(stack.file_of(patch.name)).stem,
-                f"{number} {re.sub('^[0-9]+-', '', patch.name).replace('-', ' ')}",
-                patch.fields["Technique"], patch.name, rung=number,
-                loss=patch.fields["Loss"].split()[0],
-                expected=runs[-1].expected,  # where it has no figure of its own
-            )
-            if patch.name == "ddp":
-                run = run.but(label=f"{number} DDP", processes=gpus, torchrun=True,
-                              expected=run.expected * gpus)
-            if patch.published:
-                speed, _, on_gpus = patch.published
-                run = run.but(expected=speed / on_gpus * run.processes,
-                              published=speed if on_gpus == run.processes else None)
-            runs.append(run)
+            ddp, theirs = patch.name == "ddp", patch.published
+            processes = gpus if ddp else 1
+            words = "DDP" if ddp else re.sub("^[0-9]+-", "", patch.name).replace("-", " ")
+            if theirs:  # else it is expected to be as fast as the one before
+                speed = theirs.tok_per_sec / theirs.gpus
+            runs.append(Run(
+                Path(stack.file_of(patch.name)).stem, f"{number} {words}",
+                patch.fields["Technique"], patch.name, rung=number, processes=processes,
+                torchrun=ddp, loss=patch.fields["Loss"].split()[0], expected=speed * processes,
+                published=theirs.tok_per_sec if theirs and theirs.gpus == processes else None))
         return runs
 
     def chosen(self, text: str | None, runs: list[Run]) -> list[Run]:
@@ -207,7 +199,7 @@ class Scripts:
     def here(self, name: str, machine: dict, options: list[str]) -> Run:
         """As stage(), in the type that this machine has units for; 02 on all its GPUs, or on two
         ranks of a CPU. Raises UserError, StackError."""
-        run = self.stage(name, (machine["gpus"] or 2) if name == "02" else 1)
+        run = self.stage(name, machine["gpus"] or 2)
         return self.float16(run) if name != "00" and in_float16(machine, options) else run
 
     def variants(self, base: Run, machine: dict, slot: str | None = None,

@@ -1,7 +1,6 @@
 """The commands of measure.py: one measures a study, one all of a machine's report."""
 
 import argparse
-import math
 import shlex
 import sys
 import time
@@ -16,25 +15,10 @@ from bench.measure.run import dry_run, failed, run_study, see_build
 from bench.report import look, readme
 from bench.report.page import write_page
 from bench.report.tables import text_of
-from bench.studies import Study
+from bench.studies import Study, duration, positive
 from patches.stack import StackError
 
 PAGE_SECONDS = 20  # to draw and write the page at the end
-
-
-def positive(text: str) -> int:
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is out of range")
-    return int(text)
-
-
-def duration(text: str) -> float:
-    if not 0 <= float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is out of range")
-    return float(text)
-
-
-positive.__name__, duration.__name__ = "whole number", "number"  # argparse: "invalid number value"
 
 
 def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:

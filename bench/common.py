@@ -1,6 +1,7 @@
 """Places, files and errors that all tools share."""
 
 import errno
+import hashlib
 import importlib.util
 import json
 import os
@@ -56,6 +57,10 @@ def load_script(path: Path):
     return module
 
 
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def lines_of(path: Path) -> list[bytes]:
     """The file's lines, without their ends; the last one is empty, or was cut off. Raises OSError,
     also for a file that is too large to be a record or a journal."""
@@ -93,6 +98,21 @@ def other_text(data) -> str:
         return ""
     name = " ".join("".join(c if c.isprintable() else " " for c in corpus).split())
     return (name if len(name) <= 60 else name[:59] + "…") + ", its tokens bytes" * in_bytes
+
+
+def tokens_in(folder: Path) -> dict | None:
+    """What prepare.py tells of the tokens in a folder; None where there are none. Raises UserError
+    where that is damaged."""
+    meta = folder / "meta.json"  # written last
+    if not meta.exists():
+        return None
+    try:
+        known = json.loads(meta.read_text(encoding="utf-8"))
+        if known["tokens"]["train"] < 1:
+            raise ValueError("no tokens")
+        return known
+    except (OSError, *DAMAGE) as error:
+        raise UserError(f"{relative(meta)} is damaged ({error!r}): run data/prepare.py")
 
 
 def make_writable(folder: Path, otherwise: str) -> None:

@@ -12,7 +12,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
-from bench.common import ROOT, UserError, other_text, relative
+from bench.common import ROOT, UserError, other_text, relative, tokens_in
 
 prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
@@ -118,25 +118,19 @@ def ask(*command: Any, **environment: Any) -> str:
     return out
 
 
-def ask_machine(question: str) -> dict:
+def ask_machine(question: str, **environment: str) -> dict:
     """The answer of bench.measure.machine to one of its questions. Raises UserError."""
-    return json.loads(ask("-m", "bench.measure.machine", question).splitlines()[-1])
+    told = ask("-m", "bench.measure.machine", question, **environment)
+    return json.loads(told.splitlines()[-1])
 
 
 def prepare_tokens(folder: Path) -> None:
     """Runs data/prepare.py where `folder` holds no tokens; says once what they are of, where that
     isn't the book. Raises UserError where it fails, or where meta.json is damaged."""
-    meta = folder / "meta.json"  # written last
-    if not meta.exists():
+    if not tokens_in(folder):
         print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
         ask(ROOT / "data" / "prepare.py", "--out", folder.resolve())
-    try:
-        known = json.loads(meta.read_text(encoding="utf-8"))
-        if known["tokens"]["train"] < 1:
-            raise ValueError("no tokens")
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(f"{relative(meta)} is damaged ({error!r}): run data/prepare.py")
-    if text := other_text(known):
+    if text := other_text(tokens_in(folder)):
         tell(f"Not the book in GPT-2's tokens: {relative(folder)} holds {text}")
 
 

@@ -33,7 +33,7 @@ from bench.judge.noise import TINY, Estimate  # noqa: E402
 from bench.report.tables import Column, Table, markdown  # noqa: E402
 
 FILE = Path(__file__).with_suffix(".json")
-LEAST, MOST = 8, 24  # timed steps of a run
+LEAST, MOST, WARM_UP = 8, 24, 3  # timed steps of a run; those before, as in bench/audit/child.py
 CARDS = ["RTX 4090", "H100"]
 SPARE = 0.7  # of the time that remains, what is planned; the rest is for compilation
 
@@ -99,7 +99,7 @@ def seconds(folder: Path, command: list[str], change: dict, steps: int) -> float
     order = dict(mode="time", steps=max(4, steps // batch), longest=600)
     with mock.patch.dict(os.environ, change.get("environment", {})):
         timed = run.run([*command, *change.get("options", [])], order, 10, folder)
-    return median(tell.seconds_of(timed)) / batch
+    return median(timed["seconds"]) / batch
 
 
 def tried(folder: Path, command: list[str], change: dict, steps: int) -> float | None:
@@ -117,10 +117,10 @@ def rounds(folders: list[tuple[dict, Path]], base: Path, command: list[str], pai
     by turns, for as many rounds as there is time."""
     began = time.monotonic()
     one = seconds(base, command, {}, LEAST)
-    start = time.monotonic() - began - one * (LEAST + tell.WARM_UP)
+    start = time.monotonic() - began - one * (LEAST + WARM_UP)
     runs = pairs * (len(folders) + math.ceil(len(folders) / 2))
     share = SPARE * (until - time.monotonic()) / runs
-    steps = max(LEAST, min(MOST, int((share - start) / one) - tell.WARM_UP))
+    steps = max(LEAST, min(MOST, int((share - start) / one) - WARM_UP))
     print(f"{one:.3g} s a step; {runs} runs of {steps} steps", file=sys.stderr)
     found: dict[str, list[float]] = {change["name"]: [] for change, _ in folders}
     longest = 0.0
@@ -195,7 +195,8 @@ def main() -> int:
                 print(change["name"])
             return 0
         timed, watched = run.audit(command, 10, base)
-        found = tell.findings(command, timed, watched, ROOT / "results", CARDS)
+        found = tell.findings(command, timed, watched, run.machine_of(timed), ROOT / "results",
+                              CARDS)
         print(f"`{' '.join(command)}` of {project['repository']} at {project['commit'][:8]}:\n\n"
               + tell.text(found), flush=True)
         changes = named(project["changes"], found)

@@ -1,10 +1,12 @@
 """Small training scripts, each with something that an audit has to see: audit_toys.py NAME"""
 
 import math
+import mmap
 import os
 import sys
 import threading
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import torch
 import torch.multiprocessing as mp
@@ -315,43 +317,18 @@ def accelerated():
 
 
 def lightning():
-    """Its loop, whose optimizers get the step as a closure; where it isn't installed, as it does
-    that: pytorch/loops/optimization/automatic.py."""
-    try:
-        from lightning import LightningModule, Trainer
-    except ImportError:
-        LightningModule, Trainer = nn.Module, LikeLightning
+    """As Lightning's loop does it (pytorch/loops/optimization/automatic.py): the optimizer gets the
+    step as a closure."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for pair in DataLoader([batch() for _ in range(40)], batch_size=None):
+        def closure(pair=pair):
+            loss = model(*pair)
+            optimizer.zero_grad()
+            loss.backward()
+            return loss
 
-    class Module(LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = Net()
-
-        def training_step(self, pair):
-            return self.net(*pair)
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters())
-
-    data = DataLoader([batch() for _ in range(40)], batch_size=None)
-    Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
-            enable_progress_bar=False).fit(Module(), data)
-
-
-class LikeLightning:
-    def __init__(self, **how):
-        pass
-
-    def fit(self, module, data):
-        optimizer = module.configure_optimizers()
-        for pair in data:
-            def closure(pair=pair):
-                loss = module.training_step(pair)
-                optimizer.zero_grad()
-                loss.backward()
-                return loss
-
-            optimizer.step(closure=closure)
+        optimizer.step(closure=closure)
 
 
 def two_optimizers():
@@ -386,6 +363,25 @@ def convolutions():
         optimizer.zero_grad()
         F.cross_entropy(model(torch.randn(4, 3, 16, 16)), torch.randint(0, 10, (4,))).backward()
         optimizer.step()
+
+
+def penalty():
+    """A root of a mean and an error function, neither of a norm nor of a GELU; a gradient that is
+    asked for by keywords; a malloc with another one's name."""
+    judge = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.AdamW(judge.parameters())
+    with NamedTemporaryFile(suffix="-tcmalloc") as file:
+        file.write(b"0")
+        file.flush()
+        kept = mmap.mmap(file.fileno(), 1)
+        for _ in range(4):
+            x = torch.randn(4, 8, requires_grad=True)
+            y = judge(x)
+            (slope,) = torch.autograd.grad(inputs=x, outputs=y.sum(), create_graph=True)
+            (slope.square().mean(-1) + 1e-6).sqrt().add(torch.erf(y).mean()).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        kept.close()
 
 
 def catches_all():
@@ -448,7 +444,7 @@ TOYS = dict(
     compiled_model=compiled_model, compiled_step=compiled_step, compiled_in_part=compiled_in_part,
     checkpointed=checkpointed, chunks=chunks, distributed=distributed,
     accelerated=accelerated, lightning=lightning, two_optimizers=two_optimizers, workers=workers,
-    convolutions=convolutions,
+    convolutions=convolutions, penalty=penalty,
     catches_all=catches_all, saves=saves, spawned=spawned, thread=thread, short=short, fails=fails,
     nothing=nothing)
 

@@ -53,12 +53,13 @@ def load(path: Path):
 
 # One layer, 32 wide, in the place of cpu-demo's four.
 SMALL = dict(layers=1, heads=2, width=32)
+SIZES = "layers=4, heads=4, width=256", "layers=1, heads=2, width=32"
 
 
 def small(script: str) -> str:
     """The text of a script whose cpu-demo is SMALL."""
-    assert script.count("layers=4, heads=4, width=256") == 1
-    return script.replace("layers=4, heads=4, width=256", "layers=1, heads=2, width=32")
+    assert script.count(SIZES[0]) == 1
+    return script.replace(*SIZES)
 
 
 def in_float32(script) -> list[str]:

@@ -1,9 +1,12 @@
 """Runs a Python program as a child that needn't import PyTorch, which takes seconds: it is forked
 from a process that has."""
 
+import contextlib
 import multiprocessing
 import os
 import runpy
+import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -18,7 +21,7 @@ PYTESTS = {"", str(TESTS), str(TESTS.parent)}
 # The variables that are read when they are needed. Others may be read by Python when it starts, or
 # by PyTorch when it is imported.
 READ_LATE = {"http_proxy", "https_proxy", "no_proxy", "CUDA_VISIBLE_DEVICES", "TIKTOKEN_CACHE_DIR",
-             "RANK"}
+             "RANK", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
 
 
 def can_run(command: list[str], env: dict[str, str], **options) -> bool:
@@ -51,6 +54,10 @@ def program(command: list[str], env: dict[str, str], cwd, out: str, err: str) ->
     for number, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.chdir(cwd)
+    start(command, env)
+
+
+def start(command: list[str], env: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     kind, *rest = command
@@ -58,6 +65,8 @@ def program(command: list[str], env: dict[str, str], cwd, out: str, err: str) ->
     # As Python has it, without what pytest has added.
     sys.path[:] = [place, *(path for path in sys.path if path not in PYTESTS)]
     if kind == "-m":
+        if rest[0] == "torch.distributed.run":
+            fork_ranks()
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     elif kind == "-c":
@@ -66,3 +75,31 @@ def program(command: list[str], env: dict[str, str], cwd, out: str, err: str) ->
     else:
         sys.argv = command
         runpy.run_path(kind, run_name="__main__")
+
+
+def fork_ranks() -> None:
+    """Ranks that torchrun starts, and starts again, are forked from it, too."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+    def popen(handler, args: tuple, env: dict[str, str]):
+        if args[:2] != (sys.executable, "-u"):
+            raise ValueError(f"not a Python program: {args}")
+        context = multiprocessing.get_context("fork")
+        handler.child = context.Process(target=rank, args=(args[2:], env))
+        handler.child.start()
+        return handler.child._popen  # which torchrun asks as it asks subprocess.Popen
+
+    subprocess_handler.SubprocessHandler._popen = popen
+
+
+def rank(command: tuple, env: dict[str, str]) -> None:
+    os.setsid()
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):  # torchrun's
+            if number > 2 and stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.close(number)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdout, sys.stderr = (open(number, "w", 1, "utf-8", closefd=False) for number in (1, 2))
+    start([*command], env)

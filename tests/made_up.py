@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from conftest import ROOT
+from conftest import ROOT, SIZES
 
 from bench import processes
 from bench.catalogue import Run, Scripts
@@ -188,8 +188,8 @@ class Children:
 
 
 def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
-    """What the tools need of this checkout, elsewhere, without measurements. With a `machine`, it
-    answers what is asked of the machine at once."""
+    """What the tools need of this checkout, elsewhere, without measurements, with a model of one
+    small layer. With a `machine`, it answers what is asked of the machine at once."""
     for part in ("bench", "patches"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     names = ["measure.py", "plot_results.py", "requirements-extras.txt", "README.md",
@@ -198,6 +198,8 @@ def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
         to = folder / path.relative_to(ROOT)
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, to)
+    for path in (*folder.glob("0?_*.py"), *folder.glob("patches/**/*.patch")):
+        path.write_bytes(path.read_bytes().replace(*map(str.encode, SIZES)))
     if machine:
         look = dict(machine=machine, memory_gb=8.0, matmul_peak=PEAK, bandwidth=3e10, attention=[],
                     compile_error=None, missing=[])

@@ -1,6 +1,7 @@
 """measure.py audit: what a script lacks, by the ladder of which that is known, and by toys."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, environment, run_python, small, write_tokens
@@ -8,21 +9,28 @@ from conftest import ROOT, environment, run_python, small, write_tokens
 from bench.audit import tell
 from bench.audit.gains import gains_of
 from bench.audit.notes import notes
-from bench.audit.price import cards_of, memory_of, work_of
-from bench.audit.run import audit
+from bench.audit.price import memory_of, work_of
+from bench.audit.run import audit, machine_of
 from bench.audit.signs import CANT_TELL, HAS, LACKS, NOT_HERE, verdicts
 from bench.audit.step import Step
 from bench.common import UserError
 from bench.predict.allocator import need
 from bench.predict.speed import CARDS, range_of, seconds
 from bench.predict.tracing import ask
+from bench.studies.audit import Audit
 from patches import stack
 
 TOYS = ROOT / "tests" / "audit_toys.py"
 CHILD = ROOT / "bench" / "audit" / "child.py"
+# What bench.audit.run.machine_of would tell.
+MACHINE = dict(name="AMD EPYC", torch="2", dtype="float32", memory_there=2**34,
+               rates=dict(float32=1e11))
+GPU = MACHINE | dict(name="a GPU that nobody knows", capability="9.0", dtype="bfloat16",
+                     memory_there=80 * 2**30)
 TECHNIQUES = [patch.name for patch in stack.load() if patch.name != "ddp"]
-# What a CPU can't show: TF32, pinned memory, whether a larger batch pays.
-UNSEEN = {"02-tensor-cores", "04-pinned-memory", "10-batch-size"}
+# What a CPU can't show: TF32, pinned memory, whether a larger batch pays; and one without units for
+# it bfloat16.
+UNSEEN = "02-tensor-cores", "04-pinned-memory", "05-bfloat16", "10-batch-size"
 
 
 def watch(script, *options, report=None, **order) -> dict:
@@ -33,11 +41,15 @@ def watch(script, *options, report=None, **order) -> dict:
     assert report.exists(), done.stderr
     facts = json.loads(report.read_text())
     assert facts["how"] == "watched", (facts["how"], facts["error"], done.stderr)
-    return facts
+    return facts | MACHINE
+
+
+def judged(facts: dict) -> dict:
+    return verdicts(Step(facts))
 
 
 def lacking(facts: dict) -> set[str]:
-    return {name for name, each in verdicts(Step(facts)).items() if each.state == LACKS}
+    return {name for name, each in judged(facts).items() if each.state == LACKS}
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +78,7 @@ def expected(number: int, *unseen: str) -> set[str]:
     pytest.param(each, marks=[] if each in (0, 8, 15) else pytest.mark.slow)
     for each in range(len(TECHNIQUES) + 1)])
 def test_each_rung_lacks_exactly_what_comes_after_it(rung, number):
-    facts = rung(number)
-    unseen = UNSEEN | ({"05-bfloat16"} if not facts["bfloat16"] else set())
-    assert lacking(facts) == expected(number, *unseen)
+    assert lacking(rung(number)) == expected(number, *UNSEEN)
 
 
 @pytest.mark.parametrize("number", [0, 2, pytest.param(3, marks=pytest.mark.slow)])
@@ -77,15 +87,14 @@ def test_the_ladder_on_a_simulated_gpu(rung, number):
     facts = on_gpu(rung(number))
     unseen = {"04-pinned-memory", "12-huge-pages", "15-kept-memory"}
     assert lacking(facts) == expected(number, *unseen)
-    full = verdicts(Step(on_gpu(rung(number), memory=79 * 2**30)))
+    full = judged(on_gpu(rung(number), memory=79 * 2**30))
     assert full["10-batch-size"].state == CANT_TELL  # a larger batch may not fit
 
 
 def on_gpu(facts: dict, **changes) -> dict:
     """As if it had been watched on an H100."""
-    ops = [[*op[:9], op[9] | dict(device="cuda"), op[10]] for op in facts["ops"]]
-    return facts | dict(ops=ops, capability=[9, 0], bfloat16=True, memory=2**30,
-                        memory_there=80 * 2**30) | changes
+    ops = [op | dict(device="cuda") for op in facts["ops"]]
+    return facts | GPU | dict(ops=ops, memory=2**30) | changes
 
 
 def test_bfloat16_weights(rung):
@@ -99,12 +108,13 @@ def test_copies_to_a_gpu(rung):
     facts = on_gpu(rung(0))
     for pinned, non_blocking, state in ((False, False, LACKS), (True, False, LACKS),
                                         (True, True, HAS)):
-        copy = ["_to_copy", [["self", 9999, [2, 32], "int64"]], [[9998, [2, 32], "int64"]],
-                "forward", None, ["train.py", 7, 1], False, 0, "", dict(
-                    device="cpu", source="cpu", pinned=pinned, non_blocking=non_blocking), 0.0]
-        found = verdicts(Step(facts | dict(ops=[*facts["ops"], copy])))["04-pinned-memory"]
+        copy = facts["ops"][-1] | dict(
+            name="_to_copy", inputs=[[9999, [2, 32], "int64", "self"]], phase="forward",
+            origin=None, outputs=[[9998, [2, 32], "int64"]], flops=0, device="cpu",
+            others=dict(source="cpu", pinned=pinned, non_blocking=non_blocking))
+        found = judged(facts | dict(ops=[*facts["ops"], copy]))["04-pinned-memory"]
         assert found.state == state
-    assert verdicts(Step(facts))["04-pinned-memory"].state == NOT_HERE
+    assert judged(facts)["04-pinned-memory"].state == NOT_HERE
 
 
 # ---- GPUs that aren't here ---------------------------------------------------------------------
@@ -143,9 +153,7 @@ def precisions(works) -> tuple:
 
 def test_prices(tmp_path):
     facts = on_gpu(toy("fast", tmp_path), precision="high")
-    cards = cards_of("4090, T4")
-    assert cards == ["RTX 4090", "T4"] and cards_of("") == []
-    found = tell.findings(["a.py"], timed_of(facts), facts, tmp_path, cards)
+    found = of_timed(facts, tmp_path, ["RTX 4090", "T4"])
     fast, slow = found.prices
     times = seconds(work_of(Step(facts)), CARDS["RTX 4090"])
     assert (fast.low + fast.high) / 2 == pytest.approx(32 / sum(times.values()))
@@ -163,17 +171,19 @@ def test_prices_say_what_they_can_not_tell(tmp_path):
     """What is compiled runs uncompiled while it is watched; some types a card has no units for."""
     facts = toy("fast", tmp_path)
     for each in facts["ops"]:
-        each[6] = True
-    found = tell.findings(["a.py"], timed_of(facts), facts, tmp_path, ["T4"])
-    text = tell.text(found)
+        each["compiled"] = True
+    text = tell.text(of_timed(facts, tmp_path, ["T4"]))
     assert "at least" in text and "can't tell" in text and "uncompiled" in text
     for each in facts["ops"]:
-        if each[9]["kernel"] and each[9]["kernel"][0]:
-            each[9]["kernel"][0] = "float64"
-    assert "no float64" in tell.text(
-        tell.findings(["a.py"], timed_of(facts), facts, tmp_path, ["T4"]))
+        if each["kernel"] and each["kernel"][0]:
+            each["kernel"][0] = "float64"
+    assert "no float64" in tell.text(of_timed(facts, tmp_path, ["T4"]))
+
+
+def test_a_gpu_that_nobody_knows(tmp_path):
+    args = SimpleNamespace(gpu="4090,H1000", module=[], script=[str(TOYS)])
     with pytest.raises(UserError, match="--gpu: 'H1000' is none of"):
-        cards_of("4090,H1000")
+        Audit().answer(SimpleNamespace(args=args, options=[], results=tmp_path))
 
 
 # ---- Toys --------------------------------------------------------------------------------------
@@ -191,9 +201,9 @@ LACKING = dict(
     compiled_model=PLAIN - {8}, compiled_step=PLAIN - {3, 8, 13}, compiled_in_part=PLAIN - {8},
     checkpointed=PLAIN | {1, 7}, chunks=PLAIN - {14}, distributed=PLAIN,
     accelerated=PLAIN, lightning=PLAIN, two_optimizers=PLAIN, workers=PLAIN,
-    convolutions=PLAIN - NO_HEAD)
-UNTOLD = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8})
-FAST_TOYS = "fast", "by_hand", "cubed", "closure", "chunks", "accumulated", "lightning"
+    convolutions=PLAIN - NO_HEAD, penalty=PLAIN - NO_HEAD - {15})
+UNTOLD = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8}, penalty={15})
+FAST_TOYS = "fast", "by_hand", "cubed", "closure", "chunks", "accumulated", "lightning", "penalty"
 
 
 def toy(name: str, folder) -> dict:
@@ -207,8 +217,7 @@ def test_toys(name, tmp_path):
     if name == "accelerated":
         pytest.importorskip("accelerate")
     facts = toy(name, tmp_path)
-    facts["bfloat16"] = False  # which this machine may have or not
-    found = verdicts(Step(facts))
+    found = judged(facts)
     states = {state: {int(name[:2]) for name, each in found.items() if each.state == state}
               for state in (LACKS, CANT_TELL)}
     here = {12} if facts["huge_pages"] != "not set" else set()
@@ -217,7 +226,7 @@ def test_toys(name, tmp_path):
 
 
 def test_what_was_seen_has_its_line(tmp_path):
-    found = verdicts(Step(toy("by_hand", tmp_path)))
+    found = judged(toy("by_hand", tmp_path))
     lines = TOYS.read_text().splitlines()
     for technique, text in (("07-flash-attention", "q @ k.transpose"), ("08-torch-compile", ""),
                             ("14-chunked-head", "self.head(self.hidden(ids))"),
@@ -235,26 +244,28 @@ def test_notes(tmp_path):
     assert "1 value read back from tensors" in text and "audit_toys.py:" in text
     assert "clipped tensor by tensor" in text and "filled with zeros" in text
     assert "no multiple" not in text and "float64" not in text
-    facts["events"] = [["ddp", True]] * 3
-    facts["ddp"] = [dict(unused=True, compiled_first=True)]
+    facts |= dict(syncs=[True] * 3, ddp=[dict(unused=True, compiled_first=True)])
     timed = timed_of(facts) | dict(breaks={"a reason": 2}, new_graphs=3, waited=4.0,
-                                   loaders=[[0, False]])
+                                   workers=[0])
     text = "\n".join(notes(Step(facts), timed))
-    for part in ("no_sync()", "find_unused_parameters", "2 graph breaks", "3 times", "0 workers",
-                 "the other way round"):
+    for part in ("no_sync()", "find_unused_parameters", "2 graph breaks", "3 times",
+                 "80% of the time waits", "0 workers", "the other way round"):
         assert part in text
 
 
-def timed_of(facts: dict, seconds: float = 1.0) -> dict:
-    """What a timed run of as many steps would report."""
-    return facts | dict(ends={"0": [seconds * each for each in range(9)]}, key="0", breaks={},
-                        rates=dict(float32=1e11))
+def timed_of(facts: dict) -> dict:
+    """What a timed run would report."""
+    return facts | dict(seconds=[1.0] * 5, breaks={}, new_graphs=0)
+
+
+def of_timed(facts: dict, folder, cards=()) -> tell.Findings:
+    return tell.findings(["a.py"], timed_of(facts), facts, facts, folder, cards)
 
 
 def test_tokens_and_operations(rung, tmp_path):
     """As many as a formula says: 6 for each weight of a product and token, and attention's."""
     facts = rung(0)
-    found = tell.findings(["a.py"], timed_of(facts), facts, tmp_path)
+    found = of_timed(facts, tmp_path)
     assert found.figures["tokens"] == 2 * 32
     width, layers, context = 32, 1, 32
     weights = layers * 12 * width**2 + width * 50_257
@@ -265,19 +276,37 @@ def test_tokens_and_operations(rung, tmp_path):
 
 
 def test_gains_are_from_the_machine_that_is_nearest(tmp_path):
-    def of(name: str, device: str, bfloat16: bool = True):
-        return gains_of(dict(name=name, bfloat16=bfloat16), device, tmp_path)
+    def of(name: str, device: str, dtype: str = "bfloat16"):
+        return gains_of(dict(name=name, dtype=dtype), device, tmp_path)
 
     gains, where = of("NVIDIA H100 80GB HBM3", "cuda")
     assert where == "predicted for the H100" and gains["05-bfloat16"] > 1.3
     assert of("a GPU that nobody knows", "cuda") == ({}, "")
     gains, where = of("AMD EPYC", "cpu")
     assert where == "measured on AMD EPYC" and gains["05-bfloat16"] > 1.3
-    gains, where = of("AMD EPYC", "cpu", False)
+    gains, where = of("AMD EPYC", "cpu", "float32")
     assert where == "measured on AMD EPYC (float32)" and gains["05-bfloat16"] < 1.1
-    for bfloat16, kind in ((True, "bfloat16"), (False, "float32")):
-        _, where = of("a CPU that nobody knows", "cpu", bfloat16)
+    for kind in ("bfloat16", "float32"):
+        _, where = of("a CPU that nobody knows", "cpu", kind)
         assert where.endswith(f"another machine than this one, in {kind}")
+
+
+def test_the_machine_is_named_as_in_journals(monkeypatch):
+    """It is that on which the script trained."""
+    def ask_machine(question, **environment):
+        asked.append((question, environment))
+        return dict(this_machine=dict(name=name, ram_gb=2.0), matmul_peak=dict(float32=1e11)
+                    )[question]
+
+    monkeypatch.setattr("bench.processes.ask_machine", ask_machine)
+    hidden = dict(CUDA_VISIBLE_DEVICES="")
+    name, asked = "Intel(R) Xeon(R) Processor", []
+    machine = machine_of(dict(device="cpu", memory_there=None))
+    assert machine == dict(name=name, ram_gb=2.0, memory_there=2**31, rates=dict(float32=1e11))
+    assert asked == [("this_machine", hidden), ("matmul_peak", hidden)]
+    name, asked = "NVIDIA H100 80GB HBM3", []
+    assert machine_of(dict(device="cuda", memory_there=7))["memory_there"] == 7
+    assert asked == [("this_machine", {})]  # a datasheet has its rate
 
 
 # ---- Scripts that need care --------------------------------------------------------------------
@@ -306,7 +335,7 @@ def test_what_ends_a_step(name, key, steps, forked_children):
     """The rarest update, of those that are as frequent the last one; without any a backward
     pass."""
     timed, watched = audit([str(TOYS), name], 2)
-    assert (timed["key"], len(timed["ends"][key])) == (key, steps)
+    assert (timed["key"], timed["steps"]) == (key, steps)
     assert watched["how"] == "watched"
 
 
@@ -327,7 +356,7 @@ def test_it_ends_whatever_is_caught(tmp_path, monkeypatch, forked_children):
     monkeypatch.chdir(tmp_path)
     timed, watched = audit([str(TOYS), "catches_all"], 2)
     assert not list(tmp_path.iterdir()) and timed["saved"] == []
-    assert len(timed["ends"]["0"]) == 24 and len(watched["ends"]["0"]) == 3
+    assert timed["steps"] == 24 and len(timed["seconds"]) == 20 and watched["steps"] == 3
 
 
 def test_what_the_script_writes_is_named(tmp_path, monkeypatch, forked_children):
@@ -358,12 +387,13 @@ def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
 
 @pytest.mark.slow
 def test_the_command_and_its_page(tmp_path):
-    command = ["measure.py", "audit", "--results-dir", tmp_path, "--name", "mine"]
-    done = run_python(ROOT / command[0], *command[1:], TOYS, "by_hand", fork=False,
+    done = run_python(ROOT / "measure.py", "audit", "--results-dir", tmp_path, "--name", "mine",
+                      "--gpu", "4090, T4", TOYS, "by_hand", fork=False,
                       env=environment(OMP_NUM_THREADS="1"))
     assert not done.returncode, done.stderr
     assert "4 softmaxes" not in done.stdout and "1 softmax of scores, 16 × 16" in done.stdout
     page = (tmp_path / "audit-mine.md").read_text(encoding="utf-8")
+    assert "| RTX 4090 | " in done.stdout and "| T4 | " in done.stdout
     shown, _, name = done.stdout.strip().rpartition("\n")
     assert shown in page and page.startswith("# Audit of audit_toys") and "audit-mine.md" in name
 

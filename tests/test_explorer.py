@@ -12,7 +12,6 @@ from conftest import ROOT
 from made_up import cells_of
 
 import measure
-from bench.catalogue import Scripts
 from bench.commands import make_parser
 from bench.predict import fingerprint
 from bench.predict.speed import CARDS
@@ -80,7 +79,7 @@ def test_each_gpu_is_there():
     card, needs = DATA["gpus"]["RTX 4090"], DATA["scripts"]["00"]["needs"]["gpt2"]
     assert {4, 8} <= set(map(int, needs)) and needs["4"][1] < card["room"] < needs["8"][1]
     assert max(map(int, card["speeds"]["00"]["gpt2"])) == 4
-    known = check.prediction_of(Scripts(), "01", check.GPT2)
+    known = check.prediction_of("01", check.GPT2)
     assert card["speeds"]["01"]["gpt2"]["32"][1] == known.speed_range(32, CARDS["RTX 4090"])
     assert DATA["gpus"]["T4"]["instead"]["01"] == "precision-fp16"
     assert DATA["gpus"]["T4"]["speeds"]["05-bfloat16"]["gpt2"]["8"] == [0, "not in bfloat16", 0]

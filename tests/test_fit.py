@@ -288,8 +288,9 @@ def test_doctor(gpu, monkeypatch, capability, bfloat16):
                                   " do so by themselves")
     assert "expected" not in shown  # this card isn't known
     assert shown["tokens"].startswith("4,096 to train on") and shown["torch.compile"] == "works"
-    (gpu.setup.data / "meta.json").write_text("[]")
-    assert "meta.json is damaged" in Doctor().answer(gpu.setup)
+    for damaged in ("[]", "[" * 100_000, '{"tokens": {"train": 0}}'):
+        (gpu.setup.data / "meta.json").write_text(damaged)
+        assert "meta.json is damaged (" in Doctor().answer(gpu.setup)
     assert len(lines) < 20
 
 

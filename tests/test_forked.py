@@ -37,3 +37,26 @@ def test_an_error_and_no_end(tmp_path):
     assert result.returncode == 1 and result.stderr.endswith("\nValueError: why\n")
     with pytest.raises(subprocess.TimeoutExpired):
         run_python("-c", "import time; time.sleep(60)", timeout=0.5)
+
+
+RANK = """
+import os, sys
+print(os.environ["RANK"], "torch" in sys.modules, __name__, sys.argv[1:], flush=True)
+if sys.argv[1] == os.environ["RANK"]:
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="programs are forked on Linux only")
+@pytest.mark.parametrize(("killed", "code"), [("none", 0), ("1", 1)])
+def test_ranks_have_pytorch_before_they_import_it(tmp_path, killed, code):
+    (tmp_path / "rank.py").write_text(RANK)
+    result = run_python("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2",
+                        tmp_path / "rank.py", killed)
+    assert result.returncode == code, result.stderr
+    said = [line.split(" ", 1) for line in sorted(result.stdout.splitlines())]
+    assert {text for _, text in said} == {f"True __main__ ['{killed}']"}
+    if code:
+        assert "exitcode: -9" in result.stderr
+    else:
+        assert [rank for rank, _ in said] == ["0", "1"]

@@ -98,7 +98,9 @@ def losses_of(name: str, options: list[str], folder: Path) -> list[list[float]]:
             "--results-dir", folder / "results", "--data", write_formula(folder / "data"), *options,
             variables=ONE_RANK if b"torch.distributed as dist" in scripts()[name] else {})
     assert result.returncode == 0, result.stderr
-    logs = [event for event in read_record(folder / "results") if event["event"] == "log"]
+    start, *events = read_record(folder / "results")
+    assert start["config"].get("compile", False) is ("--compile" in options)
+    logs = [event for event in events if event["event"] == "log"]
     assert [log["step"] for log in logs] == LOG_STEPS
     return [[log["train_loss"], log["val_loss"]] for log in logs]
 
@@ -138,6 +140,12 @@ def test_golden_losses_fall():
     """Else they would hold the start alone."""
     for row, losses in json.loads(GOLDEN.read_text())["rows"].items():
         assert losses[-1][1] < losses[0][1] - 0.02, row
+
+
+def test_compiled_losses_are_those_of_the_same_script():
+    golden = json.loads(GOLDEN.read_text())["rows"]
+    compiled, _, _ = rows()["01 compiled"]
+    assert largest_difference(golden["01 compiled"], golden[compiled]) < TOLERANCE
 
 
 def main() -> None:

@@ -116,7 +116,7 @@ def simulate(monkeypatch, capabilities: dict, gpu: str | None = None,
 def avx2(monkeypatch) -> dict:
     """The machine that most laptops are."""
     simulate(monkeypatch, X86)
-    return machine.this_machine()
+    return rates.this_machine()
 
 
 class Model:
@@ -163,7 +163,7 @@ def test_a_prediction_is_the_same_on_every_kind(kind):
 
 def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch, capsys):
     """The description, doctor, fits, lengths and needs, all by one answer."""
-    here = machine.this_machine()
+    here = rates.this_machine()
     gpu = kind.device.type == "cuda"
     assert (here["device"], here["gpus"]) == (("cuda", 1) if gpu else ("cpu", 0))
     # A Mac is measured on its CPU, whose type counts there.
@@ -180,7 +180,7 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(lengths, "predict", predict)
     monkeypatch.setattr(rates, "product_rate", lambda name: 1e12)
     half = kind.name in ("T4", "V100")  # float16 is what these have units for
-    assert set(machine.matmul_peak()) == {"float32", *["float16"] * half, *[BFLOAT16] * native,
+    assert set(rates.matmul_peak()) == {"float32", *["float16"] * half, *[BFLOAT16] * native,
                                           *["TF32"] * (gpu and native)}
     monkeypatch.setattr(processes, "ask_machine", dict(free_memory=[80_000]).__getitem__)
     monkeypatch.setattr(doctor, "has_compiler", lambda gpu: True)
@@ -231,7 +231,7 @@ def test_float32_on_an_old_gpu_is_estimated_by_its_own_rate(card):
 @pytest.fixture(params=["T4", "V100"])
 def old_gpu(request, monkeypatch) -> dict:
     simulate(monkeypatch, {}, *GPUS[request.param][:2])
-    return machine.this_machine()
+    return rates.this_machine()
 
 
 def test_an_old_gpu_trains_in_float16_by_itself(old_gpu, tmp_path):
@@ -285,7 +285,7 @@ def test_a_gpu_without_tf32_is_told_so():
 def test_a_report_on_a_t4_comes_to_its_ladder(tmp_path, monkeypatch):
     """In 25 minutes, with runs that take as long as they may on such a card."""
     simulate(monkeypatch, {}, *GPUS["T4"][:2])
-    here, clock = machine.this_machine(), SimpleNamespace(now=1000.0)
+    here, clock = rates.this_machine(), SimpleNamespace(now=1000.0)
     peak = dict(float32=CARDS["T4"].float32 * TERA, float16=CARDS["T4"].reached * TERA)
     children = Children(monkeypatch, tmp_path / "build", here)
     children.answers |= dict(look=LOOK | dict(machine=here, matmul_peak=peak), large_loss="right")
@@ -360,10 +360,10 @@ def test_nothing_multiplies_in_bfloat16_unless_asked(avx2, monkeypatch):
         return 1.0
 
     monkeypatch.setattr(rates, "seconds_of", once)
-    monkeypatch.setattr(machine, "compile_error", lambda: None)
+    monkeypatch.setattr(rates, "compile_error", lambda: None)
     with NoBfloat16() as mode, settings_restored():
-        found = machine.look()
-        rate = machine.matmul_rate()
+        found = rates.look()
+        rate = rates.matmul_rate()
     assert mode.count > 100 and found["matmul_peak"] == {"float32": rate}
     assert found["machine"]["dtype"] == "float32"
     text = look.machine_section(found | dict(large_loss="not tried"))
@@ -452,12 +452,12 @@ def test_predictions_for_such_a_cpu_leave_out_what_is_of_another_type(monkeypatc
     write_journal(folder, "ladder", plan, [dict(name=run.name) for run in plan.runs],
                   CPU | FLOAT32, matmul_peak=dict(float32=1e12))
     monkeypatch.setattr(check, "REFERENCE", tmp_path)
-    monkeypatch.setattr(check, "prediction_of", lambda scripts, rung, options: SimpleNamespace(
+    monkeypatch.setattr(check, "prediction_of", lambda rung, options: SimpleNamespace(
         tok_per_sec=lambda batch, card: (rate := card.rate(
             "float32" if rung == "0" else BFLOAT16)) and rate / 1e10))
-    (table,) = check.cpu_tables()
-    assert [row["label"] for row in table.rows] == ["00_orig"]
-    assert table.caption.startswith("Some CPU (float32), 2 cores")
+    ((name, rows),) = check.cpu_ladders()
+    assert [row["label"] for row in rows] == ["00_orig"]
+    assert name == "Some CPU (float32), 2 cores"
 
 
 # ---- A GPU that PyTorch can't use
@@ -537,7 +537,7 @@ def test_a_card_without_kernels_is_named(monkeypatch, name, told):
     """With PyTorch's build for CUDA 12.8 or later, as PyPI has it."""
     simulate(monkeypatch, {}, *GPUS[name][:2])
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: KERNELS["13.0"])
-    needs = machine.this_machine()["gpu_needs"]
+    needs = rates.this_machine()["gpu_needs"]
     assert bool(needs) is told and (not told or needs.startswith("kernels for the Tesla V100-SXM2"))
 
 
@@ -548,8 +548,8 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)  # as NVIDIA's library counts them
-    here = machine.this_machine()
-    assert (here["device"], here["gpus"], machine.rank_count()) == ("cpu", 0, 2)
+    here = rates.this_machine()
+    assert (here["device"], here["gpus"], rates.rank_count()) == ("cpu", 0, 2)
     monkeypatch.setattr(doctor, "has_compiler", lambda gpu: True)
     line = f"{TOLD_OLD}; or, for this driver, {INSTALL.format('cu126')}"
     told = Doctor().answer(setup_of(tmp_path, here)).splitlines()
@@ -574,9 +574,9 @@ def test_gpus_are_counted_by_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "init", lambda: started.append(1))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 if started else 8)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (2**30, 2**31))
-    assert machine.rank_count() == 1 and machine.this_machine()["gpus"] == 1
+    assert rates.rank_count() == 1 and rates.this_machine()["gpus"] == 1
     started.clear()
-    assert machine.free_memory() == [1024]
+    assert rates.free_memory() == [1024]
 
 
 # ---- What this machine is, kept in machine.json

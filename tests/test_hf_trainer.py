@@ -7,7 +7,7 @@ transformers = pytest.importorskip("transformers", reason=f"needs transformers: 
 pytest.importorskip("accelerate", reason=f"needs accelerate: {INSTALL}")
 
 import torch  # noqa: E402
-from conftest import ROOT, call_main, load, read_record, write_tokens  # noqa: E402
+from conftest import ROOT, SMALL, call_main, load, read_record, write_tokens  # noqa: E402
 from made_up import MACHINE, setup_of  # noqa: E402
 
 from bench.measure.lengths import read_configurations  # noqa: E402
@@ -74,7 +74,9 @@ def test_its_own_options(run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [
     ["--bf16"], pytest.param(["--dtype", "bfloat16", "--torch_compile"], marks=pytest.mark.slow)])
-def test_mixed_precision_and_compiler(run, tmp_path, options):
+def test_mixed_precision_and_compiler(script, run, tmp_path, monkeypatch, options):
+    for name, value in SMALL.items():
+        monkeypatch.setitem(script.orig.MODELS["cpu-demo"], name, value)
     result = run(*options, "--max_steps", 3)
     assert result.returncode == 0, result.stderr
     start, *_, end = read_record(tmp_path / "results")

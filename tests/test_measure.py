@@ -80,6 +80,9 @@ def test_help(main, command):
     (["sweep"], "KIND"), (["sweep", "width"], "'width'"),
     (["sweep", "batch", "--stage", "02"], "'02'"),
     (["report", "--minutes", "nan"], "nan is out of range"), (["readme", "--data", "x"], "--data"),
+    (["stages", "--epochs", "0"], "--epochs: 0 is out of range"),
+    (["predict", "--batch-size", "0"], "--batch-size: 0 is out of range"),
+    (["audit", "--minutes", "-1", "x.py"], "--minutes: -1 is out of range"),
 ])
 def test_what_the_parser_refuses(main, argv, says):
     code, out, err = main(*argv)
@@ -92,7 +95,7 @@ def test_what_the_parser_refuses(main, argv, says):
     (["ladder", "--rungs", "99"], "--rungs 99: '99' isn't within 0-15"),
     (["leave-one-out", "--rungs", ""], "--rungs : '' is neither a number nor a range like 5-8"),
     (["variants", "--names", "nothing"], "no variant 'nothing' of 01"),
-    (["scaling", "0,1"], "'0,1': 0 is less than 1"), (["scaling", "a"], "'a' isn't a list"),
+    (["scaling", "0,1"], "'0,1': 0 is out of range"), (["scaling", "a"], "'a' isn't a list"),
     (["sweep", "batch", "--", "--batch-size", "2"], "--batch-size is set by the sweep itself"),
     (["report", "--pieces", "ladders"], "--pieces: 'ladders' is none of stages, "),
     (["report", "--pieces", "search"], "--pieces: no report measures search"),

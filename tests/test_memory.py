@@ -279,7 +279,7 @@ def test_what_is_committed():
     """Its form, of all that the pages tell, and it is as near to what was published as docs/gpus.md
     says, whichever version of the scripts it is of."""
     known = json.loads((ROOT / "results" / "reference" / "predict.json").read_text())
-    wanted = {key_of(SCRIPTS, *each) for each in check.wanted(SCRIPTS)}
+    wanted = {key_of(SCRIPTS, *each) for each in check.wanted()}
     assert not known.keys() - wanted
     for key, each in known.items():
         assert set(each["works"]) == {"8", "16"} and each["needs"]["8"][0] > 0, key
@@ -300,7 +300,7 @@ def live_bytes(script: Path, options: list[str]) -> int:
     config.eval_windows, data = 8, lesson.data_of_zeros(module, config)
     devices = "_get_foreach_kernels_supported_devices"  # where all tensors are updated at once
     optimizers = import_module("torch.optim.optimizer")
-    run = lesson.Run(lambda model: None, lambda: None)
+    run = lesson.run_of(lambda model: None, lambda: None)
     with (mock.patch.object(optimizers, devices, lambda: ["cpu"]),
           profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled):
         module.train(module.GPTModel(config), data, config, run, lambda _: 0.0)

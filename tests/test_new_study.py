@@ -50,8 +50,9 @@ class Toy(Study):
         parser.add_argument("--colour", default="red", help="a setting of its own")
 
     def plans(self, setup):
-        setup.scripts.own["toy"] = SCRIPT
-        slow, fast, never = (Run(name, name, setup.args.colour, "toy",
+        script = setup.data / "toy_script.py"
+        script.write_bytes(SCRIPT)
+        slow, fast, never = (Run(name, name, setup.args.colour, script,
                                  options=("--record", str(setup.data / f"{name}.jsonl")))
                              for name in ("slow", "fast", "never"))
         yield Plan([slow, fast.but(compared_to="slow"), never.but(error="needs a wand")],

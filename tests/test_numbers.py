@@ -104,16 +104,16 @@ def test_the_title_of_the_times(machine):
 
 def test_accuracy_of_predictions():
     rows = accuracy.judged()
-    everything = accuracy.figures_of(rows, "all")
+    everything = accuracy.figures_of(rows)
     unfitted = accuracy.figures_of(
-        [row for row in rows if row["source"] != accuracy.ONE_PROGRAM], "new")
+        [row for row in rows if row["source"] != accuracy.ONE_PROGRAM])
     holds(r"against (\d+) speeds that others measured with six programs: the median error is"
-          r" (\d+) %, and (\d+) % are", everything["all.count"], 100 * everything["all.median"],
-          100 * everything["all.near"])
+          r" (\d+) %, and (\d+) % are", everything["count"], 100 * everything["median"],
+          100 * everything["near"])
     holds(r"Of (\d+) speeds that others have measured, with six programs on (\d+) kinds of GPUs,"
           r" the median error is (\d+) %, and (\d+) % are within 20 %\. For the (\d+) that no"
-          r" constant was fitted to, these are (\d+) % and (\d+) %", everything["all.count"],
-          len({row["card"] for row in rows}), 100 * everything["all.median"],
-          100 * everything["all.near"], unfitted["new.count"], 100 * unfitted["new.median"],
-          100 * unfitted["new.near"])
+          r" constant was fitted to, these are (\d+) % and (\d+) %", everything["count"],
+          len({row["card"] for row in rows}), 100 * everything["median"],
+          100 * everything["near"], unfitted["count"], 100 * unfitted["median"],
+          100 * unfitted["near"])
     assert len({row["program"] for row in rows}) == 6

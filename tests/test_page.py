@@ -169,7 +169,7 @@ def test_stopped_anywhere_it_ends_with_the_same_figures(reports, tmp_path, no_pi
 @pytest.mark.slow
 def test_this_machine():
     """What bench.measure.machine really tells of it, on the page."""
-    code = ("import json; from bench.measure.machine import *\n"
+    code = ("import json; from bench.measure.rates import *\n"
             "print(json.dumps([look(), matmul_rate(), large_loss()]))")
     out = run_python("-c", code, cwd=ROOT).stdout
     found, rate, found["large_loss"] = json.loads(out.splitlines()[-1])

@@ -13,14 +13,14 @@ from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.colors import to_rgb  # noqa: E402
 
 from bench.common import REFERENCE  # noqa: E402
-from bench.report import drawn, pictures  # noqa: E402
+from bench.report import accuracy, pictures, readme  # noqa: E402
 from bench.report.tables import found_in  # noqa: E402
 from bench.studies import all_studies  # noqa: E402
 
 TOGETHER = [  # colours that one picture shows, on white
     [*pictures.COLOURS.values(), "white"],
     [pictures.OWN, pictures.ERROR, pictures.UNSURE, "white"],
-    [pictures.OWN, drawn.OTHER, pictures.NOISE],
+    [pictures.OWN, accuracy.OTHER, pictures.NOISE],
 ]
 
 
@@ -55,7 +55,7 @@ def test_pictures_are_whole(machine):
 
 @pytest.mark.slow
 def test_pictures_of_pages_are_whole():
-    for page, named in drawn.DRAWN.items():
+    for page, named in readme.DRAWN.items():
         for name, draw in named.items():
             figure = draw()
             shown(figure)

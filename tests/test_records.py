@@ -47,6 +47,9 @@ def test_losses_and_times():
     assert record.reached(8.0) == pytest.approx((4096, 40.96))
     assert record.reached(11.0) == pytest.approx((1024, 10.24))
     assert record.reached(6.9) is None
+    # The lines are after 10.24, 40.96 and 81.92 s; before the first one nothing is known.
+    assert [record.loss_at(seconds) for seconds in (10.0, 10.24, 25.6, 40.96, 100.0)] == [
+        None, *map(pytest.approx, (10.0, 9.0, 8.0, 7.0))]
 
 
 @pytest.mark.parametrize(("losses", "lowest", "last", "tokens"), [

@@ -9,7 +9,7 @@ from made_up import plan_of, rounds_of, write_journal
 
 from bench.catalogue import Run
 from bench.judge.noise import AT_THE_END, LATER
-from bench.judge.rows import closest, rows_of, seed_noise
+from bench.judge.rows import closest, rate_to, rows_of, seed_noise
 from bench.measure.journal import read_journal
 from bench.report.tables import full_table, markdown
 
@@ -251,12 +251,15 @@ def test_the_largest_memory_of_all_rounds_decides(tmp_path):
     assert measured.why_not(second.run).text.startswith("not tried: 2 times the 4.0 GB of size a")
 
 
-@pytest.mark.parametrize(("misses", "says"), [(0, "faster"), (1, "not tested")])
+@pytest.mark.parametrize(("misses", "says"), [("", "faster"), ("a", "not tested"),
+                                              ("b", "not tested")])
 def test_time_verdict(rows, misses, says):
-    """A script that reaches the target in its good seeds alone has no verdict."""
+    """A script that reaches the target in its good seeds alone, or is compared to one that does,
+    has neither verdict, nor factor, nor interval."""
     plan = plan_of("a", "b", targets={"best": 7.5}, new_seeds=True)
-    runs = [dict(name="a", round=k, speed=100.0 + k, loss=7.0) for k in range(1, 6)]
-    runs += [dict(name="b", round=k, speed=300.0 + k, loss=9.0 if k <= misses else 7.0)
-             for k in range(1, 6)]
+    runs = [dict(name=name, round=k, speed=speed + k, loss=9.0 if (name, k) == (misses, 1) else 7.0)
+            for name, speed in (("a", 100.0), ("b", 300.0)) for k in range(1, 6)]
     _, b = rows(plan, runs)
-    assert b.time_verdict(7.5) == says
+    rate = rate_to(7.5)
+    assert b.verdict_on(rate) == says
+    assert (b.factor_of(rate, b.versus) is None) == (b.interval(rate) is None) == bool(misses)

@@ -27,10 +27,10 @@ from made_up import (
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import ELSEWHERE, UserError
+from bench.common import ELSEWHERE, UserError, sha256
 from bench.judge.rows import rows_of
 from bench.measure import lengths, run
-from bench.measure.journal import data_of, journal_of, read_journal, sha256
+from bench.measure.journal import data_of, journal_of, read_journal
 from bench.measure.plan import SCRATCH, Job
 from bench.predict import fingerprint
 from bench.predict.fingerprint import Fingerprint
@@ -464,12 +464,21 @@ def test_memory_limit(place):
 # ---- By which command, and what a run leaves
 
 
+def test_a_speed_by_hand_is_of_the_same_pytorch(tmp_path):
+    """A record that doesn't name it tells none."""
+    setup, configs = setup_of(tmp_path), {"a": dict(model="cpu-demo", context_length=256)}
+    for torch, told in (("2.13", {"00_orig": 4096.0}), ("2.12", {}), (None, {})):
+        environment = dict(gpu=None, cpu="Some CPU") | (dict(torch=torch) if torch else {})
+        write_record(tmp_path, "00_orig", speed=4096.0, start=dict(environment=environment))
+        assert lengths.speeds_by_hand(setup, configs) == told
+
+
 def test_dry_run(place, plan, capsys):
     """Nothing is measured and no results are left, only the scripts, for the commands to be typed;
     without a journal there is no estimate. The command of each run is told once, and that of other
     seeds."""
     plan.runs[1] = plan.runs[1].but(script="made")
-    place.setup.scripts.own["made"] = b"made\n"
+    place.setup.scripts.texts["made"] = b"made\n"
     before = sorted(place.folder.rglob("*"))
     run.dry_run(Toy(plan), place.setup, 3, resume=False)
     lines = capsys.readouterr().out.splitlines()

@@ -91,10 +91,12 @@ def test_plan_on_gpus(tmp_path):
         next(Scaling().plans(setup_of(tmp_path, MACHINE, links="100")))
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,,2", "0,1", "-1", "1.5"])
-def test_bad_numbers(text):
+@pytest.mark.parametrize(("text", "kind"), [
+    *((text, int) for text in ("", "a", "1,,2", "0,1", "-1", "1.5")),
+    *((text, float) for text in ("0.5", "5,nan", "nan", "200,inf"))])
+def test_bad_numbers(text, kind):
     with pytest.raises(UserError):
-        numbers(text, 1)
+        numbers(text, kind)
 
 
 def test_an_efficiency_has_its_interval(tmp_path):

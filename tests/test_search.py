@@ -20,11 +20,10 @@ from made_up import (
 from bench.common import UserError
 from bench.judge.rows import rows_of
 from bench.report.tables import excerpts_of, found_in, text_of
-from bench.studies import times
-from bench.studies.search import Search, next_points
+from bench.studies import search
+from bench.studies.search import Point, Search, best_first, next_points, read_search, soonest
 from bench.studies.stages import Stages
 from bench.studies.time_to_loss import TimeToLoss
-from bench.studies.times import Point, read_search, soonest
 from patches.stack import StackError
 
 MUON = "optimizer-muon+memory-checkpoint"
@@ -35,7 +34,7 @@ SPEED, LOSS = {"00": 100.0, "01": 500.0, MUON: 500.0}, {"00": 8.0, "01": 7.0, MU
 
 @pytest.fixture(autouse=True)
 def defaults(monkeypatch):
-    monkeypatch.setattr(times, "configurations", lambda runs, *_: {
+    monkeypatch.setattr(search, "configurations", lambda runs, *_: {
         run.name: dict(zip(("batch_size", "learning_rate"), DEFAULT[run.stage],
                            strict=True)) for run in runs})
 
@@ -90,7 +89,7 @@ def test_search(tmp_path, capsys):
     # 00's default is three factors of 2 off; at its best rate it is one off.
     points = {stage: Point(stage, *best) for stage, best in BEST.items()}
     tried = [run.stage for run in plans[-1].runs]
-    assert [tried.count(stage) for stage in points] == [times.SETTINGS] * 3
+    assert [tried.count(stage) for stage in points] == [search.SETTINGS] * 3
     assert found[:-1] == [None] * (len(plans) - 1)
     assert found[-1] == (dict(published=7.75, best=7.25), points, 3 * 8192)
     assert results == [""] * kinds.count("target") + [None] * (kinds.count("") - 1) + [
@@ -120,8 +119,9 @@ def test_settings_that_miss_the_target_lead_to_better_ones(tmp_path):
     """Where no setting comes to the target, the next ones are those around the lowest loss."""
     costs = {Point("01", 2, 2e-3): (inf, 7.5), Point("01", 1, 2e-3): (inf, 7.4),
              Point("01", 4, 2e-3): (inf, 7.6)}
-    assert next_points(costs, Point.other_rates, 8) == [Point("01", 1, 1e-3), Point("01", 1, 4e-3)]
-    assert next_points(costs | {Point("01", 4, 4e-3): (9.0, 6.0)},
+    assert next_points(best_first(costs), Point.other_rates, 8) == [
+        Point("01", 1, 1e-3), Point("01", 1, 4e-3)]
+    assert next_points(best_first(costs | {Point("01", 4, 4e-3): (9.0, 6.0)}),
                        Point.other_rates, 8) == [Point("01", 4, 8e-3)]
 
 
@@ -143,13 +143,13 @@ def test_a_target_that_can_not_be_set(tmp_path, study):
 def test_soonest(tmp_path, monkeypatch):
     """Of each script: the first of equals, also where none comes to the target; nothing as long as
     settings of one are left to be tried, or of 00 alone."""
-    monkeypatch.setattr(times, "SETTINGS", 2)
+    monkeypatch.setattr(search, "SETTINGS", 2)
     starts = Point("00", 1, 1.0), Point("01", 1, 1.0)
     runs = [point.run(setup_of(tmp_path)) for start in starts
             for point in (start, start.other_rates()[0])]
 
     def found(measured_runs, target: float, missing=()) -> dict[str, Point]:
-        plan = times.plan_of(setup_of(tmp_path), measured_runs, "", targets=dict(best=target))
+        plan = search.plan_of(setup_of(tmp_path), measured_runs, "", targets=dict(best=target))
         plan.rounds = 1
         return soonest(measured_with(plan, {
             run.name: record_events(run.name) for run in measured_runs if run not in missing}),
@@ -202,14 +202,14 @@ def test_the_loss_in_time(tmp_path):
     """Of two settings the one that is ahead after as many seconds as the faster one takes."""
     points = Point("01", 1, 1.0), Point("01", 2, 1.0), Point("01", 4, 1.0)
     runs = [point.run(setup_of(tmp_path)) for point in points]
-    plan = times.plan_of(setup_of(tmp_path), runs, "epoch-8", tokens=8192)
+    plan = search.plan_of(setup_of(tmp_path), runs, "epoch-8", tokens=8192)
     slow, fast, failed = (run.name for run in runs)
     rows = rows_of(measured_with(plan, {
         slow: record_events(slow, 100.0, loss=6.0, seed=plan.first_seed),
         fast: record_events(fast, 200.0, loss=7.0, seed=plan.first_seed), failed: "it broke"}))
     # The fast one ends after 41 s, when the slow one has trained 4,096 tokens.
-    assert times.losses_in_time(rows, "01") == {
-        points[0]: (pytest.approx(6.0),), points[1]: (6.0,), points[2]: (inf,)}
+    assert search.losses_in_time(rows, "01") == {
+        points[0]: pytest.approx(6.0), points[1]: 6.0, points[2]: inf}
 
 
 def test_names_are_told_before_anything_runs(tmp_path):
@@ -267,7 +267,7 @@ def test_without_a_search(tmp_path):
     setup = setup_of(tmp_path, rungs="0,5,14", names="optimizer-muon,compile-switch")
     (target, _), (plan, _) = carry_out(TimeToLoss(), setup, landscape())
     assert (target.kind, names(target), target.rounds, target.first_seed) == (
-        "target", ["00_orig-batch-4-rate-0.0005"], times.TUNING_ROUNDS, 1)
+        "target", ["00_orig-batch-4-rate-0.0005"], search.TUNING_ROUNDS, 1)
     assert (plan.kind, plan.targets, plan.tokens) == ("variants", dict(published=7.75), 3 * 8192)
     assert names(plan)[:4] == [
         "00_orig", "05-bfloat16", "14-chunked-head", "variant-optimizer-muon"]

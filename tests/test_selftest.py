@@ -10,7 +10,7 @@ from made_up import plan_of, setup_of, write_journal
 
 from bench.common import REFERENCE, UserError
 from bench.judge import simulation
-from bench.judge.simulation import CASES, Errors, false_share, found_share, judge, recorded_in
+from bench.judge.simulation import CASES, judge, recorded_in, share
 from bench.studies import doctor
 from bench.studies.doctor import Doctor, selftest
 
@@ -51,8 +51,8 @@ def test_the_rule_by_recorded_noise(tmp_path, versus):
         (recorded,) = recorded_in(tmp_path / kind)
         assert {len(left) for left in recorded.residuals} == {4} and len(recorded.steps) == 10
         assert recorded.one_reference is bool(versus)
-        assert false_share(recorded, Errors(), 4, 25, seed=2) <= 0.12
-        found = found_share(recorded, 0.15, 4, 15, seed=3)
+        assert share(recorded, 4, 25, seed=2) <= 0.12
+        found = share(recorded, 4, 15, seed=3, gain=0.15)
         assert found > 0.9 if kind == "quiet" else kind == "one" or found < 0.6
 
 
@@ -62,7 +62,7 @@ def test_errors_that_rounds_do_not_average_out(tmp_path):
     journal(tmp_path, {f"run-{k}": 0.001 for k in range(8)})
     (recorded,) = recorded_in(tmp_path)
     for case, errors in CASES.items():
-        assert false_share(recorded, errors, 4, 15, seed=1) <= 0.15, case
+        assert share(recorded, 4, 15, seed=1, errors=errors) <= 0.15, case
 
 
 def test_selftest(tmp_path, monkeypatch):

@@ -7,8 +7,9 @@ import pytest
 from made_up import MACHINE, cells_of, plan_of, rounds_of, write_journal, write_record
 
 from bench.catalogue import Scripts
+from bench.common import sha256
 from bench.judge.rows import rows_of
-from bench.measure.journal import read_journal, sha256
+from bench.measure.journal import read_journal
 from bench.predict import fingerprint
 from bench.report.notes import full_notes, versions_note
 from bench.report.tables import (
@@ -250,7 +251,7 @@ def test_an_earlier_version_is_told(tmp_path, monkeypatch):
         return fingerprint.Fingerprint("", "2.13 1") if version == "2.13" else fingerprint.NotKnown
 
     monkeypatch.setattr(fingerprint, "look_up", look_up)
-    monkeypatch.setattr(fingerprint, "learn", lambda _: None)
+    monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)
 
     def told(**steps: str) -> str:
         *_, measured = read_journal(path)

@@ -1,5 +1,6 @@
 """What each technique brought over the one before it: on our ladder, or predicted."""
 
+from itertools import pairwise
 from pathlib import Path
 
 from bench.catalogue import Scripts
@@ -11,35 +12,33 @@ from bench.report.tables import found_in
 BATCHES = 8, 32  # of the published experiment, before and from the technique 10 on
 
 
-def gains_of(facts: dict, device: str, results: Path) -> tuple[dict[str, float], str]:
+def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float], str]:
     """Times the speed, by the technique's patch, and where that is from: this machine's own ladder,
     one of the same kind of machine, a prediction for this GPU, or another machine's."""
-    kind = "bfloat16" if facts["bfloat16"] else "float32"
-    predictions = predicted(facts["name"]) if device == "cuda" else {}
-    best = 1.0, predictions, f"predicted for the {card_of(facts['name'])}" if predictions else ""
+    found: list[tuple] = []  # how near it is, then what is returned
+    card = card_of(machine["name"]) if device == "cuda" else None
+    if factors := predicted(card) if card else {}:
+        found.append(((1,), factors, f"predicted for the {card}"))
     for folder in (results, *(path.parent for path in sorted(REFERENCE.glob("*/ladder.jsonl")))):
         for measured, rows in found_in(folder, "ladder"):
-            machine = measured.machine
-            alike = trained_in(machine) == kind
-            same = machine["name"] == facts["name"] and alike
-            rank = 2 * same + (folder == results) + (not predictions) * (1 + alike / 2)
-            if machine["device"] != device or rank <= best[0] - (not best[1]):
-                continue
-            where = f"measured on {short_name(machine)}"
-            if not same:
-                where += f", another machine than this one, in {trained_in(machine)}"
-            best = rank, {str(row.run.script): row.factor for row in rows if row.factor}, where
-    return best[1:]
+            other = measured.machine
+            alike = trained_in(other) == trained_in(machine)
+            same = alike and other["name"] == machine["name"]
+            where = f"measured on {short_name(other)}" + (
+                f", another machine than this one, in {trained_in(other)}" * (not same))
+            if other["device"] == device:
+                factors = {str(row.run.script): row.factor for row in rows if row.factor}
+                found.append(((2 * same, folder == results, alike), factors, where))
+    _, gains, where = max(found, key=lambda each: each[0], default=((), {}, ""))
+    return gains, where
 
 
-def predicted(name: str) -> dict[str, float]:
-    """For a GPU by PyTorch's name of it; {} where it isn't known."""
-    card, scripts, factors, before = card_of(name), Scripts(), {}, None
-    for run in scripts.rungs() if card else []:
+def predicted(card: str) -> dict[str, float]:
+    """For a GPU."""
+    scripts, speeds = Scripts(), {}
+    for run in scripts.rungs():
         known = kept(scripts, run.script, ["--model", "gpt2"], REFERENCE)
-        speed = known and run.rung is not None and known.tok_per_sec(
-            BATCHES[run.rung >= 10], CARDS[card])
-        if speed and before:
-            factors[str(run.script)] = speed / before
-        before = speed
-    return factors
+        speeds[str(run.script)] = known.tok_per_sec(
+            BATCHES[run.rung >= 10], CARDS[card]) if known and run.rung is not None else None
+    return {after: speeds[after] / speeds[before] for before, after in pairwise(speeds)
+            if speeds[before] and speeds[after]}

@@ -1,6 +1,7 @@
-"""What a watched step shows beside the techniques, as lines for people."""
+"""What an audit shows beside the techniques, as lines for people."""
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from bench.audit.signs import count
 from bench.audit.step import Op, Step
@@ -8,101 +9,73 @@ from bench.audit.step import Op, Step
 
 def notes(step: Step, timed: dict) -> list[str]:
     """What may cost time or memory and isn't one of the techniques."""
-    found = [values_read(step), tensor_by_tensor(step), uneven(step), double(step),
-             gradients_kept(step), *ranks(step), *compiler(timed), waiting(timed)]
-    return [line for line in found if line]
+    return [*of_operators(step), *of_ranks(step), *of_compiler(timed), *of_loader(timed)]
 
 
-def where(step: Step, numbers: list[int]) -> str:
+def where(ops: Iterable[Op]) -> str:
     """Their places in the user's files, the most frequent first."""
-    places = Counter(step.place(each) for each in numbers)
-    return ", ".join(place for place, _ in places.most_common(3) if place)
+    places = Counter(op.place for op in ops if op.place)
+    return ", ".join(place for place, _ in places.most_common(3))
 
 
-def values_read(step: Step) -> str:
-    """The host waits for the GPU where it reads a value."""
-    read = [number for number, op in enumerate(step.ops) if op.name == "_local_scalar_dense"
-            and (op.phase == "forward" or op.others["device"] == "cuda")]
-    cost = "" if step.device == "cuda" else "; free on a CPU, on a GPU each waits for it"
-    return f"{count(len(read), 'value')} read back from tensors in a step," \
-           f" {where(step, read)}{cost}" if read else ""
+def of_operators(step: Step) -> Iterator[str]:
+    read = [op for op in step.ops if op.name == "_local_scalar_dense"
+            and (op.phase == "forward" or op.device == "cuda")]
+    if read:  # the host waits for the GPU
+        cost = "" if step.device == "cuda" else "; free on a CPU, on a GPU each waits for it"
+        yield f"{count(len(read), 'value')} read back from tensors in a step, {where(read)}{cost}"
 
-
-def tensor_by_tensor(step: Step) -> str:
-    """Gradients clipped one after the other."""
+    norms = [op for op in step.ops if op.name == "linalg_vector_norm"
+             and op not in step.training and op.phase == "forward"]
     weights = sum(each["tensors"] for each in step.facts["optimizers"])
-    norms = [number for number, op in enumerate(step.ops) if op.name == "linalg_vector_norm"
-             and number not in step.training and op.phase == "forward"]
-    if len(norms) < 8 or len(norms) < weights / 2:
-        return ""
-    return f"gradients clipped tensor by tensor, {count(len(norms), 'norm')}:" \
-           f" {where(step, norms)}"
+    if len(norms) >= max(8, weights / 2):
+        yield f"gradients clipped tensor by tensor, {count(len(norms), 'norm')}: {where(norms)}"
+
+    # Tensor cores want blocks of 8. The vocabulary has its technique.
+    odd = {op: sizes for op in step.products if op not in step.heads and op.name != "convolution"
+           and (sizes := {size for each in op.inputs for size in each.shape[-2:]
+                          if size % 8 and size > 8} - {step.vocabulary})}
+    share = sum(op.flops for op in odd) / max(1, sum(op.flops for op in step.products))
+    if share >= 0.02:
+        least = ", ".join(map(str, sorted(set().union(*odd.values()))[:4]))
+        yield f"{share:.0%} of the forward pass's FLOPs in products with sizes that 8 doesn't" \
+              f" divide ({least}): {where(odd)}"
+
+    double = [op for op in step.training for each in op.outputs[:1]
+              if each.type == "float64" and max(each.shape, default=0) > 64]
+    if double:
+        yield f"{count(len(double), 'operator')} in float64: {where(double)}"
+
+    if filled := [op for op in step.ops if op.others.get("zero_grad")]:
+        yield "gradients filled with zeros, not dropped; zero_grad(set_to_none=True) saves the" \
+              f" pass: {where(filled)}"
 
 
-def uneven(step: Step) -> str:
-    """Sizes that fill no blocks of 8, which tensor cores want. The vocabulary has its technique."""
-    def sizes(op: Op) -> set[int]:
-        return {size for each in op.inputs for size in each[2][-2:]} - {step.vocabulary}
-
-    bad = [number for number in step.products if number not in step.heads
-           and step.ops[number].name != "convolution"
-           and any(size % 8 and size > 8 for size in sizes(step.ops[number]))]
-    share = sum(step.ops[each].flops for each in bad) / max(
-        1, sum(step.ops[each].flops for each in step.products))
-    if share < 0.02:
-        return ""
-    odd = sorted({size for each in bad for size in sizes(step.ops[each]) if size % 8 and size > 8})
-    return f"{share:.0%} of the forward pass's FLOPs in products with sizes that 8 doesn't divide" \
-           f" ({', '.join(map(str, odd[:4]))}): {where(step, bad)}"
-
-
-def double(step: Step) -> str:
-    wide = [number for number in sorted(step.training) for each in step.ops[number].outputs[:1]
-            if each[2] == "float64" and len(each[1]) and max(each[1]) > 64]
-    return f"{count(len(wide), 'operator')} in float64: {where(step, wide)}" if wide else ""
-
-
-def gradients_kept(step: Step) -> str:
-    filled = [number for number, op in enumerate(step.ops) if op.others.get("zero_grad")]
-    return "gradients filled with zeros, not dropped; zero_grad(set_to_none=True) saves the pass:" \
-           f" {where(step, filled)}" if filled else ""
-
-
-def ranks(step: Step) -> list[str]:
+def of_ranks(step: Step) -> Iterator[str]:
     """Of DistributedDataParallel."""
-    syncs = [sync for kind, sync in step.facts["events"] if kind == "ddp"]
-    found = []
+    syncs = step.facts["syncs"]
     if len(syncs) > 1 and all(syncs):
-        found.append(f"gradients are reduced in each of {len(syncs)} backward passes of a step: all"
-                     " but the last belong into no_sync()")
+        yield f"gradients are reduced in each of {len(syncs)} backward passes of a step: all but" \
+              " the last belong into no_sync()"
     for model in step.facts["ddp"]:
         if model["unused"]:
-            found.append("find_unused_parameters=True walks the graph in each step")
+            yield "find_unused_parameters=True walks the graph in each step"
         if model["compiled_first"]:
-            found.append("compiled before it was wrapped in DistributedDataParallel: the other way"
-                         " round communication overlaps with computing")
-    return found
+            yield "compiled before it was wrapped in DistributedDataParallel: the other way round" \
+                  " communication overlaps with computing"
 
 
-def compiler(timed: dict) -> list[str]:
-    found = []
-    breaks = timed.get("breaks", {})
-    if breaks:
+def of_compiler(timed: dict) -> Iterator[str]:
+    if breaks := timed["breaks"]:
         reason = " ".join(next(iter(breaks)).split())
-        found.append(f"{count(sum(breaks.values()), 'graph break')} in what is compiled:"
-                     f" {reason[:90]}")
-    if timed["new_graphs"] > 0:
-        found.append(f"compiled again in the timed steps, {timed['new_graphs']} times: a shape or a"
-                     " value that changes from step to step")
-    return found
+        yield f"{count(sum(breaks.values()), 'graph break')} in what is compiled: {reason[:90]}"
+    if timed["new_graphs"]:
+        yield f"compiled again in the timed steps, {timed['new_graphs']} times: a shape or a" \
+              " value that changes from step to step"
 
 
-def waiting(timed: dict) -> str:
-    """For the DataLoader."""
-    ends = timed["ends"][timed["key"]]
-    share = timed["waited"] / max(1e-9, ends[-1] - ends[0])
-    if share < 0.05 or not timed["loaders"]:
-        return ""
-    workers = max(each[0] for each in timed["loaders"])
-    return f"{share:.0%} of the time waits for the DataLoader, which has" \
-           f" {count(workers, 'worker')}"
+def of_loader(timed: dict) -> Iterator[str]:
+    share = timed["waited"] / sum(timed["seconds"])
+    if share >= 0.05 and timed["workers"]:  # of each loader
+        yield f"{share:.0%} of the time waits for the DataLoader, which has" \
+              f" {count(max(timed['workers']), 'worker')}"

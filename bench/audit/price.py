@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import count
 from typing import NamedTuple
 
 from bench.audit.step import Step
-from bench.common import UserError
 from bench.predict.allocator import WORKSPACE, Need, need
-from bench.predict.speed import CARDS, Work, lacking, named, range_of, seconds
+from bench.predict.speed import CARDS, Work, lacking, range_of, seconds
 from bench.predict.store import OTHERS
 from bench.report.tables import Column, Table, markdown
 
@@ -19,16 +19,6 @@ class Price(NamedTuple):
     lacks: str | None  # the precision for which it has no units
     reserved: int | None  # MiB; None: can't be told
     fits: bool | None
-
-
-def cards_of(text: str) -> list[str]:
-    """The names of CARDS that "4090,H100" means. Raises UserError."""
-    cards: list[str] = []
-    for part in filter(None, map(str.strip, text.split(","))):
-        if not (found := named(part, CARDS)):
-            raise UserError(f"--gpu: {part!r} is none of {', '.join(CARDS)}", 2)
-        cards += [card for card in found if card not in cards]
-    return cards
 
 
 def prices(step: Step, each_step: int, cards: Sequence[str]) -> list[Price]:
@@ -56,31 +46,24 @@ def work_of(step: Step) -> list[Work]:
     alone = sum(each["tensors"] for each in step.facts["optimizers"] if each["own"]
                 and None in each["foreach"] and not any(each["fused"])) or 1
     found = []
-    for number, kind in step.kinds.items():
-        op = step.ops[number]
-        if op.others.get("kernel") and op.others["device"] == step.device:
-            precision, is_aligned, flops, size = op.others["kernel"]
-            if precision == "float32" and step.facts["precision"] != "highest":
-                precision = "TF32"
+    for op, kind in step.kinds.items():
+        if op.kernel and op.device == step.device:
+            precision, is_aligned, flops, size = op.kernel
             kernels = 1 / alone if kind == "optimizer" and step.device == "cpu" else 1
-            found.append(Work(kind, precision, is_aligned, kernels, flops, size))
+            found.append(Work(kind, step.precision(precision), is_aligned, kernels, flops, size))
     return found
 
 
 def memory_of(step: Step) -> Need:
     """What the step makes and releases, beside what was there before it."""
-    events, sizes = step.facts["storages"], [each for each in step.facts["storages"] if each >= 0]
-    first = [number for number in range(len(sizes)) if number in step.older]
-    places = {number: place for place, number in enumerate(first, 1)}
-    told, seen = [*(sizes[number] for number in first), WORKSPACE], -1
-    for each in events:
-        seen += each >= 0
-        if each < 0:
-            told.append(-places[-1 - each])
-        elif seen not in places:
-            places[seen] = len(places) + 2  # behind the workspace
-            told.append(each)
-    return need(told)
+    sizes = [each for each in step.facts["storages"] if each >= 0]
+    there = [number for number in range(len(sizes)) if number in step.older]
+    made = [number for number in range(len(sizes)) if number not in step.older]
+    places = {number: place for place, number in enumerate([*there, "workspace", *made], 1)}
+    numbers = count()
+    return need([*(sizes[number] for number in there), WORKSPACE, *(
+        each if each >= 0 else -places[-1 - each] for each in step.facts["storages"]
+        if each < 0 or next(numbers) not in step.older)])
 
 
 def text(found: list[Price], step: Step, unit: str) -> str:
@@ -88,27 +71,26 @@ def text(found: list[Price], step: Step, unit: str) -> str:
     types: Counter = Counter()
     for each in work_of(step):
         types[each.precision] += int(each.flops)
-    products = types.most_common(1)[0][0]
-    least = "at least " * is_compiled(step)
-
-    def memory(row: Price) -> str:
-        if row.reserved is None:
-            return "can't tell"
-        there = f"{row.reserved / 1024:.1f} of {CARDS[row.card].mib / 1024:.0f}"
-        return there if row.fits else f"doesn't fit: {there}"
-
-    table = markdown(Table([
-        Column("GPU", lambda row: row.card, True),
-        Column(f"{unit}/sec", lambda row: f"{least}{rounded(row.low)}" + (
-            f"–{rounded(row.high)}" * (not least)) if row.low else f"no {row.lacks}"),
-        Column("memory, GB", memory)], found, "On GPUs that aren't here, predicted:"))
-    note = f"By the operators of the watched step, products in {products}."
+    note = f"By the operators of the watched step, products in {types.most_common(1)[0][0]}."
     if step.device == "cpu":
         note += " It ran on a CPU: a script that takes another type on a GPU does otherwise there."
-    if least:
+    if is_compiled(step):
         note += " What is compiled is priced uncompiled: faster there, its memory unknown."
-    note += " How far to trust it: docs/predictions.md"
-    return f"{table}\n{note}\n"
+
+    def speed(row: Price) -> str:
+        if not row.low:
+            return f"no {row.lacks}"
+        return f"at least {rounded(row.low)}" if is_compiled(step) else (
+            f"{rounded(row.low)}–{rounded(row.high)}")
+
+    def memory(row: Price) -> str:
+        return "can't tell" if row.reserved is None else "doesn't fit: " * (not row.fits) + (
+            f"{row.reserved / 1024:.1f} of {CARDS[row.card].mib / 1024:.0f}")
+
+    table = markdown(Table([
+        Column("GPU", lambda row: row.card, True), Column(f"{unit}/sec", speed),
+        Column("memory, GB", memory)], found, "On GPUs that aren't here, predicted:"))
+    return f"{table}\n{note} How far to trust it: docs/predictions.md\n"
 
 
 def rounded(value: float) -> str:

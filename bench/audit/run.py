@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bench import processes
 from bench.common import UserError
+from bench.predict.speed import PEAK_FLOPS
 
 CHILD = Path(__file__).with_name("child.py")
 LEAST = 2  # steps that a script has to make
@@ -19,7 +20,7 @@ def audit(command: list[str], minutes: float, folder: Path | None = None) -> tup
     arguments, in a folder: of the timed run, and of the watched one. Raises UserError, with one
     line that says what to do, where a script can't be audited."""
     timed = run(command, dict(mode="time"), minutes, folder)
-    key, steps = timed["key"], len(timed["ends"].get(timed["key"], []))
+    key, steps = timed["key"], timed["steps"]
     if key is None:
         raise UserError(f"{command[0]} trained nothing in its own process: {why_nothing(timed)}")
     if steps < LEAST:
@@ -27,7 +28,7 @@ def audit(command: list[str], minutes: float, folder: Path | None = None) -> tup
                         f" needs {LEAST}: let it train longer")
     order = dict(mode="watch", key=key, watched=min(2, steps - 1))
     watched = run(command, order, minutes, folder)
-    if not any(op[7] for op in watched.get("ops", [])):
+    if not any(op["flops"] for op in watched.get("ops", [])):
         raise UserError(f"no matrix product was seen in a step of {command[0]}: let it train in the"
                         " main thread of its own process, on dense tensors")
     return timed, watched
@@ -43,10 +44,10 @@ def run(command: list[str], order: dict, minutes: float, folder: Path | None = N
                            MASTER_PORT=str(port - 1 if port > 60_000 else port + 1))
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch, "report.json")
-        order |= dict(report=str(report))
         try:
             code, out, err = processes.run_child(
-                [sys.executable, CHILD, json.dumps(order), *command], folder, 60 * minutes)
+                [sys.executable, CHILD, json.dumps(order | dict(report=str(report))), *command],
+                folder, 60 * minutes)
         except subprocess.TimeoutExpired:
             what = "was watched" if watching else f"made {LEAST} steps"
             raise UserError(f"{command[0]} has not {what} after {minutes:g} minutes: give it a"
@@ -72,3 +73,13 @@ def why_nothing(timed: dict) -> str:
         return ("it made backward passes, but no update by an optimizer of torch.optim that audit"
                 " could see")
     return "no backward pass and no update of an optimizer"
+
+
+def machine_of(timed: dict) -> dict:
+    """What bench.measure.machine tells of the device that a script trained on, with its memory, and
+    with the rates of its products where no datasheet has them."""
+    hidden = {} if timed["device"] == "cuda" else dict(CUDA_VISIBLE_DEVICES="")
+    machine = processes.ask_machine("this_machine", **hidden)
+    if machine["name"] not in PEAK_FLOPS:
+        machine |= dict(rates=processes.ask_machine("matmul_peak", **hidden))
+    return machine | dict(memory_there=timed["memory_there"] or machine["ram_gb"] * 2**30)

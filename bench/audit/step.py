@@ -2,276 +2,261 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PRODUCTS = "mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "_scaled_mm"
 FUSED = "scaled_dot_product", "flash_att", "flex_att", "efficient_att", "cudnn_att"
+NATIVE = "_safe_softmax"  # that of PyTorch's attention where it runs as single operators
 MASKING = "masked_fill", "where", "add", "sub", "mul"
 
 
-class Op(NamedTuple):
-    """One operator; see Watch.note in bench/audit/child.py."""
+@dataclass(eq=False)
+class Tensor:
+    """What an operator reads or makes."""
+
+    storage: int
+    shape: list[int]
+    type: str
+    argument: str = ""  # of what it reads
+    maker: "Op | None" = None  # the operator that wrote it last; None of parameters
+    older: dict | None = None  # of one that is older than the step: see Watch.describe
+
+    @property
+    def is_parameter(self) -> bool:
+        return bool(self.older and self.older["parameter"])
+
+    def sources(self) -> list[dict]:
+        """What it comes from that is older than the step, but for parameters."""
+        read = [self, *(each for op in walk([self]) for each in op.inputs)]
+        return [each.older for each in read if each.older and not each.is_parameter]
+
+    def is_data(self) -> bool:
+        """Whether it comes from a batch, and not from parameters and constants alone."""
+        return bool(self.sources()) or any(op.name.startswith("rand") for op in walk([self]))
+
+    def root(self) -> "Tensor":
+        """Where it comes from, through casts and copies."""
+        root = self
+        while root.maker and root.maker.name in ("_to_copy", "clone", "copy_"):
+            root = root.maker.inputs[-1]
+        return root
+
+
+@dataclass(eq=False)
+class Op:
+    """One operator; see Watch.note in bench/audit/watch.py."""
 
     name: str
-    inputs: list  # [argument, storage, shape, type]
-    outputs: list  # [storage, shape, type]
+    inputs: list[Tensor]
+    outputs: list[Tensor]
     phase: str  # forward (all that is neither of the others), backward, optimizer
-    origin: int | None  # of an operator of the backward pass: that of the forward pass
-    place: list  # [file, line, first line of the function]
+    origin: Any  # of an operator of the backward pass: that of the forward pass; else itself
+    file: str
+    line: int
+    function: int  # its first line
+    call: int  # the same for all operators of one call of a function of PyTorch's that has no frame
     compiled: bool
+    device: str
     flops: int
-    type: str
+    kernel: list | None  # as bench.predict.counting.Kernel
     others: dict
     seconds: float
 
-    @property
-    def is_view(self) -> bool:
-        return not self.name.endswith("_") and bool(self.outputs) and (
-            self.outputs[0][0] in [each[1] for each in self.inputs])
+    def __post_init__(self):
+        self.inputs = [Tensor(*each) for each in self.inputs]
+        self.outputs = [Tensor(*each) for each in self.outputs]
+        self.reads = {each.storage for each in self.inputs}
+        self.makes = {each.storage for each in self.outputs}
+        self.type = self.inputs[0].type if self.inputs else ""
+        self.place = f"{Path(self.file).name}:{self.line}" if self.file else ""
+        self.is_product = self.name in PRODUCTS
+        self.is_view = not self.name.endswith("_") and bool(self.outputs) and (
+            self.outputs[0].storage in self.reads)
 
-    def given(self, argument: str) -> int | None:
-        """The storage of an argument."""
-        return next((each[1] for each in self.inputs if each[0] == argument), None)
+
+def walk(tensors: Iterable[Tensor],
+         stop: Callable[[Op], bool] = lambda op: False) -> Iterator[Op]:
+    """The operators that made some tensors, and what made theirs; beyond one that is to `stop` at,
+    which is told too, it doesn't go."""
+    seen, waiting = set(), list(tensors)
+    while waiting:
+        maker = waiting.pop().maker
+        if maker and maker not in seen:
+            seen.add(maker)
+            yield maker
+            if not stop(maker):
+                waiting += maker.inputs
+
+
+def to_products(tensors: Iterable[Tensor]) -> list[Op]:
+    """As walk(), up to the nearest products; in no order."""
+    return [*walk(tensors, lambda op: op.is_product)]
 
 
 class Attention(NamedTuple):
-    """One call: the storages of query, key and value, and the operators that do it."""
+    """One call."""
 
-    ops: list[int]
-    query: int
-    key: int
-    value: int
-    masks: list[int]  # storages
+    ops: list[Op]  # that do it
+    inputs: list[Tensor]  # query, key and value
+    masks: list[tuple[Op, Tensor]]  # each with the operator that applies it
     by_hand: bool
     causal: bool  # without a mask in memory
 
 
 class Step:
-    """The watched step as a graph of operators and storages."""
+    """The watched step as a graph of operators and tensors."""
 
     def __init__(self, facts: dict):
-        self.facts = facts
-        self.ops = [Op(*each) for each in facts["ops"]]
-        self.older = {int(number): about for number, about in facts["older"].items()}
-        self.writers, self.readers = defaultdict(list), defaultdict(list)
-        for number, op in enumerate(self.ops):
-            for each in {each[1] for each in op.inputs}:
-                self.readers[each].append(number)
-            for each in [] if op.is_view else {each[0] for each in op.outputs}:
-                self.writers[each].append(number)
-
-    def is_parameter(self, storage: int) -> bool:
-        return storage in self.older and self.older[storage]["parameter"]
-
-    def maker(self, storage: int, before: int) -> int | None:
-        """The last operator that wrote it before another one."""
-        if self.is_parameter(storage):
-            return None
-        return max((each for each in self.writers[storage] if each < before), default=None)
-
-    def walk(self, places: Iterable[tuple[int, int]],
-             stop: Callable[[Op], bool] = lambda op: False) -> Iterator[int]:
-        """The operators that made some storages, each before an operator, and what made theirs;
-        beyond one that is to `stop` at, which is told too, it doesn't go."""
-        seen, waiting = set(), list(places)
-        while waiting:
-            maker = self.maker(*waiting.pop())
-            if maker is not None and maker not in seen:
-                seen.add(maker)
-                yield maker
-                if not stop(self.ops[maker]):
-                    waiting += [(each[1], maker) for each in self.ops[maker].inputs]
-
-    def sources(self, storage: int, before: int) -> set[int]:
-        """The storages older than the step that it comes from."""
-        inputs = {each[1] for number in self.walk([(storage, before)])
-                  for each in self.ops[number].inputs} | {storage}
-        return {each for each in inputs if each in self.older}
-
-    def is_data(self, storage: int, before: int) -> bool:
-        """Whether it comes from a batch, and not from parameters and constants alone."""
-        return any(not self.is_parameter(each) for each in self.sources(storage, before)) or any(
-            self.ops[each].name.startswith("rand") for each in self.walk([(storage, before)]))
-
-    def root(self, storage: int, before: int) -> int:
-        """Where it comes from, through casts and copies."""
-        maker = self.maker(storage, before)
-        while maker is not None and self.ops[maker].name in ("_to_copy", "clone", "copy_"):
-            storage = self.ops[maker].inputs[-1][1]
-            maker = self.maker(storage, maker)
-        return storage
+        self.facts, self.older, makers = facts, dict(facts["older"]), {}
+        self.ops = [Op(**each) for each in facts["ops"]]
+        self.roots = []  # what a backward pass begins with
+        roots = [(number, Tensor(each, [], "")) for number, storages in facts["roots"]
+                 for each in storages]
+        for number, op in enumerate([*self.ops, None]):
+            begun = [each for place, each in roots if place == number]
+            for each in [*begun, *(op.inputs if op else [])]:
+                each.older = self.older.get(each.storage)
+                each.maker = None if each.is_parameter else makers.get(each.storage)
+            self.roots += begun
+            if op:
+                op.origin = op if op.origin is None else self.ops[op.origin]
+                makers |= {} if op.is_view else dict.fromkeys(op.makes, op)
 
     @cached_property
-    def training(self) -> set[int]:
-        """The operators of the forward pass that the loss or the gradients come from."""
-        places = [(each, place) for place, storages in self.facts["roots"] for each in storages]
-        places += [(each[1], number) for number, op in enumerate(self.ops)
-                   if op.phase == "backward" for each in op.inputs]
-        return {number for number in self.walk(places) if self.ops[number].phase == "forward"}
+    def training(self) -> dict[Op, None]:
+        """The operators of the forward pass that the loss or the gradients come from, in order."""
+        ends = self.roots + [each for op in self.ops if op.phase == "backward"
+                             for each in op.inputs]
+        found = {op for op in walk(ends) if op.phase == "forward"}
+        return dict.fromkeys(op for op in self.ops if op in found)
 
     @cached_property
-    def products(self) -> list[int]:
+    def products(self) -> list[Op]:
         """Those of the forward pass."""
-        return [each for each in sorted(self.training) if self.is_product(self.ops[each])]
-
-    @staticmethod
-    def is_product(op: Op) -> bool:
-        return op.name in PRODUCTS
+        return [op for op in self.training if op.is_product]
 
     @cached_property
-    def weights(self) -> dict[int, int]:
+    def weights(self) -> dict[Op, Tensor]:
         """The weight of each product that has one."""
-        found = {}
-        for number in self.products:
-            for each in self.ops[number].inputs:
-                root = self.root(each[1], number)
-                if self.is_parameter(root) and len(self.older[root]["shape"]) > 1:
-                    found[number] = root
-        return found
+        return {op: root for op in self.products for root in map(Tensor.root, op.inputs)
+                if root.is_parameter and len(root.older["shape"]) > 1}
 
     @cached_property
     def seconds(self) -> float:
         """Of all operators that train."""
-        return sum(self.ops[number].seconds for number in self.kinds) or 1e-9
+        return sum(op.seconds for op in self.kinds) or 1e-9
 
-    def share(self, numbers: Iterable[int]) -> float:
+    def share(self, ops: Iterable[Op]) -> float:
         """Of the step's time, of these operators and their backward passes."""
-        chosen = set(numbers)
-        return sum(op.seconds for number, op in enumerate(self.ops)
-                   if number in chosen or op.origin in chosen) / self.seconds
+        chosen = set(ops)
+        return sum(op.seconds for op in self.ops if op.origin in chosen) / self.seconds
 
-    def flops(self, key: Callable[[int, Op], object]) -> Counter:
+    def flops(self, key: Callable[[Op], str] = lambda op: op.type) -> Counter[str]:
         """Of forward and backward pass, by `key`."""
-        count: Counter = Counter()
-        for number, op in enumerate(self.ops):
-            if op.flops and (number in self.training or op.phase == "backward"):
-                count[key(number, op)] += op.flops
+        count: Counter[str] = Counter()
+        for op in self.ops:
+            if op.flops and (op in self.training or op.phase == "backward"):
+                count[key(op)] += op.flops
         return count
+
+    def precision(self, kind: str) -> str:
+        """Of products of a type, on a GPU."""
+        shortened = kind == "float32" and self.facts["precision"] != "highest"
+        return "TF32" if shortened else kind
 
     @cached_property
     def device(self) -> str:
-        count = Counter({op.others["device"]: 0 for op in self.ops})
+        """That of most products."""
+        count: Counter[str] = Counter()
         for op in self.ops:
-            count[op.others["device"]] += op.flops
-        return count.most_common(1)[0][0] if count else "cpu"
+            count[op.device] += op.flops
+        return max(count, key=lambda name: count[name], default="cpu")
 
     @cached_property
     def attentions(self) -> list[Attention]:
         found = []
-        for number in sorted(self.training):
-            op = self.ops[number]
+        for op in self.training:
             if any(name in op.name for name in FUSED) and len(op.inputs) >= 3:
-                mask = op.given("attn_mask") or op.given("attn_bias")
-                query, key, value = (each[1] for each in op.inputs[:3])
-                found.append(Attention(
-                    [number], query, key, value, [mask] if mask else [], False,
-                    bool(op.others.get("is_causal") or op.others.get("causal"))))
-            elif number in self.products and number not in self.weights:
-                found += self.by_hand(number)
+                masks = [(op, each) for each in op.inputs
+                         if each.argument in ("attn_mask", "attn_bias")]
+                causal = bool(op.others.get("is_causal") or op.others.get("causal"))
+                found.append(Attention([op], op.inputs[:3], masks, False, causal))
+            elif op.is_product and op not in self.weights:
+                found += self.by_hand(op)
         return found
 
-    def by_hand(self, second: int) -> list[Attention]:
+    def by_hand(self, last: Op) -> list[Attention]:
         """Attention whose second product this is, if it is one."""
-        for each in self.ops[second].inputs[-2:]:
-            path = sorted(self.walk([(each[1], second)], self.is_product))
-            first = next((number for number in path if self.is_product(self.ops[number])
-                          and number not in self.weights), None)
-            names = {self.ops[number].name for number in path}
-            if first is None or not names & {"_softmax", "_safe_softmax", "exp", "softmax"}:
+        for scores, value in (last.inputs[-2:], last.inputs[:-3:-1]):
+            path = {*to_products([scores])}
+            first = next((op for op in self.products if op in path and op not in self.weights),
+                         None)
+            names = {op.name for op in path}
+            if not first or not names & {"_softmax", "softmax", "exp", NATIVE}:
                 continue
-            after = self.reached(first, second)
-            own = [number for number in path if number in after]
-            made = {out[0] for number in [first, *own] for out in self.ops[number].outputs}
-            masks = [given[1] for number in own if self.ops[number].name.rstrip("_") in MASKING
-                     for given in self.ops[number].inputs if given[1] not in made
-                     and len(given[2]) > 1]
-            if self.ops[first].name == "baddbmm":
-                masks.append(self.ops[first].inputs[0][1])
-            one, other = self.ops[first].inputs[-2:]
-            value = next(given[1] for given in self.ops[second].inputs[-2:] if given is not each)
-            native = any(self.ops[number].others.get("within") == "scaled_dot_product_attention"
-                         for number in (first, second))
-            return [Attention([first, *own, second], one[1], other[1], value, masks, not native,
-                              native and not masks)]
+            own = [op for op in self.training if op in path and first in to_products(op.inputs)]
+            made = first.makes.union(*(op.makes for op in own))
+            masks = [(op, each) for op in own if op.name.rstrip("_") in MASKING
+                     for each in op.inputs if each.storage not in made and len(each.shape) > 1]
+            if first.name == "baddbmm":
+                masks.append((first, first.inputs[0]))
+            return [Attention([first, *own, last], [*first.inputs[-2:], value], masks,
+                              NATIVE not in names, NATIVE in names and not masks)]
         return []
 
-    def reached(self, first: int, last: int) -> set[int]:
-        """The operators between two that read what comes from the first one."""
-        storages, found = {each[0] for each in self.ops[first].outputs}, set()
-        for number in range(first + 1, last):
-            op = self.ops[number]
-            if storages & {each[1] for each in op.inputs} and not self.is_product(op):
-                found.add(number)
-                storages |= {each[0] for each in op.outputs}
-        return found
-
     @cached_property
-    def lookups(self) -> list[int]:
+    def lookups(self) -> list[Op]:
         """The look-ups of tokens: those in the largest table whose indices aren't counted out, as
         positions are, but come from data."""
         tables = defaultdict(list)
-        for number in sorted(self.training):
-            op = self.ops[number]
-            if op.name == "embedding" and self.is_data(op.given("indices"), number):
-                tables[self.root(op.inputs[0][1], number)].append(number)
-        return max(tables.values(), key=lambda each: self.ops[each[0]].inputs[0][2][0], default=[])
+        for op in self.training:
+            if op.name == "embedding" and any(
+                    each.is_data() for each in op.inputs if each.argument == "indices"):
+                tables[op.inputs[0].root().storage].append(op)
+        return max(tables.values(), key=lambda each: each[0].inputs[0].shape[0], default=[])
+
+    @property
+    def vocabulary(self) -> int:
+        return self.lookups[0].inputs[0].shape[0] if self.lookups else 0
 
     @cached_property
-    def heads(self) -> list[int]:
+    def heads(self) -> list[Op]:
         """The products that make logits: their weight is the table of tokens, or else the last one
         of its shape."""
         if not self.lookups:
             return []
-        table = self.ops[self.lookups[0]].inputs[0]
-        alike = {number: weight for number, weight in self.weights.items()
-                 if sorted(self.older[weight]["shape"]) == sorted(table[2])}
-        own = table[1] if table[1] in alike.values() else alike[max(alike)] if alike else None
-        return [number for number, weight in alike.items() if weight == own]
-
-    @property
-    def vocabulary(self) -> int:
-        return self.ops[self.lookups[0]].inputs[0][2][0] if self.lookups else 0
+        table = self.lookups[0].inputs[0]
+        alike = [(op, weight.storage) for op, weight in self.weights.items()
+                 if sorted(weight.older["shape"]) == sorted(table.shape)]
+        tied = [op for op, weight in alike if weight == table.storage]
+        return tied or [op for op, weight in alike if weight == alike[-1][1]]
 
     @cached_property
-    def losses(self) -> list[int]:
+    def losses(self) -> list[Op]:
         """The operators that read logits."""
-        storages = {each[0] for number in self.heads for each in self.ops[number].outputs}
-        found = []
-        for number in range(min(self.heads, default=0), len(self.ops)):
-            op = self.ops[number]
-            if number not in self.training or self.is_product(op) or not storages & {
-                    each[1] for each in op.inputs}:
-                continue
-            if not op.is_view:
-                found.append(number)
-            if op.outputs and self.vocabulary in op.outputs[0][1]:
-                storages |= {each[0] for each in op.outputs}
+        logits, found = set().union(*(op.makes for op in self.heads)), []
+        for op in self.training:
+            if logits & op.reads and not op.is_product:
+                found += [] if op.is_view else [op]
+                if op.outputs and self.vocabulary in op.outputs[0].shape:
+                    logits |= op.makes
         return found
 
     @cached_property
-    def kinds(self) -> dict[int, str]:
+    def kinds(self) -> dict[Op, str]:
         """Of the operators of a training step, as bench.predict.speed.KINDS; its evaluation has
         none."""
-        attention = {each for one in self.attentions for each in one.ops}
-        heads, losses, found, begun = {*self.heads}, {*self.losses}, {}, False
-        for number, op in enumerate(self.ops):
-            origin = number if op.origin is None else op.origin
+        known = dict.fromkeys((op for each in self.attentions for op in each.ops), "attention")
+        known |= dict.fromkeys(self.losses, "loss") | dict.fromkeys(self.heads, "head")
+        found, begun = {}, False
+        for op in self.ops:
             begun |= op.phase == "backward"  # what follows, such as clipping, is no evaluation
-            if op.phase != "forward" or number in self.training or begun:
-                found[number] = (
-                    "optimizer" if op.phase == "optimizer" else "head" if origin in heads else
-                    "loss" if origin in losses else "attention" if origin in attention else
-                    "products" if op.flops and self.is_product(self.ops[origin]) else "rest")
+            if op.phase == "optimizer":
+                found[op] = "optimizer"
+            elif op.phase != "forward" or op in self.training or begun:
+                found[op] = known.get(op.origin) or (
+                    "products" if op.flops and op.origin.is_product else "rest")
         return found
-
-    def place(self, number: int) -> str:
-        file, line, _ = self.ops[number].place
-        return f"{Path(file).name}:{line}" if file else ""
-
-    def same_function(self, numbers: Iterable[int]) -> set[int]:
-        """What the forward pass does in the functions of some operators, but for products."""
-        functions = {(self.ops[each].place[0], self.ops[each].place[2]) for each in numbers}
-        return {each for each in self.training if not self.is_product(self.ops[each])
-                and (self.ops[each].place[0], self.ops[each].place[2]) in functions}

@@ -10,6 +10,7 @@ below a level, however many rows they have.
 """
 
 import math
+from collections import Counter
 from collections.abc import Hashable
 from functools import cache
 from statistics import NormalDist, fmean, median
@@ -65,18 +66,14 @@ class Estimate(NamedTuple):
 def estimates(rows: dict[str, Values], alike: dict[str, Hashable]) -> dict[str, Estimate]:
     """The mean of each row that has two values or more; `alike` tells which rows have noise of one
     kind. Rounds with a single row tell nothing of differences, and are left out."""
-    in_round: dict[int, set[str]] = {}
-    for name, values in rows.items():
-        for number, _ in values:
-            in_round.setdefault(number, set()).add(name)
-    rows = {name: [value for value in values if len(in_round[value[0]]) > 1]
-            for name, values in rows.items()}
-    rows = {name: values for name, values in rows.items() if len(values) > 1}
+    in_round = Counter(number for values in rows.values() for number in dict(values))
+    rows = {name: shared for name, values in rows.items()
+            if len(shared := [value for value in values if in_round[value[0]] > 1]) > 1}
     means, common = means_of(rows)
     variances, degrees = {}, {}
     for name, values in rows.items():
         # With the rows' median, a residual loses about the share that it has in it.
-        kept = [1 - 1 / len(in_round[number]) for number, _ in values]
+        kept = [1 - 1 / in_round[number] for number, _ in values]
         left = [(value - common[number] - means[name])**2 for number, value in values]
         variances[name] = sum(map(float.__truediv__, left, kept)) / (len(values) - 1)
         degrees[name] = (len(values) - 1) * fmean(kept)
@@ -90,7 +87,7 @@ def estimates(rows: dict[str, Values], alike: dict[str, Hashable]) -> dict[str, 
         total = degrees[name] + weight
         pooled = (degrees[name] * variances[name] + weight * median(others or [0])) / total
         found[name] = Estimate(means[name], max(TINY, math.sqrt(pooled / len(values))), total,
-                               len({number for number, _ in values}))
+                               len(dict(values)))
     return found
 
 
@@ -137,10 +134,10 @@ def nearest(differences: dict[str, Estimate]) -> list[str]:
     return uncertain[:math.ceil(len(differences) / NEAREST)]
 
 
-def verdict(difference: Estimate, is_significant: bool) -> str:
-    if not is_significant:
-        return "no significant change"
-    return "faster" if difference.mean > 0 else "slower"
+def verdict(difference: Estimate, is_significant: bool, greater: str = "faster",
+            smaller: str = "slower", neither: str = "no significant change") -> str:
+    """What a table says of a difference."""
+    return neither if not is_significant else greater if difference.mean > 0 else smaller
 
 
 # ---- Student's t distribution --------------------------------------------------------------------

@@ -20,9 +20,9 @@ from bench.measure.records import Kind, Outcome, Record, outcome_by_words
 
 
 def middle(values: Iterable[float | None]) -> float | None:
-    """The median of those that are known."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None
+    """The median of those that are known; None where it is infinite: never, as most often."""
+    found = median([value for value in values if value is not None] or [math.inf])
+    return None if math.isinf(found) else found
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
@@ -33,7 +33,8 @@ def difference(a: float | None, b: float | None) -> float | None:
     return None if None in (a, b) else a - b
 
 
-# What is compared: the values of a row, each with its round.
+# What is compared: the values of a row, each with its round; None where it isn't known, 0 where a
+# run never came there.
 Figure = Callable[["Row"], list[tuple[int, float | None]]]
 
 
@@ -50,7 +51,7 @@ def rate_to(target: float, with_first_step: bool = False) -> Figure:
     """How often in a second a row would come to a target; the larger, the sooner."""
     def rate(row: "Row") -> list[tuple[int, float | None]]:
         times = zip(row.by_round, row.times_to(target, with_first_step), strict=True)
-        return [(number, 1 / seconds) for number, (_, seconds) in times if seconds > 0]
+        return [(number, 1 / seconds if seconds > 0 else None) for number, (_, seconds) in times]
 
     return rate
 
@@ -58,27 +59,6 @@ def rate_to(target: float, with_first_step: bool = False) -> Figure:
 def median_of(figure: Callable[[Record], float | None]) -> property:
     """A figure of Row: the median over its records."""
     return property(lambda row: middle(map(figure, row.records)))
-
-
-def over(other: str, figure: str) -> property:
-    """A figure of Row as a factor over that of another row: its `versus` or `baseline`."""
-    return property(lambda row: getattr(row, other) and ratio(
-        getattr(row, figure), getattr(getattr(row, other), figure)))
-
-
-def factor_over(other: str, figure: Figure) -> property:
-    """A figure of Row as a factor over that of another row: the mean over the rounds; with a single
-    round what that tells."""
-    def factor(row: "Row") -> float | None:
-        base = getattr(row, other)
-        if not base:
-            return None
-        if estimate := row.difference(figure, base):
-            return estimate.factor
-        one, two = (middle(value for _, value in figure(each)) for each in (row, base))
-        return ratio(one, two)
-
-    return property(factor)
 
 
 class Row:
@@ -91,11 +71,8 @@ class Row:
     """
 
     def __init__(self, run: Run, measured, rows: "Rows"):
-        plan, self.measured = measured.plan, measured
+        self.measured, self.plan, self.rows = measured, measured.plan, rows
         self.run, self.label, self.technique = run, run.label, run.technique
-        self.published, self.peak = run.published, measured.peak
-        self.loss_tokens, self.rows, self.first = plan.loss_tokens, rows, plan.runs[0].name
-        self.cold_rounds = plan.cold_rounds
         results = sorted((result for result in measured.results if result.name == run.name),
                          key=lambda result: result.round)
         # Why it has no figures, or fewer; None: it isn't known yet, or there is no reason.
@@ -110,12 +87,12 @@ class Row:
         self.runs = [(result.round, result.record) for result in complete]
         self.by_round: dict[int, Record] = {
             result.round: result.record for result in complete
-            if result.seed == plan.seed_of(result.round)}
+            if result.seed == self.plan.seed_of(result.round)}
         self.records = list(self.by_round.values())
         self.record = self.records[0] if self.records else None  # round 1's, which compiles
         self.rounds = len(self.records)
         self.losses_by_seed = {
-            result.seed: result.record.val_loss_after(self.loss_tokens) for result in complete}
+            result.seed: result.record.val_loss_after(self.plan.loss_tokens) for result in complete}
         self.speeds = [speed for _, speed in speed_of(self)]  # tok/sec of all processes together
         self.memories = [memory for _, memory in memory_of(self)]  # GB of one
 
@@ -129,11 +106,9 @@ class Row:
     first_step_excess = median_of(lambda record: record.first_step_excess)
     mfu = median_of(lambda record: record.mfu)
     uncompiled = property(lambda row: any(record.uncompiled for record in row.records))
+    val_loss = property(lambda row: middle(
+        record.val_loss_after(row.plan.loss_tokens) for record in row.records))
     speed_is_average = property(lambda row: any(record.speed_is_average for record in row.records))
-
-    @property
-    def val_loss(self) -> float | None:
-        return middle(record.val_loss_after(self.loss_tokens) for record in self.records)
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -145,16 +120,17 @@ class Row:
         if not self.record:
             return None
         flops = self.tok_per_sec * self.record.config["flops_per_token"] / self.run.processes
-        precision = self.record.precision
-        if precision == "TF32" and precision not in self.peak:  # which this GPU doesn't have
+        precision, peak = self.record.precision, self.measured.peak
+        if precision == "TF32" and precision not in peak:  # which this GPU doesn't have
             precision = "float32"
-        return ratio(flops, self.peak.get(precision))
+        return ratio(flops, peak.get(precision))
 
     # ---- Compared
 
     @property
     def baseline(self) -> "Row | None":
-        return None if self.run.name == self.first else self.rows[self.first]
+        first = self.plan.runs[0].name
+        return None if self.run.name == first else self.rows[first]
 
     @property
     def versus(self) -> "Row | None":
@@ -163,11 +139,13 @@ class Row:
             name = self.rows[name].run.compared_to
         return self.rows[name] if name else None
 
-    factor = factor_over("versus", speed_of)
-    factor_baseline = factor_over("baseline", speed_of)
-    memory_factor = factor_over("versus", memory_of)
-    published_factor = over("versus", "published")
-    published_factor_baseline = over("baseline", "published")
+    factor = property(lambda row: row.factor_of(speed_of, row.versus))
+    factor_baseline = property(lambda row: row.factor_of(speed_of, row.baseline))
+    memory_factor = property(lambda row: row.factor_of(memory_of, row.versus))
+    published_factor = property(lambda row: row.versus and ratio(
+        row.run.published, row.versus.run.published))
+    published_factor_baseline = property(lambda row: row.baseline and ratio(
+        row.run.published, row.baseline.run.published))
     technique_factor = property(
         lambda row: ratio(1, row.factor) if row.run.without else None)
     loss_difference = property(
@@ -175,11 +153,25 @@ class Row:
     loss_difference_baseline = property(
         lambda row: difference(row.val_loss, row.baseline and row.baseline.val_loss))
 
+    def factor_of(self, figure: Figure, other: "Row | None") -> float | None:
+        """The figure over that of `other`: the mean over the rounds; with a single round what that
+        tells. None as in difference()."""
+        if estimate := other and self.difference(figure, other):
+            return estimate.factor
+        if not other or self.came_short(figure, other):
+            return None
+        return ratio(*(middle(value for _, value in figure(each)) for each in (self, other)))
+
+    def came_short(self, figure: Figure, other: "Row") -> bool:
+        """Whether a run of either never came to a target; the others alone would flatter it."""
+        return any(value == 0 for each in (self, other) for _, value in figure(each))
+
     def difference(self, figure: Figure = speed_of, other: "Row | None" = None) -> Estimate | None:
         """The mean logarithm of the figure over that of `other`, else `versus`; None where one of
-        them doesn't have it twice."""
+        them doesn't have it twice, or came_short()."""
         means, other = self.rows.means(figure), other or self.versus
-        if not other or not {self.run.name, other.run.name} <= means.keys():
+        if not other or not {self.run.name, other.run.name} <= means.keys() or (
+                self.came_short(figure, other)):
             return None
         return means[self.run.name].minus(means[other.run.name])
 
@@ -200,30 +192,23 @@ class Row:
             return None
         return found.least(self.rows.level / max(1, len(self.rows.differences(figure))))
 
-    def verdict_on(self, figure: Figure) -> str | None:
-        """Whether the figure is greater ("faster") than that of `versus`; None where there is none
-        to compare with."""
+    def verdict_on(self, figure: Figure, *words: str) -> str | None:
+        """Whether the figure is greater than that of `versus`, in `words`, else "faster" and
+        "slower"; None where there is none to compare with."""
         if not self.versus or not self.speeds:
             return None
         found = self.rows.differences(figure).get(self.run.name)
         if not found:
             return "not tested"
-        return verdict(found, self.run.name in self.rows.significant(figure))
+        return verdict(found, self.run.name in self.rows.significant(figure), *words)
 
-    @property
-    def verdict(self) -> str | None:
-        text = self.verdict_on(speed_of)
-        return {"faster": "slower", "slower": "faster"}.get(text, text) if self.run.without else (
-            text)
-
-    @property
-    def memory_verdict(self) -> str | None:
-        text = self.verdict_on(memory_of)
-        return {"faster": "more", "slower": "less"}.get(text, text)
+    verdict = property(lambda row: row.verdict_on(
+        speed_of, *(("slower", "faster") if row.run.without else ())))
+    memory_verdict = property(lambda row: row.verdict_on(memory_of, "more", "less"))
 
     @property
     def within_seed_noise(self) -> bool | None:
-        noise, change = seed_noise(self.rows[self.first]), self.loss_difference_baseline
+        noise, change = seed_noise(self.baseline or self), self.loss_difference_baseline
         return None if None in (change, noise) else abs(change) <= noise
 
     # ---- Time to a loss
@@ -233,64 +218,26 @@ class Row:
         """(tokens, seconds of training) of each round; infinite where it never came there. With
         the rest of the first step, compilation above all, if asked: of a round that found it
         compiled already the median of those that didn't."""
-        found = []
+        excess = {number: record.first_step_excess for number, record in self.by_round.items()}
+        cold = [rest for number, rest in excess.items() if number <= self.plan.cold_rounds]
+        usual, found = middle(cold or excess.values()), []
         for number, record in self.by_round.items():
             tokens, seconds = record.reached(target) or (math.inf, math.inf)
-            if with_first_step:
-                seconds += (record.first_step_excess if number <= self.cold_rounds
-                            else self.compile_seconds)
-            found.append((tokens, seconds))
+            rest = excess[number] if number <= self.plan.cold_rounds else usual
+            found.append((tokens, seconds + rest * with_first_step))
         return found
 
-    @property
-    def compile_seconds(self) -> float:
-        """The median rest of a first step that compiles."""
-        cold = [record.first_step_excess for number, record in self.by_round.items()
-                if number <= self.cold_rounds]
-        return median(cold or [record.first_step_excess for record in self.records])
-
-    def time_verdict(self, target: float, with_first_step: bool = False) -> str | None:
-        """Whether it comes to the target sooner than `versus`, seed by seed; not tested where one
-        seed never came there, since the others alone would flatter it."""
-        if not all(record.reached(target) for record in self.records):
-            return "not tested"
-        return self.verdict_on(rate_to(target, with_first_step))
-
-    def time_factor(self, target: float, with_first_step: bool = False) -> float | None:
-        """How many times as fast as `versus` it comes to the target; None where one seed of either
-        never came there."""
-        if not self.versus or not all(record.reached(target) for record in [
-                *self.records, *self.versus.records]):
-            return None
-        found = self.difference(rate_to(target, with_first_step))
-        return found.factor if found else ratio(
-            self.versus.seconds_to(target, with_first_step),
-            self.seconds_to(target, with_first_step))
-
-    def time_interval(self, target: float, with_first_step: bool = False,
-                      ) -> tuple[float, float] | None:
-        """That of time_factor, with a confidence of 95 %."""
-        factor = self.time_factor(target, with_first_step)
-        return self.interval(rate_to(target, with_first_step)) if factor else None
-
     def tokens_to(self, target: float) -> float | None:
-        return known(median(tokens for tokens, _ in self.times_to(target) or NEVER))
+        """As seconds_to()."""
+        return middle(tokens for tokens, _ in self.times_to(target))
+
+    def seconds_to(self, target: float, with_first_step: bool = False) -> float | None:
+        """The median, of which a run that never came there counts as slower than all others."""
+        return middle(seconds for _, seconds in self.times_to(target, with_first_step))
 
     def loss_at(self, seconds: float) -> float | None:
         """The median over the rounds of the validation loss after this many seconds of training."""
         return middle(record.loss_at(seconds) for record in self.records)
-
-    def seconds_to(self, target: float, with_first_step: bool = False) -> float | None:
-        """The median, of which a run that never came there counts as slower than all others."""
-        return known(median(
-            seconds for _, seconds in self.times_to(target, with_first_step) or NEVER))
-
-
-NEVER = [(math.inf, math.inf)]
-
-
-def known(figure: float) -> float | None:
-    return None if math.isinf(figure) else figure
 
 
 class Rows(dict[str, Row]):
@@ -298,29 +245,25 @@ class Rows(dict[str, Row]):
 
     def __init__(self, measured):
         self.level = level_of(measured.plan.looks, measured.is_finished)
-        self.kept: dict[tuple, dict] = {}
+        self.means = cache(self.means_of)
+        self.differences = cache(self.differences_in)
 
-    def means(self, figure: Figure) -> dict[str, Estimate]:
+    def means_of(self, figure: Figure) -> dict[str, Estimate]:
         """Of the logarithms, for each row that has the figure in two rounds."""
-        key = "means", figure
-        if key not in self.kept:
-            self.kept[key] = estimates(
-                {name: [(number, math.log(value)) for number, value in figure(row) if value]
-                 for name, row in self.items()},
-                {name: row.record and row.record.steps for name, row in self.items()})
-        return self.kept[key]
+        return estimates(
+            {name: [(number, math.log(value)) for number, value in figure(row) if value]
+             for name, row in self.items()},
+            {name: row.record and row.record.steps for name, row in self.items()})
 
-    def differences(self, figure: Figure) -> dict[str, Estimate]:
+    def differences_in(self, figure: Figure) -> dict[str, Estimate]:
         """Of each row over what it is compared to, where both have rounds for a verdict."""
-        key = "differences", figure
-        if key not in self.kept:
-            found = {name: row.difference(figure) for name, row in self.items()}
-            self.kept[key] = {name: each for name, each in found.items()
-                              if each and each.rounds >= ROUNDS_FOR_A_VERDICT}
-        return self.kept[key]
+        found = {name: row.difference(figure) for name, row in self.items()}
+        return {name: each for name, each in found.items()
+                if each and each.rounds >= ROUNDS_FOR_A_VERDICT}
 
-    def significant(self, figure: Figure, level: float | None = None) -> set[str]:
-        return significant(self.differences(figure), level or self.level)
+    def significant(self, figure: Figure) -> set[str]:
+        """The names of those that differ significantly."""
+        return significant(self.differences(figure), self.level)
 
 
 def seed_noise(first: Row) -> float | None:

@@ -8,7 +8,6 @@ average out. Each table is measured and judged as real ones are: by Plan.jobs, i
 
 import math
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 from bench.catalogue import Run
 from bench.judge.noise import Estimate, Values, estimates, level_of, nearest, significant
-from bench.judge.rows import Row, rows_of
+from bench.judge.rows import rows_of
 from bench.measure.journal import JOURNAL, Measured, newest, read_journal
 from bench.measure.plan import WHOLE_ROUNDS, Plan
 
@@ -66,18 +65,14 @@ def noise_of(measured: Measured) -> Recorded | None:
     numbers = sorted(set.intersection(*(set(row.by_round) for row in rows))) if rows else []
     if len(rows) < ROWS or len(numbers) < ROUNDS:
         return None
-    left = [residuals_of(row, numbers) for row in rows]
+    logs = [[math.log(row.by_round[number].tok_per_sec) for number in numbers] for row in rows]
+    left = [[value - fmean(row) for value in row] for row in logs]
     common = list(map(median, zip(*left, strict=True)))
     wider = math.sqrt(len(numbers) / (len(numbers) - 1) * len(rows) / (len(rows) - 1))
     left = [[(one - other) * wider for one, other in zip(row, common, strict=True)] for row in left]
     return Recorded(f"{measured.study} {measured.kind}".strip(), left,
                     [row.record.steps for row in rows],
                     all(row.versus in (None, rows[0]) for row in rows))
-
-
-def residuals_of(row: Row, numbers: list[int]) -> list[float]:
-    logs = [math.log(row.by_round[number].tok_per_sec) for number in numbers]
-    return [value - fmean(logs) for value in logs]
 
 
 def plan_of(recorded: Recorded, rounds: int, draw: random.Random) -> Plan:
@@ -134,39 +129,30 @@ class Shares(NamedTuple):
 
 
 def judge(recorded: Recorded, rounds: int, tables: int, seed: int = 1) -> Shares:
-    false = {case: false_share(recorded, errors, rounds, tables, seed)
+    """Of as many tables for each case, with so many rounds."""
+    false = {case: share(recorded, rounds, tables, seed, errors)
              for case, errors in CASES.items()}
-    false["rounds added until one is significant"] = false_share(
-        recorded, Errors(), rounds, tables, seed, EXTENSIONS)
-    return Shares(recorded.name, false, found_share(recorded, GAIN, rounds, tables, seed))
+    false["rounds added until one is significant"] = share(
+        recorded, rounds, tables, seed, extensions=EXTENSIONS)
+    return Shares(recorded.name, false, share(recorded, rounds, tables, seed, gain=GAIN))
 
 
-def false_share(recorded: Recorded, errors: Errors, rounds: int, tables: int, seed: int,
-                extensions: int = 0) -> float:
-    """The share of tables without a difference that hold a verdict; with `extensions` of those
-    whose user continues, if there is none, so often."""
-    draw = random.Random(seed)
-    wrong = 0
+def share(recorded: Recorded, rounds: int, tables: int, seed: int,
+          errors: Errors = CASES["noise alone"], extensions: int = 0, gain: float = 0) -> float:
+    """The share of tables that hold a verdict though nothing differs; with `extensions` those whose
+    user continues, if there is none, so often. With a `gain` the share that finds that one row,
+    another in each table, is faster by it."""
+    draw, held = random.Random(seed), 0
     for _ in range(tables):
-        table = Table(recorded, errors, plan_of(recorded, rounds, draw), draw, {})
-        wrong += any(table.verdicts(looks) for looks in looks_at(table, rounds, extensions))
-    return wrong / tables
-
-
-def looks_at(table: Table, rounds: int, extensions: int) -> Iterator[int]:
-    """The number of each look; before the next one the plan has more rounds."""
-    for looks in range(1, extensions + 2):
-        yield looks
-        table.plan = replace(table.plan, rounds=(looks + 1) * rounds)
-
-
-def found_share(recorded: Recorded, gain: float, rounds: int, tables: int, seed: int) -> float:
-    """How often a table finds that one row, another in each, is faster by `gain`."""
-    draw, found = random.Random(seed), 0
-    for _ in range(tables):
-        place, count = draw.randrange(1, len(recorded.steps)), len(recorded.steps)
+        count = len(recorded.steps)
+        place = draw.randrange(1, count) if gain else count
         faster = [place] if recorded.one_reference else range(place, count)
-        table = Table(recorded, Errors(), plan_of(recorded, rounds, draw), draw,
+        table = Table(recorded, errors, plan_of(recorded, rounds, draw), draw,
                       {str(k): math.log(1 + gain) for k in faster})
-        found += table.verdicts().get(str(place), 0) > 0
-    return found / tables
+        for looks in range(1, extensions + 2):
+            table.plan = replace(table.plan, rounds=looks * rounds)
+            found = table.verdicts(looks)
+            if found.get(str(place), 0) > 0 if gain else found:
+                held += 1
+                break
+    return held / tables

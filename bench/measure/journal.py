@@ -19,7 +19,6 @@ known, of another file. Of a run that was tried again the last one counts. What 
 crash has cut off, a line or the end of a run, is as if that run had not been.
 """
 
-import hashlib
 import json
 import os
 import sys
@@ -36,6 +35,7 @@ from bench.common import (
     make_writable,
     relative,
     same_machine,
+    sha256,
     trained_in,
 )
 from bench.measure.plan import Plan, Setup
@@ -86,7 +86,7 @@ class Measured:
     study: str
     kind: str
     time: str
-    machine: dict  # see bench.measure.machine.this_machine
+    machine: dict  # see bench.measure.rates.this_machine
     matmul_peak: dict[str, float]  # floating-point operations per second, by precision
     data: str | None  # the SHA-256 of meta.json
     sources: dict[str, str | None]  # the SHA-256 of each run's script
@@ -187,10 +187,6 @@ class Measured:
         """Whether a run is complete, or none can run, which is a finding as well."""
         return (any(result.outcome.complete for result in self.results)
                 or all(run.error for run in self.plan.runs))
-
-
-def sha256(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
 
 
 def data_of(folder: Path) -> str | None:

@@ -12,12 +12,21 @@ from statistics import median
 
 from bench import processes
 from bench.catalogue import EPOCHS, FLOAT16, Run, in_float16, published
-from bench.common import BUILD, UserError, read_kept, same_machine, trained_in, write_whole
-from bench.measure.journal import journal_of, loose_records, read_journal, sha256
+from bench.common import (
+    BUILD,
+    UserError,
+    read_kept,
+    same_machine,
+    sha256,
+    tokens_in,
+    trained_in,
+    write_whole,
+)
+from bench.measure.journal import journal_of, loose_records, read_journal
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import comparison_point, tokens_per_step, windows_per_epoch
 from bench.predict.speed import A100_FLOPS, CARDS, TERA
-from bench.predict.store import largest_within, predict
+from bench.predict.store import TOKENS_OF_BOOK, largest, predict
 
 # What the runner gives every script itself, so that runs can be compared.
 OWN_OPTIONS = {
@@ -141,7 +150,7 @@ def predicted(setup: Setup, script: str) -> dict[str, int]:
             own = options_of_type(setup, rung) if rung != "0" else []
             needs = predict(setup.scripts, rung, [*model, *own, *options], setup.results,
                             free - LOADED).needs
-            fits = largest_within(needs, free - LOADED)
+            fits = largest(needs, free, LOADED)
             rest = rest or "; not even that fits" * (not fits)
             found[batch] = min(int(batch), fits or 1)
     except UserError as error:
@@ -183,30 +192,27 @@ def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
 
 def lengths_of(plan: Plan, setup: Setup, configs: dict[str, dict], matmul_peak: dict,
                speeds: dict[str, float] | None = None) -> dict[str, Length]:
-    """How long each run trains that has a configuration, by its name. `speeds` are those that were
+    """How long each run trains that has a configuration, by its name: enough steps for the common
+    token count, and for `plan.seconds` by the estimated speed. `speeds` are those that were
     measured on this CPU."""
     runs = [run for run in plan.runs if run.name in configs]
-    steps = {run.name: steps_of(run, plan, setup, configs[run.name], matmul_peak) for run in runs}
+    steps, rates, usual = {}, {}, median((speeds or {"": CPU_SPEED}).values())
+    for run in runs:
+        speed = expected_speed(run, matmul_peak, trained_in(setup.machine))
+        tokens = max(plan.seconds * speed, (plan.tokens or 0) * run.processes)
+        steps[run.name] = max(plan.min_steps, math.ceil(
+            tokens / tokens_per_step(configs[run.name], run.processes)))
+        rates[run.name] = speed if setup.machine["gpus"] else (speeds or {}).get(run.name) or usual
     if plan.equal_steps:
         steps = dict.fromkeys(steps, max(steps.values(), default=0))
-    return {run.name: length_of(run, plan, setup, configs[run.name], matmul_peak, speeds or {},
+    return {run.name: length_of(run, plan, setup, configs[run.name], rates[run.name],
                                 steps[run.name]) for run in runs}
 
 
-def steps_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dict) -> int:
-    """Enough for the common token count, and for `plan.seconds` by the estimated speed."""
-    speed = expected_speed(run, matmul_peak, trained_in(setup.machine))
-    tokens = max(plan.seconds * speed, (plan.tokens or 0) * run.processes)
-    return max(plan.min_steps, math.ceil(tokens / tokens_per_step(config, run.processes)))
-
-
-def length_of(run: Run, plan: Plan, setup: Setup, config: dict, matmul_peak: dict,
-              speeds: dict[str, float], steps: int) -> Length:
-    """So many steps; or, where the plan runs whole scripts, as long as they are."""
+def length_of(run: Run, plan: Plan, setup: Setup, config: dict, rate: float, steps: int) -> Length:
+    """So many steps, of about `rate` tok/sec; or, where the plan runs whole scripts, as long as
+    they are."""
     gpus = setup.machine["gpus"]
-    speed = expected_speed(run, matmul_peak, trained_in(setup.machine))
-    speeds = speeds or {run.name: CPU_SPEED}
-    rate = speed if gpus else speeds.get(run.name) or median(speeds.values())
     tuned = any(option.startswith("max-autotune") for option in run.options)
     extra = (TUNE_SECONDS if tuned else COMPILE_SECONDS) if gpus and config["compile"] else 0
     per_step = tokens_per_step(config, run.processes)
@@ -251,7 +257,7 @@ def speeds_by_hand(setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
     kinds = {(config["model"], config["context_length"]) for config in configs.values()}
     return {record.stage: record.tok_per_sec for record in loose_records(setup.results)
             if record.outcome.complete and record.config["device"] == setup.device
-            and record.environment["torch"] == setup.machine["torch"]
+            and record.environment.get("torch") == setup.machine["torch"]
             and (record.config.get("model"), record.config["context_length"]) in kinds}
 
 
@@ -295,8 +301,8 @@ def seconds_per_epoch(data: Path, tok_per_sec: float, run: Run, config: dict | N
 
 def tokens_per_epoch(data: Path) -> int:
     """Those to train on; where none are prepared yet, those of the book."""
-    meta = data / "meta.json"
-    return json.loads(meta.read_bytes())["tokens"]["train"] if meta.exists() else 414_009
+    known = tokens_in(data)
+    return known["tokens"]["train"] if known else TOKENS_OF_BOOK
 
 
 def seconds_left(jobs: list, results: list, lengths: dict[str, Length]) -> float:

@@ -1,19 +1,13 @@
-"""What this machine is, and what it could do at best.
+"""What this machine is and lacks, told without PyTorch.
 
-    python -m bench.measure.machine this_machine  # as JSON; a process of its own, so that the one
-    python -m bench.measure.machine matmul_peak   # that asks never holds memory of the GPU
-    python -m bench.measure.machine matmul_rate   # one product, for a moment
-    python -m bench.measure.machine look          # what a report says of it
-    python -m bench.measure.machine large_loss    # whether cross entropy takes very large batches
-    python -m bench.measure.machine compile_error # why torch.compile doesn't work
-    python -m bench.measure.machine free_memory   # of each GPU, in MiB
-    python -m bench.measure.machine rank_count    # how many processes 02 has here
+    python -m bench.measure.machine QUESTION  # a function of bench.measure.rates, as JSON: look,
+                                              # this_machine, matmul_peak, free_memory ...
 
-Importing it takes no time: only what answers these questions loads PyTorch.
+Only those load PyTorch, in a process of its own, so that the one that asks never holds memory of
+the GPU.
 """
 
 import ctypes
-import hashlib
 import json
 import os
 import platform
@@ -26,15 +20,7 @@ from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from bench.common import ROOT, UserError, make_writable
-from bench.measure.rates import (
-    attention_backends,
-    bandwidth,
-    best_dtype,
-    large_loss,
-    matmul_peak,
-    matmul_rate,
-)
+from bench.common import ROOT, UserError, make_writable, sha256
 from patches import stack
 
 # PyTorch's builds for NVIDIA GPUs: the CUDA that the driver has to support, the oldest compute
@@ -42,52 +28,6 @@ from patches import stack
 # https://github.com/pytorch/pytorch/blob/main/RELEASE.md#pytorch-cuda-support-matrix
 BUILDS = {"cu130": (13_000, 7.5, 99), "cu126": (12_000, 0, 10)}
 OLDEST_DRIVER = {12: ", 525 or later", 13: ", 580 or later"}
-
-
-def this_machine() -> dict:
-    """What a study has to know of it. `device` is "cuda" or "cpu"; `driver`, `capability` (such
-    as "8.0") and `multiprocessors` are the GPU's, or None; `cuda` is the version that PyTorch was
-    built with, or None; `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the
-    type that the optimized scripts train in here, "bfloat16" or "float32", with its reason;
-    `gpu_needs`: see there."""
-    import torch
-    from torch.utils import collect_env
-
-    os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
-    gpus = gpu_count()
-    cpu, generation = cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
-    gpu = torch.cuda.get_device_name(0) if gpus else None
-    capability = "{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None
-    dtype, dtype_reason = best_dtype()
-    return dict(
-        device="cuda" if gpus else "cpu", gpus=gpus, name=" ".join((gpu or cpu).split()),
-        torch=torch.__version__, python=platform.python_version(),
-        os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
-        cpu=" ".join([cpu, *generation]),
-        driver=next(iter(nvidia_smi("driver_version")), None) if gpus else None,
-        capability=capability,
-        multiprocessors=torch.cuda.get_device_properties(0).multi_processor_count if gpus else None,
-        cuda=torch.version.cuda, ram_gb=ram_gb(), dtype=dtype, dtype_reason=dtype_reason,
-        gpu_needs=gpu_needs(torch.__version__, torch.version.cuda, gpu, capability,
-                            torch.cuda.get_arch_list() if gpus else []),
-    )
-
-
-def gpu_count() -> int:
-    """Those that PyTorch can use. Before CUDA has started it takes the count of NVIDIA's library,
-    which has all GPUs where the driver is too old for this PyTorch, and whole ones where they are
-    cut up (MIG)."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return 0
-    torch.cuda.init()
-    return torch.cuda.device_count()
-
-
-def rank_count() -> int:
-    """How many processes `make bench` gives 02: one for each GPU, two without."""
-    return gpu_count() or 2
 
 
 def gpu_needs(version: str, cuda: str | None, gpu: str | None, capability: str | None,
@@ -173,9 +113,9 @@ def facts() -> list:
     cpu = re.findall("^(?:model name|cpu family|model|flags|Features)\\s*:.*", text, re.MULTILINE)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     variables = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS"
-    # The code of this_machine, and that of the lesson which decides the type.
-    code = [hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in (Path(__file__), ROOT / stack.LAST)]
+    # The code that tells it, and that of the lesson which decides the type.
+    code = [sha256(path.read_bytes()) for path in (
+        Path(__file__), Path(__file__).with_name("rates.py"), ROOT / stack.LAST)]
     return [torch, sys.version, platform.platform(), gpus, sorted(set(cpu)) or text, cores,
             ram_gb(), *map(os.environ.get, variables), *code]
 
@@ -201,18 +141,6 @@ def cpu_name(text: str) -> tuple[str, list[str]]:
     known = {"CPU family", "Model"} <= fields.keys()
     generation = [f"(family {fields['CPU family']}, model {fields['Model']})"] if known else []
     return name or platform.processor() or platform.machine(), generation
-
-
-def compile_error() -> str | None:
-    """Why torch.compile doesn't work here, in one line; None if it does."""
-    import torch
-
-    try:
-        x = torch.ones(8, device="cuda" if torch.cuda.is_available() else "cpu")
-        torch.compile(lambda x: 2 * x + 1)(x)
-    except Exception as error:
-        return " ".join(str(error).split("\n")[:2])
-    return None
 
 
 def compiler_folder(gpu: bool) -> str | None:
@@ -249,21 +177,6 @@ def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
     return missing
 
 
-def look() -> dict:
-    """All that a report says of this machine, and for each thing that is missing how to get it;
-    `memory_gb` is that of the GPU, or the RAM."""
-    import torch
-
-    machine, compile_fails = this_machine(), compile_error()
-    memory = torch.cuda.get_device_properties(0).total_memory / 1024**3 if machine["gpus"] else (
-        machine["ram_gb"])
-    return dict(
-        machine=machine, memory_gb=memory, matmul_peak=matmul_peak(), bandwidth=bandwidth(),
-        attention=attention_backends(), compile_error=compile_fails,
-        missing=missing_here(machine, compile_fails),
-    )
-
-
 def ram_gb(limits: Path = Path("/sys/fs/cgroup")) -> float | None:
     """GB (1024³ bytes) of the machine's RAM, or of as much of it as a container may use; None where
     it isn't known."""
@@ -276,16 +189,7 @@ def ram_gb(limits: Path = Path("/sys/fs/cgroup")) -> float | None:
     return min(sizes) / 1024**3 if sizes else None
 
 
-def free_memory() -> list[int]:
-    """MiB of each GPU that are free, next to the driver and all other programs."""
-    import torch
-
-    return [torch.cuda.mem_get_info(gpu)[0] // 2**20 for gpu in range(gpu_count())]
-
-
-QUESTIONS = (this_machine, matmul_peak, matmul_rate, look, large_loss, compile_error, free_memory,
-             rank_count)
-
 if __name__ == "__main__":
-    (question,) = (each for each in QUESTIONS if [each.__name__] == sys.argv[1:])
-    print(json.dumps(question()))
+    from bench.measure import rates
+
+    print(json.dumps(getattr(rates, sys.argv[1])()))

@@ -1,13 +1,12 @@
 """What is measured: the runs that are compared, how each of them runs, and where."""
 
 import argparse
-import hashlib
 import random
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from bench.catalogue import Run, Scripts
-from bench.common import BUILD, write_whole
+from bench.common import BUILD, sha256, write_whole
 
 SEED = 123
 # Losses are compared after this many training tokens per process; 393,216 are one epoch of the full
@@ -145,7 +144,7 @@ def run_from(given: dict) -> Run:
 class Setup:
     """Where and how a study is measured."""
 
-    machine: dict  # see bench.measure.machine.this_machine
+    machine: dict  # see bench.measure.rates.this_machine
     scripts: Scripts
     data: Path
     results: Path
@@ -166,6 +165,6 @@ class Setup:
         if isinstance(run.script, Path):
             return run.script
         text = self.scripts.text(run.script)
-        path = BUILD / "scripts" / hashlib.sha256(text).hexdigest()[:16] / f"{run.name}.py"
+        path = BUILD / "scripts" / sha256(text)[:16] / f"{run.name}.py"
         write_whole(path, text)
         return path

@@ -1,20 +1,95 @@
-"""What this machine could do at best: its matmuls, its memory, attention's kernels.
+"""What PyTorch tells of this machine, and how fast that is at best: matmuls, memory, attention.
 
-Only what is asked loads PyTorch, in a process of bench.measure.machine. Nothing here multiplies in
-bfloat16 on a machine whose scripts train in float32.
+Nothing here multiplies in bfloat16 on a machine whose scripts train in float32.
 """
 
+import os
+import platform
 import warnings
 from statistics import median
 
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention as attention
+from torch.utils import collect_env
+from torch.utils.benchmark import Timer
+
 from bench.common import ROOT, load_script
+from bench.measure import machine
 from patches import stack
+
+
+def this_machine() -> dict:
+    """What a study has to know of it. `device` is "cuda" or "cpu"; `driver`, `capability` (such
+    as "8.0") and `multiprocessors` are the GPU's, or None; `cuda` is the version that PyTorch was
+    built with, or None; `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the
+    type that the optimized scripts train in here, "bfloat16" or "float32", with its reason;
+    `gpu_needs`: see there."""
+    os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
+    gpus = gpu_count()
+    cpu, generation = machine.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
+    gpu = torch.cuda.get_device_name(0) if gpus else None
+    capability = "{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None
+    dtype, dtype_reason = best_dtype()
+    return dict(
+        device="cuda" if gpus else "cpu", gpus=gpus, name=" ".join((gpu or cpu).split()),
+        torch=torch.__version__, python=platform.python_version(),
+        os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
+        cpu=" ".join([cpu, *generation]),
+        driver=next(iter(machine.nvidia_smi("driver_version")), None) if gpus else None,
+        capability=capability,
+        multiprocessors=torch.cuda.get_device_properties(0).multi_processor_count if gpus else None,
+        cuda=torch.version.cuda, ram_gb=machine.ram_gb(), dtype=dtype, dtype_reason=dtype_reason,
+        gpu_needs=machine.gpu_needs(torch.__version__, torch.version.cuda, gpu, capability,
+                                    torch.cuda.get_arch_list() if gpus else []),
+    )
+
+
+def gpu_count() -> int:
+    """Those that PyTorch can use. Before CUDA has started it takes the count of NVIDIA's library,
+    which has all GPUs where the driver is too old for this PyTorch, and whole ones where they are
+    cut up (MIG)."""
+    if not torch.cuda.is_available():
+        return 0
+    torch.cuda.init()
+    return torch.cuda.device_count()
+
+
+def rank_count() -> int:
+    """How many processes `make bench` gives 02: one for each GPU, two without."""
+    return gpu_count() or 2
+
+
+def compile_error() -> str | None:
+    """Why torch.compile doesn't work here, in one line; None if it does."""
+    try:
+        x = torch.ones(8, device="cuda" if torch.cuda.is_available() else "cpu")
+        torch.compile(lambda x: 2 * x + 1)(x)
+    except Exception as error:
+        return " ".join(str(error).split("\n")[:2])
+    return None
+
+
+def look() -> dict:
+    """All that a report says of this machine, and for each thing that is missing how to get it;
+    `memory_gb` is that of the GPU, or the RAM."""
+    here, compile_fails = this_machine(), compile_error()
+    memory = torch.cuda.get_device_properties(0).total_memory / 1024**3 if here["gpus"] else (
+        here["ram_gb"])
+    return dict(
+        machine=here, memory_gb=memory, matmul_peak=matmul_peak(), bandwidth=bandwidth(),
+        attention=attention_backends(), compile_error=compile_fails,
+        missing=machine.missing_here(here, compile_fails),
+    )
+
+
+def free_memory() -> list[int]:
+    """MiB of each GPU that are free, next to the driver and all other programs."""
+    return [torch.cuda.mem_get_info(gpu)[0] // 2**20 for gpu in range(gpu_count())]
 
 
 def best_dtype() -> tuple[str, str]:
     """The type that the optimized scripts train in on this machine, and why: 01 itself decides."""
-    import torch
-
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return load_script(ROOT / stack.LAST).best_dtype(device)
 
@@ -22,9 +97,6 @@ def best_dtype() -> tuple[str, str]:
 def seconds_of(statement: str, minimum: float, **names) -> float:
     """Seconds that a statement takes, repeated for at least `minimum` seconds; the median of the
     second half, when clock rate and power are those of long work."""
-    import torch
-    from torch.utils.benchmark import Timer
-
     timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
     times = timer.blocked_autorange(min_run_time=minimum).times
     return median(times[len(times) // 2 :])
@@ -33,8 +105,6 @@ def seconds_of(statement: str, minimum: float, **names) -> float:
 def product_rate(dtype: str, minimum: float = 1) -> float:
     """Floating-point operations per second of a large matmul. TF32 is a GPU's shortened
     float32."""
-    import torch
-
     device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 2048)
     torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
     # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
@@ -46,8 +116,6 @@ def product_rate(dtype: str, minimum: float = 1) -> float:
 def matmul_peak() -> dict[str, float]:
     """The rates of matmuls, by precision; in float16 where a GPU has units for that and
     none for bfloat16."""
-    import torch
-
     names = ["float32"]
     if torch.cuda.is_available():
         names += ["TF32"] * torch.cuda.is_tf32_supported()
@@ -64,8 +132,6 @@ def matmul_rate() -> float:
 
 def bandwidth() -> float:
     """Bytes per second, read and written, of a large copy within the device's memory."""
-    import torch
-
     cuda = torch.cuda.is_available()
     source = torch.ones(2**28 if cuda else 2**26, device="cuda" if cuda else "cpu")
     target = torch.empty_like(source)
@@ -76,10 +142,6 @@ def attention_backends() -> list[dict]:
     """For dropout 0, 0.1 and 0.125 what PyTorch chooses for causal attention in the type trained
     in, and for each kernel whether it runs, on a GPU its milliseconds forward and backward at batch
     8, and the dropout that it really applies."""
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention as attention
-
     cuda = torch.cuda.is_available()
     device, shape = ("cuda", (8, 12, 1024, 64)) if cuda else ("cpu", (8, 8, 128, 64))
 
@@ -117,11 +179,9 @@ def real_dropout(like, dropout: float) -> float:
     With equal scores, and values 1 and -1 in turn, a result is the mean of T numbers that are 0 or
     ±1 / (1 - p): around 0, with the variance p / (1 - p) / T.
     """
-    import torch
-
     zeros, values = torch.zeros_like(like), torch.ones_like(like)
     values[..., 1::2, :] = -1
-    y = torch.nn.functional.scaled_dot_product_attention(zeros, zeros, values, dropout_p=dropout)
+    y = attention(zeros, zeros, values, dropout_p=dropout)
     odds = y[..., 0].float().square().mean().item() * like.shape[2]
     return odds / (1 + odds)
 
@@ -130,8 +190,6 @@ def large_loss() -> str:
     """Whether cross entropy is right on logits of more than 2³¹ elements (batch 42 and up at
     context 1,024), which older CUDA kernels took for less. Needs 30 GB; asked in a process of its
     own, since an illegal memory access ends all use of the GPU."""
-    import torch
-
     if not torch.cuda.is_available() or (
             torch.cuda.get_device_properties(0).total_memory < 30 * 1024**3):
         return "not tried"

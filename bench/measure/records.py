@@ -24,7 +24,7 @@ import math
 import re
 from dataclasses import dataclass
 from enum import StrEnum, auto
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
@@ -215,21 +215,23 @@ class Record:
         at = comparison_point(tokens * self.config["world_size"], self.tokens_per_step)
         return next((point.val_loss for point in self.curve if point.tokens == at), None)
 
+    @property
+    def steady(self) -> list[Point]:
+        """The log lines with a validation loss, as if the first step had taken as long as a median
+        one: first_step_excess is the rest of it."""
+        return [point._replace(seconds=point.seconds - self.first_step_excess)
+                for point in self.curve if point.val_loss is not None]
+
     def reached(self, target: float) -> tuple[float, float] | None:
         """(tokens, seconds of training) after which the validation loss has fallen to `target`, by
-        a straight line between the log lines around it; None where it never does.
-
-        The first step counts as long as a median one: first_step_excess is the rest of it.
-        """
-        known = [point for point in self.curve if point.val_loss is not None]
-        for before, point in zip([None, *known], known, strict=False):
+        a straight line between the log lines around it; None where it never does."""
+        points = self.steady
+        for before, point in zip(points[:1] + points, points, strict=False):
             if point.val_loss <= target:
-                last = before or point
-                share = 1.0 if last is point else (
-                    (last.val_loss - target) / (last.val_loss - point.val_loss))
-                return (last.tokens + share * (point.tokens - last.tokens),
-                        last.seconds + share * (point.seconds - last.seconds)
-                        - self.first_step_excess)
+                share = 0 if before is point else (
+                    (before.val_loss - target) / (before.val_loss - point.val_loss))
+                return (before.tokens + share * (point.tokens - before.tokens),
+                        before.seconds + share * (point.seconds - before.seconds))
         return None
 
     @property
@@ -240,15 +242,12 @@ class Record:
     def loss_at(self, seconds: float) -> float | None:
         """The validation loss after so many seconds of training, by a straight line between the log
         lines around it; the last one, where it ended before; None before the first line."""
-        before = None
-        for point in (point for point in self.curve if point.val_loss is not None):
-            here = point.seconds - self.first_step_excess
-            if here >= seconds and before:
-                earlier, loss = before
-                share = (seconds - earlier) / (here - earlier)
-                return loss + share * (point.val_loss - loss)
-            before = here, point.val_loss
-        return before and before[1]
+        points = self.steady
+        for before, point in pairwise(points):
+            if before.seconds <= seconds <= point.seconds:
+                share = (seconds - before.seconds) / (point.seconds - before.seconds)
+                return before.val_loss + share * (point.val_loss - before.val_loss)
+        return points[-1].val_loss if points and points[-1].seconds <= seconds else None
 
 
 def tokens_per_step(config: dict, processes: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import BUILD, ELSEWHERE, UserError, make_writable, relative
+from bench.common import BUILD, ELSEWHERE, UserError, make_writable, relative, sha256
 from bench.measure import lengths
 from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import (
@@ -23,7 +23,6 @@ from bench.measure.journal import (
     journal_of,
     newest,
     read_journal,
-    sha256,
 )
 from bench.measure.lengths import Length, in_words, seconds_left
 from bench.measure.plan import WHOLE_ROUNDS, Job, Plan, Setup
@@ -248,7 +247,8 @@ class Measurement:
         end after the deadline."""
         left = self.within_reach()
         if not left or deadline is not None and (
-                time.monotonic() + self.seconds(left[:1]) > deadline):
+                time.monotonic() + seconds_left(left[:1], self.measured.results, self.lengths)
+                > deadline):
             return None
         self.jobs.remove(left[0])
         return left[0]
@@ -273,13 +273,10 @@ class Measurement:
         if plan.until_full:  # how large it gets isn't known
             tried = {each.name for each in self.measured.results}
             later = [job for job in later if job.run.after in tried | {None}]
-        left = in_words(self.seconds(later)) + " or more" * (
-            any(run.after for run in plan.runs) or not plan.is_chosen)
+        left = in_words(seconds_left(later, self.measured.results, self.lengths))
+        left += " or more" * (any(run.after for run in plan.runs) or not plan.is_chosen)
         seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
         print(f"round {job.round}: {job.run.name}{seed}: {told}; {left} left", flush=True)
-
-    def seconds(self, jobs: list[Job]) -> float:
-        return seconds_left(jobs, self.measured.results, self.lengths)
 
     def within_reach(self) -> list[Job]:
         """What is left, without runs that failed, and those that aren't tried for it."""

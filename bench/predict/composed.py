@@ -18,9 +18,7 @@ Rule = Callable[..., Step]  # of a step, its tokens, its batch
 def composed(known: Prediction, names: list[str], by_hand: Prediction | None = None) -> Prediction:
     """With what `names` tell, one after the other. `by_hand` is rung 6, for "attention by hand"."""
     for name in names:
-        if name == "unaligned head":
-            known = known.with_unaligned_head()
-        elif name == "attention by hand":
+        if name == "attention by hand":
             assert by_hand
             known = rewritten(known, lambda step, tokens, batch: [
                 each for each in step if each.kind != "attention"] + [
@@ -76,6 +74,8 @@ def autocast(step: Step, *_) -> Step:
 
 
 RULES: dict[str, Rule] = {
+    "unaligned head": lambda step, *_: [  # of a vocabulary that isn't padded
+        each._replace(is_aligned=each.is_aligned and each.kind != "head") for each in step],
     "no dropout": without_dropout, "float32": in_precision("float32"),
     "TF32": in_precision("TF32"), "autocast": autocast,
     "foreach": scaled("optimizer", 3, 4),  # as rung 0's of rung 3's

@@ -14,7 +14,6 @@ it was made with, whose operators it tells: those of two versions can't be compa
 """
 
 import ast
-import hashlib
 import importlib.metadata
 import json
 import sys
@@ -23,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.common import BUILD, REFERENCE, read_kept, trained_in, write_whole
+from bench.common import BUILD, REFERENCE, read_kept, sha256, trained_in, write_whole
 from bench.predict import tracing
 
 NAME = "fingerprints.json"  # in results/reference: what was traced before
@@ -32,6 +31,7 @@ NAME = "fingerprints.json"  # in results/reference: what was traced before
 VERSION = 1
 CODE = "operators.py", "lesson.py", "pytorch.py"  # next to this: they make a fingerprint
 ROOTS = "train", "GPTModel", "Config", "configure"
+read = cache(read_kept)
 
 
 class Fingerprint(NamedTuple):
@@ -49,7 +49,7 @@ class Request(NamedTuple):
 
 
 def of_run(text: bytes, run, plan, options: list[str], machine: dict) -> Request:
-    """That of a run of a study's plan, on a machine as machine.this_machine tells it, with
+    """That of a run of a study's plan, on a machine as rates.this_machine tells it, with
     these options for every script."""
     options = [*plan.options, *options, *run.options]
     if machine["device"] != "cpu" and not any(each.startswith("--model") for each in options):
@@ -67,12 +67,13 @@ def reach(text: bytes) -> str:
     try:
         tree = Plain().visit(ast.parse(text))
     except (SyntaxError, ValueError):
-        return short(text)
+        return sha256(text)[:16]
     known, acts = {}, []
     for node in tree.body:
         names = defined(node)
         known |= {name: known.get(name, []) + [node] for name in names}
-        if not names and not is_main(node):
+        is_main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+        if not names and not is_main:
             acts.append(node)
     found, left = {}, [*acts, *(node for name in ROOTS for node in known.get(name, ()))]
     while left:
@@ -84,11 +85,7 @@ def reach(text: bytes) -> str:
     # Statements in their order; where a definition stands doesn't matter.
     parts = [ast.unparse(node) for node in acts]
     parts += sorted(ast.unparse(node) for node in found.values() if node not in acts)
-    return short("\n".join(parts).encode())
-
-
-def short(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
+    return sha256("\n".join(parts).encode())[:16]
 
 
 def defined(node: ast.stmt) -> list[str]:
@@ -101,10 +98,6 @@ def defined(node: ast.stmt) -> list[str]:
     names = [each for target in targets if target for each in ast.walk(target)]
     plain = all(isinstance(each, ast.Name | ast.Tuple | ast.expr_context) for each in names)
     return [each.id for each in names if isinstance(each, ast.Name)] if plain else []
-
-
-def is_main(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
 
 
 class Plain(ast.NodeTransformer):
@@ -165,18 +158,15 @@ def keep_used() -> None:
     read.cache_clear()
 
 
-def same(request: Request, known: str | None, part: str) -> bool | None:
-    """Whether a script still has the fingerprint ("graph" or "step") that a figure was made from,
-    by what was traced before; None where that doesn't tell, or where none was known."""
-    found = look_up(request, known.split()[0]) if known else None
-    return None if found in (None, NotKnown) else getattr(found, part) == known
-
-
-def learn(asked: Sequence[tuple[Request, str | None]]) -> None:
-    """Traces what same() will be asked and can't tell yet, if this PyTorch made those fingerprints.
-    Raises UserError."""
+def still(asked: Sequence[tuple[Request, str | None]], part: str) -> list[bool | None]:
+    """Whether each script has the fingerprint ("graph" or "step") yet that a figure was made from;
+    None where none was known, or where it can't be told: it is traced for that only if this PyTorch
+    made the fingerprint. Raises UserError."""
     fingerprints([request for request, known in asked
                   if known and known.split()[0] == version()])
+    found = [look_up(request, known.split()[0]) if known else None for request, known in asked]
+    return [None if each in (None, NotKnown) else getattr(each, part) == known
+            for each, (_, known) in zip(found, asked, strict=True)]
 
 
 def look_up(request: Request, version: str | None = None):
@@ -206,13 +196,8 @@ def version() -> str:
 def made_here() -> Path:
     """In build/, by the code that makes fingerprints: what another one has made isn't found."""
     here = Path(__file__).parent
-    code = short(b"".join((here / name).read_bytes() for name in CODE))
+    code = sha256(b"".join((here / name).read_bytes() for name in CODE))[:16]
     return BUILD / f"fingerprints-{code}.json"
-
-
-@cache
-def read(path: Path) -> dict:
-    return read_kept(path)
 
 
 def as_lines(entries: dict) -> str:

@@ -1,6 +1,8 @@
 """What takes the place of a script's surroundings, so that its own train() makes a few steps on
 tensors without storage: its settings, its data, its model and its record."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import torch
 from torch import nn
@@ -31,18 +33,8 @@ def model_of(module, config) -> nn.Module:
         return module.GPTModel(config)
 
 
-class Run:
+def run_of(start, epoch) -> SimpleNamespace:
     """In place of a script's Run: calls what it is given when training starts, after the model was
     moved, and at the end of the first epoch."""
-
-    def __init__(self, start, epoch):
-        self.started, self.ended = start, epoch
-
-    def start(self, model: nn.Module, *_) -> None:
-        self.started(model)
-
-    def log(self, *_) -> None:
-        pass
-
-    def epoch(self, *_) -> None:
-        self.ended()
+    return SimpleNamespace(start=lambda model, *_: start(model), log=lambda *_: None,
+                           epoch=lambda *_: epoch())

@@ -175,7 +175,8 @@ def fingerprint(script: Path, options: list[str], device: str, dtype: str) -> tu
         config.device = torch.device(device)
         model = lesson.model_of(module, config)
         with WithoutStorage(device), notes:
-            module.train(model, data, config, lesson.Run(notes.begin, notes.end), lambda _: 0.0)
+            module.train(model, data, config, lesson.run_of(notes.begin, notes.end),
+                         lambda _: 0.0)
     notes.mark(torch.get_float32_matmul_precision())
     notes.mark(kernels(), graph=False)
     return notes.graph.hexdigest()[:16], notes.step.hexdigest()[:16]

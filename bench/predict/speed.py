@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.common import UserError, relative
+from bench.common import DAMAGE, UserError, relative
 
 GB, TERA = 10**9, 10**12
 FILE = Path(__file__).with_name("gpus.json")  # its "about" tells the units of Card's fields
@@ -91,8 +91,10 @@ def read_cards(path: Path) -> dict[str, Card]:
     has to be there is mib, bandwidth, and bfloat16 or float16. Raises UserError."""
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
-        return {name: card_from(entry) for name, entry in given.get("gpus", given).items()}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if not (cards := given.get("gpus", given)):
+            raise ValueError("it names none")
+        return {name: card_from(entry) for name, entry in cards.items()}
+    except (OSError, *DAMAGE) as error:
         raise UserError(f"{relative(path)} isn't a file of GPUs like bench/predict/gpus.json:"
                         f" {error!r}", 2)
 
@@ -101,7 +103,7 @@ def card_from(entry: dict) -> Card:
     """Raises LookupError, TypeError, ValueError."""
     values = {name: each[0] if isinstance(each, list) else each
               for name, each in entry.items() if name != "names"}
-    if min(values.values()) <= 0:
+    if not all(0 < value < 1e18 for value in values.values()):
         raise ValueError("a number isn't above 0")
     rate = values.get("bfloat16") or values["float16"]
     reached = entry.get("reached", [0, SCALED])
@@ -125,15 +127,18 @@ def card_of(name: str) -> str | None:
     return next((card for card, each in CARDS.items() if name in each.names), None)
 
 
-def named(text: str, cards: dict[str, Card]) -> list[str]:
-    """The cards that `text` means: a name, ours or PyTorch's, or else a part of names. Case,
-    spaces, hyphens and the vendor's words don't count: "rtx4090", "4090"."""
+def named(text: str, cards: dict[str, Card], option: str = "--gpu") -> list[str]:
+    """The cards that an option's `text` means: a name, ours or PyTorch's, or else a part of names.
+    Case, spaces, hyphens and the vendor's words don't count: "rtx4090", "4090". Raises UserError
+    where it means none."""
     def plain(name: str) -> str:
         return re.sub("nvidia|geforce|tesla|rtx|amd|instinct|[^a-z0-9]", "", name.lower())
 
-    text = plain(text)
-    exact = [card for card, each in cards.items() if text in map(plain, (card, *each.names))]
-    return exact or [card for card in cards if text and text in plain(card)]
+    part = plain(text)
+    exact = [card for card, each in cards.items() if part in map(plain, (card, *each.names))]
+    if found := exact or [card for card in cards if part and part in plain(card)]:
+        return found
+    raise UserError(f"{option}: {text!r} is none of {', '.join(cards)}", 2)
 
 
 # ---- Time ----------------------------------------------------------------------------------------

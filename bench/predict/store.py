@@ -7,12 +7,10 @@ this is of. It stays when the script changes, and says then that it is of an ear
 
 import json
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from bench import processes
 from bench.catalogue import EPOCHS, Scripts
 from bench.common import REFERENCE, UserError, read_kept, write_whole
 from bench.predict import fingerprint, speed
@@ -90,23 +88,12 @@ class Prediction(NamedTuple):
         expected = self.tok_per_sec(batch, card)
         return expected and expected * self.flops_per_token / card.peak
 
-    def with_unaligned_head(self) -> "Prediction":
-        """Of a script like it whose vocabulary isn't padded."""
-        return self._replace(works={
-            batch: {part: [each._replace(is_aligned=each.is_aligned and each.kind != "head")
-                           for each in work] for part, work in parts.items()}
-            for batch, parts in self.works.items()})
 
-
-def largest_within(needs: dict[int, Need], mib: int) -> int:
-    """The largest power of two that fits this many MiB; 0 where none does."""
-    return max((batch for batch in BATCHES if batch in needs and needs[batch].least <= mib),
-               default=0)
-
-
-def largest(needs: dict[int, Need], mib: int) -> int:
-    """That of a card with this many MiB in all."""
-    return largest_within(needs, mib - OTHERS)
+def largest(needs: dict[int, Need], mib: int, others: int = OTHERS) -> int:
+    """The largest power of two that fits a card with this many MiB, of which `others` are left
+    free; 0 where none does."""
+    return max((batch for batch in BATCHES if batch in needs
+                and needs[batch].least <= mib - others), default=0)
 
 
 def fitting(needs: dict[int, Need], mib: int, batch: int | None = None) -> int:
@@ -141,7 +128,7 @@ def predict(scripts: Scripts, script: str | Path, options: list[str], results: P
     of TRACED takes.
 
     What was predicted once is kept in `results` or results/reference, and given as it is, unless it
-    shall be made `again`, also where the script has changed since: see earlier(). Raises UserError.
+    shall be made `anew`, also where the script has changed since: see earlier(). Raises UserError.
     """
     text = scripts.text(script)
     old = None if anew else next(filter(None, (
@@ -229,11 +216,11 @@ def earlier(scripts: Scripts, used: Iterable[tuple[str | Path, list[str], Predic
     """A line that tells which predictions are of an earlier version of their script; None where all
     are of today's. What can't be told without a trace is traced, in seconds. Raises UserError,
     StackError."""
-    asked = [(scripts.canonical(script), request_of(scripts.text(script), options), known.graph)
+    asked = [(script, request_of(scripts.text(script), options), known.graph)
              for script, options, known in used]
-    fingerprint.learn([(request, graph) for _, request, graph in asked])
-    names = dict.fromkeys(name for name, request, graph in asked
-                          if fingerprint.same(request, graph, "graph") is False)
+    told = fingerprint.still([each[1:] for each in asked], "graph")
+    names = dict.fromkeys(scripts.canonical(script) for (script, *_), same in zip(
+        asked, told, strict=True) if same is False)
     return f"{EARLIER} {', '.join(names)}." if names else None
 
 
@@ -242,8 +229,8 @@ def earlier(scripts: Scripts, used: Iterable[tuple[str | Path, list[str], Predic
 
 def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], results: Path,
                 smallest: int) -> str:
-    """Makes predictions again, in two processes, one for each graph that differs, and keeps these
-    alone; returns what has changed. Raises UserError, StackError, OSError."""
+    """Makes predictions again, one for each graph that differs, and keeps these alone; returns what
+    has changed. Raises UserError, StackError, OSError."""
     keys = {key_of(scripts, script, options): (scripts.text(script), options)
             for script, options in wanted}
     print(f"Fingerprints of {len(keys)} scripts with options", flush=True)
@@ -252,57 +239,37 @@ def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], re
     for key, each in zip(keys, found, strict=True):
         graphs.setdefault(each.graph if each else key, []).append(key)
     before = read_kept(results / NAME) or read_kept(REFERENCE / NAME)
-    after, failed, done = {}, [], 0
-
-    def one(key: str) -> Prediction | str:
-        text, options = keys[key]
+    after, failed = {}, []
+    for number, same in enumerate(graphs.values(), 1):
+        (text, options), told = keys[same[0]], ""
         try:
-            return extended(made(text, options), text, options, smallest, None)
+            after |= dict.fromkeys(
+                same, extended(made(text, options), text, options, smallest, None))
         except UserError as error:
-            return str(error)
-
-    with ThreadPoolExecutor(2) as pool:
-        try:
-            for same, told in zip(graphs.values(), pool.map(
-                    one, [same[0] for same in graphs.values()]), strict=True):
-                done += 1
-                words = "" if isinstance(told, Prediction) else f": {told}"
-                print(f"{done} of {len(graphs)}: {', '.join(same)}{words}", flush=True)
-                if isinstance(told, str):
-                    failed += same
-                else:
-                    after |= {key: told for key in same}
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            processes.end_children()
-            raise
+            failed += same
+            told = f": {error}"
+        print(f"{number} of {len(graphs)}: {', '.join(same)}{told}", flush=True)
     keep(results, {key: after[key] for key in keys if key in after}, only=True)
     return summary(before, {key: json.loads(json.dumps(each._asdict()))
                             for key, each in after.items()}, failed)
 
 
-def off(old: float, new: float) -> float:
-    return abs(new - old) / max(1, old)
-
-
-def of_all(parts: dict, figure: int) -> float:
-    """A figure of a step, of all kinds of kernels."""
-    return sum(each[figure] for each in parts["step"])
-
-
 def summary(before: dict, after: dict, failed: list[str]) -> str:
     """How much predictions differ from earlier ones, one line for each that does by more than a
     thousandth."""
+    def most(pairs: Iterable) -> float:
+        return max(abs(new - old) / max(1, old) for old, new in pairs)
+
     lines, unchanged = [], 0
     for key, new in after.items():
         if key not in before:
             lines.append(f"new: {key}")
             continue
         old = before[key]
-        memory = max(off(old["needs"][size][0], reserved)
-                     for size, (reserved, _) in new["needs"].items() if size in old["needs"])
-        work = max(off(*(of_all(each["works"][size], figure) for each in (old, new)))
-                   for size in new["works"] for figure in (-2, -1))
+        memory = most((old["needs"][size][0], reserved)
+                      for size, (reserved, _) in new["needs"].items() if size in old["needs"])
+        work = most([sum(kernels[figure] for kernels in each["works"][size]["step"])
+                     for each in (old, new)] for size in new["works"] for figure in (-2, -1))
         if max(memory, work) > 0.001:
             lines.append(f"{key}: reserved memory by up to {memory:.2%}, operations or bytes of a"
                          f" step by up to {work:.2%}")

@@ -172,7 +172,7 @@ def trace(module, options: list[str], batch: int) -> dict:
     config.eval_windows = 8 * getattr(module, "WORLD_SIZE", 1)  # of which each rank has its share
     data, model, events = lesson.data_of_zeros(module, config), lesson.model_of(module, config), []
     with Notes(config) as notes:
-        run = lesson.Run(notes.begin, lambda: events.extend(notes.events))
+        run = lesson.run_of(notes.begin, lambda: events.extend(notes.events))
         module.train(model, data, config, run, lambda _: notes.mark())
     if len(notes.work) != STEPS + 4:  # now() is asked before, after each step, and at log lines
         raise NotImplementedError("its loop takes the time in another way than 00's")

@@ -1,17 +1,18 @@
 """How far off predictions of speed are, by kind of card and script: apart for the program by which
 constants were chosen and for the others, and with constants fitted anew without one program."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from math import log
 from statistics import correlation, mean, median
+from unittest.mock import patch
 
 from bench.predict import speed
 from bench.predict.store import Prediction
 from bench.report.check import others, others_predictions
-from bench.report.tables import Column, Table, number, words
+from bench.report.pictures import NOISE, OWN, key, lay_rows, rows_of_panels
+from bench.report.tables import Table, number, words
 
 ONE_PROGRAM = "twenty cards"  # of the sources: by its figures shares and ranges were chosen
+OTHER = "0.6"  # the colour of the others
 GRID = {  # of constants of bench.predict.speed: what they may be
     "BANDWIDTH": (0.75, 0.8, 0.85, 0.9, 0.95), "ATTENTION": (0.35, 0.4, 0.44, 0.5, 0.6),
     "UNALIGNED": (0.4, 0.5, 0.6, 0.7, 0.8), "LAUNCH": (1e-6, 2e-6, 3e-6, 4e-6, 6e-6),
@@ -24,38 +25,38 @@ def judged(known: dict[str, Prediction] | None = None) -> list[dict]:
     return [row for row in others(known) if "unsure" not in row]
 
 
-def figures_of(rows: list[dict], prefix: str) -> dict:
+def apart(rows: list[dict]) -> tuple[list[dict], list[dict]]:
+    """Those of ONE_PROGRAM, and the others."""
+    return ([row for row in rows if row["source"] == ONE_PROGRAM],
+            [row for row in rows if row["source"] != ONE_PROGRAM])
+
+
+def figures_of(rows: list[dict]) -> dict:
     """How many, how far off, and the shares within 20 % of what was measured and in the range."""
     if not rows:
         return {}
     errors = [abs(row["error"]) for row in rows]
     inside = [abs(row["measured"] / row["predicted"] - 1) <= row["range"] for row in rows]
-    return {f"{prefix}.{name}": value for name, value in dict(
-        count=len(rows), median=median(errors), near=mean(each <= 0.2 for each in errors),
-        inside=mean(inside)).items()}
+    return dict(count=len(rows), median=median(errors), inside=mean(inside),
+                near=mean(each <= 0.2 for each in errors))
 
 
 def accuracy_table() -> Table:
     """A row for each class of figures, and one for all."""
     rows, lines = judged(), []
-    for kind in (*speed.RANGES, ""):
-        for compiled in (True, False):
-            own = [row for row in rows if not kind or row["kind"] == kind
-                   and row["is_compiled"] == compiled]
-            if own and (kind or compiled):
-                ranges = sorted({row["range"] for row in own})
-                one, rest = ([row for row in own if (row["source"] == ONE_PROGRAM) is same]
-                             for same in (True, False))
-                lines.append(dict(
-                    kind=kind or "all", script="" if not kind else "compiled" if compiled else
-                    "not", range=" or ".join(f"{each:.0%}" for each in ranges) if kind else "",
-                    **figures_of(one, "one"), **figures_of(rest, "rest")))
-
-    def cells(heading: str, key: str, form: str) -> Column:
-        return Column(heading, lambda line: f"{line[key]:{form}}" if key in line else "")
-
+    classes = {(kind, how): [row for row in rows if row["kind"] == kind
+                               and row["is_compiled"] == (how == "compiled")]
+               for kind in speed.RANGES for how in ("compiled", "not")}
+    for (kind, script), own in (classes | {("all", ""): rows}).items():
+        ranges = sorted({row["range"] for row in own})
+        one, rest = apart(own)
+        if own:
+            lines.append(dict(
+                kind=kind, script=script,
+                range=" or ".join(f"{each:.0%}" for each in ranges) * bool(script),
+                one=figures_of(one), rest=figures_of(rest)))
     return Table([words("GPUs", "kind"), words("script", "script"), words("range ±", "range"), *(
-        cells(f"{title}{heading}", f"{prefix}.{name}", form)
+        number(f"{title}{heading}", f"{prefix}.{name}", form)
         for title, prefix in (("fitted: ", "one"), ("not fitted: ", "rest"))
         for heading, name, form in (("figures", "count", "d"), ("median error", "median", ".0%"),
                                     ("within 20 %", "near", ".0%"),
@@ -67,12 +68,11 @@ def summary() -> str:
     everything, rows = others(), judged()
 
     def told(some: list[dict]) -> str:
-        known = figures_of(some, "x")
-        return (f"{known['x.count']} figures, median error {known['x.median']:.0%},"
-                f" {known['x.near']:.0%} within 20 %, {known['x.inside']:.0%} in the printed range")
+        known = figures_of(some)
+        return (f"{known['count']} figures, median error {known['median']:.0%},"
+                f" {known['near']:.0%} within 20 %, {known['inside']:.0%} in the printed range")
 
-    one, rest = ([row for row in rows if (row["source"] == ONE_PROGRAM) is same]
-                 for same in (True, False))
+    one, rest = apart(rows)
     cached = [(row["error"], log(size)) for row in one if (size := speed.CARDS[row["card"]].l2)]
     return (f"One program, to which shares and ranges were fitted: {told(one)}.\n"
             f"{len({row['program'] for row in rest})} other programs, not fitted: {told(rest)}."
@@ -103,18 +103,31 @@ def others_table() -> Table:
                   words("not judged", "unsure")], list(lines.values()))
 
 
+def picture():
+    """Predicted over measured tok/sec, for what others have measured, each with its range."""
+    rows = sorted(judged(), key=lambda row: row["tok_per_sec"])
+    figure, [(subfigure, axes)] = rows_of_panels(
+        [f"{figures_of(rows)['near']:.0%} of predicted speeds are within 20 % of what others"
+         " measured"], [1.6 + 0.18 * len(rows)], [1])
+    axes.axvline(1, color="0.5", linewidth=1)
+    lay_rows(axes, len(rows))
+    for place, row in enumerate(rows):
+        share = 1 + row["error"]
+        axes.plot([share * (1 - row["range"]), share * (1 + row["range"])], [place, place],
+                  color=NOISE, linewidth=5, solid_capstyle="butt", zorder=0)
+        axes.plot(share, place, "o", markersize=5,
+                  color=OWN if row["source"] == ONE_PROGRAM else OTHER)
+    axes.set_yticks(range(len(rows)), [
+        f"{row['card']}, batch {row['batch']}: {row['tok_per_sec']:,}" for row in rows], fontsize=9)
+    axes.set_xlabel("predicted tok/sec divided by measured; bars: the printed range")
+    subfigure.legend(handles=[
+        key("one program, PyTorch 2.8", color=OWN, marker="o", linestyle=""),
+        key("other programs", color=OTHER, marker="o", linestyle="")],
+        loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
 # ---- Constants, fitted anew without one program --------------------------------------------------
-
-
-@contextmanager
-def changed(name: str, value: float) -> Iterator[None]:
-    """With another value of a constant of bench.predict.speed."""
-    before = getattr(speed, name)
-    setattr(speed, name, value)
-    try:
-        yield
-    finally:
-        setattr(speed, name, before)
 
 
 def left_out_table() -> Table:
@@ -124,7 +137,7 @@ def left_out_table() -> Table:
     for name, values in GRID.items():
         errors = {}  # by value: (program, error) of each figure
         for value in values:
-            with changed(name, value):
+            with patch.object(speed, name, value):
                 errors[value] = [(row["program"], abs(row["error"])) for row in judged(known)]
 
         def best(without: str, errors=errors) -> float:
@@ -144,9 +157,8 @@ def left_out_table() -> Table:
             before=median(now), after=median(out), near=mean(each <= 0.2 for each in now),
             near_after=mean(each <= 0.2 for each in out)))
     return Table([
-        words("constant", "name"), Column("value", lambda line: line["now"]),
-        Column("fitted to all", lambda line: line["fitted"]),
-        Column("fitted without one program", lambda line: line["chosen"]),
+        words("constant", "name"), number("value", "now"), number("fitted to all", "fitted"),
+        number("fitted without one program", "chosen"),
         number("median error with the value", "before", ".1%"),
         number("fitted, on the program left out", "after", ".1%"),
         number("within 20 % with the value", "near", ".0%"),

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bench.catalogue import Scripts, published
+from bench.catalogue import published
 from bench.common import REFERENCE, short_name
-from bench.judge.rows import Row
+from bench.judge.rows import Row, rate_to
 from bench.report import check, gpus
 from bench.report.names import ADVICE, called
 from bench.report.tables import (
@@ -17,12 +17,17 @@ from bench.report.tables import (
     found_in,
     markdown,
     number,
+    rows_in,
     within_01,
     words,
 )
 from patches import stack
 
 PREDICTED = "H100", "RTX 4090"  # the GPUs in README's first table
+CODE = 14  # lines of a patch that its card shows
+BOTH_ENDS = [number("baseline, tok/sec", "plain", ",.0f"),
+             number("optimized, tok/sec", "fast", ",.0f"),
+             Column("speedup", lambda line: f"**{line['factor']:.1f}×**")]
 
 
 def machines(first: Path) -> list[Path]:
@@ -31,11 +36,9 @@ def machines(first: Path) -> list[Path]:
                      if path.parent != first)]
 
 
-def ladders(first: Path) -> list[tuple]:
-    """(its newest measurement, rows by the run's name) of each machine that has a ladder."""
-    found = [found_in(machine, "ladder") for machine in machines(first)]
-    return [(measured, {row.run.name: row for row in rows})
-            for (measured, rows), *_ in filter(None, found)]
+def ladders(first: Path) -> list[list[Row]]:
+    """The rows of each machine that has a ladder."""
+    return list(filter(None, (rows_in(machine, "ladder") for machine in machines(first))))
 
 
 # ---- A line for each machine -------------------------------------------------------------------
@@ -52,7 +55,7 @@ def headline(first: Path) -> str:
              dict(hardware=f"{stages['02'].gpus} × A100, DDP", source=theirs, fast=many,
                   factor=many / plain)]
     for name in PREDICTED:
-        one, other = gpus.on_card(Scripts(), name, ("gpt2",))["speeds"]
+        one, other = gpus.on_card(name, ("gpt2",))["speeds"]
         lines.append(dict(hardware=f"1 × {name}", source=ours, plain=rounded(one),
                           fast=rounded(other), factor=other / one))
     for end in both_ends(first):
@@ -60,10 +63,7 @@ def headline(first: Path) -> str:
             hardware=end["machine"],
             source=f"[measured](results/reference/{end['folder'].name}/README.md)"))
     return markdown(Table([
-        words("hardware", "hardware"), words("source", "source"),
-        number("baseline, tok/sec", "plain", ",.0f"),
-        number("optimized, tok/sec", "fast", ",.0f"),
-        Column("speedup", lambda line: f"**{line['factor']:.1f}×**")], lines))
+        words("hardware", "hardware"), words("source", "source"), *BOTH_ENDS], lines))
 
 
 def rounded(speed: float) -> float:
@@ -74,13 +74,13 @@ def rounded(speed: float) -> float:
 def both_ends(first: Path) -> list[dict]:
     """What 00 and the ladder's last script make on each machine."""
     techniques, ends = sum(patch.name != "ddp" for patch in stack.load()), []
-    for measured, rows in ladders(first):
-        known = [row for row in rows.values() if row.tok_per_sec and row.run.processes == 1]
+    for rows in ladders(first):
+        known = [row for row in rows if row.tok_per_sec and row.run.processes == 1]
         if not known or known[0].run.rung != 0 or not known[-1].factor_baseline:
             continue
-        last, machine, folder = known[-1], measured.machine, measured.folder
+        last, machine, folder = known[-1], rows[0].measured.machine, rows[0].measured.folder
         so_far = f", {last.run.rung} of {techniques} techniques" * (last.run.rung < techniques)
-        models = sorted({row.record.config["model"] for row in rows.values() if row.record})
+        models = sorted({row.record.config["model"] for row in rows if row.record})
         cores = "" if machine["gpus"] else f", {machine['threads']} cores"
         ends.append(dict(
             machine=f"{short_name(machine)}{cores}, `{'`, `'.join(models)}`{so_far}", folder=folder,
@@ -98,9 +98,7 @@ def results(first: Path) -> str:
         line["time"] = "; ".join(f"to {target:.2f}: {what} {factor}"
                                  for target, what, factor, _ in times_to_loss(line["folder"]))
     return markdown(Table([
-        words("machine", "machine"), number("baseline, tok/sec", "plain", ",.0f"),
-        number("optimized, tok/sec", "fast", ",.0f"),
-        Column("speedup", lambda line: f"**{line['factor']:.1f}×**"),
+        words("machine", "machine"), *BOTH_ENDS,
         Column("to the same loss", lambda line: line["time"] or "–", True)], lines))
 
 
@@ -131,15 +129,17 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
         if not targets or measured.kind not in ("", "epoch"):
             continue
         first, last = next(iter(targets)), [*targets][-1]
-        tuned = [row for row in rows if row.run.rate and row.time_factor(targets[last], True)]
-        fastest = max(tuned, key=lambda row: row.time_factor(targets[last], True), default=None)
+        rate = rate_to(targets[last], True)
+        tuned = [row for row in rows if row.run.rate and row.factor_of(rate, row.versus)]
+        fastest = max(tuned, key=lambda row: row.factor_of(rate, row.versus), default=None)
         lines = [(first, row, "01 at its defaults") for row in rows
                  if row.run.stage == "01" and not row.run.rate]
         lines += [(last, row, f"`{row.run.stage}` at its best") for row in tuned
                   if row is fastest or row.run.stage == "01"]
         for name, row, what in lines:
-            if factor := row.time_factor(targets[name], True):
-                interval = row.time_interval(targets[name], True)  # of two seeds or more
+            rate = rate_to(targets[name], True)
+            if factor := row.factor_of(rate, row.versus):
+                interval = row.interval(rate)  # of two seeds or more
                 within = " ({:.1f}–{:.1f})".format(*interval) if interval else ""
                 told.append((targets[name], what + ", one epoch" * (name == "epoch"),
                              f"{factor:.1f}×{within}", row.rounds))
@@ -149,74 +149,56 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
 # ---- A line for each technique -----------------------------------------------------------------
 
 
-def techniques(first: Path, page: str = "docs/techniques.md") -> str:
-    """A row for each technique, the largest published gain first: what it does to the loss, and its
-    speedup over the technique before it, published and on three machines at most; `page` has the
-    cards."""
-    found, rows = ladders(first)[:3], []
-    for place, patch, figures, factor in steps():
-        row: dict[str, Any] = dict(
-            technique=f"[{title(place, patch)}]({page}#{anchor(title(place, patch))})"
-            + f", on {figures.gpus if figures else 1} GPUs" * (patch.name == "ddp"),
-            loss=patch.fields["Loss"].split()[0], factor=factor)
-        for measured, ladder in found:
-            own = ladder.get(patch.name)
-            row[measured.folder.name] = own and bold(cell(own.factor, ".2f"), own.verdict)
-        rows.append(row)
+def techniques(first: Path) -> str:
+    """A row for each technique: what it does to the loss, and its speedup over the technique before
+    it, published and on three machines at most."""
+    found, lines = ladders(first)[:3], by_gain("docs/techniques.md")
+    for line in lines:
+        for place, rows in enumerate(found):
+            own = {row.run.name: row for row in rows}.get(line["patch"].name)
+            line[str(place)] = own and bold(cell(own.factor, ".2f"), own.verdict)
+    ddp = lines[-1]
+    ddp["link"] += f", on {ddp['now'].gpus if ddp['now'] else 1} GPUs"
     return markdown(Table([
-        words("technique", "technique"), words("loss", "loss"),
+        words("technique", "link"), words("loss", "loss"),
         number("A100, published: ×", "factor", ".2f"),
-        *(number(f"{short_name(measured.machine)}: ×", measured.folder.name)
-          for measured, _ in found)], by_gain(rows)))
+        *(number(f"{short_name(rows[0].measured.machine)}: ×", str(place))
+          for place, rows in enumerate(found))], lines))
 
 
 def index(first: Path) -> str:
     """The same rows for the page with the cards: what is expected of an H100, and when to use each.
     """
     predicted = {row.run.script: row.factor for row in check.ladder() if not row.run.torchrun}
-    rows = [dict(technique=f"[{title(place, patch)}](#{anchor(title(place, patch))})",
-                 loss=patch.fields["Loss"].split()[0], factor=factor,
-                 predicted=predicted.get(patch.name), advice=ADVICE.get(patch.name))
-            for place, patch, _, factor in steps()]
+    lines = [line | dict(predicted=predicted.get(line["patch"].name),
+                         advice=ADVICE.get(line["patch"].name)) for line in by_gain()]
     return markdown(Table([
-        words("technique", "technique"), number("A100, published: ×", "factor", ".2f"),
+        words("technique", "link"), number("A100, published: ×", "factor", ".2f"),
         number("H100, predicted: ×", "predicted", ".2f"), words("loss", "loss"),
-        words("use it when", "advice.use"), words("limits", "advice.limits")],
-        by_gain(rows)))
+        words("use it when", "advice.use"), words("limits", "advice.limits")], lines))
 
 
-def steps() -> list[tuple]:
-    """(its number, its patch, the published figures, their factor over the figures before) of each
-    technique; DDP's come last."""
+def steps(page: str = "") -> list[dict]:
+    """Of each technique its patch, the title of its card with a link to it in `page`, its effect on
+    the loss, the published figures `now`, and their factor over those before. DDP comes last."""
     found, before = [], published().stages["00"]
     for place, patch in enumerate(stack.load(), 1):
-        figures = patch.published
-        found.append((place, patch, figures, figures and figures.tok_per_sec / before.tok_per_sec))
-        before = figures or before
+        title, now = called(patch.name, patch.fields["Technique"]), patch.published
+        if patch.name != "ddp":
+            title = f"{place}. {title}"
+        anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")  # as code hosts make it
+        found.append(dict(
+            patch=patch, title=title, link=f"[{title}]({page}#{anchor})", now=now,
+            loss=patch.fields["Loss"].split()[0],
+            factor=now and now.tok_per_sec / before.tok_per_sec))
+        before = now or before
     return found
 
 
-def by_gain(rows: list[dict]) -> list[dict]:
-    """Those of the ladder by their published gain, the ones without a figure after them."""
-    return [*sorted(rows[:-1], key=lambda row: -(row["factor"] or 0)), rows[-1]]
-
-
-def title(place: int, patch) -> str:
-    """The heading of a technique's card."""
-    name = called(patch.name, patch.fields["Technique"])
-    return name if patch.name == "ddp" else f"{place}. {name}"
-
-
-def anchor(heading: str) -> str:
-    """As code hosts make it."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
-def of_as_many(folder: Path, ladder: dict[str, Row]) -> dict[str, str]:
-    """What each technique brings within 01, where that was measured with all of the ladder's."""
-    texts = within_01(folder)
-    rungs = {name for name, row in ladder.items() if row.run.rung and row.run.processes == 1}
-    return texts if texts.keys() == rungs else {}
+def by_gain(page: str = "") -> list[dict]:
+    """steps(), the largest published gain first, those without a figure after them."""
+    *ladder, ddp = steps(page)
+    return [*sorted(ladder, key=lambda line: -(line["factor"] or 0)), ddp]
 
 
 # ---- Cards -------------------------------------------------------------------------------------
@@ -226,29 +208,29 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
     """A card for each technique of the study ladder, with its code, or for each variant that leaves
     the loss `unchanged` or doesn't: its header, and what it gains: published, measured on each
     machine, and predicted."""
-    patches = stack.load() if study == "ladder" else [
+    ladder, known = study == "ladder", {step["patch"].name: step for step in steps()}
+    patches = stack.load() if ladder else [
         patch for patch in stack.load_variants()
         if (patch.fields["Loss"] == "unchanged") == unchanged]
-    measured = [(short_name(each.machine), row) for folder in machines(first)
-                for each, rows in found_in(folder, study) for row in rows]
-    figures: list[tuple[str, Any]] = [
-        *measured, *(("predicted for an H100", each) for each in check.expected())]
-    within = {short_name(each.machine): of_as_many(each.folder, ladder)
-              for each, ladder in ladders(first)} if study == "ladder" else {}
-    gains = {patch.name: f"A100, published: {factor:.2f}× the speed, {now.reserved_gb:.2f} GB"
-             for _, patch, now, factor in steps() if now}
+    within = {rows[0].measured.folder: of_as_many(rows)
+              for rows in (ladders(first) if ladder else ())}
+    figures: list[tuple[str, dict, Any]] = [
+        *((short_name(row.measured.machine), within.get(folder, {}), row)
+          for folder in machines(first) for row in rows_in(folder, study)),
+        *(("predicted for an H100", {}, each) for each in check.expected())]
     texts = []
-    for place, patch in enumerate(patches, 1):
-        fields = patch.fields
-        heading = title(place, patch) if study == "ladder" else fields["Technique"]
+    for patch in patches:
+        fields, step = patch.fields, known.get(patch.name, {})
+        heading = step.get("title", fields["Technique"])
         lines = sum(len(new) - len(old) for _, old, _, new in patch.hunks)
         told: dict[str, list[str]] = {}  # by the options that were measured
-        if patch.name in gains:
-            told[""] = [gains[patch.name]]
-        for where, row in figures:
+        if now := step.get("now"):
+            told[""] = [f"A100, published: {step['factor']:.2f}× the speed,"
+                        f" {now.reserved_gb:.2f} GB"]
+        for where, within_its_01, row in figures:
             if row.factor and row.run.script == patch.name:
                 options = " ".join(re.findall(r"--[^`]+", row.label))
-                in_01 = within.get(where, {}).get(patch.name, "").strip("*")
+                in_01 = within_its_01.get(patch.name, "").strip("*")
                 told.setdefault(options, []).append(
                     f"{where}: {row.factor:.2f}× the speed, {row.memory_factor:.2f}× the memory"
                     + f" (within 01: {in_01}×)" * (in_01[:1].isdigit()))
@@ -262,13 +244,20 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
             f"[`{patch.name}`](../{patch.file}), {lines:+} lines; source: "
             + ", ".join(f"<{each}>" for each in fields["Source"].split(", "))]
         prose = [" ".join(part.split()) for part in patch.header.decode().split("\n\n")[1:]]
-        code = [folded(patch)] * (study == "ladder")
+        code = [folded(patch)] * ladder
         texts.append("\n\n".join([f"## {heading[0].upper()}{heading[1:]}", *filter(None, prose),
                                   "- " + "\n- ".join(facts), *code]))
     return "\n\n".join(texts) + "\n"
 
 
-def folded(patch, most: int = 14) -> str:
+def of_as_many(ladder: list[Row]) -> dict[str, str]:
+    """What each technique brings within 01, where that was measured with all of the ladder's."""
+    texts = within_01(ladder[0].measured.folder)
+    rungs = {row.run.name for row in ladder if row.run.rung and row.run.processes == 1}
+    return texts if texts.keys() == rungs else {}
+
+
+def folded(patch) -> str:
     """The first lines that a patch changes, below the class or function that they are in, behind a
     line that unfolds them."""
     _, _, diff = stack.read(stack.ROOT / patch.file).decode().partition("\n@@")
@@ -280,7 +269,7 @@ def folded(patch, most: int = 14) -> str:
         if "@@ " in head and place not in lines and changed[0][1] == " ":
             lines.append(place)
         lines += changed
-    rest = sum(line[0] != "@" for line in lines[most:])
+    rest = sum(line[0] != "@" for line in lines[CODE:])
     more = [f"  … {rest} lines more"] * bool(rest)
-    return "\n".join(["<details><summary>its code</summary>", "", "```diff", *lines[:most], *more,
+    return "\n".join(["<details><summary>its code</summary>", "", "```diff", *lines[:CODE], *more,
                       "```", "</details>"])

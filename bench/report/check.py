@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.catalogue import Run, Scripts, published
+from bench.catalogue import Run, published
 from bench.common import REFERENCE, UserError, short_name
-from bench.judge.rows import over
+from bench.judge.rows import ratio
 from bench.measure.lengths import PUBLISHED
 from bench.predict.composed import composed
 from bench.predict.speed import BANDWIDTH, CARDS, GB, KINDS, TERA, Card
 from bench.predict.store import NAME, Prediction, kept, key_of
-from bench.report.tables import Column, Table, found_in, number, words
+from bench.report.notes import today
+from bench.report.tables import Table, found_in, number, words
 
 GPT2 = ["--model", "gpt2"]
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
@@ -32,19 +33,27 @@ BY_HAND = "06-native-layers"  # the last rung with attention by hand
 used: list[tuple[str | Path, list[str], Prediction]] = []  # by the table that is being made
 
 
-def prediction_of(scripts: Scripts, script: str | Path, options: list[str]) -> Prediction:
-    """Raises UserError where it isn't kept."""
-    known = kept(scripts, script, options, REFERENCE)
-    if not known:
-        raise UserError(f"results/reference/{NAME} lacks {key_of(scripts, script, options)}:"
-                        " python measure.py predict --all --results-dir results/reference")
-    used.append((script, options, known))
+def kept_of(script: str | Path, options: list[str]) -> Prediction | None:
+    """None where it isn't kept. Raises StackError."""
+    known = kept(today(), script, options, REFERENCE)
+    if known:
+        used.append((script, options, known))
     return known
 
 
-def wanted(scripts: Scripts) -> list[tuple[str | Path, list[str]]]:
+def prediction_of(script: str | Path, options: list[str]) -> Prediction:
+    """Raises UserError where it isn't kept, StackError."""
+    known = kept_of(script, options)
+    if not known:
+        raise UserError(f"results/reference/{NAME} lacks {key_of(today(), script, options)}:"
+                        " python measure.py predict --all --results-dir results/reference")
+    return known
+
+
+def wanted() -> list[tuple[str | Path, list[str]]]:
     """The scripts, each with its options, whose predictions the tables need, and the variants of 01
     that may be in them. Raises UserError, StackError."""
+    scripts = today()
     *rungs, ddp = scripts.rungs(4)
     pairs = [(run.script, GPT2) for run in (*rungs, ddp)]
     pairs += [(run.script, ["--model", "cpu-demo"]) for run in rungs]
@@ -56,15 +65,15 @@ def wanted(scripts: Scripts) -> list[tuple[str | Path, list[str]]]:
               for model in ("gpt2", *LARGER)]
     pairs += [(source["script"], [*GPT2, *source["options"]])
               for source in published_others()["sources"].values()]
-    pairs += [(run.script, [*GPT2, *run.options]) for run in alternatives(scripts)]
+    pairs += [(run.script, [*GPT2, *run.options]) for run in alternatives()]
     # For bench.measure.lengths.fitting on a GPU without bfloat16 units.
     pairs.append((PUBLISHED["32"], [*GPT2, "--dtype", "float32"]))
     return pairs
 
 
-def alternatives(scripts: Scripts) -> list[Run]:
+def alternatives() -> list[Run]:
     """The variants of 01, on any card."""
-    return scripts.variants(scripts.stage("01"), dict(gpus=1))[1:]
+    return today().variants(today().stage("01"), dict(gpus=1))[1:]
 
 
 def published_others() -> dict:
@@ -79,12 +88,6 @@ def beside(measured: float, predicted: float, **about) -> dict:
     return about | dict(measured=measured, predicted=predicted, error=predicted / measured - 1)
 
 
-def figures(measured: str, form: str, error: str) -> list[Column]:
-    """The columns of both, the first under the heading `measured`."""
-    return [number(measured, "measured", form), number("predicted", "predicted", form),
-            number("error", "error", error)]
-
-
 @dataclass
 class Expected:
     """A run on an H100, and the one that it is compared to: its figures have the names of Row's."""
@@ -94,28 +97,20 @@ class Expected:
     prediction: Prediction
     versus: "Expected | None"
 
-    @property
-    def label(self) -> str:
-        return self.run.label
-
-    @property
-    def tok_per_sec(self) -> float:
-        return self.prediction.tok_per_sec(self.batch, CARDS["H100"])
-
-    @property
-    def reserved_gb(self) -> float:
-        return self.prediction.needs[self.batch].reserved / 1024
-
-    factor = over("versus", "tok_per_sec")
-    memory_factor = over("versus", "reserved_gb")
+    label = property(lambda row: row.run.label)
+    tok_per_sec = property(lambda row: row.prediction.tok_per_sec(row.batch, CARDS["H100"]))
+    reserved_gb = property(lambda row: row.prediction.needs[row.batch].reserved / 1024)
+    factor = property(lambda row: row.versus and ratio(row.tok_per_sec, row.versus.tok_per_sec))
+    memory_factor = property(
+        lambda row: row.versus and ratio(row.reserved_gb, row.versus.reserved_gb))
 
 
 def ladder() -> list[Expected]:
     """Every rung at its published batch size, over the one before; the last one is 02. Raises
     UserError, StackError."""
-    scripts, rows = Scripts(), []
-    for place, run in enumerate(scripts.rungs(4)):
-        rows.append(Expected(run, 8 if place < 10 else 32, prediction_of(scripts, run.script, GPT2),
+    rows: list[Expected] = []
+    for place, run in enumerate(today().rungs(4)):
+        rows.append(Expected(run, 8 if place < 10 else 32, prediction_of(run.script, GPT2),
                              rows[-1] if rows else None))
     return rows
 
@@ -132,7 +127,8 @@ def memory_table() -> Table:
     rows.append(beside(theirs["ddp"], rungs[10].reserved_gb + added / 1024, label="10, with DDP",
                        batch=ddp.batch))
     return Table([words("rung", "label"), number("batch", "batch"),
-                  *figures("published", ".2f", "+.1%")], rows)
+                  number("published", "measured", ".2f"), number("predicted", "predicted", ".2f"),
+                  number("error", "error", "+.1%")], rows)
 
 
 def clock_table() -> Table:
@@ -170,10 +166,9 @@ def clock_table() -> Table:
 def others_predictions() -> dict[str, Prediction]:
     """Of what others have measured, by the source: of a program like it. Most of theirs keep the
     logits of the whole batch, so the variant of 01 is taken back to rung 13. Raises UserError."""
-    scripts, found = Scripts(), {}
-    by_hand = prediction_of(scripts, BY_HAND, GPT2)
+    found, by_hand = {}, prediction_of(BY_HAND, GPT2)
     for name, source in published_others()["sources"].items():
-        known = prediction_of(scripts, source["script"], [*GPT2, *source["options"]])
+        known = prediction_of(source["script"], [*GPT2, *source["options"]])
         names = source.get("composed", []) + ["unaligned head"] * source["unaligned_head"]
         found[name] = composed(known, names, by_hand)
     return found
@@ -217,42 +212,41 @@ class OfCPU(Card):
         return super().rate(precision) if self.bfloat16 or precision == "float32" else None
 
 
-def cpu_tables() -> list[Table]:
-    """For each committed machine without a GPU its measured ladder beside the predicted one."""
-    found, scripts = [], Scripts()
+def cpu_ladders() -> list[tuple[str, list[dict]]]:
+    """(its name, its measured ladder beside the predicted one) of each committed machine without a
+    GPU."""
+    found = []
     for path in sorted(REFERENCE.glob("*/machine.json")):
         for measured, rows in found_in(path.parent, "ladder")[:1]:
             if measured.machine["device"] != "cpu":
                 continue
-            machine = json.loads(path.read_text(encoding="utf-8"))
+            bandwidth = json.loads(path.read_text(encoding="utf-8"))["bandwidth"]
             float32, bfloat16 = (rate and rate / TERA for rate in map(
                 measured.peak.get, ("float32", "bfloat16")))  # None where it has no units for that
             # Measured on it; speed.seconds takes a share of the bandwidth, as of a datasheet's.
-            card = OfCPU(0, 0, machine["bandwidth"] / GB / BANDWIDTH, float32, None,
+            card = OfCPU(0, 0, bandwidth / GB / BANDWIDTH, float32, None,
                          bfloat16, bfloat16, bfloat16, bfloat16, ())
             lines = []
             for row in rows:
                 if row.record and row.run.processes == 1:
-                    predicted = prediction_of(
-                        scripts, str(row.run.rung), ["--model", "cpu-demo"]).tok_per_sec(
-                            row.record.config["batch_size"], card)
+                    known = prediction_of(str(row.run.rung), ["--model", "cpu-demo"])
+                    predicted = known.tok_per_sec(row.record.config["batch_size"], card)
                     if predicted:  # in bfloat16, which a machine that trained in float32 lacks
                         lines.append(beside(row.tok_per_sec, predicted, label=row.label))
-            found.append(Table(
-                [words("rung", "label"), *figures("measured", ",.0f", "+.0%")], lines,
-                f"{short_name(measured.machine)}, {measured.machine['threads']} cores:"))
+            found.append((
+                f"{short_name(measured.machine)}, {measured.machine['threads']} cores", lines))
     return found
 
 
 def cpu_table() -> Table:
-    """Those of all machines, side by side."""
+    """cpu_ladders() side by side."""
     columns, rows = [words("rung", "label")], {}
-    for place, table in enumerate(cpu_tables()):
-        columns += [number(f"{table.caption} measured", f"{place}.measured", ",.0f"),
+    for place, (name, lines) in enumerate(cpu_ladders()):
+        columns += [number(f"{name}: measured", f"{place}.measured", ",.0f"),
                     number("predicted", f"{place}.predicted", ",.0f"),
                     number("error", f"{place}.error", "+.0%")]
-        for row in table.rows:
-            rows.setdefault(row["label"], dict(label=row["label"]))[str(place)] = row
+        for line in lines:
+            rows.setdefault(line["label"], dict(label=line["label"]))[str(place)] = line
     return Table(columns, list(rows.values()))
 
 
@@ -262,21 +256,16 @@ def cpu_table() -> Table:
 def expected() -> list[Expected]:
     """What every rung on one GPU, over the one before, and each variant that can be traced, over
     01, should bring on an H100. Raises UserError."""
-    scripts, rungs = Scripts(), [rung for rung in ladder() if not rung.run.torchrun]
-    rows = list(rungs)
-    for run in alternatives(scripts):
-        options = [*GPT2, *run.options]
-        known = kept(scripts, run.script, options, REFERENCE)
-        if known:  # else it can't be traced
-            used.append((run.script, options, known))
-            rows.append(Expected(run.but(label=f"`{run.label}`"), 32, known, rungs[-1]))
-    return rows
+    rungs = [rung for rung in ladder() if not rung.run.torchrun]
+    found = [(run, kept_of(run.script, [*GPT2, *run.options])) for run in alternatives()]
+    return rungs + [Expected(run.but(label=f"`{run.label}`"), 32, known, rungs[-1])
+                    for run, known in found if known]  # the others can't be traced
 
 
 def where_table() -> Table:
     """Where a step of 01 goes on three cards, in milliseconds. Raises UserError, StackError."""
-    scripts, columns, rows = Scripts(), [words("", "kind")], {kind: {} for kind in KINDS}
-    known = prediction_of(scripts, scripts.stage("01").script, GPT2)
+    columns, rows = [words("", "kind")], {kind: {} for kind in KINDS}
+    known = prediction_of("01", GPT2)
     for name in ("A100 80 GB", "H100", "H200"):
         times = known.seconds(32, CARDS[name])
         whole = sum(times.values())

@@ -4,13 +4,13 @@ GPUs slower than that."""
 import argparse
 import json
 import re
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from bench.common import UserError
 from bench.predict.speed import FILE, Card
 from bench.predict.store import fitting, span
-from bench.report.tables import Column, Table
+from bench.report.tables import Table, number, words
 
 SUFFIXES = dict(k=1e3, m=1e6, b=1e9)
 
@@ -44,49 +44,31 @@ def costs_table(runs: list, known: dict, cards: dict[str, Card], there, args) ->
         raise UserError(f"--price: {len(each_price)} prices for {len(cards)} GPUs,"
                         f" {', '.join(cards)}", 2)
     rows: list[dict] = []
+    first: dict = {}  # the speeds on the first card, by the script's place
     for (name, card), price in zip(cards.items(), each_price * len(cards), strict=False):
         for place, run in enumerate(runs):
-            prediction = known[there(run, name).name]
+            prediction, gpus = known[there(run, name).name], run.processes
             batch = fitting(prediction.needs, card.mib, args.batch_size)
-            rows.append(dict(name=name, run=run, place=place, batch=batch, price=price, speeds=(
-                prediction.speeds(batch, card, run.processes)
-                if batch and card.bandwidth else None)))
-    first = {row["place"]: row["speeds"] for row in reversed(rows)}  # of the first card
-
-    def hours(row: dict, count: float) -> tuple[float, float]:
-        low, high = row["speeds"]
-        return count / high / 3600, count / low / 3600
-
-    def times(row: dict) -> str:
-        one = first[row["place"]]
-        return f"{sum(row['speeds']) / sum(one):.2f}" if row["speeds"] and one else ""
-
-    def of_speed(write, row: dict) -> str:
-        return write(row) if row["speeds"] else ""
-
-    def cost(row: dict) -> str:
-        return span(*(each * row["run"].processes * row["price"]
-                      for each in hours(row, args.tokens)))
-
-    def per_money(row: dict) -> str:
-        low, high = row["speeds"]
-        return span(*(each * 3600 / 1e6 / (row["run"].processes * row["price"])
-                      for each in (low, high)))
-
-    columns = [Column("card", lambda row: row["name"], True),
-               Column("script", lambda row: row["run"].label, True),
-               Column("batch", lambda row: str(row["batch"] or "none")),
-               Column("tok/sec, thousands", partial(of_speed, lambda row: span(
-                   *(each / 1000 for each in row["speeds"]))))]
-    if len(cards) > 1:
-        columns.append(Column(f"× {next(iter(cards))}", times))
-    if args.tokens:
-        columns.append(Column("hours", partial(of_speed, lambda row: span(
-            *hours(row, args.tokens)))))
-    if args.tokens and args.price:
-        columns.append(Column("cost", partial(of_speed, cost)))
-    if args.price:
-        columns.append(Column("million tokens per unit of money", partial(of_speed, per_money)))
+            row = dict(name=name, label=run.label, batch=batch or "none")
+            rows.append(row)
+            speeds = batch and card.bandwidth and prediction.speeds(batch, card, gpus)
+            first.setdefault(place, speeds)
+            if not speeds:
+                continue
+            row["speed"] = span(*(each / 1000 for each in speeds))
+            if len(cards) > 1 and first[place]:
+                row["times"] = f"{sum(speeds) / sum(first[place]):.2f}"
+            if args.tokens:
+                hours = [args.tokens / each / 3600 for each in reversed(speeds)]
+                row["hours"] = span(*hours)
+                if price:
+                    row["cost"] = span(*(each * gpus * price for each in hours))
+            if price:
+                row["tokens"] = span(*(each * 3600 / 1e6 / (gpus * price) for each in speeds))
+    columns = [words("card", "name"), words("script", "label"), number("batch", "batch"),
+               number("tok/sec, thousands", "speed"), number(f"× {next(iter(cards))}", "times"),
+               number("hours", "hours"), number("cost", "cost"),
+               number("million tokens per unit of money", "tokens")]
     what = f"{args.tokens:,.0f} tokens" if args.tokens else "Speed"
     money = " and ".join(f"{price:g}" for price in each_price) if args.price else ""
     return Table(columns, rows, f"{what}, on all GPUs of a script" + (

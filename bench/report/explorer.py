@@ -4,12 +4,12 @@ these figures; how they come about stands in bench.predict alone."""
 
 import json
 
-from bench.catalogue import FLOAT16, STAGES, Run, Scripts
-from bench.common import REFERENCE
+from bench.catalogue import FLOAT16, STAGES, Run
 from bench.predict.speed import CARDS, Card
-from bench.predict.store import BATCHES, OTHERS, Prediction, kept
+from bench.predict.store import BATCHES, OTHERS, Prediction
 from bench.report import check
 from bench.report.names import ADVICE
+from bench.report.notes import today
 from patches import stack
 
 MODELS = "gpt2", *check.LARGER
@@ -19,75 +19,61 @@ LESS = "python measure.py predict --variants memory-checkpoint,optimizer-adamw-8
 Known = dict[str, dict[str, Prediction]]  # by the name of a script, then of a model
 
 
-def choices(scripts: Scripts) -> dict[str, Run]:
+def choices() -> dict[str, Run]:
     """What one can choose: the ladder, which ends with 02, and the variants of 01; then what stands
     in for 02 on a GPU without bfloat16 units. Raises UserError, StackError."""
+    scripts = today()
     *rungs, last, ddp = scripts.rungs(GPUS)
     found = {scripts.canonical(run.script): run for run in rungs}
     found |= {"00": found["00"].but(label="00, the baseline"),
               "01": last.but(label=f"01, all {last.rung} techniques"),
               "02": ddp.but(label=f"02, on {GPUS} GPUs")}
-    found |= {run.label: run for run in check.alternatives(scripts)}
+    found |= {run.label: run for run in check.alternatives()}
     run = scripts.float16(scripts.stage("02", GPUS))
     return found | {str(run.script): run.but(published=None)}
 
 
-def predictions(scripts: Scripts, runs: dict[str, Run]) -> Known:
+def predictions(runs: dict[str, Run]) -> Known:
     """Those that are kept of each. Raises StackError."""
     found: Known = {}
     for name, run in runs.items():
         for model in MODELS:
-            options = ["--model", model, *run.options]
-            if known := kept(scripts, run.script, options, REFERENCE):
-                check.used.append((run.script, options, known))
+            if known := check.kept_of(run.script, ["--model", model, *run.options]):
                 found.setdefault(name, {})[model] = known
     return found
 
 
-def commands(name: str, run: Run) -> list[str]:
-    """What to type to train with it; --batch-size follows."""
-    if name in ("00", "01"):
-        return [f"python {STAGES[name]}"]
-    if name == "02":
-        return [f"torchrun --nproc_per_node={run.processes} {STAGES[name]}"]
-    script = str(run.script)
-    if run.rung is not None:
-        return [f"python patches/stack.py write {script}",
-                f"python {(stack.WRITTEN / stack.file_of(script)).as_posix()} --data data"]
-    names = script.removeprefix("02+")
-    base, start = (" --base 02", f"torchrun --nproc_per_node={GPUS}") if names != script else (
-        "", "python")
-    return [f"python patches/stack.py compose {names}{base} --out my.py",
-            " ".join([start, "my.py", *run.options])]
-
-
-def asked(name: str, run: Run) -> str:
-    """What predicts it: for --gpu and --batch-size to follow."""
-    command = "python measure.py predict"
-    if name in STAGES or run.processes > 1:  # of these it tells by itself
-        return command
-    return command + (f' --variants "{run.label}"' if run.rung is None else f" --rungs {run.rung}")
-
-
-def kind(name: str, run: Run) -> str:
-    """What one chooses it as; "" where it only stands in for another."""
+def how(name: str, run: Run) -> tuple[str, list[str], str]:
+    """What one chooses it as ("": it only stands in for another), what to type to train with it,
+    for --batch-size to follow, and what predicts it, for --gpu and --batch-size to follow."""
+    script, predict = str(run.script), "python measure.py predict"
+    start = f"torchrun --nproc_per_node={run.processes}" if run.processes > 1 else "python"
     if name in STAGES:
-        return "The scripts"
+        return "The scripts", [f"{start} {STAGES[name]}"], predict
     if run.rung is not None:
-        return "The ladder"
-    return "Options of 01" if run.processes == 1 else ""
+        path = (stack.WRITTEN / stack.file_of(script)).as_posix()
+        return ("The ladder", [f"python patches/stack.py write {script}",
+                               f"{start} {path} --data data"], f"{predict} --rungs {run.rung}")
+    names = script.removeprefix("02+")
+    base = " --base 02" * (names != script)
+    commands = [f"python patches/stack.py compose {names}{base} --out my.py",
+                " ".join([start, "my.py", *run.options])]
+    if run.processes > 1:  # of it predict tells by itself
+        return "", commands, predict
+    return "Options of 01", commands, f'{predict} --variants "{run.label}"'
 
 
 def script(name: str, run: Run, known: dict[str, Prediction]) -> dict:
+    """What the page has of a script."""
+    kind, commands, predict = how(name, run)
     needs = {model: {batch: [gb(need.reserved), gb(need.least)]
                      for batch, need in each.needs.items() if batch in BATCHES}
              for model, each in known.items()}
     return dict(
         label=f"{run.rung} {ADVICE[name].name}" if name in ADVICE else run.label,
-        rung=run.rung, gpus=run.processes, kind=kind(name, run),
+        rung=run.rung, gpus=run.processes, kind=kind,
         default=32 if run.rung is None or run.rung >= 10 else 8,
-        commands=commands(name, run), predict=asked(name, run), published=run.published,
-        needs=needs)
+        commands=commands, predict=predict, published=run.published, needs=needs)
 
 
 def gb(mib: int) -> float:
@@ -110,14 +96,16 @@ def speeds(run: Run, known: Prediction, card: Card) -> dict[int, list]:
 
 
 def gpu(name: str, card: Card, runs: dict[str, Run], found: Known) -> dict:
-    told = dict(gb=gb(card.mib), room=gb(card.mib - OTHERS), notes=[
-        note for note, holds in (
-            ("We know of no measured matmul throughput of this GPU: it is scaled from the"
-             " datasheet, so the range is wider.", not card.is_measured),
-            ("Some of its specifications haven't been checked against a datasheet yet.",
-             not card.is_checked),
-            ("It has no units for bfloat16. 01 and 02 are composed with precision-fp16, and we know"
-             " of no measured training speed to check them against.", not card.bfloat16)) if holds])
+    """What the page has of a GPU."""
+    notes = {
+        "We know of no measured matmul throughput of this GPU: it is scaled from the datasheet, so"
+        " the range is wider.": not card.is_measured,
+        "Some of its specifications haven't been checked against a datasheet yet.":
+            not card.is_checked,
+        "It has no units for bfloat16. 01 and 02 are composed with precision-fp16, and we know"
+        " of no measured training speed to check them against.": not card.bfloat16}
+    told = dict(gb=gb(card.mib), room=gb(card.mib - OTHERS),
+                notes=[note for note, holds in notes.items() if holds])
     if not card.bfloat16:
         told |= {"instead": {"01": FLOAT16, "02": f"02+{FLOAT16}"}, "with": f"with {FLOAT16}"}
     if name == check.PUBLISHED_ON:
@@ -141,9 +129,8 @@ def measured() -> dict[str, list]:
 
 def data_block() -> str:
     """The element of the page that holds it, a line for each GPU. Raises UserError, StackError."""
-    scripts = Scripts()
-    runs = choices(scripts)
-    found = predictions(scripts, runs)
+    runs = choices()
+    found = predictions(runs)
     parts = {
         "models": MODELS, "less": LESS, "context": found["00"]["gpt2"].context_length,
         "sources": {name: source["what"] for name, source

@@ -7,6 +7,7 @@ from bench.predict.speed import CARDS, Card
 from bench.predict.store import largest
 from bench.report import check
 from bench.report.check import LARGER, prediction_of
+from bench.report.notes import today
 from bench.report.tables import Column, Table, number, words
 from patches import stack
 
@@ -22,13 +23,13 @@ def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
                    options=(*run.options, *check.WITHOUT_TENSOR_CORES))
 
 
-def on_card(scripts: Scripts, name: str, models: tuple[str, ...]) -> dict:
+def on_card(name: str, models: tuple[str, ...]) -> dict:
     """What fits a GPU, how fast 00 and 01 are there, and how to begin."""
     card, speeds, minutes = CARDS[name], [], []
     row: dict = {}
     for stage, default in (("00", 8), ("01", 32)):
-        run = in_place(scripts, scripts.stage(stage), card)
-        predicted = {model: prediction_of(scripts, run.script, ["--model", model, *run.options])
+        run = in_place(today(), today().stage(stage), card)
+        predicted = {model: prediction_of(run.script, ["--model", model, *run.options])
                      for model in (models if stage == "01" else models[:1])}
         for model, each in predicted.items():
             row[f"{stage}, {model}"] = largest(each.needs, card.mib)
@@ -58,7 +59,7 @@ def begin(card: Card, batch: int) -> str:
 
 def cards_table() -> Table:
     """A row for each GPU. Raises UserError, StackError."""
-    scripts, models = Scripts(), ("gpt2", *LARGER)
+    models = "gpt2", *LARGER
     names = sorted(CARDS, key=lambda name: (CARDS[name].mib, CARDS[name].capability))
     columns = [words("GPU", "card"), number("GB", "gb", ".0f"),
                number("compute capability", "capability", ".1f")]
@@ -67,7 +68,7 @@ def cards_table() -> Table:
     columns += [number(f"thousand tok/sec of {stage}", stage) for stage in ("00", "01")]
     columns += [
         number(f"minutes of {EPOCHS} epochs, 00 / 01", "minutes"), words("begin with", "begin")]
-    return Table(columns, [on_card(scripts, name, models) for name in names])
+    return Table(columns, [on_card(name, models) for name in names])
 
 
 def hardware_table() -> Table:

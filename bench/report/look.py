@@ -2,10 +2,9 @@
 and how it did.
 
 The file holds under "now" the machine's description, and what that follows from, so that a command
-has it at once; and once there is a report, all that bench.measure.machine.look told for it.
+has it at once; and once there is a report, all that bench.measure.rates.look told for it.
 """
 
-import hashlib
 import json
 import sys
 from pathlib import Path
@@ -18,17 +17,18 @@ from bench.common import (
     read_kept,
     relative,
     same_machine,
+    sha256,
     trained_in,
     write_whole,
 )
 from bench.measure import machine
 from bench.measure.journal import data_of, journal_of, read_journal
 from bench.report.notes import counted, peaks
-from bench.report.tables import Column, Table, cell, found_in, markdown, number
+from bench.report.tables import Column, Table, cell, markdown, number, rows_in
 
 
 def machine_in(results: Path) -> dict:
-    """This machine, as machine.this_machine describes it; kept in `results`, and asked for
+    """This machine, as rates.this_machine describes it; kept in `results`, and asked for
     again where a fact that it follows from has changed, or the file is damaged. Raises UserError.
     """
     path = results / "machine.json"
@@ -49,11 +49,11 @@ def machine_in(results: Path) -> dict:
 def key_of(description) -> str:
     """What a description is known by, with all that it follows from: while both are the same, it
     stands."""
-    return hashlib.sha256(json.dumps([description, machine.facts()]).encode()).hexdigest()
+    return sha256(json.dumps([description, machine.facts()]).encode())
 
 
 def look_at(studies: dict, data: Path, results: Path) -> dict:
-    """What machine.look finds here; asked once for a folder of results. Raises UserError
+    """What rates.look finds here; asked once for a folder of results. Raises UserError
     where that holds the report of another machine or text, or where there are no tokens."""
     processes.prepare_tokens(data)
     here, look = machine_in(results), read_look(results)
@@ -133,14 +133,14 @@ def first_line(look: dict) -> str:
 def summary(results: Path, look: dict) -> list[str]:
     """What this machine gives, and where it differs from the published table, in five lines."""
     lines = [first_line(look)]
-    stages, ladder = ([row for _, rows in found_in(results, name) for row in rows if row.records]
+    stages, ladder = ([row for row in rows_in(results, name) if row.records]
                       for name in ("stages", "ladder"))
     plain, fast = ({row.run.stage: row for row in stages}.get(stage) for stage in ("00", "01"))
     if plain and fast:
         lines.append(
             f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
-            f" A100: {fast.published:,.0f}, {fast.published_factor_baseline:.2f} times), with"
+            f" A100: {fast.run.published:,.0f}, {fast.published_factor_baseline:.2f} times), with"
             f" {cell(fast.reserved_gb, '.2f') or 'n/a'} GB instead of"
             f" {cell(plain.reserved_gb, '.2f') or 'n/a'}; {min(plain.rounds, fast.rounds)} run(s)"
             " each.")

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from functools import cache
 
 from bench.catalogue import Scripts
+from bench.common import sha256
 from bench.judge.noise import ROUNDS_FOR_A_VERDICT
 from bench.judge.rows import Row, seed_noise, speed_of
-from bench.measure.journal import Measured, sha256
+from bench.measure.journal import Measured
 from bench.measure.plan import SEED
 from bench.measure.records import Record
 from bench.predict import fingerprint
@@ -24,7 +25,7 @@ def versions_note(measured: Iterable[Measured]) -> str:
     """A line, with a blank one before it, where figures are of a script that had another training
     step than it has today, or may have had. Scripts that aren't ours are left out. Raises
     UserError, StackError, OSError."""
-    asked = []
+    asked: list[tuple] = []
     names: dict[bool | None, dict[str, None]] = {True: {}, False: {}, None: {}}  # None: not known
     for each in measured:
         runs = {run.name: run for run in each.plan.runs if run.script}
@@ -39,9 +40,9 @@ def versions_note(measured: Iterable[Measured]) -> str:
             else:
                 asked.append((name, fingerprint.of_run(
                     text, run, each.plan, each.options, each.machine), result.step))
-    fingerprint.learn([(request, step) for _, request, step in asked])
-    for name, request, step in asked:
-        names[fingerprint.same(request, step, "step")][name] = None
+    told_of = fingerprint.still([each[1:] for each in asked], "step")
+    for (name, *_), same in zip(asked, told_of, strict=True):
+        names[same][name] = None
     count = len(names[True] | names[False] | names[None])
     told = [f"{words} version of " + (
                 ", ".join(found) if len(found) < 5 else f"{len(found)} of {count} scripts")
@@ -104,7 +105,7 @@ def type_note(rows: list[Row]) -> str:
         return ""
     published = "; the published figures, from there on, are in bfloat16"
     return (f" From technique 5 on all is trained in **float32** ({'; '.join(sorted(reasons))})"
-            + published * any(row.published for row in rows) + ".")
+            + published * any(row.run.published for row in rows) + ".")
 
 
 def peaks(matmul_peak: dict[str, float]) -> str:

@@ -56,17 +56,10 @@ def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
 
 
 def thousands(axis) -> None:
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+    from matplotlib.ticker import MaxNLocator
 
     axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-
-
-def plain_figures(axis) -> None:
-    """Of a log scale: 4 instead of a power of two."""
-    from matplotlib.ticker import StrMethodFormatter
-
-    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_major_formatter("{x:,.10g}")
 
 
 def lay_rows(axes, count: int) -> None:
@@ -99,11 +92,9 @@ def place_of(measured) -> str:
             + f"\ntext: {measured.text}" * bool(measured.text))
 
 
-def verdict_keys(better: str = "faster", worse: str = "slower") -> list:
-    """The entries of a legend for OWN, ERROR and UNSURE."""
-    return [key(label, color=colour, linewidth=8) for label, colour in (
-        (f"significantly {better}", OWN), (f"significantly {worse}", ERROR),
-        ("not significant", UNSURE))]
+def keys(colours: dict[str, str]) -> list:
+    """Entries of a legend, by their labels."""
+    return [key(label, color=colour, linewidth=8) for label, colour in colours.items()]
 
 
 def key(label: str, **style):
@@ -155,7 +146,7 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
         if len(known) > 1:
             ends[place] = max(known)
             axes.plot([min(known), max(known)], [place] * 2, "|-", color="0.1", linewidth=1.2)
-    ends = [max(pair) for pair in zip(ends, behind or ends, strict=True)]
+    ends = list(map(max, ends, behind or ends))
     for place, (text, end) in enumerate(zip(texts, ends, strict=True)):
         axes.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center",
                       fontsize=10)
@@ -196,6 +187,7 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
         axes.set_xlabel(f"{label} over {base.label}, with 95 % intervals")
     panels[0].set_yticks(range(len(rows)), [
         "\n".join(wrap(row.label, 36, break_on_hyphens=False)) for row in rows], fontsize=9)
-    subfigure.legend(handles=verdict_keys("better", "worse"), loc="outside lower center", ncols=3,
-                     frameon=False)
+    subfigure.legend(handles=keys({
+        "significantly better": OWN, "significantly worse": ERROR, "not significant": UNSURE}),
+        loc="outside lower center", ncols=3, frameon=False)
     return figure

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from bench.catalogue import Scripts
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.predict.fingerprint import keep_used
 from bench.predict.store import earlier
-from bench.report import accuracy, cards, check, explorer, gpus
-from bench.report.drawn import DRAWN
+from bench.report import accuracy, cards, check, explorer, gpus, waterfall
+from bench.report.notes import today
 from bench.report.pictures import picture_bytes
 from bench.report.tables import (
     Column,
@@ -21,6 +20,7 @@ from bench.report.tables import (
     found_in,
     markdown,
     number,
+    rows_in,
     used,
     versions_note,
     words,
@@ -35,7 +35,11 @@ BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands th
 # The machine whose tables stand in the pages, unless one says NAME@MACHINE; what is a line or a
 # column for each has all.
 SHOWN = REFERENCE / "amd-epyc-2-cores"
-PREDICTED = {  # the tables of predictions, by the name of their marker
+DRAWN = {  # pictures, by the page that shows them
+    ROOT / "README.md": {"docs/speedup.png": waterfall.readme_picture},
+    ROOT / "docs" / "predictions.md": {"predictions.png": accuracy.picture},
+}
+PREDICTED: dict[str, Callable[[], Table | str]] = {  # of predictions, by the name of their marker
     "fits": check.memory_table, "fits-others": check.others_memory_table, "gpus": gpus.cards_table,
     "hardware": gpus.hardware_table,
     "clock": check.clock_table, "others": accuracy.others_table, "where": check.where_table,
@@ -61,15 +65,6 @@ def write_readme(studies: dict) -> bool:
 def update(text: str, machine: Path, studies: dict) -> str:
     """`text` with what stands between its markers written again, from a machine's folder. Raises
     UserError for a marker without its end or of an unknown table, StackError, OSError."""
-    own: dict[str, Callable[[Path], str]] = {
-        "techniques": cards.techniques, "guide": guide_table, "sample": sample,
-        "headline": cards.headline, "to-loss": cards.to_loss, "machines": cards.results,
-        "technique-index": cards.index,
-        "technique-cards": partial(cards.cards, study="ladder"),
-        "variant-cards": partial(cards.cards, study="variants"),
-        "variant-cards-loss": partial(cards.cards, study="variants", unchanged=False),
-    }
-
     @cache
     def of_studies(folder: Path) -> dict[str, str]:
         found = {}
@@ -90,14 +85,12 @@ def update(text: str, machine: Path, studies: dict) -> str:
             raise UserError(f"there is no folder {relative(folder)}")
         if name in PREDICTED:
             table = predicted(name)
-        elif name in own:
+        elif name in MEASURED:
             used.clear()
-            table = own[name](folder)
+            table = MEASURED[name](folder)
             table += versions_note(used)
-        elif name not in of_studies(folder):
+        elif (table := of_studies(folder).get(name)) is None:
             raise UserError(f"there is no table {name} in {relative(folder)}")
-        else:
-            table = of_studies(folder)[name]
         return opening + (table if table.startswith("|") else f"\n{table}\n") + end
 
     return BLOCK.sub(write, text)
@@ -108,14 +101,14 @@ def predicted(name: str) -> str:
     script. Raises UserError, StackError."""
     check.used.clear()
     made = PREDICTED[name]()
-    text = made if isinstance(made, str) else markdown(*made if isinstance(made, list) else [made])
-    line = earlier(Scripts(), check.used)
+    text = made if isinstance(made, str) else markdown(made)
+    line = earlier(today(), check.used)
     return f"{text}\n{line}\n" if line else text
 
 
 def sample(machine: Path) -> str:
     """What a run of 01 printed, by its record."""
-    record = next(row.records[-1] for _, rows in found_in(machine, "stages") for row in rows
+    record = next(row.records[-1] for row in rows_in(machine, "stages")
                   if row.run.stage == "01" and row.records)
     losses = [f"Ep {log['epoch']}, Step {log['step']:06d}, Train: {log['train_loss']:.3f}, "
               f"Val: {log['val_loss']:.3f}, Step tok/sec: {log['step_tok_per_sec']:.0f}, "
@@ -126,18 +119,17 @@ def sample(machine: Path) -> str:
 
 def guide_table(machine: Path) -> str:
     """The guide's claims, and next to them the factors of this machine."""
-    shown: dict = {"batch": {}}  # by the technique, variant or mode: {label: row}
+    shown: dict = {}  # by the technique, variant or mode: {label: row}
+    sizes = []
     for study in ("ladder", "variants", "compile-modes", "sweep"):
-        for measured, rows in found_in(machine, study):
-            for row in rows:
-                name = row.run.mode or str(row.run.script)
-                shown.setdefault(name, {})[row.label] = row
-            if measured.kind == "batch":
-                known = [row for row in rows if row.records]
-                best = max(known, key=lambda row: row.tok_per_sec)
-                best.run = best.run.but(compared_to=known[0].run.name)
-                shown["batch"] = {f"{best.label} over {known[0].label}": best}
-    shown["batch"] = shown["batch"] or shown.get("10-batch-size", {})
+        for row in rows_in(machine, study):
+            shown.setdefault(row.run.mode or str(row.run.script), {})[row.label] = row
+            sizes += [row] * (row.measured.kind == "batch" and bool(row.records))
+    shown["batch"] = shown.get("10-batch-size", {})
+    if sizes:
+        best = max(sizes, key=lambda row: row.tok_per_sec)
+        best.run = best.run.but(compared_to=sizes[0].run.name)
+        shown["batch"] = {f"{best.label} over {sizes[0].label}": best}
     lines = []
     for claim in check.published_others()["guide"]["rows"]:
         for label, row in (pair for name in claim["shown"] for pair in shown.get(name, {}).items()):
@@ -148,3 +140,12 @@ def guide_table(machine: Path) -> str:
         words("measured as", "label"),
         Column("× speed", lambda line: line["row"].error or cell(line["row"].factor, ".2f")),
         number("× memory", "row.memory_factor", ".2f")], lines))
+
+
+MEASURED: dict[str, Callable[[Path], str]] = {  # those of a machine's folder, likewise
+    "techniques": cards.techniques, "guide": guide_table, "sample": sample,
+    "headline": cards.headline, "to-loss": cards.to_loss, "machines": cards.results,
+    "technique-index": cards.index, "technique-cards": partial(cards.cards, study="ladder"),
+    "variant-cards": partial(cards.cards, study="variants"),
+    "variant-cards-loss": partial(cards.cards, study="variants", unchanged=False),
+}

@@ -104,13 +104,18 @@ def found_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
     return [(each, rows_of(each)) for each in found]
 
 
+def rows_in(folder: Path, study: str) -> list[Row]:
+    """Those of found_in(), one after the other."""
+    return [row for _, rows in found_in(folder, study) for row in rows]
+
+
 def within_01(folder: Path) -> dict[str, str]:
     """What leave-one-out says that each technique brings within 01, by the name of its rung; or why
     it couldn't be left out ("conflict", "failed")."""
     return {row.run.without: row.error.partition(":")[0] if row.error else
             bold(cell(row.technique_factor, ".2f"), row.verdict)
-            for measured, rows in found_in(folder, "leave-one-out") if not measured.kind
-            for row in rows if row.run.without}
+            for row in rows_in(folder, "leave-one-out")
+            if row.run.without and not row.measured.kind}
 
 
 def tables_of(study, measured, rows: list[Row]) -> list[Table]:

@@ -1,6 +1,7 @@
 """The ladder as a waterfall: of each step only what it gains has a bar, as long as its factor."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from bench.common import REFERENCE, short_name
@@ -11,7 +12,7 @@ from bench.report.pictures import (
     ERROR,
     OWN,
     UNSURE,
-    key,
+    keys,
     lay_rows,
     room_for,
     rows_of_panels,
@@ -25,11 +26,11 @@ CLEAR = 1.1  # the factor from which a published step, which has no interval, is
 class Step(NamedTuple):
     """From one script to the next."""
 
-    speed: float | None
-    before: float | None
-    colour: str
-    text: str
-    range: tuple[float, ...] = ()
+    speed: float | None = None
+    before: float | None = None
+    colour: str = UNSURE
+    text: str = ""
+    range: Sequence[float] = ()
 
 
 def measured_steps(rows: list[Row]) -> list[Step]:
@@ -37,10 +38,9 @@ def measured_steps(rows: list[Row]) -> list[Step]:
     found, before = [], None
     for row in rows:
         colour = {"faster": OWN, "slower": ERROR}.get(row.verdict, UNSURE)
-        factor = cell(row.factor, ".2f")
-        text = shorten(row.error, 40) if row.error else f"{factor}×" if factor else (
-            cell(row.tok_per_sec, ",.0f"))
-        found.append(Step(row.tok_per_sec, before, colour, text, tuple(row.speeds)))
+        text = (shorten(row.error, 40) if row.error else f"{row.factor:.2f}×" if row.factor else
+                cell(row.tok_per_sec, ",.0f"))
+        found.append(Step(row.tok_per_sec, before, colour, text, row.speeds))
         before = row.tok_per_sec or before
     return found
 
@@ -48,21 +48,16 @@ def measured_steps(rows: list[Row]) -> list[Step]:
 def published_steps(names: list[str]) -> list[Step]:
     """Of the scripts with these names in the ladder: the baseline, then each with its patch's."""
     plain = cards.published().stages["00"].tok_per_sec
-    known = {patch.name: (now, factor) for _, patch, now, factor in cards.steps() if now}
-    found = [Step(plain, None, UNSURE, f"{plain:,.0f}")]
-    for name in names[1:]:
-        now, factor = known.get(name, (None, None))
-        if now and now.gpus == 1:
-            found.append(Step(now.tok_per_sec, now.tok_per_sec / factor,
-                              OWN if factor >= CLEAR else UNSURE, f"{factor:.2f}×"))
-        else:
-            found.append(Step(None, None, UNSURE, ""))
-    return found
+    found = {step["patch"].name: Step(
+        step["now"].tok_per_sec, step["now"].tok_per_sec / step["factor"],
+        OWN if step["factor"] >= CLEAR else UNSURE, f"{step['factor']:.2f}×")
+        for step in cards.steps() if step["now"] and step["now"].gpus == 1}
+    return [Step(plain, text=f"{plain:,.0f}"), *(found.get(name, Step()) for name in names[1:])]
 
 
 def draw(axes, steps: list[Step], inches: float) -> None:
     """A bar from the speed before each step to that after it, on a log scale."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import LogLocator
 
     lay_rows(axes, len(steps))
     axes.set_xscale("log")
@@ -88,8 +83,8 @@ def draw(axes, steps: list[Step], inches: float) -> None:
                       fontsize=10)
     axes.set_xlim(low / 1.08, low * math.exp(max(0.1, room_for(texts, ends, inches))))
     axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1000:g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}")
+    axes.xaxis.set_minor_formatter("")
     axes.set_xlabel("thousand tok/sec, log scale"
                     + "\nthin lines: range of the repetitions" * any(
                         len(step.range) > 1 for step in steps))
@@ -107,9 +102,9 @@ def panels(title: str, names: list[str], columns: list[tuple[str, list[Step]]]):
                        fontsize=11)
         if not place:
             each.set_yticks(range(len(names)), names)
-    subfigure.legend(handles=[key(label, color=colour, linewidth=8) for label, colour in (
-        (f"gain (measured: significant; published: {CLEAR}× or more)", OWN),
-        ("significant loss", ERROR), ("no clear change", UNSURE))],
+    subfigure.legend(handles=keys({
+        f"gain (measured: significant; published: {CLEAR}× or more)": OWN,
+        "significant loss": ERROR, "no clear change": UNSURE}),
         loc="outside lower center", ncols=3, frameon=False, fontsize=10)
     return figure
 
@@ -127,10 +122,10 @@ def names_of(rows: list[Row]) -> list[str]:
 
 def readme_picture():
     """The published ladder, and those of the first and the last machine next to it."""
-    ladders = [(measured, [row for row in rows.values() if row.run.processes == 1])
-               for measured, rows in cards.ladders(REFERENCE / "amd-epyc-2-cores")]
+    ladders = [[row for row in rows if row.run.processes == 1]
+               for rows in cards.ladders(REFERENCE / "amd-epyc-2-cores")]
     ladders = [ladders[0], ladders[-1]]
-    longest = max((rows for _, rows in ladders), key=len)
+    longest = max(ladders, key=len)
     scripts = [row.run.name for row in longest]
     theirs = published_steps(scripts)
     known = [(float(step.text[:-1]), name) for step, name in zip(theirs, scripts, strict=True)
@@ -138,10 +133,10 @@ def readme_picture():
     best = [f"{called(name, name)} {factor:.2f}×" for factor, name in sorted(known)[:-4:-1]]
     whole = [step.speed for step in theirs if step.speed]
     columns = [("GPT-2 124M, A100, published", theirs)]
-    for measured, rows in ladders:
+    for rows in ladders:
         models = {row.record.config["model"] for row in rows if row.record}
         steps = measured_steps(rows)
-        steps += [Step(None, None, UNSURE, "")] * (len(longest) - len(steps))
-        columns.append((f"{', '.join(models)}, {short_name(measured.machine)}", steps))
+        steps += [Step()] * (len(longest) - len(steps))
+        columns.append((f"{', '.join(models)}, {short_name(rows[0].measured.machine)}", steps))
     return panels(f"On one A100 (published): {whole[-1] / whole[0]:.1f} times as fast, most of it"
                   f" by {', '.join(best)}", names_of(longest), columns)

@@ -6,6 +6,7 @@ part of the report, a picture of plot_results.py, and a table that a marker in a
 
 import argparse
 import importlib
+import math
 import pkgutil
 import re
 from collections.abc import Generator
@@ -33,6 +34,7 @@ class Study:
     # Of --max-tokens ("": no such option) and --rounds, with their defaults filled in.
     max_tokens_help = ("training tokens, per process, after which losses are compared (default:"
                        " {cuda:,} on a GPU, {cpu:,} on a CPU)")
+    rungs_help = names_help = ""  # of --rungs and --names ("": no such option)
     arguments = ""  # of its command line, those that are no options
     environment: dict[str, str] = {}  # of its runs
     runs_scripts = True  # else it has an `answer` instead of plans
@@ -55,6 +57,10 @@ class Study:
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Adds the study's own command-line options."""
+        if self.rungs_help:
+            parser.add_argument("--rungs", metavar="0,5-8", help=self.rungs_help)
+        if self.names_help:
+            parser.add_argument("--names", metavar="A,B+C", help=self.names_help)
 
     def runs(self, setup: Setup) -> list[Run]:
         """What is compared, the baseline first. Raises UserError, StackError."""
@@ -82,11 +88,11 @@ class Study:
 
     def length(self, setup: Setup) -> dict:
         """How long a run trains, by the options and the device, as fields of Plan."""
-        return dict(tokens=setup.args.max_tokens or self.tokens[setup.device],
-                    min_steps=1 if setup.args.max_tokens else STEPS[setup.device],
-                    equal_steps=True,
-                    seconds=self.seconds[setup.device] if setup.args.seconds is None
-                    else setup.args.seconds)
+        tokens, seconds = setup.args.max_tokens, getattr(setup.args, "seconds", None)
+        if seconds is None:
+            seconds = (self.seconds or {}).get(setup.device, 0)
+        return dict(tokens=tokens or self.tokens[setup.device], equal_steps=True,
+                    min_steps=1 if tokens else STEPS[setup.device], seconds=seconds)
 
     def collect(self, setup: Setup, folder: Path) -> None:
         """Takes what a run has left in `folder` next to its record. Raises ValueError where it
@@ -129,6 +135,23 @@ class Study:
     def result(self, measured, rows: list) -> str:
         """What measure.py prints below the tables."""
         return ""
+
+
+def positive(text: str) -> int:
+    """As an option."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is out of range")
+    return int(text)
+
+
+def duration(text: str) -> float:
+    """As an option: minutes or seconds."""
+    if not 0 <= float(text) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is out of range")
+    return float(text)
+
+
+positive.__name__, duration.__name__ = "whole number", "number"  # argparse: "invalid number value"
 
 
 def all_studies() -> dict[str, Study]:

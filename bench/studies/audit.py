@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from bench.audit import tell
-from bench.audit.price import cards_of
-from bench.audit.run import audit
+from bench.audit.run import audit, machine_of
 from bench.common import UserError, relative
-from bench.studies import Study
+from bench.predict.speed import CARDS, named
+from bench.studies import Study, duration
 
 
 class Audit(Study):
@@ -18,7 +18,6 @@ class Audit(Study):
     script as it is, twice, for some steps; only run what you trust."""
 
     runs_scripts = of_this_machine = False
-    in_report = ()
 
     def options(self, parser):
         parser.usage = "measure.py audit [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
@@ -29,7 +28,7 @@ class Audit(Study):
                             " (default: the script's)")
         parser.add_argument("--gpu", metavar="NAMES", default="", help="GPUs that aren't here, such"
                             " as \"RTX 4090,H100\": its tok/sec and memory there, predicted")
-        parser.add_argument("--minutes", type=float, default=10, metavar="N",
+        parser.add_argument("--minutes", type=duration, default=10, metavar="N",
                             help="that each of the two runs may take (default: 10)")
         parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -41,11 +40,13 @@ class Audit(Study):
             raise UserError("which script? python measure.py audit SCRIPT [ITS ARGUMENTS]", 2)
         if not args.module and not Path(command[0]).exists():
             raise UserError(f"no script {command[0]}", 2)
-        cards = cards_of(args.gpu)
+        cards = [*dict.fromkeys(card for name in filter(None, map(str.strip, args.gpu.split(",")))
+                                for card in named(name, CARDS))]
         timed, watched = audit(command, args.minutes)
         if int(os.environ.get("RANK", 0)):
             return ""
-        found = tell.findings(command, timed, watched, setup.results, cards)
+        machine = machine_of(timed)
+        found = tell.findings(command, timed, watched, machine, setup.results, cards)
         pages = tell.write_page(found, args.name, setup.results)
         return json.dumps(found.as_json()) if args.json else tell.text(found) + ", ".join(
             map(relative, pages))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from bench.catalogue import CHECKPOINTS, STAGES, Run, lacking
+from bench.catalogue import CHECKPOINTS, Run, lacking
 from bench.common import ROOT, UserError, trained_in
 from bench.judge.rows import Row, middle
 from bench.measure.plan import EVERY_ROUND, SCRATCH, Plan, Setup
@@ -21,6 +21,7 @@ from bench.report.tables import (
     Table,
     bold,
     cell,
+    figure,
     full_table,
     markdown,
     number,
@@ -29,6 +30,8 @@ from bench.report.tables import (
 )
 from bench.studies import Study
 from patches import stack
+
+PARAMETERS = "record.config.parameters"
 
 # ---- 01 and its variants ------------------------------------------------------------------------
 
@@ -40,19 +43,16 @@ class Variants(Study):
     schedule = {70: None}
     settings = dict(seed_noise=2, cold_rounds=EVERY_ROUND)
     two_stages = True
+    names_help = ("which variants (default: all but those that compile-modes and checkpoints"
+                  " measure); + joins several into one script")
     model_columns = [
         Column("another model", lambda row: f"`{row.label}`", True),
-        Column("parameters", lambda row: cell(parameters(row), ",")),
-        SPEED, Column("× speed", lambda row: row.error or cell(row.factor, ".2f")), GB,
+        number("parameters", PARAMETERS, ","), SPEED,
+        Column("× speed", lambda row: row.error or cell(row.factor, ".2f")), GB,
         number("× memory", "memory_factor", ".2f"), LOSS,
         number("Δ loss", "loss_difference", "+.4f"),
         Column("experts' shares of the tokens", lambda row: shares(row)),
     ]
-
-    def options(self, parser):
-        parser.add_argument("--names", metavar="A,B+C",
-                            help="which variants (default: all but those that compile-modes and"
-                                 " checkpoints measure); + joins several into one script")
 
     def runs(self, setup):
         return setup.scripts.variants(setup.scripts.stage("01"), setup.machine,
@@ -80,14 +80,10 @@ class Variants(Study):
             row for row in same_model(rows)[1:] if {*str(row.run.script).split("+")} <= there])
 
 
-def parameters(row: Row) -> int | None:
-    return row.record.config.get("parameters") if row.record else None
-
-
 def same_model(rows: list[Row]) -> list[Row]:
     """Those that train the model of the first one, or of which that isn't known."""
-    first = parameters(rows[0])
-    return [row for row in rows if None in (first, parameters(row)) or parameters(row) == first]
+    first = figure(rows[0], PARAMETERS)
+    return [row for row in rows if None in (first, own := figure(row, PARAMETERS)) or own == first]
 
 
 def shares(row: Row) -> str:
@@ -129,16 +125,12 @@ class LeaveOneOut(Study):
 
     title = "01 without one technique at a time"
     schedule = {60: None}
+    rungs_help = "which techniques, by their numbers (default: all)"
+    names_help = "variants that the script has besides, joined by + (default: none)"
     short = [RUN, SPEED_OR_ERROR, RANGE,
              Column("technique's speedup",
                     lambda row: bold(cell(row.technique_factor, ".2f"), row.verdict)),
              GB, number("Δ loss", "loss_difference", "+.3f")]
-
-    def options(self, parser):
-        parser.add_argument("--rungs", metavar="0,5-8",
-                            help="which techniques, by their numbers (default: all)")
-        parser.add_argument("--names", metavar="A+B",
-                            help="variants that the script has besides (default: none)")
 
     def plans(self, setup):
         names = setup.args.names
@@ -291,16 +283,13 @@ class Checkpoints(Study):
         error = lacking("package safetensors", setup.machine)
         runs = []
         for stage in ("01", "02"):
-            base = scripts.stage(stage, 1 if stage == "01" else setup.machine["gpus"] or 2).but(
+            base = scripts.stage(stage, setup.machine["gpus"] or 2).but(
                 published=None, technique="none are saved")
-            script = f"{base.name}-checkpoints"
-            scripts.own[script] = stack.compose([CHECKPOINTS], STAGES[stage])
-            runs.append(base)
-            for mode, options in (("saved", saved), ("async", (*saved, "--checkpoint-async"))):
-                runs.append(base.but(
-                    name=f"{base.name}-{mode}", label=f"{base.label}, {mode}", script=script,
-                    options=options, technique=f"saved every {every} steps", error=error,
-                    compared_to=base.name))
+            runs += [base, *(base.but(
+                name=f"{base.name}-{mode}", label=f"{base.label}, {mode}", error=error,
+                script=f"{stage}+{CHECKPOINTS}", options=options, compared_to=base.name,
+                technique=f"saved every {every} steps")
+                for mode, options in (("saved", saved), ("async", (*saved, "--checkpoint-async"))))]
         return runs
 
     def notes(self, measured, rows):

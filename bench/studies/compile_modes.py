@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from bench.catalogue import COMPILER
 from bench.judge.rows import Row, middle, ratio
-from bench.measure.plan import EVERY_ROUND, STEPS, Plan
+from bench.measure.plan import EVERY_ROUND, Plan
 from bench.report.notes import machine_note
 from bench.report.tables import GB, LOSS, Column, cell, number, spread
 from bench.studies import Study
@@ -96,12 +96,10 @@ class CompileModes(Study):
                     *(run for run in rows if run is not none)):
             mode = run.options[-1].removeprefix("--")
             runs.append(run.but(label=mode, mode=mode, compared_to=none.name, stage=None))
-        tokens = setup.args.max_tokens
+        length = self.length(setup)
         if setup.machine["gpus"]:
-            yield Plan(runs, whole=True, epochs=EPOCHS, tokens=tokens, cold_rounds=EVERY_ROUND)
-        else:
-            yield Plan(runs, tokens=tokens or self.tokens["cpu"], cold_rounds=EVERY_ROUND,
-                       min_steps=1 if tokens else STEPS["cpu"], equal_steps=True)
+            length = dict(whole=True, epochs=EPOCHS, tokens=setup.args.max_tokens)
+        yield Plan(runs, cold_rounds=EVERY_ROUND, **length)
 
     def notes(self, measured, rows):
         steps = next((row.record.steps_per_epoch for row in rows

@@ -1,7 +1,6 @@
 """What works on this machine, what is missing, and what to type next."""
 
 import importlib.util
-import json
 import os
 import shutil
 import subprocess
@@ -13,7 +12,7 @@ from statistics import fmean
 
 from bench import processes
 from bench.catalogue import EPOCHS, in_float16
-from bench.common import REFERENCE, ROOT, UserError, other_text, relative, trained_in
+from bench.common import REFERENCE, ROOT, UserError, other_text, relative, tokens_in, trained_in
 from bench.judge.simulation import judge, recorded_in
 from bench.measure.lengths import FLOAT32_FACTOR, fast_here, fitting, options_of_type
 from bench.measure.machine import compiler_folder, missing_here
@@ -59,17 +58,15 @@ class Doctor(Study):
                 ("free memory", ", ".join(f"{mib / 1024:.1f} GB" for mib in free))]
         lines += [("trains in", type_of(machine)),
                   ("torch.compile", "doesn't work" if compile_fails else "works")]
-        batches = {}
-        meta = setup.data / "meta.json"
-        lines.append(("tokens", f"none yet in {relative(setup.data)}: the scripts make them"))
-        if meta.exists():
-            try:
-                known = json.loads(meta.read_text(encoding="utf-8"))
-                count, text = int(known["tokens"]["train"]), other_text(known)
-                lines[-1] = "tokens", (f"{count:,} to train on, in {relative(setup.data)}"
-                                       + f", of {text}" * bool(text))
-            except (ValueError, LookupError, TypeError):
-                lines[-1] = "tokens", f"{relative(meta)} is damaged: run data/prepare.py"
+        batches, tokens = {}, f"none yet in {relative(setup.data)}: the scripts make them"
+        try:
+            if known := tokens_in(setup.data):
+                text = other_text(known)
+                tokens = (f"{known['tokens']['train']:,} to train on, in {relative(setup.data)}"
+                          + f", of {text}" * bool(text))
+        except UserError as error:
+            tokens = str(error)
+        lines.append(("tokens", tokens))
         if machine["gpus"]:
             batches = fitting(setup, fast_here(setup))
             lines.append(("batch size", ", ".join(

@@ -10,7 +10,6 @@ class Explorer(Study):
     for a GPU, or two, what fits, how fast it trains, how long it takes, what it costs."""
 
     runs_scripts = of_this_machine = False
-    in_report = ()
 
     def answer(self, setup):
         if setup.options:

@@ -17,10 +17,7 @@ class Ladder(Study):
     rounds = {"cuda": 4, "cpu": 6}  # 4 rounds miss gains of 15 % in a CPU's noise
     settings = dict(seed_noise=1, cold_rounds=EVERY_ROUND)
     two_stages = True
-
-    def options(self, parser):
-        parser.add_argument("--rungs", metavar="0,5-8",
-                            help="which techniques, by their numbers (default: all)")
+    rungs_help = "which techniques, by their numbers (default: all)"
 
     def runs(self, setup):
         gpus = setup.machine["gpus"]

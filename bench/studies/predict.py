@@ -24,8 +24,8 @@ from bench.report import check, costs
 from bench.report.costs import prices, tokens
 from bench.report.gpus import in_place
 from bench.report.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
-from bench.report.tables import Column, Table, found_in, markdown
-from bench.studies import Study
+from bench.report.tables import Column, Table, found_in, markdown, number, words
+from bench.studies import Study, positive
 from patches import stack
 
 GPUS = 4  # of 02, as it was published
@@ -36,7 +36,6 @@ class Predict(Study):
     and the tokens per second: predicted, without a GPU and without training."""
 
     runs_scripts = of_this_machine = False
-    in_report = ()
 
     def options(self, parser):
         parser.add_argument("--gpu", metavar="NAME", default="all",
@@ -51,7 +50,7 @@ class Predict(Study):
                             help="its dense bfloat16 matmul throughput by the datasheet, TFLOP/s")
         parser.add_argument("--model", metavar="NAME", default="gpt2",
                             help="--model of the scripts (default: %(default)s)")
-        parser.add_argument("--batch-size", metavar="N", type=int,
+        parser.add_argument("--batch-size", metavar="N", type=positive,
                             help="a further batch size, per GPU")
         parser.add_argument("--rungs", metavar="0,5-8", help="rungs instead of 00, 01 and 02")
         parser.add_argument("--variants", metavar="A,B+C",
@@ -74,12 +73,10 @@ class Predict(Study):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
         if any(option_of(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)
-        if args.batch_size is not None and args.batch_size < 1:
-            raise UserError(f"--batch-size: {args.batch_size} is out of range", 2)
         cards, gpus = asked_for(args)
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
-            return predict_all(setup.scripts, check.wanted(setup.scripts), setup.results, smallest)
+            return predict_all(setup.scripts, check.wanted(), setup.results, smallest)
         runs = chosen(setup, gpus)
 
         def there(run: Run, card: str) -> Run:
@@ -130,21 +127,13 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
     known = read_cards(args.gpu_file) if args.gpu_file else CARDS
     if args.compare:
         return {name: known[name] for text in args.compare.split(",")
-                for name in found_as(text, known, "--compare")}, GPUS
+                for name in named(text, known, "--compare")}, GPUS
     gpus, name = re.fullmatch(r"(?:(\d+) *[x×] *)?(.*)", args.gpu.strip(), re.IGNORECASE).groups()
     if name.lower() == "all":  # that 01 and 02 are for
         found = [card for card, each in known.items() if args.gpu_file or each.capability >= 7]
     else:
-        found = found_as(name if gpus is None or int(gpus) else "", known, "--gpu", args.gpu)
+        found = named(args.gpu if gpus and not int(gpus) else name, known)
     return {name: known[name] for name in found}, int(gpus or GPUS)
-
-
-def found_as(text: str, known: dict[str, Card], option: str, given: str | None = None) -> list[str]:
-    """The cards that `text` means, of what an option was `given`. Raises UserError."""
-    found = named(text, known)
-    if not found:
-        raise UserError(f"{option}: {given or text!r} is none of {', '.join(known)}", 2)
-    return found
 
 
 def reserved_table(runs: list[Run], known: dict[str, Prediction], args, ours: dict) -> Table:
@@ -208,33 +197,23 @@ def where_it_goes(runs: list, known: dict[str, Prediction], name: str, card: Car
     """For one card: at which batch, how fast, and where the time of a step goes."""
     rows = []
     for run in runs:
-        prediction = known[run.name]
-        batch = fitting(prediction.needs, card.mib, batch_size)
-        times = prediction.seconds(batch, card) if batch else None
-        if times:
-            rows.append((run, prediction, batch, times))
-
-    def minutes(row: tuple) -> str:
-        run, prediction, batch, _ = row
-        if batch * prediction.context_length * run.processes > TOKENS_OF_BOOK:
-            return "needs a longer text"
-        return f"{prediction.minutes(batch, card, run.processes):,.1f}"
-
+        each, gpus = known[run.name], run.processes
+        batch = fitting(each.needs, card.mib, batch_size)
+        if times := batch and each.seconds(batch, card):
+            fits = batch * each.context_length * gpus <= TOKENS_OF_BOOK
+            rows.append(dict(
+                label=run.label, batch=batch, speed=each.speed_range(batch, card),
+                of_all=each.speed_range(batch, card, gpus) if gpus > 1 else None,
+                mfu=each.mfu(batch, card), minutes=f"{each.minutes(batch, card, gpus):,.1f}"
+                if fits else "needs a longer text",
+                shares={kind: spent / sum(times.values()) for kind, spent in times.items()}))
     return Table([
-        Column("script", lambda row: row[0].label, True), Column("batch", lambda row: str(row[2])),
-        Column("tok/sec, thousands", lambda row: row[1].speed_range(row[2], card)),
-        Column("of all its GPUs", lambda row: row[0].processes > 1 and row[1].speed_range(
-            row[2], card, row[0].processes)),
-        Column("MFU", lambda row: f"{row[1].mfu(row[2], card):.0%}"),
-        Column(f"minutes of {EPOCHS} epochs", minutes),
-        *(Column(kind, partial(share, kind)) for kind in KINDS)], rows,
+        words("script", "label"), number("batch", "batch"), number("tok/sec, thousands", "speed"),
+        number("of all its GPUs", "of_all"), number("MFU", "mfu", ".0%"),
+        number(f"minutes of {EPOCHS} epochs", "minutes"),
+        *(number(kind, f"shares.{kind}", ".0%") for kind in KINDS)], rows,
         f"What fits a GPU of this kind, {name}: how fast, how long on the book's"
         f" {TOKENS_OF_BOOK:,} training\ntokens, and where the time of a step goes:")
-
-
-def share(kind: str, row: tuple) -> str:
-    """Of a step's seconds by kind, the last of `row`."""
-    return f"{row[3][kind] / sum(row[3].values()):.0%}"
 
 
 def chosen(setup, gpus: int) -> list[Run]:
@@ -246,13 +225,9 @@ def chosen(setup, gpus: int) -> list[Run]:
         runs = scripts.chosen(args.rungs, scripts.rungs(gpus))
     of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
     for text in filter(str.strip, (args.variants or "").split(",")):
-        name, *options = text.split()
-        base = scripts.stage("02" if name.partition("+")[0] in of_02 else "01", gpus)
-        found = scripts.variants(base, dict(gpus=gpus), names=name)[1:]
-        if options:
-            label = " ".join([name, *options])
-            found = [found[0].but(name=label, label=label, options=tuple(options))]
-        runs += found
+        first = re.split(r"[+\s]", text.strip())[0]
+        base = scripts.stage("02" if first in of_02 else "01", gpus)
+        runs += scripts.variants(base, dict(gpus=gpus), names=text)[1:]
     return runs
 
 
@@ -263,7 +238,8 @@ def measured(setup, options: list[str]) -> dict[str, str]:
         for each, rows in found_in(setup.results, study):
             if each.machine["device"] == "cuda" and setup.options == each.options:
                 found |= {row.run.name: f"{row.reserved_gb:.2f}" for row in rows
-                          if row.reserved_gb and row.record.config["model"] == options[1]}
+                          if row.record and row.reserved_gb
+                          and row.record.config["model"] == options[1]}
     return found
 
 

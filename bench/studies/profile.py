@@ -32,21 +32,14 @@ def kind_of(name: str) -> str:
 
 def self_times(events: list[dict]) -> list[tuple[str, float]]:
     """(name, microseconds without those of the operations inside) of one thread's events."""
-    times, open_events = [], []  # of the events that are open: [name, end, time inside]
-
-    def close() -> None:
-        name, start, end, inside = open_events.pop()
-        times.append((name, end - start - inside))
-        if open_events:
-            open_events[-1][3] += end - start
-
+    inside, around = defaultdict(float), []  # `around`: those that are open
     for event in sorted(events, key=lambda event: (event["ts"], -event["dur"])):
-        while open_events and open_events[-1][2] <= event["ts"]:
-            close()
-        open_events.append([event["name"], event["ts"], event["ts"] + event["dur"], 0.0])
-    while open_events:
-        close()
-    return times
+        while around and around[-1]["ts"] + around[-1]["dur"] <= event["ts"]:
+            around.pop()
+        if around:
+            inside[id(around[-1])] += event["dur"]
+        around.append(event)
+    return [(event["name"], event["dur"] - inside[id(event)]) for event in events]
 
 
 def read_trace(path: Path, gpu: bool) -> dict:

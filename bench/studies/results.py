@@ -59,8 +59,7 @@ def judged(pairs: list[Pair]) -> list[Pair]:
     levels = [row.rows.level for pair in pairs for row in (pair.one, pair.other)]
     sure = significant(found, min(levels, default=0))
     for name, each in found.items():
-        told[name] = {"faster": "more in A", "slower": "more in B"}.get(
-            verdict(each, name in sure), "not significant")
+        told[name] = verdict(each, name in sure, "more in A", "more in B", "not significant")
     return [pair._replace(difference=told.get(pair.one.run.name, "")) for pair in pairs]
 
 

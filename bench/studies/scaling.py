@@ -13,6 +13,7 @@ It tells what the link costs. Waiting for the slowest process, and the computing
 itself takes, come on top.
 """
 
+import math
 from typing import NamedTuple
 
 from bench.catalogue import Scripts
@@ -126,14 +127,15 @@ def published_points() -> list[Point]:
                   ddp.published / 4 / last.expected, A100_LINK, load_of("gpt2")), *OTHERS]
 
 
-def numbers(text: str, least: float, kind: type = int) -> list:
+def numbers(text: str, kind: type = int) -> list:
     """The numbers in "1,2,4", each once, from the smallest on. Raises UserError."""
     try:
         found = sorted({kind(part) for part in text.split(",")})
     except ValueError:
         raise UserError(f"{text!r} isn't a list of numbers like 1,2,4", 2)
-    if not found[0] >= least:
-        raise UserError(f"{text!r}: {found[0]} is less than {least:g}", 2)
+    for number in found:
+        if not 1 <= number < math.inf:
+            raise UserError(f"{text!r}: {number} is out of range", 2)
     return found
 
 
@@ -191,7 +193,7 @@ class Scaling(Study):
         machine, links = setup.machine, setup.args.links
         there, unit = ((machine["gpus"], "GPUs") if machine["gpus"] else
                        (machine["threads"], "cores"))
-        sizes = numbers(setup.args.sizes, 1)
+        sizes = numbers(setup.args.sizes)
         fitting = [size for size in sizes if size <= there]
         if links and machine["gpus"]:
             raise UserError("--links needs a machine without a GPU: its hosts talk by gloo", 2)
@@ -203,7 +205,7 @@ class Scaling(Study):
                 name=f"{ddp.name}-{size}", label=f"02, {size} process{'es' * (size > 1)}",
                 processes=size, cores=share and share * size,
                 error=None if size in fitting else f"needs {size} {unit}"))
-        for mbit in reversed(numbers(links, 1, float) if links else []):
+        for mbit in reversed(numbers(links, float) if links else []):
             runs.append(ddp.but(
                 name=f"{ddp.name}-{mbit:g}-mbit", label=f"02, 2 hosts, {mbit:g} Mbit/s",
                 processes=2, cores=2 * share, mbit=mbit))

@@ -1,39 +1,187 @@
-"""The best batch size and learning rate of 00, of 01, and of variants."""
+"""Time to a loss: the best batch size and learning rate of 00, of 01, and of variants for it.
 
+Tokens per second alone can be bought with training that learns less from each token. So, as in
+AlgoPerf and MLPerf Training, whole runs are compared by the time to a target that is fixed before
+they start: the lowest validation loss of 00 in its default run ("published"), that at the best
+learning rate ("best"), and that of one epoch at the best settings for it ("epoch").
+"""
+
+import math
 from functools import partial
+from typing import NamedTuple
 
 from bench.catalogue import Run
-from bench.common import UserError
-from bench.judge.rows import rows_of
-from bench.measure.lengths import tokens_per_epoch
-from bench.measure.plan import Setup
+from bench.common import UserError, relative
+from bench.judge.rows import Row, rows_of
+from bench.measure.journal import Measured, journal_of, newest, read_journal
+from bench.measure.lengths import configurations, fitting, tokens_per_epoch
+from bench.measure.plan import Plan, Setup
 from bench.report.tables import Column, Table, cell
 from bench.studies import Study
-from bench.studies.times import (
-    EPOCH_HELP,
-    HALVING,
-    MAX_TOKENS_HELP,
-    RATES,
-    SETTINGS,
-    TUNING_ROUNDS,
-    TUNING_SEED,
-    Point,
-    costs_of,
-    default_point,
-    limit_of,
-    losses_in_time,
-    plan_of,
-    point_of,
-    read_search,
-    soonest,
-    time_notes,
-    time_tables,
-)
+from bench.studies.times import time_notes, time_tables
+
+# What chooses settings has this seed and those after; the reported times have plan.SEED and after.
+TUNING: dict = dict(first_seed=1, cold_rounds=0)
+TUNING_ROUNDS = 2
+RATES, SETTINGS = 4, 8  # how many are tried: of 00 for the target, then of each script
+LIMIT = 3  # a run of this many times the tokens of 00's default run hasn't reached the target
+# The search for the loss of an epoch, by halving: what share of it how many settings are tried for.
+HALVING = {8: SETTINGS, 2: 2, 1: 1}
+EPOCH_LIMIT = 2  # epochs without the target
+EPOCH_LOG_TOKENS = {"cuda": 40_960, "cpu": 16_384}
+EPOCH_HELP = ("for the loss that 00 has after an epoch of the text, at its best settings for that:"
+              " hours on a CPU")
+LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next
+MAX_TOKENS_HELP = ("training tokens of the run that sets the target (default: 00's own length);"
+                   f" the others have at most {LIMIT} times as many")
+
+
+class Point(NamedTuple):
+    """The settings that a search varies."""
+
+    stage: str  # "00", "01", or variants of 01: "optimizer-muon+model-tied-head"
+    batch: int
+    rate: float
+
+    def around(self) -> list["Point"]:
+        """Half and twice the batch size, and half and twice the learning rate."""
+        batches = [size for size in (self.batch // 2, self.batch * 2) if size]
+        return [*(self._replace(batch=size) for size in batches), *self.other_rates()]
+
+    def other_rates(self) -> list["Point"]:
+        return [self._replace(rate=rate) for rate in (self.rate / 2, self.rate * 2)]
+
+    def run(self, setup: Setup) -> Run:
+        """The script with these settings."""
+        found = setup.scripts.find(self.stage, setup.machine)
+        return found.but(
+            name=f"{found.name}-batch-{self.batch}-rate-{self.rate:g}", published=None,
+            label=f"{found.label}, batch {self.batch}, rate {self.rate:g}", **self._asdict(),
+            compared_to=None, options=(*found.options, "--batch-size", str(self.batch),
+                                       "--learning-rate", f"{self.rate:g}"))
+
+
+def point_of(row: Row) -> Point:
+    return Point(*(getattr(row.run, name) for name in Point._fields))
+
+
+def costs_of(rows: list[Row], stage: str, target: float = -math.inf,
+             ) -> dict[Point, tuple[float, float]]:
+    """A script's settings, each with the seconds to a loss of `target` and the lowest loss; the
+    best first. What never comes to the target is judged by its loss."""
+    return best_first({
+        point_of(row): (math.inf, math.inf) if row.error else (
+            row.seconds_to(target) or math.inf, row.lowest_val_loss or math.inf)
+        for row in rows if row.run.stage == stage})
+
+
+def losses_in_time(rows: list[Row], stage: str) -> dict[Point, float]:
+    """A script's settings, each with the loss after as many seconds as the fastest of them took for
+    all of its tokens; the best first."""
+    rows = [row for row in rows if row.run.stage == stage]
+    seconds = min((record.train_seconds for row in rows for record in row.records), default=0)
+    losses = {point_of(row): None if row.error else row.loss_at(seconds) for row in rows}
+    return best_first({point: math.inf if loss is None else loss for point, loss in losses.items()})
+
+
+def best_first(costs: dict) -> dict:
+    """By their costs; of equals the one that was measured first."""
+    return {point: costs[point] for point in sorted(costs, key=costs.get)}
+
+
+def default_point(setup: Setup) -> Point:
+    """The published settings of 00, or what the options say."""
+    run = setup.scripts.stage("00")
+    config = configurations([run], Plan([]), setup)[run.name]
+    size = config["batch_size"]
+    return Point("00", fitting(setup).get(str(size), size), config["learning_rate"])
+
+
+def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:
+    """Whole runs with a new seed in each round."""
+    log_tokens = (EPOCH_LOG_TOKENS if kind.startswith("epoch") else LOG_TOKENS)[setup.device]
+    return Plan(runs, kind, whole=True, new_seeds=True, log_tokens=log_tokens, **settings)
+
+
+def limit_of(row: Row) -> int:
+    """The tokens after which a run is ended, by the row of 00's default run. Raises UserError where
+    that came to no end."""
+    if not row.record or row.lowest_val_loss is None:
+        raise UserError(f"00's default run didn't finish, so there is no target: {row.error}")
+    return LIMIT * row.record.logs[-1]["tokens"]
+
+
+class Found(NamedTuple):
+    """What a search has found."""
+
+    targets: dict[str, float]
+    points: dict[str, Point]  # at which each script reaches the second target soonest
+    tokens: int  # after which a run is ended
+
+
+def searched(setup: Setup) -> tuple[str, dict[str, Measured]]:
+    """(the searches' journal, the newest search of each kind in it). Raises OSError."""
+    path = journal_of(setup.results, "search")
+    return relative(path), {each.kind: each for each in newest(read_journal(path))}
+
+
+def refuse(path: str, different: str | None) -> None:
+    """Raises UserError where a search was measured in another way."""
+    if different:
+        raise UserError(f"{path} was measured {different}: search again, or use another"
+                        " --results-dir")
+
+
+def read_search_of_epoch(setup: Setup) -> Found:
+    """What a search for the loss of an epoch has found. Raises UserError where there is none, or it
+    was measured in another way, OSError."""
+    path, found = searched(setup)
+    rows = rows_of(found["epoch"]) if "epoch" in found and found["epoch"].is_finished else []
+    if not rows or rows[0].run.stage != "00" or rows[0].lowest_val_loss is None:
+        raise UserError(f"{path} has no whole search for an epoch: python measure.py search"
+                        " --epoch")
+    refuse(path, found["epoch"].differs_from(setup))
+    return Found({"epoch": rows[0].lowest_val_loss},
+                 {row.run.stage: point_of(row) for row in rows if not row.error},
+                 EPOCH_LIMIT * found["epoch"].plan.tokens)
+
+
+def read_search(setup: Setup) -> Found | None:
+    """What a search has found, if it came to its end. Raises UserError where it was measured in
+    another way, OSError."""
+    path, found = searched(setup)
+    if not {"target", ""} <= found.keys() or found[""].time < found["target"].time:
+        return None
+    rows, best = rows_of(found["target"]), found[""].plan.targets["best"]
+    points = soonest(found[""], best)
+    if not points or best != next(iter(costs_of(rows, "00").values()))[1]:
+        print(f"{path}: the search isn't finished; --resume continues it")
+        return None
+    other_limit = setup.args.max_tokens not in (None, found["target"].plan.tokens)
+    refuse(path, "with other --max-tokens" if other_limit and not setup.args.epoch else
+           found[""].differs_from(setup))
+    return Found({"published": rows[0].lowest_val_loss, "best": best}, points, limit_of(rows[0]))
+
+
+def soonest(measured, target: float) -> dict[str, Point]:
+    """The settings with which each script reaches the target first; none as long as the search
+    continues."""
+    points, rows = {}, rows_of(measured)
+    ran = [row for row in rows if row.error or row.rounds == measured.plan.rounds]
+    for stage in dict.fromkeys(row.run.stage for row in rows):
+        costs = costs_of(ran, stage, target)
+        if len(costs) < SETTINGS:
+            return {}
+        points[stage] = next(iter(costs))
+    return points if len(points) > 1 else {}
+
+
+# ---- To search ---------------------------------------------------------------------------------
 
 
 def next_points(costs: dict[Point, tuple], neighbours, count: int) -> list[Point]:
     """What to try after these, of `count` in all: around the best that has untried neighbours."""
-    for best in sorted(costs, key=costs.get):
+    for best in costs:
         if new := [point for point in neighbours(best) if point not in costs]:
             return new[:count - len(costs)]
     return []
@@ -46,8 +194,7 @@ def tried_around(setup: Setup, runs: dict[Point, Run], starts: list[Point], neig
     new = starts
     while new:
         runs.update((point, point.run(setup)) for point in new)
-        rows = rows_of((yield plan_of(setup, list(runs.values()), first_seed=TUNING_SEED,
-                                      cold_rounds=0, **settings)))
+        rows = rows_of((yield plan_of(setup, list(runs.values()), **TUNING, **settings)))
         new = [point for start in starts for point in next_points(
             costs(rows, start.stage), neighbours, count)]
     return rows
@@ -65,19 +212,16 @@ def in_one_epoch(setup: Setup, start: Point, scripts: tuple[str, ...]):
     count, *later = HALVING.values()
     rows = yield from tried_around(setup, runs, [starts.get("00", start)], Point.around, count,
                                    losses_in_time, **settings)
-    costs = losses_in_time(rows, "00")
-    best = min(costs, key=costs.get)
+    best = next(iter(losses_in_time(rows, "00")))
     rows = yield from tried_around(
         setup, runs, [starts.get(name, best._replace(stage=name)) for name in scripts],
         Point.around, count, losses_in_time, **settings)
     for share, count in zip([*HALVING][1:], later, strict=True):
-        chosen = []
-        for stage in ("00", *scripts):
-            costs = losses_in_time(rows, stage)
-            chosen += sorted(costs, key=costs.get)[:count]
+        chosen = [point for stage in ("00", *scripts)
+                  for point in [*losses_in_time(rows, stage)][:count]]
         rows = rows_of((yield plan_of(
             setup, [point.run(setup) for point in chosen], f"epoch-{share}" if share > 1 else
-            "epoch", first_seed=TUNING_SEED, cold_rounds=0, rounds=1, tokens=epoch // share)))
+            "epoch", **TUNING, rounds=1, tokens=epoch // share)))
 
 
 class Search(Study):
@@ -89,11 +233,11 @@ class Search(Study):
     tokens = seconds = None
     rounds_help = "how many seeds: 1, 2 and so on (default: {}); the first sets the target"
     max_tokens_help = MAX_TOKENS_HELP
+    names_help = "variants to search for besides; + joins several into one script"
     failures_count = False  # settings with which training fails are part of a search
 
     def options(self, parser):
-        parser.add_argument("--names", metavar="A,B+C",
-                            help="variants to search for besides; + joins several into one script")
+        super().options(parser)
         parser.add_argument("--epoch", action="store_true", help=EPOCH_HELP + ", by halving")
 
     def plans(self, setup):
@@ -111,17 +255,15 @@ class Search(Study):
         rows = yield from explore([start], Point.other_rates, RATES, costs_of, kind="target",
                                   rounds=1, tokens=setup.args.max_tokens)
         losses = costs_of(rows, "00")
-        best = min(losses, key=losses.get)
-        target, settings = losses[best][1], dict(kind="", tokens=limit_of(rows[0]))
-        settings["targets"] = {"best": target}
+        best, (_, target) = next(iter(losses.items()))
+        settings = dict(kind="", tokens=limit_of(rows[0]), targets={"best": target})
         print(f"targets: {losses[start][1]:.4f}, and {target:.4f} at learning rate {best.rate:g}",
               flush=True)
         runs.clear()
         soonest_to = partial(costs_of, target=target)
         # The best settings of 00 are a better start than the published ones, for all.
         rows = yield from explore([best], Point.around, SETTINGS, soonest_to, **settings)
-        costs = soonest_to(rows, "00")
-        best = min(costs, key=costs.get)
+        best = next(iter(soonest_to(rows, "00")))
         yield from explore([best._replace(stage=name) for name in scripts],
                            Point.around, SETTINGS, soonest_to, **settings)
 
@@ -156,14 +298,12 @@ class Search(Study):
         return time_notes(measured, rows)
 
     def result(self, measured, rows):
-        if measured.kind == "epoch":
-            return f"the target: {rows[0].lowest_val_loss:.4f}\n"
         if measured.kind:
-            return ""
-        points = soonest(measured, measured.plan.targets["best"])
+            return f"the target: {rows[0].lowest_val_loss:.4f}\n" * (measured.kind == "epoch")
+        target = measured.plan.targets["best"]
+        points = soonest(measured, target)
         if not points:
             raise UserError("the search isn't finished")
-        target = measured.plan.targets["best"]
         reached = {point_of(row) for row in rows if row.seconds_to(target)}
         return "".join(f"{stage}: --batch-size {point.batch} --learning-rate {point.rate:g}"
                        + ", the nearest to the target" * (point not in reached) + "\n"

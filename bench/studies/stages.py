@@ -6,14 +6,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.catalogue import EPOCHS, FLOAT16, ROOT, STAGES, UserError, published
+from bench.catalogue import EPOCHS, FLOAT16, ROOT, STAGES, published
 from bench.measure.journal import journal_of, loose_records, read_journal
 from bench.measure.plan import Plan
 from bench.measure.records import Record
 from bench.report.notes import float32_reason, mfu_notes
 from bench.report.pictures import COLOURS, draw_bars, rows_of_panels, shorten
 from bench.report.tables import Column, Table, cell, markdown
-from bench.studies import Study
+from bench.studies import Study, positive
 
 SECONDS = 480  # of the three stages on a GPU, in a report: as many of the 15 epochs as fit
 # By what a record says of its stage, which begins with its number.
@@ -185,7 +185,7 @@ class Stages(Study):
     max_tokens_help = "training tokens of each run, per process (default: the scripts' own length)"
 
     def options(self, parser):
-        parser.add_argument("--epochs", type=int, metavar="N",
+        parser.add_argument("--epochs", type=positive, metavar="N",
                             help="passes over the text on a GPU (default: the scripts' own"
                                  f" {EPOCHS})")
 
@@ -195,8 +195,6 @@ class Stages(Study):
                         compared_to=before and before.name)  # the files, edited or not
                 for run, before, file in zip(runs, [None, *runs], STAGES.values(), strict=False)]
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
-        if epochs is not None and epochs < 1:
-            raise UserError(f"argument --epochs: {epochs} is out of range", 2)
         limit = SECONDS if setup.machine["gpus"] and setup.minutes and not tokens else None
         yield Plan(runs, whole=True, tokens=tokens, epochs=epochs, within=limit)
 

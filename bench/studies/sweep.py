@@ -13,7 +13,7 @@ from bench.judge.rows import rows_of
 from bench.measure.plan import Plan
 from bench.measure.records import Kind
 from bench.report.notes import machine_note, mfu_notes, peak_note
-from bench.report.pictures import OWN, place_of, plain_figures, rows_of_panels, thousands
+from bench.report.pictures import OWN, place_of, rows_of_panels, thousands
 from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, Table, number
 from bench.studies import Study
 
@@ -139,7 +139,7 @@ class Sweep(Study):
             axes.set_xticks(places, [str(row.record.config["batch_size"]) for row in rows],
                             fontsize=10)
         thousands(speed.yaxis)
-        plain_figures(memory.yaxis)
+        memory.yaxis.set_major_formatter("{x:g}")  # in place of a power of two
         return figure
 
 

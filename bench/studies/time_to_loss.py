@@ -2,31 +2,31 @@
 
 import math
 
-from bench.judge.rows import Row, rows_of
+from bench.judge.rows import Row, rate_to, rows_of
 from bench.measure.plan import EVERY_ROUND
 from bench.report.pictures import (
     COLOURS,
     draw_bars,
     key,
+    keys,
     place_of,
     rows_of_panels,
     thousands,
 )
 from bench.report.tables import cell, found_in, markdown
 from bench.studies import Study
-from bench.studies.times import (
+from bench.studies.search import (
     EPOCH_HELP,
     MAX_TOKENS_HELP,
+    TUNING,
     TUNING_ROUNDS,
-    TUNING_SEED,
     default_point,
     limit_of,
     plan_of,
     read_search,
     read_search_of_epoch,
-    time_notes,
-    time_tables,
 )
+from bench.studies.times import time_notes, time_tables
 
 
 class TimeToLoss(Study):
@@ -39,14 +39,11 @@ class TimeToLoss(Study):
     tokens = seconds = None
     rounds_help = "how many seeds: 123, 124 and so on (default: {})"
     max_tokens_help = MAX_TOKENS_HELP
+    rungs_help = "which rungs of the ladder (default: 00 and 01)"
+    names_help = "variants to measure besides, at 01's settings; + joins several into one script"
 
     def options(self, parser):
-        parser.add_argument("--rungs", metavar="0,5-8",
-                            help="which rungs of the ladder (default: 00 and 01)")
-        parser.add_argument("--names", metavar="A,B+C",
-                            help="variants to measure besides, at 01's settings; + joins several"
-                                 " into one script")
-
+        super().options(parser)
         parser.add_argument("--epoch", action="store_true", help=EPOCH_HELP + "; after `search"
                                                                                " --epoch`")
 
@@ -72,7 +69,7 @@ class TimeToLoss(Study):
         else:
             (row,) = rows_of((yield plan_of(
                 setup, [default_point(setup).run(setup)], "target", tokens=args.max_tokens,
-                rounds=TUNING_ROUNDS, first_seed=TUNING_SEED, cold_rounds=0)))
+                rounds=TUNING_ROUNDS, **TUNING)))
             tokens, points = limit_of(row), {}
             targets = {"published": row.lowest_val_loss}
         first, last = runs[0].name, runs[-1].name
@@ -117,35 +114,30 @@ class TimeToLoss(Study):
             [title_of(measured, rows, target)], [max(4.4, 2 + 0.42 * len(rows))], [3, 2])
         draw_seconds(bars, rows, target)
         draw_losses(curves, rows, target)
-        subfigure.legend(handles=[*(key(label, color=COLOURS[stage], linewidth=8)
-                                    for stage, label in NAMES.items()),
-                                  key("compilation", color="0.6", marker="s", linestyle="",
-                                      markerfacecolor="white")],
-                         loc="outside lower center", ncols=4, frameon=False)
+        subfigure.legend(handles=[
+            *keys({label: COLOURS[stage] for stage, label in NAMES.items()}),
+            key("compilation", color="0.6", marker="s", linestyle="", markerfacecolor="white")],
+            loc="outside lower center", ncols=4, frameon=False)
         return figure
 
 
 NAMES = {"00": "00, baseline", "01": "01, optimized", "02": "01 with options"}
 
 
-def is_plain(row: Row) -> bool:
-    return row.run.stage == "00" or row.run.rung == 0
-
-
 def colour_of(row: Row) -> str:
-    if is_plain(row):
-        return COLOURS["00"]
-    ours = row.run.stage == "01" or row.run.rung is not None
-    return COLOURS["01"] if ours else COLOURS["02"]
+    stage = row.run.stage if row.run.rung is None else "01" if row.run.rung else "00"
+    return COLOURS[stage if stage in ("00", "01") else "02"]
 
 
 def title_of(measured, rows: list[Row], target: float) -> str:
     """With the finding, where the noise among the seeds allows one; the rows are sorted."""
     found, known = "", [row for row in rows if row.seconds_to(target, True)]
-    if known and known[-1].time_verdict(target, True) == "faster":
+    rate = rate_to(target, True)
+    if known and known[-1].verdict_on(rate) == "faster":
         best = known[-1]
         found = (f"{best.run.stage if best.run.rate else best.label}:"
-                 f" {best.time_factor(target, True):.1f} times as fast as {called(best.versus)}\n")
+                 f" {best.factor_of(rate, best.versus):.1f} times as fast as"
+                 f" {called(best.versus)}\n")
     return f"{found}Seconds to a validation loss of {target:.2f}: {place_of(measured)}"
 
 
@@ -164,7 +156,7 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
         own = row.seconds_to(target, True)
         if not own:
             return row.error or "not reached"
-        factor = cell(row.time_factor(target, True), ".2f")
+        factor = cell(row.factor_of(rate_to(target, True), row.versus), ".2f")
         if not factor:
             return f"{own:,.1f} s"
         other = row.versus.run.name != usual
