@@ -6,7 +6,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, environment, load, run_python
+from conftest import ROOT, call_main, load
 
 from bench.audit.signs import HAS, LACKS, Verdict
 from bench.audit.tell import Finding, Findings
@@ -131,14 +131,13 @@ def test_tokens_count(script, monkeypatch):
 
 
 @pytest.mark.slow
-def test_it_measures(project, tmp_path):
+def test_it_measures(project, tmp_path, forked_children):
     folder, data, entry = project
     own = tmp_path / "audit_changes.py"
     text = (ROOT / "peers" / "audit_changes.py").read_text(encoding="utf-8")
     own.write_text(text.replace("Path(__file__).resolve().parent.parent", f"Path({str(ROOT)!r})"),
                    encoding="utf-8")
     own.with_suffix(".json").write_text(json.dumps(entry))
-    done = run_python(own, folder, "--data", data, "--pairs", 2, "--minutes", 1, fork=False,
-                      env=environment(OMP_NUM_THREADS="1"))
+    done = call_main(load(own), folder, "--data", data, "--pairs", 2, "--minutes", 1, variables={})
     assert not done.returncode, done.stderr
     assert "| fused | 3 | " in done.stdout and "| all of these | 3, 10" in done.stdout

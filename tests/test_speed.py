@@ -182,24 +182,28 @@ def test_a_file_of_cards(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "options"), [
-    ("0", []), ("05-bfloat16", []), ("01_opt_single_gpu", ["--no-compile"]),
-    ("01_opt_single_gpu", [])])
-def test_as_many_operations_as_the_formula_counts(name, options):
-    """Six for each weight and token, and those of attention: the flash kernel leaves half of them
-    out, but computes those of the forward pass again."""
-    (found,) = ask(SCRIPTS.text(name), ["--model", "cpu-demo", *options], [4]).values()
-    by_kind = {}
-    for kind, _, _, kernels, flops, size in found["step"]:
-        by_kind[kind] = by_kind.get(kind, 0) + flops
-        assert kernels > 0 and size > 0, kind
-    tokens, flash = found["tokens"], name == "01_opt_single_gpu"
-    attention = tokens * 12 * 4 * 256 * 256  # layers, context length, width
-    assert by_kind["attention"] == attention * (7 / 12 if flash else 1)
-    products = tokens * found["flops_per_token"] - attention
-    assert by_kind["products"] + by_kind["head"] == products
-    assert sum(by_kind.values()) == by_kind["attention"] + products
-    assert tokens == 4 * 256
+def test_operations_and_bytes_of_a_step():
+    """Operations are six for each weight and token, and those of attention: the flash kernel leaves
+    half of them out, but computes those of the forward pass again. The techniques save bytes."""
+    asked = {"0": ("0",), "05": ("05-bfloat16",), "06": ("06-native-layers",),
+             "eager": ("01_opt_single_gpu", "--no-compile"), "compiled": ("01_opt_single_gpu",)}
+    moved = {}
+    for case, (name, *options) in asked.items():
+        (found,) = ask(SCRIPTS.text(name), ["--model", "cpu-demo", *options], [4]).values()
+        by_kind = {}
+        for kind, _, _, kernels, flops, size in found["step"]:
+            by_kind[kind] = by_kind.get(kind, 0) + flops
+            assert kernels > 0 and size > 0, (case, kind)
+        tokens, flash = found["tokens"], name == "01_opt_single_gpu"
+        attention = tokens * 12 * 4 * 256 * 256  # layers, context length, width
+        assert by_kind["attention"] == attention * (7 / 12 if flash else 1), case
+        products = tokens * found["flops_per_token"] - attention
+        assert by_kind["products"] + by_kind["head"] == products, case
+        assert sum(by_kind.values()) == by_kind["attention"] + products, case
+        assert tokens == 4 * 256
+        moved[case] = sum(each[-1] for each in found["step"])
+    assert moved["06"] < 0.9 * moved["05"]
+    assert moved["compiled"] < 0.8 * moved["eager"]
 
 
 @pytest.mark.slow
@@ -258,17 +262,6 @@ def test_aligned(rows, columns, aligned):
     """Blocks of 16 bytes along the rows, or along the columns of a transposed matrix."""
     matrix = torch.empty(rows, columns, device="meta")
     assert is_aligned(matrix) is is_aligned(matrix.t()) is aligned
-
-
-@pytest.mark.slow
-def test_fewer_bytes():
-    """What the techniques save, by the trace: native layers, fused kernels."""
-    def moved(name: str, *options) -> float:
-        (found,) = ask(SCRIPTS.text(name), ["--model", "cpu-demo", *options], [4]).values()
-        return sum(each[-1] for each in found["step"])
-
-    assert moved("06-native-layers") < 0.9 * moved("05-bfloat16")
-    assert moved("01_opt_single_gpu") < 0.8 * moved("01_opt_single_gpu", "--no-compile")
 
 
 # ---- Beside what was measured
