@@ -1,6 +1,7 @@
 """Seconds of training until the validation loss has fallen to a target."""
 
 import math
+import textwrap
 
 from bench.judge.rows import Row, rate_to, rows_of
 from bench.measure.plan import EVERY_ROUND
@@ -110,8 +111,10 @@ class TimeToLoss(Study):
             return None
         target = [*targets.values()][-1]
         rows = sorted(rows, key=lambda row: -(row.seconds_to(target, True) or math.inf))
+        lines = max(in_lines(row).count("\n") + 1 for row in rows)
         figure, [(subfigure, bars, curves)] = rows_of_panels(
-            [title_of(measured, rows, target)], [max(4.4, 2 + 0.42 * len(rows))], [3, 2])
+            [title_of(measured, rows, target)],
+            [max(4.4, 2 + (0.1 + 0.16 * lines) * len(rows))], [3, 2])
         draw_seconds(bars, rows, target)
         draw_losses(curves, rows, target)
         subfigure.legend(handles=[
@@ -135,16 +138,24 @@ def title_of(measured, rows: list[Row], target: float) -> str:
     rate = rate_to(target, True)
     if known and known[-1].verdict_on(rate) == "faster":
         best = known[-1]
-        found = (f"{best.run.stage if best.run.rate else best.label}:"
+        found = (f"{best.run.stage if best.run.rate else best.label.partition(' --')[0]}:"
                  f" {best.factor_of(rate, best.versus):.1f} times as fast as"
                  f" {called(best.versus)}\n")
     return f"{found}Seconds to a validation loss of {target:.2f}: {place_of(measured)}"
 
 
 def called(row: Row) -> str:
-    if not row.run.rate:
-        return f"{row.label}, default settings"
-    return row.label.replace(", rate ", ", learning rate ")
+    """Its script, and its settings after ", "."""
+    if row.run.rate:
+        return row.label.replace(", rate ", ", learning rate ")
+    script, *options = row.label.split(" --")
+    return f"{script}, " + (" ".join(f"--{each}" for each in options) or "default settings")
+
+
+def in_lines(row: Row) -> str:
+    """As called(), in lines that leave room for a bar."""
+    return "\n".join(line for part in called(row).replace("+", " + ").split(", ", 1)
+                     for line in textwrap.wrap(part, 36, break_on_hyphens=False))
 
 
 def draw_seconds(axes, rows: list[Row], target: float) -> None:
@@ -162,7 +173,7 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
         other = row.versus.run.name != usual
         return f"{own:,.1f} s, {factor}×" + f" over {row.versus.label}" * other
 
-    draw_bars(axes, [called(row).replace(", ", "\n", 1) for row in rows],
+    draw_bars(axes, list(map(in_lines, rows)),
               [row.seconds_to(target) for row in rows], list(map(text, rows)),
               list(map(colour_of, rows)), 2.9,
               [[each for _, each in row.times_to(target) if each < math.inf] for row in rows],
