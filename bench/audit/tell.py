@@ -1,7 +1,7 @@
 """What an audit says: one screen, a page, or JSON."""
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -89,7 +89,7 @@ def figures_of(step: Step, timed: dict, machine: dict) -> dict:
     flops, kind = kinds.total(), kinds.most_common(1)[0][0]
     peak = PEAK_FLOPS.get(machine["name"])
     rate = peak or rates.get(step.precision(kind)) or rates.get("float32")
-    shares: Counter[str] = Counter()
+    shares: dict[str, float] = defaultdict(float)
     for op, name in step.kinds.items():
         shares[KINDS.get(name, name)] += op.seconds / step.seconds
     return dict(
@@ -98,7 +98,8 @@ def figures_of(step: Step, timed: dict, machine: dict) -> dict:
         rate=rate, share_of_rate=rate and flops / usual / rate, mfu=bool(peak),
         memory=timed["memory"], memory_there=machine["memory_there"],
         beside=max(0.0, 1 - usual * len(seconds) / sum(seconds)),
-        shares=dict(shares.most_common()), micro_batches=batches, saved=timed["saved"])
+        shares=dict(sorted(shares.items(), key=lambda each: -each[1])), micro_batches=batches,
+        saved=timed["saved"])
 
 
 def head(timed: dict, machine: dict, figures: dict) -> list[str]:
