@@ -118,6 +118,14 @@ def test_copies_to_a_gpu(rung):
     assert judged(facts)["04-pinned-memory"].state == NOT_HERE
 
 
+def test_convolutions_have_their_own_tf32(tmp_path):
+    facts = on_gpu(toy("convolutions", tmp_path))
+    assert judged(facts)["02-tensor-cores"].state == LACKS
+    for op in facts["ops"]:
+        op["flops"] *= op["name"].startswith("convolution")
+    assert judged(facts)["02-tensor-cores"].state == NOT_HERE
+
+
 # ---- GPUs that aren't here ---------------------------------------------------------------------
 
 

@@ -53,15 +53,15 @@ def causal_mask(step: Step) -> tuple:
 
 
 def tensor_cores(step: Step) -> tuple:
-    share = step.part(op for op in step.products if op.type == "float32"
-                      and op.name != "convolution")  # which has its own setting
-    if share < 0.01:
+    single = [op for op in step.products if op.type == "float32"
+              and op.name != "convolution"]  # which has its own setting
+    if step.part(single) < 0.01:
         return NOT_HERE, "no products in float32"
     if float(step.facts["capability"]) < 8:
         return NO_HARDWARE, "of GPUs from compute capability 8.0 on"
     if step.facts["precision"] != "highest":
         return HAS, f"float32 products at precision {step.facts['precision']}"
-    return LACKS, f"{share:.0%} of the FLOPs in full float32", step.products
+    return LACKS, f"{step.part(single):.0%} of the FLOPs in full float32", single
 
 
 def fused_optimizer(step: Step) -> tuple:
