@@ -280,7 +280,7 @@ def chunks():
     model = Net()
 
     def step(ids, targets):
-        hidden = model.hidden(ids)
+        hidden = model.hidden(ids) + model.tokens(ids.flip(1))  # as T5 looks up two texts
         return sum(loss_of(model.head(one), other) for one, other in zip(
             hidden.chunk(2), targets.chunk(2), strict=True))
 

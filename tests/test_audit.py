@@ -1,6 +1,7 @@
 """measure.py audit: what a script lacks, by the ladder of which that is known, and by toys."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -115,6 +116,14 @@ def test_copies_to_a_gpu(rung):
         found = judged(facts | dict(ops=[*facts["ops"], copy]))["04-pinned-memory"]
         assert found.state == state
     assert judged(facts)["04-pinned-memory"].state == NOT_HERE
+
+
+def test_convolutions_have_their_own_tf32(tmp_path):
+    facts = on_gpu(toy("convolutions", tmp_path))
+    assert judged(facts)["02-tensor-cores"].state == LACKS
+    for op in facts["ops"]:
+        op["flops"] *= op["name"].startswith("convolution")
+    assert judged(facts)["02-tensor-cores"].state == NOT_HERE
 
 
 # ---- GPUs that aren't here ---------------------------------------------------------------------
@@ -369,17 +378,10 @@ def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
     """As `python -m` has them, also where its name is one of ours."""
     (tmp_path / "watch").mkdir()
     (tmp_path / "watch" / "bench.py").write_text(
-        "import sys, torch, os\nassert __name__ == '__main__' and sys.argv[1:] == ['--', '-x']\n"
+        "import sys, os\nassert __name__ == '__main__' and sys.argv[1:] == ['--', '-x']\n"
         "assert sys.path[0] == os.getcwd(), sys.path\n"
-        "from watch import own\nown.run()\n")
-    (tmp_path / "watch" / "own.py").write_text(
-        "import torch\n"
-        "def run():\n"
-        "    model = torch.nn.Linear(8, 8)\n"
-        "    optimizer = torch.optim.SGD(model.parameters())\n"
-        "    for _ in range(4):\n"
-        "        model(torch.randn(2, 8)).sum().backward()\n"
-        "        optimizer.step()\n")
+        "from watch import own\nown.TOYS['fast']()\n")
+    shutil.copy(TOYS, tmp_path / "watch" / "own.py")
     monkeypatch.chdir(tmp_path)
     timed, watched = audit(["-m", "watch.bench", "--", "-x"], 2)
     assert timed["how"] == "ended" and watched["how"] == "watched"

@@ -35,8 +35,7 @@ def of_operators(step: Step) -> Iterator[str]:
     odd = {op: sizes for op in step.products if op not in step.heads and op.name != "convolution"
            and (sizes := {size for each in op.inputs for size in each.shape[-2:]
                           if size % 8 and size > 8} - {step.vocabulary})}
-    share = sum(op.flops for op in odd) / max(1, sum(op.flops for op in step.products))
-    if share >= 0.02:
+    if (share := step.part(odd)) >= 0.02:
         least = ", ".join(map(str, sorted(set().union(*odd.values()))[:4]))
         yield f"{share:.0%} of the forward pass's FLOPs in products with sizes that 8 doesn't" \
               f" divide ({least}): {where(odd)}"

@@ -53,15 +53,15 @@ def causal_mask(step: Step) -> tuple:
 
 
 def tensor_cores(step: Step) -> tuple:
-    kinds = step.flops(lambda op: op.type if op.name != "convolution" else "")  # has its own
-    share = kinds["float32"] / max(1, kinds.total())
-    if share < 0.01:
+    single = [op for op in step.products if op.type == "float32"
+              and op.name != "convolution"]  # which has its own setting
+    if step.part(single) < 0.01:
         return NOT_HERE, "no products in float32"
     if float(step.facts["capability"]) < 8:
         return NO_HARDWARE, "of GPUs from compute capability 8.0 on"
     if step.facts["precision"] != "highest":
         return HAS, f"float32 products at precision {step.facts['precision']}"
-    return LACKS, f"{share:.0%} of the FLOPs in full float32", step.products
+    return LACKS, f"{step.part(single):.0%} of the FLOPs in full float32", single
 
 
 def fused_optimizer(step: Step) -> tuple:
@@ -175,8 +175,7 @@ def flash_attention(step: Step) -> tuple:
 
 
 def compiled(step: Step) -> tuple:
-    share = sum(op.flops for op in step.products if op.compiled) / max(
-        1, sum(op.flops for op in step.products))
+    share = step.part(op for op in step.products if op.compiled)
     if share >= 0.5:
         return HAS, f"{share:.0%} of the forward pass's FLOPs"
     if share:
@@ -239,7 +238,8 @@ def loss_in_graph(step: Step) -> tuple:
 
 
 def chunked_head(step: Step) -> tuple:
-    if len(step.heads) > len(step.lookups):
+    # A forward pass may look tokens up twice, and a loss take a backward pass for each chunk.
+    if len(step.heads) > min(len(step.lookups), len(step.facts["roots"])):
         return HAS, f"{len(step.heads)} products with the head's weight"
     shape = " × ".join(f"{size:,}" for size in step.heads[0].outputs[0].shape)
     return LACKS, f"logits of {shape} at once", [*step.heads, *step.losses]

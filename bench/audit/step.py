@@ -154,12 +154,16 @@ class Step:
         chosen = set(ops)
         return sum(op.seconds for op in self.ops if op.origin in chosen) / self.seconds
 
-    def flops(self, key: Callable[[Op], str] = lambda op: op.type) -> Counter[str]:
-        """Of forward and backward pass, by `key`."""
+    def part(self, products: Iterable[Op]) -> float:
+        """Of the forward pass's FLOPs."""
+        return sum(op.flops for op in products) / max(1, sum(op.flops for op in self.products))
+
+    def flops(self) -> Counter[str]:
+        """Of forward and backward pass, by type."""
         count: Counter[str] = Counter()
         for op in self.ops:
             if op.flops and (op in self.training or op.phase == "backward"):
-                count[key(op)] += op.flops
+                count[op.type] += op.flops
         return count
 
     def precision(self, kind: str) -> str:
