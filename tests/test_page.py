@@ -399,7 +399,7 @@ def of_any_version(text: str) -> str:
 
 
 def test_readme_is_what_the_command_writes(monkeypatch):
-    monkeypatch.setattr(fingerprint, "learn", lambda _: None)  # nothing is traced for it
+    monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)  # nothing is traced for it
     pages = {page.relative_to(ROOT).as_posix(): page.read_bytes().decode() for page in readme.PAGES}
     for name, place in (("techniques", "README.md"), ("headline", "README.md"),
                         ("to-loss", "README.md"), ("technique-index", "docs/techniques.md"),
@@ -613,7 +613,7 @@ def test_write_readme(tmp_path, monkeypatch):
     monkeypatch.setattr(readme, "SHOWN", tmp_path)
     monkeypatch.setattr(fingerprint, "REFERENCE", tmp_path)
     monkeypatch.setattr(fingerprint, "used", {"2.13 x": ["g", "s"]})
-    monkeypatch.setattr(fingerprint, "learn", lambda _: None)  # nothing is traced for it
+    monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)  # nothing is traced for it
     page.write_text(marker("techniques"))
     write_ladder(tmp_path)
     assert readme.write_readme(all_studies())
@@ -627,7 +627,7 @@ def test_a_table_of_an_earlier_version_says_so(tmp_path, monkeypatch):
     """Below it; what isn't predicted at all is told with the command that predicts it."""
     before = update(marker("where"), tmp_path)
     monkeypatch.setattr(fingerprint, "look_up", lambda *_: fingerprint.Fingerprint("2.13 x", ""))
-    monkeypatch.setattr(fingerprint, "learn", lambda _: None)
+    monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)
     after = update(marker("where"), tmp_path)
     assert "|\n\nPredicted for an earlier version of 01.\n<!-- end -->" in after
     assert of_any_version(after) == before and update(after, tmp_path) == after
