@@ -23,7 +23,7 @@ from bench.report.tables import excerpts_of, found_in, text_of
 from bench.studies import search
 from bench.studies.search import Point, Search, best_first, next_points, read_search, soonest
 from bench.studies.stages import Stages
-from bench.studies.time_to_loss import TimeToLoss
+from bench.studies.time_to_loss import TimeToLoss, in_lines
 from patches.stack import StackError
 
 MUON = "optimizer-muon+memory-checkpoint"
@@ -275,7 +275,9 @@ def test_without_a_search(tmp_path):
         None, *["00_orig"] * 2, *["14-chunked-head"] * (len(plan.runs) - 3)]
     measured, rows = found_in(tmp_path, "time-to-loss")[-1]
     texts = shown(TimeToLoss().draw(measured, rows), ("7.750",))
-    assert {f"{row.label}\ndefault settings" for row in rows} <= set(texts)
+    assert {in_lines(row) for row in rows} <= set(texts)
+    assert {"0 baseline\ndefault settings", "optimizer-muon\ndefault settings",
+            "compile-switch\n--compile-switch fallback_random"} <= set(texts)
 
 
 def test_wrong_names_are_told_before_anything_runs(tmp_path):
