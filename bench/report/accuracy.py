@@ -74,12 +74,12 @@ def summary() -> str:
 
     one, rest = apart(rows)
     cached = [(row["error"], log(size)) for row in one if (size := speed.CARDS[row["card"]].l2)]
-    return (f"One program, to which shares and ranges were fitted: {told(one)}.\n"
-            f"{len({row['program'] for row in rest})} other programs, not fitted: {told(rest)}."
-            f" All: {told(rows)}. Including the {len(everything) - len(rows)} that aren't judged:"
-            f" {told(everything)}.\n"
-            f"For the one program's {len(cached)} figures on GPUs of known L2 cache size, the error"
-            " and the logarithm of that size have a correlation of"
+    return (f"*Twenty cards*, to which shares and ranges were fitted: {told(one)}.\n"
+            f"The {len({row['program'] for row in rest})} other programs: {told(rest)}."
+            f" All: {told(rows)}. With the {len(everything) - len(rows)} that the last table"
+            f" doesn't judge: {told(everything)}.\n"
+            f"For the {len(cached)} figures of *twenty cards* on GPUs of known L2 cache size, the"
+            " error and the logarithm of that size have a correlation of"
             f" {correlation(*zip(*cached, strict=True)):.2f}.")
 
 
@@ -100,7 +100,7 @@ def others_table() -> Table:
                                 for card, found in line["figures"].items())
     return Table([words("measured by", "program"), words("kind of GPU", "kind"),
                   words("GPU, batch: tok/sec (error of the prediction)", "all"),
-                  words("not judged", "unsure")], list(lines.values()))
+                  words("why it isn't judged", "unsure")], list(lines.values()))
 
 
 def picture():
@@ -157,9 +157,9 @@ def left_out_table() -> Table:
             before=median(now), after=median(out), near=mean(each <= 0.2 for each in now),
             near_after=mean(each <= 0.2 for each in out)))
     return Table([
-        words("constant", "name"), number("value", "now"), number("fitted to all", "fitted"),
+        words("constant", "name"), number("value used", "now"), number("fitted to all", "fitted"),
         number("fitted without one program", "chosen"),
-        number("median error with the value", "before", ".1%"),
-        number("fitted, on the program left out", "after", ".1%"),
-        number("within 20 % with the value", "near", ".0%"),
-        number("fitted, on the program left out", "near_after", ".0%")], lines)
+        number("median error with the value used", "before", ".1%"),
+        number("with those fitted without its program", "after", ".1%"),
+        number("within 20 % with the value used", "near", ".0%"),
+        number("with those fitted without its program", "near_after", ".0%")], lines)
