@@ -165,7 +165,7 @@ def table(changes: list[dict], found: tell.Findings, factors: dict[str, list[flo
         Column("techniques", lambda each: ", ".join(map(str, each.get("techniques", ())))),
         Column("× at most", lambda each: "–" if each.get("together") else product(each, "most")),
         Column("× on our ladder", lambda each: product(each, "gain")),
-        Column("× came", lambda each: f"{came(each).factor:.2f}" if came(each) else "failed"),
+        Column("× measured", lambda each: f"{came(each).factor:.2f}" if came(each) else "failed"),
         Column("95 %", interval),
         Column("pairs", lambda each: str(len(factors[each["name"]])))], changes))
 
@@ -204,9 +204,9 @@ def main() -> int:
         folders = [(change, folder(str(number), change)) for number, change in enumerate(changes)]
         if changes:
             factors = rounds(folders, base, command, args.pairs, until)
-            print("What it names, changed alone and together, each beside the script as it is."
-                  " *Came*: times the\ntok/sec, geometric mean of the pairs with its 95 % interval."
-                  "\n\n"
+            print("The changes that the audit names, each alone and then all together, in turn with"
+                  " the unchanged\nscript. *× measured*: the speedup, the geometric mean of the"
+                  " pairs, with its 95 % interval.\n\n"
                   + table(changes, found, factors))
     return 0
 

@@ -22,7 +22,8 @@ def of_operators(step: Step) -> Iterator[str]:
     read = [op for op in step.ops if op.name == "_local_scalar_dense"
             and (op.phase == "forward" or op.device == "cuda")]
     if read:  # the host waits for the GPU
-        cost = "" if step.device == "cuda" else "; free on a CPU, on a GPU each waits for it"
+        cost = "" if step.device == "cuda" else (
+            "; free on a CPU, but on a GPU the program waits for each")
         yield f"{count(len(read), 'value')} read back from tensors in a step, {where(read)}{cost}"
 
     norms = [op for op in step.ops if op.name == "linalg_vector_norm"

@@ -71,11 +71,13 @@ def text(found: list[Price], step: Step, unit: str) -> str:
     types: Counter = Counter()
     for each in work_of(step):
         types[each.precision] += int(each.flops)
-    note = f"By the operators of the watched step, products in {types.most_common(1)[0][0]}."
+    note = ("Predicted from the operators of the watched step, products in"
+            f" {types.most_common(1)[0][0]}.")
     if step.device == "cpu":
-        note += " It ran on a CPU: a script that takes another type on a GPU does otherwise there."
+        note += (" That step ran on a CPU; a script that uses another data type on a GPU has"
+                 " another speed there.")
     if is_compiled(step):
-        note += " What is compiled is priced uncompiled: faster there, its memory unknown."
+        note += " Compiled parts are counted uncompiled: faster there, their memory unknown."
 
     def speed(row: Price) -> str:
         if not row.low:
