@@ -53,8 +53,8 @@ def begin(card: Card, batch: int) -> str:
                 f" `python my.py --batch-size {min(32, batch)}`")
     if batch >= 32:
         return "`make bench`; `python 01_opt_single_gpu.py`"
-    return (f"`make bench`; 32 sequences per update: compose `step-accumulation`,"
-            f" `--micro-batches {32 // batch}`")
+    return (f"`make bench`; `python patches/stack.py compose step-accumulation --out my.py`,"
+            f" `python my.py --micro-batches {32 // batch}`")
 
 
 def cards_table() -> Table:
