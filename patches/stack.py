@@ -289,7 +289,8 @@ def rebuild(patches: list[Patch], root: Path = ROOT,
         stage = scripts[find(file, names)]
         if root / file != edited and (found := read(root / file)) != stage:
             line = found[:len(os.path.commonprefix([found, stage]))].count(b"\n") + 1
-            raise StackError(f"{file}, line {line}: not what the patches make (edited? `refresh`)")
+            raise StackError(f"{file}, line {line}: not what the patches make (edited? `refresh`"
+                             " carries the edit on, `new` makes a patch of it)")
     return scripts
 
 

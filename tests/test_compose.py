@@ -99,7 +99,8 @@ def test_all_pairs_merge_but_those_that_were_reviewed():
             found.add(pair)
         except stack.StackError as error:
             assert "exclude each other" in str(error) and pair in EXCLUDED
-    assert found == CONFLICTS
+    assert found == CONFLICTS, (f"to be reviewed and added to CONFLICTS: {found - CONFLICTS};"
+                                f" to be removed: {CONFLICTS - found}")
 
 
 def test_alone_it_is_the_variant():

@@ -1,7 +1,8 @@
 """Golden losses: every script still trains to the losses that it trained to before.
 
 A change of the code must not move them; one that has to, says why in its commit, and writes them
-anew with `PYTHONPATH=. python tests/test_golden.py`, which prints what moved, and by how much.
+anew with `PYTHONPATH=. python tests/test_golden.py`, which prints what moved, and by how much. With
+names behind it, it writes only theirs: so a new variant gets its own.
 
 Each script trains 20 steps on a text made by a formula, on a CPU, not compiled (but for one), in
 float32; so do the variants that convert to a type by themselves, by a stand-in for torch.bfloat16.
@@ -136,6 +137,12 @@ def test_losses_are_those_of_before(row, tmp_path):
     assert largest_difference(losses, golden["rows"][row]) < tolerance
 
 
+def test_every_script_has_golden_losses():
+    golden = json.loads(GOLDEN.read_text())
+    missing = " ".join(rows().keys() - golden["rows"].keys() - golden["left out"].keys())
+    assert not missing, f"to write them: PYTHONPATH=. python tests/test_golden.py {missing}"
+
+
 def test_golden_losses_fall():
     """Else they would hold the start alone."""
     for row, losses in json.loads(GOLDEN.read_text())["rows"].items():
@@ -149,10 +156,19 @@ def test_compiled_losses_are_those_of_the_same_script():
 
 
 def main() -> None:
-    """Writes the losses anew, and tells what moved."""
-    before = json.loads(GOLDEN.read_text())["rows"] if GOLDEN.exists() else {}
-    golden = {"torch": torch.__version__, "rows": {}, "left out": {}}
+    """Writes the losses anew, of the rows that are named or of all, and tells what moved."""
+    names = {word for word in sys.argv[1:] if word != "--check"}
+    if unknown := names - rows().keys():
+        sys.exit(f"error: no script {', '.join(unknown)}; there are {', '.join(rows())}")
+    stored = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {"rows": {}, "left out": {}}
+    before = stored["rows"]
+    golden = {"torch": stored["torch"] if names else torch.__version__, "left out": {}, "rows": {}}
     for row, (name, options, needs) in rows().items():
+        if names and row not in names:
+            for part in ("left out", "rows"):
+                if row in stored[part]:
+                    golden[part][row] = stored[part][row]
+            continue
         if reason := lacking(needs):
             golden["left out"][row] = reason
             if row in before:  # measured where it could be

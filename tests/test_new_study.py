@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -10,8 +11,8 @@ import sys
 import time
 
 import pytest
-from conftest import environment, run_python, write_tokens
-from made_up import CPU, copy_of_checkout, record_events, rows_of_text
+from conftest import ROOT, environment, run_python, write_tokens
+from made_up import CPU, copy_of_checkout, record_events, rows_of_text, setup_of
 
 STUDY = '''"""A study for a test: a script of a few lines that reads a record out."""
 
@@ -72,6 +73,16 @@ SHOW = f"""from pathlib import Path
 from bench.report.readme import update
 from bench.studies import all_studies
 print(update({MARKER + "<!-- end -->"!r}, Path({{!r}}), all_studies()))"""
+
+
+def test_the_example_of_contributing():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"^```\n(from bench.studies .*?)^```", page, re.MULTILINE | re.DOTALL)
+    exec(code, found := {"__name__": "example"})
+    study = found["WeightDecay"]()
+    base, other = study.runs(setup_of(ROOT))
+    assert (study.name, base.stage, other.compared_to) == ("weight-decay", "01", base.name)
+    assert other.options == ("--weight-decay", "0")
 
 
 @pytest.mark.slow

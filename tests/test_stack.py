@@ -726,7 +726,7 @@ def test_damaged_series_is_refused(tree):
 def test_drifted_script_and_forgotten_patches_are_refused(tree):
     original = (tree.root / LAST).read_bytes()
     tree.edit(LAST, "line 5\n", "edited\n")
-    tree.refuses("verify", says=f"{LAST}, line 5: not what the patches make .*`refresh`")
+    tree.refuses("verify", says=f"{LAST}, line 5: not what the patches make .*`refresh`.*`new`")
     (tree.root / LAST).write_bytes(original)
     for stray in ("99-left-over.patch", "variants/left.py", "variants/Left.patch"):
         shutil.copy(tree.root / "patches" / "ddp.patch", tree.root / "patches" / stray)
