@@ -57,7 +57,7 @@ def accuracy_table() -> Table:
                 one=figures_of(one), rest=figures_of(rest)))
     return Table([words("GPUs", "kind"), words("script", "script"), words("range ±", "range"), *(
         number(f"{title}{heading}", f"{prefix}.{name}", form)
-        for title, prefix in (("fitted: ", "one"), ("not fitted: ", "rest"))
+        for title, prefix in (("twenty cards: ", "one"), ("others: ", "rest"))
         for heading, name, form in (("figures", "count", "d"), ("median error", "median", ".0%"),
                                     ("within 20 %", "near", ".0%"),
                                     ("in the range", "inside", ".0%")))], lines)
