@@ -517,7 +517,9 @@ class UserError(Exception):
 
 
 def interrupt(number, frame) -> None:
-    """Ctrl-C and SIGTERM end a run in the same way."""
+    """Ctrl-C and SIGTERM end a run in the same way; a second one can't cut the end short."""
+    for either in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(either, signal.SIG_IGN)
     raise KeyboardInterrupt(number)
 
 
@@ -552,8 +554,6 @@ def main() -> int:
         model = GPTModel(config)  # on the CPU, so that a seed gives the same weights everywhere
         train(model, data, config, run, now)
     except (Exception, KeyboardInterrupt) as error:
-        for number in (signal.SIGINT, signal.SIGTERM):  # another one can't cut the end short
-            signal.signal(number, signal.SIG_IGN)
         status, message, code = explain(error, config)
         print(f"error: {message}", file=sys.stderr)
     if hasattr(run, "file"):  # else it ended before its start

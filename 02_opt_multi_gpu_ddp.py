@@ -572,7 +572,9 @@ class UserError(Exception):
 
 
 def interrupt(number, frame) -> None:
-    """Ctrl-C and SIGTERM end a run in the same way."""
+    """Ctrl-C and SIGTERM end a run in the same way; a second one can't cut the end short."""
+    for either in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(either, signal.SIG_IGN)
     raise KeyboardInterrupt(number)
 
 
@@ -611,8 +613,6 @@ def main() -> int:
         train(model, data, config, run, now)
         dist.destroy_process_group()  # not after an error, where it would wait for other ranks
     except (Exception, KeyboardInterrupt) as error:
-        for number in (signal.SIGINT, signal.SIGTERM):  # another one can't cut the end short
-            signal.signal(number, signal.SIG_IGN)
         status, message, code = explain(error, config)
         if RANK == 0 or status not in ("interrupted", "diverged"):  # which all ranks are at once
             print(f"error: rank {RANK}: {message}", file=sys.stderr)
