@@ -40,6 +40,10 @@ BOTH = {
     "attention's kernels": ("enable_cudnn_sdp(not config.dropout)", "enable_flash_sdp(True)"),
     "the optimizer": (", fused=True", ""),
     "the compiler": ("torch.compile(model)", 'torch.compile(model, mode="max-autotune")'),
+    "the activations that are kept": (
+        '    torch.set_float32_matmul_precision("high")',
+        '    torch._functorch.config.activation_memory_budget = 0.5\n'
+        '    torch.set_float32_matmul_precision("high")'),
     "products": ('set_float32_matmul_precision("high")', 'set_float32_matmul_precision("medium")'),
 }
 EDITS = PLUMBING | STEP | BOTH

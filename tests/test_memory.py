@@ -224,7 +224,7 @@ def test_all_are_made_anew(predicted, capsys):
     text = (predicted.results / "predict.json").read_text()
     (predicted.results / "predict.json").write_text(text.replace("[320,320]", "[400,320]"))
     predicted.asked.clear()
-    told = predict_all(Texts(), wanted, predicted.results, 1000)
+    told = predict_all(Texts(), wanted, predicted.results, 1000, anew=True)
     assert sorted({each for each, *_ in predicted.asked}) == [b"a", b"b", b"odd", b"refuses"]
     kept = json.loads((predicted.results / "predict.json").read_text())
     assert list(kept) == ["a", "ax", "b", "refuses", "odd"] and kept["odd"]["graph"] is None
@@ -236,6 +236,31 @@ def test_all_are_made_anew(predicted, capsys):
     assert (lines[1], lines[4]) == ("1 of 4: a, ax", "4 of 4: odd")
     told = predict_all(Texts(), wanted, predicted.results, 1000)
     assert told == "5 as before, 0 not, 0 can't be predicted"
+
+
+def test_those_of_an_earlier_version_are_made_again(predicted, monkeypatch, capsys):
+    """And those whose graph isn't known; what was made before an interrupt is kept."""
+    wanted = [(name, []) for name in ("a", "b", "c", "odd")]
+    kept_in = predicted.results / "predict.json"
+    predict_all(Texts(), wanted, predicted.results, 1000)
+    kept_in.write_text(kept_in.read_text().replace("2.0 b", "2.0 before").replace("2.0 c", "2.0 x"))
+    predicted.asked.clear()
+    ask = predictions.ask
+
+    def until_c(text, *asked):
+        if text == b"c":
+            raise KeyboardInterrupt
+        return ask(text, *asked)
+
+    monkeypatch.setattr(predictions, "ask", until_c)
+    with pytest.raises(KeyboardInterrupt):
+        predict_all(Texts(), wanted, predicted.results, 1000)
+    monkeypatch.setattr(predictions, "ask", ask)
+    capsys.readouterr()
+    predict_all(Texts(), wanted, predicted.results, 1000)
+    assert [*dict.fromkeys(each for each, *_ in predicted.asked)] == [b"b", b"c", b"odd"]
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "1 of 4: a: as it was", "2 of 4: b: as it was", "3 of 4: c", "4 of 4: odd"]
 
 
 def test_one_that_can_not_be_traced_does_not_stop_the_others(predicted, monkeypatch, capsys):

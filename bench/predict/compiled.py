@@ -27,7 +27,7 @@ from torch._inductor.virtualized import V
 from torch.distributed import fsdp
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from bench.predict.pytorch import AS_COMPILED, key_of, real_compile, replaced
+from bench.predict.pytorch import AS_COMPILED, compiler, key_of, real_compile, replaced
 
 PLANS: dict[tuple, tuple] = {}  # many scripts have the same graphs
 
@@ -97,7 +97,8 @@ def plan(model: nn.Module, inputs: tuple) -> tuple:
             *own, *(part.code for part in graph.modules() if isinstance(part, fx.GraphModule)),
             *((each.shape, each.stride(), each.dtype, each.requires_grad)
               for each in example_inputs),
-            torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+            torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
+            compiler.activation_memory_budget)
 
         def planned(*tensors):
             own = [key_of(each) for each in tensors]

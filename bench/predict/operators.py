@@ -178,6 +178,8 @@ def fingerprint(script: Path, options: list[str], device: str, dtype: str) -> tu
             module.train(model, data, config, lesson.run_of(notes.begin, notes.end),
                          lambda _: 0.0)
     notes.mark(torch.get_float32_matmul_precision())
+    if pytorch.compiler.activation_memory_budget < 1:
+        notes.mark("activations", str(pytorch.compiler.activation_memory_budget))
     notes.mark(kernels(), graph=False)
     return notes.graph.hexdigest()[:16], notes.step.hexdigest()[:16]
 

@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 from torch import nn
+from torch._functorch import config as compiler
 from torch.distributed import fsdp
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -54,6 +55,7 @@ def begin_ranks() -> None:
 def reset() -> None:
     """What a script that was traced before may have set."""
     torch.set_float32_matmul_precision("highest")
+    compiler.activation_memory_budget = 1.0
     for name in KERNELS:
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(True)
 

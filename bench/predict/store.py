@@ -228,27 +228,33 @@ def earlier(scripts: Scripts, used: Iterable[tuple[str | Path, list[str], Predic
 
 
 def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], results: Path,
-                smallest: int) -> str:
-    """Makes predictions again, one for each graph that differs, and keeps these alone; returns what
-    has changed. Raises UserError, StackError, OSError."""
-    keys = {key_of(scripts, script, options): (scripts.text(script), options)
-            for script, options in wanted}
+                smallest: int, anew: bool = False) -> str:
+    """Predicts those of which nothing is kept or whose graph has changed, or all of them `anew`,
+    one for each graph that differs; keeps these alone. Returns what has changed. Raises UserError,
+    StackError, OSError."""
+    keys = {key_of(scripts, script, options): (script, options) for script, options in wanted}
+    requests = [request_of(scripts.text(script), options) for script, options in keys.values()]
     print(f"Fingerprints of {len(keys)} scripts with options", flush=True)
-    found = fingerprint.fingerprints([request_of(*each) for each in keys.values()])
-    graphs: dict[str, list[str]] = {}  # the keys of each
-    for key, each in zip(keys, found, strict=True):
-        graphs.setdefault(each.graph if each else key, []).append(key)
+    found = fingerprint.fingerprints(requests)
+    graphs: dict[str, list[tuple[str, Request]]] = {}  # the keys of each
+    for key, request, each in zip(keys, requests, found, strict=True):
+        graphs.setdefault(each.graph if each else key, []).append((key, request))
     before = read_kept(results / NAME) or read_kept(REFERENCE / NAME)
     after, failed = {}, []
-    for number, same in enumerate(graphs.values(), 1):
-        (text, options), told = keys[same[0]], ""
+    for number, (graph, same) in enumerate(graphs.items(), 1):
+        names, text, options = [key for key, _ in same], same[0][1].text, [*same[0][1].options]
+        older = [] if anew else [
+            kept(scripts, *keys[key], folder) for key in names for folder in (results, REFERENCE)]
+        known, told = next((each for each in older if each and each.graph == graph), None), ""
         try:
-            after |= dict.fromkeys(
-                same, extended(made(text, options), text, options, smallest, None))
+            new = extended(known or made(text, options), text, options, smallest, None)
+            after |= dict.fromkeys(names, new)
+            told = ": as it was" if new is known else ""
         except UserError as error:
-            failed += same
+            failed += names
             told = f": {error}"
-        print(f"{number} of {len(graphs)}: {', '.join(same)}{told}", flush=True)
+        print(f"{number} of {len(graphs)}: {', '.join(names)}{told}", flush=True)
+        keep(results, {key: after[key] for key in names if key in after})
     keep(results, {key: after[key] for key in keys if key in after}, only=True)
     return summary(before, {key: json.loads(json.dumps(each._asdict()))
                             for key, each in after.items()}, failed)

@@ -66,8 +66,10 @@ class Predict(Study):
         parser.add_argument("--anew", action="store_true",
                             help="trace these scripts, also where an answer is kept")
         parser.add_argument("--all", action="store_true",
-                            help="trace everything that the pages say about predictions, into"
-                                 " --results-dir; print what differs from what is kept. Minutes")
+                            help="trace what the pages say about predictions where it is missing or"
+                                 " its script's training step has changed, with --anew all of it"
+                                 " (half an hour to an hour), into --results-dir; print what differs"
+                                 " from what was kept")
 
     def answer(self, setup):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
@@ -76,7 +78,8 @@ class Predict(Study):
         cards, gpus = asked_for(args)
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
-            return predict_all(setup.scripts, check.wanted(), setup.results, smallest)
+            return predict_all(
+                setup.scripts, check.wanted(), setup.results, smallest, args.anew)
         runs = chosen(setup, gpus)
 
         def there(run: Run, card: str) -> Run:
