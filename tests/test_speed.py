@@ -512,7 +512,13 @@ def test_the_command(tmp_path, monkeypatch):
     minutes = 15 * 414_009 / (32 * 1024) * sum(whole.values()) / 60
     assert f"| {minutes:,.1f} |" in text and f"| {minutes / 4:,.1f} |" in text  # 02 on four GPUs
     assert "| 00 | 5 |" in answer(gpu="RTX 4060 Ti")
-    assert answer(gpu="h100", batch_size=None) == text  # any case
+    with monkeypatch.context() as patched:  # a picture of the same figures isn't drawn again
+        patched.setattr("bench.studies.predict.draw", lambda *_: pytest.fail("drawn again"))
+        assert answer(gpu="h100", batch_size=None) == text  # any case
+    picture = tmp_path / "predict.png"
+    before = picture.read_bytes()
+    answer(gpu="h100", batch_size=None, model="other")
+    assert picture.read_bytes() != before
     for name in ("4090", "rtx4090", "RTX-4090"):  # a part of one name, however it is written
         assert "of this kind, RTX 4090" in answer(gpu=name)
     text = answer(gpu="a100")  # of two

@@ -127,9 +127,10 @@ def draw_all(studies: dict, results: Path, form: str = "png",
     return drawn
 
 
-def picture_bytes(figure, form: str) -> bytes:
+def picture_bytes(figure, form: str, about: str = "") -> bytes:
+    """The picture; a PNG says in its first bytes what it is `about`."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=form)
+    figure.savefig(buffer, format=form, metadata={"Description": about} if about else None)
     return buffer.getvalue()
 
 
