@@ -630,7 +630,7 @@ def test_a_table_of_an_earlier_version_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "look_up", lambda *_: fingerprint.Fingerprint("2.13 x", ""))
     monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)
     after = update(marker("where"), tmp_path)
-    assert "|\n\nPredicted for an earlier version of 01.\n<!-- end -->" in after
+    assert "|\n\nPredicted for an earlier version of `01`.\n<!-- end -->" in after
     assert of_any_version(after) == before and update(after, tmp_path) == after
     monkeypatch.setattr(check, "kept", lambda *_: None)
     with pytest.raises(UserError, match="lacks 01 --model gpt2: python measure.py predict --all"):

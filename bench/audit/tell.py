@@ -109,12 +109,13 @@ def head(timed: dict, machine: dict, figures: dict) -> list[str]:
         what = f"{count(figures['samples'], 'sample')} a step," \
                f" {figures['samples'] / figures['seconds']:,.0f} samples/sec"
     updates = ", ".join(each["name"] for each in timed["optimizers"][:3])
-    of = "MFU" if figures["mfu"] else "of the rate of its large products"
+    rate = f"{figures['rate'] / 1e12:,.3g} TFLOP/s"
+    of = f"MFU (of {rate})" if figures["mfu"] else f"of the {rate} that large matmuls reach here"
     lines = [f"{machine['name']}, PyTorch {machine['torch']}: {figures['seconds']:.3g} s a step"
              f" ({figures['fastest']:.3g}–{figures['slowest']:.3g},"
              f" {count(figures['steps'], 'step')}), {what}",
              f"{figures['flops'] / 1e9:,.4g} GFLOP a step in {figures['type']}:"
-             f" {figures['share_of_rate']:.0%} {of}, {figures['rate'] / 1e12:,.3g} TFLOP/s;"
+             f" {figures['share_of_rate']:.0%} {of};"
              f" memory {figures['memory'] / 2**30:.1f} of"
              f" {figures['memory_there'] / 2**30:.1f} GB; {updates or 'no optimizer'}",
              "of the watched step's operators: " + ", ".join(

@@ -221,7 +221,7 @@ def earlier(scripts: Scripts, used: Iterable[tuple[str | Path, list[str], Predic
     told = fingerprint.still([each[1:] for each in asked], "graph")
     names = dict.fromkeys(scripts.canonical(script) for (script, *_), same in zip(
         asked, told, strict=True) if same is False)
-    return f"{EARLIER} {', '.join(names)}." if names else None
+    return f"{EARLIER} {', '.join(f'`{name}`' for name in names)}." if names else None
 
 
 # ---- All of them -------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from bench.predict import fingerprint
 from bench.predict.speed import PEAK_FLOPS, card_of
 from patches.stack import StackError
 
-VERSIONS = ("*An earlier version* of a script (below tables): its training step was edited since;"
-            " *unknown*: the log doesn't tell.")  # a footnote of each page with such a line
+VERSIONS = ("*An earlier version*: the script's training step was edited after the measurement; *an"
+            " unknown one*: its log doesn't tell.")  # a footnote of each page with such a line
 today = cache(Scripts)  # in one process they are read once
 
 
@@ -45,7 +45,8 @@ def versions_note(measured: Iterable[Measured]) -> str:
         names[same][name] = None
     count = len(names[True] | names[False] | names[None])
     told = [f"{words} version of " + (
-                ", ".join(found) if len(found) < 5 else f"{len(found)} of {count} scripts")
+                ", ".join(f"`{name}`" for name in found) if len(found) < 5 else
+                f"{len(found)} of the {count} scripts whose logs were used")
             for words, found in (("an earlier", names[False]), ("an unknown", names[None]))
             if found]
     return f"\nMeasured with {'; with '.join(told)}.\n" if told else ""
