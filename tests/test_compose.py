@@ -78,9 +78,10 @@ CONFLICTS_WITH_02 = {
 
 @pytest.fixture(scope="module", autouse=True)
 def scripts_are_made_once():
-    scripts = stack.rebuild_all()
+    scripts, variants = stack.rebuild_all(), stack.load_variants()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stack, "rebuild_all", lambda root: scripts)
+        patch.setattr(stack, "load_variants", lambda root: variants)
         yield
 
 

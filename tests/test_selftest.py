@@ -85,6 +85,6 @@ def test_the_rule_on_the_reference_machines(machine):
     """By the noise of their ladders and variants at most 1 table in 20 holds a false verdict."""
     for recorded in recorded_in(REFERENCE / machine):
         if recorded.name in ("ladder", "variants"):
-            shares = judge(recorded, 6, 400)
+            shares = judge(recorded, 6, 200)
             assert max(shares.false.values()) <= 0.05, shares
             assert shares.found > (0.55 if machine.startswith("amd") else 0.85), shares
