@@ -225,7 +225,8 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
         lines = sum(len(new) - len(old) for _, old, _, new in patch.hunks)
         told: dict[str, list[str]] = {}  # by the options that were measured
         if now := step.get("now"):
-            told[""] = [f"A100, published: {step['factor']:.2f}× the speed,"
+            gpus = "4 A100s" if patch.file.endswith("ddp.patch") else "A100"
+            told[""] = [f"{gpus}, published: {step['factor']:.2f}× the speed,"
                         f" {now.reserved_gb:.2f} GB"]
         for where, within_its_01, row in figures:
             if row.factor and row.run.script == patch.name:

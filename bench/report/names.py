@@ -32,7 +32,7 @@ ADVICE = {  # by the patch's name
     "10-batch-size": Advice("larger batch", "there is memory to spare",
                             "no gain in speed once the device is filled; learns less from"
                             " each token"),
-    "11-merged-qkv": Advice("fused QKV projection", "batches are small and on a GPU",
+    "11-merged-qkv": Advice("fused QKV projection", "on a GPU with small batches",
                             "no gain where each of the three matmuls fills the device"),
     "12-huge-pages": Advice("huge pages", "training on a CPU under Linux", "no effect on a GPU"),
     "13-loss-in-graph": Advice("compiled loss", "the model is compiled",

@@ -16,8 +16,8 @@ from bench.predict import fingerprint
 from bench.predict.speed import PEAK_FLOPS, card_of
 from patches.stack import StackError
 
-VERSIONS = ("*An earlier version*: the script's training step was edited after the measurement; *an"
-            " unknown one*: its log doesn't tell.")  # a footnote of each page with such a line
+VERSIONS = ("*An earlier version* of a script: its training step has been edited since; *an unknown"
+            " version*: the log doesn't tell which.")  # a footnote of each page with such a line
 today = cache(Scripts)  # in one process they are read once
 
 
