@@ -68,7 +68,7 @@ class Predict(Study):
         parser.add_argument("--all", action="store_true",
                             help="trace what the pages say about predictions where it is missing or"
                                  " its script's training step has changed, with --anew all of it"
-                                 " (half an hour to an hour), into --results-dir; print what differs"
+                                 " (up to two hours), into --results-dir; print what differs"
                                  " from what was kept")
 
     def answer(self, setup):
