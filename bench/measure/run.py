@@ -27,6 +27,7 @@ from bench.measure.journal import (
 from bench.measure.lengths import Length, in_words, seconds_left
 from bench.measure.plan import WHOLE_ROUNDS, Job, Plan, Setup
 from bench.measure.records import Kind
+from bench.predict import tracing
 from bench.predict.fingerprint import fingerprints, of_run
 
 # Fields of a plan that continues.
@@ -220,6 +221,7 @@ class Measurement:
         measured, setup, plan = self.measured, self.setup, self.measured.plan
         if self.jobs:
             self.trace([run for run in plan.runs if not run.error])
+            tracing.end()
         processes.prepare_tokens(setup.data)
         if measured.differs_from(setup):  # the tokens alone can, and only if they were lost
             raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")

@@ -214,7 +214,5 @@ def trace(requests: list[Request]) -> list[Fingerprint | None]:
     told = tracing.answers([
         (number, text, dict(options=options, device=device, dtype=dtype))
         for number, (text, options, device, dtype) in enumerate(requests)])
-    for child in tracing.CHILDREN:
-        child.end()
     return [Fingerprint(*(f"{version()} {digest}" for digest in each["told"]))
             if "told" in each else None for each in told]
