@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import compile_fx
 from torch._inductor.codegen.common import InplacedBuffer
 from torch._inductor.codegen.cpp import CppKernelProxy, CppScheduling
@@ -100,10 +100,15 @@ def plan(model: nn.Module, inputs: tuple) -> tuple:
             torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
             compiler.activation_memory_budget)
 
+        # It tells the partitioner which inputs stay anyway, such as weights: to keep those for the
+        # backward pass costs nothing.
+        context = TracingContext.get()
+
         def planned(*tensors):
             own = [key_of(each) for each in tensors]
             if known not in PLANS:
-                forward, backward, taken = compile_graph(graph, example_inputs, tensors)
+                with tracing(context):
+                    forward, backward, taken = compile_graph(graph, example_inputs, tensors)
                 PLANS[known] = forward, backward, [own.index(each) for each in taken]
             *programs, order = PLANS[known]
             raise Planned((*programs, [places[own[i]] for i in order]))
