@@ -27,7 +27,7 @@ PLUMBING = {  # what no step depends on: what stands in 01, and what instead
     "an error that is told": ('"interrupted", f"interrupted by', '"interrupted", f"ended by'),
 }
 STEP = {  # what a measurement depends on, and no prediction
-    "the learning rate": ("lr=config.learning_rate", "lr=2 * config.learning_rate"),
+    "the learning rate": ("config.learning_rate,", "3 * config.learning_rate,"),
     "weight decay": ("weight_decay=config.weight_decay", "weight_decay=0.3"),
     "dropout": ("nn.Dropout(config.dropout)", "nn.Dropout(config.dropout / 2)"),
     "what keeps memory": ('"THP_MEM_ALLOC_ENABLE", "1"', '"THP_MEM_ALLOC_ENABLE", "0"'),
