@@ -80,8 +80,8 @@ CONFLICTS_WITH_02 = {
 def scripts_are_made_once():
     scripts, variants = stack.rebuild_all(), stack.load_variants()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stack, "rebuild_all", lambda root: scripts)
-        patch.setattr(stack, "load_variants", lambda root: variants)
+        patch.setattr(stack, "rebuild_all", lambda root=None: scripts)
+        patch.setattr(stack, "load_variants", lambda root=None: variants)
         yield
 
 
