@@ -290,8 +290,8 @@ def shallow(name) -> bytes:
     return SCRIPTS.text(name).replace(b"layers=4, heads=4", b"layers=2, heads=4")
 
 
-def events_of(name, options: list[str], batch: int = 8) -> list[int]:
-    (found,) = ask(shallow(name), options, [batch]).values()
+def events_of(name, options: list[str], batch: int = 8, text=SCRIPTS.text) -> list[int]:
+    (found,) = ask(text(name), options, [batch]).values()
     return found["events"]
 
 
@@ -445,7 +445,7 @@ def test_the_kernel_of_older_gpus_keeps_as_much():
 def test_less_memory():
     """What saves memory does, by the trace."""
     def peak(name: str, *options) -> int:
-        return simulate(events_of(name, [*SMALL, *options], 64)).peak_allocated
+        return simulate(events_of(name, [*SMALL, *options], 64, shallow)).peak_allocated
 
     plain = peak(SCRIPTS.stage("01").script)
     assert peak("memory-checkpoint") < plain
