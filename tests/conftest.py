@@ -51,6 +51,13 @@ def load(path: Path):
     return module
 
 
+@pytest.fixture(autouse=True)
+def environment_stays():
+    """What a script's configure() sets, such as huge pages, isn't there for the next test."""
+    with mock.patch.dict(os.environ):
+        yield
+
+
 # One layer, 32 wide, in the place of cpu-demo's four.
 SMALL = dict(layers=1, heads=2, width=32)
 SIZES = "layers=4, heads=4, width=256", "layers=1, heads=2, width=32"
