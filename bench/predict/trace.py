@@ -169,8 +169,7 @@ def trace(module, options: list[str], batch: int) -> dict:
     config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
     lesson.settle(config, "bfloat16")
     config.device = torch.device("meta")
-    # One batch for each rank: as evaluate() has it, of at most 8 windows.
-    config.eval_windows = min(8, batch) * getattr(module, "WORLD_SIZE", 1)
+    config.eval_windows = 8 * getattr(module, "WORLD_SIZE", 1)  # of which each rank has its share
     data, model, events = lesson.data_of_zeros(module, config), lesson.model_of(module, config), []
     with Notes(config) as notes:
         run = lesson.run_of(notes.begin, lambda: events.extend(notes.events))
