@@ -25,7 +25,7 @@ elif ! command -v "$python" > /dev/null; then
     exit 1
 fi
 
-on_node=(srun --cpus-per-task="$SLURM_CPUS_PER_TASK")  # which steps don't take from the job
+on_node=(srun --cpus-per-task="$SLURM_CPUS_PER_TASK")  # srun doesn't inherit it from the job
 if [ $# -eq 0 ]; then
     # Two minutes before the job's time is over SIGTERM comes: the page is written, with all so far.
     "${on_node[@]}" --nodes=1 --ntasks=1 "$python" measure.py report --minutes 100000 \

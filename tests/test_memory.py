@@ -390,6 +390,24 @@ def test_compiled():
 
 
 @pytest.mark.slow
+def test_regional_compilation():
+    """Blocks and loss, each compiled by itself. The products are those of the script without the compiler, with
+    fewer other kernels and less memory."""
+    text = shallow("compile-blocks")
+    eager, found = (ask(text, [*SMALL, *options], [32])[32] for options in (["--no-compile"], []))
+
+    def work(trace: dict, has_flops: bool) -> list[Work]:
+        return [each for each in map(Work._make, trace["step"]) if bool(each.flops) == has_flops]
+
+    assert ([each.flops for each in work(found, True)]
+            == [each.flops for each in work(eager, True)])
+    kernels, in_eager = (sum(each.kernels for each in work(trace, False))
+                         for trace in (found, eager))
+    assert 10 < kernels < 0.5 * in_eager
+    assert simulate(found["events"]).peak_allocated < simulate(eager["events"]).peak_allocated
+
+
+@pytest.mark.slow
 def test_one_graph_is_compiled_once(tmp_path, ranks, monkeypatch):
     """Of scripts that differ in their optimizer alone; kernels are never written in C++. The
     partitioner knows that weights stay anyway, else it keeps other tensors for the backward pass:
@@ -420,7 +438,6 @@ def test_one_graph_is_compiled_once(tmp_path, ranks, monkeypatch):
     ("parallel-sharded", [], "weights that ranks share can only be traced with --no-c"),
     ("parallel-sharded", ["--no-compile", "--offload"], "--offload can't be traced"),
     ("model-mixture", [], "a model with several results can't be traced"),
-    ("compile-blocks", [], "parts that are compiled one by one can't be traced"),
     ("memory-offload", [], "activations in the CPU's memory can't be traced"),
     ("head-pytorch", [], "can't be predicted: "),
     ("14-chunked-head", ["--batch-size", "0"], "0 is out of range"),

@@ -193,8 +193,9 @@ def test_rounds(place, plan, capsys):
     assert "round 1: a, seed 124: 100 tok/sec, val loss 8.000, 0 s; 0 s left" in (
         capsys.readouterr().out)
     assert len(place.run(place.plan("a", rounds=3), rounds=2)) == 3  # the plan's own come first
-    assert place.run(place.plan("a", new_seeds=True, first_seed=7), rounds=2) == [
-        ("a", 1, 7), ("a", 2, 8)]
+    for seed_noise in (0, 1):  # a new seed in each round is one already
+        assert place.run(place.plan("a", new_seeds=True, first_seed=7, seed_noise=seed_noise),
+                         rounds=2) == [("a", 1, 7), ("a", 2, 8)]
 
 
 def test_a_failed_run_is_not_repeated_until_it_is_resumed(place, plan, capsys):

@@ -94,7 +94,8 @@ class Plan:
         for run in runs:
             jobs.append(Job(run, number, self.seed_of(number)))
             jobs += [Job(run, number, self.first_seed + (number - 1) * self.seed_noise + k)
-                     for k in range(1, self.seed_noise + 1) if run is self.runs[0]]
+                     for k in range(1, self.seed_noise + 1)
+                     if run is self.runs[0] and not self.new_seeds]
         if self.order is not None:
             pair, backwards = divmod(number - first, 2)
             random.Random(f"{self.order} {first + 2 * pair}").shuffle(jobs)

@@ -118,7 +118,9 @@ def plan(model: nn.Module, inputs: tuple) -> tuple:
     def like(tensor):
         new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")  # never touched
         places[key_of(new)] = len(places)
-        return new
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(new, tensor.requires_grad)
+        return new.requires_grad_(tensor.requires_grad)
 
     with (_disable_current_modes(), torch.enable_grad(),
           mock.patch("torch._functorch.config.force_non_lazy_backward_lowering", True),
@@ -128,8 +130,7 @@ def plan(model: nn.Module, inputs: tuple) -> tuple:
           mock.patch("torch._functorch.partitioners.has_recomputable_rng_ops", lambda _: False),
           replaced(AS_COMPILED)):
         own = copy.deepcopy(model)
-        new = {old: nn.Parameter(like(old), old.requires_grad) for old in own.parameters()}
-        new |= {old: like(old) for old in own.buffers()}
+        new = {old: like(old) for old in (*own.parameters(), *own.buffers())}
         for part in own.modules():
             for tensors in (part._parameters, part._buffers):
                 tensors.update((name, new[old]) for name, old in tensors.items() if old is not None)
@@ -176,7 +177,7 @@ def compile_graph(graph, example_inputs: list, tensors: tuple) -> tuple:
 
 
 class Step(torch.autograd.Function):
-    """What a compiled model does in a training step."""
+    """What a compiled model, or part of one, does in a training step."""
 
     @staticmethod
     def forward(ctx, programs, *tensors):
@@ -195,7 +196,7 @@ class Step(torch.autograd.Function):
 
 
 class Compiled:
-    """In place of torch.compile(model)."""
+    """In place of torch.compile(model), and of what model.compile() calls."""
 
     def __init__(self, model: nn.Module):
         self.model = getattr(model, "module", model)  # without DDP's buckets around it
@@ -206,7 +207,7 @@ class Compiled:
 
     def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
         if not torch.is_grad_enabled():
-            return self.model(*inputs)
+            return self.model._call_impl(*inputs)  # without this, if it's a part
         shapes = tuple(each.shape for each in inputs)
         if shapes not in self.programs:
             self.programs[shapes] = plan(self.model, inputs)
@@ -223,8 +224,7 @@ def compile_only_models(model=None, **how):
         raise NotImplementedError(f"torch.compile with {', '.join(wrong)} can't be traced")
     if model is None:
         return compile_only_models
+    model = getattr(model, "__self__", model)  # of a method, by nn.Module.compile
     if isinstance(model, fsdp.FSDPModule):
         raise NotImplementedError("weights that ranks share can only be traced with --no-compile")
-    if isinstance(getattr(model, "__self__", None), nn.Module):  # by nn.Module.compile
-        raise NotImplementedError("parts that are compiled one by one can't be traced")
     return Compiled(model) if isinstance(model, nn.Module) else model

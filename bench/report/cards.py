@@ -55,9 +55,10 @@ def headline(first: Path) -> str:
              dict(hardware=f"{stages['02'].gpus} × A100, DDP", source=theirs, fast=many,
                   factor=many / plain)]
     for name in PREDICTED:
-        one, other = gpus.on_card(name, ("gpt2",))["speeds"]
-        lines.append(dict(hardware=f"1 × {name}", source=ours, plain=rounded(one),
-                          fast=rounded(other), factor=other / one))
+        told = gpus.on_card(name, ("gpt2",))
+        (one, other), batches = told["speeds"], told["batches"]
+        lines.append(dict(hardware="1 × {}, batch {} and {}".format(name, *batches), source=ours,
+                          plain=rounded(one), fast=rounded(other), factor=other / one))
     for end in both_ends(first):
         lines.append(end | dict(
             hardware=end["machine"],
@@ -123,11 +124,14 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
     seeds), compilation counted: 01, both at their defaults, to the lowest loss of 00's default run;
     after a search also 01 and the fastest script, over 00, all at their best settings for the
     target that they were tuned for."""
+    known = {measured.kind: (measured, rows)
+             for measured, rows in found_in(machine, "time-to-loss") if measured.plan.targets}
     told = []
-    for measured, rows in sorted(found_in(machine, "time-to-loss"), key=lambda pair: pair[0].kind):
-        targets = measured.plan.targets
-        if not targets or measured.kind not in ("", "epoch"):
+    for kind in ("" if "" in known else "variants", "epoch"):
+        if kind not in known:
             continue
+        measured, rows = known[kind]
+        targets = measured.plan.targets
         first, last = next(iter(targets)), [*targets][-1]
         rate = rate_to(targets[last], True)
         tuned = [row for row in rows if row.run.rate and row.factor_of(rate, row.versus)]
@@ -209,9 +213,9 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
     the loss `unchanged` or doesn't: its header, and what it gains: published, measured on each
     machine, and predicted."""
     ladder, known = study == "ladder", {step["patch"].name: step for step in steps()}
+    variants = [] if ladder else stack.load_variants()
     patches = stack.load() if ladder else [
-        patch for patch in stack.load_variants()
-        if (patch.fields["Loss"] == "unchanged") == unchanged]
+        patch for patch in variants if (patch.fields["Loss"] == "unchanged") == unchanged]
     within = {rows[0].measured.folder: of_as_many(rows)
               for rows in (ladders(first) if ladder else ())}
     figures: list[tuple[str, dict, Any]] = [
@@ -225,7 +229,7 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
         lines = sum(len(new) - len(old) for _, old, _, new in patch.hunks)
         told: dict[str, list[str]] = {}  # by the options that were measured
         if now := step.get("now"):
-            gpus = "4 A100s" if patch.file.endswith("ddp.patch") else "A100"
+            gpus = f"{now.gpus} A100s" if now.gpus > 1 else "A100"
             told[""] = [f"{gpus}, published: {step['factor']:.2f}× the speed,"
                         f" {now.reserved_gb:.2f} GB"]
         for where, within_its_01, row in figures:
@@ -238,8 +242,10 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
         facts = [
             *(f"use it when: {each.use}; limits: {each.limits}"
               for each in [ADVICE.get(patch.name)] if each),
-            "; ".join(f"{name.lower()}: {fields[name]}"
-                      for name in ("Loss", "Hardware", "Needs", "Excludes") if name in fields),
+            "; ".join([*(f"{name.lower()}: {fields[name]}"
+                         for name in ("Loss", "Hardware", "Needs") if name in fields),
+                       *(f"excludes: {', '.join(names)}" for names in [excluded(patch, variants)]
+                         if names)]),
             *(f"`{options}`: " * bool(options) + "; ".join(each)
               for options, each in told.items()),
             f"[`{patch.name}`](../{patch.file}), {lines:+} lines; source: "
@@ -249,6 +255,14 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
         texts.append("\n\n".join([f"## {heading[0].upper()}{heading[1:]}", *filter(None, prose),
                                   "- " + "\n- ".join(facts), *code]))
     return "\n\n".join(texts) + "\n"
+
+
+def excluded(patch, variants: list) -> list[str]:
+    """The variants that can't work with this one, whichever of the two headers says so."""
+    def named(one) -> list[str]:
+        return list(filter(None, one.fields.get("Excludes", "").split(", ")))
+
+    return sorted({*named(patch), *(each.name for each in variants if patch.name in named(each))})
 
 
 def of_as_many(ladder: list[Row]) -> dict[str, str]:

@@ -25,7 +25,7 @@ def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
 
 def on_card(name: str, models: tuple[str, ...]) -> dict:
     """What fits a GPU, how fast 00 and 01 are there, and how to begin."""
-    card, speeds, minutes = CARDS[name], [], []
+    card, speeds, minutes, batches = CARDS[name], [], [], []
     row: dict = {}
     for stage, default in (("00", 8), ("01", 32)):
         run = in_place(today(), today().stage(stage), card)
@@ -34,11 +34,12 @@ def on_card(name: str, models: tuple[str, ...]) -> dict:
         for model, each in predicted.items():
             row[f"{stage}, {model}"] = largest(each.needs, card.mib)
         known, batch = predicted["gpt2"], min(default, row[f"{stage}, gpt2"])
+        batches.append(batch)
         speeds.append(batch and known.tok_per_sec(batch, card))
         row[stage] = known.speed_range(batch, card) if batch else "–"
         minutes.append(f"{known.minutes(batch, card):,.1f}" if batch else "–")
     return row | dict(card=name + " °" * (not card.is_checked), gb=card.mib / 1024, speeds=speeds,
-                      capability=card.capability, minutes=" / ".join(minutes),
+                      batches=batches, capability=card.capability, minutes=" / ".join(minutes),
                       begin=begin(card, row["01, gpt2"]))
 
 
