@@ -385,6 +385,16 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
     return text
 
 
+def examples(root: Path) -> dict[Path, bytes]:
+    """The composed scripts in docs/, as compose makes them today of what their first line names."""
+    found = {}
+    for path in sorted(root.glob("docs/*.py")):
+        base, _, names = read(path).partition(b"\n")[0].decode().removeprefix("# ").partition(
+            " with ")
+        found[path] = compose(names.partition(";")[0].split(", "), base, root)
+    return found
+
+
 def before_edit(file: Path, root: Path) -> dict[str, bytes]:
     """Every script as before the edit of `file`. Raises StackError if another is edited too."""
     try:
@@ -447,6 +457,10 @@ def verify_command(root: Path) -> list[str]:
         file = path.relative_to(root).as_posix()
         raise StackError(f"{file} is neither in patches/series nor a variant's patch")
     rebuild(patches + variants, root)
+    for path, text in examples(root).items():
+        if read(path) != text:
+            raise StackError(f"{path.relative_to(root).as_posix()} isn't what `compose` makes now:"
+                             f" python patches/stack.py refresh {FIRST}")
     series = f"{FIRST} + {len(patches) - 1} patches = {LAST}, + ddp.patch = {DDP}"
     return [f"ok: {series}; variants that apply: {len(variants)}"]
 
@@ -486,6 +500,7 @@ def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) 
             f"  python patches/stack.py write {conflict.name}\n"
             f"make the edit in {script} as it has to be there, and type\n"
             f"  python patches/stack.py refresh {script}")
+    changed += write_all(examples(root))
     return [os.path.relpath(path) for path in changed] or ["nothing to change"]
 
 

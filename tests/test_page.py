@@ -490,7 +490,7 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
         "", "419,259", "**33.5×**"]
     assert [row[1].split("]")[0] for row in (first, hopper, ada, ours)] == [
         "[published", "[predicted", "[predicted", "[measured"]
-    assert (hopper[0], ada[0]) == ("1 × H100", "1 × RTX 4090")
+    assert (hopper[0], ada[0]) == ("1 × H100, batch 8 and 32", "1 × RTX 4090, batch 4 and 32")
     assert all(re.fullmatch(r"[\d,]+|\*\*[\d.]+×\*\*|", text)  # one number a cell
                for row in (first, many, hopper, ada, ours) for text in row[2:])
     count, ends = len(names), rows_of_text(cards.results(machine))
@@ -498,6 +498,12 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
     assert ours[2:] == ends[0][1:4] == ["100", f"{100 * count:,}", f"**{count}.0×**"]
     assert ends[0][0].startswith(f"{ours[0]}: [findings](../results/reference/some-cpu/README.md)")
     assert ends[0][4] == "–" and cards.to_loss(machine) == ""
+    plan = plan_of("00", "01", kind="variants", targets={"published": 7.75})
+    plan.runs[1] = plan.runs[1].but(stage="01", compared_to="00")
+    write_journal(machine, "time-to-loss", plan, [
+        dict(name=name, speed=speed, loss=7.0) for name, speed in (("00", 100.0), ("01", 200.0))])
+    assert rows_of_text(cards.results(machine))[-1][-1] == "to 7.75: 01 at its defaults 1.5×"
+    # With a search, at other targets, that alone counts.
     plan = plan_of("00", "01", "best 00", "best 01", "fast", targets={"published": 7.5})
     plan.runs[1] = plan.runs[1].but(stage="01")
     for place, stage in ((2, "00"), (3, "01"), (4, "optimizer-muon")):

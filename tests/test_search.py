@@ -189,6 +189,11 @@ def test_the_search_for_an_epoch(tmp_path):
         kind: dict.fromkeys(BEST, count) for kind, count in (
             ("epoch-8", 8), ("epoch-2", 2), ("epoch", 1))}
     assert {(plan.rounds, plan.first_seed, plan.log_tokens) for plan in plans} == {(1, 1, 16_384)}
+    told = {measured.kind: text_of(Search(), measured) for measured, _ in found_in(
+        tmp_path, "search")}
+    assert "1/8 of an epoch. In equal time:" in told["epoch-8"]
+    assert "| loss in equal time |" in told["epoch-2"] and "The target, 7.0000, is" in told["epoch"]
+    assert told["epoch"].count("| not reached |") == 0
     ((plan, rows),) = carry_out(TimeToLoss(), setup, landscape())
     assert [(run.stage, run.batch, run.rate) for run in plan.runs] == [
         (stage, *best) for stage, best in BEST.items()]

@@ -16,7 +16,7 @@ from bench.judge.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.measure.lengths import configurations, fitting, tokens_per_epoch
 from bench.measure.plan import Plan, Setup
-from bench.report.tables import Column, Table, cell
+from bench.report.tables import RUN, SPEED, Column, Table, cell
 from bench.studies import Study
 from bench.studies.times import time_notes, time_tables
 
@@ -82,6 +82,27 @@ def losses_in_time(rows: list[Row], stage: str) -> dict[Point, float]:
     seconds = min((record.train_seconds for row in rows for record in row.records), default=0)
     losses = {point_of(row): None if row.error else row.loss_at(seconds) for row in rows}
     return best_first({point: math.inf if loss is None else loss for point, loss in losses.items()})
+
+
+def epoch_table(kind: str, rows: list[Row]) -> Table:
+    """What the settings of a stage of the search for an epoch came to; after the last one also how
+    soon each script was at the loss of 00."""
+    lowest = Column("lowest val loss", lambda row: row.error or cell(row.lowest_val_loss, ".4f"))
+    if kind == "epoch":
+        target = rows[0].lowest_val_loss or -math.inf
+        return Table([
+            RUN, SPEED, lowest,
+            Column("tokens to the target", lambda row: cell(row.tokens_to(target), ",.0f")),
+            Column("seconds", lambda row: cell(row.seconds_to(target), ",.0f") or "not reached")],
+            rows, f"One epoch with a tuning seed. The target, {target:.4f}, is the lowest loss of"
+            " 00; seconds of training, without compile time:", every_column=True)
+    losses = {point: loss for stage in dict.fromkeys(row.run.stage for row in rows)
+              for point, loss in losses_in_time(rows, stage).items()}
+    return Table([
+        RUN, SPEED, lowest,
+        Column("loss in equal time", lambda row: cell(losses[point_of(row)], ".4f"))],
+        rows, f"1/{kind.rpartition('-')[2]} of an epoch. In equal time: when the fastest setting of"
+        " the script had finished; by that they are ranked.")
 
 
 def best_first(costs: dict) -> dict:
@@ -268,6 +289,8 @@ class Search(Study):
                            Point.around, SETTINGS, soonest_to, **settings)
 
     def tables(self, measured, rows):
+        if measured.kind.startswith("epoch"):
+            return [epoch_table(measured.kind, rows)]
         return time_tables(rows, measured.plan.targets)
 
     def excerpts(self, measured, rows):

@@ -1,0 +1,722 @@
+# 01_opt_single_gpu.py with compile-blocks, model-modern, optimizer-muon; composed by patches/stack.py.
+"""Train GPT-2 124M on a book, and log tokens per second, losses and memory.
+
+    python 00_orig.py --help    # 01 is started in the same way, 02 by torchrun
+
+00_orig.py writes model and loop by hand, 01_opt_single_gpu.py adds every speed technique, and
+02_opt_multi_gpu_ddp.py trains on many GPUs. Read data, model and training; main() ties it together.
+Capitals at the end of a name are the dimensions of the tensor: B batch, T tokens of the context,
+C channels (the width), H heads, D channels of one head, V vocabulary.
+"""
+
+import argparse
+import ctypes
+import hashlib
+import json
+import math
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import namedtuple
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+import tiktoken
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Subset
+
+HERE = Path(__file__).resolve().parent
+
+# ---- Settings ----------------------------------------------------------------------------------
+
+MODELS = {  # what each sets; cpu-demo takes a CPU a minute, where 01's attention has no dropout
+    "gpt2": dict(layers=12, heads=12, width=768),
+    "gpt2-medium": dict(layers=24, heads=16, width=1024),
+    "gpt2-large": dict(layers=36, heads=20, width=1280),
+    "gpt2-xl": dict(layers=48, heads=25, width=1600),
+    "cpu-demo": dict(layers=4, heads=4, width=256, context_length=256, dropout=0.0, batch_size=8,
+                     eval_windows=16, max_tokens=40_960),
+}
+
+
+def option(default, text: str, low: float | None = None, below: float = math.inf, **more):
+    """A field that is also a --flag: a number of at least `low` and below `below`, or a text."""
+    def number(given: str) -> float:
+        value = float(given) if isinstance(default, float) else int(given)
+        if not low <= value < below:
+            raise argparse.ArgumentTypeError(f"{value} is out of range")
+        return value
+    text += "" if "default" in text else f" (default: {default})"
+    form = more or (dict(metavar="TEXT") if low is None else dict(metavar="N", type=number))
+    return field(default=default, metadata=form | dict(help=text))
+
+
+@dataclass
+class Config:
+    """Every setting of a run. The defaults are an experiment that others have published."""
+
+    model: str = option("gpt2", "default: gpt2 with CUDA, cpu-demo without", choices=MODELS)
+    layers: int = 12
+    heads: int = 12
+    width: int = 768
+    vocab_size: int = 50_304  # GPT-2's 50,257 and 47 unused ids: a multiple of 64 is faster
+    context_length: int = option(1024, "tokens per window", 1)
+    dropout: float = option(0.1, "share of the activations zeroed in training", 0, 1)
+    dtype: str = option("auto", "of the weights; default: bfloat16 where hardware multiplies it",
+                        choices=("auto", "float32", "bfloat16"))
+    dtype_reason: str = "by --dtype"
+
+    batch_size: int = option(32, "windows per step and process", 1)
+    rotary: bool = option(True, "positions by turning queries and keys, instead of learned ones",
+                          action=argparse.BooleanOptionalAction)
+    qk_norm: bool = option(True, "queries and keys of one length",
+                           action=argparse.BooleanOptionalAction)
+    relu_squared: bool = option(True, "squared ReLU instead of GELU",
+                                action=argparse.BooleanOptionalAction)
+    zero_init: bool = option(True, "blocks and head that begin with an output of zero",
+                             action=argparse.BooleanOptionalAction)
+    learning_rate: float = option(5e-4, "AdamW's learning rate", 0, 1e36)
+    weight_decay: float = option(0.1, "AdamW's weight decay", 0)
+    polar_express: bool = option(False, "Polar Express's coefficients instead of Muon's own",
+                                 action=argparse.BooleanOptionalAction)
+    normuon: bool = option(False, "rows of Muon's updates divided by their usual size",
+                           action=argparse.BooleanOptionalAction)
+    cautious_decay: bool = option(False, "Muon decays only weights that its update shrinks, too",
+                                  action=argparse.BooleanOptionalAction)
+    compile: bool = option(True, "train with torch.compile", action=argparse.BooleanOptionalAction)
+
+    seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
+    epochs: int = option(15, "passes over the training text; the first limit ends the run", 1)
+    max_steps: int | None = option(None, "steps; default: no limit", 1)
+    max_tokens: int | None = option(None, "tokens of all processes; default: no limit", 1)
+    target_loss: float = option(0.0, "validation loss to end at; default: none", 0)
+    eval_freq: int = option(15, "steps from one log line to the next; an epoch ends with one", 1)
+    eval_windows: int = option(40, "windows of each text that losses are measured on", 1)
+    device: torch.device = option(None, "cpu, cuda, cuda:N or mps; default: the fastest there is")
+    data: str = option(str(HERE / "data"), "folder of the tokens; default: data/ beside this file")
+    results_dir: str = option(str(HERE / "results"), "folder of the record; default: results/")
+    name: str = option(Path(__file__).stem, "name of the run in its record")
+
+    tokens_per_step = property(lambda self: self.batch_size * self.context_length)
+
+
+# ---- Data --------------------------------------------------------------------------------------
+
+class TokenWindows(Dataset):
+    """Pairs (x_T, y_T) of int64 ids: the x_T don't overlap; y_T is x_T moved on by one token."""
+
+    def __init__(self, tokens: np.ndarray, context_length: int):
+        self.tokens, self.context_length = tokens, context_length
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.context_length
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        start = i * self.context_length
+        window = self.tokens[start : start + self.context_length + 1].astype(np.int64)
+        return torch.from_numpy(window[:-1]), torch.from_numpy(window[1:])
+
+
+Data = namedtuple("Data", "meta train val tokenizer")  # meta: what prepare.py tells of the text
+
+
+def load_data(config: Config) -> Data:
+    """The tokens in --data, made first where that is its default and has none. Raises UserError."""
+    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # meta.json is its last file
+    if config.data == Config.data and script.exists() and not (folder / "meta.json").exists():
+        print(f"No tokens in {folder}: running data/prepare.py", flush=True)
+        subprocess.run([sys.executable, script])
+    try:
+        meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+                       for name in ("meta", "vocabulary"))
+        json.dumps(meta, allow_nan=False)  # it goes into the record
+        parts = [np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
+                 for part in ("train", "val")]  # mapped, not copied into memory
+        if max(part.max() for part in parts) >= config.vocab_size:
+            raise ValueError("ids that the model doesn't have")
+        ids = {word.encode("latin-1"): i for i, word in enumerate(words["tokens"])}
+        tokenizer = tiktoken.Encoding(meta["tokenizer"], pat_str=words["pattern"],
+                                      mergeable_ranks=ids, special_tokens=words["special"])
+    except Exception as error:  # whatever else the files may hold
+        reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
+        raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py --out {folder}`")
+    train, val = (TokenWindows(part, config.context_length) for part in parts)
+    for windows, least, part in ((train, config.batch_size, "train"), (val, 1, "validate")):
+        if len(windows) < least:
+            raise UserError(f"the text is too short: {len(windows)} windows to {part} on, {least}"
+                            f" needed: lower {'--batch-size or ' * bool(windows)}--context-length")
+    return Data(meta, train, val, tokenizer)
+
+
+def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
+    """Batches of an epoch, in an order that train() seeds, so that all scripts see the same."""
+    sampler = RandomSampler(windows, generator=torch.Generator())
+    pin = config.device.type == "cuda"  # page-locked host memory, from which a GPU copies by itself
+    return DataLoader(windows, config.batch_size, sampler=sampler, drop_last=True, pin_memory=pin)
+
+
+# ---- Model -------------------------------------------------------------------------------------
+
+class MultiHeadAttention(nn.Module):
+    """Causal self-attention (Vaswani et al., arXiv:1706.03762); no bias on query, key and value.
+
+    Each token takes a mean of the values of all tokens up to itself, weighted by how well its query
+    fits their keys. Dividing by √D keeps the scores' size the same for every D, and a score of -inf
+    becomes a weight of 0, so that no token sees the future."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.heads, self.head_dim = config.heads, config.width // config.heads
+        self.rotary = Rotary(config) if config.rotary else nn.Identity()
+        self.qk_norm = config.qk_norm
+        self.query_key_value = nn.Linear(config.width, 3 * config.width, bias=False)
+        self.out = nn.Linear(config.width, config.width)
+        self.dropout = config.dropout
+
+    def forward(self, x_BTC):
+        B, T, C = x_BTC.shape
+        q_BTC, k_BTC, v_BTC = self.query_key_value(x_BTC).chunk(3, dim=-1)
+        q_BTC, k_BTC = self.norm_and_turn(q_BTC), self.norm_and_turn(k_BTC)
+        q_BHTD, k_BHTD, v_BHTD = (
+            t.view(B, T, self.heads, self.head_dim).transpose(1, 2) for t in (q_BTC, k_BTC, v_BTC)
+        )
+        y_BHTD = F.scaled_dot_product_attention(
+            q_BHTD, k_BHTD, v_BHTD, dropout_p=self.dropout if self.training else 0, is_causal=True
+        )
+        return self.out(y_BHTD.transpose(1, 2).reshape(B, T, C))
+
+    def norm_and_turn(self, x_BTC):
+        """Of queries or keys: what makes a score depend on directions and distance alone."""
+        x_BTHD = x_BTC.unflatten(-1, (self.heads, self.head_dim))
+        if self.qk_norm:
+            x_BTHD = F.rms_norm(x_BTHD, (self.head_dim,))
+        return self.rotary(x_BTHD).flatten(2)
+
+
+def attention_backend(model: nn.Module, config: Config) -> str | None:
+    """What computes attention, for the record: PyTorch's choice, None where it doesn't tell."""
+    choose = getattr(torch, "_fused_sdp_choice", None)
+    shape = (1, config.context_length, config.heads, config.width // config.heads)
+    q_BHTD = next(model.parameters()).new_empty(shape).transpose(1, 2).requires_grad_()
+    how = dict(dropout_p=config.dropout, is_causal=True)
+    return choose and nn.attention.SDPBackend(choose(q_BHTD, q_BHTD, q_BHTD, **how)).name.lower()
+
+
+class Rotary(nn.Module):
+    """Turns pairs of channels by angles that are in proportion to the position, each pair at its
+    own speed (Su et al., arXiv:2104.09864). P: pairs of channels of a head."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        pairs = config.width // config.heads // 2
+        speeds_P = 10_000 ** -(torch.arange(pairs) / pairs)
+        angles_T1P = torch.arange(config.context_length)[:, None, None] * speeds_P
+        self.register_buffer("cos_T1P", angles_T1P.cos(), persistent=False)
+        self.register_buffer("sin_T1P", angles_T1P.sin(), persistent=False)
+
+    def forward(self, x_BTHD):
+        T = x_BTHD.shape[1]
+        cos_T1P, sin_T1P = self.cos_T1P[:T], self.sin_T1P[:T]
+        x_BTHP, y_BTHP = x_BTHD.chunk(2, dim=-1)  # one channel of each pair, and the other
+        turned = x_BTHP * cos_T1P - y_BTHP * sin_T1P, x_BTHP * sin_T1P + y_BTHP * cos_T1P
+        return torch.cat(turned, dim=-1)
+
+
+class NoPositions(nn.Module):
+    def forward(self, positions_T):
+        return 0.0
+
+
+class SquaredReLU(nn.Module):
+    def forward(self, x):
+        return F.relu(x).square()
+
+
+class TransformerBlock(nn.Module):
+    def __init__(self, config: Config):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.width)
+        self.attention = MultiHeadAttention(config)
+        self.norm2 = nn.LayerNorm(config.width)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(config.width, 4 * config.width),
+            SquaredReLU() if config.relu_squared else nn.GELU(approximate="tanh"),
+            nn.Linear(4 * config.width, config.width),
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        if config.zero_init:
+            for layer in (self.attention.out, self.feed_forward[-1]):
+                nn.init.zeros_(layer.weight)
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, x_BTC):
+        x_BTC = x_BTC + self.dropout(self.attention(self.norm1(x_BTC)))
+        return x_BTC + self.dropout(self.feed_forward(self.norm2(x_BTC)))
+
+
+class GPTModel(nn.Module):
+    """GPT-2 with a head that isn't tied to the embedding, so that "124M" has 163M parameters."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.token_embedding = nn.Embedding(config.vocab_size, config.width)
+        self.position_embedding = (NoPositions() if config.rotary else
+                                   nn.Embedding(config.context_length, config.width))
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.Sequential(*[TransformerBlock(config) for _ in range(config.layers)])
+        self.norm = nn.LayerNorm(config.width)
+        self.loss = Loss()
+        self.head = nn.Linear(config.width, config.vocab_size, bias=False)
+        if config.zero_init:
+            nn.init.zeros_(self.head.weight)
+
+    def forward(self, ids_BT, targets_BT=None):
+        """Logits; with targets their mean cross entropy, so that one graph holds model and loss."""
+        positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
+        x_BTC = self.token_embedding(ids_BT) + self.position_embedding(positions_T)
+        x_BTC = self.blocks(self.dropout(x_BTC))
+        x_BTC = self.norm(x_BTC)
+        if targets_BT is None:
+            return self.head(x_BTC)
+        x_NC, targets_N = x_BTC.flatten(0, 1), targets_BT.flatten()
+        return self.loss(x_NC, self.head.weight, targets_N)
+
+
+class Loss(nn.Module):
+    """Mean cross entropy of the head's logits: a module, so that it can be compiled by itself."""
+
+    def forward(self, x_NC, weight_VC, targets_N):
+        return ChunkedLoss.apply(x_NC, weight_VC, targets_N) / len(targets_N)
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """The head and its cross entropy, for M of the batch's N tokens at a time, so that all logits
+    never exist at once. The forward pass makes the gradients, too, while a chunk has its logits."""
+
+    @staticmethod
+    def forward(ctx, x_NC, weight_VC, targets_N):
+        """The sum of the losses."""
+        chunk = max(1024, math.ceil(len(targets_N) / 8))  # fewer tokens don't fill a GPU
+        loss, x_gradients, sum_VC = 0.0, [], None
+        ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
+        for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
+            targets_M1 = targets_M[:, None]
+            logits_MV = (x_MC @ weight_VC.T).float()
+            # The softmax step by step, since both the loss and the gradient need its exponentials.
+            max_M1 = logits_MV.amax(dim=-1, keepdim=True)
+            exp_MV = (logits_MV - max_M1).exp()
+            sum_M1 = exp_MV.sum(dim=-1, keepdim=True)
+            loss += (sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum()
+            # The gradient of the logits: their softmax, less 1 at the target.
+            gradient_MV = (exp_MV / sum_M1 - (ids_V == targets_M1.int()).float()).to(x_MC.dtype)
+            x_gradients.append(gradient_MV @ weight_VC)
+            part_VC = gradient_MV.T @ x_MC
+            sum_VC = part_VC if sum_VC is None else sum_VC + part_VC
+        ctx.save_for_backward(torch.cat(x_gradients), sum_VC)
+        return loss
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x_gradient_NC, weight_gradient_VC = ctx.saved_tensors
+        return gradient * x_gradient_NC, gradient * weight_gradient_VC, None
+
+
+def best_dtype(device: torch.device) -> tuple[str, str]:
+    """(bfloat16 where the hardware multiplies it, else float32; why)."""
+    if device.type == "cuda":
+        capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
+        if float(capability) >= 8:
+            return "bfloat16", f"compute capability {capability}"
+        return "float32", (f"compute capability {capability} has no bfloat16 units; for float16:"
+                           " python patches/stack.py compose precision-fp16 --out my.py")
+    if device.type == "cpu":
+        has = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch doesn't tell
+        for unit in ("amx_bf16", "avx512_bf16", "bf16"):  # Intel's, Intel's and AMD's, ARM's
+            if has.get(unit):
+                return "bfloat16", f"the CPU has {unit}"
+        return "float32", "this CPU has no bfloat16 units"  # emulated it would be slower
+    return "float32", f"bfloat16 was not measured on {device.type}; to try it: --dtype bfloat16"
+
+
+def prepare_model(model: GPTModel, config: Config) -> nn.Module:
+    """Moves `model` to the device, in place, and returns what a training step calls."""
+    torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
+    device = config.device
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN's rounds it to sixteenths
+    if config.dtype == "auto":
+        config.dtype, config.dtype_reason = best_dtype(device)
+    print(f"Training in {config.dtype}: {config.dtype_reason}")
+    model.to(device, getattr(torch, config.dtype))
+    config.compile = config.compile and can_compile(model, config)
+    if config.compile:
+        for part in (*model.blocks, model.loss):
+            part.compile()
+    return model
+
+
+def can_compile(model: nn.Module, config: Config) -> bool:
+    """Whether torch.compile works here; where a trial fails, one line says why."""
+    x = torch.ones(8, device=config.device, dtype=next(model.parameters()).dtype)
+    try:
+        with warnings.catch_warnings():  # for a type that a GPU lacks it only warns
+            warnings.filterwarnings("error", ".*does not support bfloat16")
+            torch.compile(lambda x: 2 * x + 1)(x)
+        return True
+    except Exception as error:
+        lines = str(error).split("\n")
+        reason = " ".join(lines[:2] + [line for line in lines[2:] if "error: " in line][:1])
+        for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
+            if " " in (path := os.environ.get(name, "")) and path in str(error):
+                reason += f"; compilers can't read {name}={path!r}, which has a space"
+    print(f"Training without torch.compile; docs/troubleshooting.md says what it needs ({reason})")
+    return False
+
+
+def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
+    """Parameters, and floating-point operations to train on a token: per weight of a linear layer 2
+    forward and 4 backward, and those of attention (PaLM, arXiv:2204.02311, appendix B)."""
+    products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    attention = 12 * config.layers * config.context_length * config.width
+    return dict(parameters=sum(p.numel() for p in model.parameters()),
+                flops_per_token=6 * products + attention)
+
+
+# ---- Training ----------------------------------------------------------------------------------
+
+def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    matrices = [p for p in model.blocks.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+    return TwoOptimizers(
+        Muon(matrices, config),
+        torch.optim.AdamW(others, lr=config.learning_rate, weight_decay=config.weight_decay,
+                          fused=True),
+    )
+
+
+class TwoOptimizers(torch.optim.Optimizer):
+    """Both as one, with the parameter groups of both."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer):
+        super().__init__([group for one in optimizers for group in one.param_groups], {})
+        self.optimizers = optimizers
+
+    def step(self, closure=None) -> None:
+        for optimizer in self.optimizers:
+            optimizer.state = self.state  # one for both, which can be saved and loaded
+            optimizer.step()
+
+
+class Muon(torch.optim.Optimizer):
+    """Steps along the momentum's nearest orthogonal matrix (Jordan, kellerjordan.github.io/posts/
+    muon), as large as AdamW's (arXiv:2502.16982). N: matrices of one shape, R: rows, C: columns."""
+
+    def __init__(self, matrices: list[nn.Parameter], config: Config):
+        shapes = {}
+        for matrix in matrices:
+            shapes.setdefault(matrix.shape, []).append(matrix)
+        super().__init__([dict(params=alike) for alike in shapes.values()],
+                         dict(lr=config.learning_rate, weight_decay=config.weight_decay))
+        self.config, self.dtype = config, getattr(torch, best_dtype(config.device)[0])
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            steps = []
+            for weight_RC in group["params"]:
+                state = self.state[weight_RC]
+                if not state:
+                    state["momentum"] = torch.zeros_like(weight_RC)
+                    if self.config.normuon:
+                        state["squares"] = torch.zeros_like(weight_RC[:, :1])
+                momentum_RC = state["momentum"].lerp_(weight_RC.grad, 0.05)
+                steps.append(weight_RC.grad.lerp(momentum_RC, 0.95))  # Nesterov's
+            steps_NRC = orthogonalize(torch.stack(steps).to(self.dtype), self.config.polar_express)
+            for weight_RC, step_RC in zip(group["params"], steps_NRC, strict=True):
+                self.move(weight_RC, step_RC.to(weight_RC.dtype), group)
+
+    def move(self, weight_RC: nn.Parameter, step_RC: torch.Tensor, group: dict) -> None:
+        scale = max(step_RC.shape) ** 0.5  # to a root mean square of 1
+        if self.config.normuon:  # arXiv:2510.05491
+            squares_R1 = self.state[weight_RC]["squares"]
+            squares_R1.lerp_(step_RC.square().mean(dim=1, keepdim=True), 0.05)
+            step_RC = step_RC / (squares_R1.sqrt() + 1e-8)
+            scale = step_RC.numel() ** 0.5 / step_RC.norm().clamp(min=1e-8)
+        step_RC = 0.2 * scale * step_RC
+        decay_RC = weight_RC
+        if self.config.cautious_decay:  # arXiv:2510.12402
+            decay_RC = weight_RC * (weight_RC * step_RC >= 0)
+        weight_RC.sub_(step_RC + group["weight_decay"] * decay_RC, alpha=group["lr"])
+
+
+# a, b and c of the polynomial aσ + bσ³ + cσ⁵ that takes singular values σ towards 1: Muon's own,
+# five times, and those of Polar Express (arXiv:2505.16932).
+NEWTON_SCHULZ = 5 * [(3.4445, -4.7750, 2.0315)]
+POLAR_EXPRESS = [
+    (8.15655452, -22.48329293, 15.87876992), (4.04292994, -2.80891747, 0.50001785),
+    (3.89166780, -2.77248415, 0.50606482), (3.28575366, -2.36812949, 0.46449024),
+    (2.34654133, -1.70978284, 0.42323551),
+]
+
+
+def orthogonalize(x_NRC: torch.Tensor, polar_express: bool) -> torch.Tensor:
+    """About U V of the singular value decompositions U S V, by products alone."""
+    tall = x_NRC.shape[1] > x_NRC.shape[2]
+    y_NRC = x_NRC.mT if tall else x_NRC  # with fewer rows than columns, for the smaller products
+    y_NRC = y_NRC / y_NRC.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no value above 1
+    for a, b, c in POLAR_EXPRESS if polar_express else NEWTON_SCHULZ:
+        square_NRR = y_NRC @ y_NRC.mT
+        square_NRR = torch.baddbmm(square_NRR, square_NRR, square_NRR, beta=b, alpha=c)
+        y_NRC = torch.baddbmm(y_NRC, square_NRR, y_NRC, beta=a)
+    return y_NRC.mT if tall else y_NRC
+
+
+def compute_loss(model: nn.Module, x_BT: torch.Tensor, y_BT: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy, in nats per token."""
+    return model(x_BT, y_BT)
+
+
+def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    loss.backward()
+    optimizer.step()
+
+
+def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None:
+    """Trains `model` in place, timed by `now`; tells `run`, and raises if a loss isn't finite."""
+    training_model = prepare_model(model, config)  # it shares its weights with `model`
+    run.start(model, data, config)
+    optimizer = make_optimizer(model, config)
+    loader = make_loader(data.train, config)
+    steps_of_tokens = math.ceil((config.max_tokens or sys.maxsize) / config.tokens_per_step)
+    total_steps = min(config.epochs * len(loader), config.max_steps or sys.maxsize, steps_of_tokens)
+    print(f"{len(loader)} steps per epoch, {total_steps} in all\n")
+
+    for epoch in range(config.epochs):
+        loader.sampler.generator.manual_seed(config.seed + epoch)
+        times = [now(config.device)]  # the clock starts: fetching batches is timed
+        for step, (x_BT, y_BT) in enumerate(loader, start=epoch * len(loader)):
+            x_BT = x_BT.to(config.device, non_blocking=loader.pin_memory)
+            y_BT = y_BT.to(config.device, non_blocking=loader.pin_memory)
+
+            optimizer.zero_grad()
+            loss = compute_loss(training_model, x_BT, y_BT)
+            backward_and_update(loss, optimizer)
+            times.append(now(config.device))
+
+            done = step + 1 == total_steps
+            if step % config.eval_freq == 0 or (step + 1) % len(loader) == 0 or done:
+                seconds = seconds_between(times)  # of each step; evaluation isn't timed
+                train_loss, val_loss = (evaluate(model, x, config) for x in (data.train, data.val))
+                run.log(epoch + 1, step, seconds, train_loss, val_loss)
+                if not math.isfinite(train_loss + val_loss):
+                    raise FloatingPointError("the loss is not finite: lower --learning-rate")
+                done = done or val_loss <= config.target_loss
+                times = [now(config.device)]  # the clock starts again
+            if done:
+                break
+        run.epoch(epoch + 1, model, data.tokenizer)  # a sample, not timed either
+        if done:
+            break
+
+
+@torch.compiler.set_stance("force_eager")  # it isn't timed: other shapes, and no gradients
+@torch.no_grad()
+def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
+    """Mean loss (nats per token) of the first `eval_windows` windows, without dropout."""
+    model.eval()
+    loss_sum = 0.0
+    first = Subset(windows, range(min(config.eval_windows, len(windows))))
+    for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
+        logits_BTV = model(x_BT.to(config.device))
+        # Small batches, and the loss window by window: this must not set the peak of memory.
+        for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
+            losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
+            loss_sum += losses_T.cpu().double().sum().item()  # not on mps, which has no float64
+    model.train()
+    return loss_sum / (len(first) * config.context_length)
+
+
+@torch.compiler.set_stance("force_eager")
+@torch.no_grad()
+def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> str:
+    """A prompt and 50 more tokens, each the likeliest next one that the tokenizer has."""
+    model.eval()
+    ids_BT = torch.tensor([tokenizer.encode("Every effort moves you")], device=config.device)
+    for _ in range(50):
+        logits_BTV = model(ids_BT[:, -config.context_length :])
+        next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)  # one each
+        ids_BT = torch.cat([ids_BT, next_B1], dim=1)
+    model.train()
+    return tokenizer.decode(ids_BT[0].tolist())
+
+
+def now(device: torch.device):
+    """This moment; on a GPU an event, stamped when the GPU gets there, so that nothing waits."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    event = getattr(torch, device.type).Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(times: list) -> list[float]:
+    """Seconds from each time to the next; waits until a GPU has come to the last one."""
+    if isinstance(times[0], float):
+        return np.diff(times).tolist()
+    times[-1].synchronize()
+    return [start.elapsed_time(end) / 1000 for start, end in zip(times, times[1:], strict=False)]
+
+
+def memory_gb(device: torch.device) -> dict[str, float | None]:
+    """GB (1024³ bytes) reserved, now and at most; on a CPU the peak of the resident set."""
+    size, peak, status = None, None, Path("/proc/self/status")
+    if device.type == "cuda":
+        size, peak = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
+    elif device.type == "mps":
+        size = torch.mps.driver_allocated_memory()
+    elif status.exists():
+        size = peak = 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
+    return dict(reserved_gb=size and size / 1024**3, peak_reserved_gb=peak and peak / 1024**3)
+
+
+# ---- Plumbing: record, settings, errors --------------------------------------------------------
+
+class Run:
+    """What a run prints, and its record: JSON lines, each written before it is printed."""
+
+    def start(self, model: nn.Module, data: Data, config: Config) -> None:
+        self.config, self.seconds, self.average = config, [], None
+        self.attention = attention_backend(model, config)
+        device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.file = open(path, "x", encoding="utf-8")
+        settings = dict(asdict(config), **count_parameters(model, config), world_size=1,
+                        device=device.type, matmul_precision=torch.get_float32_matmul_precision())
+        del settings["data"], settings["results_dir"]  # paths of this machine
+        cpu = getattr(torch.cpu, "get_capabilities", dict)().get("cpu_name", "unknown CPU")
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
+        machine = dict(torch=torch.__version__, cpu=cpu, gpu=gpu, threads=torch.get_num_threads())
+        self.write("start", schema=3, stage=config.name, time=began, config=settings,
+                   data=data.meta, environment=machine,
+                   source_sha256=hashlib.sha256(Path(__file__).read_bytes()).hexdigest())
+        print(f"PyTorch version: {torch.__version__}\nDevice: {device.type} ({gpu or cpu})\n"
+              f"CUDA version: {torch.version.cuda or 'n/a'}\nModel: {config.model}, "
+              f"{settings['parameters']:,} parameters\nRecord: {path}")
+
+    def write(self, event: str, **figures) -> None:
+        print(json.dumps({"event": event, **figures}, allow_nan=False), file=self.file, flush=True)
+
+    def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
+        """Reports the speed since the last line, and of all steps but the first, which warms up."""
+        self.seconds += seconds
+        tokens, warm = self.config.tokens_per_step, self.seconds[1:]
+        rate = tokens * len(seconds) / sum(seconds)
+        self.average = tokens * len(warm) / sum(warm) if warm else None
+        losses = [x if math.isfinite(x) else None for x in (train_loss, val_loss)]  # no NaN in JSON
+        self.write("log", epoch=epoch, step=step, tokens=(step + 1) * tokens,
+                   train_loss=losses[0], val_loss=losses[1], step_tok_per_sec=rate,
+                   avg_tok_per_sec=self.average, seconds=seconds)
+        print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
+              f"Step tok/sec: {rate:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
+
+    def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
+        text, memory = sample(model, tokenizer, self.config), memory_gb(self.config.device)
+        self.write("epoch", epoch=epoch, **memory, sample=text)
+        print("".join(c if c.isprintable() else " " for c in text))
+        print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
+
+    def end(self, status: str, error: str | None) -> None:
+        try:
+            self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
+                       attention_backend=self.attention, **memory_gb(self.config.device))
+            self.file.close()
+        except OSError as full:  # the disk; an error that came before has been told
+            sys.exit(1 if error else f"error: {full}")
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # warm from step 2 on
+        if len(rates) >= 3:
+            print(f"Median step tok/sec: {np.median(rates):.0f}")
+
+
+def configure(argv: list[str] | None = None) -> Config:
+    """The settings. Exits with 2 for a wrong one, and raises for a device that doesn't work."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages (Linux), before any tensor
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
+                                     usage="%(prog)s [options]", argument_default=argparse.SUPPRESS)
+    for setting in filter(lambda setting: setting.metadata, fields(Config)):  # each option()
+        parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
+    given = vars(parser.parse_args(argv))
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if not cuda and platform.libc_ver()[0] == "glibc":  # what a step frees stays for the next one
+        for option, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD, M_MMAP_MAX (malloc.h)
+            ctypes.CDLL(None).mallopt(option, value)
+    device = torch.device(given.get("device", "cuda" if cuda else "mps" if mps else "cpu"))
+    torch.ones(1, device=device).item()
+    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # as PyTorch does
+    if device.type == "cuda":
+        torch.cuda.set_device(device.index or 0)
+    model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
+    if "model" not in given and model == "cpu-demo":
+        print("Not on an NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2")
+    if given.keys() & {"epochs", "max_steps"}:  # a limit of the user's replaces cpu-demo's own
+        given.setdefault("max_tokens", None)
+    return Config(**MODELS[model] | given | dict(model=model, device=device))
+
+
+class UserError(Exception):
+    """An error that the user can fix, printed as one line."""
+
+
+def interrupt(number, frame) -> None:
+    """Ctrl-C and SIGTERM end a run in the same way; a second one can't cut the end short."""
+    for either in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(either, signal.SIG_IGN)
+    raise KeyboardInterrupt(number)
+
+
+def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
+    """(status of the run, one line for the user, exit code)."""
+    text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
+             "bad_alloc", "allocate memory", "create a memory")
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
+    if config is None:  # it is the machine, not the program
+        at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
+        return "failed", f"{text} (see {at})", 1
+    if any(sign in repr(error) for sign in signs) and "out of resource" not in text:  # Triton's
+        what = "batch-size" if config.batch_size > 1 else "context-length"
+        return "out_of_memory", f"out of memory: lower --{what} ({text})", 1
+    if not isinstance(error, UserError | OSError | FloatingPointError):
+        sys.excepthook(type(error), error, error.__traceback__)  # the program's, not its input's
+        text = f"{type(error).__name__}: {text}"
+    return "diverged" if isinstance(error, FloatingPointError) else "failed", text, 1
+
+
+def main() -> int:
+    sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    run, config, (status, message, code) = Run(), None, ("complete", None, 0)
+    try:
+        config = configure()
+        data = load_data(config)
+        torch.manual_seed(config.seed)
+        model = GPTModel(config)  # on the CPU, so that a seed gives the same weights everywhere
+        train(model, data, config, run, now)
+    except (Exception, KeyboardInterrupt) as error:
+        status, message, code = explain(error, config)
+        print(f"error: {message}", file=sys.stderr)
+    if hasattr(run, "file"):  # else it ended before its start
+        run.end(status, message)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
