@@ -493,6 +493,9 @@ def test_dry_run(place, plan, capsys):
         (True, True, False), (True, False, True), (False, True, False)]
     assert lines[-1] == "9 runs; no estimate yet: nothing is measured here"
     assert place.children.asked == []
+    run.dry_run(TwoStages(plan), place.setup, 5, resume=False)
+    assert capsys.readouterr().out.endswith(
+        "here\nthen 6 more at most, of the rows nearest to significance\n")
     plan.seconds = 10
     run.dry_run(Toy(plan), place.setup, 2, resume=False)
     assert "; --max-tokens follows from a rate that isn't measured\n" in capsys.readouterr().out

@@ -253,11 +253,11 @@ def test_an_earlier_version_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "look_up", look_up)
     monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)
 
-    def told(**steps: str) -> str:
+    def told(shown=(), **steps: str) -> str:
         *_, measured = read_journal(path)
         measured.results = [replace(result, step=steps.get(result.name)) for result in
                             measured.results]
-        return versions_note([measured])
+        return versions_note([measured], shown)
 
     same = dict.fromkeys("abcd", "2.13 1")
     assert told(**same) == ""
@@ -267,6 +267,8 @@ def test_an_earlier_version_is_told(tmp_path, monkeypatch):
         " `optimizer-muon+data-workers`.\n")
     assert told(a="2.13 1") == ("\nMeasured with an unknown version of `05-bfloat16`,"
                                 " `optimizer-muon+data-workers`, `02`.\n")
+    assert told("bd", a="2.13 2", b="2.13 2", c="2.12 1", d="2.13 1") == (
+        "\nMeasured with an earlier version of `05-bfloat16`.\n")
     for name in "fgh":
         plan.runs.append(plan.runs[1].but(name=name, script=f"{ord(name) - 95:02}"))
     path = write_journal(tmp_path, "x", plan, [dict(name=name) for name in "abfgh"], id="2")

@@ -82,8 +82,7 @@ class Plan:
         jobs = [job for number in range(1, whole + 1) for job in self.round_of(runs, number, 1)]
         chosen = [run for run in runs if run.name in (self.close or ())]
         if chosen:
-            left = len(self.round_of(runs, 1, 1)) * (rounds - whole)
-            more = min(left // len(self.round_of(chosen, 1, 1)), 2 * rounds)
+            more = min(self.later // len(self.round_of(chosen, 1, 1)), 2 * rounds)
             jobs += [job for number in range(whole + 1, whole + more + 1)
                      for job in self.round_of(chosen, number, whole + 1)]
         return jobs
@@ -101,6 +100,13 @@ class Plan:
             random.Random(f"{self.order} {first + 2 * pair}").shuffle(jobs)
             jobs = jobs[::-1] if backwards else jobs
         return jobs
+
+    @property
+    def later(self) -> int:
+        """How many runs come after the whole rounds, at most."""
+        runs = [run for run in self.runs if not run.error]
+        left = (self.rounds or 1) - self.whole_rounds if self.whole_rounds else 0
+        return len(self.round_of(runs, 1, 1)) * max(0, left)
 
     @property
     def is_chosen(self) -> bool:

@@ -323,9 +323,6 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
         seeds = sorted({each.seed for each in more} - {job.seed})
         others = f" (then --seed {', '.join(map(str, seeds))})" * bool(seeds)
         print(f"{len(more) + 1} round{'s' * bool(more)}: {printed(command)}{others}")
-    if not one.measured.plan.is_chosen:
-        print("then about as many runs as the other rounds have, of the rows nearest to"
-              " significance")
     for run in plan.runs:
         if run.error:
             print(f"not run: {run.label}: {run.error}")
@@ -337,3 +334,5 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     else:
         rough = "; --max-tokens follows from a rate that isn't measured" * bool(plan.seconds)
         print(f"{len(jobs)} runs; no estimate yet: nothing is measured here{rough}")
+    if not one.measured.plan.is_chosen:
+        print(f"then {one.measured.plan.later} more at most, of the rows nearest to significance")

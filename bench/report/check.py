@@ -209,7 +209,8 @@ class OfCPU(Card):
     """A CPU as a card: whether matrices are aligned makes no difference."""
 
     def rate(self, precision: str, aligned: bool = True) -> float | None:
-        return super().rate(precision) if self.bfloat16 or precision == "float32" else None
+        known = self.bfloat16 or precision in ("float32", "TF32")
+        return super().rate(precision) if known else None
 
 
 def cpu_ladders() -> list[tuple[str, list[dict]]]:

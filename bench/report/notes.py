@@ -2,7 +2,7 @@
 mean, and of which version of the scripts it is."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 
 from bench.catalogue import Scripts
@@ -21,15 +21,17 @@ VERSIONS = ("*An earlier version* of a script: its training step has been edited
 today = cache(Scripts)  # in one process they are read once
 
 
-def versions_note(measured: Iterable[Measured]) -> str:
+def versions_note(measured: Iterable[Measured], shown: Collection[str] = ()) -> str:
     """A line, with a blank one before it, where figures are of a script that had another training
-    step than it has today, or may have had. Scripts that aren't ours are left out. Raises
-    UserError, StackError, OSError."""
+    step than it has today, or may have had: of the runs with the names `shown`, or of all. Scripts
+    that aren't ours are left out. Raises UserError, StackError, OSError."""
     asked: list[tuple] = []
     names: dict[bool | None, dict[str, None]] = {True: {}, False: {}, None: {}}  # None: not known
     for each in measured:
         runs = {run.name: run for run in each.plan.runs if run.script}
         for result in each.results:
+            if shown and result.name not in shown:
+                continue
             try:
                 run = runs[result.name]
                 text, name = today().text(str(run.script)), today().canonical(str(run.script))

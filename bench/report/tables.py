@@ -139,8 +139,9 @@ def excerpts_of(study, measured) -> dict[str, str]:
     found = study.excerpts(measured, rows) or {
         picture_name(study.name, measured.kind):
         study.tables(measured, rows) or [short_table(rows)]}
-    note = versions_note([measured])
-    return {name: markdown(*tables) + note for name, tables in found.items()}
+    return {name: markdown(*tables) + versions_note([measured], {
+        row.run.name for table in tables for row in table.rows if isinstance(row, Row)})
+            for name, tables in found.items()}
 
 
 def full_table(rows: list[Row]) -> Table:

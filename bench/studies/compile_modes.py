@@ -84,8 +84,8 @@ class CompileModes(Study):
                                           ".2f")),
         Column("study", lambda row: cell(ratio(
             STUDY_SECONDS["none"], STUDY_SECONDS.get(row.run.mode)), ".2f")),
-        Column("ahead of none from step", ahead_of("none")),
-        Column("of default from step", ahead_of("default")), GB, LOSS]
+        Column("total time below none from step", ahead_of("none")),
+        Column("total time below default from step", ahead_of("default")), GB, LOSS]
 
     def plans(self, setup):
         base, *rows = setup.scripts.variants(setup.scripts.stage("01"), setup.machine,
