@@ -2,7 +2,7 @@
 
     python 00_orig.py --help    # 01 is started in the same way, 02 by torchrun
 
-00_orig.py writes model and loop by hand, 01_opt_single_gpu.py adds every speed technique, and
+00_orig.py writes model and loop by hand, 01_opt_single_gpu.py adds fifteen speed techniques, and
 02_opt_multi_gpu_ddp.py trains on many GPUs. Read data, model and training; main() ties it together.
 Capitals at the end of a name are the dimensions of the tensor: B batch, T tokens of the context,
 C channels (the width), H heads, D channels of one head, V vocabulary.
@@ -35,7 +35,7 @@ HERE = Path(__file__).resolve().parent
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-MODELS = {  # what each sets; cpu-demo takes a CPU a minute, where 01's attention has no dropout
+MODELS = {  # cpu-demo trains a CPU a minute, without dropout, which 01's attention lacks there
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -113,8 +113,8 @@ Data = namedtuple("Data", "meta train val tokenizer")  # meta: what prepare.py t
 
 
 def load_data(config: Config) -> Data:
-    """The tokens in --data, made first where that is its default and has none. Raises UserError."""
-    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # meta.json is its last file
+    """The tokens in --data; prepare.py makes those of the default folder. Raises UserError."""
+    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # which writes meta.json last
     if config.data == Config.data and script.exists() and not (folder / "meta.json").exists():
         print(f"No tokens in {folder}: running data/prepare.py", flush=True)
         subprocess.run([sys.executable, script])
@@ -279,7 +279,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
     torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN's rounds it to sixteenths
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN has it only in sixteenths
     if config.dtype == "auto":
         config.dtype, config.dtype_reason = best_dtype(device)
     print(f"Training in {config.dtype}: {config.dtype_reason}")
@@ -482,7 +482,7 @@ class Run:
             self.file.close()
         except OSError as full:  # the disk; an error that came before has been told
             sys.exit(1 if error else f"error: {full}")
-        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # warm from step 2 on
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the first two are cold
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
@@ -551,7 +551,7 @@ def main() -> int:
         config = configure()
         data = load_data(config)
         torch.manual_seed(config.seed)
-        model = GPTModel(config)  # on the CPU, so that a seed gives the same weights everywhere
+        model = GPTModel(config)  # on the CPU, so that weights don't depend on the device
         train(model, data, config, run, now)
     except (Exception, KeyboardInterrupt) as error:
         status, message, code = explain(error, config)

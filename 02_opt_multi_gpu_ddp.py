@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node=4 02_opt_multi_gpu_ddp.py    # one process per GPU
 
-00_orig.py writes model and loop by hand, 01_opt_single_gpu.py adds every speed technique, and
+00_orig.py writes model and loop by hand, 01_opt_single_gpu.py adds fifteen speed techniques, and
 02_opt_multi_gpu_ddp.py trains on many GPUs. Read data, model and training; main() ties it together.
 Capitals at the end of a name are the dimensions of the tensor: B batch, T tokens of the context,
 C channels (the width), H heads, D channels of one head, V vocabulary.
@@ -42,7 +42,7 @@ LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-MODELS = {  # what each sets; cpu-demo takes a CPU a minute, where 01's attention has no dropout
+MODELS = {  # cpu-demo trains a CPU a minute, without dropout, which 01's attention lacks there
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -85,7 +85,7 @@ class Config:
     compile: bool = option(True, "train with torch.compile", action=argparse.BooleanOptionalAction)
 
     seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
-    epochs: int = option(15, "passes over the training text; the first limit ends the run", 1)
+    epochs: int = option(15, "epochs, of 8 steps or more; the first limit ends the run", 1)
     max_steps: int | None = option(None, "steps; default: no limit", 1)
     max_tokens: int | None = option(None, "tokens of all processes; default: no limit", 1)
     target_loss: float = option(0.0, "validation loss to end at; default: none", 0)
@@ -120,10 +120,10 @@ Data = namedtuple("Data", "meta train val tokenizer")  # meta: what prepare.py t
 
 
 def load_data(config: Config) -> Data:
-    """The tokens in --data, made first where that is its default and has none. Raises UserError."""
-    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # meta.json is its last file
+    """The tokens in --data; prepare.py makes those of the default folder. Raises UserError."""
+    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # which writes meta.json last
     default = config.data == Config.data and script.exists()
-    for chosen in (RANK == 0, LOCAL_RANK == 0 < RANK):  # who shares its disk has rank 0's tokens
+    for chosen in (RANK == 0, LOCAL_RANK == 0 < RANK):  # then machines with a disk of their own
         if chosen and default and not (folder / "meta.json").exists():
             print(f"No tokens in {folder}: running data/prepare.py", flush=True)
             subprocess.run([sys.executable, script])
@@ -151,8 +151,8 @@ def load_data(config: Config) -> Data:
 
 
 def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
-    """This rank's batches: every WORLD_SIZE-th window of the order that a single process sees. An
-    epoch has 8 steps or more: of a short text it makes several passes, each in a new order."""
+    """This rank's batches: every WORLD_SIZE-th window of a single process's order. If a pass gives
+    fewer than 8 steps, an epoch makes several, each in a new order: else it would be too short."""
     passes = math.ceil(8 * config.batch_size * WORLD_SIZE / len(windows))
     if passes > 1:
         print(f"One pass over the text has fewer than 8 steps: each epoch makes {passes}")
@@ -294,13 +294,14 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
     torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN's rounds it to sixteenths
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN has it only in sixteenths
     if config.dtype == "auto":
         dist.broadcast_object_list(answer := [*best_dtype(device)])  # rank 0's, where they differ
         config.dtype, config.dtype_reason = answer
     print(f"Training in {config.dtype}: {config.dtype_reason}")
     model.to(device, getattr(torch, config.dtype))
-    config.compile = config.compile and can_compile(model, config)
+    config.compile = not sum_over_ranks([not (config.compile and can_compile(model, config))])[0]
+    print("Compiling on every rank" if config.compile else "Not every rank compiles, so none does")
     # DDP averages gradients over the ranks in loss.backward(). It comes before the compiler, which
     # cuts the graph where gradients are sent, and would warn on each rank of DDP's profiling.
     ddp_model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -482,7 +483,7 @@ class Run:
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
         """Reports the speed since the last line, and of all steps but the first, which warms up."""
         seconds = [total / WORLD_SIZE for total in sum_over_ranks(seconds)]  # mean of the ranks
-        steady = seconds[WORLD_SIZE > 1 :] or seconds  # without one that began on idle GPUs
+        steady = seconds[WORLD_SIZE > 1 :] or seconds  # the first one began on idle GPUs
         self.seconds += steady
         tokens, warm = self.config.tokens_per_step, self.seconds[1:]
         rate = tokens * len(steady) / sum(steady)
@@ -509,7 +510,7 @@ class Run:
             self.file.close()
         except OSError as full:  # the disk; an error that came before has been told
             sys.exit(1 if error else f"error: {full}")
-        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # warm from step 2 on
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the first two are cold
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
@@ -545,8 +546,8 @@ def configure(argv: list[str] | None = None) -> Config:
 
 
 def join_ranks(config: Config) -> None:
-    """Connects this process with the others, and takes its share of the machine's cores, to compile
-    and to train without a GPU, for which torchrun allows one thread."""
+    """Connects this process with the others. It takes an equal share of the machine's cores to
+    compile, and to train without a GPU, where torchrun would give it one thread."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // LOCAL_WORLD_SIZE)
     if sys.platform == "win32":  # where PyTorch compiles in one process, and has no libuv
@@ -555,8 +556,7 @@ def join_ranks(config: Config) -> None:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, share)))
     gpu = config.device if config.device.type == "cuda" else None
     dist.init_process_group("nccl" if gpu else "gloo", device_id=gpu)
-    if gpu is None:
-        torch.set_num_threads(share)
+    torch.set_num_threads(torch.get_num_threads() if gpu else share)
 
 
 def sum_over_ranks(values: list[float]) -> list[float]:
@@ -609,12 +609,12 @@ def main() -> int:
         join_ranks(config)
         data = load_data(config)
         torch.manual_seed(config.seed + RANK)  # for dropout; DDP starts all from rank 0's weights
-        model = GPTModel(config)  # on the CPU, so that a seed gives the same weights everywhere
+        model = GPTModel(config)  # on the CPU, so that weights don't depend on the device
         train(model, data, config, run, now)
         dist.destroy_process_group()  # not after an error, where it would wait for other ranks
     except (Exception, KeyboardInterrupt) as error:
         status, message, code = explain(error, config)
-        if RANK == 0 or status not in ("interrupted", "diverged"):  # which all ranks are at once
+        if RANK == 0 or status not in ("interrupted", "diverged"):  # which end all ranks at once
             print(f"error: rank {RANK}: {message}", file=sys.stderr)
     if hasattr(run, "file"):  # else it ended before its start
         run.end(status, message)

@@ -159,7 +159,7 @@ def left_out_table() -> Table:
     return Table([
         words("constant", "name"), number("value used", "now"), number("fitted to all", "fitted"),
         number("fitted without one program", "chosen"),
-        number("median error with the value used", "before", ".1%"),
-        number("with those fitted without its program", "after", ".1%"),
-        number("within 20 % with the value used", "near", ".0%"),
-        number("with those fitted without its program", "near_after", ".0%")], lines)
+        number("median error, value used", "before", ".1%"),
+        number("median error, left-out fit", "after", ".1%"),
+        number("within 20 %, value used", "near", ".0%"),
+        number("within 20 %, left-out fit", "near_after", ".0%")], lines)
