@@ -371,13 +371,13 @@ def test_edit_of_the_real_00_there_and_back(real_tree):
     (tree.root / FIRST).write_bytes(b"# one\n# two\n" + text)
     tree.does("refresh", FIRST)
     assert len(tree.holders("# one\n# two\n")) == 1 + len(PATCHES + VARIANTS)
-    assert b"# one\n# two\n" in (tree.root / "docs" / "recipe.py").read_bytes()
+    assert b"# one\n# two\n" in (tree.root / "docs" / "epoch_recipe.py").read_bytes()
     (tree.root / FIRST).write_bytes(text)
     tree.does("refresh", FIRST)
     assert tree.changed(before) == set()
-    recipe = tree.root / "docs" / "recipe.py"
+    recipe = tree.root / "docs" / "epoch_recipe.py"
     recipe.write_bytes(recipe.read_bytes() + b"# three\n")
-    tree.refuses("verify", says="docs/recipe.py isn't what `compose` makes now: python")
+    tree.refuses("verify", says="docs/epoch_recipe.py isn't what `compose` makes now: python")
 
 
 @pytest.mark.parametrize("file, into, patches, holders", [
