@@ -391,8 +391,8 @@ def test_compiled():
 
 @pytest.mark.slow
 def test_regional_compilation():
-    """Blocks and loss, each compiled by itself. The products are those of the script without the compiler, with
-    fewer other kernels and less memory."""
+    """Blocks and loss, each compiled by itself. The products are those of the script without the
+    compiler, with fewer other kernels and less memory."""
     text = shallow("compile-blocks")
     eager, found = (ask(text, [*SMALL, *options], [32])[32] for options in (["--no-compile"], []))
 
