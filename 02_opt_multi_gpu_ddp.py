@@ -300,8 +300,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
         config.dtype, config.dtype_reason = answer
     print(f"Training in {config.dtype}: {config.dtype_reason}")
     model.to(device, getattr(torch, config.dtype))
-    config.compile = not sum_over_ranks([not (config.compile and can_compile(model, config))])[0]
-    print("Compiling on every rank" if config.compile else "Not every rank compiles, so none does")
+    config.compile = config.compile and can_compile(model, config)
     # DDP averages gradients over the ranks in loss.backward(). It comes before the compiler, which
     # cuts the graph where gradients are sent, and would warn on each rank of DDP's profiling.
     ddp_model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -556,7 +555,8 @@ def join_ranks(config: Config) -> None:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, share)))
     gpu = config.device if config.device.type == "cuda" else None
     dist.init_process_group("nccl" if gpu else "gloo", device_id=gpu)
-    torch.set_num_threads(torch.get_num_threads() if gpu else share)
+    if gpu is None:
+        torch.set_num_threads(share)
 
 
 def sum_over_ranks(values: list[float]) -> list[float]:

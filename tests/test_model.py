@@ -325,21 +325,6 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize(("others", "compiles"), [(0.0, True), (1.0, False)])
-def test_02_compiles_on_every_rank_or_on_none(stages, monkeypatch, capsys, others, compiles):
-    """`others`: how many of the other ranks can't."""
-    script = stages["02_opt_multi_gpu_ddp"]
-    model, config = model_of(script, compile=True)
-    monkeypatch.setattr(script, "can_compile", lambda *_: True)
-    monkeypatch.setattr(script, "sum_over_ranks", lambda values: [values[0] + others])
-    monkeypatch.setattr(torch, "compile", lambda model: "compiled")
-    with one_rank(script):
-        ready = script.prepare_model(model, config)
-    assert (ready == "compiled", config.compile) == (compiles, compiles)
-    said = "Compiling on every rank" if compiles else "Not every rank compiles, so none does"
-    assert f"{said}\n" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_two_ranks_train_like_one_process(stages, tokens, tmp_path):
     """With 1 window to evaluate the second rank has none."""
