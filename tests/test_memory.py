@@ -448,6 +448,15 @@ def test_what_can_not_be_traced_is_told_in_a_line(name, options, says):
     assert "\n" not in str(error.value)
 
 
+def test_what_is_compiled():
+    """A model, or one whose own method nn.Module.compile() gives; functions stay as they are."""
+    part = torch.nn.Linear(2, 2)
+    for model in (part, part._call_impl):
+        assert compiled.compile_only_models(model).model is part
+    for function in (len, "text".upper, simulate):
+        assert compiled.compile_only_models(function) is function
+
+
 def test_the_kernel_of_older_gpus_keeps_as_much():
     """The memory-efficient one, of which flash attention's buffers stand in a trace."""
     aten = torch.ops.aten

@@ -224,7 +224,8 @@ def compile_only_models(model=None, **how):
         raise NotImplementedError(f"torch.compile with {', '.join(wrong)} can't be traced")
     if model is None:
         return compile_only_models
-    model = getattr(model, "__self__", model)  # of a method, by nn.Module.compile
+    owner = getattr(model, "__self__", None)
+    model = owner if isinstance(owner, nn.Module) else model  # by nn.Module.compile
     if isinstance(model, fsdp.FSDPModule):
         raise NotImplementedError("weights that ranks share can only be traced with --no-compile")
     return Compiled(model) if isinstance(model, nn.Module) else model
