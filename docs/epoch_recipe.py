@@ -304,7 +304,7 @@ class ChunkedLoss(torch.autograd.Function):
     def forward(ctx, x_NC, weight_VC, targets_N):
         """The sum of the losses."""
         chunk = max(1024, math.ceil(len(targets_N) / 8))  # fewer tokens don't fill a GPU
-        loss, x_gradients, sum_VC = 0.0, [], None
+        loss, x_gradients, sum_VC = 0.0, [], None  # compiled by PyTorch 2.11, += loses gradients
         ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
             targets_M1 = targets_M[:, None]
@@ -313,7 +313,7 @@ class ChunkedLoss(torch.autograd.Function):
             max_M1 = logits_MV.amax(dim=-1, keepdim=True)
             exp_MV = (logits_MV - max_M1).exp()
             sum_M1 = exp_MV.sum(dim=-1, keepdim=True)
-            loss += (sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum()
+            loss = loss + (sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum()
             # The gradient of the logits: their softmax, less 1 at the target.
             gradient_MV = (exp_MV / sum_M1 - (ids_V == targets_M1.int()).float()).to(x_MC.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
