@@ -237,15 +237,15 @@ class ChunkedLoss(torch.autograd.Function):
         loss, x_gradients, sum_VC = 0.0, [], None  # compiled by PyTorch 2.11, += loses gradients
         ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
-            targets_M1 = targets_M[:, None]
+            is_target_MV = ids_V == targets_M.int()[:, None]  # on a GPU gather() keeps all logits
             logits_MV = (x_MC @ weight_VC.T).float()
             # The softmax step by step, since both the loss and the gradient need its exponentials.
             max_M1 = logits_MV.amax(dim=-1, keepdim=True)
             exp_MV = (logits_MV - max_M1).exp()
             sum_M1 = exp_MV.sum(dim=-1, keepdim=True)
-            loss = loss + (sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum()
+            loss = loss + (sum_M1.log() + max_M1 - (logits_MV * is_target_MV).sum(-1, True)).sum()
             # The gradient of the logits: their softmax, less 1 at the target.
-            gradient_MV = (exp_MV / sum_M1 - (ids_V == targets_M1.int()).float()).to(x_MC.dtype)
+            gradient_MV = (exp_MV / sum_M1 - is_target_MV.float()).to(x_MC.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
             part_VC = gradient_MV.T @ x_MC
             sum_VC = part_VC if sum_VC is None else sum_VC + part_VC
