@@ -29,6 +29,9 @@ ATTENTION = 0.44  # FlashAttention's rate, of that of products, where it wasn't 
 # same sizes.
 EFFICIENT = 0.22
 UNALIGNED = 0.5  # of the rate of aligned products
+# The same on Hopper and data-centre Blackwell, where torch.compile doesn't pad the matrices: their
+# own matmul instructions take aligned ones alone.
+UNALIGNED_HOPPER = 0.15
 OVERLAP = 0.0  # of the shorter of moving and computing, at the same time as the other
 # Either way of a prediction, by the kind of card; docs/predictions.md tells how many of others'
 # figures lie in it. Of a laptop's or another card that its power holds down, of one whose rate of
@@ -75,15 +78,17 @@ class Card(NamedTuple):
         """The datasheet's floating-point operations per second in 16 bits."""
         return (self.bfloat16 or self.float16) * TERA
 
-    def rate(self, precision: str, aligned: bool = True) -> float | None:
+    def rate(self, precision: str, aligned: bool = True, padded: bool = True) -> float | None:
         """Floating-point operations per second that large products reach; None where it has no
-        units for them. Tensor cores want matrices `aligned` to 16 bytes."""
+        units for them. Tensor cores want matrices `aligned` to 16 bytes; torch.compile has others
+        `padded` where that pays."""
         if precision == "float32" or precision == "TF32" and not self.tf32:
             return self.float32 and self.float32 * TERA
         peak = dict(TF32=self.tf32, bfloat16=self.bfloat16,
                     float16=self.float16).get(precision)
         share = self.reached / (self.bfloat16 or self.float16)
-        return peak and peak * TERA * share * (1 if aligned else UNALIGNED)
+        slower = UNALIGNED if padded or not 9 <= self.capability < 12 else UNALIGNED_HOPPER
+        return peak and peak * TERA * share * (1 if aligned else slower)
 
 
 def read_cards(path: Path) -> dict[str, Card]:
@@ -162,15 +167,25 @@ class Work(NamedTuple):
         return self[:3]
 
 
+def is_compiled(step: Iterable[Work]) -> bool:
+    """Whether a step is so as a whole: else more kernels lie between its products than it has
+    products."""
+    kernels = dict.fromkeys(KINDS, 0.0)
+    for each in step:
+        kernels[each.kind] += each.kernels
+    return kernels["rest"] < kernels["products"]
+
+
 def seconds(work: Iterable[Work], card: Card) -> dict[str, float] | None:
     """The seconds of each kind of work, and those for which the GPU waits for the host; None where
     the card lacks what the work needs."""
     times, kernels = dict.fromkeys(KINDS, 0.0), 0.0
+    padded = is_compiled(work := list(work))
     for kind, precision, is_aligned, count, flops, size in work:
         moving = size / (BANDWIDTH * card.bandwidth * GB)
         time = count * LAUNCH + moving
         if flops:
-            rate = card.rate(precision, is_aligned)
+            rate = card.rate(precision, is_aligned, padded)
             if not rate:
                 return None
             if kind == "attention" and precision in ("bfloat16", "float16"):

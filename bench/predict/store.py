@@ -51,11 +51,8 @@ class Prediction(NamedTuple):
 
     @property
     def is_compiled(self) -> bool:
-        """Whole: not compiled, more kernels lie between its products than it has products."""
-        step = next(iter(self.works.values()))["step"]
-        rest, products = (sum(each.kernels for each in step if each.kind == kind)
-                          for kind in ("rest", "products"))
-        return rest < products
+        """As bench.predict.speed.is_compiled."""
+        return speed.is_compiled(next(iter(self.works.values()))["step"])
 
     def range(self, batch: int, card: Card) -> float:
         """Either way of tok_per_sec(), as a share of it."""

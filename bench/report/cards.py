@@ -73,15 +73,22 @@ def rounded(speed: float) -> float:
 
 
 def both_ends(first: Path) -> list[dict]:
-    """What 00 and the ladder's last script make on each machine."""
+    """What 00 and the ladder's last script make on each machine; where its ladder has no baseline,
+    00 and 01 by themselves."""
     techniques, ends = sum(patch.name != "ddp" for patch in stack.load()), []
     for rows in ladders(first):
+        machine, folder = rows[0].measured.machine, rows[0].measured.folder
         known = [row for row in rows if row.tok_per_sec and row.run.processes == 1]
-        if not known or known[0].run.rung != 0 or not known[-1].factor_baseline:
+        if not known or known[0].run.rung != 0:
+            known = [row for row in rows_in(folder, "stages")
+                     if row.tok_per_sec and row.run.stage in ("00", "01")]
+        if not known or not known[-1].factor_baseline:
             continue
-        last, machine, folder = known[-1], rows[0].measured.machine, rows[0].measured.folder
-        so_far = f", {last.run.rung} of {techniques} techniques" * (last.run.rung < techniques)
-        models = sorted({row.record.config["model"] for row in rows if row.record})
+        last = known[-1]
+        number = techniques if last.run.rung is None else last.run.rung
+        so_far = f", {number} of {techniques} techniques" * (number < techniques)
+        so_far += ", one run of each" * (last.rounds == 1)
+        models = sorted({row.record.config["model"] for row in known})
         cores = "" if machine["gpus"] else f", {machine['threads']} cores"
         ends.append(dict(
             machine=f"{short_name(machine)}{cores}, `{'`, `'.join(models)}`{so_far}", folder=folder,

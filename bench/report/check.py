@@ -11,7 +11,7 @@ from bench.common import REFERENCE, UserError, short_name
 from bench.judge.rows import ratio
 from bench.measure.lengths import PUBLISHED
 from bench.predict.composed import composed
-from bench.predict.speed import BANDWIDTH, CARDS, GB, KINDS, TERA, Card
+from bench.predict.speed import BANDWIDTH, CARDS, GB, KINDS, TERA, Card, card_of
 from bench.predict.store import NAME, Prediction, kept, key_of
 from bench.report.notes import today
 from bench.report.tables import Table, found_in, number, words
@@ -205,10 +205,35 @@ def others_memory_table() -> Table:
         list(rows.values()))
 
 
+def gpu_table() -> Table:
+    """What this project's GPUs have measured, each script at its batch size, beside the predictions
+    for one GPU. Raises UserError, StackError."""
+    lines = []
+    for folder in sorted(path.parent for path in REFERENCE.glob("*/machine.json")):
+        rows = [row for study in ("stages", "ladder") for _, found in found_in(folder, study)
+                for row in found if row.record and row.run.processes == 1]
+        rows = [row for row in rows if row.measured.machine["device"] == "cuda"]
+        for row in sorted(rows, key=lambda row: str(row.run.stage or f"00 {row.run.rung:02}")):
+            card = CARDS[card_of(row.measured.machine["name"]) or ""]
+            known, batch = prediction_of(row.run.stage or row.run.script, GPT2), (
+                row.record.config["batch_size"])
+            lines.append(dict(
+                label=row.label, card=short_name(row.measured.machine), batch=batch,
+                speed=beside(row.tok_per_sec, known.tok_per_sec(batch, card)),
+                memory=beside(row.reserved_gb, known.needs[batch].reserved / 1024)))
+    return Table([words("script", "label"), words("on", "card"), number("batch", "batch"), *(
+        number(heading, f"{figure}.{name}", form)
+        for figure, form, headings in (
+            ("speed", ",.0f", ("tok/sec, measured", "predicted", "error")),
+            ("memory", ".2f", ("GB, measured", "predicted", "error")))
+        for heading, name, form in zip(headings, ("measured", "predicted", "error"),
+                                       (form, form, "+.0%"), strict=True))], lines)
+
+
 class OfCPU(Card):
     """A CPU as a card: whether matrices are aligned makes no difference."""
 
-    def rate(self, precision: str, aligned: bool = True) -> float | None:
+    def rate(self, precision: str, aligned: bool = True, padded: bool = True) -> float | None:
         known = self.bfloat16 or precision in ("float32", "TF32")
         return super().rate(precision) if known else None
 

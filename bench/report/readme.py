@@ -45,7 +45,7 @@ PREDICTED: dict[str, Callable[[], Table | str]] = {  # of predictions, by the na
     "clock": check.clock_table, "others": accuracy.others_table, "where": check.where_table,
     "others-summary": accuracy.summary, "accuracy": accuracy.accuracy_table,
     "left-out": accuracy.left_out_table,
-    "cpus": check.cpu_table, "explorer": explorer.data_block,
+    "cpus": check.cpu_table, "own-gpus": check.gpu_table, "explorer": explorer.data_block,
 }
 
 
