@@ -52,10 +52,10 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
         if study.max_tokens_help:
             sub.add_argument("--max-tokens", type=positive, metavar="N",
                              help=study.max_tokens_help.format(**study.tokens or {}))
-        if study.seconds:
+        if study.has_seconds:
             sub.add_argument("--seconds", type=duration, metavar="N",
-                             help="train for about N seconds where --max-tokens takes less, so that"
-                                  " the speed is a steady one (default: 10 on a GPU, 0 on a CPU)")
+                             help="every run has as many steps as the fastest makes in N seconds, if"
+                                  " --max-tokens takes fewer (default: 0)")
         sub.add_argument("--resume", action="store_true",
                          help="go on where the last start stopped, and try again what failed")
         sub.add_argument("--dry-run", action="store_true",

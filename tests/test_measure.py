@@ -64,7 +64,7 @@ def test_help(main, command):
     if command in STUDIES and STUDIES[command].runs_scripts:
         assert all(option in out for option in ("--resume", "--dry-run", "--rounds", "--data"))
         assert ("--max-tokens" in out) is bool(STUDIES[command].max_tokens_help)
-        assert ("--seconds" in out) is bool(STUDIES[command].seconds)
+        assert ("--seconds" in out) is bool(STUDIES[command].has_seconds)
         assert not any(text in out for text in ("{}", "{cuda", "{cpu"))  # defaults are filled in
 
 

@@ -13,7 +13,6 @@ SEED = 123
 # experiment at batch size 32.
 TOKENS = {"cuda": 393_216, "cpu": 16_384}
 SCRATCH = "{scratch}"  # in a run's options: a new folder, removed after the run
-SECONDS = {"cuda": 10.0, "cpu": 0.0}  # a run trains about that long, if the tokens take less
 # All runs of a table are timed over as many steps, whatever their batch: these, if neither takes
 # more. Noise is pooled among rows of equal steps.
 STEPS = {"cuda": 48, "cpu": 32}

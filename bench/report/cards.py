@@ -166,7 +166,7 @@ def techniques(first: Path) -> str:
     found, lines = ladders(first)[:3], by_gain("docs/techniques.md")
     for line in lines:
         for place, rows in enumerate(found):
-            own = {row.run.name: row for row in rows}.get(line["patch"].name)
+            own = {row.run.name: row for row in one_step(rows)}.get(line["patch"].name)
             line[str(place)] = own and bold(cell(own.factor, ".2f"), own.verdict)
     ddp = lines[-1]
     ddp["link"] += f", on {ddp['now'].gpus if ddp['now'] else 1} GPUs"
@@ -227,7 +227,7 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
               for rows in (ladders(first) if ladder else ())}
     figures: list[tuple[str, dict, Any]] = [
         *((short_name(row.measured.machine), within.get(folder, {}), row)
-          for folder in machines(first) for row in rows_in(folder, study)),
+          for folder in machines(first) for row in one_step(rows_in(folder, study))),
         *(("predicted for an H100", {}, each) for each in check.expected())]
     texts = []
     for patch in patches:
@@ -262,6 +262,13 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
         texts.append("\n\n".join([f"## {heading[0].upper()}{heading[1:]}", *filter(None, prose),
                                   "- " + "\n- ".join(facts), *code]))
     return "\n\n".join(texts) + "\n"
+
+
+def one_step(rows: list[Row]) -> list[Row]:
+    """Without those whose factor has another technique in it, since the row between isn't measured.
+    """
+    return [row for row in rows
+            if not row.versus or row.versus.run.name == row.run.compared_to]
 
 
 def excluded(patch, variants: list) -> list[str]:

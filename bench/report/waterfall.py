@@ -121,9 +121,10 @@ def names_of(rows: list[Row]) -> list[str]:
 
 
 def readme_picture():
-    """The published ladder, and those of the first and the last machine next to it."""
+    """The published ladder, and those of the first and the last machine next to it that have one
+    from the baseline on."""
     ladders = [[row for row in rows if row.run.processes == 1]
-               for rows in cards.ladders(REFERENCE / "amd-epyc-2-cores")]
+               for rows in cards.ladders(REFERENCE / "amd-epyc-2-cores") if rows[0].tok_per_sec]
     ladders = [ladders[0], ladders[-1]]
     longest = max(ladders, key=len)
     scripts = [row.run.name for row in longest]

@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.catalogue import Run
 from bench.judge.rows import closest
 from bench.measure.journal import Measured
-from bench.measure.plan import SECONDS, STEPS, TOKENS, WHOLE_ROUNDS, Plan, Setup
+from bench.measure.plan import STEPS, TOKENS, WHOLE_ROUNDS, Plan, Setup
 from bench.report.tables import Column, Table, picture_name
 
 
@@ -30,7 +30,7 @@ class Study:
     in_report: tuple[str, ...] = ("",)  # the command lines by which a report measures it
     rounds: dict[str, int] = {"cuda": 4, "cpu": 4}
     tokens: dict[str, int] | None = TOKENS  # None: whole scripts
-    seconds: dict[str, float] | None = SECONDS  # None: no such option
+    has_seconds = True  # whether it has the option --seconds
     # Of --max-tokens ("": no such option) and --rounds, with their defaults filled in.
     max_tokens_help = ("training tokens, per process, after which losses are compared (default:"
                        " {cuda:,} on a GPU, {cpu:,} on a CPU)")
@@ -88,9 +88,7 @@ class Study:
 
     def length(self, setup: Setup) -> dict:
         """How long a run trains, by the options and the device, as fields of Plan."""
-        tokens, seconds = setup.args.max_tokens, getattr(setup.args, "seconds", None)
-        if seconds is None:
-            seconds = (self.seconds or {}).get(setup.device, 0)
+        tokens, seconds = setup.args.max_tokens, getattr(setup.args, "seconds", None) or 0
         return dict(tokens=tokens or self.tokens[setup.device], equal_steps=True,
                     min_steps=1 if tokens else STEPS[setup.device], seconds=seconds)
 

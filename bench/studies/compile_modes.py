@@ -68,7 +68,7 @@ class CompileModes(Study):
     title = "The compiler's modes: seconds to compile and per step"
     schedule = {80: None}
     rounds = {"cuda": 1, "cpu": 4}  # on a GPU they train 5 epochs, as the published study did
-    seconds = None
+    has_seconds = False
     max_tokens_help = ("training tokens, per process, after which losses are compared (default: 5"
                        " epochs on a GPU, {cpu:,} on a CPU)")
     columns = [

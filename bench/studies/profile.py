@@ -90,7 +90,7 @@ class Profile(Study):
     title = "Where a step of 01 spends its time"
     schedule = {40: None}
     rounds = {"cuda": 1, "cpu": 1}
-    tokens = seconds = None
+    tokens, has_seconds = None, False
     max_tokens_help = ""
     rounds_help = "how often (default: {})"
     environment = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}  # a CPU's fused loops, by name

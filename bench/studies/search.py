@@ -251,7 +251,7 @@ class Search(Study):
     many settings."""
 
     rounds = {"cuda": TUNING_ROUNDS, "cpu": TUNING_ROUNDS}
-    tokens = seconds = None
+    tokens, has_seconds = None, False
     rounds_help = "how many seeds: 1, 2 and so on (default: {}); the first sets the target"
     max_tokens_help = MAX_TOKENS_HELP
     names_help = "variants to search for besides; + joins several into one script"

@@ -181,7 +181,7 @@ class Stages(Study):
     title = "The three stages"
     schedule = {10: None}
     rounds = {"cuda": 1, "cpu": 1}
-    tokens = seconds = None
+    tokens, has_seconds = None, False
     max_tokens_help = "training tokens of each run, per process (default: the scripts' own length)"
 
     def options(self, parser):

@@ -36,7 +36,7 @@ class Sweep(Study):
     in_report = tuple(OPTION)
     arguments = "KIND"
     rounds = {"cuda": 3, "cpu": 3}
-    seconds = None
+    has_seconds = False
     rounds_help = "how often each size runs (default: {})"
     max_tokens_help = ("training tokens of each run, at least six steps (default: six steps on a"
                        " CPU and for models; else 393,216, or for 10 seconds)")

@@ -37,7 +37,7 @@ class TimeToLoss(Study):
     title = "The time to a loss"
     schedule = {20: 0}
     rounds = {"cuda": 3, "cpu": 3}
-    tokens = seconds = None
+    tokens, has_seconds = None, False
     rounds_help = "how many seeds: 123, 124 and so on (default: {})"
     max_tokens_help = MAX_TOKENS_HELP
     rungs_help = "which rungs of the ladder (default: 00 and 01)"
