@@ -494,7 +494,7 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
     assert all(re.fullmatch(r"[\d,]+|\*\*[\d.]+×\*\*|", text)  # one number a cell
                for row in (first, many, hopper, ada, ours) for text in row[2:])
     count, ends = len(names), rows_of_text(cards.results(machine))
-    assert ours[0] == "Some CPU, 2 cores, `cpu-demo`"
+    assert ours[0] == "Some CPU, 2 cores, `cpu-demo`, one run of each"
     assert ours[2:] == ends[0][1:4] == ["100", f"{100 * count:,}", f"**{count}.0×**"]
     assert ends[0][0].startswith(f"{ours[0]}: [findings](../results/reference/some-cpu/README.md)")
     assert ends[0][4] == "–" and cards.to_loss(machine) == ""
@@ -516,6 +516,20 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
     assert rows_of_text(cards.results(machine))[-1][-1] == (
         "to 7.50: 01 at its defaults 1.6×; to 7.50: `01` at its best 1.7×; to 7.50:"
         " `optimizer-muon` at its best 2.1×")
+    # Of a ladder without its baseline neither end counts, nor what spans a missing row.
+    part = tmp_path / "part"
+    part.mkdir()
+    plan = plan_of(*names)
+    plan.runs = [run.but(rung=k, compared_to=k and names[k - 1]) for k, run in enumerate(plan.runs)]
+    write_journal(part, "ladder", plan, [dict(name=names[k], speed=100.0 * k) for k in (1, 3, 4)])
+    assert [row.run.rung for row in cards.one_step(cards.rows_in(part, "ladder"))
+            if row.factor] == [4]
+    plan = plan_of("00", "01")
+    plan.runs = [run.but(stage=run.name, compared_to="00" if run.name == "01" else None)
+                 for run in plan.runs]
+    write_journal(part, "stages", plan, [dict(name="00", speed=3.0), dict(name="01", speed=12.0)])
+    assert rows_of_text(cards.results(part))[0][1:4] == ["3", "12", "**4.0×**"]
+    (part / "ladder.jsonl").unlink()
     text = cards.to_loss(machine)
     assert "| Some CPU, 1 seed |" in text and rows_of_text(text) == [
         ["01 at its defaults", "7.50", "1.6×"], ["`01` at its best", "7.50", "1.7×"],

@@ -58,6 +58,17 @@ def test_rates(precision, kind, aligned, rate):
     assert sum(seconds(work, CARD).values()) == pytest.approx(1 / rate)
 
 
+def test_unaligned_products_of_hopper():
+    """Its own instructions take aligned matrices alone; torch.compile pads the others."""
+    eager = [*products("bfloat16", "head", False), Work("rest", "", True, 1, 0, 0)]
+    compiled = [*eager, Work("products", "", True, 2, 0, 0)]
+    cards = CARDS["A100 80 GB"], CARDS["H100"], CARDS["B200"], CARDS["RTX 5090"]
+    shares = [[1 / card.rate("bfloat16") * 1e12 / seconds(work, card)["head"]
+               for card in cards] for work in (eager, compiled)]
+    assert shares[0] == pytest.approx([0.5, 0.15, 0.15, 0.5], rel=1e-3)
+    assert shares[1] == pytest.approx([0.5] * 4, rel=1e-3)
+
+
 def test_cards_without():
     """A T4 has neither bfloat16 nor TF32; of some the speed of attention isn't known."""
     assert seconds(products("bfloat16"), CARDS["T4"]) is None
@@ -361,6 +372,15 @@ def test_cpus():
     beside = check.cpu_table()
     assert sum(len(row) - 1 for row in beside.rows) == sum(len(rows) for _, rows in ladders)
     assert len(beside.columns) == 1 + 3 * len(ladders)
+
+
+def test_own_gpus():
+    """Speeds are within the range that is printed; and memory, but for what the page explains."""
+    rows = check.gpu_table().rows
+    assert {"00", "01", "7 flash attention"} <= {row["label"] for row in rows}
+    for row in rows:
+        assert abs(row["speed"]["error"]) < 0.15, row["label"]
+        assert abs(row["memory"]["error"]) < 0.02 or row["label"].startswith("0"), row["label"]
 
 
 def test_expected():

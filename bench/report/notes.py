@@ -186,7 +186,8 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
     """Below a bench.report.tables.full_table."""
     plan, machine = measured.plan, measured.machine
     length = (f"{plan.tokens:,} tokens per run" if plan.tokens else
-              f"{plan.epochs} epoch{'s' * (plan.epochs > 1)} per run" if plan.epochs else "the scripts' own length")
+              f"{plan.epochs} epoch{'s' * (plan.epochs > 1)} per run" if plan.epochs else
+              "the scripts' own length")
     length += (f" or about {plan.seconds:g} s of training, whichever is longer"
                * bool(plan.seconds))
     when = f"after {plan.tokens:,} training tokens" if plan.tokens else "at the end of the run"
