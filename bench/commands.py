@@ -54,8 +54,8 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
                              help=study.max_tokens_help.format(**study.tokens or {}))
         if study.has_seconds:
             sub.add_argument("--seconds", type=duration, metavar="N",
-                             help="every run has as many steps as the fastest makes in N seconds,"
-                                  " if --max-tokens takes fewer (default: 0)")
+                             help="make all runs longer, so that the fastest trains for about N"
+                                  " seconds (default: 0, as long as --max-tokens says)")
         sub.add_argument("--resume", action="store_true",
                          help="go on where the last start stopped, and try again what failed")
         sub.add_argument("--dry-run", action="store_true",

@@ -267,9 +267,9 @@ def test_the_chunked_loss_is_the_cross_entropy(stages):
     torch.testing.assert_close(*results)
 
 
-def test_the_chunked_loss_can_be_compiled(stages):
-    """Without what compilers make wrong of it: PyTorch 2.11 loses the gradients where a sum is in
-    place, and any version keeps all chunks' logits on a GPU where gather() reads them."""
+def test_the_chunked_loss_avoids_what_compilers_get_wrong(stages):
+    """PyTorch 2.11 loses the gradients where a sum is in place; for a GPU 2.11 and 2.13 keep all
+    chunks' logits where gather() reads them."""
     model, _ = model_of(stages[STAGES[1]], context_length=700)
     forward, context = (stages[STAGES[1]].ChunkedLoss.forward,
                         SimpleNamespace(save_for_backward=lambda *_: None))

@@ -59,14 +59,14 @@ def test_rates(precision, kind, aligned, rate):
 
 
 def test_unaligned_products_of_hopper():
-    """Its own instructions take aligned matrices alone; torch.compile pads the others."""
+    """Unless torch.compile pads them; not those of other makers."""
     eager = [*products("bfloat16", "head", False), Work("rest", "", True, 1, 0, 0)]
     compiled = [*eager, Work("products", "", True, 2, 0, 0)]
-    cards = CARDS["A100 80 GB"], CARDS["H100"], CARDS["B200"], CARDS["RTX 5090"]
+    cards = [CARDS[name] for name in ("A100 80 GB", "H100", "B200", "RTX 5090", "MI300X")]
     shares = [[1 / card.rate("bfloat16") * 1e12 / seconds(work, card)["head"]
                for card in cards] for work in (eager, compiled)]
-    assert shares[0] == pytest.approx([0.5, 0.15, 0.15, 0.5], rel=1e-3)
-    assert shares[1] == pytest.approx([0.5] * 4, rel=1e-3)
+    assert shares[0] == pytest.approx([0.5, 0.15, 0.15, 0.5, 0.5], rel=1e-3)
+    assert shares[1] == pytest.approx([0.5] * 5, rel=1e-3)
 
 
 def test_cards_without():
@@ -375,12 +375,12 @@ def test_cpus():
 
 
 def test_own_gpus():
-    """Speeds are within the range that is printed; and memory, but for what the page explains."""
+    """Speeds are within 15 % (four were fitted to), and memory but for what the page explains."""
     rows = check.gpu_table().rows
     assert {"00", "01", "7 flash attention"} <= {row["label"] for row in rows}
     for row in rows:
         assert abs(row["speed"]["error"]) < 0.15, row["label"]
-        assert abs(row["memory"]["error"]) < 0.02 or row["label"].startswith("0"), row["label"]
+        assert abs(row["memory"]["error"]) < 0.02 or row["label"] in ("01", "02, 1 rank")
 
 
 def test_expected():

@@ -29,8 +29,8 @@ ATTENTION = 0.44  # FlashAttention's rate, of that of products, where it wasn't 
 # same sizes.
 EFFICIENT = 0.22
 UNALIGNED = 0.5  # of the rate of aligned products
-# The same on Hopper and data-centre Blackwell, where torch.compile doesn't pad the matrices: their
-# own matmul instructions take aligned ones alone.
+# The same on Hopper (on data-centre Blackwell by assumption) where torch.compile doesn't pad the
+# matrices; probably no kernel with their own matmul instructions takes unaligned ones.
 UNALIGNED_HOPPER = 0.15
 OVERLAP = 0.0  # of the shorter of moving and computing, at the same time as the other
 # Either way of a prediction, by the kind of card; docs/predictions.md tells how many of others'
@@ -87,7 +87,8 @@ class Card(NamedTuple):
         peak = dict(TF32=self.tf32, bfloat16=self.bfloat16,
                     float16=self.float16).get(precision)
         share = self.reached / (self.bfloat16 or self.float16)
-        slower = UNALIGNED if padded or not 9 <= self.capability < 12 else UNALIGNED_HOPPER
+        is_hopper = 9 <= self.capability < 12 and not any("AMD" in name for name in self.names)
+        slower = UNALIGNED_HOPPER if is_hopper and not padded else UNALIGNED
         return peak and peak * TERA * share * (1 if aligned else slower)
 
 

@@ -73,8 +73,8 @@ def rounded(speed: float) -> float:
 
 
 def both_ends(first: Path) -> list[dict]:
-    """What 00 and the ladder's last script make on each machine; where its ladder has no baseline,
-    00 and 01 by themselves."""
+    """What 00 and the ladder's last script make on each machine that has a ladder; where that has
+    no baseline, 00 and 01 by themselves."""
     techniques, ends = sum(patch.name != "ddp" for patch in stack.load()), []
     for rows in ladders(first):
         machine, folder = rows[0].measured.machine, rows[0].measured.folder
@@ -85,9 +85,9 @@ def both_ends(first: Path) -> list[dict]:
         if not known or not known[-1].factor_baseline:
             continue
         last = known[-1]
-        number = techniques if last.run.rung is None else last.run.rung
-        so_far = f", {number} of {techniques} techniques" * (number < techniques)
-        so_far += ", one run of each" * (last.rounds == 1)
+        count = techniques if last.run.rung is None else last.run.rung
+        so_far = f", {count} of {techniques} techniques" * (count < techniques)
+        so_far += ", one run of each" * (known[0].rounds == last.rounds == 1)
         models = sorted({row.record.config["model"] for row in known})
         cores = "" if machine["gpus"] else f", {machine['threads']} cores"
         ends.append(dict(

@@ -206,28 +206,30 @@ def others_memory_table() -> Table:
 
 
 def gpu_table() -> Table:
-    """What this project's GPUs have measured, each script at its batch size, beside the predictions
-    for one GPU. Raises UserError, StackError."""
+    """What the committed GPUs have measured of GPT-2 with one process, beside what is predicted.
+    Raises UserError, StackError."""
     lines = []
     for folder in sorted(path.parent for path in REFERENCE.glob("*/machine.json")):
         rows = [row for study in ("stages", "ladder") for _, found in found_in(folder, study)
                 for row in found if row.record and row.run.processes == 1]
         rows = [row for row in rows if row.measured.machine["device"] == "cuda"]
         for row in sorted(rows, key=lambda row: str(row.run.stage or f"00 {row.run.rung:02}")):
-            card = CARDS[card_of(row.measured.machine["name"]) or ""]
-            known, batch = prediction_of(row.run.stage or row.run.script, GPT2), (
-                row.record.config["batch_size"])
-            lines.append(dict(
-                label=row.label, card=short_name(row.measured.machine), batch=batch,
-                speed=beside(row.tok_per_sec, known.tok_per_sec(batch, card)),
-                memory=beside(row.reserved_gb, known.needs[batch].reserved / 1024)))
+            card, batch = card_of(row.measured.machine["name"]), row.record.config["batch_size"]
+            known = prediction_of(row.run.stage or row.run.script, GPT2)
+            if not card or batch not in known.needs or row.record.config["model"] != "gpt2":
+                continue  # nothing is kept of it
+            if speed := known.tok_per_sec(batch, CARDS[card]):
+                lines.append(dict(
+                    label=row.label, card=short_name(row.measured.machine), batch=batch,
+                    speed=beside(row.tok_per_sec, speed),
+                    memory=beside(row.reserved_gb, known.needs[batch].reserved / 1024)))
     return Table([words("script", "label"), words("on", "card"), number("batch", "batch"), *(
         number(heading, f"{figure}.{name}", form)
-        for figure, form, headings in (
-            ("speed", ",.0f", ("tok/sec, measured", "predicted", "error")),
-            ("memory", ".2f", ("GB, measured", "predicted", "error")))
-        for heading, name, form in zip(headings, ("measured", "predicted", "error"),
-                                       (form, form, "+.0%"), strict=True))], lines)
+        for figure, unit, form, error in (("speed", "tok/sec", ",.0f", "+.0%"),
+                                          ("memory", "GB", ".2f", "+.1%"))
+        for heading, name, form in ((f"{unit}, measured", "measured", form),
+                                    ("predicted", "predicted", form), ("error", "error", error))
+    )], lines)
 
 
 class OfCPU(Card):

@@ -136,8 +136,8 @@ def readme_picture():
     columns = [("GPT-2 124M, A100, published", theirs)]
     for rows in ladders:
         models = {row.record.config["model"] for row in rows if row.record}
-        steps = measured_steps(rows)
-        steps += [Step()] * (len(longest) - len(steps))
-        columns.append((f"{', '.join(models)}, {short_name(rows[0].measured.machine)}", steps))
+        steps = dict(zip((row.run.name for row in rows), measured_steps(rows), strict=True))
+        columns.append((f"{', '.join(models)}, {short_name(rows[0].measured.machine)}",
+                        [steps.get(name, Step()) for name in scripts]))
     return panels(f"On one A100 (published): {whole[-1] / whole[0]:.1f} times as fast, most of it"
                   f" by {', '.join(best)}", names_of(longest), columns)
