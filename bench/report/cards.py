@@ -117,13 +117,18 @@ def to_loss(first: Path) -> str:
     lines: dict[tuple, dict] = {}
     for end in ends:
         for target, what, factor, seeds in times_to_loss(end["folder"]):
-            end["seeds"] = min(seeds, end.get("seeds", seeds))
+            end.setdefault("seeds", set()).add(seeds)
             line = lines.setdefault((what, f"{target:.2f}"), dict(what=what, to=f"{target:.2f}"))
             line[end["folder"].name] = factor
     return markdown(Table([
         words("script", "what"), number("to a loss of", "to"),
-        *(number(f"{end['name']}, {end['seeds']} seed{'s' * (end['seeds'] != 1)}",
+        *(number(f"{end['name']}, {span(end['seeds'])} seed{'s' * (end['seeds'] != {1})}",
                  end["folder"].name) for end in ends if "seeds" in end)], list(lines.values())))
+
+
+def span(counts: set[int]) -> str:
+    """From the least to the greatest."""
+    return "–".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
