@@ -140,7 +140,7 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
              for measured, rows in found_in(machine, "time-to-loss") if measured.plan.targets}
     told = []
     for kind in ("" if "" in known else "variants", "epoch"):
-        if kind not in known:
+        if kind not in known or not known[kind][0].is_finished:
             continue
         measured, rows = known[kind]
         targets = measured.plan.targets
