@@ -137,10 +137,11 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
     after a search also 01 and the fastest script, over 00, all at their best settings for the
     target that they were tuned for."""
     known = {measured.kind: (measured, rows)
-             for measured, rows in found_in(machine, "time-to-loss") if measured.plan.targets}
+             for measured, rows in found_in(machine, "time-to-loss")
+             if measured.plan.targets and measured.is_finished}
     told = []
     for kind in ("" if "" in known else "variants", "epoch"):
-        if kind not in known or not known[kind][0].is_finished:
+        if kind not in known:
             continue
         measured, rows = known[kind]
         targets = measured.plan.targets

@@ -215,9 +215,10 @@ def gpu_table() -> Table:
         rows = [row for row in rows if row.measured.machine["device"] == "cuda"]
         for row in sorted(rows, key=lambda row: str(row.run.stage or f"00 {row.run.rung:02}")):
             card, batch = card_of(row.measured.machine["name"]), row.record.config["batch_size"]
-            known = prediction_of(row.run.stage or row.run.script, GPT2)
-            if not card or batch not in known.needs or row.record.config["model"] != "gpt2":
-                continue  # nothing is kept of it
+            known = kept_of(row.run.stage or row.run.script, GPT2)
+            if not (card and known and batch in known.needs
+                    and row.record.config["model"] == "gpt2"):
+                continue  # nothing is predicted of it
             if speed := known.tok_per_sec(batch, CARDS[card]):
                 lines.append(dict(
                     label=row.label, card=short_name(row.measured.machine), batch=batch,
