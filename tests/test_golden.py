@@ -38,10 +38,11 @@ from patches import stack
 GOLDEN = Path(__file__).with_name("golden.json")
 # How far a loss may be off. Seen on one CPU: no difference at all between PyTorch 2.11, 2.13 and
 # 2.15 but for the compiled script (8e-8) and Muon (9e-6); and with that CPU held to AVX2, as others
-# are, 2e-7, 6e-7 with 8 bits and 2e-5 with Muon. So the margin for another kind of CPU is 50 times
-# what was seen, and 5 times for Muon.
+# are, 2e-7, 4e-6 with PowerSGD and 2e-5 with Muon; on another CPU 1.4e-5 with the modern model.
+# So the margin is 50 times what was seen, and 5 times for those three.
 TOLERANCE = 1e-5
-TOLERANCES = {  # Muon's products and roots, float16, and 8 bits take small differences further
+TOLERANCES = {  # what takes small differences further; besides those three, float16, and 8 bits
+    "model-modern": 1e-4, "ddp-compression": 1e-4,
     "optimizer-muon": 1e-4, "precision-fp16": 2e-3, "optimizer-adamw-8bit": 1e-3,
     "precision-float8": 3e-3, "precision-stochastic": 1e-3,
     "parallel-muon": 1e-4,

@@ -26,6 +26,7 @@ from conftest import (
     write_tokens,
 )
 from test_model import largest_difference, losses_of, model_of, one_rank, windows_of
+from torch._functorch import config as compiler
 
 from patches import stack
 
@@ -419,13 +420,13 @@ def test_muons_options(scripts, muon, options):
 
 
 @pytest.mark.slow
+@compiler.patch(activation_memory_budget=1.0)  # restored after; monkeypatch would delete it
 def test_a_budget_keeps_less(scripts, monkeypatch):
     """Bytes that the compiled model keeps from its forward to its backward pass; by a backend that
     cuts the graph as the usual one does, and writes no kernels."""
     script, kept = scripts("memory-budget"), []
     monkeypatch.setattr(torch, "compile", partial(
         torch.compile, backend="aot_eager_decomp_partition"))
-    monkeypatch.setattr(script.compiler, "activation_memory_budget", 1.0)  # it is restored, too
     for budget in (0.99, 0.5, 0.0):
         torch.compiler.reset()
         model, config = model_of(script, memory_budget=budget, compile=True)
@@ -442,6 +443,16 @@ def test_a_budget_keeps_less(scripts, monkeypatch):
             script.compute_loss(training_model, x_BT, y_BT).backward()
         kept.append(sum(sizes.values()))
     assert kept[0] > 1.2 * kept[1] > 1.2 * kept[2]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_gloo_sends_one_bucket_after_the_other(scripts, monkeypatch, backend):
+    """Two in flight can wait for each other forever."""
+    script, sent = scripts("ddp-compression"), mock.Mock()
+    monkeypatch.setattr(script.dist, "get_backend", lambda: backend)
+    monkeypatch.setattr(script.powerSGD_hook, "powerSGD_hook", lambda state, bucket: sent)
+    assert script.send_thin_matrices(None, None) is sent
+    assert sent.wait.called is (backend == "gloo")
 
 
 def test_the_collector_is_frozen_once(scripts, tokens):
