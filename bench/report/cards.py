@@ -114,19 +114,20 @@ def to_loss(first: Path) -> str:
     """The speedups to a loss, compilation counted: a row for each script, a column for each of
     three machines at most."""
     ends = both_ends(first)[:3]
-    lines: dict[tuple, dict] = {}
+    lines: dict[str, dict] = {}
     for end in ends:
         for target, what, factor, seeds in times_to_loss(end["folder"]):
             end.setdefault("seeds", set()).add(seeds)
-            line = lines.setdefault((what, f"{target:.2f}"), dict(what=what, to=f"{target:.2f}"))
+            line = lines.setdefault(what, dict(what=what, targets=set()))
+            line["targets"].add(f"{target:.2f}")
             line[end["folder"].name] = factor
     return markdown(Table([
-        words("script", "what"), number("to a loss of", "to"),
+        words("script", "what"), Column("to a loss of", lambda line: span(line["targets"])),
         *(number(f"{end['name']}, {span(end['seeds'])} seed{'s' * (end['seeds'] != {1})}",
                  end["folder"].name) for end in ends if "seeds" in end)], list(lines.values())))
 
 
-def span(counts: set[int]) -> str:
+def span(counts: set) -> str:
     """From the least to the greatest."""
     return "–".join(map(str, sorted({min(counts), max(counts)})))
 
