@@ -247,25 +247,25 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x_NC, weight_VC, targets_N):
-        """The losses' sum. The targets' logits come first: gather() keeps all logits on a GPU."""
+        """The sum of the losses."""
         chunk = max(1024, math.ceil(len(targets_N) / 8))  # fewer tokens don't fill a GPU
-        loss, x_gradients, sum_VC = -(x_NC.float() * weight_VC[targets_N]).sum(), [], None
+        losses, x_gradients, sum_VC = [], [], None
         ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
-            is_target_MV = ids_V == targets_M.int()[:, None]
+            targets_M1 = targets_M[:, None]
             logits_MV = (x_MC @ weight_VC.T).float()
             # The softmax step by step, since both the loss and the gradient need its exponentials.
             max_M1 = logits_MV.amax(dim=-1, keepdim=True)
             exp_MV = (logits_MV - max_M1).exp()
             sum_M1 = exp_MV.sum(dim=-1, keepdim=True)
-            loss = loss + (sum_M1.log() + max_M1).sum()  # += loses gradients in PyTorch 2.11
+            losses.append((sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum())
             # The gradient of the logits: their softmax, less 1 at the target.
-            gradient_MV = (exp_MV / sum_M1 - is_target_MV.float()).to(x_MC.dtype)
+            gradient_MV = (exp_MV / sum_M1 - (ids_V == targets_M1.int()).float()).to(x_MC.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
             part_VC = gradient_MV.T @ x_MC
             sum_VC = part_VC if sum_VC is None else sum_VC + part_VC
         ctx.save_for_backward(torch.cat(x_gradients), sum_VC)
-        return loss
+        return torch.stack(losses).sum()  # added up in the loop, they keep all logits on a GPU
 
     @staticmethod
     def backward(ctx, gradient):
