@@ -131,8 +131,8 @@ def test_accuracy_of_predictions():
           100 * everything["near"])
     holds(r"Of (\d+) speeds that others have measured, with six programs on (\d+) kinds of GPUs,"
           r" the median error is (\d+) %, and (\d+) % are within 20 %\. Some constants were"
-          r" fitted to one of these programs; for the (\d+) speeds of the other five these"
-          r" are (\d+) % and (\d+) %", everything["count"],
+          r" fitted to one of these programs; for the (\d+) speeds of the other five the"
+          r" two figures are (\d+) % and (\d+) %", everything["count"],
           len({row["card"] for row in rows}), 100 * everything["median"],
           100 * everything["near"], unfitted["count"], 100 * unfitted["median"],
           100 * unfitted["near"])
