@@ -33,6 +33,9 @@ if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
 # table would declare float32 tensors as bfloat16, and every later test would train on NaN.
 import torch._inductor.codegen.cpp_utils  # noqa: E402, F401
 
+# A command in a shell's background ignores Ctrl-C, and so would all programs that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = ["00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"]
 # cpu-demo cut down to steps of a moment.
