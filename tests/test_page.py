@@ -486,16 +486,16 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
     write_journal(machine, "ladder", plan, [
         dict(name=name, speed=100.0 * (k + 1)) for k, name in enumerate(names)])
     first, many, hopper, ada, ours = rows_of_text(cards.headline(machine))
-    assert first[2:] == ["12,525", "142,156", "**11.3×**"] and many[2:] == [
-        "", "419,259", "**33.5×**"]
+    assert first[2:] == ["12,525", "142,156", "11.3×"] and many[2:] == [
+        "", "419,259", "33.5×"]
     assert [row[1].split("]")[0] for row in (first, hopper, ada, ours)] == [
         "[published", "[predicted", "[predicted", "[measured"]
     assert (hopper[0], ada[0]) == ("1 × H100, batch 8 and 32", "1 × RTX 4090, batch 4 and 32")
-    assert all(re.fullmatch(r"[\d,]+|\*\*[\d.]+×\*\*|", text)  # one number a cell
+    assert all(re.fullmatch(r"[\d,]+|[\d.]+×|", text)  # one number a cell
                for row in (first, many, hopper, ada, ours) for text in row[2:])
     count, ends = len(names), rows_of_text(cards.results(machine))
     assert ours[0] == "Some CPU, 2 cores, `cpu-demo`, one run of each"
-    assert ours[2:] == ends[0][1:4] == ["100", f"{100 * count:,}", f"**{count}.0×**"]
+    assert ours[2:] == ends[0][1:4] == ["100", f"{100 * count:,}", f"{count}.0×"]
     assert ends[0][0].startswith(f"{ours[0]}: [findings](../results/reference/some-cpu/README.md)")
     assert ends[0][4] == "–" and cards.to_loss(machine) == ""
     plan = plan_of("00", "01", kind="variants", targets={"published": 7.75})
@@ -528,7 +528,7 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
     plan.runs = [run.but(stage=run.name, compared_to="00" if run.name == "01" else None)
                  for run in plan.runs]
     write_journal(part, "stages", plan, [dict(name="00", speed=3.0), dict(name="01", speed=12.0)])
-    assert rows_of_text(cards.results(part))[0][1:4] == ["3", "12", "**4.0×**"]
+    assert rows_of_text(cards.results(part))[0][1:4] == ["3", "12", "4.0×"]
     (part / "ladder.jsonl").unlink()
     text = cards.to_loss(machine)
     assert "| Some CPU, 1 seed |" in text and rows_of_text(text) == [

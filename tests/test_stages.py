@@ -97,7 +97,7 @@ def test_newest_complete_run_of_each_stage_and_group(tmp_path, capsys):
         markdown(bars_table(bars, published_bars())))}
     assert len(cells) == 4
     assert cells["Some CPU", "00 original, batch 4"] == [
-        "cpu-demo / 256", "00 original, batch 4", "1,500", "1.00", "1,500–1,500", "1.25", "n/a",
+        "cpu-demo / 256", "00 original, batch 4", "1,500", "1.00", "1,500–1,500", "1.25", "",
         "7.000", "12,525", "1.00"]
     assert cells["Some CPU", "01 optimized, batch 8"][2:4] == ["4,500", "3.00"]
     # No 00 in this group: no factor. MFU: of two GPUs' 989e12 FLOP/s.

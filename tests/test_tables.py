@@ -263,8 +263,8 @@ def test_an_earlier_version_is_told(tmp_path, monkeypatch):
     assert told(**same) == ""
     assert told(**same | dict(d="2.13 2")) == "\nMeasured with an earlier version of `02`.\n"
     assert told(a="2.13 2", b="2.13 2", c="2.12 1", d="2.13 1") == (
-        "\nMeasured with an earlier version of `00`, `05-bfloat16`; with an unknown version of"
-        " `optimizer-muon+data-workers`.\n")
+        "\nMeasured with an earlier version of `00`, `05-bfloat16`; some runs with an unknown"
+        " version of `optimizer-muon+data-workers`.\n")
     assert told(a="2.13 1") == ("\nMeasured with an unknown version of `05-bfloat16`,"
                                 " `optimizer-muon+data-workers`, `02`.\n")
     assert told("bd", a="2.13 2", b="2.13 2", c="2.12 1", d="2.13 1") == (
@@ -272,8 +272,7 @@ def test_an_earlier_version_is_told(tmp_path, monkeypatch):
     for name in "fgh":
         plan.runs.append(plan.runs[1].but(name=name, script=f"{ord(name) - 95:02}"))
     path = write_journal(tmp_path, "x", plan, [dict(name=name) for name in "abfgh"], id="2")
-    assert told() == ("\nMeasured with an unknown version of 5 of the 5 scripts whose logs were"
-                      " used.\n")
+    assert told() == ("\nMeasured with an unknown version of 5 of the 5 scripts in the logs.\n")
     assert asked["2.12"].device == "cpu" and asked["2.12"].dtype == "bfloat16"
     text = Scripts().text("00_orig")
     plan.runs, sources = plan.runs[:1], dict(a=sha256(text))

@@ -48,10 +48,10 @@ def versions_note(measured: Iterable[Measured], shown: Collection[str] = ()) -> 
     count = len(names[True] | names[False] | names[None])
     told = [f"{words} version of " + (
                 ", ".join(f"`{name}`" for name in found) if len(found) < 5 else
-                f"{len(found)} of the {count} scripts whose logs were used")
+                f"{len(found)} of the {count} scripts in the logs")
             for words, found in (("an earlier", names[False]), ("an unknown", names[None]))
             if found]
-    return f"\nMeasured with {'; with '.join(told)}.\n" if told else ""
+    return f"\nMeasured with {'; some runs with '.join(told)}.\n" if told else ""
 
 
 def one_reference(rows: list[Row]) -> bool:

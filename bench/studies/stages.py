@@ -164,7 +164,8 @@ def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
         Column("speedup over 00", lambda bar: cell(factor(bar, bars), ".2f") or "n/a"),
         Column("p25–p75", lambda bar: quartiles(bar) or "n/a"),
         Column("reserved GB", lambda bar: cell(bar.reserved_gb, ".2f") or "n/a"),
-        Column("MFU", lambda bar: cell(bar.record.mfu, ".1%") or "n/a"),
+        Column("MFU", lambda bar: cell(bar.record.mfu, ".1%")
+               or "n/a" * (bar.record.config["device"] != "cpu")),
         Column("val loss", lambda bar: cell(bar.record.val_loss, ".3f") or "n/a"),
         Column("published tok/sec", lambda bar: f"{by_stage[bar.stage].tok_per_sec:,.0f}"),
         Column("published speedup",
