@@ -115,7 +115,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().err.startswith("error: explorer takes no options of the scripts")
     monkeypatch.setattr(sys, "argv", ["measure.py", "explorer"])
     assert measure.main() == 0
-    assert "explorer.html: 0.4 MB, to open in a browser" in capsys.readouterr().out
+    assert re.search(r"explorer\.html: 0\.\d MB, to open in a browser", capsys.readouterr().out)
     after = (tmp_path / "explorer.html").read_text(encoding="utf-8")
     assert after.startswith("<p>\n<!-- explorer") and json.dumps(
         DATA["gpus"]["H100"], separators=(",", ":"), ensure_ascii=False) in after

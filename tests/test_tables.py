@@ -173,12 +173,17 @@ def test_what_was_measured(shown, settings, says, loss):
 
 
 def test_for_readers(tmp_path):
-    """What is measurable is bold; an error stands in place of the factor."""
+    """What is measurable is bold; an error stands in place of the factor, and what the machine
+    lacks above the table."""
     runs = [run for name, speed, gb in (("a", 100.0, 2.0), ("b", 50.0, 1.0))
             for run in rounds_of(name, *[speed] * 4, reserved_gb=gb)]
     runs += [dict(name="c", speed=75.0, loss=8.5), dict(name="d", error="it broke")]
-    rows = rows_of(*read_journal(write_journal(tmp_path, "a", plan_of(*"abcd"), runs)))
-    base, slower, once, failed = cells_of(markdown(short_table(rows))).values()
+    plan = plan_of(*"abcdef")
+    plan.runs[4:] = [run.but(error="needs a GPU") for run in plan.runs[4:]]
+    rows = rows_of(*read_journal(write_journal(tmp_path, "a", plan, runs)))
+    text = markdown(short_table(rows))
+    assert text.startswith("Not run here: `e`, `f` (needs a GPU).\n\n| run |")
+    base, slower, once, failed = cells_of(text).values()
     assert base == {"run": "`a`", "tok/sec": "100", "× speed": "", "95 %": "", "GB": "2.00",
                     "× memory": "",
                     "first step, s": "10.0", "Δ loss": "",

@@ -10,6 +10,7 @@ from bench.judge.rows import Row, rate_to
 from bench.report import check, gpus
 from bench.report.names import ADVICE, called
 from bench.report.tables import (
+    INTERVAL,
     Column,
     Table,
     bold,
@@ -234,7 +235,7 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
               for rows in (ladders(first) if ladder else ())}
     figures: list[tuple[str, dict, Any]] = [
         *((short_name(row.measured.machine), within.get(folder, {}), row)
-          for folder in machines(first) for row in one_step(rows_in(folder, study))),
+          for folder in machines(first) for row in one_step(all_rows_in(folder, study))),
         *(("predicted for an H100", {}, each) for each in check.expected())]
     texts = []
     for patch in patches:
@@ -250,8 +251,10 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
             if row.factor and row.run.script == patch.name:
                 options = " ".join(re.findall(r"--[^`]+", row.label))
                 in_01 = within_its_01.get(patch.name, "").strip("*")
+                interval = INTERVAL.cell(row) if isinstance(row, Row) else ""  # of a measurement
                 told.setdefault(options, []).append(
-                    f"{where}: {row.factor:.2f}× the speed, {row.memory_factor:.2f}× the memory"
+                    f"{where}: {row.factor:.2f}×{f' ({interval})' * bool(interval)} the speed,"
+                    f" {row.memory_factor:.2f}× the memory"
                     + f" (within 01: {in_01}×)" * (in_01[:1].isdigit()))
         facts = [
             *(f"use it when: {each.use}; limits: {each.limits}"
@@ -269,6 +272,15 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
         texts.append("\n\n".join([f"## {heading[0].upper()}{heading[1:]}", *filter(None, prose),
                                   "- " + "\n- ".join(facts), *code]))
     return "\n\n".join(texts) + "\n"
+
+
+def all_rows_in(folder: Path, study: str) -> list[Row]:
+    """A machine's newest measurement, and what only those in folders within its own have."""
+    rows = rows_in(folder, study)
+    for path in sorted(folder.glob(f"*/{study}.jsonl")):
+        known = {row.run.name for row in rows}
+        rows += [row for row in rows_in(path.parent, study) if row.run.name not in known]
+    return rows
 
 
 def one_step(rows: list[Row]) -> list[Row]:

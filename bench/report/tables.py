@@ -182,11 +182,18 @@ def full_table(rows: list[Row]) -> Table:
 
 
 def short_table(rows: list[Row]) -> Table:
-    """The columns of alternatives that a page for readers has."""
+    """The columns of alternatives that a page for readers has; above them a line with those that
+    the machine couldn't run."""
+    lacking: dict[str, list[str]] = {}  # by what is lacking
+    for row in rows:
+        if row.run.error:
+            lacking.setdefault(row.run.error, []).append(f"`{row.label}`")
+    left_out = "; ".join(f"{', '.join(labels)} ({error})" for error, labels in lacking.items())
     return Table([
         Column("run", lambda row: f"`{row.label}`", True), SPEED,
         Column("× speed", lambda row: row.error or bold(cell(row.factor, ".2f"), row.verdict)),
         INTERVAL, GB,
         Column("× memory", lambda row: bold(cell(row.memory_factor, ".2f"), row.memory_verdict)),
         number("first step, s", "record.first_step_seconds", ".1f"),
-        number("Δ loss", "loss_difference", "+.3f"), EXPECTED_LOSS], rows)
+        number("Δ loss", "loss_difference", "+.3f"), EXPECTED_LOSS],
+        [row for row in rows if not row.run.error], f"Not run here: {left_out}." * bool(left_out))
