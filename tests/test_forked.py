@@ -40,10 +40,12 @@ def test_an_error_and_no_end(tmp_path):
 
 
 RANK = """
-import os, sys
+import os, sys, time
 print(os.environ["RANK"], "torch" in sys.modules, __name__, sys.argv[1:], flush=True)
 if sys.argv[1] == os.environ["RANK"]:
     os.kill(os.getpid(), 9)
+if sys.argv[1] != "none":
+    time.sleep(20)  # torchrun breaks if a rank ends while it is about to end that rank
 """
 
 
