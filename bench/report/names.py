@@ -35,7 +35,7 @@ ADVICE = {  # by the patch's name
     "11-merged-qkv": Advice("fused QKV projection", "on a GPU with small batches",
                             "no gain where each of the three matmuls fills the device"),
     "12-huge-pages": Advice("huge pages", "training on a CPU under Linux",
-                            "no effect on a GPU; 0.86 on one of three CPUs (not significant)"),
+                            "no effect on a GPU, no clear gain on some CPUs"),
     "13-loss-in-graph": Advice("compiled loss", "the model is compiled",
                                "costs memory without the compiler"),
     "14-chunked-head": Advice("chunked cross-entropy", "the logits are large",
