@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from patches import stack
@@ -46,6 +47,12 @@ def short_name(machine: dict) -> str:
     name = re.sub(r"\((R|TM)\)|( Processor)?(( CPU)? @.*)?$", "", machine["name"],
                   flags=re.IGNORECASE)
     return name if trained_in(machine) == "bfloat16" else f"{name} ({trained_in(machine)})"
+
+
+def listed(names: Iterable[str]) -> str:
+    """"a", "a and b", "a, b and c"."""
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def load_script(path: Path):

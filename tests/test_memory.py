@@ -211,7 +211,7 @@ def test_what_is_of_an_earlier_version(predicted, capsys):
     assert line("def", "a", "odd") is None
     assert line("def train(): edited", "a x", "odd", "b") == (
         "Predicted for an earlier version of `def`.")
-    assert line("a edited", "def edited") == "Predicted for an earlier version of `a`, `def`."
+    assert line("a edited", "def edited") == "Predicted for an earlier version of `a` and `def`."
     known = predicted.predict("a")._replace(graph="1.9 z")
     assert earlier(Texts(), [("a", [], known)]) is None
 

@@ -268,10 +268,10 @@ def test_an_earlier_version_is_told(tmp_path, monkeypatch):
     assert told(**same) == ""
     assert told(**same | dict(d="2.13 2")) == "\nMeasured with an earlier version of `02`.\n"
     assert told(a="2.13 2", b="2.13 2", c="2.12 1", d="2.13 1") == (
-        "\nMeasured with an earlier version of `00`, `05-bfloat16`; some runs with an unknown"
+        "\nMeasured with an earlier version of `00` and `05-bfloat16`; some runs with an unknown"
         " version of `optimizer-muon+data-workers`.\n")
     assert told(a="2.13 1") == ("\nMeasured with an unknown version of `05-bfloat16`,"
-                                " `optimizer-muon+data-workers`, `02`.\n")
+                                " `optimizer-muon+data-workers` and `02`.\n")
     assert told("bd", a="2.13 2", b="2.13 2", c="2.12 1", d="2.13 1") == (
         "\nMeasured with an earlier version of `05-bfloat16`.\n")
     for name in "fgh":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.catalogue import EPOCHS, Scripts
-from bench.common import REFERENCE, UserError, read_kept, write_whole
+from bench.common import REFERENCE, UserError, listed, read_kept, write_whole
 from bench.predict import fingerprint, speed
 from bench.predict.allocator import Need, need
 from bench.predict.fingerprint import Request, as_lines
@@ -218,7 +218,7 @@ def earlier(scripts: Scripts, used: Iterable[tuple[str | Path, list[str], Predic
     told = fingerprint.still([each[1:] for each in asked], "graph")
     names = dict.fromkeys(scripts.canonical(script) for (script, *_), same in zip(
         asked, told, strict=True) if same is False)
-    return f"{EARLIER} {', '.join(f'`{name}`' for name in names)}." if names else None
+    return f"{EARLIER} {listed(f'`{name}`' for name in names)}." if names else None
 
 
 # ---- All of them -------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from functools import cache
 
 from bench.catalogue import Scripts
-from bench.common import sha256
+from bench.common import listed, sha256
 from bench.judge.noise import ROUNDS_FOR_A_VERDICT
 from bench.judge.rows import Row, seed_noise, speed_of
 from bench.measure.journal import Measured
@@ -47,7 +47,7 @@ def versions_note(measured: Iterable[Measured], shown: Collection[str] = ()) -> 
         names[same][name] = None
     count = len(names[True] | names[False] | names[None])
     told = [f"{words} version of " + (
-                ", ".join(f"`{name}`" for name in found) if len(found) < 5 else
+                listed(f"`{name}`" for name in found) if len(found) < 5 else
                 f"{len(found)} of the {count} scripts in the logs")
             for words, found in (("an earlier", names[False]), ("an unknown", names[None]))
             if found]
