@@ -186,7 +186,7 @@ class Row:
 
     def least(self, figure: Figure = speed_of) -> float | None:
         """The smallest factor above 1 that would have had a verdict here; the truth, if it were
-        that, is found every second time."""
+        that, is found half the time."""
         found = self.difference(figure)
         if not found or found.rounds < ROUNDS_FOR_A_VERDICT:
             return None

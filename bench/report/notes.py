@@ -146,7 +146,7 @@ def verdict_note(measured, rows: list[Row]) -> str:
                  " significance harder to reach.")
     missed = [row.least() for row in rows if row.least() and row.run.name not in sure]
     if missed:
-        text += (" The minimum detectable effect of the other rows, which is found every second"
+        text += (" The minimum detectable effect of the other rows, which is found half the"
                  f" time, is a speedup of {min(missed):.2f} (in the row with the least noise) to"
                  f" {max(missed):.2f}.")
     return text
