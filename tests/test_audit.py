@@ -289,8 +289,11 @@ def test_gains_are_from_the_machine_that_is_nearest(tmp_path):
         return gains_of(dict(name=name, dtype=dtype), device, tmp_path)
 
     gains, where = of("NVIDIA H100 80GB HBM3", "cuda")
-    assert where == "predicted for the H100" and gains["05-bfloat16"] > 1.3
-    assert of("a GPU that nobody knows", "cuda") == ({}, "")
+    assert where == "measured on H100" and 1.6 < gains["05-bfloat16"] < 1.7
+    gains, where = of("NVIDIA H200", "cuda")
+    assert where == "predicted for the H200" and gains["05-bfloat16"] > 1.3
+    _, where = of("a GPU that nobody knows", "cuda")
+    assert where == "measured on H100, another machine than this one, in bfloat16"
     gains, where = of("AMD EPYC", "cpu")
     assert where == "measured on AMD EPYC" and gains["05-bfloat16"] > 1.3
     gains, where = of("AMD EPYC", "cpu", "float32")

@@ -416,8 +416,8 @@ def test_readme_is_what_the_command_writes(monkeypatch):
 
 
 def test_techniques_are_those_of_the_headers(tmp_path, monkeypatch):
-    """The largest published gain first, in at most six columns, with the factors of three
-    machines' ladders; each name leads to a card."""
+    """The largest published gain first, in at most six columns, with the factors of a GPU's ladder
+    and of one for each kind of CPU; each name leads to a card."""
     monkeypatch.setattr(cards, "REFERENCE", tmp_path)
     rows, patches = rows_of_text(cards.techniques(tmp_path)), stack.load()
     assert rows[0] == ["[2. TF32 tensor cores](docs/techniques.md#2-tf32-tensor-cores)",
@@ -427,15 +427,18 @@ def test_techniques_are_those_of_the_headers(tmp_path, monkeypatch):
     gains = [float(row[2] or 0) for row in rows[:-1]]
     assert gains == sorted(gains, reverse=True) and len(rows) == len(patches)
     assert sum(gain > 0 for gain in gains) == sum(bool(patch.published) for patch in patches[:-1])
-    for name in "some", "other", "third", "fourth":
+    for name, own in dict(one={}, two={}, three=dict(dtype="float32"),
+                          gpu=dict(device="cuda", gpus=1)).items():
         (tmp_path / name).mkdir()
-        write_ladder(tmp_path / name, CPU | dict(name=name), "02-tensor-cores")
+        write_ladder(tmp_path / name, CPU | dict(name=name) | own, "02-tensor-cores")
     text = cards.techniques(tmp_path)
+    head = text.splitlines()[0]
+    assert head.endswith("| gpu: × | one: × | three (float32): × |") and "two" not in text
     assert len(rows_of_text(text)[0]) == 6 and rows_of_text(text)[0][-1] == "1.00"
-    assert "third" not in text
     index = cards.index(tmp_path)
     assert [row[1] for row in rows_of_text(index)] == [row[2] for row in rows_of_text(text)]
-    assert all(len(row) == 6 and row[4] and row[5] for row in rows_of_text(index))
+    assert [row[2] for row in rows_of_text(index)] == [row[3] for row in rows_of_text(text)]
+    assert all(len(row) == 7 and row[5] and row[6] for row in rows_of_text(index))
 
 
 def test_every_technique_has_advice():
@@ -471,6 +474,8 @@ def test_short_name():
              "Intel(R) Core(TM) i7-8700 CPU @ 3.20GHz": "Intel Core i7-8700",
              "AMD FX(tm)-8350 Eight-Core Processor": "AMD FX-8350 Eight-Core",
              "AMD EPYC 7763 64-Core Processor": "AMD EPYC 7763 64-Core",
+             "NVIDIA H100 80GB HBM3": "H100", "NVIDIA GeForce RTX 4090": "RTX 4090",
+             "NVIDIA A100-SXM4-80GB": "A100-SXM4-80GB", "Tesla T4": "Tesla T4",
              "A Processor of its own": "A Processor of its own"}
     assert {name: short_name(dict(name=name)) for name in names} == names
 
@@ -502,14 +507,14 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
     plan.runs = [run.but(rung=k) for k, run in enumerate(plan.runs)]
     write_journal(machine, "ladder", plan, [
         dict(name=name, speed=100.0 * (k + 1)) for k, name in enumerate(names)])
-    first, many, hopper, ada, ours = rows_of_text(cards.headline(machine))
+    first, many, ours, ada = rows_of_text(cards.headline(machine))
     assert first[2:] == ["12,525", "142,156", "11.3×"] and many[2:] == [
         "", "419,259", "33.5×"]
-    assert [row[1].split("]")[0] for row in (first, hopper, ada, ours)] == [
-        "[published", "[predicted", "[predicted", "[measured"]
-    assert (hopper[0], ada[0]) == ("1 × H100, batch 8 and 32", "1 × RTX 4090, batch 4 and 32")
+    assert [row[1].split("]")[0] for row in (first, ours, ada)] == [
+        "[published", "[measured", "[predicted"]
+    assert ada[0] == "1 × RTX 4090, batch 4 and 32"
     assert all(re.fullmatch(r"[\d,]+|[\d.]+×|", text)  # one number a cell
-               for row in (first, many, hopper, ada, ours) for text in row[2:])
+               for row in (first, many, ours, ada) for text in row[2:])
     count, ends = len(names), rows_of_text(cards.results(machine))
     assert ours[0] == "Some CPU, 2 cores, `cpu-demo`, one run of each"
     assert ours[2:] == ends[0][1:4] == ["100", f"{100 * count:,}", f"{count}.0×"]

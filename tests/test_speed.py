@@ -380,7 +380,8 @@ def test_own_gpus():
     assert {"00", "01", "7 flash attention"} <= {row["label"] for row in rows}
     for row in rows:
         assert abs(row["speed"]["error"]) < 0.15, row["label"]
-        assert abs(row["memory"]["error"]) < 0.02 or row["label"] in ("01", "02, 1 rank")
+        assert abs(row["memory"]["error"]) < 0.02 or row["label"] in (
+            "01", "02, 1 rank", "14 chunked head")
 
 
 def test_expected():

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.catalogue import published
-from bench.common import REFERENCE, short_name
+from bench.common import REFERENCE, short_name, trained_in
 from bench.judge.rows import Row, rate_to
 from bench.report import check, gpus
 from bench.report.names import ADVICE, called
@@ -24,7 +24,7 @@ from bench.report.tables import (
 )
 from patches import stack
 
-PREDICTED = "H100", "RTX 4090"  # the GPUs in README's first table
+PREDICTED = "RTX 4090",  # the GPUs in README's first table that nobody has measured
 CODE = 14  # lines of a patch that its card shows
 BOTH_ENDS = [number("baseline, tok/sec", "plain", ",.0f"),
              number("optimized, tok/sec", "fast", ",.0f"),
@@ -38,16 +38,21 @@ def machines(first: Path) -> list[Path]:
 
 
 def ladders(first: Path) -> list[list[Row]]:
-    """The rows of each machine that has a ladder."""
-    return list(filter(None, (rows_in(machine, "ladder") for machine in machines(first))))
+    """The rows of each machine that has a ladder, those with a GPU before the others."""
+    found = filter(None, (rows_in(machine, "ladder") for machine in machines(first)))
+    return sorted(found, key=lambda rows: not has_gpu(rows[0]))
+
+
+def has_gpu(row: Row) -> bool:
+    return row.measured.machine["gpus"] > 0
 
 
 # ---- A line for each machine -------------------------------------------------------------------
 
 
 def headline(first: Path) -> str:
-    """One number a cell: baseline and optimized script as published, as predicted for two GPUs, and
-    as measured on each machine."""
+    """One number a cell: baseline and optimized script as published, as measured on each machine,
+    and as predicted for a GPU that nobody has measured."""
     stages, source = published().stages, published().address
     plain, fast, many = (stages[name].tok_per_sec for name in ("00", "01", "02"))
     theirs, ours = f"[published]({source})", "[predicted](docs/predictions.md)"
@@ -55,15 +60,15 @@ def headline(first: Path) -> str:
                   factor=fast / plain),
              dict(hardware=f"{stages['02'].gpus} × A100, DDP", source=theirs, fast=many,
                   factor=many / plain)]
+    for end in both_ends(first):
+        lines.append(end | dict(
+            hardware=end["machine"],
+            source=f"[measured](results/reference/{end['folder'].name}/README.md)"))
     for name in PREDICTED:
         told = gpus.on_card(name, ("gpt2",))
         (one, other), batches = told["speeds"], told["batches"]
         lines.append(dict(hardware="1 × {}, batch {} and {}".format(name, *batches), source=ours,
                           plain=rounded(one), fast=rounded(other), factor=other / one))
-    for end in both_ends(first):
-        lines.append(end | dict(
-            hardware=end["machine"],
-            source=f"[measured](results/reference/{end['folder'].name}/README.md)"))
     return markdown(Table([
         words("hardware", "hardware"), words("source", "source"), *BOTH_ENDS], lines))
 
@@ -79,6 +84,7 @@ def both_ends(first: Path) -> list[dict]:
     techniques, ends = sum(patch.name != "ddp" for patch in stack.load()), []
     for rows in ladders(first):
         machine, folder = rows[0].measured.machine, rows[0].measured.folder
+        gpu = machine["gpus"]
         known = [row for row in rows if row.tok_per_sec and row.run.processes == 1]
         if not known or known[0].run.rung != 0:
             known = [row for row in rows_in(folder, "stages")
@@ -87,12 +93,14 @@ def both_ends(first: Path) -> list[dict]:
             continue
         last = known[-1]
         count = techniques if last.run.rung is None else last.run.rung
-        so_far = f", {count} of {techniques} techniques" * (count < techniques)
+        # Those behind the last measured one are for CPUs alone.
+        so_far = f", {count} of {techniques} techniques" * (count < techniques and not gpu)
         so_far += ", one run of each" * (known[0].rounds == last.rounds == 1)
         models = sorted({row.record.config["model"] for row in known})
-        cores = "" if machine["gpus"] else f", {machine['threads']} cores"
+        cores = "" if gpu else f", {machine['threads']} cores"
         ends.append(dict(
-            machine=f"{short_name(machine)}{cores}, `{'`, `'.join(models)}`{so_far}", folder=folder,
+            machine=f"{'1 × ' * bool(gpu)}{short_name(machine)}{cores},"
+                    f" `{'`, `'.join(models)}`{so_far}", folder=folder,
             name=short_name(machine), plain=known[0].tok_per_sec, fast=last.tok_per_sec,
             factor=last.factor_baseline))
     return ends
@@ -114,7 +122,7 @@ def results(first: Path) -> str:
 def to_loss(first: Path) -> str:
     """The speedups to a loss, compilation counted: a row for each script, a column for each of
     three machines at most."""
-    ends = both_ends(first)[:3]
+    ends = [end for end in both_ends(first) if times_to_loss(end["folder"])][:3]
     lines: dict[str, dict] = {}
     for end in ends:
         for target, what, factor, seeds in times_to_loss(end["folder"]):
@@ -170,8 +178,11 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
 
 def techniques(first: Path) -> str:
     """A row for each technique: what it does to the loss, and its speedup over the technique before
-    it, published and on three machines at most."""
-    found, lines = ladders(first)[:3], by_gain("docs/techniques.md")
+    it, published and on three machines at most: of each kind, one."""
+    lines, kinds = by_gain("docs/techniques.md"), {}
+    for rows in ladders(first):
+        kinds.setdefault((has_gpu(rows[0]), trained_in(rows[0].measured.machine)), rows)
+    found = [*kinds.values()][:3]
     for line in lines:
         for place, rows in enumerate(found):
             own = {row.run.name: row for row in one_step(rows)}.get(line["patch"].name)
@@ -186,13 +197,18 @@ def techniques(first: Path) -> str:
 
 
 def index(first: Path) -> str:
-    """The same rows for the page with the cards: what is expected of an H100, and when to use each.
-    """
+    """The same rows for the page with the cards: what was measured on a GPU, what was predicted for
+    an H100, and when to use each."""
     predicted = {row.run.script: row.factor for row in check.ladder() if not row.run.torchrun}
-    lines = [line | dict(predicted=predicted.get(line["patch"].name),
+    ladder = next((rows for rows in ladders(first) if has_gpu(rows[0])), [])
+    measured = {row.run.name: bold(cell(row.factor, ".2f"), row.verdict)
+                for row in one_step(ladder)}
+    lines = [line | dict(measured=measured.get(line["patch"].name),
+                         predicted=predicted.get(line["patch"].name),
                          advice=ADVICE.get(line["patch"].name)) for line in by_gain()]
+    own = [number(f"{short_name(ladder[0].measured.machine)}: ×", "measured")] if ladder else []
     return markdown(Table([
-        words("technique", "link"), number("A100, published: ×", "factor", ".2f"),
+        words("technique", "link"), number("A100, published: ×", "factor", ".2f"), *own,
         number("H100, predicted: ×", "predicted", ".2f"), words("loss", "loss"),
         words("use it when", "advice.use"), words("limits", "advice.limits")], lines))
 
@@ -234,9 +250,11 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
     within = {rows[0].measured.folder: of_as_many(rows)
               for rows in (ladders(first) if ladder else ())}
     figures: list[tuple[str, dict, Any]] = [
-        *((short_name(row.measured.machine), within.get(folder, {}), row)
-          for folder in machines(first) for row in one_step(all_rows_in(folder, study))),
-        *(("predicted for an H100", {}, each) for each in check.expected())]
+        (short_name(row.measured.machine), within.get(folder, {}), row)
+        for folder in machines(first) for row in one_step(all_rows_in(folder, study))]
+    figures = [*(each for each in figures if has_gpu(each[2])),
+               *(("predicted for an H100", {}, each) for each in check.expected()),
+               *(each for each in figures if not has_gpu(each[2]))]
     texts = []
     for patch in patches:
         fields, step = patch.fields, known.get(patch.name, {})

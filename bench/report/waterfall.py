@@ -121,11 +121,12 @@ def names_of(rows: list[Row]) -> list[str]:
 
 
 def readme_picture():
-    """The published ladder, and those of the first and the last machine next to it that have one
-    from the baseline on."""
+    """The published ladder, and next to it those of the first machine of either kind, with a GPU
+    and without, that have one from the baseline on."""
     ladders = [[row for row in rows if row.run.processes == 1]
                for rows in cards.ladders(REFERENCE / "amd-epyc-2-cores") if rows[0].tok_per_sec]
-    ladders = [ladders[0], ladders[-1]]
+    ladders = [next(rows for rows in ladders if cards.has_gpu(rows[0]) == kind)
+               for kind in (True, False)]
     longest = max(ladders, key=len)
     scripts = [row.run.name for row in longest]
     theirs = published_steps(scripts)
