@@ -68,13 +68,14 @@ def rounds_of(rows: list[Row]) -> int:
 
 
 def rounds_note(measured, rows: list[Row]) -> str:
-    """How often the rows were run; "3 rounds, then 8 more of the 6 rows nearest to significance"."""
+    """How often the rows were run; "3 rounds, then 8 more of the 6 rows nearest to significance".
+    """
     plan = measured.plan
     if not plan.close or rounds_of(rows) <= plan.whole_rounds:
         return counted(rounds_of(rows), "round")
-    return (f"{counted(plan.whole_rounds, 'round')}, then {rounds_of(rows) - plan.whole_rounds} more"
-            f" of the {len(plan.close)} rows nearest to significance and of what they are compared"
-            " to")
+    more = rounds_of(rows) - plan.whole_rounds
+    return (f"{counted(plan.whole_rounds, 'round')}, then {more} more of the {len(plan.close)} rows"
+            " nearest to significance and of what they are compared to")
 
 
 def options_note(measured) -> str:
