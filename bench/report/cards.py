@@ -81,7 +81,8 @@ def rounded(speed: float) -> float:
 def both_ends(first: Path) -> list[dict]:
     """What 00 and the ladder's last script make on each machine that has a ladder; where that has
     no baseline, 00 and 01 by themselves."""
-    techniques, ends = sum(patch.name != "ddp" for patch in stack.load()), []
+    *patches, _ = stack.load()  # the last one is DDP's
+    ends = []
     for rows in ladders(first):
         machine, folder = rows[0].measured.machine, rows[0].measured.folder
         gpu = machine["gpus"]
@@ -92,9 +93,10 @@ def both_ends(first: Path) -> list[dict]:
         if not known or not known[-1].factor_baseline:
             continue
         last = known[-1]
-        count = techniques if last.run.rung is None else last.run.rung
-        # Those behind the last measured one are for CPUs alone.
-        so_far = f", {count} of {techniques} techniques" * (count < techniques and not gpu)
+        whole = max(place for place, patch in enumerate(patches, 1)
+                    if not (gpu and patch.fields["Hardware"].startswith("CPUs")))
+        count = whole if last.run.rung is None else last.run.rung
+        so_far = f", {count} of {whole} techniques" * (count < whole)
         so_far += ", one run of each" * (known[0].rounds == last.rounds == 1)
         models = sorted({row.record.config["model"] for row in known})
         cores = "" if gpu else f", {machine['threads']} cores"
