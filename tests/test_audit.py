@@ -294,6 +294,7 @@ def test_gains_are_from_the_machine_that_is_nearest(tmp_path):
     assert where == "predicted for the H200" and gains["05-bfloat16"] > 1.3
     _, where = of("a GPU that nobody knows", "cuda")
     assert where == "measured on H100, another machine than this one, in bfloat16"
+    assert of("a GPU that nobody knows", "cuda", "float32") == ({}, "")
     gains, where = of("AMD EPYC", "cpu")
     assert where == "measured on AMD EPYC" and gains["05-bfloat16"] > 1.3
     gains, where = of("AMD EPYC", "cpu", "float32")

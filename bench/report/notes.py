@@ -68,14 +68,13 @@ def rounds_of(rows: list[Row]) -> int:
 
 
 def rounds_note(measured, rows: list[Row]) -> str:
-    """How often the rows were run; "3 rounds, then 8 more of the 6 rows nearest to significance".
-    """
+    """How often the rows were run; "3 rounds, then 8 more of 6 rows: those nearest ..."."""
     plan = measured.plan
     if not plan.close or rounds_of(rows) <= plan.whole_rounds:
         return counted(rounds_of(rows), "round")
     more = rounds_of(rows) - plan.whole_rounds
-    return (f"{counted(plan.whole_rounds, 'round')}, then {more} more of the {len(plan.close)} rows"
-            " nearest to significance and of what they are compared to")
+    return (f"{counted(plan.whole_rounds, 'round')}, then {more} more of {len(plan.close)} rows:"
+            " those nearest to significance and what they are compared to")
 
 
 def options_note(measured) -> str:
