@@ -142,9 +142,9 @@ def text(found: Findings) -> str:
              " `python patches/stack.py show 3`\n"]
     for state in dict.fromkeys(each.verdict.state for each in found.techniques):
         if state not in (LACKS, CANT_TELL):
-            names = [f"{each.number} {each.technique}" for each in found.techniques
+            names = [f"#{each.number} {each.technique}" for each in found.techniques
                      if each.verdict.state == state]
-            parts.append(f"**{state}**: {', '.join(names)}\n")
+            parts.append(f"**{state}**: {'; '.join(names)}\n")
     if found.notes:
         parts.append("Beside the techniques:\n\n" + "".join(f"- {line}\n" for line in found.notes))
     return "\n".join(filter(None, [*parts, found.prices_text]))
