@@ -17,7 +17,7 @@ ADVICE = {  # by the patch's name
     "03-fused-adamw": Advice("fused AdamW", "there are many parameters and the batch is small",
                              "little gain with large batches, or small models on a GPU"),
     "04-pinned-memory": Advice("pinned memory", "loading images or sound, or over a slow link",
-                               "no gain for token ids, nor on CPUs"),
+                               "hardly any gain for token ids, none on CPUs"),
     "05-bfloat16": Advice("bfloat16", "the hardware has bfloat16 units",
                           "small updates are lost; use `precision-autocast` for long"
                           " training at a small learning rate"),
