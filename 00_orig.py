@@ -32,7 +32,7 @@ HERE = Path(__file__).resolve().parent
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-MODELS = {  # cpu-demo trains a CPU a minute, without dropout, which 01's attention lacks there
+MODELS = {  # cpu-demo: a minute on a CPU; no dropout, which 01's attention doesn't have on CPUs
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -72,11 +72,11 @@ class Config:
     weight_decay: float = option(0.1, "AdamW's weight decay", 0)
 
     seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
-    epochs: int = option(15, "passes over the training text; the first limit ends the run", 1)
+    epochs: int = option(15, "passes over the training text; the limit reached first ends it", 1)
     max_steps: int | None = option(None, "steps; default: no limit", 1)
     max_tokens: int | None = option(None, "tokens of all processes; default: no limit", 1)
     target_loss: float = option(0.0, "validation loss to end at; default: none", 0)
-    eval_freq: int = option(15, "steps from one log line to the next; an epoch ends with one", 1)
+    eval_freq: int = option(15, "steps between log lines; each epoch ends with another line", 1)
     eval_windows: int = option(40, "windows of each text that losses are measured on", 1)
     device: torch.device = option(None, "cpu, cuda, cuda:N or mps; default: the fastest there is")
     data: str = option(str(HERE / "data"), "folder of the tokens; default: data/ beside this file")
@@ -115,7 +115,7 @@ def load_data(config: Config) -> Data:
     try:
         meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
                        for name in ("meta", "vocabulary"))
-        json.dumps(meta, allow_nan=False)  # it goes into the record
+        json.dumps(meta, allow_nan=False)  # else the record can't hold it
         parts = [np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
                  for part in ("train", "val")]  # mapped, not copied into memory
         if max(part.max() for part in parts) >= config.vocab_size:
@@ -123,7 +123,7 @@ def load_data(config: Config) -> Data:
         ids = {word.encode("latin-1"): i for i, word in enumerate(words["tokens"])}
         tokenizer = tiktoken.Encoding(meta["tokenizer"], pat_str=words["pattern"],
                                       mergeable_ranks=ids, special_tokens=words["special"])
-    except Exception as error:  # whatever else the files may hold
+    except Exception as error:  # damaged files can raise anything
         reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
         raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py --out {folder}`")
     train, val = (TokenWindows(part, config.context_length) for part in parts)
@@ -311,7 +311,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
         # Small batches, and the loss window by window: this must not set the peak of memory.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
-            loss_sum += losses_T.cpu().double().sum().item()  # not on mps, which has no float64
+            loss_sum += losses_T.cpu().double().sum().item()  # mps has no float64
     model.train()
     return loss_sum / (len(first) * config.context_length)
 
@@ -323,7 +323,7 @@ def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> st
     ids_BT = torch.tensor([tokenizer.encode("Every effort moves you")], device=config.device)
     for _ in range(50):
         logits_BTV = model(ids_BT[:, -config.context_length :])
-        next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)  # one each
+        next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)  # one id each
         ids_BT = torch.cat([ids_BT, next_B1], dim=1)
     model.train()
     return tokenizer.decode(ids_BT[0].tolist())
@@ -409,7 +409,7 @@ class Run:
             self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
                        attention_backend=self.attention, **memory_gb(self.config.device))
             self.file.close()
-        except OSError as full:  # the disk; an error that came before has been told
+        except OSError as full:  # such as a full disk; an earlier error is printed already
             sys.exit(1 if error else f"error: {full}")
         rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the first two are cold
         if len(rates) >= 3:
@@ -426,7 +426,7 @@ def configure(argv: list[str] | None = None) -> Config:
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     device = torch.device(given.get("device", "cuda" if cuda else "mps" if mps else "cpu"))
     torch.ones(1, device=device).item()
-    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # as PyTorch does
+    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # else fails later
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
@@ -449,7 +449,7 @@ def interrupt(number, frame) -> None:
 
 
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """(status of the run, one line for the user, exit code)."""
+    """(status of the run, one line for the user, exit code); Triton's resources aren't memory."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
@@ -458,11 +458,11 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
     if config is None:  # it is the machine, not the program
         at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
         return "failed", f"{text} (see {at})", 1
-    if any(sign in repr(error) for sign in signs) and "out of resource" not in text:  # Triton's
+    if any(sign in repr(error) for sign in signs) and "out of resource" not in text:
         what = "batch-size" if config.batch_size > 1 else "context-length"
         return "out_of_memory", f"out of memory: lower --{what} ({text})", 1
     if not isinstance(error, UserError | OSError | FloatingPointError):
-        sys.excepthook(type(error), error, error.__traceback__)  # the program's, not its input's
+        sys.excepthook(type(error), error, error.__traceback__)  # a bug, with its traceback
         text = f"{type(error).__name__}: {text}"
     return "diverged" if isinstance(error, FloatingPointError) else "failed", text, 1
 

@@ -42,7 +42,7 @@ LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-MODELS = {  # cpu-demo trains a CPU a minute, without dropout, which 01's attention lacks there
+MODELS = {  # cpu-demo: a minute on a CPU; no dropout, which 01's attention doesn't have on CPUs
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -85,11 +85,11 @@ class Config:
     compile: bool = option(True, "train with torch.compile", action=argparse.BooleanOptionalAction)
 
     seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
-    epochs: int = option(15, "epochs, of 8 steps or more; the first limit ends the run", 1)
+    epochs: int = option(15, "epochs, of 8 steps or more; the limit reached first ends it", 1)
     max_steps: int | None = option(None, "steps; default: no limit", 1)
     max_tokens: int | None = option(None, "tokens of all processes; default: no limit", 1)
     target_loss: float = option(0.0, "validation loss to end at; default: none", 0)
-    eval_freq: int = option(15, "steps from one log line to the next; an epoch ends with one", 1)
+    eval_freq: int = option(15, "steps between log lines; each epoch ends with another line", 1)
     eval_windows: int = option(40, "windows of each text that losses are measured on", 1)
     device: torch.device = option(None, "default: cuda, a GPU per rank", choices=("cpu", "cuda"))
     data: str = option(str(HERE / "data"), "folder of the tokens; default: data/ beside this file")
@@ -131,7 +131,7 @@ def load_data(config: Config) -> Data:
     try:
         meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
                        for name in ("meta", "vocabulary"))
-        json.dumps(meta, allow_nan=False)  # it goes into the record
+        json.dumps(meta, allow_nan=False)  # else the record can't hold it
         parts = [np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
                  for part in ("train", "val")]  # mapped, not copied into memory
         if max(part.max() for part in parts) >= config.vocab_size:
@@ -139,7 +139,7 @@ def load_data(config: Config) -> Data:
         ids = {word.encode("latin-1"): i for i, word in enumerate(words["tokens"])}
         tokenizer = tiktoken.Encoding(meta["tokenizer"], pat_str=words["pattern"],
                                       mergeable_ranks=ids, special_tokens=words["special"])
-    except Exception as error:  # whatever else the files may hold
+    except Exception as error:  # damaged files can raise anything
         reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
         raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py --out {folder}`")
     train, val = (TokenWindows(part, config.context_length) for part in parts)
@@ -191,7 +191,7 @@ class MultiHeadAttention(nn.Module):
 
 
 def attention_backend(model: nn.Module, config: Config) -> str | None:
-    """What computes attention, for the record: PyTorch's choice, None where it doesn't tell."""
+    """Attention's kernel, which the record keeps: PyTorch's choice; None where it doesn't tell."""
     choose = getattr(torch, "_fused_sdp_choice", None)
     shape = (1, config.context_length, config.heads, config.width // config.heads)
     q_BHTD = next(model.parameters()).new_empty(shape).transpose(1, 2).requires_grad_()
@@ -243,7 +243,7 @@ class GPTModel(nn.Module):
 
 class ChunkedLoss(torch.autograd.Function):
     """The head and its cross entropy, for M of the batch's N tokens at a time, so that all logits
-    never exist at once. The forward pass makes the gradients, too, while a chunk has its logits."""
+    never exist at once. The forward pass makes the gradients too, while it has a chunk's logits."""
 
     @staticmethod
     def forward(ctx, x_NC, weight_VC, targets_N):
@@ -265,7 +265,7 @@ class ChunkedLoss(torch.autograd.Function):
             part_VC = gradient_MV.T @ x_MC
             sum_VC = part_VC if sum_VC is None else sum_VC + part_VC
         ctx.save_for_backward(torch.cat(x_gradients), sum_VC)
-        return torch.stack(losses).sum()  # added up in the loop, they keep all logits on a GPU
+        return torch.stack(losses).sum()  # added in the loop, they would keep all logits on a GPU
 
     @staticmethod
     def backward(ctx, gradient):
@@ -294,7 +294,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
     torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN has it only in sixteenths
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN's must be n/16
     if config.dtype == "auto":
         dist.broadcast_object_list(answer := [*best_dtype(device)])  # rank 0's, where they differ
         config.dtype, config.dtype_reason = answer
@@ -312,7 +312,7 @@ def can_compile(model: nn.Module, config: Config) -> bool:
     """Whether torch.compile works here; where a trial fails, one line says why."""
     x = torch.ones(8, device=config.device, dtype=next(model.parameters()).dtype)
     try:
-        with warnings.catch_warnings():  # for a type that a GPU lacks it only warns
+        with warnings.catch_warnings():  # if a GPU lacks the type, it only warns
             warnings.filterwarnings("error", ".*does not support bfloat16")
             torch.compile(lambda x: 2 * x + 1)(x)
         return True
@@ -403,7 +403,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
         # Small batches, and the loss window by window: this must not set the peak of memory.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
-            loss_sum += losses_T.cpu().double().sum().item()  # not on mps, which has no float64
+            loss_sum += losses_T.cpu().double().sum().item()  # mps has no float64
     model.train()
     return sum_over_ranks([loss_sum])[0] / (count * config.context_length)
 
@@ -415,7 +415,7 @@ def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> st
     ids_BT = torch.tensor([tokenizer.encode("Every effort moves you")], device=config.device)
     for _ in range(50):
         logits_BTV = model(ids_BT[:, -config.context_length :])
-        next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)  # one each
+        next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)  # one id each
         ids_BT = torch.cat([ids_BT, next_B1], dim=1)
     model.train()
     return tokenizer.decode(ids_BT[0].tolist())
@@ -507,7 +507,7 @@ class Run:
             self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
                        attention_backend=self.attention, **memory_gb(self.config.device))
             self.file.close()
-        except OSError as full:  # the disk; an error that came before has been told
+        except OSError as full:  # such as a full disk; an earlier error is printed already
             sys.exit(1 if error else f"error: {full}")
         rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the first two are cold
         if len(rates) >= 3:
@@ -523,7 +523,7 @@ def configure(argv: list[str] | None = None) -> Config:
         parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
     given, cuda = vars(parser.parse_args(argv)), torch.cuda.is_available()
     if not cuda and platform.libc_ver()[0] == "glibc":  # what a step frees stays for the next one
-        for option, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD, M_MMAP_MAX (malloc.h)
+        for option, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD: never; M_MMAP_MAX: none
             ctypes.CDLL(None).mallopt(option, value)
     name, gpus = given.get("device", "cuda" if cuda else "cpu"), 0
     if name == "cuda":
@@ -533,7 +533,7 @@ def configure(argv: list[str] | None = None) -> Config:
         parser.error(f"a process per GPU: torchrun --nproc_per_node={gpus or 2} {parser.prog}")
     device = torch.device(f"cuda:{LOCAL_RANK}" if name == "cuda" else "cpu")
     torch.ones(1, device=device).item()
-    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # as PyTorch does
+    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # else fails later
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
@@ -579,7 +579,7 @@ def interrupt(number, frame) -> None:
 
 
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """(status of the run, one line for the user, exit code)."""
+    """(status of the run, one line for the user, exit code); Triton's resources aren't memory."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
@@ -588,11 +588,11 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
     if config is None:  # it is the machine, not the program
         at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
         return "failed", f"{text} (see {at})", 1
-    if any(sign in repr(error) for sign in signs) and "out of resource" not in text:  # Triton's
+    if any(sign in repr(error) for sign in signs) and "out of resource" not in text:
         what = "batch-size" if config.batch_size > 1 else "context-length"
         return "out_of_memory", f"out of memory: lower --{what} ({text})", 1
     if not isinstance(error, UserError | OSError | FloatingPointError):
-        sys.excepthook(type(error), error, error.__traceback__)  # the program's, not its input's
+        sys.excepthook(type(error), error, error.__traceback__)  # a bug, with its traceback
         text = f"{type(error).__name__}: {text}"
     return "diverged" if isinstance(error, FloatingPointError) else "failed", text, 1
 

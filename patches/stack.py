@@ -377,7 +377,7 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
         before = scripts[find(variant.base, scripts)]
         text = merge(before, scripts[name], text, name, join=True)
     chosen = ", ".join(variants)
-    text = f"# {base} with {chosen}; composed by patches/stack.py.\n".encode() + text
+    text = comment(f"{base} with {chosen}; composed by patches/stack.py.") + text
     try:
         compile(text, "composed", "exec")
     except SyntaxError as error:
@@ -385,12 +385,19 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
     return text
 
 
+def comment(text: str) -> bytes:
+    """Lines of a comment, of 100 characters at most."""
+    return ("\n".join(textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ",
+                                    break_on_hyphens=False)) + "\n").encode()
+
+
 def examples(root: Path) -> dict[Path, bytes]:
-    """The composed scripts in docs/, as compose makes them today of what their first line names."""
+    """The composed scripts in docs/, as compose makes them today of what their first comment
+    names."""
     found = {}
     for path in sorted(root.glob("docs/*.py")):
-        base, _, names = read(path).partition(b"\n")[0].decode().removeprefix("# ").partition(
-            " with ")
+        first = re.match(rb"(?:# .*\n)*", read(path)).group().decode()
+        base, _, names = first.removeprefix("# ").replace("\n# ", " ").partition(" with ")
         found[path] = compose(names.partition(";")[0].split(", "), base, root)
     return found
 

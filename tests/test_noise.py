@@ -8,6 +8,7 @@ import pytest
 from bench.judge.noise import (
     AT_THE_END,
     LATER,
+    Comparisons,
     Estimate,
     beyond,
     estimates,
@@ -68,6 +69,23 @@ def test_a_round_with_one_row_tells_nothing():
     rows = {"a": [(1, 0.0), (2, 0.1), (3, 99.0)], "b": [(1, 0.0), (2, 0.0)], "c": [(4, 1.0)]}
     assert estimates(rows, dict.fromkeys(rows)).keys() == {"a", "b"}
     assert estimates(rows, dict.fromkeys(rows))["a"].rounds == 2
+
+
+def test_a_pair_is_compared_by_the_rounds_that_it_shares():
+    """Two rows that went on don't move those that stopped, nor does a slow first run of theirs move
+    them against these."""
+    rows = {name: [(number, place + 0.01 * (number == place)) for number in range(1, 4)]
+            for place, name in enumerate("abcd")}
+    before = Comparisons(rows, dict.fromkeys(rows))
+    later = {name: rows[name] + [(number, value) for number in range(4, 10)]
+             for name, value in (("c", 2.5), ("d", 3.7))}
+    after = Comparisons(rows | later, dict.fromkeys(rows))
+    for name, other in ("ab", "bc", "ad"):
+        assert after.difference(name, other) == before.difference(name, other)
+    assert after.difference("d", "c").rounds == 9
+    assert 1.1 < after.difference("d", "c").mean < 1.2
+    apart = Comparisons({"a": rows["a"], "b": [(4, 1.0), (5, 1.0)]}, dict.fromkeys("ab"))
+    assert apart.difference("a", "b") is None
 
 
 def test_interval():

@@ -91,6 +91,25 @@ def estimates(rows: dict[str, Values], alike: dict[str, Hashable]) -> dict[str, 
     return found
 
 
+class Comparisons:
+    """Any two rows of a table, each pair by the rounds in which both ran: rounds of a few rows, of
+    which one is always first, would tell of a row that ran and one that didn't as of unlikes."""
+
+    def __init__(self, rows: dict[str, Values], alike: dict[str, Hashable]):
+        self.rows, self.alike = rows, alike
+        self.estimates = cache(self.estimates_in)
+
+    def estimates_in(self, rounds: frozenset[int]) -> dict[str, Estimate]:
+        return estimates({name: [value for value in values if value[0] in rounds]
+                          for name, values in self.rows.items()}, self.alike)
+
+    def difference(self, name: str, other: str) -> Estimate | None:
+        """The first one's mean less the other's; None where they don't share two rounds."""
+        one, two = (frozenset(number for number, _ in self.rows[each]) for each in (name, other))
+        means = self.estimates(one & two)
+        return means[name].minus(means[other]) if {name, other} <= means.keys() else None
+
+
 def means_of(rows: dict[str, Values]) -> tuple[dict[str, float], dict[int, float]]:
     """(each row's mean, what the values of each round have in common): the one less the other, by
     turns. That of a round is the median over the rows, which one contended run doesn't move."""

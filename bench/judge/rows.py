@@ -9,8 +9,8 @@ from statistics import median
 from bench.catalogue import Run
 from bench.judge.noise import (
     ROUNDS_FOR_A_VERDICT,
+    Comparisons,
     Estimate,
-    estimates,
     level_of,
     nearest,
     significant,
@@ -167,13 +167,12 @@ class Row:
         return any(value == 0 for each in (self, other) for _, value in figure(each))
 
     def difference(self, figure: Figure = speed_of, other: "Row | None" = None) -> Estimate | None:
-        """The mean logarithm of the figure over that of `other`, else `versus`; None where one of
-        them doesn't have it twice, or came_short()."""
-        means, other = self.rows.means(figure), other or self.versus
-        if not other or not {self.run.name, other.run.name} <= means.keys() or (
-                self.came_short(figure, other)):
+        """The mean logarithm of the figure over that of `other`, else `versus`; None where they
+        don't have it in the same two rounds, or one came_short()."""
+        other = other or self.versus
+        if not other or self.came_short(figure, other):
             return None
-        return means[self.run.name].minus(means[other.run.name])
+        return self.rows.compared(figure).difference(self.run.name, other.run.name)
 
     def interval(self, figure: Figure = speed_of) -> tuple[float, float] | None:
         """That in which the factor lies with a confidence of 95 %; of a row `without` a technique
@@ -245,12 +244,12 @@ class Rows(dict[str, Row]):
 
     def __init__(self, measured):
         self.level = level_of(measured.plan.looks, measured.is_finished)
-        self.means = cache(self.means_of)
+        self.compared = cache(self.comparisons)
         self.differences = cache(self.differences_in)
 
-    def means_of(self, figure: Figure) -> dict[str, Estimate]:
-        """Of the logarithms, for each row that has the figure in two rounds."""
-        return estimates(
+    def comparisons(self, figure: Figure) -> Comparisons:
+        """Of the logarithms."""
+        return Comparisons(
             {name: [(number, math.log(value)) for number, value in figure(row) if value]
              for name, row in self.items()},
             {name: row.record and row.record.steps for name, row in self.items()})

@@ -14,12 +14,12 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from bench.catalogue import Run
-from bench.judge.noise import Estimate, Values, estimates, level_of, nearest, significant
+from bench.judge.noise import Comparisons, Estimate, Values, level_of, nearest, significant
 from bench.judge.rows import rows_of
 from bench.measure.journal import JOURNAL, Measured, newest, read_journal
 from bench.measure.plan import WHOLE_ROUNDS, Plan
 
-ROWS, ROUNDS = 6, 4  # of a journal whose noise is taken: at least
+ROWS, ROUNDS = 6, WHOLE_ROUNDS  # of a journal whose noise is taken: at least
 GAIN = 0.15
 EXTENSIONS = 3  # how often a user who wants a verdict adds as many rounds as were planned
 
@@ -104,9 +104,9 @@ class Table:
                      + self.errors.compilation * self.draw.gauss(0, 1))
             self.values[job.run.name].append((job.round, value))
             self.done += 1
-        means = estimates(self.values, {
+        compared = Comparisons(self.values, {
             str(k): steps for k, steps in enumerate(self.recorded.steps)})
-        return {run.name: means[run.name].minus(means[run.compared_to])
+        return {run.name: compared.difference(run.name, run.compared_to)
                 for run in self.plan.runs if run.compared_to}
 
     def verdicts(self, looks: int = 1) -> dict[str, float]:

@@ -148,7 +148,7 @@ def fingerprints(requests: Sequence[Request]) -> list[Fingerprint | None]:
     return [look_up(request) for request in requests]
 
 
-used: dict[str, list | None] = {}  # what was looked up and found, by this process
+used: dict[str, list | str | None] = {}  # what was looked up and found, by this process
 
 
 def keep_used() -> None:
@@ -167,6 +167,21 @@ def still(asked: Sequence[tuple[Request, str | None]], part: str) -> list[bool |
     found = [look_up(request, known.split()[0]) if known else None for request, known in asked]
     return [None if each in (None, NotKnown) else getattr(each, part) == known
             for each, (_, known) in zip(found, asked, strict=True)]
+
+
+def reaches_the_same(text: bytes, source_sha256: str) -> bool | None:
+    """Whether a script whose text had this hash reached the same as `text` does; None where that
+    text wasn't seen by remember()."""
+    key, known = f"source {source_sha256[:16]}", read(REFERENCE / NAME)
+    if key in known:
+        used[key] = known[key]
+    return known[key] == reach(text) if key in known else None
+
+
+def remember(text: bytes) -> None:
+    """What a script reaches, for reaches_the_same() when it has been edited. A figure's own
+    fingerprint tells more, but not every step can be traced where it runs."""
+    used[f"source {sha256(text)[:16]}"] = reach(text)
 
 
 def look_up(request: Request, version: str | None = None):

@@ -37,7 +37,10 @@ def versions_note(measured: Iterable[Measured], shown: Collection[str] = ()) -> 
                 text, name = today().text(str(run.script)), today().canonical(str(run.script))
             except (KeyError, StackError):  # of a peer, or it is gone
                 continue
-            if sha256(text) == result.source_sha256:
+            is_it = sha256(text) == result.source_sha256
+            if is_it and not result.step:
+                fingerprint.remember(text)
+            if is_it or fingerprint.reaches_the_same(text, result.source_sha256):
                 names[True][name] = None
             else:
                 asked.append((name, fingerprint.of_run(
