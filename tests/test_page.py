@@ -513,7 +513,7 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
         "", "419,259", "33.5×"]
     assert [row[1].split("]")[0] for row in (first, ours, ada)] == [
         "[published", "[measured", "[predicted"]
-    assert ada[0] == "1 × RTX 4090, batch 4 and 32"
+    assert ada[0] == "1 × RTX 4090, batch 4 (`00`) and 32"
     assert all(re.fullmatch(r"[\d,]+|[\d.]+×|", text)  # one number a cell
                for row in (first, many, ours, ada) for text in row[2:])
     count, ends = len(names), rows_of_text(cards.results(machine))

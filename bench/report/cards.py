@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.catalogue import published
 from bench.common import REFERENCE, short_name, trained_in
-from bench.judge.rows import Row, rate_to
+from bench.judge.rows import Row, rate_to, speed_of
 from bench.report import check, gpus
 from bench.report.names import ADVICE, called
 from bench.report.tables import (
@@ -28,7 +28,9 @@ PREDICTED = "RTX 4090",  # the GPUs in README's first table that nobody has meas
 CODE = 14  # lines of a patch that its card shows
 BOTH_ENDS = [number("baseline, tok/sec", "plain", ",.0f"),
              number("optimized, tok/sec", "fast", ",.0f"),
-             Column("speedup", lambda line: f"{line['factor']:.1f}×")]
+             Column("speedup", lambda line: f"{line['factor']:.1f}×"),
+             Column("95 %", lambda line: "{:.1f}–{:.1f}".format(*line["interval"])
+                    if line.get("interval") else "")]
 
 
 def machines(first: Path) -> list[Path]:
@@ -67,8 +69,9 @@ def headline(first: Path) -> str:
     for name in PREDICTED:
         told = gpus.on_card(name, ("gpt2",))
         (one, other), batches = told["speeds"], told["batches"]
-        lines.append(dict(hardware="1 × {}, batch {} and {}".format(name, *batches), source=ours,
-                          plain=rounded(one), fast=rounded(other), factor=other / one))
+        lines.append(dict(
+            hardware="1 × {}, batch {} (`00`) and {}".format(name, *batches), source=ours,
+            plain=rounded(one), fast=rounded(other), factor=other / one))
     return markdown(Table([
         words("hardware", "hardware"), words("source", "source"), *BOTH_ENDS], lines))
 
@@ -93,6 +96,7 @@ def both_ends(first: Path) -> list[dict]:
         if not known or not known[-1].factor_baseline:
             continue
         last = known[-1]
+        between = last.difference(speed_of, last.baseline)
         whole = max(place for place, patch in enumerate(patches, 1)
                     if not (gpu and patch.fields["Hardware"].startswith("CPUs")))
         count = whole if last.run.rung is None else last.run.rung
@@ -105,7 +109,7 @@ def both_ends(first: Path) -> list[dict]:
             machine=f"{'1 × ' * bool(gpu)}{short_name(machine)}{cores},"
                     f" `{'`, `'.join(models)}`{so_far}", folder=folder,
             name=short_name(machine), plain=known[0].tok_per_sec, fast=last.tok_per_sec,
-            factor=last.factor_baseline))
+            factor=last.factor_baseline, interval=between and between.interval()))
     return ends
 
 
@@ -140,8 +144,8 @@ def to_loss(first: Path) -> str:
 
 
 def span(counts: set) -> str:
-    """From the least to the greatest."""
-    return "–".join(map(str, sorted({min(counts), max(counts)})))
+    """The least and the greatest."""
+    return " or ".join(map(str, sorted({min(counts), max(counts)})))
 
 
 def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:

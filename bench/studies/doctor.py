@@ -109,8 +109,8 @@ def selftest(folder: Path) -> str:
             *(Column(name, lambda line, name=name: f"{line.false[name]:.1%}") for name in shares),
             Column("gains of 15 % found", lambda line: f"{line.found:.0%}")], lines)) + "\n"
     text += (f"Each number is a share of {TABLES} simulated tables, each with as many runs as"
-             f" {PLANNED} rounds of all its rows have: of those in which nothing differs the share"
-             " that has a false finding; last, how often one row that is faster by 15 % is found.\n")
+             f" {PLANNED} rounds of all its rows have: the false findings are in tables in which"
+             " nothing differs; in the last column one row is faster by 15 %, and is found.\n")
     if wrong:
         raise UserError(f"{text}\n{'; '.join(wrong)}")
     return text
