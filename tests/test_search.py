@@ -191,7 +191,7 @@ def test_the_search_for_an_epoch(tmp_path):
     assert {(plan.rounds, plan.first_seed, plan.log_tokens) for plan in plans} == {(1, 1, 16_384)}
     told = {measured.kind: text_of(Search(), measured) for measured, _ in found_in(
         tmp_path, "search")}
-    assert "1/8 of an epoch. In equal time:" in told["epoch-8"]
+    assert "1/8 of an epoch. Loss in equal time:" in told["epoch-8"]
     assert "| loss in equal time |" in told["epoch-2"] and "The target, 7.0000, is" in told["epoch"]
     assert told["epoch"].count("| not reached |") == 0
     ((plan, rows),) = carry_out(TimeToLoss(), setup, landscape())
@@ -245,11 +245,11 @@ def test_after_a_search(tmp_path):
     published, best = cells_of(first), cells_of(second)
     assert published["01"] == {
         "run": "01", "tok/sec": "500", "× tok/sec": "5.00", "tokens": "5,120", "seconds": "18.2",
-        "range": "18.2–18.2", "× time": "4.49", "95 %": "4.49–4.49", "of it compile, s": "8.0",
-        "× time, compiled": "8.00", "compared to": "00"}
+        "range": "18.2–18.2", "× to the loss": "4.49", "95 %": "4.49–4.49", "of it compile, s": "8.0",
+        "× without compiling": "8.00", "compared to": "00"}
     assert best["00"]["seconds"] == "not reached"
     line = best["01, batch 4, rate 0.004"]
-    assert (line["tokens"], line["× time, compiled"], line["compared to"]) == (
+    assert (line["tokens"], line["× without compiling"], line["compared to"]) == (
         "3,840", "9.33", "00, batch 2, rate 0.002")
     assert "seeds 123 to 124" in text and "24,576 tokens" in text
     texts = shown(TimeToLoss().draw(measured, rows), ("7.750", "7.250"))
@@ -257,7 +257,7 @@ def test_after_a_search(tmp_path):
     assert "Seconds to a validation loss of 7.25: cpu-demo on Some CPU, 2 cores" in texts
     for label, row in best.items():
         if row["seconds"] != "not reached":
-            assert any(text.startswith(f"{row['seconds']} s") and row["× time"] in text
+            assert any(text.startswith(f"{row['seconds']} s") and row["× to the loss"] in text
                        for text in texts), label
     with pytest.raises(UserError, match="was measured with other options"):
         next(TimeToLoss().plans(setup_of(tmp_path, options=["--dropout", "0"])))

@@ -101,8 +101,8 @@ def epoch_table(kind: str, rows: list[Row]) -> Table:
     return Table([
         RUN, SPEED, lowest,
         Column("loss in equal time", lambda row: cell(losses[point_of(row)], ".4f"))],
-        rows, f"1/{kind.rpartition('-')[2]} of an epoch. In equal time: when the fastest setting of"
-        " the script had finished; by that they are ranked.")
+        rows, f"1/{kind.rpartition('-')[2]} of an epoch. Loss in equal time: at the moment when the"
+        " script's fastest setting had finished. Settings are ranked by it.")
 
 
 def best_first(costs: dict) -> dict:
