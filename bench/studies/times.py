@@ -45,7 +45,8 @@ def time_columns(target: float) -> list[Column]:
     return [
         RUN, SPEED, number("× tok/sec", "factor", ".2f"),
         Column("tokens", lambda row: cell(row.tokens_to(target), ",.0f")),
-        Column("seconds", seconds), Column("range", spread_of), Column("× to the loss", factor(True)),
+        Column("seconds", seconds), Column("range", spread_of),
+        Column("× to the loss", factor(True)),
         Column("95 %", lambda row: spread(list(row.interval(rate_to(target, True)) or ()), ".2f")),
         Column("of it compile, s", lambda row: cell(
             difference(row.seconds_to(target, True), row.seconds_to(target)), ".1f")),
