@@ -32,7 +32,7 @@ HERE = Path(__file__).resolve().parent
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-MODELS = {  # cpu-demo: a minute on a CPU; no dropout, which 01's attention doesn't have on CPUs
+MODELS = {  # cpu-demo: a minute on a CPU; no dropout: 01's fast attention lacks it on CPUs
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -426,7 +426,7 @@ def configure(argv: list[str] | None = None) -> Config:
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     device = torch.device(given.get("device", "cuda" if cuda else "mps" if mps else "cpu"))
     torch.ones(1, device=device).item()
-    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # else fails later
+    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # compile needs it
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
@@ -449,7 +449,7 @@ def interrupt(number, frame) -> None:
 
 
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """(status of the run, one line for the user, exit code); Triton's resources aren't memory."""
+    """(status, a line for the user, exit code). Triton's "out of resource" isn't memory."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")

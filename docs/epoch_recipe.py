@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-MODELS = {  # cpu-demo: a minute on a CPU; no dropout, which 01's attention doesn't have on CPUs
+MODELS = {  # cpu-demo: a minute on a CPU; no dropout: 01's fast attention lacks it on CPUs
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -321,7 +321,7 @@ class ChunkedLoss(torch.autograd.Function):
             part_VC = gradient_MV.T @ x_MC
             sum_VC = part_VC if sum_VC is None else sum_VC + part_VC
         ctx.save_for_backward(torch.cat(x_gradients), sum_VC)
-        return torch.stack(losses).sum()  # added in the loop, they would keep all logits on a GPU
+        return torch.stack(losses).sum()  # += in the loop: on a GPU all logits would be kept
 
     @staticmethod
     def backward(ctx, gradient):
@@ -350,7 +350,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
     torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN's must be n/16
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN's dropout must be n/16
     if config.dtype == "auto":
         config.dtype, config.dtype_reason = best_dtype(device)
     print(f"Training in {config.dtype}: {config.dtype_reason}")
@@ -659,7 +659,7 @@ def configure(argv: list[str] | None = None) -> Config:
             ctypes.CDLL(None).mallopt(option, value)
     device = torch.device(given.get("device", "cuda" if cuda else "mps" if mps else "cpu"))
     torch.ones(1, device=device).item()
-    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # else fails later
+    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # compile needs it
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
@@ -682,7 +682,7 @@ def interrupt(number, frame) -> None:
 
 
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """(status of the run, one line for the user, exit code); Triton's resources aren't memory."""
+    """(status, a line for the user, exit code). Triton's "out of resource" isn't memory."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")

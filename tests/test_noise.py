@@ -71,21 +71,29 @@ def test_a_round_with_one_row_tells_nothing():
     assert estimates(rows, dict.fromkeys(rows))["a"].rounds == 2
 
 
-def test_a_pair_is_compared_by_the_rounds_that_it_shares():
-    """Two rows that went on don't move those that stopped, nor does a slow first run of theirs move
-    them against these."""
-    rows = {name: [(number, place + 0.01 * (number == place)) for number in range(1, 4)]
+def test_rounds_of_some_rows_tell_how_these_differ_from_each_other():
+    """Not how they differ from the rest: that in each later round one of two rows is slower, or
+    both are, moves neither next to a row that stopped."""
+    draw = random.Random(1)
+    rows = {name: [(number, place + draw.gauss(0, 0.01)) for number in range(1, 4)]
             for place, name in enumerate("abcd")}
-    before = Comparisons(rows, dict.fromkeys(rows))
-    later = {name: rows[name] + [(number, value) for number in range(4, 10)]
-             for name, value in (("c", 2.5), ("d", 3.7))}
-    after = Comparisons(rows | later, dict.fromkeys(rows))
-    for name, other in ("ab", "bc", "ad"):
-        assert after.difference(name, other) == before.difference(name, other)
-    assert after.difference("d", "c").rounds == 9
-    assert 1.1 < after.difference("d", "c").mean < 1.2
-    apart = Comparisons({"a": rows["a"], "b": [(4, 1.0), (5, 1.0)]}, dict.fromkeys("ab"))
-    assert apart.difference("a", "b") is None
+    before = Comparisons(rows, dict.fromkeys(rows), 3)
+    later = {name: rows[name] + [
+        (number, place - 9 - 0.3 * (number % 2 == place % 2)) for number in range(4, 10)]
+        for place, name in ((2, "c"), (3, "d"))}
+    after = Comparisons(rows | later, dict.fromkeys(rows), 3)
+    assert after.difference("b", "a") == before.difference("b", "a")
+    assert after.difference("d", "c").mean == pytest.approx(1, abs=0.03)
+    assert (after.difference("d", "c").rounds, after.difference("c", "b").rounds) == (9, 3)
+    every = Comparisons(rows | later, dict.fromkeys(rows), None)
+    told = [abs(each.difference("c", "b").mean - 1) for each in (after, every)]
+    assert told[0] < 0.04 < 0.06 < told[1]
+    # Differences add up, and what they don't share with the rest makes them less certain.
+    steps = [after.difference(*pair) for pair in ("ba", "cb", "dc")]
+    assert after.difference("d", "a").mean == pytest.approx(sum(step.mean for step in steps))
+    assert after.difference("c", "b").error > math.hypot(
+        after.means["c"].error, after.means["b"].error)
+    assert after.difference("a", "e") is None
 
 
 def test_interval():

@@ -82,7 +82,8 @@ def test_time_to_loss():
         default, best, fastest = to_loss(machine)[:3]
         own = pages[0] + machine.name + "/"
         holds(r"\*\*To the same loss\*\* .*? 01 is ([\d.]+) times", best, pages=own)
-        holds(r"Muon and regional compilation(?: \(\*the recipe\*\))? ([\d.]+) times", fastest, pages=own)
+        holds(r"Muon and regional compilation(?: \(\*the recipe\*\))? ([\d.]+) times", fastest,
+              pages=own)
         holds(r"At default settings, to 6\.34,(?: 01 is)? ([\d.]+) times", default, pages=own)
     defaults, bests, fastest = zip(*(to_loss(machine)[:3] for machine in (EPYC, XEON)),
                                    strict=True)

@@ -246,7 +246,7 @@ def test_after_a_search(tmp_path):
     assert published["01"] == {
         "run": "01", "tok/sec": "500", "× tok/sec": "5.00", "tokens": "5,120", "seconds": "18.2",
         "range": "18.2–18.2", "× to the loss": "4.49", "95 %": "4.49–4.49",
-        "of it compile, s": "8.0", "× without compiling": "8.00", "compared to": "00"}
+        "compiling, s": "8.0", "× without compiling": "8.00", "compared to": "00"}
     assert best["00"]["seconds"] == "not reached"
     line = best["01, batch 4, rate 0.004"]
     assert (line["tokens"], line["× without compiling"], line["compared to"]) == (

@@ -92,22 +92,37 @@ def estimates(rows: dict[str, Values], alike: dict[str, Hashable]) -> dict[str, 
 
 
 class Comparisons:
-    """Any two rows of a table, each pair by the rounds in which both ran: rounds of a few rows, of
-    which one is always first, would tell of a row that ran and one that didn't as of unlikes."""
+    """Any two rows of a table. The first `whole` of its rounds ran all rows (None: all did), the
+    later ones a few. The later rounds tell how these few differ from each other; how far they are
+    from the rest, the whole rounds alone tell. Else a slow first run, which in a round of three
+    rows is often the same one's, would count against those that ran on."""
 
-    def __init__(self, rows: dict[str, Values], alike: dict[str, Hashable]):
-        self.rows, self.alike = rows, alike
-        self.estimates = cache(self.estimates_in)
-
-    def estimates_in(self, rounds: frozenset[int]) -> dict[str, Estimate]:
-        return estimates({name: [value for value in values if value[0] in rounds]
-                          for name, values in self.rows.items()}, self.alike)
+    def __init__(self, rows: dict[str, Values], alike: dict[str, Hashable], whole: int | None):
+        early = {name: [value for value in values if whole is None or value[0] <= whole]
+                 for name, values in rows.items()}
+        self.means = estimates(early, alike)
+        self.longer = {name for name in self.means if len(early[name]) < len(rows[name])}
+        self.level_error = 0.0  # of what those that ran on have in common, next to the rest
+        if self.longer:
+            every = estimates(rows, alike)
+            levels, weights = [], []  # a mean of some values less that of all, and 1 / its variance
+            for name in self.longer:
+                levels.append(self.means[name].mean - every[name].mean)
+                share = len(rows[name]) / len(early[name])
+                weights.append(1 / (every[name].error**2 * (share - 1)))
+            level = sum(map(float.__mul__, levels, weights)) / sum(weights)
+            self.means |= {
+                name: every[name]._replace(mean=every[name].mean + level) for name in self.longer}
+            self.level_error = sum(weights)**-0.5
 
     def difference(self, name: str, other: str) -> Estimate | None:
-        """The first one's mean less the other's; None where they don't share two rounds."""
-        one, two = (frozenset(number for number, _ in self.rows[each]) for each in (name, other))
-        means = self.estimates(one & two)
-        return means[name].minus(means[other]) if {name, other} <= means.keys() else None
+        """The first one's mean less the other's; None where one of them isn't known."""
+        if not {name, other} <= self.means.keys():
+            return None
+        found = self.means[name].minus(self.means[other])
+        if (name in self.longer) == (other in self.longer):
+            return found
+        return found._replace(error=math.hypot(found.error, self.level_error))
 
 
 def means_of(rows: dict[str, Values]) -> tuple[dict[str, float], dict[int, float]]:

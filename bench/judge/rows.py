@@ -167,8 +167,8 @@ class Row:
         return any(value == 0 for each in (self, other) for _, value in figure(each))
 
     def difference(self, figure: Figure = speed_of, other: "Row | None" = None) -> Estimate | None:
-        """The mean logarithm of the figure over that of `other`, else `versus`; None where they
-        don't have it in the same two rounds, or one came_short()."""
+        """The mean logarithm of the figure over that of `other`, else `versus`; None where one of
+        them doesn't have it twice, or came_short()."""
         other = other or self.versus
         if not other or self.came_short(figure, other):
             return None
@@ -244,6 +244,7 @@ class Rows(dict[str, Row]):
 
     def __init__(self, measured):
         self.level = level_of(measured.plan.looks, measured.is_finished)
+        self.whole_rounds = measured.plan.whole_rounds
         self.compared = cache(self.comparisons)
         self.differences = cache(self.differences_in)
 
@@ -252,7 +253,8 @@ class Rows(dict[str, Row]):
         return Comparisons(
             {name: [(number, math.log(value)) for number, value in figure(row) if value]
              for name, row in self.items()},
-            {name: row.record and row.record.steps for name, row in self.items()})
+            {name: row.record and row.record.steps for name, row in self.items()},
+            self.whole_rounds)
 
     def differences_in(self, figure: Figure) -> dict[str, Estimate]:
         """Of each row over what it is compared to, where both have rounds for a verdict."""

@@ -105,7 +105,7 @@ class Table:
             self.values[job.run.name].append((job.round, value))
             self.done += 1
         compared = Comparisons(self.values, {
-            str(k): steps for k, steps in enumerate(self.recorded.steps)})
+            str(k): steps for k, steps in enumerate(self.recorded.steps)}, self.plan.whole_rounds)
         return {run.name: compared.difference(run.name, run.compared_to)
                 for run in self.plan.runs if run.compared_to}
 

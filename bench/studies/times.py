@@ -48,7 +48,7 @@ def time_columns(target: float) -> list[Column]:
         Column("seconds", seconds), Column("range", spread_of),
         Column("× to the loss", factor(True)),
         Column("95 %", lambda row: spread(list(row.interval(rate_to(target, True)) or ()), ".2f")),
-        Column("of it compile, s", lambda row: cell(
+        Column("compiling, s", lambda row: cell(
             difference(row.seconds_to(target, True), row.seconds_to(target)), ".1f")),
         Column("× without compiling", factor(False)), words("compared to", "versus.label"),
     ]
