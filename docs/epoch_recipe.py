@@ -321,7 +321,7 @@ class ChunkedLoss(torch.autograd.Function):
             part_VC = gradient_MV.T @ x_MC
             sum_VC = part_VC if sum_VC is None else sum_VC + part_VC
         ctx.save_for_backward(torch.cat(x_gradients), sum_VC)
-        return torch.stack(losses).sum()  # += in the loop: on a GPU all logits would be kept
+        return torch.stack(losses).sum()  # with += above, torch.compile keeps all logits on a GPU
 
     @staticmethod
     def backward(ctx, gradient):
@@ -659,7 +659,7 @@ def configure(argv: list[str] | None = None) -> Config:
             ctypes.CDLL(None).mallopt(option, value)
     device = torch.device(given.get("device", "cuda" if cuda else "mps" if mps else "cpu"))
     torch.ones(1, device=device).item()
-    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # compile needs it
+    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # 01 compiles
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")

@@ -149,22 +149,23 @@ def test_what_was_traced_is_kept(tmp_path, monkeypatch):
     fingerprint.read.cache_clear()
 
 
-def test_what_an_edited_script_reached_is_remembered(tmp_path, monkeypatch):
-    """So that a script which can't be traced here is known again when only its comments, or what a
-    step doesn't reach, were edited."""
+def test_an_edited_script_is_known_by_its_code(tmp_path, monkeypatch):
+    """Where a step can't be traced: if only comments and texts were edited; nothing that runs."""
     (tmp_path / fingerprint.NAME).write_text("{}")
     monkeypatch.setattr(fingerprint, "REFERENCE", tmp_path)
     monkeypatch.setattr(fingerprint, "used", {})
     fingerprint.read.cache_clear()
-    text = b"def train(): a"
-    assert fingerprint.reaches_the_same(text, sha256(text)) is None
+    text = b'x = option(1, "a text")\ndef f():\n    "It does."\n    print(a.item())\n'
+    assert not fingerprint.has_the_same_code(text, sha256(text))
     fingerprint.remember(text)
     fingerprint.keep_used()
     fingerprint.used.clear()
-    assert fingerprint.reaches_the_same(text + b"  # one", sha256(text))
-    assert fingerprint.reaches_the_same(b"def train(): b", sha256(text)) is False
+    edited = text.replace(b"a text", b"another") + b"# one"
+    assert fingerprint.has_the_same_code(edited.replace(b"It does.", b"It did."), sha256(text))
+    for old, new in ((b"a.item()", b"a"), (b"option(1", b"option(2"), (b"def f", b"def g")):
+        assert not fingerprint.has_the_same_code(text.replace(old, new), sha256(text)), new
     fingerprint.keep_used()  # it was used
-    assert fingerprint.reaches_the_same(text, sha256(text))
+    assert fingerprint.has_the_same_code(text, sha256(text))
     fingerprint.read.cache_clear()
 
 

@@ -49,6 +49,18 @@ def test_published():
     holds(r"one A100 GPT-2 trains ([\d.]+) times as fast", factor)
 
 
+def test_the_first_gpu():
+    """Whole, and with the techniques that were published for the A100."""
+    ((_, rows),) = found_in(REFERENCE / "nvidia-h100", "ladder")
+    factors = {row.run.rung: row.factor_baseline for row in rows}
+    holds(r"on one H100 ([\d.]+) times \(with the same techniques ([\d.]+)\)",
+          factors[14], factors[10])
+    holds(r"01 is ([\d.]+) times as fast as 00\*\* .*? Techniques 1 to 10 alone are ([\d.]+)",
+          factors[14], factors[10], pages="results/reference/nvidia-h100")
+    holds(r"Padding and the larger batch, ([\d.]+) and ([\d.]+), aren't", *(
+        row.factor for row in rows if row.run.rung in (9, 10)))
+
+
 @pytest.mark.parametrize("machine", [EPYC, XEON])
 def test_ladder(machine):
     """A machine's page, and the title of its picture."""

@@ -66,9 +66,14 @@ class Estimate(NamedTuple):
 def estimates(rows: dict[str, Values], alike: dict[str, Hashable]) -> dict[str, Estimate]:
     """The mean of each row that has two values or more; `alike` tells which rows have noise of one
     kind. Rounds with a single row tell nothing of differences, and are left out."""
-    in_round = Counter(number for values in rows.values() for number in dict(values))
-    rows = {name: shared for name, values in rows.items()
-            if len(shared := [value for value in values if in_round[value[0]] > 1]) > 1}
+    while True:  # without a row, a round of two has one
+        in_round = Counter(number for values in rows.values() for number in dict(values))
+        shared = {name: [value for value in values if in_round[value[0]] > 1]
+                  for name, values in rows.items()}
+        shared = {name: values for name, values in shared.items() if len(values) > 1}
+        if shared == rows:
+            break
+        rows = shared
     means, common = means_of(rows)
     variances, degrees = {}, {}
     for name, values in rows.items():

@@ -154,13 +154,15 @@ class Row:
         lambda row: difference(row.val_loss, row.baseline and row.baseline.val_loss))
 
     def factor_of(self, figure: Figure, other: "Row | None") -> float | None:
-        """The figure over that of `other`: the mean over the rounds; with a single round what that
-        tells. None as in difference()."""
+        """The figure over that of `other`: the mean over the rounds; with a single round that both
+        have what that tells. None as in difference()."""
         if estimate := other and self.difference(figure, other):
             return estimate.factor
         if not other or self.came_short(figure, other):
             return None
-        return ratio(*(middle(value for _, value in figure(each)) for each in (self, other)))
+        both = {number for number, _ in figure(self)} & {number for number, _ in figure(other)}
+        return ratio(*(middle(value for number, value in figure(each) if number in both)
+                       for each in (self, other)))
 
     def came_short(self, figure: Figure, other: "Row") -> bool:
         """Whether a run of either never came to a target; the others alone would flatter it."""

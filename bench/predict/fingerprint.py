@@ -6,7 +6,8 @@
             precision of matmuls, attention's kernels, what keeps memory, how batches are
             loaded: what a measurement depends on
     reach   a hash of the lines that train(), the model, Config and configure() reach: while it
-            stays the same, so do the other two, and nothing has to be traced
+            stays the same, so do the other two, and nothing has to be traced. What main() does, how
+            tokens are read and how ranks find each other isn't in it
 
 Help texts, messages, the record and errors are in none of them. bench.predict.operators makes the
 first two, in a child, since this module doesn't load PyTorch. A fingerprint names the PyTorch that
@@ -169,19 +170,31 @@ def still(asked: Sequence[tuple[Request, str | None]], part: str) -> list[bool |
             for each, (_, known) in zip(found, asked, strict=True)]
 
 
-def reaches_the_same(text: bytes, source_sha256: str) -> bool | None:
-    """Whether a script whose text had this hash reached the same as `text` does; None where that
-    text wasn't seen by remember()."""
+class Code(Plain):
+    """As Plain, but what is printed stays."""
+
+    def visit_Expr(self, node):
+        return None if isinstance(node.value, ast.Constant) else self.generic_visit(node)
+
+
+@cache
+def code(text: bytes) -> str:
+    """A hash of a whole script but its comments, docstrings, help texts and messages."""
+    return sha256(ast.unparse(Code().visit(ast.parse(text))).encode())[:16]
+
+
+def has_the_same_code(text: bytes, source_sha256: str) -> bool:
+    """Whether a script whose text had this hash, if remember() saw it, had the same code."""
     key, known = f"source {source_sha256[:16]}", read(REFERENCE / NAME)
     if key in known:
         used[key] = known[key]
-    return known[key] == reach(text) if key in known else None
+    return known.get(key) == code(text)
 
 
 def remember(text: bytes) -> None:
-    """What a script reaches, for reaches_the_same() when it has been edited. A figure's own
-    fingerprint tells more, but not every step can be traced where it runs."""
-    used[f"source {sha256(text)[:16]}"] = reach(text)
+    """For has_the_same_code() when the script has been edited: not every step can be traced where
+    it runs, so that a figure may have no fingerprint."""
+    used[f"source {sha256(text)[:16]}"] = code(text)
 
 
 def look_up(request: Request, version: str | None = None):

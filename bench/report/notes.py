@@ -40,7 +40,7 @@ def versions_note(measured: Iterable[Measured], shown: Collection[str] = ()) -> 
             is_it = sha256(text) == result.source_sha256
             if is_it and not result.step:
                 fingerprint.remember(text)
-            if is_it or fingerprint.reaches_the_same(text, result.source_sha256):
+            if is_it or fingerprint.has_the_same_code(text, result.source_sha256):
                 names[True][name] = None
             else:
                 asked.append((name, fingerprint.of_run(

@@ -1,4 +1,4 @@
-"""The ladder as a waterfall: of each step only what it gains has a bar, as long as its factor."""
+"""The ladder as a waterfall: of each step only what it gains has a bar, from median to median."""
 
 import math
 from collections.abc import Sequence
