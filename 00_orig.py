@@ -237,8 +237,8 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
 
 
 def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
-    """Parameters, and floating-point operations to train on a token: per weight of a linear layer 2
-    forward and 4 backward, and those of attention (PaLM, arXiv:2204.02311, appendix B)."""
+    """Parameters, and floating-point operations to train on a token: 2 forward and 4 backward for
+    each weight of a linear layer, and those of attention (PaLM, arXiv:2204.02311, appendix B)."""
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     attention = 12 * config.layers * config.context_length * config.width
     return dict(parameters=sum(p.numel() for p in model.parameters()),
@@ -264,7 +264,7 @@ def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) ->
 
 
 def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None:
-    """Trains `model` in place, timed by `now`; tells `run`, and raises if a loss isn't finite."""
+    """Trains `model` in place, timed by `now`; reports to `run`; raises if a loss isn't finite."""
     model = prepare_model(model, config)
     run.start(model, data, config)
     optimizer = make_optimizer(model, config)
@@ -426,7 +426,7 @@ def configure(argv: list[str] | None = None) -> Config:
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     device = torch.device(given.get("device", "cuda" if cuda else "mps" if mps else "cpu"))
     torch.ones(1, device=device).item()
-    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # 01 compiles
+    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # or compile fails
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
@@ -455,7 +455,7 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
              "bad_alloc", "allocate memory", "create a memory")
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
-    if config is None:  # it is the machine, not the program
+    if config is None:  # configure() failed: the machine's fault, no bug
         at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
         return "failed", f"{text} (see {at})", 1
     if any(sign in repr(error) for sign in signs) and "out of resource" not in text:

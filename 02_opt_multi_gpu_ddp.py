@@ -265,7 +265,7 @@ class ChunkedLoss(torch.autograd.Function):
             part_VC = gradient_MV.T @ x_MC
             sum_VC = part_VC if sum_VC is None else sum_VC + part_VC
         ctx.save_for_backward(torch.cat(x_gradients), sum_VC)
-        return torch.stack(losses).sum()  # with += above, torch.compile keeps all logits on a GPU
+        return torch.stack(losses).sum()  # += in the loop would keep all chunks' logits (GPU)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -283,7 +283,7 @@ def best_dtype(device: torch.device) -> tuple[str, str]:
                            " python patches/stack.py compose precision-fp16 --out my.py")
     if device.type == "cpu":
         has = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch doesn't tell
-        for unit in ("amx_bf16", "avx512_bf16", "bf16"):  # Intel's, Intel's and AMD's, ARM's
+        for unit in ("amx_bf16", "avx512_bf16", "bf16"):  # of Intel; of Intel and AMD; of ARM
             if has.get(unit):
                 return "bfloat16", f"the CPU has {unit}"
         return "float32", "this CPU has no bfloat16 units"  # emulated it would be slower
@@ -327,8 +327,8 @@ def can_compile(model: nn.Module, config: Config) -> bool:
 
 
 def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
-    """Parameters, and floating-point operations to train on a token: per weight of a linear layer 2
-    forward and 4 backward, and those of attention (PaLM, arXiv:2204.02311, appendix B)."""
+    """Parameters, and floating-point operations to train on a token: 2 forward and 4 backward for
+    each weight of a linear layer, and those of attention (PaLM, arXiv:2204.02311, appendix B)."""
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     attention = 12 * config.layers * config.context_length * config.width
     return dict(parameters=sum(p.numel() for p in model.parameters()),
@@ -353,7 +353,7 @@ def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) ->
 
 
 def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None:
-    """Trains `model` in place, timed by `now`; tells `run`, and raises if a loss isn't finite."""
+    """Trains `model` in place, timed by `now`; reports to `run`; raises if a loss isn't finite."""
     training_model = prepare_model(model, config)  # it shares its weights with `model`
     run.start(model, data, config)
     optimizer = make_optimizer(model, config)
@@ -533,7 +533,7 @@ def configure(argv: list[str] | None = None) -> Config:
         parser.error(f"a process per GPU: torchrun --nproc_per_node={gpus or 2} {parser.prog}")
     device = torch.device(f"cuda:{LOCAL_RANK}" if name == "cuda" else "cpu")
     torch.ones(1, device=device).item()
-    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # 01 compiles
+    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # or compile fails
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
@@ -585,7 +585,7 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
              "bad_alloc", "allocate memory", "create a memory")
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted by signal {text}", 128 + error.args[0]
-    if config is None:  # it is the machine, not the program
+    if config is None:  # configure() failed: the machine's fault, no bug
         at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
         return "failed", f"{text} (see {at})", 1
     if any(sign in repr(error) for sign in signs) and "out of resource" not in text:

@@ -408,9 +408,9 @@ def test_compile_modes(tmp_path):
     cells = cells_of(text := text_of(study, measured))
     assert cells["none"]["compiling, s"] == "0.0" and cells["none"]["s/step"] == "1.000"
     assert cells["default"]["compiling, s"] == "25.0" and cells["default"]["s/step"] == "0.500"
-    assert [cells[mode]["overtakes none at step"]
+    assert [cells[mode]["ahead of none from step"]
             for mode in ("none", "default", "eager")] == ["", "50", "never"]
-    assert cells["eager"]["overtakes default at step"] == "never"
+    assert cells["eager"]["ahead of default from step"] == "never"
     # 390 windows are 48 steps an epoch.
     assert [cells[mode]["5 epochs, s"] for mode in ("none", "default")] == ["240", "145"]
     assert (cells["default"]["× over none"], cells["default"]["study"]) == ("1.66", "2.13")

@@ -1,6 +1,7 @@
 """What stands in the pages about each machine and each technique: tables and cards."""
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -134,18 +135,21 @@ def to_loss(first: Path) -> str:
     for end in ends:
         for target, what, factor, seeds in times_to_loss(end["folder"]):
             end.setdefault("seeds", set()).add(seeds)
-            line = lines.setdefault(what, dict(what=what, targets=set()))
-            line["targets"].add(f"{target:.2f}")
+            line = lines.setdefault(what, dict(what=what, targets={}))
+            line["targets"][end["name"]] = f"{target:.2f}"
             line[end["folder"].name] = factor
     return markdown(Table([
-        words("script", "what"), Column("to a loss of", lambda line: span(line["targets"])),
-        *(number(f"{end['name']}, {span(end['seeds'])} seed{'s' * (end['seeds'] != {1})}",
+        words("script", "what"), Column("to a loss of", lambda line: of_each(line["targets"])),
+        *(number(f"{end['name']}, {' or '.join(map(str, sorted(end['seeds'])))}"
+                 f" seed{'s' * (end['seeds'] != {1})}",
                  end["folder"].name) for end in ends if "seeds" in end)], list(lines.values())))
 
 
-def span(counts: set) -> str:
-    """The least and the greatest."""
-    return " or ".join(map(str, sorted({min(counts), max(counts)})))
+def of_each(targets: dict[str, str]) -> str:
+    """The target that most machines have, and those of the others."""
+    usual, _ = Counter(targets.values()).most_common(1)[0]
+    return "; ".join([usual, *(
+        f"{name}: {target}" for name, target in targets.items() if target != usual)])
 
 
 def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:

@@ -84,8 +84,8 @@ class CompileModes(Study):
             ratio(whole_run(row.baseline or row), whole_run(row)), ".2f")),
         Column("study", lambda row: cell(ratio(
             STUDY_SECONDS["none"], STUDY_SECONDS.get(row.run.mode)), ".2f")),
-        Column("overtakes none at step", ahead_of("none")),
-        Column("overtakes default at step", ahead_of("default")), GB, LOSS]
+        Column("ahead of none from step", ahead_of("none")),
+        Column("ahead of default from step", ahead_of("default")), GB, LOSS]
 
     def plans(self, setup):
         base, *rows = setup.scripts.variants(setup.scripts.stage("01"), setup.machine,

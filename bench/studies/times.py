@@ -48,9 +48,9 @@ def time_columns(target: float) -> list[Column]:
         Column("seconds", seconds), Column("range", spread_of),
         Column("× to the loss", factor(True)),
         Column("95 %", lambda row: spread(list(row.interval(rate_to(target, True)) or ()), ".2f")),
-        Column("compiling, s", lambda row: cell(
+        Column("first step, extra s", lambda row: cell(
             difference(row.seconds_to(target, True), row.seconds_to(target)), ".1f")),
-        Column("× without compiling", factor(False)), words("compared to", "versus.label"),
+        Column("× not counting compiling", factor(False)), words("compared to", "versus.label"),
     ]
 
 
@@ -63,7 +63,8 @@ def time_notes(measured, rows: list[Row]) -> list[str]:
         machine_note(measured, rows),
         "Seconds until the validation loss has fallen to the target, by a straight line between log"
         " lines: of training and of compilation with an empty cache; medians over the seeds, with"
-        ' their range. "× without compiling": there the first step counts as long as a median one.',
+        ' their range. "× not counting compiling": there the first step counts as long as a'
+        " median one.",
         'Speedups are over the row named in "compared to": the mean of the seeds\' ratios, with its'
         f" 95 % interval; bold: significant over the whole table ({ROUNDS_FOR_A_VERDICT} seeds"
         f" or more). A run that has trained on {measured.plan.tokens:,} tokens without coming to"
