@@ -121,7 +121,7 @@ def load_data(config: Config) -> Data:
     try:
         meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
                        for name in ("meta", "vocabulary"))
-        json.dumps(meta, allow_nan=False)  # else the record can't hold it
+        json.dumps(meta, allow_nan=False)  # a check: the record can't hold NaN
         parts = [np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
                  for part in ("train", "val")]  # mapped, not copied into memory
         if max(part.max() for part in parts) >= config.vocab_size:
@@ -250,7 +250,7 @@ class ChunkedLoss(torch.autograd.Function):
             part_VC = gradient_MV.T @ x_MC
             sum_VC = part_VC if sum_VC is None else sum_VC + part_VC
         ctx.save_for_backward(torch.cat(x_gradients), sum_VC)
-        return torch.stack(losses).sum()  # += in the loop would keep all chunks' logits (GPU)
+        return torch.stack(losses).sum()  # with += in the loop, compile kept all logits (GPU)
 
     @staticmethod
     def backward(ctx, gradient):
@@ -482,7 +482,7 @@ class Run:
             self.file.close()
         except OSError as full:  # such as a full disk; an earlier error is printed already
             sys.exit(1 if error else f"error: {full}")
-        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the first two are cold
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second is slow, too
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
