@@ -279,7 +279,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
     torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN's dropout must be n/16
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN drops only multiples of 1/16
     if config.dtype == "auto":
         config.dtype, config.dtype_reason = best_dtype(device)
     print(f"Training in {config.dtype}: {config.dtype_reason}")
