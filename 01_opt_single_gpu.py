@@ -279,7 +279,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
     torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN drops only multiples of 1/16
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN: only dropout rates of n/16
     if config.dtype == "auto":
         config.dtype, config.dtype_reason = best_dtype(device)
     print(f"Training in {config.dtype}: {config.dtype_reason}")
@@ -431,7 +431,7 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
 # ---- Plumbing: record, settings, errors --------------------------------------------------------
 
 class Run:
-    """What a run prints, and its record: JSON lines, each written before it is printed."""
+    """What a run prints, and its record, a file of JSON lines: of each event the record is first."""
 
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
         self.config, self.seconds, self.average = config, [], None
