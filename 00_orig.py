@@ -361,7 +361,7 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
 # ---- Plumbing: record, settings, errors --------------------------------------------------------
 
 class Run:
-    """What a run prints, and its record, a file of JSON lines: of each event the record is first."""
+    """What a run prints, and its record, a file of JSON lines; each event is recorded first."""
 
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
         self.config, self.seconds, self.average, self.attention = config, [], None, "manual"
