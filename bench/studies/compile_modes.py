@@ -80,12 +80,12 @@ class CompileModes(Study):
         Column("× speed", lambda row: "torch.compile doesn't work here" if (
             row.uncompiled and row.baseline) else row.error or cell(row.factor, ".2f")),
         Column(f"{EPOCHS} epochs, s", lambda row: cell(whole_run(row), ",.0f")),
-        Column("× over none", lambda row: cell(
+        Column("× over no compiler", lambda row: cell(
             ratio(whole_run(row.baseline or row), whole_run(row)), ".2f")),
         Column("study", lambda row: cell(ratio(
             STUDY_SECONDS["none"], STUDY_SECONDS.get(row.run.mode)), ".2f")),
-        Column("ahead of none from step", ahead_of("none")),
-        Column("ahead of default from step", ahead_of("default")), GB, LOSS]
+        Column("beats no compiler from step", ahead_of("none")),
+        Column("beats default from step", ahead_of("default")), GB, LOSS]
 
     def plans(self, setup):
         base, *rows = setup.scripts.variants(setup.scripts.stage("01"), setup.machine,
@@ -116,5 +116,5 @@ class CompileModes(Study):
             " column but the sum, where that was measured.)",
             (f"The {EPOCHS} epochs were run: {count} steps." if epochs_were_run(measured) else
              f"{EPOCHS} epochs are compiling and the seconds of {count} steps.")
-            + ' "× over none" is over the run without the compiler; "study" is the same of a'
+            + ' "× over no compiler" is over the run without the compiler; "study" is the same of a'
             " published study, on a GPU and with Adafactor."]

@@ -102,7 +102,7 @@ def epoch_table(kind: str, rows: list[Row]) -> Table:
         RUN, SPEED, lowest,
         Column("loss in equal time", lambda row: cell(losses[point_of(row)], ".4f"))],
         rows, f"1/{kind.rpartition('-')[2]} of an epoch. Loss in equal time: at the moment when the"
-        " script's fastest setting had finished; those with the lowest go on.")
+        " script's fastest setting had finished; the settings best in this column go on.")
 
 
 def best_first(costs: dict) -> dict:
