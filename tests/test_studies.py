@@ -321,7 +321,8 @@ def test_ladder_picture(tmp_path):
     texts = shown(study.draw(measured, rows))
     assert {"baseline \u20070", "larger batch 10", "102", "12,525", "2.21×",
             "failed: out of memory: lower --batch-si…",
-            "thousand tok/sec, log scale\nbars: medians, thin lines: range, ×: means"} <= set(texts)
+            "thousand tok/sec, log scale\nbars: medians, ×: means\nthin lines: range of the runs"
+            } <= set(texts)
     whole = rows[-1].factor_baseline
     assert (f"{whole:.1f}× faster: cpu-demo on {LONG[:59]}…, 2 cores significant: torch.compile"
             " 1.12×, causal mask made on the fly 1.10×, TF32 tensor cores 1.09× and 6 more"

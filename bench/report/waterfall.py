@@ -86,7 +86,7 @@ def draw(axes, steps: list[Step], inches: float) -> None:
     axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}")
     axes.xaxis.set_minor_formatter("")
     axes.set_xlabel("thousand tok/sec, log scale"
-                    + "\nbars: medians, thin lines: range, ×: means" * any(
+                    + "\nbars: medians, ×: means\nthin lines: range of the runs" * any(
                         len(step.range) > 1 for step in steps))
 
 
