@@ -25,7 +25,7 @@ from bench.report.tables import (
 )
 from patches import stack
 
-PREDICTED = "RTX 4090",  # the GPUs in README's first table that nobody has measured
+PREDICTED = "RTX 4090"  # the GPU in README's first table that nobody has measured
 CODE = 14  # lines of a patch that its card shows
 BOTH_ENDS = [number("baseline, tok/sec", "plain", ",.0f"),
              number("optimized, tok/sec", "fast", ",.0f"),
@@ -58,7 +58,7 @@ def headline(first: Path) -> str:
     and as predicted for a GPU that nobody has measured."""
     stages, source = published().stages, published().address
     plain, fast, many = (stages[name].tok_per_sec for name in ("00", "01", "02"))
-    theirs, ours = f"[published]({source})", "[predicted](docs/predictions.md)"
+    theirs, ours = f"[published]({source})", "[predicted](docs/gpus.md#the-table)"
     lines = [dict(hardware="1 × A100, techniques 1 to 10", source=theirs, plain=plain, fast=fast,
                   factor=fast / plain),
              dict(hardware=f"{stages['02'].gpus} × A100, DDP", source=theirs, fast=many,
@@ -67,12 +67,10 @@ def headline(first: Path) -> str:
         lines.append(end | dict(
             hardware=end["machine"],
             source=f"[measured](results/reference/{end['folder'].name}/README.md)"))
-    for name in PREDICTED:
-        told = gpus.on_card(name, ("gpt2",))
-        (one, other), batches = told["speeds"], told["batches"]
-        lines.append(dict(
-            hardware="1 × {}, batch {} (`00`) and {}".format(name, *batches), source=ours,
-            plain=rounded(one), fast=rounded(other), factor=other / one))
+    told = gpus.on_card(PREDICTED, ("gpt2",))
+    (one, other), batches = told["speeds"], told["batches"]
+    lines.append(dict(hardware="1 × {}, batch {} (`00`) and {}".format(PREDICTED, *batches),
+                      source=ours, plain=rounded(one), fast=rounded(other), factor=other / one))
     return markdown(Table([
         words("hardware", "hardware"), words("source", "source"), *BOTH_ENDS], lines))
 
