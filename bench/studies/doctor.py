@@ -109,7 +109,7 @@ def selftest(folder: Path) -> str:
             Column(f"{each.name}: noise of", lambda line: line.name, True),
             *(Column(name, lambda line, name=name: f"{line.false[name]:.1%}") for name in shares),
             Column("gains of 15 % found", lambda line: f"{line.found:.0%}")], lines)) + "\n"
-    text += (f"Of each machine some {TABLES:,} simulated tables, shared out among its rows above,"
+    text += (f"Of each machine {TABLES:,} simulated tables or more, shared out among its rows,"
              f" each table with as many runs as {PLANNED} rounds of all its rows have. Those with"
              " false findings: nothing differs in them. In the last column one row is faster by"
              " 15 %, and is found.\n")
