@@ -36,7 +36,7 @@ BOTH_ENDS = [number("baseline, tok/sec", "plain", ",.0f"),
 
 def machines(first: Path) -> list[Path]:
     """The folders of the machines that were measured, `first` before the others."""
-    return [first, *(path.parent for path in sorted(REFERENCE.glob("*/ladder.jsonl"))
+    return [first, *(path.parent for path in sorted(REFERENCE.glob("*/machine.json"))
                      if path.parent != first)]
 
 
@@ -81,20 +81,20 @@ def rounded(speed: float) -> float:
 
 
 def both_ends(first: Path) -> list[dict]:
-    """What 00 and the ladder's last script make on each machine that has a ladder; where that has
-    no baseline, 00 and 01 by themselves."""
+    """What 00 and the ladder's last script make on each machine, those with a GPU before the
+    others; where no ladder with a baseline was measured, 00 and 01 by themselves."""
     *patches, _ = stack.load()  # the last one is DDP's
     ends = []
-    for rows in ladders(first):
-        machine, folder = rows[0].measured.machine, rows[0].measured.folder
-        gpu = machine["gpus"]
-        known = [row for row in rows if row.tok_per_sec and row.run.processes == 1]
+    for folder in machines(first):
+        known = [row for row in rows_in(folder, "ladder")
+                 if row.tok_per_sec and row.run.processes == 1]
         if not known or known[0].run.rung != 0:
             known = [row for row in rows_in(folder, "stages")
                      if row.tok_per_sec and row.run.stage in ("00", "01")]
         if not known or not known[-1].factor_baseline:
             continue
-        last = known[-1]
+        last, machine = known[-1], known[0].measured.machine
+        gpu = machine["gpus"]
         between = last.difference(speed_of, last.baseline)
         whole = max(place for place, patch in enumerate(patches, 1)
                     if not (gpu and patch.fields["Hardware"].startswith("CPUs")))
@@ -108,8 +108,8 @@ def both_ends(first: Path) -> list[dict]:
             machine=f"{'1 × ' * bool(gpu)}{short_name(machine)}{cores},"
                     f" `{'`, `'.join(models)}`{so_far}", folder=folder,
             name=short_name(machine), plain=known[0].tok_per_sec, fast=last.tok_per_sec,
-            factor=last.factor_baseline, interval=between and between.interval()))
-    return ends
+            gpu=gpu, factor=last.factor_baseline, interval=between and between.interval()))
+    return sorted(ends, key=lambda end: not end["gpu"])
 
 
 def results(first: Path) -> str:
@@ -117,7 +117,8 @@ def results(first: Path) -> str:
     lines = both_ends(first)
     for line in lines:
         where = f"../results/reference/{line['folder'].name}"
-        line["machine"] += f": [findings]({where}/README.md), [all tables]({where}/report.md)"
+        tables = f", [all tables]({where}/report.md)" * (line["folder"] / "report.md").exists()
+        line["machine"] += f": [findings]({where}/README.md){tables}"
         line["time"] = "; ".join(f"to {target:.2f}: {what} {factor}"
                                  for target, what, factor, _ in times_to_loss(line["folder"]))
     return markdown(Table([
@@ -126,9 +127,8 @@ def results(first: Path) -> str:
 
 
 def to_loss(first: Path) -> str:
-    """The speedups to a loss, compilation counted: a row for each script, a column for each of
-    three machines at most."""
-    ends = [end for end in both_ends(first) if times_to_loss(end["folder"])][:3]
+    """The speedups to a loss, compilation counted: scripts in rows, machines in columns."""
+    ends = [end for end in both_ends(first) if times_to_loss(end["folder"])]
     lines: dict[str, dict] = {}
     for end in ends:
         for target, what, factor, seeds in times_to_loss(end["folder"]):
@@ -139,8 +139,8 @@ def to_loss(first: Path) -> str:
     return markdown(Table([
         words("script", "what"), Column("to a loss of", lambda line: of_each(line["targets"])),
         *(number(f"{end['name']}, {' or '.join(map(str, sorted(end['seeds'])))}"
-                 f" seed{'s' * (end['seeds'] != {1})}",
-                 end["folder"].name) for end in ends if "seeds" in end)], list(lines.values())))
+                 f" seed{'s' * (end['seeds'] != {1})}", end["folder"].name) for end in ends)],
+        sorted(lines.values(), key=lambda line: "one epoch" in line["what"])))
 
 
 def of_each(targets: dict[str, str]) -> str:

@@ -14,7 +14,7 @@ from bench.predict.composed import composed
 from bench.predict.speed import BANDWIDTH, CARDS, GB, KINDS, TERA, Card, card_of
 from bench.predict.store import NAME, Prediction, kept, key_of
 from bench.report.notes import today
-from bench.report.tables import Table, found_in, number, words
+from bench.report.tables import Table, found_in, number, rows_in, words
 
 GPT2 = ["--model", "gpt2"]
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
@@ -205,26 +205,22 @@ def others_memory_table() -> Table:
         list(rows.values()))
 
 
-def gpu_table() -> Table:
-    """What the committed GPUs have measured of GPT-2 with one process, beside what is predicted.
-    Raises UserError, StackError."""
+def gpu_table(machine: Path) -> Table:
+    """What a machine's GPU has measured of GPT-2 with one process, beside what is predicted. Raises
+    UserError, StackError."""
     lines = []
-    for folder in sorted(path.parent for path in REFERENCE.glob("*/machine.json")):
-        rows = [row for study in ("stages", "ladder") for _, found in found_in(folder, study)
-                for row in found if row.record and row.run.processes == 1]
-        rows = [row for row in rows if row.measured.machine["device"] == "cuda"]
-        for row in sorted(rows, key=lambda row: str(row.run.stage or f"00 {row.run.rung:02}")):
-            card, batch = card_of(row.measured.machine["name"]), row.record.config["batch_size"]
-            known = kept_of(row.run.stage or row.run.script, GPT2)
-            if not (card and known and batch in known.needs
-                    and row.record.config["model"] == "gpt2"):
-                continue  # nothing is predicted of it
-            if speed := known.tok_per_sec(batch, CARDS[card]):
-                lines.append(dict(
-                    label=row.label, card=short_name(row.measured.machine), batch=batch,
-                    speed=beside(row.tok_per_sec, speed),
-                    memory=beside(row.reserved_gb, known.needs[batch].reserved / 1024)))
-    return Table([words("script", "label"), words("on", "card"), number("batch", "batch"), *(
+    rows = [row for study in ("stages", "ladder") for row in rows_in(machine, study)
+            if row.record and row.run.processes == 1]
+    for row in sorted(rows, key=lambda row: str(row.run.stage or f"00 {row.run.rung:02}")):
+        card, batch = card_of(row.measured.machine["name"]), row.record.config["batch_size"]
+        known = kept_of(row.run.stage or row.run.script, GPT2)
+        if not (card and known and batch in known.needs and row.record.config["model"] == "gpt2"):
+            continue  # nothing is predicted of it
+        if speed := known.tok_per_sec(batch, CARDS[card]):
+            lines.append(dict(
+                label=row.label, batch=batch, speed=beside(row.tok_per_sec, speed),
+                memory=beside(row.reserved_gb, known.needs[batch].reserved / 1024)))
+    return Table([words("script", "label"), number("batch", "batch"), *(
         number(heading, f"{figure}.{name}", form)
         for figure, unit, form, error in (("speed", "tok/sec", ",.0f", "+.0%"),
                                           ("memory", "GB", ".2f", "+.1%"))

@@ -45,7 +45,7 @@ PREDICTED: dict[str, Callable[[], Table | str]] = {  # of predictions, by the na
     "clock": check.clock_table, "others": accuracy.others_table, "where": check.where_table,
     "others-summary": accuracy.summary, "accuracy": accuracy.accuracy_table,
     "left-out": accuracy.left_out_table,
-    "cpus": check.cpu_table, "own-gpus": check.gpu_table, "explorer": explorer.data_block,
+    "cpus": check.cpu_table, "explorer": explorer.data_block,
 }
 
 
@@ -84,7 +84,7 @@ def update(text: str, machine: Path, studies: dict) -> str:
         if not folder.is_dir():
             raise UserError(f"there is no folder {relative(folder)}")
         if name in PREDICTED:
-            table = predicted(name)
+            table = predicted(PREDICTED[name])
         elif name in MEASURED:
             used.clear()
             table = MEASURED[name](folder)
@@ -96,11 +96,11 @@ def update(text: str, machine: Path, studies: dict) -> str:
     return BLOCK.sub(write, text)
 
 
-def predicted(name: str) -> str:
-    """One of PREDICTED, with a line where a prediction in it is of an earlier version of its
-    script. Raises UserError, StackError."""
+def predicted(make: Callable[[], Table | str]) -> str:
+    """What this makes, with a line where a prediction in it is of an earlier version of its script.
+    Raises UserError, StackError."""
     check.used.clear()
-    made = PREDICTED[name]()
+    made = make()
     text = made if isinstance(made, str) else markdown(made)
     line = earlier(today(), check.used)
     return f"{text}\n{line}\n" if line else text
@@ -145,6 +145,7 @@ def guide_table(machine: Path) -> str:
 MEASURED: dict[str, Callable[[Path], str]] = {  # those of a machine's folder, likewise
     "techniques": cards.techniques, "guide": guide_table, "sample": sample,
     "headline": cards.headline, "to-loss": cards.to_loss, "machines": cards.results,
+    "own-gpu": lambda machine: predicted(partial(check.gpu_table, machine)),
     "technique-index": cards.index, "technique-cards": partial(cards.cards, study="ladder"),
     "variant-cards": partial(cards.cards, study="variants"),
     "variant-cards-loss": partial(cards.cards, study="variants", unchanged=False),
