@@ -100,7 +100,6 @@ def both_ends(first: Path) -> list[dict]:
                     if not (gpu and patch.fields["Hardware"].startswith("CPUs")))
         count = whole if last.run.rung is None else last.run.rung
         so_far = f", {count} of {whole} techniques" * (count < whole)
-        so_far += f", techniques 1 to {whole}" * bool(gpu and count == whole)
         so_far += ", one run of each" * (known[0].rounds == last.rounds == 1)
         models = sorted({row.record.config["model"] for row in known})
         cores = "" if gpu else f", {machine['threads']} cores"
