@@ -175,10 +175,21 @@ def test_two_stages(place):
 
 
 def test_a_look_is_one_at_whole_rounds_for_a_verdict(place, plan):
-    """The first round of a report, or an interrupted one, is none."""
+    """The first round of a report is none."""
     for rounds, looks in ((1, 1), (3, 1), (3, 1), (5, 2)):
         place.run(plan, rounds=rounds, resume=rounds > 1)
         assert place.measured[0].plan.looks == looks
+
+
+@pytest.mark.parametrize("done, rounds, looks", [(2, 5, 1), (5, 3, 1), (5, 5, 2)])
+def test_more_rounds_of_an_interrupted_study(place, plan, done, rounds, looks):
+    """Who asks for them in its second round may have seen factors, in the first one none."""
+    place.run(plan, rounds=3)
+    lines = place.path.read_text().splitlines(keepends=True)
+    ends = [number for number, line in enumerate(lines, 1) if '"event": "ran"' in line]
+    place.path.write_text("".join(lines[:ends[done - 1]]))
+    assert place.run(plan, rounds=rounds, resume=True)
+    assert place.measured[0].plan.looks == looks
 
 
 def test_rounds(place, plan, capsys):

@@ -187,7 +187,8 @@ class Measurement:
         order, looks = earlier.order, earlier.looks
         if not measured.results and not any(run.after for run in plan.runs):
             order = order_of(measured.id)
-        if measured.is_finished and WHOLE_ROUNDS <= (earlier.rounds or 0) < rounds:
+        seen = any(each.round > 1 for each in measured.results)  # factors, though not all
+        if seen and WHOLE_ROUNDS <= (earlier.rounds or 0) < rounds:
             looks += 1
         measured.plan = replace(plan, rounds=rounds, order=order, looks=looks)
         able = [run for run in plan.runs if not run.error]

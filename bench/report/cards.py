@@ -36,8 +36,7 @@ BOTH_ENDS = [number("baseline, tok/sec", "plain", ",.0f"),
 
 def machines(first: Path) -> list[Path]:
     """The folders of the machines that were measured, `first` before the others."""
-    return [first, *(path.parent for path in sorted(REFERENCE.glob("*/machine.json"))
-                     if path.parent != first)]
+    return [first, *sorted({path.parent for path in REFERENCE.glob("*/*.jsonl")} - {first})]
 
 
 def ladders(first: Path) -> list[list[Row]]:

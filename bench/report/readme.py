@@ -88,6 +88,8 @@ def update(text: str, machine: Path, studies: dict) -> str:
         elif name in MEASURED:
             used.clear()
             table = MEASURED[name](folder)
+            if not table.strip():
+                raise UserError(f"there is nothing for the table {name} in {relative(folder)}")
             table += versions_note(used)
         elif (table := of_studies(folder).get(name)) is None:
             raise UserError(f"there is no table {name} in {relative(folder)}")

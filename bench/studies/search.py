@@ -295,8 +295,6 @@ class Search(Study):
 
     def excerpts(self, measured, rows):
         """What was found, and how much each setting matters."""
-        if measured.kind.startswith("epoch"):
-            return {f"search-{measured.kind}": self.tables(measured, rows)}
         if measured.kind:
             return None
         target = measured.plan.targets["best"]

@@ -204,6 +204,6 @@ def draw_losses(axes, rows: list[Row], target: float) -> None:
     axes.set_ylim(target - 0.3, target + 3)
     axes.axhline(target, color="0.3", linewidth=1, linestyle=":")
     axes.set_xlabel("seconds of training,\nwithout compilation"
-                    + "\ndashed: default settings" * bool(tuned and len(tuned) < len(known)))
+                    + "\ndashed: default settings" * (0 < len(tuned) < len(known)))
     axes.set_ylabel("validation loss, nats per token")
     thousands(axes.xaxis)
