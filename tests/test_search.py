@@ -203,6 +203,16 @@ def test_the_search_for_an_epoch(tmp_path):
     assert "lowest validation loss of 00 in one epoch" in text_of(TimeToLoss(), measured)
 
 
+def test_the_search_for_an_epoch_on_a_gpu(tmp_path):
+    """Without an eighth of an epoch, which takes no time there."""
+    setup = setup_of(tmp_path, MACHINE, max_tokens=80_000, names=MUON, epoch=True)
+    plans = [plan for plan, _ in carry_out(Search(), setup, landscape())]
+    assert {(plan.kind, plan.tokens, len(plan.runs)) for plan in plans} >= {
+        ("epoch-2", 40_000, 24), ("epoch", 80_000, 3)}
+    assert {plan.kind for plan in plans} == {"epoch-2", "epoch"}
+    assert [run.stage for run in plans[-1].runs] == [*BEST]
+
+
 def test_the_loss_in_time(tmp_path):
     """Of two settings the one that is ahead after as many seconds as the faster one takes."""
     points = Point("01", 1, 1.0), Point("01", 2, 1.0), Point("01", 4, 1.0)
