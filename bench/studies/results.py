@@ -108,8 +108,8 @@ def ladder_in(name: str) -> tuple:
     folder = Path(name) if Path(name).is_dir() else REFERENCE / name
     found = found_in(folder, "ladder") if folder.is_dir() else []
     if not found:
-        known = ", ".join(path.name for path in sorted(REFERENCE.glob("*/")))
-        raise UserError(f"{name}: no ladder there; results/reference has {known}", 2)
+        known = ", ".join(path.parent.name for path in sorted(REFERENCE.glob("*/ladder.jsonl")))
+        raise UserError(f"{name}: no ladder there; results/reference has those of {known}", 2)
     return found[-1]
 
 
