@@ -176,7 +176,7 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
                 interval = row.interval(rate)  # of two seeds or more
                 within = " ({:.1f}–{:.1f})".format(*interval) if interval else ""
                 told.append((targets[name], what + ", one epoch" * (name == "epoch"),
-                             f"{factor:.1f}×{within}", row.rounds))
+                             bold(f"{factor:.1f}×", row.verdict_on(rate)) + within, row.rounds))
     return told
 
 

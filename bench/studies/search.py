@@ -26,7 +26,7 @@ TUNING_ROUNDS = 2
 RATES, SETTINGS = 4, 8  # how many are tried: of 00 for the target, then of each script
 LIMIT = 3  # a run of this many times the tokens of 00's default run hasn't reached the target
 # The search for the loss of an epoch, by halving: what share of it how many settings are tried for.
-# An eighth of the book's would be 0.2 seconds on a GPU, six steps, which tell nothing.
+# An eighth of the book's would be 0.2 seconds on a GPU, seven steps, which tell nothing.
 HALVING = {"cuda": {2: SETTINGS, 1: 1}, "cpu": {8: SETTINGS, 2: 2, 1: 1}}
 EPOCH_LIMIT = 2  # epochs without the target
 EPOCH_LOG_TOKENS = {"cuda": 40_960, "cpu": 16_384}
