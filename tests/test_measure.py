@@ -227,10 +227,11 @@ def test_readme(main, tmp_path, monkeypatch):
     pages = "README.md, docs/, results/reference/*/README.md"
     assert main("readme") == (0, f"{pages}: written\n", "")
     assert main("readme") == (0, f"{pages}: nothing to change\n", "")
-    page.write_text("<!-- other: written by measure.py readme -->\n<!-- end -->\n")
-    code, out, err = main("readme")
-    assert (code, out) == (1, "")
-    assert err.startswith("error: there is no table other in ")
+    for name, why in (("other", "no table other"), ("own-gpu", "nothing for the table own-gpu")):
+        page.write_text(f"<!-- {name}: written by measure.py readme -->\n<!-- end -->\n")
+        code, out, err = main("readme")
+        assert (code, out) == (1, "")
+        assert err.startswith(f"error: there is {why} in ")
 
 
 # ---- Real runs
