@@ -4,22 +4,21 @@
     python data/prepare.py FILE [FILE ...]  # your own text
     python data/prepare.py --out DIR        # somewhere else than next to this script
 
-A FILE is UTF-8 text, JSON lines (both also as .gz or .zst) or Parquet, whose `text` are documents;
-or GPT-2's tokens as nanoGPT (train.bin, val.bin) and llm.c (shards) have them. Its bytes tell;
-nanoGPT's are nothing but ids, so their names end in .bin. A folder stands for the .bin in it.
+A FILE is UTF-8 text, JSON lines (both also as .gz, .bz2, .xz or .zst) or Parquet, whose `text` are
+documents; or GPT-2's tokens as nanoGPT (train.bin, val.bin) and llm.c (shards) have them. Its bytes
+tell; nanoGPT's are nothing but ids, so their names end in .bin. A folder stands for the .bin in it.
 Tokens named "val" are validated on as they are; all else is cut 90/10. <|endoftext|>, in a text and
 between documents, is id 50256, as in GPT-2's own training. A byte-order mark isn't text.
 
 Without a network the text is the Python standard library's own source, and without GPT-2's
 tokenizer files the tokens are bytes. meta.json, written last, says what was used. vocabulary.json
-has all of the tokenizer: the bytes of each id (as latin-1), the pattern that splits a text, and the
-special tokens; so the folder can be copied to a machine without a network.
+has all of the tokenizer, so that the folder can be copied to a machine without a network.
 
-A text of any size is read, encoded over all cores and written in pieces, so that memory stays
-small. It is cut only at <|endoftext|>, and at line breaks before a character that isn't white
-space: there the tokenizer starts again in any case, so that the ids are those of the whole text in
-one piece. What has no such place is held whole, and so is each document of JSON lines, and 64 of
-Parquet at a time: memory grows with the longest of them, to several times its size.
+A text of any size is read, encoded over all cores and written in pieces. It is cut only at
+<|endoftext|>, and at line breaks before a character that isn't white space: there the tokenizer
+starts again in any case, so that the ids are those of the whole text. What has no such place is
+held whole, and so is each document of JSON lines, and 64 of Parquet at a time: memory grows with
+the longest of them, to several times its size.
 """
 
 import argparse
@@ -30,6 +29,7 @@ import json
 import os
 import re
 import signal
+import stat
 import sys
 import sysconfig
 import time
@@ -38,12 +38,12 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from http.client import HTTPException
-from io import IncrementalNewlineDecoder, StringIO
+from io import IncrementalNewlineDecoder
 from itertools import chain
 from pathlib import Path
-from typing import TextIO
 from urllib.error import HTTPError, URLError
 
 import numpy as np
@@ -66,10 +66,19 @@ TOKENIZER_SHA256 = {
 END, END_ID = "<|endoftext|>", 50_256  # GPT-2's last id
 
 # How files of a kind begin.
-GZIP, PARQUET, NUMPY = b"\x1f\x8b", b"PAR1", b"\x93NUMPY"
-SKIPPED = [bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)]  # zstd's, no data
-ZSTD = b"\x28\xb5\x2f\xfd", *SKIPPED
+GZIP, XZ, PARQUET, NUMPY = b"\x1f\x8b", b"\xfd7zXZ\0", b"PAR1", b"\x93NUMPY"
+BZIP2 = re.compile(rb"BZh\d1AY&SY")
+ZSTD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # or a frame without data
 LLM_C, HEADER = [20240520, 1], 1024  # magic and version of GPT-2's uint16; bytes
+
+NO_TEXT = {
+    b"version https://git-lfs": "is a pointer of Git LFS, not the file itself: git lfs pull",
+    b"%PDF-": "is a PDF: save it as plain text",
+    b"PK\3\4": "is a zip archive, as .docx is: unpack it, or save it as plain text",
+    codecs.BOM_UTF16_LE: "is UTF-16: save it as UTF-8",
+    codecs.BOM_UTF16_BE: "is UTF-16: save it as UTF-8",
+}
+MARKED_UP = {".csv", ".tsv", ".html", ".htm", ".xml"}  # are text, and more
 
 # Objects, or an array of them or of strings; the last two are refused: they aren't JSON lines.
 JSON = re.compile(rb'\{\s*(?:\}|"[^"\n]*"\s*:)|\[\s*(?:\{|"[^"\n]*"\s*[],])')
@@ -86,18 +95,23 @@ class UserError(Exception):
     """An error that the user can fix, printed as one line."""
 
 
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+@contextmanager
+def whole(*paths: Path) -> Iterator[list[Path]]:
+    """Temporary files to write to, which are renamed to `paths` in the end: nobody ever sees half a
+    file, and a run goes on with the one that it has opened."""
+    temporary = [path.with_name(f"{path.name}.{os.getpid()}.tmp") for path in paths]
+    try:
+        yield temporary
+        for written, path in zip(temporary, paths, strict=True):
+            written.replace(path)
+    finally:
+        for written in temporary:
+            written.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes to a temporary file and renames it, so that nobody ever sees half a file."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
+    with whole(path) as (temporary,):
         temporary.write_bytes(data)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 class Web:
@@ -138,12 +152,13 @@ def read_limited(response) -> bytes:
 
 
 def extra(name: str, what: str):
-    """A library that not everyone needs. Raises UserError where it isn't installed."""
+    """A library that not everyone has. Raises UserError where it isn't installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
-        package = name.partition(".")[0]
-        raise UserError(f"{what} needs {package}: python -m pip install {package}")
+        own = name in sys.stdlib_module_names
+        how = "another build of Python" if own else f"python -m pip install {name}"
+        raise UserError(f"{what} needs {name}: {how}")
 
 
 def files_of(names: list[str]) -> Iterator[str]:
@@ -168,18 +183,17 @@ def named(path: str, word: str) -> bool:
 def kind_of(path: str) -> str:
     """What a file holds, by what it says: "tokens", "parquet", "json" (lines) or "text", the last
     two in an archive, too. Raises UserError, OSError."""
-    if not os.path.isfile(path):
+    if not stat.S_ISREG(os.stat(path).st_mode):
         return "text"  # a pipe: it can be read only once
     with open(path, "rb") as file:
         head = file.read(BLOCK)
     if has_llm_c_header(head) or path.endswith(".bin") and b"\0" in head:  # which no text has
         return "tokens"
-    if head.startswith(PARQUET) or path.endswith(".parquet"):
+    if head.startswith(PARQUET):
         return "parquet"
-    if {".json", ".jsonl", ".ndjson"} & {*Path(path).suffixes}:
-        return "json"
-    first = next(unpacked(path), b"").removeprefix(codecs.BOM_UTF8).lstrip()
-    return "json" if JSON.match(first) else "text"
+    first = next(unpacked(path, Progress(0))).removeprefix(codecs.BOM_UTF8).lstrip()
+    named_json = {".json", ".jsonl", ".ndjson"} & {*Path(path).suffixes}
+    return "json" if named_json or JSON.match(first) else "text"
 
 
 def has_llm_c_header(head: bytes) -> bool:
@@ -187,31 +201,51 @@ def has_llm_c_header(head: bytes) -> bool:
     return len(head) >= 12 and int.from_bytes(head[:4], "little") // 10_000 == 2024
 
 
-def unpacked(path: str, progress: "Progress | None" = None) -> Iterator[bytes]:
-    """A file's bytes in blocks; what is in it, if it is an archive. Raises UserError, OSError."""
+def unpacker(head: bytes, path: str) -> Callable | None:
+    """What unpacks a file that begins so; None if it is no archive. Raises UserError."""
+    if head.startswith(GZIP):
+        return partial(zlib.decompressobj, 31)
+    if BZIP2.match(head):
+        return extra("bz2", path).BZ2Decompressor
+    if head.startswith(XZ):
+        return extra("lzma", path).LZMADecompressor
+    if ZSTD.match(head):
+        return extra("zstandard", path).ZstdDecompressor().decompressobj
+    return None
+
+
+def unpacked(path: str, progress: "Progress") -> Iterator[bytes]:
+    """A file's bytes in blocks; what is in it, if it is an archive. Raises OSError, and UserError,
+    with what to do, also for what would be read as text and is none."""
+    blocks = blocks_of(path, progress)
+    first = next(blocks, b"")
+    for beginning, what in NO_TEXT.items():
+        if first.startswith(beginning):
+            raise UserError(f"{path} {what}")
+    if b"\0" in first:
+        raise UserError(f"{path} has NUL bytes: it is UTF-16 (save it as UTF-8), an archive such as"
+                        " tar (unpack it), or no text")
+    yield first
+    yield from blocks
+
+
+def blocks_of(path: str, progress: "Progress") -> Iterator[bytes]:
     with open(path, "rb") as file:
-        head = file.peek(4)
-        start, broken, padding = None, (), b""
-        if head.startswith(GZIP):
-            start, broken, padding = partial(zlib.decompressobj, 31), zlib.error, b"\0"
-        elif head.startswith(ZSTD):
-            zstandard = extra("zstandard", path)
-            start, broken = zstandard.ZstdDecompressor().decompressobj, zstandard.ZstdError
+        start = unpacker(file.peek(10), path)
         archive = start and start()
         while block := file.read(PACKED if archive else BLOCK):
-            if progress:
-                progress.add(len(block))
+            progress.add(len(block))
             if not archive:
                 yield block
             while archive and block:
-                if archive.eof:  # an archive may be several in a row
-                    block = block.lstrip(padding)
+                if archive.eof:  # an archive may be several in a row, with zeros after each
+                    block = block.lstrip(b"\0")
                     if not block:
                         break
                     archive = start()
                 try:
                     data = archive.decompress(block)
-                except broken as error:
+                except Exception as error:  # each library raises its own
                     raise UserError(f"{path} is damaged: {error}")
                 if data:
                     yield data
@@ -224,26 +258,25 @@ def lines_of(blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
     """The whole lines of each block that ends one."""
     held = []
     for block in blocks:
-        held.append(block)
-        if b"\n" in block:
-            whole = b"".join(held).split(b"\n")
-            held = [whole.pop()]
-            yield whole
+        first, *lines = block.split(b"\n")
+        held.append(first)
+        if lines:
+            yield [b"".join(held), *lines[:-1]]
+            held = lines[-1:]
     yield [b"".join(held)]
 
 
 def read_text(path: str, progress: "Progress") -> Iterator[str]:
     """A text in blocks. Raises UserError, OSError."""
-    utf8, place = codecs.getincrementaldecoder("utf-8")(), 0
-    decoder = IncrementalNewlineDecoder(utf8, translate=True)
+    if MARKED_UP & {*Path(path.lower()).suffixes}:
+        print(f"{path} is taken as text, with all that marks it up")
+    decoder = IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True)
     for block in chain(unpacked(path, progress), [b""]):
-        held = len(utf8.getstate()[0])  # bytes of a character that isn't whole yet
         try:
-            text = decoder.decode(block, final=not block)
+            yield decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not UTF-8 text (byte {place - held + error.start})")
-        yield text
-        place += len(block)
+            near = error.object[max(0, error.start - 20) : error.end + 20]
+            raise UserError(f"{path} is not UTF-8 text: {near!r}")
 
 
 def read_json(path: str, progress: "Progress") -> Iterator[str]:
@@ -258,17 +291,17 @@ def read_json(path: str, progress: "Progress") -> Iterator[str]:
                 document = None
             if not isinstance(document, dict):
                 raise UserError(f"{path} is not JSON lines: one object a line (see line {number})")
-            if not isinstance(document.get("text"), str):
+            texts.append(document.get("text", False))
+            if not isinstance(texts[-1], str | None):
                 raise UserError(f"{path}, line {number} has no text in 'text': {line[:80]!r}")
-            texts.append(document["text"])
         before += len(lines)
         # JSON may hold half a character; U+FFFD takes its place, as in tiktoken.
-        yield re.sub("[\ud800-\udfff]", "\ufffd", END.join(filter(None, texts)))
+        yield re.sub("[\ud800-\udfff]", "\ufffd", progress.joined(texts))
 
 
 def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
     """The documents of a Parquet file in blocks. Raises UserError, OSError."""
-    parquet, arrow = extra("pyarrow.parquet", path), extra("pyarrow", path)
+    arrow, parquet = extra("pyarrow", path), extra("pyarrow.parquet", path)
     size = os.path.getsize(path)
     try:
         with parquet.ParquetFile(path, buffer_size=BLOCK, pre_buffer=False) as file:
@@ -278,7 +311,7 @@ def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
                 raise UserError(f"{path} has no column 'text' of strings, but: {has}")
             for batch in file.iter_batches(64, columns=["text"]):  # a document may be a book
                 progress.add(size * len(batch) // file.metadata.num_rows)
-                yield END.join(filter(None, batch.column(0).to_pylist()))
+                yield progress.joined(batch.column(0).to_pylist())
     except (arrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}")
 
@@ -315,8 +348,7 @@ def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
         if has_llm_c_header(head):
             *form, count = np.frombuffer(head[:12], "<i4").tolist()
             if form != LLM_C:
-                raise UserError("{} is llm.c's format {}, version {}; GPT-2's tokens are in {},"
-                                " version {}".format(path, *form, *LLM_C))
+                raise UserError(f"{path} is of llm.c's format and version {form}, not {LLM_C}")
             size -= HEADER
             if size != 2 * count:
                 raise UserError(f"{path} is cut off: {max(0, size // 2):,} of {count:,} tokens")
@@ -325,11 +357,9 @@ def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
                 raise UserError(f"{path} isn't GPT-2's: meta.pkl beside it is another vocabulary,"
                                 " nanoGPT's of characters; prepare the text instead")
             if head.startswith(NUMPY):
-                raise UserError(f"{path} is a NumPy file: write its ids alone, as uint16, with"
-                                " tofile()")
+                raise UserError(f"{path} is a NumPy file: write its ids alone, with tofile()")
             if len(head) > 2 and not np.frombuffer(head[: len(head) // 2 * 2], "<u2")[1::2].any():
-                raise UserError(f"{path} looks like 32-bit ids (every second id is 0): GPT-2's are"
-                                " uint16")
+                raise UserError(f"{path} looks like 32-bit ids (every second is 0), not uint16")
             if size % 2:
                 raise UserError(f"{path} is cut off, or not uint16: it has {size:,} bytes")
             file.seek(0)
@@ -340,10 +370,6 @@ def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
                 raise UserError(f"{path} has id {ids.max():,}: GPT-2's end with {END_ID:,}")
             progress.add(ids.nbytes)
             yield ids
-
-
-def blocks_of(file: TextIO) -> Iterator[str]:
-    return iter(lambda: file.read(BLOCK), "")
 
 
 def last_cut(text: str) -> int:
@@ -359,86 +385,71 @@ def last_cut(text: str) -> int:
 
 def pieces(blocks: Iterable[str]) -> Iterator[str]:
     """The text, one piece for each block that it can be cut in; all of it where it can't be."""
-    held, longest = [], 0
+    held = []
     for block in blocks:
         cut = last_cut(block)
         if cut >= 0:
             yield "".join([*held, block[:cut]])
-            held = [block[cut:]]
-        else:
-            held.append(block)
-            longest = max(longest, sum(map(len, held)))
-    if longest > 2 * BLOCK:
-        print(f"{longest:,} characters of the text have no line break before a character that"
-              " isn't white space: they were encoded in one piece")
+            held = []
+        held.append(block[max(0, cut):])
     yield "".join(held)
 
 
 def encode(tokenizer: tiktoken.Encoding, texts: Iterable[str]) -> Iterator[np.ndarray]:
     """The ids of each text, in their order, encoded by as many threads as there are cores; the
     tokenizer doesn't hold Python's lock."""
-    cores = available_cores()
-
-    def ids_of(text: str) -> np.ndarray:
-        return tokenizer.encode_to_numpy(text, allowed_special="all").astype("<u2")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
     with ThreadPoolExecutor(cores) as threads:
         waiting = deque()
         for text in texts:
-            waiting.append(threads.submit(ids_of, text))
+            waiting.append(threads.submit(tokenizer.encode_to_numpy, text, allowed_special="all"))
             if len(waiting) >= min(2 * cores, 32):  # few at a time, for memory's sake
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
 
 
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
 class Progress:
-    """A bar on the terminal, where there is one, by the bytes that were read; and how often
-    <|endoftext|> was met."""
+    """A bar on the terminal, where there is one, by the bytes that were read; and what was met:
+    how often <|endoftext|>, and documents whose text is null."""
 
     def __init__(self, total: int):
-        self.total, self.done, self.shown, self.began = total, 0, -1, time.perf_counter()
-        self.ends = 0
+        self.total, self.done, self.percent = total, 0, -1
+        self.ends, self.nulls = 0, 0
 
     def add(self, count: int) -> None:
         self.done += count
         percent = min(100, 100 * self.done // max(1, self.total))
-        if percent > self.shown and sys.stderr.isatty():
-            self.shown, bar = percent, "#" * (percent // 4)
-            print(f"\r[{bar:25}] {percent} %", end="", file=sys.stderr, flush=True)
-            if percent == 100:
-                self.clear()
+        if percent > self.percent:
+            self.percent = percent
+            self.show(f"[{'#' * (percent // 4):25}] {percent} %" if percent < 100 else "")
 
-    def clear(self) -> None:
-        if self.shown >= 0:
-            print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
-        self.shown = -1
+    def show(self, text: str) -> None:
+        """In the place of what was shown; the next line overwrites it."""
+        if sys.stderr.isatty():
+            print(f"\r{text:40}\r", end="", file=sys.stderr, flush=True)
+
+    def joined(self, documents: list[str | None]) -> str:
+        """Those that have a text, with <|endoftext|> between them."""
+        self.nulls += documents.count(None)
+        return END.join(filter(None, documents))
 
     def count_ends(self, texts: Iterable[str]) -> Iterator[str]:
         for text in texts:
             self.ends += text.count(END)
             yield text
 
-    @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self.began
 
-
-def book(out: Path, web: Web) -> str | None:
+def book(out: Path, web: Web) -> Path | None:
     """The text of Middlemarch between Gutenberg's marks, kept in `out`; None without a network."""
     path = out / "middlemarch.txt"
-    if path.exists():
-        return path.read_text(encoding="utf-8")
-    data = web.fetch(BOOK_URL, lambda data: text_of_the_book(data) is not None)
-    if data is None:
-        return None
-    text = text_of_the_book(data)
-    write_whole(path, text.encode("utf-8"))
-    return text
+    if not path.exists():
+        data = web.fetch(BOOK_URL, lambda data: text_of_the_book(data) is not None)
+        if data is None:
+            return None
+        write_whole(path, text_of_the_book(data).encode("utf-8"))
+    return path
 
 
 def text_of_the_book(data: bytes) -> str | None:
@@ -453,28 +464,25 @@ def text_of_the_book(data: bytes) -> str | None:
 def standard_library(characters: int) -> str:
     """The first `characters` of Python's own modules in the order of their names."""
     folder = Path(sysconfig.get_path("stdlib"))
-    text = ""
-    for name in sorted(sys.stdlib_module_names):
-        path = folder / f"{name}.py"
-        if path.is_file():
-            text += path.read_text(encoding="utf-8")
-        if len(text) >= characters:
-            return text[:characters]
-    raise UserError("no network and no source text of Python here: name a text file")
+    paths = [folder / f"{name}.py" for name in sorted(sys.stdlib_module_names)]
+    text = "".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
+    if len(text) < characters:
+        raise UserError("no network and no source text of Python here: name a text file")
+    return text[:characters]
 
 
 def gpt2_tokenizer(cache: Path, web: Web) -> tiktoken.Encoding | None:
     """GPT-2's tokenizer, whose files are put into `cache`; None without a network."""
     places = [cache, Path(os.environ.get("TIKTOKEN_CACHE_DIR") or cache)]
     for name, digest in TOKENIZER_SHA256.items():
-        def whole(data: bytes, digest=digest) -> bool:
-            return sha256(data) == digest
+        def is_right(data: bytes, digest=digest) -> bool:
+            return hashlib.sha256(data).hexdigest() == digest
 
         # tiktoken looks for a file by the SHA-1 of its URL, and fetches without a time-out.
         file = hashlib.sha1((TOKENIZER_URL + name).encode()).hexdigest()
         known = [place / file for place in places if (place / file).is_file()]
-        data = next(filter(whole, (path.read_bytes() for path in known)), None)
-        data = data or web.fetch(TOKENIZER_URL + name, whole)
+        data = next(filter(is_right, (path.read_bytes() for path in known)), None)
+        data = data or web.fetch(TOKENIZER_URL + name, is_right)
         if data is None:
             return None
         cache.mkdir(parents=True, exist_ok=True)
@@ -501,65 +509,56 @@ def prepare(files: list[str], out: Path) -> None:
     tokens = [path for path, kind in sources if kind == "tokens"]
     if 0 < len(tokens) < len(sources):
         raise UserError(f"{tokens[0]} has tokens, another file has text: one kind at a time")
+    names = [Path(path).name for path, _ in sources]
+    corpus = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     out.mkdir(parents=True, exist_ok=True)
-    web = Web()
-    text = None if files else book(out, web)
+    web, instead = Web(), []
+    if not files:
+        path, corpus = book(out, web), BOOK_TITLE
+        if path:
+            sources = [(str(path), "text")]
+        else:
+            corpus = f"standard library of Python {sys.version.split()[0]}"
+            instead.append(f"the text is the {corpus}")
     tokenizer = gpt2_tokenizer(out / "tiktoken", web)
-    if tokens and not tokenizer:
-        raise UserError(f"{web.failure}: tokens need GPT-2's tokenizer beside them")
-    tokenizer = tokenizer or byte_tokenizer()
-    library = f"standard library of Python {sys.version.split()[0]}"
-    instead = [] if files or text is not None else [f"the text is the {library}"]
-    instead += ["the tokens are bytes"] if tokenizer.name == "bytes" else []
+    if not tokenizer:
+        if tokens:
+            raise UserError(f"{web.failure}: tokens need GPT-2's tokenizer beside them")
+        tokenizer = byte_tokenizer()
+        instead.append("the tokens are bytes")
     if instead:
         print(f"{web.failure}: {', '.join(instead)}", flush=True)
-    limit = None
-    if files:
-        names = [Path(path).name for path, _ in sources]
-        corpus = ", ".join(names[:3]) + f" and {len(names) - 3} more" * (len(names) > 3)
-        progress = Progress(sum(os.stat(path).st_size for path, _ in sources))
-        blocks = read_files(sources, progress)
-    else:
-        if text is not None:
-            corpus = BOOK_TITLE
-        else:
-            corpus = library
-            # GPT-2's tokens of source text are 2 to 4 characters long.
-            text, limit = standard_library(4 * BOOK_TOKENS), BOOK_TOKENS
-        progress, blocks = Progress(len(text.encode())), blocks_of(StringIO(text))
+    progress = Progress(sum(os.stat(path).st_size for path, _ in sources))
     if tokens:
         parts = [chain.from_iterable(read_tokens(path, progress) for path in paths)
                  for paths in parts_of(tokens)]
+    elif sources:
+        texts = progress.count_ends(pieces(read_files(sources, progress)))
+        parts = [encode(tokenizer, texts), ()]
     else:
-        parts = [encode(tokenizer, progress.count_ends(pieces(blocks))), ()]
-    temporary = {part: out / f"{part}.bin.{os.getpid()}.tmp" for part in ("train", "val")}
-    meta = out / "meta.json"
+        # GPT-2's tokens of source text are 2 to 4 characters long.
+        (ids,) = encode(tokenizer, [standard_library(4 * BOOK_TOKENS)])
+        parts = [[ids[:BOOK_TOKENS]], ()]
     try:
-        counts = write_parts(*parts, temporary, limit)
-        seconds = progress.seconds
-        figures = dict(
-            corpus=corpus, tokenizer=tokenizer.name, vocabulary=tokenizer.n_vocab, tokens=counts,
-            sha256={part: sha256_of_file(path) for part, path in temporary.items()},
-        )
-        meta.unlink(missing_ok=True)  # it marks the parts complete: not while they change
-        for part, path in temporary.items():
-            path.replace(out / f"{part}.bin")
-        write_whole(out / "vocabulary.json", json.dumps(vocabulary_of(tokenizer)).encode())
+        with whole(out / "train.bin", out / "val.bin") as paths:
+            counts = write_parts(*parts, *paths)
+            figures = dict(
+                corpus=corpus, tokenizer=tokenizer.name, vocabulary=tokenizer.n_vocab,
+                tokens=counts, sha256=dict(zip(counts, map(sha256_of, paths), strict=True)))
+            # It marks the parts complete: not while they change.
+            (out / "meta.json").unlink(missing_ok=True)
     finally:
-        progress.clear()
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
-    write_whole(meta, (json.dumps(figures, indent=2) + "\n").encode())
-    told = ", ".join(f"{count:,} {part}" for part, count in counts.items())
-    print(f"{corpus}: {told} tokens ({tokenizer.name}) in {out}")
+        progress.show("")
+    write_whole(out / "vocabulary.json", json.dumps(vocabulary_of(tokenizer)).encode())
+    write_whole(out / "meta.json", (json.dumps(figures, indent=2) + "\n").encode())
+    written = ", ".join(f"{count:,} {part}" for part, count in counts.items())
+    print(f"{corpus}: {written} tokens ({tokenizer.name}) in {out}")
     if progress.ends:
-        taken = f"id {END_ID}, as in GPT-2's own training"
-        if END not in tokenizer.special_tokens_set:
-            taken = "left as text, since bytes have no id for it"
+        special = END in tokenizer.special_tokens_set
+        taken = f"id {END_ID}" if special else "left as text, since bytes have no id for it"
         print(f"{progress.ends:,} times {END}, in the text or between documents: {taken}")
-    megabytes = (progress.done or progress.total) / 1e6
-    print(f"{megabytes:,.1f} MB in {seconds:,.1f} s, {megabytes / seconds:,.1f} MB/s"
-          + f", with {available_cores()} threads" * (not tokens))
+    if progress.nulls:
+        print(f"{progress.nulls:,} documents without a text (null) were left out")
 
 
 def parts_of(paths: list[str]) -> tuple[list[str], list[str]]:
@@ -569,18 +568,17 @@ def parts_of(paths: list[str]) -> tuple[list[str], list[str]]:
     return (train, validate) if train and validate else (paths, [])
 
 
-def write_parts(ids: Iterable[np.ndarray], val_ids: Iterable[np.ndarray], paths: dict[str, Path],
-                limit: int | None) -> dict:
-    """Writes the ids, up to `limit`, and cuts them into the two parts, unless there are `val_ids`,
-    without ever holding them all; returns the tokens of each. Raises UserError for too few."""
-    with open(paths["train"], "wb+") as train, open(paths["val"], "wb") as val:
-        for file, some in chain(((train, some) for some in ids), ((val, some) for some in val_ids)):
-            file.write(some.tobytes())
-        own, count = val.tell() // 2, min(train.tell() // 2, limit or sys.maxsize)
+def write_parts(ids: Iterable[np.ndarray], val_ids: Iterable[np.ndarray], train_path: Path,
+                val_path: Path) -> dict:
+    """Writes the ids, and cuts them into the two parts, unless there are `val_ids`, without ever
+    holding them all; returns the tokens of each. Raises UserError for too few."""
+    with open(train_path, "wb+") as train, open(val_path, "wb") as val:
+        train.writelines(some.astype("<u2") for some in ids)
+        val.writelines(some.astype("<u2") for some in val_ids)
+        own, count = val.tell() // 2, train.tell() // 2
         if own + count < 2 / (1 - TRAIN_SHARE):
             raise UserError(f"the text is too short: {own + count} tokens")
         split = count if own else int(TRAIN_SHARE * count)
-        train.truncate(2 * count)
         train.seek(2 * split)
         while block := train.read(BLOCK):
             val.write(block)
@@ -588,7 +586,7 @@ def write_parts(ids: Iterable[np.ndarray], val_ids: Iterable[np.ndarray], paths:
     return dict(train=split, val=own or count - split)
 
 
-def sha256_of_file(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -597,11 +595,10 @@ def main() -> int:
     sys.stdout.reconfigure(errors="replace")  # a name may hold what a terminal can't show
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it cleans up
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [FILE ...] [--out DIR]", description=__doc__.splitlines()[0],
-        epilog="Memory stays small, whatever the size of the text; but it grows with the longest"
-               " document, and with the longest piece without a place to cut at.")
+        usage="%(prog)s [FILE ...] [--out DIR]", description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", metavar="FILE", help="text, JSON lines (both also"
-                        " .gz, .zst), Parquet, nanoGPT's or llm.c's tokens (default: the book)")
+                        " .gz, .bz2, .xz, .zst), Parquet, tokens of nanoGPT or llm.c (default: the"
+                        " book)")
     parser.add_argument("--out", type=Path, default=HERE, help="default: next to this script")
     args = parser.parse_args()
     try:

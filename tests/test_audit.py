@@ -318,9 +318,29 @@ def test_the_machine_is_named_as_in_journals(monkeypatch):
     machine = machine_of(dict(device="cpu", memory_there=None))
     assert machine == dict(name=name, ram_gb=2.0, memory_there=2**31, rates=dict(float32=1e11))
     assert asked == [("this_machine", hidden), ("matmul_peak", hidden)]
+    monkeypatch.setattr("bench.processes.ask_machine",
+                        lambda question, **_: dict(name=name, ram_gb=None))
+    assert machine_of(dict(device="cpu", memory_there=None))["memory_there"] is None
+    monkeypatch.setattr("bench.processes.ask_machine", ask_machine)
     name, asked = "NVIDIA H100 80GB HBM3", []
     assert machine_of(dict(device="cuda", memory_there=7))["memory_there"] == 7
     assert asked == [("this_machine", {})]  # a datasheet has its rate
+
+
+def test_a_system_that_is_not_unix(tmp_path):
+    """What Windows lacks isn't asked for: no sizes of memory, no groups of processes, no fork."""
+    (tmp_path / "resource.py").write_text("raise ImportError(__name__)\n")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, torch\ndel os.killpg, os.getpgid, os.register_at_fork\n")
+    report = tmp_path / "report.json"
+    for order in (dict(mode="time"), dict(mode="watch", key="0", watched=2)):
+        done = run_python(CHILD, json.dumps(order | dict(report=str(report))), TOYS, "fast",
+                          env=environment(PYTHONPATH=str(tmp_path)), fork=False)
+        assert not done.returncode and report.exists(), done.stderr
+    facts = json.loads(report.read_text()) | MACHINE | dict(memory_there=None)
+    assert facts["memory"] is None and facts["how"] == "watched"
+    assert judged(facts)["10-batch-size"].state == CANT_TELL
+    assert "memory ? of ? GB" in tell.text(of_timed(facts, tmp_path))
 
 
 # ---- Scripts that need care --------------------------------------------------------------------

@@ -16,7 +16,6 @@ import inspect
 import itertools
 import json
 import os
-import resource
 import runpy
 import signal
 import sys
@@ -130,7 +129,7 @@ def finish(how: str, error: str = "") -> None:
     facts = dict(
         how=how, error=error, key=key, steps=len(ends), backwards=steps.backwards,
         seconds=seconds[min(WARM_UP, len(seconds) // 2):], waited=sum(steps.waits),
-        children=resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime, workers=steps.workers,
+        children=os.times().children_user, workers=steps.workers,
         saved=sorted({path for path in steps.saved if os.path.exists(path)}),
         optimizers=[optimizer_facts(each) for each in steps.optimizers.values()],
         ddp=[dict(unused=each.find_unused_parameters,
@@ -138,8 +137,8 @@ def finish(how: str, error: str = "") -> None:
              for each in steps.models],
         breaks=compiled("graph_break"), new_graphs=max(0, graphs() - steps.graphs),
         precision=product_precision(), kept=keeps_memory(), huge_pages=huge_pages(),
-        device="cuda" if cuda else "cpu", memory=torch.cuda.max_memory_reserved() if cuda else (
-            1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss),
+        device="cuda" if cuda else "cpu",
+        memory=torch.cuda.max_memory_reserved() if cuda else peak_memory(),
         memory_there=torch.cuda.mem_get_info()[1] if cuda else None)
     if watch.ops:
         facts |= watch.told()
@@ -150,9 +149,19 @@ def finish(how: str, error: str = "") -> None:
     distributed = torch.distributed
     if how != "ended" and distributed.is_available() and distributed.is_initialized():
         distributed.barrier()  # a rank that ends at once would break the others' last step
-    if os.getpgid(0) == os.getpid():  # what the script started ends, too
+    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # what the script started ends, too
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
+
+
+def peak_memory() -> int | None:
+    """Bytes that this process had in memory at most; None on Windows, which has no `resource`."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def optimizer_facts(optimizer) -> dict:
@@ -191,7 +200,7 @@ def keeps_memory() -> bool | None:
         mapped = library.mallinfo2().numbers[3] > before
         library.free(ctypes.c_void_p(block))
         return not mapped
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):  # Windows has no name for the program itself
         return None
 
 
@@ -237,7 +246,8 @@ def prepare() -> None:
     sys.addaudithook(opened)
     if steps.mode == "watch":
         torch.compiler.set_stance("force_eager")
-        os.register_at_fork(after_in_child=leave_mode)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=leave_mode)
 
 
 def opened(event: str, args) -> None:

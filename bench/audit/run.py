@@ -76,10 +76,12 @@ def why_nothing(timed: dict) -> str:
 
 
 def machine_of(timed: dict) -> dict:
-    """What bench.measure.machine tells of the device that a script trained on, with its memory, and
-    with the rates of its products where no datasheet has them."""
+    """What bench.measure.machine tells of the device that a script trained on, with its memory, or
+    None where the system doesn't tell it, and with the rates of its products where no datasheet has
+    them."""
     hidden = {} if timed["device"] == "cuda" else dict(CUDA_VISIBLE_DEVICES="")
     machine = processes.ask_machine("this_machine", **hidden)
     if machine["name"] not in PEAK_FLOPS:
         machine |= dict(rates=processes.ask_machine("matmul_peak", **hidden))
-    return machine | dict(memory_there=timed["memory_there"] or machine["ram_gb"] * 2**30)
+    ram = None if machine["ram_gb"] is None else machine["ram_gb"] * 2**30
+    return machine | dict(memory_there=timed["memory_there"] or ram)

@@ -190,9 +190,15 @@ def padded_vocabulary(step: Step) -> tuple:
         *step.heads, *step.losses]
 
 
+def of_memory(used: float | None, there: float | None) -> str:
+    """How much memory was used, in words, with "?" for what the system doesn't tell."""
+    sizes = ["?" if size is None else f"{size / 2**30:.1f}" for size in (used, there)]
+    return " of ".join(sizes) + " GB"
+
+
 def batch_size(step: Step) -> tuple:
     used, there = step.facts["memory"], step.facts["memory_there"]
-    seen = f"{used / 2**30:.1f} of {there / 2**30:.1f} GB in use"
+    seen = f"{of_memory(used, there)} in use"
     if step.device == "cuda":
         return LACKS if 2 * used < 0.95 * there else CANT_TELL, seen
     return CANT_TELL, f"{seen}; try twice the batch"

@@ -11,7 +11,7 @@ from bench.audit.gains import gains_of
 from bench.audit.notes import notes
 from bench.audit.price import Price, prices
 from bench.audit.price import text as text_of_prices
-from bench.audit.signs import CANT_TELL, LACKS, Verdict, count, verdicts
+from bench.audit.signs import CANT_TELL, LACKS, Verdict, count, of_memory, verdicts
 from bench.audit.step import Step
 from bench.common import relative, write_whole
 from bench.predict.speed import PEAK_FLOPS
@@ -116,8 +116,8 @@ def head(timed: dict, machine: dict, figures: dict) -> list[str]:
              f" {count(figures['steps'], 'step')}), {what}",
              f"{figures['flops'] / 1e9:,.4g} GFLOP a step in {figures['type']}:"
              f" {figures['share_of_rate']:.0%} {of};"
-             f" memory {figures['memory'] / 2**30:.1f} of"
-             f" {figures['memory_there'] / 2**30:.1f} GB; {updates or 'no optimizer'}",
+             f" memory {of_memory(figures['memory'], figures['memory_there'])};"
+             f" {updates or 'no optimizer'}",
              "of the watched step's operators: " + ", ".join(
                  f"{kind} {share:.0%}" for kind, share in figures["shares"].items())]
     if figures["beside"] > 0.02:
