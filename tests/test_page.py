@@ -476,7 +476,7 @@ def test_short_name():
              "AMD FX(tm)-8350 Eight-Core Processor": "AMD FX-8350 Eight-Core",
              "AMD EPYC 7763 64-Core Processor": "AMD EPYC 7763 64-Core",
              "NVIDIA H100 80GB HBM3": "H100", "NVIDIA GeForce RTX 4090": "RTX 4090",
-             "NVIDIA A100-SXM4-80GB": "A100-SXM4-80GB",
+             "NVIDIA A100-SXM4-80GB": "A100-SXM4", "NVIDIA A100 80GB PCIe": "A100 PCIe",
              "NVIDIA GeForce GTX 1060 3GB": "GTX 1060 3GB", "Tesla T4": "Tesla T4",
              "A Processor of its own": "A Processor of its own"}
     assert {name: short_name(dict(name=name)) for name in names} == names
