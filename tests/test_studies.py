@@ -31,7 +31,7 @@ from bench.measure.child import HANG_SECONDS
 from bench.measure.plan import Plan
 from bench.report import cards, look, waterfall
 from bench.report.pictures import picture_bytes
-from bench.report.tables import excerpts_of, found_in, picture_name, text_of
+from bench.report.tables import excerpts_of, found_in, markdown, picture_name, tables_of, text_of
 from bench.studies import all_studies, search
 from bench.studies.compile_modes import pays_from
 
@@ -330,6 +330,9 @@ def test_whose_factor_it_is(tmp_path, rungs, machine, credits, published):
     gains, _ = gains_of(machine, machine["device"], tmp_path)
     if alone:
         assert gains == {row.run.script: row.factor for row in alone}
+    for table in (*tables_of(study, measured, rows), *study.excerpts(measured, rows)["ladder"]):
+        for row, cells in zip(rows, rows_of_text(markdown(table)), strict=True):
+            assert (row.technique in cells) == (row in (rows[0], *alone))
     texts = shown(study.draw(measured, rows))
     for row in rows[1:]:
         several = f"techniques {row.techniques[0]} to"

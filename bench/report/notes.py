@@ -182,9 +182,6 @@ def factor_note(rows: list[Row]) -> str:
     text = ("The speedup is over the first row." if one_reference(rows) and len(rows) > 2 else
             "The speedup is over the row above, or over the nearest one that has numbers; the"
             " baseline is the first row.")
-    several = [row.label for row in rows if len(row.techniques) > 1]
-    if several:
-        text += f" That of {listed(several)} is of all techniques since the row it is over."
     return text + " The published speedups, from an A100, are in brackets." * any(
         row.published_factor for row in rows)
 

@@ -34,7 +34,7 @@ class Ladder(Study):
         in_01 = within_01(measured.folder)
         return {"ladder": [Table([
             Column("#", lambda row: str(row.run.rung)),
-            Column("technique", lambda row: row.technique, True),
+            Column("technique", lambda row: credited(row, row.technique), True),
             Column("tok/sec (range)", speed),
             number("× before", "factor", ".2f"),
             number("A100", "published_factor", ".2f"),
