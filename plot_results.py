@@ -27,10 +27,10 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, default=ROOT / "results", metavar="DIR",
-                        help="folder of the records (default: results next to this script)")
+    parser.add_argument("--results-dir", type=Path, default=ROOT / "results", metavar="DIR",
+                        help="folder of the results (default: results/ next to this script)")
     parser.add_argument("--out", type=Path, metavar="DIR",
-                        help="folder for the pictures and summary.md (default: that of --results)")
+                        help="folder for the pictures and summary.md (default: --results-dir)")
     parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png",
                         help="of the pictures (default: png)")
     parser.add_argument("--show", action="store_true", help="also open the pictures in windows")
@@ -40,21 +40,21 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     sys.stdout.reconfigure(errors="replace")  # a terminal without × or – is no reason to stop
     args = parse_arguments(argv)
-    out = args.out or args.results
-    if not args.results.is_dir():
-        print(f"error: {args.results} is not a folder", file=sys.stderr)
+    out = args.out or args.results_dir
+    if not args.results_dir.is_dir():
+        print(f"error: {args.results_dir} is not a folder", file=sys.stderr)
         return 1
     studies = all_studies()
     try:
         pyplot = load_pyplot(args.show)
-        summary = "".join(study.summary(args.results) for study in studies.values())
-        by_study = draw_all(studies, args.results, args.format, keep=args.show)
+        summary = "".join(study.summary(args.results_dir) for study in studies.values())
+        by_study = draw_all(studies, args.results_dir, args.format, keep=args.show)
         print(f"\n{summary}")
         others = ", ".join(relative(folder) for folder in sorted(REFERENCE.glob("*/")))
         drawn = {file: picture for own in by_study.values() for file, picture in own.items()}
         if not drawn:
-            print(f"Nothing to draw: there is no complete run in {relative(args.results)}, or none"
-                  " of a study that has a picture.")
+            print(f"Nothing to draw: there is no complete run in {relative(args.results_dir)}, or"
+                  " none of a study that has a picture.")
         print(f"Pictures of other machines: {others}")
         files: dict[str, str | bytes] = {"summary.md": summary, **drawn} if drawn else {}
         for name, content in files.items():

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import re
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from bench.common import REFERENCE, ROOT, UserError, relative, trained_in
@@ -100,6 +100,13 @@ def published() -> Published:
                 patch.name: patch.published.reserved_gb for patch in patches if patch.published})
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{relative(PUBLISHED)} can't be read: {error!r}")
+
+
+@cache
+def without_effect_on_gpus() -> set[int]:
+    """The numbers of the techniques that do nothing where there is a GPU. Raises StackError."""
+    return {number for number, patch in enumerate(stack.load(), 1)
+            if patch.fields["Hardware"].startswith("CPUs")}
 
 
 class Scripts:

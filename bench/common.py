@@ -45,7 +45,7 @@ def short_name(machine: dict) -> str:
     """A machine's name as tables and pictures show it, without marks: "Intel Xeon", "H100", and
     with the type where the optimized scripts train in another one than bfloat16."""
     name = re.sub(r"\((R|TM)\)|( Processor)?(( CPU)? @.*)?$|^NVIDIA (GeForce )?|"
-                  r" \d+GB HBM\w+$", "", machine["name"], flags=re.IGNORECASE)
+                  r" \d+GB( HBM\w+$|(?= PCIe$))|-\d+GB$", "", machine["name"], flags=re.IGNORECASE)
     return name if trained_in(machine) == "bfloat16" else f"{name} ({trained_in(machine)})"
 
 

@@ -68,6 +68,7 @@ HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?\n")
 CONFLICT = re.compile(  # as git merge-file --diff3 marks it: ours, the base, theirs
     rb"^<{7} ours\n(.*?)^\|{7} base\n(.*?)^={7}\n(.*?)^>{7} theirs\n", re.DOTALL | re.MULTILINE)
 DEFINITION = re.compile(rb"^(?:(?:class|def) \w+|\w+ = {$)", re.MULTILINE)
+OPTION = re.compile(rb"^    (\w+): [^=\n]+ = option\(", re.MULTILINE)  # a setting of Config
 WORD = re.compile(rb"\w+|\s|[^\w\s]")
 
 
@@ -130,7 +131,8 @@ class Patch:
         self.base = base = fields["Base"]
         if base not in bases:
             raise StackError(f"{file}: its Base: has to be {' or '.join(bases)}")
-        if not self.name.startswith(fields.get("Slot", "")):
+        slot = fields.get("Slot")
+        if slot and not f"{self.name}-".startswith(f"{slot}-"):
             raise StackError(f"{file}: a variant's name has to begin with its Slot:")
         self.published = None
         if published := re.fullmatch(PUBLISHED, fields.get("Published", "")):
@@ -178,6 +180,9 @@ def parse_header(file: str, header: bytes) -> dict[str, str]:
     fields = {field: " ".join(text.split()) for field, text in message.items()}
     for field in fields.keys() - FIELDS.keys():
         raise StackError(f"{file}: its header has an unknown field {field}:")
+    for field in fields:
+        if len(message.get_all(field)) > 1:
+            raise StackError(f"{file}: its header has {field}: twice")
     for field, (form, meaning) in FIELDS.items():
         optional = field in OPTIONAL and field not in fields
         if not optional and not re.fullmatch(form, fields.get(field, "")):
@@ -591,10 +596,14 @@ def next_commands(patch: Patch, base: str | None, number: int) -> list[str]:
 
 def compose_command(root: Path, names: list[str], base: str | None, out: Path) -> list[str]:
     """a script of your own: 01 or 02 with the named variants, in one file that needs no other"""
+    text = compose(names, {"01": LAST, "02": DDP}.get(base), root)
     if os.path.lexists(out):
         raise StackError(f"{out} exists: nothing is overwritten")
-    text = compose(names, {"01": LAST, "02": DDP}.get(base), root)
-    return [os.path.relpath(path) for path in write_all({out: text})]
+    written = [os.path.relpath(path) for path in write_all({out: text})]
+    before = {option for file in (LAST, DDP) for option in OPTION.findall(read(root / file))}
+    added = [f"--{option.decode().replace('_', '-')}" for option in OPTION.findall(text)
+             if option not in before]
+    return [*written, f"its variants add {', '.join(added)} (see --help)"] if added else written
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -156,7 +156,7 @@ def test_records(tmp_path, monkeypatch):
             # Drawing takes seconds; making the figure finds most of what can go wrong.
             monkeypatch.setattr(Figure, "savefig",
                                 (lambda *_, **__: None) if number % 20 else draw_really)
-            code, err = called(plot_results.main, ["--results", str(folder)])
+            code, err = called(plot_results.main, ["--results-dir", str(folder)])
             assert code in (0, 1) and "Traceback" not in err
             assert all(re.match("skipped: |error: |no picture|.*[wW]arning|  ", line)
                        for line in err.splitlines()), err
@@ -523,7 +523,7 @@ def test_full_disk(tmp_path, limit):
                 ("a run", 8_000, [ROOT / "00_orig.py", *TINY, "--device", "cpu", "--eval-freq", 1,
                                   "--data", data, "--results-dir", "out"]),
                 ("prepare.py", 1_500_000, [ROOT / "data" / "prepare.py", text, "--out", "out"]),
-                ("plot_results.py", 60_000, [ROOT / "plot_results.py", "--results", made_up,
+                ("plot_results.py", 60_000, [ROOT / "plot_results.py", "--results-dir", made_up,
                                              "--out", "out"])][number % 3]
             size = draw.randrange(most)
             if limit == "a disk":  # whose smallest size is a page
@@ -587,7 +587,7 @@ def test_a_folder_that_may_only_be_read(tmp_path, program):
     write_results(made_up)
     command = {
         "00_orig.py": [ROOT / "00_orig.py", *TINY, "--data", data, "--results-dir", "out"],
-        "plot_results.py": [ROOT / "plot_results.py", "--results", made_up, "--out", "out"],
+        "plot_results.py": [ROOT / "plot_results.py", "--results-dir", made_up, "--out", "out"],
         "prepare.py": [ROOT / "data" / "prepare.py", text, "--out", "out"],
         "measure.py": small_ladder(ROOT, data, "--results-dir", "out")}[program]
     before = on_small_disk(4096, place, tmp_path / "copy", "ro")

@@ -4,7 +4,7 @@ import json
 from argparse import Namespace
 
 import pytest
-from made_up import CPU, plan_of, rows_of_text, setup_of, write_journal
+from made_up import CPU, MACHINE, plan_of, rows_of_text, setup_of, write_journal
 
 from bench.common import UserError
 from bench.studies import all_studies
@@ -73,6 +73,20 @@ def test_another_version_is_one_of_another_step(tmp_path):
     assert ["another version of", "b", ""] in rows_of_text(answer(tmp_path, "one", "other"))
 
 
+def test_every_row_says_why_it_has_no_difference(tmp_path):
+    """But for a first row in both. No figure is written as None, nor with all its digits."""
+    speeds = [100.0, 101.0, 102.0]
+    ladder(tmp_path / "one", dict.fromkeys("abcd", speeds), CPU | dict(ram_gb=125.86690902709961))
+    ladder(tmp_path / "other", {"b": speeds, "c": speeds, "d": []}, MACHINE | dict(threads=3))
+    text = answer(tmp_path, "one", "other")
+    machines, techniques = map(rows_of_text, text.split("What each technique"))
+    assert [line[-1] for line in techniques] == [
+        "the first one in B", "not significant", "no figures in B"]
+    assert ["ram_gb", "125.9", "64.0"] in machines and ["capability", "", "8.0"] in machines
+    assert "None" not in text
+    assert not any(one == other for name, one, other in machines if name in CPU)
+
+
 def test_too_few_rounds_are_no_verdict(tmp_path):
     for name, speed in (("one", 200.0), ("other", 300.0)):
         ladder(tmp_path / name, {"a": [100.0], "b": [speed]})
@@ -89,7 +103,9 @@ def test_only_what_is_comparable(tmp_path):
     ladder(tmp_path / "other", {"a": speeds, "c": [4 * speed for speed in speeds[:3]]})
     (_, rows), (_, others) = (ladder_in(str(tmp_path / name)) for name in ("one", "other"))
     (pair,) = judged([Pair(rows[2], others[1])])
-    assert pair.difference == "" and not pair.comparable
+    assert pair.difference == "over b in A, over a in B" and not pair.comparable
+    with pytest.raises(UserError, match=r"before it \(c: over b in A, over a in B\)$"):
+        answer(tmp_path, "one", "other")
     (tmp_path / "third").mkdir()
     write_journal(tmp_path / "third", "ladder", plan_of("a", "b"), [
         dict(name="a"), dict(name="b")], options=["--dropout", "0"])

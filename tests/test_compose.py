@@ -149,8 +149,30 @@ def test_a_composed_script_trains(tmp_path, base, names, options):
     start, *_, end = read_record(tmp_path / "results")
     assert (start["stage"], end["status"]) == ("own", "complete")
     # Nothing is overwritten.
-    result = run_python(ROOT / "patches" / "stack.py", "compose", *names, "--out", own)
+    result = run_python(ROOT / "patches" / "stack.py", "compose", *names, "--base", base, "--out",
+                        own)
     assert result.returncode == 1 and "exists: nothing is overwritten" in result.stderr
+
+
+@pytest.mark.parametrize(("names", "options"), [
+    (["optimizer-muon", "data-workers", "compile-blocks"],
+     {"--polar-express", "--normuon", "--cautious-decay", "--workers"}),
+    (["ddp-options"], {"--bucket-mb", "--static-graph", "--compile-first"}),
+    (["optimizer-adafactor"], set())])  # other defaults of options that there are
+def test_the_options_that_variants_add_are_told(tmp_path, capsys, names, options):
+    own = tmp_path / "own.py"
+    assert stack.main(["compose", *names, "--out", str(own)]) == 0
+    written, *told = capsys.readouterr().out.splitlines()
+    words = " ".join(told).replace("see --help", "").split()
+    assert Path(written).resolve() == own
+    assert {word.strip(",") for word in words if word.startswith("--")} == options
+
+
+def test_a_typo_is_told_before_the_file_that_exists(tmp_path, capsys):
+    own = tmp_path / "own.py"
+    own.write_text("kept\n")
+    assert stack.main(["compose", "no-such", "--out", str(own)]) == 1
+    assert "no variant 'no-such'" in capsys.readouterr().err and own.read_text() == "kept\n"
 
 
 @pytest.mark.parametrize(("names", "says"), [

@@ -444,7 +444,7 @@ def test_odd_surroundings(tmp_path, program):
     text.write_text("Dorothea " * 100)
     options = {"00_orig.py": [*conftest.TINY, "--max-steps", 4, "--data", data, "--results-dir",
                               home / "results"],
-               "plot_results.py": ["--results", home],
+               "plot_results.py": ["--results-dir", home],
                "data/prepare.py": [text, "--out", home / "tokens"],
                "measure.py": ["ladder", "--rungs", "0", "--rounds", "1", "--max-tokens", "64",
                               "--data", data, "--", *conftest.TINY]}[program]

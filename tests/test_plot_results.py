@@ -20,7 +20,7 @@ from bench.common import relative  # noqa: E402
 def plot(capsys):
     """Runs it in this process: (exit code, lines of stdout, lines of stderr)."""
     def run(results, *options):
-        code = plot_results.main([str(part) for part in ("--results", results, *options)])
+        code = plot_results.main([str(part) for part in ("--results-dir", results, *options)])
         said = capsys.readouterr()
         return code, said.out.splitlines(), said.err.splitlines()
 
@@ -43,7 +43,7 @@ def test_command(tmp_path):
     write_ladder(results)
     stages = plan_of("00_orig", "01_opt_single_gpu")
     write_journal(results, "stages", stages, [dict(name="01_opt_single_gpu", speed=3000)])
-    run = run_python("-X", "utf8", ROOT / "plot_results.py", "--results", results, "--out", out,
+    run = run_python("-X", "utf8", ROOT / "plot_results.py", "--results-dir", results, "--out", out,
                      cwd=tmp_path, encoding="utf-8")
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("1 run that did not complete is left out\n")
@@ -127,7 +127,7 @@ def measured(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("backend", ["Qt4Agg", "TkAgg", "module://matplotlib_inline.backend_inline"])
 def test_whatever_backend_is_named(tmp_path, measured, backend):
     """One that matplotlib no longer has, one without a display, and a notebook's."""
-    run = run_python(ROOT / "plot_results.py", "--results", measured, "--out", tmp_path,
+    run = run_python(ROOT / "plot_results.py", "--results-dir", measured, "--out", tmp_path,
                      env=environment(MPLBACKEND=backend))
     assert (run.returncode, run.stderr) == (0, "")
     assert [path.stat().st_size > 10_000 for path in tmp_path.glob("*.png")] == [True]
@@ -135,8 +135,8 @@ def test_whatever_backend_is_named(tmp_path, measured, backend):
 
 def test_windows_that_cannot_be_opened(tmp_path, measured):
     """A wrong backend is told where it is asked for, in one line."""
-    run = run_python(ROOT / "plot_results.py", "--results", measured, "--out", tmp_path, "--show",
-                     env=environment(MPLBACKEND="Qt4Agg"))
+    run = run_python(ROOT / "plot_results.py", "--results-dir", measured, "--out", tmp_path,
+                     "--show", env=environment(MPLBACKEND="Qt4Agg"))
     assert run.returncode == 1 and not list(tmp_path.iterdir())
     (line,) = run.stderr.splitlines()
     assert line.startswith("error: --show can't open a window (MPLBACKEND: Qt4Agg): ")
@@ -146,7 +146,7 @@ def test_windows_that_cannot_be_opened(tmp_path, measured):
 def test_a_folder_of_matplotlib_that_cannot_be_made(tmp_path, measured):
     """Its own lines name the variable, and all is drawn."""
     (tmp_path / "file").touch()
-    run = run_python(ROOT / "plot_results.py", "--results", measured, "--out", tmp_path,
+    run = run_python(ROOT / "plot_results.py", "--results-dir", measured, "--out", tmp_path,
                      env=environment(MPLCONFIGDIR=str(tmp_path / "file" / "below")))
     assert run.returncode == 0 and (tmp_path / "speed.png").stat().st_size > 10_000
     assert "MPLCONFIGDIR" in run.stderr and "Traceback" not in run.stderr
@@ -220,5 +220,5 @@ def test_a_terminal_without_the_signs(tmp_path, monkeypatch, plot):
     """`×` and `–` become question marks."""
     with open(tmp_path / "out", "w", encoding="ascii") as terminal:
         monkeypatch.setattr(sys, "stdout", terminal)
-        assert plot_results.main(["--results", str(tmp_path)]) == 0
+        assert plot_results.main(["--results-dir", str(tmp_path)]) == 0
     assert "02 DDP ? 4" in (tmp_path / "out").read_text()

@@ -7,7 +7,7 @@ import pytest
 from made_up import MACHINE, carry_out, cells_of, setup_of, write_record
 
 from bench.report.tables import found_in
-from bench.studies.profile import Profile, kind_of, read_trace
+from bench.studies.profile import Profile, kind_of, read_trace, split_of
 
 
 def write_trace(path: Path, events: list[tuple]) -> Path:
@@ -23,8 +23,6 @@ KERNELS = [
     ("gpu_user_annotation", "ProfilerStep#2", 2000, 1000, 7),
     ("kernel", "nvjet_hsh_128x256", 2500, 600, 7), ("gpu_memcpy", "Memcpy HtoD", 3100, 100, 7),
     ("kernel", "void pytorch_flash::flash_bwd_kernel", 3300, 1200, 7)]
-NOTHING = dict.fromkeys(("attention", "loss", "optimizer", "matrix products",
-                         "fused by torch.compile", "other", "idle"), 0)
 
 
 def test_cpu(tmp_path):
@@ -36,11 +34,11 @@ def test_cpu(tmp_path):
     profile = read_trace(write_trace(tmp_path / "trace", [*reversed(inside), *STEPS]), gpu=False)
     assert (profile["steps"], profile["seconds"], profile["gpu"]) == (2, 1e-3, False)
     first, *others = profile["operations"]
-    assert first == dict(name="aten::addmm", kind="matrix products", calls=1,
+    assert first == dict(name="aten::addmm", calls=1,
                          seconds=pytest.approx(300e-6))  # the longest first
     assert ("aten::linear", pytest.approx(100e-6)) in [
         (other["name"], other["seconds"]) for other in others]
-    assert profile["split"] == pytest.approx(NOTHING | {
+    assert split_of(profile) == pytest.approx({
         "loss": 100e-6, "matrix products": 400e-6, "other": 50e-6, "idle": 450e-6})
 
 
@@ -48,7 +46,7 @@ def test_gpu(tmp_path):
     """Kernels count, what the host does doesn't; idle is what lies between the kernels."""
     profile = read_trace(write_trace(tmp_path / "trace", KERNELS), gpu=True)
     assert profile["seconds"] == pytest.approx(1e-3) and profile["gpu"]
-    assert profile["split"] == pytest.approx(NOTHING | {
+    assert split_of(profile) == pytest.approx({
         "attention": 600e-6, "matrix products": 300e-6, "other": 50e-6, "idle": 50e-6})
 
 
@@ -64,6 +62,8 @@ def test_gpu(tmp_path):
     ("ampere_bf16_s16816gemm_bf16_128x256", "matrix products"),
     ("void cutlass::Kernel2<cutlass_80_tensorop_bf16>", "matrix products"),
     ("triton_tem_fused_mm_4", "matrix products"), ("aten::mm", "matrix products"),
+    ("graph_1_cpp_fused__to_copy_add_amax_arange_div_eq_exp_gather_log_split_sub_sum_view_5",
+     "loss"), ("triton_red_fused__to_copy_add_amax_arange_exp_gather_log_sub_sum_3", "loss"),
     ("triton_poi_fused_gelu_2", "fused by torch.compile"), ("aten::copy_", "other"),
     ("graph_1_cpp_fused_add_native_layer_norm_view_3", "fused by torch.compile")])
 def test_kinds(name, kind):

@@ -686,12 +686,14 @@ DAMAGE = [
     (r"Loss: .*\n(  .*\n)*", "Loss: small\n", "its header needs Loss"),
     (r"Base: .*\n", "Base 00_orig\n", "its header needs Base"),
     (r"Base: .*\n", "Base: ddp\n", "its Base: has to be "),
+    (r"Loss: ", "Loss: unchanged\nLoss: ", "its header has Loss: twice"),
     (r"Source: ", "Sources: ", "its header has an unknown field Sources"),
     (r"\n\n(.+\n)+\n", "\n\n", "prose and a blank line"),
     (r"\n\Z", "\r\n", r"every line has to end with \\n"),
 ]
 DAMAGED_VARIANT = [
     ("^", "Slot: data\n", "a variant's name has to begin with its Slot:"),
+    ("^", "Slot: prof\n", "a variant's name has to begin with its Slot:"),  # not a whole word
     ("^", "Slot: Two Words\n", "its header needs Slot:"),
     ("^", "Measure: --text 'open\n", "its Measure: can't be read: No closing quotation"),
     ("^", "Needs: package torch.nn\n", "its header needs Needs:"),

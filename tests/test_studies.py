@@ -22,15 +22,16 @@ from made_up import (
 )
 from matplotlib import pyplot as plt
 
+from bench.audit.gains import gains_of
 from bench.catalogue import Scripts
 from bench.common import UserError
 from bench.judge.rows import rows_of
 from bench.measure import lengths
 from bench.measure.child import HANG_SECONDS
 from bench.measure.plan import Plan
-from bench.report import cards, look
+from bench.report import cards, look, waterfall
 from bench.report.pictures import picture_bytes
-from bench.report.tables import excerpts_of, found_in, picture_name, text_of
+from bench.report.tables import excerpts_of, found_in, markdown, picture_name, tables_of, text_of
 from bench.studies import all_studies, search
 from bench.studies.compile_modes import pays_from
 
@@ -307,6 +308,56 @@ def test_a_summary_credits_a_technique_with_its_own_factor_alone(tmp_path, measu
     write_journal(tmp_path, "ladder", plan, runs)
     text = "\n".join(look.summary(tmp_path, dict(machine=CPU, matmul_peak=PEAK)))
     assert ("the head and its loss in chunks" in text) == told and "published speedup" not in text
+    assert ("techniques 1 to 14" in text) != told
+
+
+@pytest.mark.parametrize(("rungs", "machine", "credits", "published"), [
+    ("0,1,3", CPU, [[1], [2, 3]], [12_525, 12_526, 28_399]),
+    ("0,3", CPU, [[1, 2, 3]], [12_525, 28_399]),
+    ("2-3", CPU, [[3]], [27_648, 28_399]),
+    ("5-7", CPU, [[6], [7]], [45_486, 55_256, 91_901]),
+    ("11,13", CPU, [[12, 13]], [None, None]),
+    ("11,13", MACHINE, [[13]], [None, None])])  # technique 12 is for CPUs alone
+def test_whose_factor_it_is(tmp_path, rungs, machine, credits, published):
+    """In the title, in the picture with the published figures of the same rows, and in an audit."""
+    study = STUDIES["ladder"]
+    plan = plan_for(tmp_path, "ladder", f"--rungs {rungs}", machine)
+    write_journal(tmp_path, "ladder", plan, speeds_of(plan), machine)
+    ((measured, rows),) = found_in(tmp_path, "ladder")
+    assert [row.techniques for row in rows[1:]] == credits
+    alone = [row for row in rows[1:] if len(row.techniques) == 1]
+    assert cards.one_step(rows) == [rows[0], *alone]
+    gains, _ = gains_of(machine, machine["device"], tmp_path)
+    if alone:
+        assert gains == {row.run.script: row.factor for row in alone}
+    for table in (*tables_of(study, measured, rows), *study.excerpts(measured, rows)["ladder"]):
+        for row, cells in zip(rows, rows_of_text(markdown(table)), strict=True):
+            assert (row.technique in cells) == (row in (rows[0], *alone))
+    texts = shown(study.draw(measured, rows))
+    for row in rows[1:]:
+        several = f"techniques {row.techniques[0]} to"
+        assert any(several in text for text in texts) == (row not in alone)
+    steps = waterfall.published_steps([row.run.name for row in rows])
+    assert [step.speed for step in steps] == published
+    for row, step in zip(rows[1:], steps[1:], strict=True):
+        assert step.text == (f"{row.published_factor:.2f}×" if step.speed else "")
+    columns = study.draw(measured, rows).axes
+    assert len(columns) == (1 if published[0] is None else 2)
+
+
+def test_a_ladder_that_has_just_begun(tmp_path):
+    """It has both ends only with a baseline; DDP has the name that readers know."""
+    names = []
+    for runs in (["03-fused-adamw"], ["00_orig", "02_opt_multi_gpu_ddp"]):
+        folder = tmp_path / runs[0]
+        folder.mkdir()
+        plan = plan_for(folder, "ladder", machine=GPUS)
+        write_journal(folder, "ladder", plan, [dict(name=name) for name in runs], GPUS)
+        ((measured, rows),) = found_in(folder, "ladder")
+        own = STUDIES["ladder"].draw(measured, rows).axes[0]
+        names.append([own.get_title("left"), own.get_yticklabels()[-1].get_text()])
+    assert names == [["this machine", "DistributedDataParallel × 4 16"],
+                     ["this machine\n100 → 100 tok/sec", "techniques 1 to 16"]]
 
 
 def test_ladder_picture(tmp_path):
@@ -320,18 +371,19 @@ def test_ladder_picture(tmp_path):
     ((measured, rows),) = found_in(tmp_path, "ladder")
     texts = shown(study.draw(measured, rows))
     assert {"baseline \u20070", "larger batch 10", "102", "12,525", "2.21×",
+            "techniques 7 to \u20078",
             "failed: out of memory: lower --batch-si…",
             "thousand tok/sec, log scale\nbars: medians, ×: means\nthin lines: range of the runs"
             } <= set(texts)
     whole = rows[-1].factor_baseline
-    assert (f"{whole:.1f}× faster: cpu-demo on {LONG[:59]}…, 2 cores significant: torch.compile"
-            " 1.12×, causal mask made on the fly 1.10×, TF32 tensor cores 1.09× and 6 more"
+    assert (f"{whole:.1f}× faster: cpu-demo on {LONG[:59]}…, 2 cores significant: techniques 7"
+            " to 8 1.12×, causal mask made on the fly 1.10×, TF32 tensor cores 1.09× and 6 more"
             ) in [" ".join(text.split()) for text in texts]
     measured = measured_with(plan, {
         run.name: record_events(run.name, 100.0) for run in plan.runs[1:]} | {
         "00_orig": "ended by signal 9"})
     texts = shown(study.draw(measured, rows_of(measured)))
-    assert {"The baseline, then one more technique at a time: cpu-demo on Some CPU, 2 cores",
+    assert {"One more technique at a time: cpu-demo on Some CPU, 2 cores",
             "thousand tok/sec, log scale", "failed: ended by signal 9"} <= set(texts)
 
 

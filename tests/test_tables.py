@@ -209,7 +209,7 @@ def test_time_to_a_loss(tmp_path):
     base, fast, slow, failed = cells_of(markdown(published)).values()
     assert base == {
         "run": "base", "tok/sec": "100", "× tok/sec": "", "tokens": "3,328", "seconds": "33.0",
-        "range": "16.4–66.3", "× to the loss": "", "95 %": "", "first step, extra s": "-0.2",
+        "range": "16.4–66.3", "× to the loss": "", "95 %": "", "first step, extra s": "0.0",
         "× not counting compiling": "", "compared to": ""}
     assert fast == {
         "run": "fast", "tok/sec": "400", "× tok/sec": "4.00", "tokens": "3,328", "seconds": "15.8",

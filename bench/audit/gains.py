@@ -26,9 +26,10 @@ def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float
             same = alike and other["name"] == machine["name"]
             where = f"measured on {short_name(other)}" + (
                 f", another machine than this one, in {trained_in(other)}" * (not same))
-            if other["device"] == device and rows[0].tok_per_sec and (  # a ladder from its start on
-                    alike or device == "cpu"):
-                factors = {str(row.run.script): row.factor for row in rows if row.factor}
+            factors = {str(row.run.script): row.factor for row in rows
+                       if row.factor and len(row.techniques) < 2}
+            if factors and other["device"] == device and rows[0].tok_per_sec and (
+                    alike or device == "cpu"):  # a ladder from its start on
                 found.append(((2 * same, folder == results, alike), factors, where))
     _, gains, where = max(found, key=lambda each: each[0], default=((), {}, ""))
     return gains, where

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from statistics import median
 
-from bench.catalogue import Run
+from bench.catalogue import Run, without_effect_on_gpus
 from bench.judge.noise import (
     ROUNDS_FOR_A_VERDICT,
     Comparisons,
@@ -138,6 +138,16 @@ class Row:
         while name and not self.rows[name].speeds:
             name = self.rows[name].run.compared_to
         return self.rows[name] if name else None
+
+    @property
+    def techniques(self) -> list[int]:
+        """The numbers of the techniques that its factor is of: more than one in a ladder where the
+        row before it was left out or failed; none where there is no factor, or no ladder."""
+        if self.run.rung is None or not self.versus or not self.speeds:
+            return []
+        numbers = range(self.versus.run.rung + 1, self.run.rung + 1)
+        idle = without_effect_on_gpus() if self.measured.machine["gpus"] else set()
+        return [number for number in numbers if number == self.run.rung or number not in idle]
 
     factor = property(lambda row: row.factor_of(speed_of, row.versus))
     factor_baseline = property(lambda row: row.factor_of(speed_of, row.baseline))

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from bench.catalogue import published
+from bench.catalogue import published, without_effect_on_gpus
 from bench.common import REFERENCE, short_name, trained_in
 from bench.judge.rows import Row, rate_to, speed_of
 from bench.report import check, gpus
@@ -95,8 +95,8 @@ def both_ends(first: Path) -> list[dict]:
         last, machine = known[-1], known[0].measured.machine
         gpu = machine["gpus"]
         between = last.difference(speed_of, last.baseline)
-        whole = max(place for place, patch in enumerate(patches, 1)
-                    if not (gpu and patch.fields["Hardware"].startswith("CPUs")))
+        idle = without_effect_on_gpus() if gpu else set()
+        whole = max({*range(1, len(patches) + 1)} - idle)
         count = whole if last.run.rung is None else last.run.rung
         so_far = f", {count} of {whole} techniques" * (count < whole)
         so_far += ", one run of each" * (known[0].rounds == last.rounds == 1)
@@ -309,10 +309,8 @@ def all_rows_in(folder: Path, study: str) -> list[Row]:
 
 
 def one_step(rows: list[Row]) -> list[Row]:
-    """Without those whose factor has another technique in it, since the row between isn't measured.
-    """
-    return [row for row in rows
-            if not row.versus or row.versus.run.name == row.run.compared_to]
+    """Without those whose factor is that of several techniques."""
+    return [row for row in rows if len(row.techniques) < 2]
 
 
 def excluded(patch, variants: list) -> list[str]:

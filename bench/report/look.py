@@ -23,6 +23,7 @@ from bench.common import (
 )
 from bench.measure import machine
 from bench.measure.journal import data_of, journal_of, read_journal
+from bench.report.names import credited
 from bench.report.notes import counted, peaks
 from bench.report.tables import Column, Table, cell, markdown, number, rows_in
 
@@ -148,13 +149,12 @@ def summary(results: Path, look: dict) -> list[str]:
             lines.append(f"{fast.label} reaches {fast.share_of_peak:.0%} of this machine's own"
                          f" matmul throughput, 00 {plain.share_of_peak or 0:.0%} (of that in"
                          " its precision).")
-    measured = {row.run.name for row in ladder}  # else a factor is that of several techniques
-    rungs = [row for row in ladder if row.factor and row.run.compared_to in measured]
+    rungs = [row for row in ladder if row.factor]
     if rungs:
         judged = any(row.verdict != "not tested" for row in rungs)
         best = sorted((row for row in rungs if row.verdict == "faster" or not judged),
                       key=lambda row: -row.factor)
-        told = ", ".join(f"{row.technique} {row.factor:.2f}×" for row in best[:4])
+        told = ", ".join(f"{credited(row, row.technique)} {row.factor:.2f}×" for row in best[:4])
         lines.append(
             ("Significantly faster" if judged else
              "The largest speedups, not tested for significance yet,")
@@ -163,6 +163,7 @@ def summary(results: Path, look: dict) -> list[str]:
     published = [row for row in rungs if row.published_factor]
     if published:
         lines.append("More than a fifth off the published speedup: " + (", ".join(
-            f"{row.technique} {row.factor:.2f}× ({row.published_factor:.2f}×)" for row in published
+            f"{credited(row, row.technique)} {row.factor:.2f}× ({row.published_factor:.2f}×)"
+            for row in published
             if not 0.8 < row.factor / row.published_factor < 1.25) or "none") + ".")
     return lines

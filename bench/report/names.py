@@ -50,3 +50,10 @@ ADVICE = {  # by the patch's name
 def called(patch: str, otherwise: str) -> str:
     """A technique's name for readers; `otherwise` for one without, or a variant."""
     return ADVICE[patch].name if patch in ADVICE else otherwise
+
+
+def credited(row, name: str) -> str:
+    """What a row's factor is of: the technique with this name, or by their numbers the several
+    that lie between the row and the one that it is compared to."""
+    numbers = row.techniques
+    return name if len(numbers) < 2 else f"techniques {numbers[0]} to {numbers[-1]}"

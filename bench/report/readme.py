@@ -124,7 +124,7 @@ def guide_table(machine: Path) -> str:
     shown: dict = {}  # by the technique, variant or mode: {label: row}
     sizes = []
     for study in ("ladder", "variants", "compile-modes", "sweep"):
-        for row in rows_in(machine, study):
+        for row in cards.one_step(rows_in(machine, study)):
             shown.setdefault(row.run.mode or str(row.run.script), {})[row.label] = row
             sizes += [row] * (row.measured.kind == "batch" and bool(row.records))
     shown["batch"] = shown.get("10-batch-size", {})

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from bench.judge.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
+from bench.report.names import credited
 from bench.report.notes import full_notes, one_reference, versions_note
 
 
@@ -159,7 +160,8 @@ def full_table(rows: list[Row]) -> Table:
         return Column(heading + published, cell_of)
 
     def technique(row: Row) -> str:
-        return row.technique + r" \*" * row.uncompiled + " †" * row.speed_is_average
+        return (credited(row, row.technique) + r" \*" * row.uncompiled
+                + " †" * row.speed_is_average)
 
     return Table([
         RUN, Column("technique", technique, True), SPEED, RANGE,

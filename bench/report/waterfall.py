@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from bench.common import REFERENCE, short_name
@@ -19,6 +20,7 @@ from bench.report.pictures import (
     shorten,
 )
 from bench.report.tables import cell
+from patches.stack import FIRST
 
 CLEAR = 1.1  # the factor from which a published step, which has no interval, is drawn as a gain
 
@@ -46,13 +48,24 @@ def measured_steps(rows: list[Row]) -> list[Step]:
 
 
 def published_steps(names: list[str]) -> list[Step]:
-    """Of the scripts with these names in the ladder: the baseline, then each with its patch's."""
-    plain = cards.published().stages["00"].tok_per_sec
-    found = {step["patch"].name: Step(
-        step["now"].tok_per_sec, step["now"].tok_per_sec / step["factor"],
-        OWN if step["factor"] >= CLEAR else UNSURE, f"{step['factor']:.2f}×")
-        for step in cards.steps() if step["now"] and step["now"].gpus == 1}
-    return [Step(plain, text=f"{plain:,.0f}"), *(found.get(name, Step()) for name in names[1:])]
+    """Of the scripts with these names in the ladder, each over the last one before it that has a
+    published figure."""
+    speeds = {Path(FIRST).stem: cards.published().stages["00"].tok_per_sec} | {
+        step["patch"].name: step["now"].tok_per_sec for step in cards.steps()
+        if step["now"] and step["now"].gpus == 1}
+    steps, before = [], None
+    for name in names:
+        speed = speeds.get(name)
+        if not speed:
+            steps.append(Step())
+        elif not before:
+            steps.append(Step(speed, text=f"{speed:,.0f}"))
+        else:
+            factor = speed / before
+            colour = OWN if factor >= CLEAR else UNSURE
+            steps.append(Step(speed, before, colour, f"{factor:.2f}×"))
+        before = speed or before
+    return steps
 
 
 def draw(axes, steps: list[Step], inches: float) -> None:
@@ -81,8 +94,10 @@ def draw(axes, steps: list[Step], inches: float) -> None:
         ends.append(math.log(end / low) + 0.02)
         axes.annotate(step.text, (end, place), (5, 0), textcoords="offset points", va="center",
                       fontsize=10)
-    axes.set_xlim(low / 1.08, low * math.exp(max(0.1, room_for(texts, ends, inches))))
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+    room = max(0.1, room_for(texts, ends, inches))
+    axes.set_xlim(low / 1.08, low * math.exp(room))
+    subs = (1, 2, 5) if room > math.log(5) else (1, 1.5, 2, 3, 4, 5, 7)
+    axes.xaxis.set_major_locator(LogLocator(10, subs=subs))
     axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}")
     axes.xaxis.set_minor_formatter("")
     axes.set_xlabel("thousand tok/sec, log scale"
@@ -93,13 +108,14 @@ def draw(axes, steps: list[Step], inches: float) -> None:
 def panels(title: str, names: list[str], columns: list[tuple[str, list[Step]]]):
     """A figure with a waterfall in each column, below its heading."""
     figure, [(subfigure, *axes)] = rows_of_panels(
-        [title], [1.8 + 0.3 * len(names)], [1] * len(columns))
+        [title], [2.4 + 0.26 * len(names)], [1] * len(columns))
     inches = 7.6 / len(columns)
     for place, (each, (heading, steps)) in enumerate(zip(axes, columns, strict=True)):
         draw(each, steps, inches)
         known = [step.speed for step in steps if step.speed]
-        each.set_title(f"{heading}\n{known[0]:,.0f} → {known[-1]:,.0f} tok/sec", loc="left",
-                       fontsize=11)
+        if steps[0].speed and len(known) > 1:  # else it isn't the whole ladder's
+            heading += f"\n{known[0]:,.0f} → {known[-1]:,.0f} tok/sec"
+        each.set_title(heading, loc="left", fontsize=11)
         if not place:
             each.set_yticks(range(len(names)), names)
     subfigure.legend(handles=keys({
@@ -114,9 +130,12 @@ def names_of(rows: list[Row]) -> list[str]:
     names = []
     for row in rows:
         number, _, name = row.label.partition(" ")
-        processes = f" × {row.run.processes}" * (row.run.processes > 1)
-        name = called(row.run.name, name)
-        names.append(f"{name}{processes} {number:\u2007>2}")  # a space as wide as a figure
+        if len(row.techniques) > 1:
+            name = f"techniques {row.techniques[0]} to"
+        else:
+            name = called(str(row.run.script), name)
+            name += f" × {row.run.processes}" if row.run.processes > 1 else ""
+        names.append(f"{name} {number:\u2007>2}")  # a space as wide as a figure
     return names
 
 

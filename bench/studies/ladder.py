@@ -3,7 +3,7 @@
 from bench.judge.rows import Row
 from bench.measure.plan import EVERY_ROUND
 from bench.report import waterfall
-from bench.report.names import called
+from bench.report.names import called, credited
 from bench.report.pictures import place_of
 from bench.report.tables import Column, Table, bold, cell, number, spread, within_01
 from bench.studies import Study
@@ -34,7 +34,7 @@ class Ladder(Study):
         in_01 = within_01(measured.folder)
         return {"ladder": [Table([
             Column("#", lambda row: str(row.run.rung)),
-            Column("technique", lambda row: row.technique, True),
+            Column("technique", lambda row: credited(row, row.technique), True),
             Column("tok/sec (range)", speed),
             number("× before", "factor", ".2f"),
             number("A100", "published_factor", ".2f"),
@@ -50,9 +50,10 @@ class Ladder(Study):
         """This machine's waterfall, and the published one next to it."""
         if not any(row.tok_per_sec for row in rows):
             return None
+        columns = [("this machine", waterfall.measured_steps(rows)),
+                   ("A100, published", waterfall.published_steps([row.run.name for row in rows]))]
         return waterfall.panels(finding(measured, rows), waterfall.names_of(rows), [
-            ("this machine", waterfall.measured_steps(rows)),
-            ("A100, published", waterfall.published_steps([row.run.name for row in rows]))])
+            (heading, steps) for heading, steps in columns if any(step.speed for step in steps)])
 
 
 def finding(measured, rows: list[Row]) -> str:
@@ -60,10 +61,12 @@ def finding(measured, rows: list[Row]) -> str:
     claims nothing."""
     sure = sorted((row for row in rows if row.verdict == "faster"), key=lambda row: -row.factor)
     if not sure:
-        return f"The baseline, then one more technique at a time: {place_of(measured)}"
-    names = [f"{called(row.run.name, row.label.partition(' ')[2])} {row.factor:.2f}×"
-             for row in sure]
+        return f"One more technique at a time: {place_of(measured)}"
+    names = [credited(row, called(str(row.run.script), row.label.partition(" ")[2]))
+             + f" {row.factor:.2f}×" for row in sure]
     rest = f" and {len(names) - 3} more" * (len(names) > 3)
     whole = next(filter(None, (row.factor_baseline for row in reversed(rows))), None)
-    return ((f"{whole:.1f}× faster: " if whole else "") + f"{place_of(measured)}\n"
+    first = rows[0].run.rung
+    since = f" than after technique {first}" if first else ""
+    return ((f"{whole:.1f}× faster{since}: " if whole else "") + f"{place_of(measured)}\n"
             f"significant: {', '.join(names[:3])}{rest}")

@@ -14,10 +14,11 @@ from bench.studies import Study
 TOP = 20  # operations that are shown
 STEPS = 12  # that a profiled run trains: two to warm up, ten in the trace
 # What an operation or kernel does, by its name; the first pattern that is found counts. Kernels of
-# matmuls are cuBLAS's, CUTLASS's and oneDNN's.
+# matmuls are cuBLAS's, CUTLASS's and oneDNN's; the head in chunks has a log-softmax of its own.
 KINDS = {
     "attention": r"flash|fmha|scaled_dot_product|attention|cudnn_generated",
-    "loss": r"log_softmax|LogSoftMax|softmax_loss|nll_loss|cross_entropy|SoftMax(Forward|Backward)",
+    "loss": r"log_softmax|LogSoftMax|softmax_loss|nll_loss|cross_entropy|SoftMax(Forward|Backward)"
+            r"|fused\w*_amax_\w*_exp_gather_log_",
     "optimizer": r"[Aa]dam|multi_tensor|Optimizer",
     "matrix products": r"gemm|nvjet|cutlass|cublas|mm\b|mkl|linear|triton_tem",
     "fused by torch.compile": r"triton_|cpp_fused_|CompiledFxGraph",
@@ -43,11 +44,10 @@ def self_times(events: list[dict]) -> list[tuple[str, float]]:
 
 
 def read_trace(path: Path, gpu: bool) -> dict:
-    """The profiled steps: {steps, seconds, gpu, operations, split}, seconds per step everywhere.
+    """The profiled steps: {steps, seconds, gpu, operations}, seconds per step everywhere.
 
-    `operations` has the name, kind, calls and seconds of each operation (on a GPU: kernel), the
-    longest first; `split` the seconds of each kind and of "idle": on a GPU the time in which no
-    kernel ran, on a CPU that outside of PyTorch's operations. Raises ValueError for no such trace.
+    `operations` has the name, calls and seconds of each operation (on a GPU: kernel), the longest
+    first. Raises ValueError for no such trace.
     """
     try:
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
@@ -74,14 +74,19 @@ def read_trace(path: Path, gpu: bool) -> dict:
     for name, duration in times:
         seconds[name] += duration / 1e6 / steps
         calls[name] += 1
-    operations = [dict(name=name, kind=kind_of(name), calls=calls[name] / steps, seconds=time)
+    operations = [dict(name=name, calls=calls[name] / steps, seconds=time)
                   for name, time in sorted(seconds.items(), key=lambda item: -item[1])]
+    return dict(steps=steps, seconds=total / 1e6 / steps, gpu=gpu, operations=operations)
+
+
+def split_of(profile: dict) -> dict[str, float]:
+    """The seconds of each kind that a step has, and of "idle": on a GPU the time in which no kernel
+    ran, on a CPU that outside of PyTorch's operations."""
     split = dict.fromkeys(KINDS, 0.0)
-    for operation in operations:
-        split[operation["kind"]] += operation["seconds"]
-    per_step = total / 1e6 / steps
-    split["idle"] = max(0.0, per_step - sum(split.values()))
-    return dict(steps=steps, seconds=per_step, gpu=gpu, operations=operations, split=split)
+    for operation in profile["operations"]:
+        split[kind_of(operation["name"])] += operation["seconds"]
+    split["idle"] = max(0.0, profile["seconds"] - sum(split.values()))
+    return {kind: seconds for kind, seconds in split.items() if seconds}
 
 
 class Profile(Study):
@@ -134,11 +139,11 @@ class Profile(Study):
             Column("kind", lambda line: line[0], True),
             Column("ms per step", lambda line: f"{1000 * line[1]:,.2f}"),
             Column("share", lambda line: f"{line[1] / total:.1%}"),
-        ], list(profile["split"].items())))
+        ], list(split_of(profile).items())))
         operations = markdown(Table([
             Column("kernel" if profile["gpu"] else "operation",
                    lambda line: f"`{line['name'][:80]}`", True),
-            Column("kind", lambda line: line["kind"], True),
+            Column("kind", lambda line: kind_of(line["name"]), True),
             Column("calls per step", lambda line: f"{line['calls']:g}"),
             Column("ms per step", lambda line: f"{1000 * line['seconds']:,.2f}"),
             Column("share", lambda line: f"{line['seconds'] / total:.1%}"),

@@ -9,12 +9,21 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.common import DAMAGE, REFERENCE, UserError, relative, trained_in, write_whole
+from bench.common import (
+    DAMAGE,
+    REFERENCE,
+    UserError,
+    listed,
+    relative,
+    trained_in,
+    write_whole,
+)
 from bench.judge.noise import significant, verdict
 from bench.judge.rows import Row, speed_of
 from bench.measure.journal import locked, loose_records
 from bench.measure.records import Record
 from bench.report.look import read_look
+from bench.report.names import credited
 from bench.report.page import write_page
 from bench.report.tables import (
     INTERVAL,
@@ -40,10 +49,25 @@ class Pair(NamedTuple):
     difference: str = ""  # whether the technique brings more here or there
 
     @property
+    def both(self) -> bool:
+        """Whether both have factors."""
+        return bool(self.one.factor and self.other.factor)
+
+    @property
     def comparable(self) -> bool:
         """Whether both have factors, over the same rung."""
-        return bool(self.one.factor and self.other.factor
-                    and self.one.versus.run.name == self.other.versus.run.name)
+        return self.both and self.one.versus.run.name == self.other.versus.run.name
+
+    @property
+    def why_not(self) -> str:
+        """Why the two can't be compared; "" where neither has a row before it."""
+        if self.both:
+            return f"over {self.one.versus.label} in A, over {self.other.versus.label} in B"
+        rows = {"A": self.one, "B": self.other}
+        if missing := [name for name, row in rows.items() if not row.speeds]:
+            return f"no figures in {listed(missing)}"
+        first = [name for name, row in rows.items() if not row.versus]
+        return f"the first one in {first[0]}" if len(first) == 1 else ""
 
 
 def judged(pairs: list[Pair]) -> list[Pair]:
@@ -60,7 +84,7 @@ def judged(pairs: list[Pair]) -> list[Pair]:
     sure = significant(found, min(levels, default=0))
     for name, each in found.items():
         told[name] = verdict(each, name in sure, "more in A", "more in B", "not significant")
-    return [pair._replace(difference=told.get(pair.one.run.name, "")) for pair in pairs]
+    return [pair._replace(difference=told.get(pair.one.run.name, pair.why_not)) for pair in pairs]
 
 
 class Compare(Study):
@@ -84,7 +108,9 @@ class Compare(Study):
         there = {row.run.name: row for row in others}
         pairs = [Pair(row, there[row.run.name]) for row in rows if row.run.name in there]
         if not any(pair.comparable for pair in pairs):
-            raise UserError("the two ladders have no technique in common")
+            reasons = [f"{pair.one.label}: {pair.why_not}" for pair in pairs if pair.why_not]
+            raise UserError("the two ladders have no technique in common" + (
+                f" with the same one before it ({'; '.join(reasons)})" if reasons else ""))
         pairs = judged(pairs)
         return "\n".join([
             markdown(Table([
@@ -92,7 +118,8 @@ class Compare(Study):
                 Column("B", lambda line: str(line[2]))],
                 [("folder", *names), *differences(one, other, pairs)])),
             markdown(Table([
-                words("technique", "one.label"), number("published", "one.published_factor", ".2f"),
+                Column("technique", lambda pair: credited(pair.one, pair.one.label), True),
+                number("published", "one.published_factor", ".2f"),
                 number("A: ×", "one.factor", ".2f"),
                 Column("95 %", lambda pair: INTERVAL.cell(pair.one)),
                 number("B: ×", "other.factor", ".2f"),
@@ -122,9 +149,15 @@ def differences(one, other, pairs: list[Pair]) -> list[tuple]:
             "text": measured.text or "the book", "SHA-256 of its tokens": (measured.data or "")[:8],
             "tokens per run": measured.plan.tokens}
 
+    def shown(value) -> str:
+        if isinstance(value, float):
+            return f"{value:.1f}"
+        return "" if value is None else str(value)
+
     ours, theirs = facts(one), facts(other)
-    lines: list[tuple] = [(name, ours.get(name), theirs.get(name)) for name in ours | theirs
-                          if ours.get(name) != theirs.get(name)]
+    lines: list[tuple] = [(name, shown(ours.get(name)), shown(theirs.get(name)))
+                          for name in ours | theirs]
+    lines = [line for line in lines if line[1] != line[2]]
     changed = [pair.one.label for pair in pairs if one.of_another_version(other, pair.one.run.name)]
     if changed:
         lines.append(("another version of", ", ".join(changed), ""))

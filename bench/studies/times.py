@@ -38,6 +38,10 @@ def time_columns(target: float) -> list[Column]:
             return ""
         return f"{low:,.1f}–" + ("not reached" if high == math.inf else f"{high:,.1f}")
 
+    def first_step(row: Row) -> str:
+        extra = difference(row.seconds_to(target, True), row.seconds_to(target))
+        return cell(extra and max(0.0, extra), ".1f")  # it may be shorter than a median step
+
     def factor(with_first_step: bool):
         rate = rate_to(target, with_first_step)
         return lambda row: bold(cell(row.factor_of(rate, row.versus), ".2f"), row.verdict_on(rate))
@@ -48,8 +52,7 @@ def time_columns(target: float) -> list[Column]:
         Column("seconds", seconds), Column("range", spread_of),
         Column("× to the loss", factor(True)),
         Column("95 %", lambda row: spread(list(row.interval(rate_to(target, True)) or ()), ".2f")),
-        Column("first step, extra s", lambda row: cell(
-            difference(row.seconds_to(target, True), row.seconds_to(target)), ".1f")),
+        Column("first step, extra s", first_step),
         Column("× not counting compiling", factor(False)), words("compared to", "versus.label"),
     ]
 
