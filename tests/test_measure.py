@@ -68,6 +68,21 @@ def test_help(main, command):
         assert not any(text in out for text in ("{}", "{cuda", "{cpu"))  # defaults are filled in
 
 
+@pytest.mark.parametrize("program", ["measure", "plot_results", "bench.measure.machine"])
+def test_an_older_python(program):
+    """It is refused before what it lacks is imported."""
+    code = f"import sys; sys.version_info = (3, 10, 13, 'final', 0); import {program}"
+    result = run_python("-c", code, cwd=ROOT)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: needs Python 3.11 ") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("program", ["measure.py", "plot_results.py", "patches/stack.py"])
+def test_a_python_that_keeps_no_docstrings(program):
+    result = run_python("-OO", program, "--help", cwd=ROOT)
+    assert (result.returncode, result.stderr) == (0, "") and "usage: " in result.stdout
+
+
 @pytest.mark.parametrize(("argv", "says"), [
     ([], "COMMAND"), (["climb"], "'climb'"), (["stages", "--rungs", "1"], "--rungs 1"),
     (["ladder", "--rounds", "0"], "--rounds: 0 is out of range"),
