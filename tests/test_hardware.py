@@ -5,6 +5,7 @@ GPU's compute capability.
 """
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -501,6 +502,35 @@ def test_a_gpu_that_is_not_found(monkeypatch, build, driver, capability, needs):
     """Both versions, and what to install."""
     with_driver(monkeypatch, *driver, capability)
     assert machine.gpu_needs(*build, None, None, []) == needs
+
+
+@pytest.mark.parametrize("answer", [
+    "[N/A], [N/A]", "[Insufficient Permissions]", "[Not Supported]", "No devices were found",
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+    "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.12"])
+def test_an_answer_that_tells_nothing(tmp_path, monkeypatch, answer):
+    """Of nvidia-smi, with exit code 0."""
+    script = tmp_path / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\ncat << END\n{answer}\nEND\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(machine.Path, "exists", lambda path: False)  # no driver is loaded
+    for fields in ("name,driver_version", "driver_version", "compute_cap"):
+        assert machine.nvidia_smi(fields) == []
+    assert machine.gpu_needs(*CU130, None, None, []) is None
+
+
+def test_an_answer_that_tells_a_part(tmp_path, monkeypatch):
+    """The driver is too old to be asked for the compute capability."""
+    script = tmp_path / "nvidia-smi"
+    script.write_text('#!/bin/sh\ncase $1 in *compute_cap) echo "[N/A]";;'
+                      f' *) echo "{NAME}, 550.54.14";; esac\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(machine, "driver_cuda", lambda: 12_040)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert machine.nvidia_smi("name,driver_version") == [f"{NAME}, 550.54.14"]
+    assert machine.gpu_needs(*CU130, None, None, []).startswith(TOLD_OLD)
 
 
 def test_a_gpu_that_is_hidden_or_out_of_reach(monkeypatch):
