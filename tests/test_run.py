@@ -25,7 +25,7 @@ from made_up import (
     write_record,
 )
 
-from bench import processes
+from bench import common, processes
 from bench.catalogue import Run
 from bench.common import ELSEWHERE, UserError, sha256
 from bench.judge.rows import rows_of
@@ -606,13 +606,14 @@ def test_what_a_study_collects(place):
     assert place.one(study).outcome.text == "it broke"
 
 
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+
+
 @pytest.mark.parametrize(("changes", "launcher", "variables"), [
     ({}, [], {}),
-    (dict(torchrun=True), ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"],
-     {}),
+    (dict(torchrun=True), [*TORCHRUN, "--nproc_per_node=1"], {}),
     (dict(torchrun=True, processes=2, cores=2),
-     ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"],
-     {"OMP_NUM_THREADS": "1"}),
+     [*TORCHRUN, "--nproc_per_node=2"], {"OMP_NUM_THREADS": "1"}),
     (dict(torchrun=True, processes=2, mbit=200.0),
      ["-m", "bench.measure.hosts", "200"],
      {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}),
@@ -673,6 +674,44 @@ def test_compile_cache(place, plan, settings, files, kept):
     place.run(plan, rounds=2)
     assert counts == files
     assert [event["cache"] for event in place.events("run")] == kept.split()
+
+
+def test_no_option_leads_out_of_the_compiler_cache(place):
+    """A cold round removes the cache, whatever the options say."""
+    precious = place.folder / "data" / "train.bin"
+    precious.write_text("tokens")
+    options = ("--weights", "../../../data"), ("--name", "x" * 300), ("--to", "/")
+    caches = set()
+
+    def compile(command, environment):
+        cache = Path(environment["TORCHINDUCTOR_CACHE_DIR"])
+        cache.mkdir(parents=True, exist_ok=True)
+        caches.add(cache)
+        return child(speed=100)(command, environment)
+
+    plan = place.plan("a", "b", "c", cold_rounds=2)
+    plan.runs = [each.but(script=plan.runs[0].script, options=own)
+                 for each, own in zip(plan.runs, options, strict=True)]
+    place.children.does |= dict.fromkeys("abc", compile)
+    place.run(plan, rounds=2)
+    assert precious.read_text() == "tokens" and len(caches) == 3
+    assert {cache.parent for cache in caches} == {place.folder / "build" / "compiler-cache"}
+
+
+@pytest.mark.parametrize("outside", [
+    "", "..", "x/../..", "link", "link/below", "../buildings"])
+def test_only_what_is_in_build_is_removed(tmp_path, monkeypatch, outside):
+    build, elsewhere = tmp_path / "build", tmp_path / "elsewhere"
+    for folder in (build / "x" / "below", elsewhere / "below", tmp_path / "buildings"):
+        folder.mkdir(parents=True)
+    (build / "link").symlink_to(elsewhere)
+    monkeypatch.setattr(common, "BUILD", build)
+    with pytest.raises(UserError, match="so it isn't removed"):
+        common.remove_built(build / outside)
+    assert (elsewhere / "below").exists() and (tmp_path / "buildings").exists()
+    common.remove_built(build / "x")
+    common.remove_built(build / "x")  # nor is it an error where there is none
+    assert build.exists() and not (build / "x").exists()
 
 
 # ---- How long
