@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 from bench.catalogue import Scripts
-from bench.common import ROOT, UserError, relative
+from bench.common import ROOT, UserError, make_writable, relative
 from bench.judge.rows import rows_of
-from bench.measure.journal import journal_of, locked
+from bench.measure.journal import OTHER_RESULTS, journal_of, locked
 from bench.measure.plan import Setup
 from bench.measure.run import dry_run, failed, run_study, see_build
 from bench.report import look, readme
@@ -82,6 +82,8 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
 def measure(args: argparse.Namespace, options: list[str], studies: dict[str, Study]) -> int:
     """Measures a study; returns the exit code. Raises UserError, StackError, OSError."""
     study = studies[args.command]
+    if study.runs_scripts and not args.dry_run:
+        make_writable(args.results_dir, OTHER_RESULTS)
     machine = look.machine_in(args.results_dir) if study.of_this_machine else {}
     setup = Setup(machine, Scripts(), args.data, args.results_dir, args, options)
     if not study.runs_scripts:
@@ -108,6 +110,7 @@ def report(args: argparse.Namespace, options: list[str], studies: dict[str, Stud
         if name not in studies:
             raise UserError(f"--pieces: {name!r} is none of {', '.join(studies)}", 2)
     places = sorted((place, name) for name in chosen for place in studies[name].schedule)
+    make_writable(args.results_dir, OTHER_RESULTS)
     parser, machine, jobs = make_parser(studies), look.machine_in(args.results_dir), []
     for place, name in places:
         rounds = studies[name].schedule[place]

@@ -626,10 +626,20 @@ def asked(monkeypatch) -> list:
 def test_a_description_is_kept(asked, tmp_path, capsys):
     """The first call says that it takes a moment; later ones are at once."""
     results = tmp_path / "results"
+    results.mkdir()
     assert look.machine_in(results) == CPU
     assert capsys.readouterr().err.startswith("Looking at this machine, once: ")
     assert look.machine_in(results) == CPU and asked == ["this_machine"]
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["ladder", "--dry-run", "--rungs", "0"]])
+def test_a_misspelt_folder_is_not_made(asked, tmp_path, monkeypatch, capsys, command):
+    monkeypatch.setattr(doctor, "has_compiler", lambda gpu: True)
+    options = [*command, "--results-dir", str(tmp_path / "resluts"), "--data", str(tmp_path)]
+    args = commands.make_parser(all_studies()).parse_args(options)
+    assert commands.measure(args, [], all_studies()) == 0
+    assert asked == ["this_machine"] and not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("damage", [
@@ -672,9 +682,8 @@ def test_a_report_stays_beside_it(asked, tmp_path):
 
 def test_where_it_cannot_be_kept(asked, tmp_path, capsys):
     """Such as in a folder that may not be written: it is told, and the command goes on."""
-    place = tmp_path / "file"
-    place.write_text("")
-    assert look.machine_in(place) == CPU
+    (tmp_path / "machine.json").mkdir()
+    assert look.machine_in(tmp_path) == CPU
     assert "it can't be kept: " in capsys.readouterr().err
 
 
