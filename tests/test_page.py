@@ -482,7 +482,7 @@ def test_short_name():
 
 
 def test_cards_have_what_another_folder_alone_measured(tmp_path, monkeypatch):
-    """With the interval of what was repeated."""
+    """With the interval of what was repeated, and without a memory that isn't known."""
     monkeypatch.setattr(cards, "REFERENCE", tmp_path)
     machine, names = tmp_path / "some-cpu", ["01", "gc-freeze", "init-gpt2"]
     for folder, count, speed in ((machine, 2, 50.0), (machine / "later", 3, 200.0)):
@@ -491,11 +491,13 @@ def test_cards_have_what_another_folder_alone_measured(tmp_path, monkeypatch):
         plan.runs = [run.but(script=run.name, compared_to="01" if run.name != "01" else None)
                      for run in plan.runs]
         write_journal(folder, "variants", plan, [
-            dict(name=name, speed=(speed if name != "01" else 100.0) + number, round=number)
+            dict(name=name, speed=(speed if name != "01" else 100.0) + number, round=number,
+                 reserved_gb=2.0 if count == 2 else None)
             for number in (1, 2, 3) for name in names[:count]])
     text = cards.cards(machine, "variants") + cards.cards(machine, "variants", unchanged=False)
-    told = re.findall(r"Some CPU: ([\d.]+)× \([\d.]+–[\d.]+\) the speed", text)
-    assert told == ["0.51", "1.98"]  # gc-freeze of the machine's own folder
+    told = re.findall(r"Some CPU: ([\d.]+)× \([\d.]+–[\d.]+\) the speed(, 1.00× the memory)?\n",
+                      text)
+    assert told == [("0.51", ", 1.00× the memory"), ("1.98", "")]  # gc-freeze of the machine's own folder
 
 
 def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):

@@ -235,6 +235,14 @@ def test_names_are_told_before_anything_runs(tmp_path):
         next(Search().plans(setup_of(tmp_path, names="head-liger")))
 
 
+@pytest.mark.parametrize(("asked", "others", "doubles"), [
+    (None, [], 0), ("", [], 0), ("01,00", [], 2), (f"{MUON}, {MUON}", [MUON], 1),
+    ("data-workers --workers 3,data-workers --workers=3", ["data-workers --workers 3"], 1)])
+def test_a_script_is_searched_for_once(tmp_path, capsys, asked, others, doubles):
+    assert Search().scripts(setup_of(tmp_path, names=asked)) == ("01", *others)
+    assert capsys.readouterr().err.count("asked for twice") == doubles
+
+
 # ---- The time to it
 
 
@@ -299,6 +307,12 @@ def test_wrong_names_are_told_before_anything_runs(tmp_path):
     for wrong in (dict(rungs="99"), dict(names="no-such")):
         with pytest.raises(UserError, match="99|no-such"):
             next(TimeToLoss().plans(setup_of(tmp_path, **wrong)))
+
+
+@pytest.mark.parametrize("chosen", [dict(rungs="0,5"), dict(names="optimizer-muon")])
+def test_what_the_search_for_an_epoch_has_found_is_not_chosen_from(tmp_path, chosen):
+    with pytest.raises(UserError, match="--epoch .* neither --rungs nor --names"):
+        next(TimeToLoss().plans(setup_of(tmp_path, epoch=True, **chosen)))
 
 
 def test_without_a_measurement_the_stages_tell(tmp_path):

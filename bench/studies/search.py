@@ -10,7 +10,7 @@ import math
 from functools import partial
 from typing import NamedTuple
 
-from bench.catalogue import Run
+from bench.catalogue import Run, without_doubles
 from bench.common import UserError, relative
 from bench.judge.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
@@ -262,12 +262,18 @@ class Search(Study):
         super().options(parser)
         parser.add_argument("--epoch", action="store_true", help=EPOCH_HELP + ", by halving")
 
+    def scripts(self, setup: Setup) -> tuple[str, ...]:
+        """01 and the variants that are asked for; wrong ones are told before anything runs."""
+        names = filter(str.strip, (setup.args.names or "").split(","))
+        runs = [setup.scripts.find(name, setup.machine).but(stage=name)
+                for name in ("00", "01", *map(str.strip, names))]
+        for run in runs:
+            if run.error:
+                raise UserError(f"{run.stage}: {run.error}")
+        return tuple(run.stage for run in without_doubles(runs)[1:])
+
     def plans(self, setup):
-        names = [name.strip() for name in (setup.args.names or "").split(",") if name.strip()]
-        for name in names:  # wrong ones are told before anything runs
-            if error := setup.scripts.find(name, setup.machine).error:
-                raise UserError(f"{name}: {error}")
-        start, scripts = default_point(setup), ("01", *names)
+        start, scripts = default_point(setup), self.scripts(setup)
         if setup.args.epoch:
             yield from in_one_epoch(setup, start, scripts)
             return

@@ -3,6 +3,7 @@
 import math
 import textwrap
 
+from bench.common import UserError
 from bench.judge.rows import Row, rate_to, rows_of
 from bench.measure.plan import EVERY_ROUND
 from bench.report.pictures import (
@@ -51,6 +52,9 @@ class TimeToLoss(Study):
     def plans(self, setup):
         # Before anything runs: wrong names are told here.
         scripts, args = setup.scripts, setup.args
+        if args.epoch and (args.rungs or args.names):
+            raise UserError("--epoch measures the scripts of `search --epoch`: it takes neither"
+                            " --rungs nor --names", 2)
         runs = [scripts.stage("00"), scripts.stage("01")]
         if args.rungs:
             runs = scripts.chosen(args.rungs, scripts.rungs()[:-1])
