@@ -6,12 +6,12 @@ The published figures have their one reader here, too.
 import importlib.util
 import json
 import re
-import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 from bench.common import REFERENCE, ROOT, UserError, relative, trained_in
+from bench.processes import tell
 from patches import stack
 
 PUBLISHED = REFERENCE / "published-a100.json"
@@ -269,8 +269,8 @@ def without_doubles(runs: list[Run]) -> list[Run]:
         row = (frozenset(str(run.script).split("+")),
                frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options))
         if first := rows.get(row):
-            print(f"asked for twice, and taken once: {first.label}"
-                  + (f" ({run.label})" if run.label != first.label else ""), file=sys.stderr)
+            tell(f"asked for twice, and taken once: {first.label}"
+                 + (f" ({run.label})" if run.label != first.label else ""))
         elif other := names.get(run.name):
             raise UserError(f"{other.label} and {run.label} would both be called {run.name}: ask"
                             " for one at a time", 2)

@@ -21,7 +21,7 @@ from made_up import (
 )
 
 from bench import commands, processes
-from bench.common import REFERENCE, UserError, relative, short_name
+from bench.common import REFERENCE, UserError, listed, relative, short_name
 from bench.predict import fingerprint
 from bench.report import cards, check, look, page, readme
 from bench.report.names import ADVICE
@@ -192,7 +192,9 @@ def test_time_is_over(reports, no_pictures, capsys):
     names = re.search("Not finished: (.+); run it again to", reports.text)[1].split(", ")
     assert set(names) == {study.name for study in MEASURED} and len(names) == len(MEASURED)
     assert reports.text.count("Not measured yet.") == len(MEASURED) + 1  # and time-to-loss
-    assert "after 0.0 minutes; report.tar.gz beside it" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "after 0.0 minutes; report.tar.gz beside it" in out
+    assert f"\nThe time, 0.1 minutes, is over. Not finished: {listed(names)}; run it again" in out
     assert reports.make("--minutes", "0.1", pieces="stages,sweep") == 0
     assert "Not finished: stages, sweep;" in reports.text
 
@@ -205,7 +207,8 @@ def test_the_page_is_written_whatever_happens(reports, no_pictures, capsys, monk
 
     monkeypatch.setattr(type(all_studies()["ladder"]), "plans", plans)
     assert reports.make(pieces="stages,ladder,leave-one-out") == 1
-    assert "error: ladder: no git\n" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "error: ladder: no git\n" in err and "is over" not in out
     assert "\nNot finished: ladder: no git\n" in reports.text
     assert "run it again" not in reports.text
     assert figures(reports.results)[-1][0] == "without 3 fused adamw"
@@ -497,7 +500,8 @@ def test_cards_have_what_another_folder_alone_measured(tmp_path, monkeypatch):
     text = cards.cards(machine, "variants") + cards.cards(machine, "variants", unchanged=False)
     told = re.findall(r"Some CPU: ([\d.]+)× \([\d.]+–[\d.]+\) the speed(, 1.00× the memory)?\n",
                       text)
-    assert told == [("0.51", ", 1.00× the memory"), ("1.98", "")]  # gc-freeze of the machine's own folder
+    # gc-freeze of the machine's own folder
+    assert told == [("0.51", ", 1.00× the memory"), ("1.98", "")]
 
 
 def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):

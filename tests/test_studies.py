@@ -22,6 +22,7 @@ from made_up import (
 )
 from matplotlib import pyplot as plt
 
+from bench import processes
 from bench.catalogue import Scripts
 from bench.common import UserError
 from bench.judge.rows import rows_of
@@ -503,9 +504,10 @@ def test_what_a_checkpoint_costs(tmp_path):
      ["optimizer-muon --normuon --polar-express"], 1),
 ])
 def test_a_variant_is_measured_once(tmp_path, capsys, names, rows, doubles):
+    processes.tell.cache_clear()
     runs = STUDIES["variants"].runs(setup_of(tmp_path, names=names))
     assert [run.label for run in runs[1:]] == rows
-    assert capsys.readouterr().err.count("asked for twice, and taken once: ") == doubles
+    assert capsys.readouterr().out.count("asked for twice, and taken once: ") == doubles
 
 
 def test_two_variants_of_one_name_are_refused(tmp_path):
