@@ -827,7 +827,7 @@ def test_time_left(plan):
     jobs = [Job(each, number, seed) for name, number, seed in ROUND + NEXT
             for each in plan.runs if each.name == name]
     estimates = {"a": lengths.Length((), 30), "b": lengths.Length((), 50)}
-    results = [SimpleNamespace(name="a", seconds=seconds) for seconds in (10, 20, 90)]
+    results = [SimpleNamespace(name="a", seconds=seconds, record=None) for seconds in (10, 20, 90)]
     # b is estimated at 50 s, and a took 20 where 30 were estimated.
     assert seconds_left(jobs, results, estimates) == pytest.approx(
         4 * 20 + 2 * 50 * 20 / 30)

@@ -256,6 +256,7 @@ class Pack(Study):
             files = [path for path in sorted(results.iterdir())
                      if path.suffix in KEPT and path.is_file() and not path.is_symlink()
                      and not path.name.endswith(".trace.json")]
+            REFERENCE.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=REFERENCE, prefix=".") as scratch:
                 copy = Path(scratch, name)  # renamed when it is whole
                 copy.mkdir()
