@@ -33,7 +33,7 @@ bench: $(ENVIRONMENT)
 stages: $(ENVIRONMENT)
 	"$(PYTHON)" $$($(FITS) 00 -- $(OPTIONS) || echo 00_orig.py) $(OPTIONS)
 	"$(PYTHON)" $$($(FITS) 01 -- $(OPTIONS) || echo 01_opt_single_gpu.py) $(OPTIONS)
-	OMP_NUM_THREADS=1 "$(PYTHON)" -m torch.distributed.run --standalone --nproc_per_node=$$($(NPROC)) $$($(FITS) 02 -- $(OPTIONS) || echo 02_opt_multi_gpu_ddp.py) $(OPTIONS)
+	OMP_NUM_THREADS=1 "$(PYTHON)" -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc_per_node=$$($(NPROC)) $$($(FITS) 02 -- $(OPTIONS) || echo 02_opt_multi_gpu_ddp.py) $(OPTIONS)
 
 report: $(ENVIRONMENT)
 	"$(PYTHON)" measure.py report --minutes $(MINUTES) --pieces "$(PIECES)" --results-dir "$(RESULTS)"

@@ -11,6 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from bench.common import REFERENCE, ROOT, UserError, relative, trained_in
+from bench.processes import tell
 from patches import stack
 
 PUBLISHED = REFERENCE / "published-a100.json"
@@ -246,7 +247,7 @@ class Scripts:
                              key=LOSSES.index),
                     compared_to=base.name, error=lacking(needs, machine),
                     stage=None))
-        return runs
+        return without_doubles(runs)
 
     def find(self, name: str, machine: dict) -> Run:
         """"00", "01", or variants of 01, with the first of their measured options. Raises
@@ -262,6 +263,27 @@ class Scripts:
         if machine["gpus"] == 1:
             runs = [run.but(error="needs two or more GPUs") for run in runs]
         return runs
+
+
+def without_doubles(runs: list[Run]) -> list[Run]:
+    """Each row once: of two spellings of one row the first, and a line says so. Raises UserError
+    where two rows would have one name, since in a journal the second would replace the first."""
+    rows: dict[tuple, Run] = {}
+    names: dict[str, Run] = {}
+    for run in runs:
+        # Options count as a set, with or without "=", and so do the variants of a script.
+        options = re.split(r" (?=--)", " ".join(run.options))
+        row = (frozenset(str(run.script).split("+")),
+               frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options))
+        if first := rows.get(row):
+            tell(f"asked for twice, and taken once: {first.label}"
+                 + (f" ({run.label})" if run.label != first.label else ""))
+        elif other := names.get(run.name):
+            raise UserError(f"{other.label} and {run.label} would both be called {run.name}: ask"
+                            " for one at a time", 2)
+        else:
+            rows[row] = names[run.name] = run
+    return list(rows.values())
 
 
 def in_float16(machine: dict, options: list[str]) -> bool:

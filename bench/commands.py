@@ -7,15 +7,15 @@ import time
 from pathlib import Path
 
 from bench.catalogue import Scripts
-from bench.common import ROOT, UserError, relative
+from bench.common import ROOT, UserError, listed, make_writable, relative
 from bench.judge.rows import rows_of
-from bench.measure.journal import journal_of, locked
+from bench.measure.journal import OTHER_RESULTS, journal_of, locked
 from bench.measure.plan import Setup
 from bench.measure.run import dry_run, failed, run_study, see_build
 from bench.report import look, readme
 from bench.report.page import write_page
 from bench.report.tables import text_of
-from bench.studies import Study, duration, positive
+from bench.studies import Study, duration, positive, positive_duration
 from patches.stack import StackError
 
 PAGE_SECONDS = 20  # to draw and write the page at the end
@@ -62,7 +62,7 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
                          help="only list what would run first, and about how long it takes")
     sub = command("report", "a page about this machine, results/report.md: all of these but search"
                             " and time-to-loss")
-    sub.add_argument("--minutes", type=duration, default=25, metavar="N",
+    sub.add_argument("--minutes", type=positive_duration, default=25, metavar="N",
                      help="stop before this many are over; run it again to continue (default: 25)")
     sub.add_argument("--pieces", metavar="A,B", default="", help="some of the studies, such as"
                      " stages,ladder,profile (default: all)")
@@ -82,6 +82,8 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
 def measure(args: argparse.Namespace, options: list[str], studies: dict[str, Study]) -> int:
     """Measures a study; returns the exit code. Raises UserError, StackError, OSError."""
     study = studies[args.command]
+    if study.runs_scripts and not args.dry_run:
+        make_writable(args.results_dir, OTHER_RESULTS)
     machine = look.machine_in(args.results_dir) if study.of_this_machine else {}
     setup = Setup(machine, Scripts(), args.data, args.results_dir, args, options)
     if not study.runs_scripts:
@@ -103,11 +105,13 @@ def measure(args: argparse.Namespace, options: list[str], studies: dict[str, Stu
 
 def report(args: argparse.Namespace, options: list[str], studies: dict[str, Study]) -> int:
     """Measures what the page lacks, and writes it; returns the exit code. Raises as measure."""
-    chosen = args.pieces.replace(",", " ").split() or list(studies)
+    pieces = [name for name, study in studies.items() if study.schedule]
+    chosen = args.pieces.replace(",", " ").split() or pieces
     for name in chosen:
-        if name not in studies:
-            raise UserError(f"--pieces: {name!r} is none of {', '.join(studies)}", 2)
+        if name not in pieces:
+            raise UserError(f"--pieces: {name!r} is none of {', '.join(pieces)}", 2)
     places = sorted((place, name) for name in chosen for place in studies[name].schedule)
+    make_writable(args.results_dir, OTHER_RESULTS)
     parser, machine, jobs = make_parser(studies), look.machine_in(args.results_dir), []
     for place, name in places:
         rounds = studies[name].schedule[place]
@@ -161,6 +165,10 @@ def make_report(studies: dict[str, Study], jobs: list[tuple[Study, int | None, S
     finally:
         path = write_page(studies, setup.results, command,
                           {name: refused.get(name, "") for name in missing})
+    unfinished = [name for name in dict.fromkeys(missing) if name not in refused]
+    if unfinished:
+        print(f"\nThe time, {minutes:g} minutes, is over. Not finished: {listed(unfinished)};"
+              " run it again to continue")
     head = path.read_text(encoding="utf-8").partition("## ")[0]
     print(f"\n{head}{relative(path)}, after {(time.monotonic() - began) / 60:.1f} minutes;"
           " report.tar.gz beside it holds all of it")

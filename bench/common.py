@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -94,6 +95,14 @@ def write_whole(path: Path, content: str | bytes) -> None:
         stack.write_all({path: content})
     except OSError as error:
         raise UserError(f"{relative(path)} can't be written: {error.strerror}")
+
+
+def remove_built(folder: Path) -> None:
+    """Removes a folder of build/, the only place where the tools remove one. Raises UserError for a
+    folder that lies elsewhere."""
+    if BUILD.resolve() not in folder.resolve().parents:
+        raise UserError(f"{relative(folder)} isn't in {relative(BUILD)}, so it isn't removed")
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def other_text(data) -> str:

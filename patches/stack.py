@@ -581,7 +581,8 @@ def ask_for_missing(name: str, variant: bool, base: str | None, given: dict[str,
 def next_commands(patch: Patch, base: str | None, number: int) -> list[str]:
     """What to type after `new`: it applies, what would run, a first look, and a verdict."""
     write = f"python patches/stack.py write {patch.name}"
-    run = f"torchrun --standalone --nproc_per_node=2 {WRITTEN.as_posix()}/{file_of(patch.name)}"
+    run = ("torchrun --standalone --local-addr 127.0.0.1 --nproc_per_node=2"
+           f" {WRITTEN.as_posix()}/{file_of(patch.name)}")
     if "Slot" not in patch.fields:
         study = f"ladder --rungs {number - 1}-{number}"
     elif base != "02":
@@ -607,7 +608,8 @@ def compose_command(root: Path, names: list[str], base: str | None, out: Path) -
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    title = (__doc__ or "").partition("\n")[0]  # `python -OO` keeps none
+    parser = argparse.ArgumentParser(description=title, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(function, usage=None):

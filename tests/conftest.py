@@ -116,10 +116,12 @@ def write_tokens(folder: Path, train: int = 2000, val: int = 200, vocabulary: in
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Without a GPU, without a network, and without what torchrun leaves behind."""
+    """Without a GPU, without a network or an address of this machine's name, and without what
+    torchrun leaves behind."""
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "TIKTOKEN_CACHE_DIR")}
     proxies = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy")}
-    return env | proxies | {"no_proxy": "", "CUDA_VISIBLE_DEVICES": ""} | extra
+    return env | proxies | {
+        "no_proxy": "", "CUDA_VISIBLE_DEVICES": "", "PET_LOCAL_ADDR": "127.0.0.1"} | extra
 
 
 def run_python(*command, before=(), env: dict[str, str] | None = None, fork=True, **options):

@@ -159,6 +159,7 @@ class Children:
         for module in ("run", "child", "plan"):
             monkeypatch.setattr(f"bench.measure.{module}.BUILD", build)
         monkeypatch.setattr(fingerprint, "BUILD", build)
+        monkeypatch.setattr("bench.common.BUILD", build)
         monkeypatch.setattr(fingerprint, "trace", lambda requests: [None] * len(requests))
 
     def run_child(self, command, timeout=None, cores=None, **environment):

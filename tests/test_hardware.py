@@ -5,6 +5,7 @@ GPU's compute capability.
 """
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -503,6 +504,35 @@ def test_a_gpu_that_is_not_found(monkeypatch, build, driver, capability, needs):
     assert machine.gpu_needs(*build, None, None, []) == needs
 
 
+@pytest.mark.parametrize("answer", [
+    "[N/A], [N/A]", "[Insufficient Permissions]", "[Not Supported]", "No devices were found",
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+    "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.12"])
+def test_an_answer_that_tells_nothing(tmp_path, monkeypatch, answer):
+    """Of nvidia-smi, with exit code 0."""
+    script = tmp_path / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\ncat << END\n{answer}\nEND\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(machine.Path, "exists", lambda path: False)  # no driver is loaded
+    for fields in ("name,driver_version", "driver_version", "compute_cap"):
+        assert machine.nvidia_smi(fields) == []
+    assert machine.gpu_needs(*CU130, None, None, []) is None
+
+
+def test_an_answer_that_tells_a_part(tmp_path, monkeypatch):
+    """The driver is too old to be asked for the compute capability."""
+    script = tmp_path / "nvidia-smi"
+    script.write_text('#!/bin/sh\ncase $1 in *compute_cap) echo "[N/A]";;'
+                      f' *) echo "{NAME}, 550.54.14";; esac\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(machine, "driver_cuda", lambda: 12_040)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert machine.nvidia_smi("name,driver_version") == [f"{NAME}, 550.54.14"]
+    assert machine.gpu_needs(*CU130, None, None, []).startswith(TOLD_OLD)
+
+
 def test_a_gpu_that_is_hidden_or_out_of_reach(monkeypatch):
     with_driver(monkeypatch, *OLD)
     for hides in ("", "-1"):
@@ -596,10 +626,20 @@ def asked(monkeypatch) -> list:
 def test_a_description_is_kept(asked, tmp_path, capsys):
     """The first call says that it takes a moment; later ones are at once."""
     results = tmp_path / "results"
+    results.mkdir()
     assert look.machine_in(results) == CPU
     assert capsys.readouterr().err.startswith("Looking at this machine, once: ")
     assert look.machine_in(results) == CPU and asked == ["this_machine"]
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["ladder", "--dry-run", "--rungs", "0"]])
+def test_a_misspelt_folder_is_not_made(asked, tmp_path, monkeypatch, capsys, command):
+    monkeypatch.setattr(doctor, "has_compiler", lambda gpu: True)
+    options = [*command, "--results-dir", str(tmp_path / "resluts"), "--data", str(tmp_path)]
+    args = commands.make_parser(all_studies()).parse_args(options)
+    assert commands.measure(args, [], all_studies()) == 0
+    assert asked == ["this_machine"] and not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("damage", [
@@ -642,9 +682,8 @@ def test_a_report_stays_beside_it(asked, tmp_path):
 
 def test_where_it_cannot_be_kept(asked, tmp_path, capsys):
     """Such as in a folder that may not be written: it is told, and the command goes on."""
-    place = tmp_path / "file"
-    place.write_text("")
-    assert look.machine_in(place) == CPU
+    (tmp_path / "machine.json").mkdir()
+    assert look.machine_in(tmp_path) == CPU
     assert "it can't be kept: " in capsys.readouterr().err
 
 

@@ -68,6 +68,21 @@ def test_help(main, command):
         assert not any(text in out for text in ("{}", "{cuda", "{cpu"))  # defaults are filled in
 
 
+@pytest.mark.parametrize("program", ["measure", "plot_results", "bench.measure.machine"])
+def test_an_older_python(program):
+    """It is refused before what it lacks is imported."""
+    code = f"import sys; sys.version_info = (3, 10, 13, 'final', 0); import {program}"
+    result = run_python("-c", code, cwd=ROOT)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: needs Python 3.11 ") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("program", ["measure.py", "plot_results.py", "patches/stack.py"])
+def test_a_python_that_keeps_no_docstrings(program):
+    result = run_python("-OO", program, "--help", cwd=ROOT)
+    assert (result.returncode, result.stderr) == (0, "") and "usage: " in result.stdout
+
+
 @pytest.mark.parametrize(("argv", "says"), [
     ([], "COMMAND"), (["climb"], "'climb'"), (["stages", "--rungs", "1"], "--rungs 1"),
     (["ladder", "--rounds", "0"], "--rounds: 0 is out of range"),
@@ -79,7 +94,11 @@ def test_help(main, command):
     (["ladder", "--round", "1"], "unrecognized arguments: --round 1"),
     (["sweep"], "KIND"), (["sweep", "width"], "'width'"),
     (["sweep", "batch", "--stage", "02"], "'02'"),
-    (["report", "--minutes", "nan"], "nan is out of range"), (["readme", "--data", "x"], "--data"),
+    (["report", "--minutes", "nan"], "nan is out of range"),
+    (["report", "--minutes", "0"], "--minutes: 0 is out of range"),
+    (["report", "--minutes", "x"], "invalid number value: 'x'"),
+    (["audit", "--minutes", "0", "x.py"], "--minutes: 0 is out of range"),
+    (["readme", "--data", "x"], "--data"),
     (["stages", "--epochs", "0"], "--epochs: 0 is out of range"),
     (["predict", "--batch-size", "0"], "--batch-size: 0 is out of range"),
     (["audit", "--minutes", "-1", "x.py"], "--minutes: -1 is out of range"),
@@ -98,7 +117,8 @@ def test_what_the_parser_refuses(main, argv, says):
     (["scaling", "0,1"], "'0,1': 0 is out of range"), (["scaling", "a"], "'a' isn't a list"),
     (["sweep", "batch", "--", "--batch-size", "2"], "--batch-size is set by the sweep itself"),
     (["report", "--pieces", "ladders"], "--pieces: 'ladders' is none of stages, "),
-    (["report", "--pieces", "search"], "--pieces: no report measures search"),
+    (["report", "--pieces", "stages doctor"], "--pieces: 'doctor' is none of stages, "),
+    (["report", "--pieces", "time-to-loss"], "--pieces: no report measures time-to-loss"),
     (["ladder", "--resume"], "nothing to resume in "),
     (["ladder", "--resume", "--dry-run"], "nothing to resume in "),
 ])

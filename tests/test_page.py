@@ -21,7 +21,7 @@ from made_up import (
 )
 
 from bench import commands, processes
-from bench.common import REFERENCE, UserError, relative, short_name
+from bench.common import REFERENCE, UserError, listed, relative, short_name
 from bench.predict import fingerprint
 from bench.report import cards, check, look, page, readme
 from bench.report.names import ADVICE
@@ -193,7 +193,9 @@ def test_time_is_over(reports, no_pictures, capsys):
     names = re.search("Not finished: (.+); run it again to", reports.text)[1].split(", ")
     assert set(names) == {study.name for study in MEASURED} and len(names) == len(MEASURED)
     assert reports.text.count("Not measured yet.") == len(MEASURED) + 1  # and time-to-loss
-    assert "after 0.0 minutes; report.tar.gz beside it" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "after 0.0 minutes; report.tar.gz beside it" in out
+    assert f"\nThe time, 0.1 minutes, is over. Not finished: {listed(names)}; run it again" in out
     assert reports.make("--minutes", "0.1", pieces="stages,sweep") == 0
     assert "Not finished: stages, sweep;" in reports.text
 
@@ -206,7 +208,8 @@ def test_the_page_is_written_whatever_happens(reports, no_pictures, capsys, monk
 
     monkeypatch.setattr(type(all_studies()["ladder"]), "plans", plans)
     assert reports.make(pieces="stages,ladder,leave-one-out") == 1
-    assert "error: ladder: no git\n" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert "error: ladder: no git\n" in err and "is over" not in out
     assert "\nNot finished: ladder: no git\n" in reports.text
     assert "run it again" not in reports.text
     assert figures(reports.results)[-1][0] == "without 3 fused adamw"
@@ -483,7 +486,7 @@ def test_short_name():
 
 
 def test_cards_have_what_another_folder_alone_measured(tmp_path, monkeypatch):
-    """With the interval of what was repeated."""
+    """With the interval of what was repeated, and without a memory that isn't known."""
     monkeypatch.setattr(cards, "REFERENCE", tmp_path)
     machine, names = tmp_path / "some-cpu", ["01", "gc-freeze", "init-gpt2"]
     for folder, count, speed in ((machine, 2, 50.0), (machine / "later", 3, 200.0)):
@@ -492,11 +495,14 @@ def test_cards_have_what_another_folder_alone_measured(tmp_path, monkeypatch):
         plan.runs = [run.but(script=run.name, compared_to="01" if run.name != "01" else None)
                      for run in plan.runs]
         write_journal(folder, "variants", plan, [
-            dict(name=name, speed=(speed if name != "01" else 100.0) + number, round=number)
+            dict(name=name, speed=(speed if name != "01" else 100.0) + number, round=number,
+                 reserved_gb=2.0 if count == 2 else None)
             for number in (1, 2, 3) for name in names[:count]])
     text = cards.cards(machine, "variants") + cards.cards(machine, "variants", unchanged=False)
-    told = re.findall(r"Some CPU: ([\d.]+)× \([\d.]+–[\d.]+\) the speed", text)
-    assert told == ["0.51", "1.98"]  # gc-freeze of the machine's own folder
+    told = re.findall(r"Some CPU: ([\d.]+)× \([\d.]+–[\d.]+\) the speed(, 1.00× the memory)?\n",
+                      text)
+    # gc-freeze of the machine's own folder
+    assert told == [("0.51", ", 1.00× the memory"), ("1.98", "")]
 
 
 def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):

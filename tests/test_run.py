@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,11 +26,12 @@ from made_up import (
     write_record,
 )
 
-from bench import processes
+from bench import common, processes
 from bench.catalogue import Run
 from bench.common import ELSEWHERE, UserError, sha256
 from bench.judge.rows import rows_of
 from bench.measure import lengths, run
+from bench.measure.estimates import in_words, seconds_left, time_left, within_memory
 from bench.measure.journal import data_of, journal_of, read_journal
 from bench.measure.plan import SCRATCH, Job
 from bench.predict import fingerprint
@@ -606,13 +608,14 @@ def test_what_a_study_collects(place):
     assert place.one(study).outcome.text == "it broke"
 
 
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
+
+
 @pytest.mark.parametrize(("changes", "launcher", "variables"), [
     ({}, [], {}),
-    (dict(torchrun=True), ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=1"],
-     {}),
+    (dict(torchrun=True), [*TORCHRUN, "--nproc_per_node=1"], {}),
     (dict(torchrun=True, processes=2, cores=2),
-     ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"],
-     {"OMP_NUM_THREADS": "1"}),
+     [*TORCHRUN, "--nproc_per_node=2"], {"OMP_NUM_THREADS": "1"}),
     (dict(torchrun=True, processes=2, mbit=200.0),
      ["-m", "bench.measure.hosts", "200"],
      {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}),
@@ -675,7 +678,91 @@ def test_compile_cache(place, plan, settings, files, kept):
     assert [event["cache"] for event in place.events("run")] == kept.split()
 
 
+def test_no_option_leads_out_of_the_compiler_cache(place):
+    """A cold round removes the cache, whatever the options say."""
+    precious = place.folder / "data" / "train.bin"
+    precious.write_text("tokens")
+    options = ("--weights", "../../../data"), ("--name", "x" * 300), ("--to", "/")
+    caches = set()
+
+    def compile(command, environment):
+        cache = Path(environment["TORCHINDUCTOR_CACHE_DIR"])
+        cache.mkdir(parents=True, exist_ok=True)
+        caches.add(cache)
+        return child(speed=100)(command, environment)
+
+    plan = place.plan("a", "b", "c", cold_rounds=2)
+    plan.runs = [each.but(script=plan.runs[0].script, options=own)
+                 for each, own in zip(plan.runs, options, strict=True)]
+    place.children.does |= dict.fromkeys("abc", compile)
+    place.run(plan, rounds=2)
+    assert precious.read_text() == "tokens" and len(caches) == 3
+    assert {cache.parent for cache in caches} == {place.folder / "build" / "compiler-cache"}
+
+
+@pytest.mark.parametrize("outside", [
+    "", "..", "x/../..", "link", "link/below", "../buildings"])
+def test_only_what_is_in_build_is_removed(tmp_path, monkeypatch, outside):
+    build, elsewhere = tmp_path / "build", tmp_path / "elsewhere"
+    for folder in (build / "x" / "below", elsewhere / "below", tmp_path / "buildings"):
+        folder.mkdir(parents=True)
+    (build / "link").symlink_to(elsewhere)
+    monkeypatch.setattr(common, "BUILD", build)
+    with pytest.raises(UserError, match="so it isn't removed"):
+        common.remove_built(build / outside)
+    assert (elsewhere / "below").exists() and (tmp_path / "buildings").exists()
+    common.remove_built(build / "x")
+    common.remove_built(build / "x")  # nor is it an error where there is none
+    assert build.exists() and not (build / "x").exists()
+
+
 # ---- How long
+
+
+class Phases(Toy):
+    """Runs like the first of its second plan follow three times, and its third plan once."""
+
+    def later(self, setup, plan):
+        first, second, third = self.made_with
+        like = replace(second, runs=second.runs[:1])
+        return [(like, 3), (third, 1)] if plan is first else []
+
+
+def test_an_estimate_is_of_the_whole_study(place, plan, capsys):
+    """Of the plans that follow, too, whose runs may depend on the first one's results."""
+    study = Phases(plan, place.plan("c", kind="next", tokens=8192),
+                   place.plan("d", kind="last", rounds=1))
+    run.dry_run(study, place.setup, 2, resume=False)
+    assert "\n13 runs (7 of them with settings that follow from results); no estimate yet" in (
+        capsys.readouterr().out)
+    write_journal(place.setup.results, "stages", plan_of("a"), [dict(name="a", speed=4096.0)])
+    run.dry_run(study, place.setup, 2, resume=False)  # runs take 10 s, and 1 for 4,096 tokens
+    seconds = 6 * 11 + 3 * 2 * 12 + 11
+    assert f"results), at most {seconds / 60:.0f} min (a rough" in capsys.readouterr().out
+    place.children.does["b"] = dict(speed=4096.0)
+    place.run(study, rounds=2)
+    left = [line.rpartition("; ")[2] for line in capsys.readouterr().out.splitlines()
+            if line.startswith("round ")]
+    assert [line.startswith("at most ") for line in left] == [True] * 6 + [False] * 3
+
+
+@pytest.mark.parametrize(("limit", "memory", "sizes"), [
+    (8.0, [], "abcde"),  # nothing is known of it yet
+    (8.0, [1.0], "abcd"), (8.0, [1.0, 1.5], "abcd"), (8.0, [1.0, 1.5, 2.0], "abcde"),
+    (8.0, [1.0, 9.0], "a"), (8.0, [None], "abcde"), (None, [1.0, 9.0], "abcde")])
+def test_what_grows_is_estimated_up_to_the_memory(place, limit, memory, sizes):
+    plan = place.plan(*"abcde", until_full=True, memory_limit_gb=limit)
+    plan.runs = [each.but(after=before, growth=2) for before, each in
+                 zip([None, *"abcd"], plan.runs, strict=True)]
+    seconds = {name: 10.0 * 2**number for number, name in enumerate("abcde")}
+    results = [SimpleNamespace(name=name, seconds=seconds[name], record=SimpleNamespace(
+        end=dict(reserved_gb=gb))) for name, gb in zip("abcde", memory, strict=False)]
+    jobs = [Job(each, 1, 123) for each in plan.runs]
+    assert "".join(job.run.name for job in within_memory(jobs, results, plan)) == sizes
+    expected = {name: lengths.Length((), each) for name, each in seconds.items()}
+    left = in_words(sum(seconds[name] for name in sizes))
+    assert time_left(jobs, SimpleNamespace(plan=plan, results=results), expected, 0) == (
+        f"{left} or more" if limit else f"at most {left}")
 
 
 def length(plan, per_step=1024, peak=2 * 312e12, machine=MACHINE, folder=Path(), compile=False,
@@ -740,12 +827,19 @@ def test_time_left(plan):
     jobs = [Job(each, number, seed) for name, number, seed in ROUND + NEXT
             for each in plan.runs if each.name == name]
     estimates = {"a": lengths.Length((), 30), "b": lengths.Length((), 50)}
-    results = [SimpleNamespace(name="a", seconds=seconds) for seconds in (10, 20, 90)]
+    results = [SimpleNamespace(name="a", seconds=seconds, record=None) for seconds in (10, 20, 90)]
     # b is estimated at 50 s, and a took 20 where 30 were estimated.
-    assert lengths.seconds_left(jobs, results, estimates) == pytest.approx(
+    assert seconds_left(jobs, results, estimates) == pytest.approx(
         4 * 20 + 2 * 50 * 20 / 30)
-    assert lengths.seconds_left(jobs, [], estimates) == 4 * 30 + 2 * 50
-    assert (lengths.in_words(89), lengths.in_words(150)) == ("89 s", "2 min")
+    assert seconds_left(jobs, [], estimates) == 4 * 30 + 2 * 50
+    measured = SimpleNamespace(plan=plan, results=results)
+    left = 4 * 20 + (2 * 50 + 6000) * 20 / 30  # what follows is corrected, too
+    assert time_left(jobs, measured, estimates, 0) == "2 min"
+    assert time_left(jobs, measured, estimates, 6000) == f"at most {left / 60:.0f} min"
+    plan.targets = dict(best=5.0)  # which ends a run before its tokens
+    assert time_left(jobs, measured, estimates, 0) == "at most 2 min"
+    assert time_left([], measured, estimates, 0) == "0 s"
+    assert [in_words(seconds) for seconds in (89, 150, 7200)] == ["89 s", "2 min", "2.0 h"]
 
 
 def test_speeds_that_were_measured_here(tmp_path):

@@ -1,10 +1,12 @@
 """bench/studies/search.py and time_to_loss.py: targets, the search and the time, with made-up
 runs."""
 
+from dataclasses import replace
 from math import inf, log2
 
 import pytest
 from made_up import (
+    CPU,
     MACHINE,
     carry_out,
     cells_of,
@@ -17,11 +19,13 @@ from made_up import (
     write_journal,
 )
 
+from bench import processes
 from bench.common import UserError
 from bench.judge.rows import rows_of
 from bench.report.tables import excerpts_of, found_in, text_of
 from bench.studies import search
-from bench.studies.search import Point, Search, best_first, next_points, read_search, soonest
+from bench.studies.search import Search, next_points, read_search, soonest
+from bench.studies.settings import Point, best_first
 from bench.studies.stages import Stages
 from bench.studies.time_to_loss import TimeToLoss, in_lines
 from patches.stack import StackError
@@ -179,8 +183,9 @@ def test_the_search_for_an_epoch(tmp_path):
     for _ in carry_out(Search(), setup_of(tmp_path, names=MUON), landscape()):
         pass  # where it begins
     setup = setup_of(tmp_path, max_tokens=80_000, names=MUON, epoch=True)
+    times = setup_of(tmp_path, max_tokens=80_000, epoch=True)
     with pytest.raises(UserError, match="no whole search for an epoch: python measure.py search"):
-        next(TimeToLoss().plans(setup))
+        next(TimeToLoss().plans(times))
     plans = [plan for plan, _ in carry_out(Search(), setup, landscape())]
     assert [*dict.fromkeys((plan.kind, plan.tokens) for plan in plans)] == [
         ("epoch-8", 10_000), ("epoch-2", 40_000), ("epoch", 80_000)]
@@ -194,7 +199,7 @@ def test_the_search_for_an_epoch(tmp_path):
     assert "1/8 of an epoch. Loss in equal time:" in told["epoch-8"]
     assert "| loss in equal time |" in told["epoch-2"] and "The target, 7.0000, is" in told["epoch"]
     assert told["epoch"].count("| not reached |") == 0
-    ((plan, rows),) = carry_out(TimeToLoss(), setup, landscape())
+    ((plan, rows),) = carry_out(TimeToLoss(), times, landscape())
     assert [(run.stage, run.batch, run.rate) for run in plan.runs] == [
         (stage, *best) for stage, best in BEST.items()]
     assert (plan.kind, plan.targets, plan.tokens) == ("epoch", dict(epoch=7.0), 160_000)
@@ -233,6 +238,32 @@ def test_names_are_told_before_anything_runs(tmp_path):
             next(Search().plans(setup_of(tmp_path, names=wrong)))
     with pytest.raises(UserError, match="head-liger: needs"):
         next(Search().plans(setup_of(tmp_path, names="head-liger")))
+
+
+@pytest.mark.parametrize(("asked", "others", "doubles"), [
+    (None, [], 0), ("", [], 0), ("01,00", [], 2), (f"{MUON}, {MUON}", [MUON], 1),
+    ("data-workers --workers 3,data-workers --workers=3", ["data-workers --workers 3"], 1)])
+def test_a_script_is_searched_for_once(tmp_path, capsys, asked, others, doubles):
+    processes.tell.cache_clear()
+    assert Search().scripts(setup_of(tmp_path, names=asked)) == ("01", *others)
+    assert capsys.readouterr().out.count("asked for twice") == doubles
+
+
+@pytest.mark.parametrize("epoch", [False, True])
+@pytest.mark.parametrize("machine", [CPU, MACHINE])
+def test_all_that_is_left_is_known_at_each_step(tmp_path, machine, epoch):
+    """So that an estimate is one of the whole search."""
+    setup = setup_of(tmp_path, machine, max_tokens=8192, names=MUON, epoch=epoch)
+    counts, plans = [], {}
+    for plan, _ in carry_out(Search(), setup, landscape()):
+        plans[plan.kind] = replace(plan, rounds=plan.rounds or 2)
+        later = Search().later(setup, plan)
+        assert all(each.tokens and times > 0 for each, times in later)
+        counts.append(sum(len(each.jobs()) for each in plans.values()) + sum(
+            times * len(each.runs) * (each.rounds or 2) for each, times in later))
+    total = 3 * sum(search.HALVING[setup.device].values()) if epoch else (
+        search.RATES + 3 * search.SETTINGS * search.TUNING_ROUNDS)
+    assert counts == [total] * len(counts) and len(counts) > 3
 
 
 # ---- The time to it
@@ -280,7 +311,11 @@ def test_after_a_search(tmp_path):
 def test_without_a_search(tmp_path):
     """The target is that of 00's default run; some rungs, and variants over the last of them."""
     setup = setup_of(tmp_path, rungs="0,5,14", names="optimizer-muon,compile-switch")
-    (target, _), (plan, _) = carry_out(TimeToLoss(), setup, landscape())
+    study = TimeToLoss()
+    (target, _), (plan, _) = carry_out(study, setup, landscape())
+    ((later, times),) = study.later(setup, target)  # for an estimate of both
+    assert (names(later), later.tokens, times) == (names(plan), 3 * search.DEMO_TOKENS, 1)
+    assert study.later(setup, plan) == []
     assert (target.kind, names(target), target.rounds, target.first_seed) == (
         "target", ["00_orig-batch-4-rate-0.0005"], search.TUNING_ROUNDS, 1)
     assert (plan.kind, plan.targets, plan.tokens) == ("variants", dict(published=7.75), 3 * 8192)
@@ -299,6 +334,12 @@ def test_wrong_names_are_told_before_anything_runs(tmp_path):
     for wrong in (dict(rungs="99"), dict(names="no-such")):
         with pytest.raises(UserError, match="99|no-such"):
             next(TimeToLoss().plans(setup_of(tmp_path, **wrong)))
+
+
+@pytest.mark.parametrize("chosen", [dict(rungs="0,5"), dict(names="optimizer-muon")])
+def test_what_the_search_for_an_epoch_has_found_is_not_chosen_from(tmp_path, chosen):
+    with pytest.raises(UserError, match="--epoch .* neither --rungs nor --names"):
+        next(TimeToLoss().plans(setup_of(tmp_path, epoch=True, **chosen)))
 
 
 def test_without_a_measurement_the_stages_tell(tmp_path):

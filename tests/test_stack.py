@@ -556,7 +556,8 @@ def test_edit_of_01_becomes_a_technique(tree):
     (DDP, "02_opt_multi_gpu_ddp", "parallel", study("sharded"), ["--base", "02"]),
     (DDP, "02_opt_multi_gpu_ddp", "link", [  # of a slot that no study measures
         "python patches/stack.py verify", "python patches/stack.py write link-trial",
-        "torchrun --standalone --nproc_per_node=2 build/stages/variant-link-trial.py",
+        "torchrun --standalone --local-addr 127.0.0.1 --nproc_per_node=2"
+        " build/stages/variant-link-trial.py",
     ], ["--base", "02"]),
 ])
 def test_edit_becomes_a_variant(tree, file, base, slot, following, more):

@@ -22,6 +22,7 @@ from made_up import (
 )
 from matplotlib import pyplot as plt
 
+from bench import processes
 from bench.audit.gains import gains_of
 from bench.catalogue import Scripts
 from bench.common import UserError
@@ -541,6 +542,33 @@ def test_what_a_checkpoint_costs(tmp_path):
     assert cells["01"]["s per save"] == ""
 
 
+# ---- Variants by their names
+
+
+@pytest.mark.parametrize(("names", "rows", "doubles"), [
+    ("gc-freeze,optimizer-muon", ["gc-freeze", "optimizer-muon"], 0),
+    ("gc-freeze, gc-freeze", ["gc-freeze"], 1),
+    ("data-workers --workers 2,data-workers --workers=2", ["data-workers --workers 2"], 1),
+    ("data-workers,data-workers --workers 4",
+     ["data-workers --workers 2", "data-workers --workers 4"], 1),
+    ("gc-freeze+optimizer-muon,optimizer-muon+gc-freeze", ["gc-freeze+optimizer-muon"], 1),
+    ("optimizer-muon --normuon --polar-express,optimizer-muon --polar-express --normuon",
+     ["optimizer-muon --normuon --polar-express"], 1),
+])
+def test_a_variant_is_measured_once(tmp_path, capsys, names, rows, doubles):
+    processes.tell.cache_clear()
+    runs = STUDIES["variants"].runs(setup_of(tmp_path, names=names))
+    assert [run.label for run in runs[1:]] == rows
+    assert capsys.readouterr().out.count("asked for twice, and taken once: ") == doubles
+
+
+def test_two_variants_of_one_name_are_refused(tmp_path):
+    """The journal couldn't tell the one from the other."""
+    names = "data-workers --workers 2,data-workers --workers -2"
+    with pytest.raises(UserError, match="both be called variant-data-workers-workers-2"):
+        STUDIES["variants"].runs(setup_of(tmp_path, names=names))
+
+
 # ---- Sweeps
 
 
@@ -573,6 +601,16 @@ def test_options_that_the_sweep_sets(tmp_path, kind, options):
     with pytest.raises(UserError, match=f"^{options[0].split('=')[0]} is set by the sweep itself"):
         plan_for(tmp_path, "sweep", kind, options=options)
     assert plan_for(tmp_path, "sweep", kind, options=["--dropout", "0.1"])
+
+
+def test_a_sweep_where_no_memory_is_known(tmp_path):
+    """Not each system tells it."""
+    study, plan = STUDIES["sweep"], plan_for(tmp_path, "sweep", "batch", MACHINE)
+    measured = measured_with(plan, {run.name: record_events(run.name, reserved_gb=None)
+                                    for run in plan.runs[:3]}, MACHINE)
+    figure = study.draw(measured, rows_of(measured))
+    (title, *_) = [text for text in shown(figure) if "times as fast" in text]
+    assert "memory" not in title and picture_bytes(figure, "png")
 
 
 def test_each_model_at_its_best_batch(tmp_path):

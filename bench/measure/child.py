@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,7 @@ import time
 from pathlib import Path
 
 from bench import processes
-from bench.common import BUILD, ROOT, UserError
+from bench.common import BUILD, ROOT, UserError, remove_built, sha256
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
 from bench.measure.lengths import Length
 from bench.measure.plan import SCRATCH, Job, Plan, Setup
@@ -26,8 +25,8 @@ def command_of(job: Job, plan: Plan, setup: Setup, length: Length, scratch: Path
     if run.mbit:
         launcher = ["-m", "bench.measure.hosts", f"{run.mbit:g}"]
     elif run.torchrun:
-        launcher = ["-m", "torch.distributed.run", "--standalone",
-                    f"--nproc_per_node={run.processes}"]
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr",
+                    "127.0.0.1", f"--nproc_per_node={run.processes}"]
     options = [scratch if part == SCRATCH else part for part in run.options]
     return [
         sys.executable, *launcher, setup.script(run), "--name", run.name, "--device", setup.device,
@@ -45,10 +44,11 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
     """Runs it, and adds it to the journal. Raises UserError, OSError, Interrupted."""
     run, plan, journal = job.run, measured.plan, journal_of(setup.results, study.name)
     # torch.compile keeps what it made, here by script and options, so that studies share it.
-    cache = BUILD / "compiler-cache" / "-".join([measured.sources[run.name][:16], *run.options])
+    made_from = json.dumps([measured.sources[run.name], run.options])
+    cache = BUILD / "compiler-cache" / sha256(made_from.encode())[:16]
     cold = job.round <= plan.cold_rounds
     if cold:
-        shutil.rmtree(cache, ignore_errors=True)
+        remove_built(cache)
     environment: dict = dict(TORCHINDUCTOR_CACHE_DIR=str(cache),
                              TRITON_CACHE_DIR=str(cache / "triton"))
     environment |= study.environment

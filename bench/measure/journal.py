@@ -56,6 +56,7 @@ HEADER = dict(id=str, study=str, kind=str, time=str, machine=dict, matmul_peak=d
               data=str | None, sources=dict, steps=dict, options=list)
 RUN = dict(id=str, name=str, round=int, seed=int)
 RAN = dict(seconds=float | int, error=str | None, matmul_rate=float | int | None)
+OTHER_RESULTS = "choose another --results-dir"  # where that can't be written
 JOURNAL = b'{"event": "study"'  # what a journal begins with
 
 
@@ -311,7 +312,7 @@ def locked(results: Path) -> Iterator[None]:
     a file system without locks. The lock ends with the process, however that ends."""
     from filelock import FileLock, Timeout  # which PyTorch brings along
 
-    make_writable(results, "choose another --results-dir")
+    make_writable(results, OTHER_RESULTS)
     lock = FileLock(results / ".lock", blocking=False)
     try:
         lock.acquire()

@@ -305,27 +305,5 @@ def tokens_per_epoch(data: Path) -> int:
     return known["tokens"]["train"] if known else TOKENS_OF_BOOK
 
 
-def seconds_left(jobs: list, results: list, lengths: dict[str, Length]) -> float:
-    """By the median time of each run's results; for a run without any by its length's estimate,
-    corrected by how far the others' were off."""
-    times = {}
-    for result in results:
-        times.setdefault(result.name, []).append(result.seconds)
-    off = [median(known) / lengths[name].seconds for name, known in times.items()
-           if name in lengths]
-
-    def seconds(job) -> float:
-        name = job.run.name
-        if name in times:
-            return median(times[name])
-        return lengths[name].seconds * (median(off) if off else 1)
-
-    return sum(map(seconds, jobs))
-
-
-def in_words(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
-
-
 if __name__ == "__main__":
     print(json.dumps(read_configurations(json.loads(sys.argv[1]))))

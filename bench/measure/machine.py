@@ -27,6 +27,7 @@ from patches import stack
 # capability that the build has kernels for, and the one from which on it has none.
 # https://github.com/pytorch/pytorch/blob/main/RELEASE.md#pytorch-cuda-support-matrix
 BUILDS = {"cu130": (13_000, 7.5, 99), "cu126": (12_000, 0, 10)}
+SMI_FIELDS = {"name": r"[^,\[\]]+", "driver_version": r"\d[\d.]*", "compute_cap": r"\d+\.\d+"}
 OLDEST_DRIVER = {12: ", 525 or later", 13: ", 580 or later"}
 
 
@@ -122,13 +123,16 @@ def facts() -> list:
 
 def nvidia_smi(fields: str) -> list[str]:
     """Of each GPU what nvidia-smi tells to programs; what it prints for people changes. Empty
-    where it isn't there or fails."""
+    where it isn't there or fails. A line that isn't of such fields, as "[N/A]" or the text of an
+    error, tells nothing: nvidia-smi may print that and exit with 0."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
         return []
-    return told.stdout.split("\n")[:-1] if told.returncode == 0 else []
+    form = ", ".join(SMI_FIELDS[name] for name in fields.split(","))
+    lines = told.stdout.splitlines() if told.returncode == 0 else []
+    return [line for line in lines if re.fullmatch(form, line)]
 
 
 def cpu_name(text: str) -> tuple[str, list[str]]:

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from bench import processes
 from bench.catalogue import Run
 from bench.common import BUILD, ELSEWHERE, UserError, make_writable, relative, sha256
-from bench.measure import lengths
+from bench.measure import estimates, lengths
 from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import (
     Measured,
@@ -24,7 +24,7 @@ from bench.measure.journal import (
     newest,
     read_journal,
 )
-from bench.measure.lengths import Length, in_words, seconds_left
+from bench.measure.lengths import Length
 from bench.measure.plan import WHOLE_ROUNDS, Job, Plan, Setup
 from bench.measure.records import Kind
 from bench.predict import tracing
@@ -144,6 +144,7 @@ class Measurement:
         self.configs: dict[str, dict] = {}  # by the names of runs
         self.lengths: dict[str, Length] = {}
         self.failed: set[str] = set()  # runs that did so since this start
+        self.ahead = 0.0  # seconds of the study's later plans, by estimate
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         again = HALVED * setup.halved
         self.measured = earlier or Measured(
@@ -156,6 +157,9 @@ class Measurement:
         have other runs than before: their results come to those of the earlier ones."""
         self.take(plan, rounds)
         self.begin()
+        if self.jobs:
+            _, self.ahead = estimates.seconds_of_later(
+                self.study, self.setup, plan, rounds, self.measured.matmul_peak)
         while job := self.next_job(deadline):
             processes.raise_pending()
             result = run_job(job, self.measured, self.study, self.setup,
@@ -249,9 +253,8 @@ class Measurement:
         """Takes the first of those within reach; None where none is, or where by estimate it would
         end after the deadline."""
         left = self.within_reach()
-        if not left or deadline is not None and (
-                time.monotonic() + seconds_left(left[:1], self.measured.results, self.lengths)
-                > deadline):
+        seconds = estimates.seconds_left(left[:1], self.measured.results, self.lengths)
+        if not left or deadline is not None and time.monotonic() + seconds > deadline:
             return None
         self.jobs.remove(left[0])
         return left[0]
@@ -272,13 +275,8 @@ class Measurement:
             loss = result.record.val_loss_after(plan.loss_tokens)
             told = (f"{result.record.tok_per_sec:,.0f} tok/sec, val loss"
                     f" {'n/a' if loss is None else f'{loss:.3f}'}, {result.seconds:.0f} s")
-        later = self.within_reach()
-        if plan.until_full:  # how large it gets isn't known
-            tried = {each.name for each in self.measured.results}
-            later = [job for job in later if job.run.after in tried | {None}]
-        left = in_words(seconds_left(later, self.measured.results, self.lengths))
-        left += " or more" * (any(run.after for run in plan.runs) or not plan.is_chosen)
         seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
+        left = estimates.time_left(self.within_reach(), self.measured, self.lengths, self.ahead)
         print(f"round {job.round}: {job.run.name}{seed}: {told}; {left} left", flush=True)
 
     def within_reach(self) -> list[Job]:
@@ -304,17 +302,17 @@ def order_of(id: str) -> int:
 
 
 def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
-    """Prints the commands that the study's first plan would run, and how long it would take, by
-    what is measured already; it measures nothing, and leaves no results, only the scripts, so that
-    the commands can be typed. Raises as run_study."""
+    """Prints the commands that the study's first plan would run, and how long the whole study would
+    take, by what is measured already; it measures nothing, and leaves no results, only the scripts,
+    so that the commands can be typed. Raises as run_study."""
     plan = next(study.plans(setup))
     earlier = earlier_measurement(study, plan, setup, None, required=True) if resume else None
     known = newest([each for each in read_journal(journal_of(setup.results, study.name))
                     if each.kind == plan.kind])
     one = Measurement(study, plan, setup, earlier)
     one.take(plan, rounds)
-    estimated = one.estimate(known[0].matmul_peak if known else
-                             lengths.peak_by_hand(setup, one.configs))
+    peak = known[0].matmul_peak if known else lengths.peak_by_hand(setup, one.configs)
+    estimated = one.estimate(peak)
     jobs, groups = one.within_reach(), {}
     for job in jobs:  # those of a run differ by their round, and in a group of its own by the seed
         own = job.seed == plan.seed_of(job.round)
@@ -327,13 +325,20 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     for run in plan.runs:
         if run.error:
             print(f"not run: {run.label}: {run.error}")
+    results = known[0].results if known else []
+    jobs = estimates.within_memory(jobs, results, one.measured.plan)
+    later, seconds = estimates.seconds_of_later(study, setup, plan, rounds, peak)
+    count = f"{len(jobs) + later} runs"
+    if later:
+        count += f" ({later} of them with settings that follow from results)"
     if estimated:
-        results = known[0].results if known else []
         source = "by an earlier one" if results else "a rough estimate"
-        left = in_words(seconds_left(jobs, results, one.lengths))
-        print(f"{len(jobs)} runs, about {left} ({source})")
+        about = "at most" if later or estimates.may_end_early(plan) else "about"
+        seconds = estimates.seconds_left(jobs, results, one.lengths) + (
+            seconds * estimates.correction(results, one.lengths))
+        print(f"{count}, {about} {estimates.in_words(seconds)} ({source})")
     else:
-        rough = "; --max-tokens follows from a rate that isn't measured" * bool(plan.seconds)
-        print(f"{len(jobs)} runs; no estimate yet: nothing is measured here{rough}")
+        rough = "; --max-tokens follows from a rate that isn't measured" if plan.seconds else ""
+        print(f"{count}; no estimate yet: nothing is measured here{rough}")
     if not one.measured.plan.is_chosen:
         print(f"then {one.measured.plan.later} more at most, of the rows nearest to significance")

@@ -131,7 +131,7 @@ def predict(scripts: Scripts, script: str | Path, options: list[str], results: P
     old = None if anew else next(filter(None, (
         kept(scripts, script, options, folder) for folder in (results, REFERENCE))), None)
     known = extended(old or made(text, options), text, options, smallest, batch)
-    if known is not old:
+    if known is not old and results.is_dir():  # it may be misspelt: nothing is made for this alone
         keep(results, {key_of(scripts, script, options): known})
     return known
 

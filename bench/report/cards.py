@@ -278,8 +278,8 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
                 in_01 = within_its_01.get(patch.name, "").strip("*")
                 interval = INTERVAL.cell(row) if isinstance(row, Row) else ""  # of a measurement
                 told.setdefault(options, []).append(
-                    f"{where}: {row.factor:.2f}×{f' ({interval})' * bool(interval)} the speed,"
-                    f" {row.memory_factor:.2f}× the memory"
+                    f"{where}: {row.factor:.2f}×{f' ({interval})' * bool(interval)} the speed"
+                    + (f", {row.memory_factor:.2f}× the memory" if row.memory_factor else "")
                     + f" (within 01: {in_01}×)" * (in_01[:1].isdigit()))
         facts = [
             *(f"use it when: {each.use}; limits: {each.limits}"

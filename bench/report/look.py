@@ -29,14 +29,17 @@ from bench.report.tables import Column, Table, cell, markdown, number, rows_in
 
 
 def machine_in(results: Path) -> dict:
-    """This machine, as rates.this_machine describes it; kept in `results`, and asked for
-    again where a fact that it follows from has changed, or the file is damaged. Raises UserError.
-    """
+    """This machine, as rates.this_machine describes it; kept in `results`, if there is such a
+    folder, and asked for again where a fact that it follows from has changed, or the file is
+    damaged. Raises UserError."""
     path = results / "machine.json"
     kept = read_kept(path)
     now = kept.get("now")
     if isinstance(now, dict) and now.get("key") == key_of(now.get("machine")):
         return now["machine"]
+    if not results.is_dir():  # it may be misspelt: what measures makes it, and nothing else
+        print("Looking at this machine", file=sys.stderr, flush=True)
+        return processes.ask_machine("this_machine")
     print(f"Looking at this machine, once: {relative(path)} keeps it", file=sys.stderr, flush=True)
     found = processes.ask_machine("this_machine")
     now = dict(key=key_of(found), machine=found)

@@ -53,7 +53,8 @@ class Study:
 
     @property
     def help(self) -> str:
-        return " ".join(type(self).__doc__.split("\n\n")[0].split()).rstrip(".")
+        text = type(self).__doc__ or ""  # `python -OO` keeps none
+        return " ".join(text.split("\n\n")[0].split()).rstrip(".")
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Adds the study's own command-line options."""
@@ -74,6 +75,11 @@ class Study:
             yield from self.in_two_stages(plan)
         else:
             yield plan
+
+    def later(self, setup: Setup, plan: Plan) -> list[tuple[Plan, int]]:
+        """What follows a plan, for an estimate: plans as long as those to come, whose runs may
+        depend on its results, and how often there is one like each. Raises as `runs`."""
+        return []
 
     def in_two_stages(self, plan: Plan) -> Generator[Plan, Measured, None]:
         """The plan's whole rounds, then as many runs as the other rounds have, of those rows whose
@@ -149,7 +155,16 @@ def duration(text: str) -> float:
     return float(text)
 
 
-positive.__name__, duration.__name__ = "whole number", "number"  # argparse: "invalid number value"
+def positive_duration(text: str) -> float:
+    """As an option: the minutes that something may take."""
+    if not duration(text):
+        raise argparse.ArgumentTypeError(f"{text} is out of range")
+    return float(text)
+
+
+# For argparse, "invalid number value".
+positive.__name__ = "whole number"
+duration.__name__ = positive_duration.__name__ = "number"
 
 
 def all_studies() -> dict[str, Study]:

@@ -9,7 +9,7 @@ from bench.audit import tell
 from bench.audit.run import audit, machine_of
 from bench.common import UserError, relative
 from bench.predict.speed import CARDS, named
-from bench.studies import Study, duration
+from bench.studies import Study, positive_duration
 
 
 class Audit(Study):
@@ -28,7 +28,7 @@ class Audit(Study):
                             " (default: the script's)")
         parser.add_argument("--gpu", metavar="NAMES", default="", help="GPUs that aren't here, such"
                             " as \"RTX 4090,H100\": its tok/sec and memory there, predicted")
-        parser.add_argument("--minutes", type=duration, default=10, metavar="N",
+        parser.add_argument("--minutes", type=positive_duration, default=10, metavar="N",
                             help="that each of the two runs may take (default: 10)")
         parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 

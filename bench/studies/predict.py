@@ -5,7 +5,7 @@ import re
 from functools import partial
 from pathlib import Path
 
-from bench.catalogue import EPOCHS, FLOAT16, Run
+from bench.catalogue import EPOCHS, FLOAT16, Run, without_doubles
 from bench.common import UserError, relative, sha256, write_whole
 from bench.measure.lengths import option_of
 from bench.predict.speed import CARDS, KINDS, Card, named, read_cards
@@ -235,7 +235,7 @@ def chosen(setup, gpus: int) -> list[Run]:
         first = re.split(r"[+\s]", text.strip())[0]
         base = scripts.stage("02" if first in of_02 else "01", gpus)
         runs += scripts.variants(base, dict(gpus=gpus), names=text)[1:]
-    return runs
+    return without_doubles(runs)
 
 
 def measured(setup, options: list[str]) -> dict[str, str]:

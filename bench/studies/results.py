@@ -6,6 +6,7 @@ import importlib.util
 import io
 import re
 import shutil
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -288,12 +289,13 @@ class Pack(Study):
             files = [path for path in sorted(results.iterdir())
                      if path.suffix in KEPT and path.is_file() and not path.is_symlink()
                      and not path.name.endswith(".trace.json")]
-            copy = target.with_name(f".{name}.tmp")  # renamed when it is whole
-            shutil.rmtree(copy, ignore_errors=True)
-            copy.mkdir(parents=True)
-            for path in files:
-                shutil.copyfile(path, copy / path.name)
-            copy.rename(target)
+            REFERENCE.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=REFERENCE, prefix=".") as scratch:
+                copy = Path(scratch, name)  # renamed when it is whole
+                copy.mkdir()
+                for path in files:
+                    shutil.copyfile(path, copy / path.name)
+                copy.rename(target)
         return (f"{len(files)} files in {relative(target)}\n"
                 "Now write its README.md (docs/results.md says what it has to state), and run"
                 " python measure.py readme")

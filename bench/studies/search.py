@@ -7,17 +7,19 @@ learning rate ("best"), and that of one epoch at the best settings for it ("epoc
 """
 
 import math
+from collections import Counter
 from functools import partial
 from typing import NamedTuple
 
-from bench.catalogue import Run
+from bench.catalogue import EPOCHS, Run, without_doubles
 from bench.common import UserError, relative
 from bench.judge.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
-from bench.measure.lengths import configurations, fitting, tokens_per_epoch
+from bench.measure.lengths import DEMO_TOKENS, configurations, fitting, tokens_per_epoch
 from bench.measure.plan import Plan, Setup
 from bench.report.tables import RUN, SPEED, Column, Table, cell
 from bench.studies import Study
+from bench.studies.settings import Point, costs_of, losses_in_time, point_of
 from bench.studies.times import time_notes, time_tables
 
 # What chooses settings has this seed and those after; the reported times have plan.SEED and after.
@@ -35,54 +37,6 @@ EPOCH_HELP = ("for the loss that 00 has after an epoch of the text, at its best 
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next
 MAX_TOKENS_HELP = ("training tokens of the run that sets the target (default: 00's own length);"
                    f" the others have at most {LIMIT} times as many")
-
-
-class Point(NamedTuple):
-    """The settings that a search varies."""
-
-    stage: str  # "00", "01", or variants of 01: "optimizer-muon+model-tied-head"
-    batch: int
-    rate: float
-
-    def around(self) -> list["Point"]:
-        """Half and twice the batch size, and half and twice the learning rate."""
-        batches = [size for size in (self.batch // 2, self.batch * 2) if size]
-        return [*(self._replace(batch=size) for size in batches), *self.other_rates()]
-
-    def other_rates(self) -> list["Point"]:
-        return [self._replace(rate=rate) for rate in (self.rate / 2, self.rate * 2)]
-
-    def run(self, setup: Setup) -> Run:
-        """The script with these settings."""
-        found = setup.scripts.find(self.stage, setup.machine)
-        return found.but(
-            name=f"{found.name}-batch-{self.batch}-rate-{self.rate:g}", published=None,
-            label=f"{found.label}, batch {self.batch}, rate {self.rate:g}", **self._asdict(),
-            compared_to=None, options=(*found.options, "--batch-size", str(self.batch),
-                                       "--learning-rate", f"{self.rate:g}"))
-
-
-def point_of(row: Row) -> Point:
-    return Point(*(getattr(row.run, name) for name in Point._fields))
-
-
-def costs_of(rows: list[Row], stage: str, target: float = -math.inf,
-             ) -> dict[Point, tuple[float, float]]:
-    """A script's settings, each with the seconds to a loss of `target` and the lowest loss; the
-    best first. What never comes to the target is judged by its loss."""
-    return best_first({
-        point_of(row): (math.inf, math.inf) if row.error else (
-            row.seconds_to(target) or math.inf, row.lowest_val_loss or math.inf)
-        for row in rows if row.run.stage == stage})
-
-
-def losses_in_time(rows: list[Row], stage: str) -> dict[Point, float]:
-    """A script's settings, each with the loss after as many seconds as the fastest of them took for
-    all of its tokens; the best first."""
-    rows = [row for row in rows if row.run.stage == stage]
-    seconds = min((record.train_seconds for row in rows for record in row.records), default=0)
-    losses = {point_of(row): None if row.error else row.loss_at(seconds) for row in rows}
-    return best_first({point: math.inf if loss is None else loss for point, loss in losses.items()})
 
 
 def epoch_table(kind: str, rows: list[Row]) -> Table:
@@ -106,11 +60,6 @@ def epoch_table(kind: str, rows: list[Row]) -> Table:
         " script's fastest setting had finished; the settings best in this column go on.")
 
 
-def best_first(costs: dict) -> dict:
-    """By their costs; of equals the one that was measured first."""
-    return {point: costs[point] for point in sorted(costs, key=costs.get)}
-
-
 def default_point(setup: Setup) -> Point:
     """The published settings of 00, or what the options say."""
     run = setup.scripts.stage("00")
@@ -123,6 +72,15 @@ def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:
     """Whole runs with a new seed in each round."""
     log_tokens = (EPOCH_LOG_TOKENS if kind.startswith("epoch") else LOG_TOKENS)[setup.device]
     return Plan(runs, kind, whole=True, new_seeds=True, log_tokens=log_tokens, **settings)
+
+
+def tokens_of_default(setup: Setup) -> int:
+    """About those that 00's default run trains."""
+    return EPOCHS * tokens_per_epoch(setup.data) if setup.machine["gpus"] else DEMO_TOKENS
+
+
+def tokens_of_epoch(setup: Setup) -> int:
+    return setup.args.max_tokens or tokens_per_epoch(setup.data)
 
 
 def limit_of(row: Row) -> int:
@@ -228,7 +186,7 @@ def in_one_epoch(setup: Setup, start: Point, scripts: tuple[str, ...]):
     comes to there is the target. They begin where an earlier search for the early target ended."""
     early = read_search(setup)
     starts = early.points if early else {}
-    epoch = setup.args.max_tokens or tokens_per_epoch(setup.data)
+    epoch = tokens_of_epoch(setup)
     runs: dict[Point, Run] = {}
     (first, count), *later = HALVING[setup.device].items()
     settings = dict(kind=f"epoch-{first}", rounds=1, tokens=epoch // first)
@@ -262,12 +220,18 @@ class Search(Study):
         super().options(parser)
         parser.add_argument("--epoch", action="store_true", help=EPOCH_HELP + ", by halving")
 
+    def scripts(self, setup: Setup) -> tuple[str, ...]:
+        """01 and the variants that are asked for; wrong ones are told before anything runs."""
+        names = filter(str.strip, (setup.args.names or "").split(","))
+        runs = [setup.scripts.find(name, setup.machine).but(stage=name)
+                for name in ("00", "01", *map(str.strip, names))]
+        for run in runs:
+            if run.error:
+                raise UserError(f"{run.stage}: {run.error}")
+        return tuple(run.stage for run in without_doubles(runs)[1:])
+
     def plans(self, setup):
-        names = [name.strip() for name in (setup.args.names or "").split(",") if name.strip()]
-        for name in names:  # wrong ones are told before anything runs
-            if error := setup.scripts.find(name, setup.machine).error:
-                raise UserError(f"{name}: {error}")
-        start, scripts = default_point(setup), ("01", *names)
+        start, scripts = default_point(setup), self.scripts(setup)
         if setup.args.epoch:
             yield from in_one_epoch(setup, start, scripts)
             return
@@ -288,6 +252,27 @@ class Search(Study):
         best = next(iter(soonest_to(rows, "00")))
         yield from explore([best._replace(stage=name) for name in scripts],
                            Point.around, SETTINGS, soonest_to, **settings)
+
+    def later(self, setup, plan):
+        """For each script and length as many runs like its first as settings are left to try."""
+        stages, tried = ("00", *self.scripts(setup)), Counter(run.stage for run in plan.runs)
+        left: list[tuple] = []  # (stage, settings, tokens, rounds)
+        if setup.args.epoch:
+            epoch, shares = tokens_of_epoch(setup), HALVING[setup.device]
+            share = next(share for share in shares if epoch // share == plan.tokens)
+            left = [(stage, shares[share] - tried[stage], plan.tokens, 1) for stage in stages]
+            left += [(stage, count, epoch // smaller, 1) for smaller, count in shares.items()
+                     if smaller < share for stage in stages]
+        elif plan.kind == "target":
+            tokens = plan.tokens or tokens_of_default(setup)
+            left = [("00", RATES - tried["00"], tokens, 1),
+                    *((stage, SETTINGS, LIMIT * tokens, None) for stage in stages)]
+        else:
+            left = [(stage, SETTINGS - tried[stage], plan.tokens, None) for stage in stages]
+        start = default_point(setup)
+        return [(plan_of(setup, [start._replace(stage=stage).run(setup)], plan.kind, tokens=tokens,
+                         rounds=rounds), count)
+                for stage, count, tokens, rounds in left if count > 0]
 
     def tables(self, measured, rows):
         if measured.kind.startswith("epoch"):

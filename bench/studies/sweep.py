@@ -4,12 +4,13 @@ The runs of a sweep grow. Where one doesn't fit, its row says so, and no larger 
 CPU a run is skipped if, judging by the one before it, it would take more than half of the RAM.
 """
 
+import math
 import re
 from collections.abc import Sequence
 
 from bench.catalogue import Run
 from bench.common import UserError
-from bench.judge.rows import rows_of
+from bench.judge.rows import ratio, rows_of
 from bench.measure.plan import Plan
 from bench.measure.records import Kind
 from bench.report.notes import machine_note, mfu_notes, peak_note
@@ -116,18 +117,19 @@ class Sweep(Study):
         if not rows or what != "batch":
             return None
         best, first, last = max(rows, key=lambda row: row.tok_per_sec), rows[0], rows[-1]
+        title = (f"{stage or '01'} is {best.tok_per_sec / first.tok_per_sec:.2f} times as fast at"
+                 f" {best.label} as at {first.label}")
+        if growth := ratio(last.reserved_gb, first.reserved_gb):  # not each system tells memory
+            title += f"; {last.label} takes {growth:.1f} times as much memory"
         figure, [(_, speed, memory)] = rows_of_panels(
-            [f"{stage or '01'} is {best.tok_per_sec / first.tok_per_sec:.2f} times as fast at"
-             f" {best.label} as at {first.label}; {last.label} takes"
-             f" {last.reserved_gb / first.reserved_gb:.1f} times as much memory"
-             f"\n{place_of(measured)}"],
-            [3.8], [1, 1])
+            [f"{title}\n{place_of(measured)}"], [3.8], [1, 1])
         places = range(len(rows))
         speed.fill_between(places, [min(row.speeds) for row in rows],
                            [max(row.speeds) for row in rows], color=OWN, alpha=0.2, linewidth=0)
         speed.plot(places, [row.tok_per_sec for row in rows], "o-", color=OWN, linewidth=2)
         speed.set(ylim=(0, None), ylabel="speed, tok/sec")
-        memory.plot(places, [row.reserved_gb for row in rows], "o-", color=OWN, linewidth=2)
+        memory.plot(places, [row.reserved_gb or math.nan for row in rows], "o-", color=OWN,
+                    linewidth=2)
         memory.set_yscale("log", base=2)
         memory.set_ylabel("reserved memory, GB (log scale)")
         ram = measured.machine["device"] == "cpu" and measured.machine.get("ram_gb")

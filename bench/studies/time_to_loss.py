@@ -3,8 +3,10 @@
 import math
 import textwrap
 
+from bench.catalogue import Run
+from bench.common import UserError
 from bench.judge.rows import Row, rate_to, rows_of
-from bench.measure.plan import EVERY_ROUND
+from bench.measure.plan import EVERY_ROUND, Setup
 from bench.report.pictures import (
     COLOURS,
     draw_bars,
@@ -18,6 +20,7 @@ from bench.report.tables import cell, found_in, markdown
 from bench.studies import Study
 from bench.studies.search import (
     EPOCH_HELP,
+    LIMIT,
     MAX_TOKENS_HELP,
     TUNING,
     TUNING_ROUNDS,
@@ -26,6 +29,7 @@ from bench.studies.search import (
     plan_of,
     read_search,
     read_search_of_epoch,
+    tokens_of_default,
 )
 from bench.studies.times import time_notes, time_tables
 
@@ -48,15 +52,23 @@ class TimeToLoss(Study):
         parser.add_argument("--epoch", action="store_true", help=EPOCH_HELP + "; after `search"
                                                                                " --epoch`")
 
+    def stages(self, setup: Setup) -> list[Run]:
+        """00 and 01, or the rungs that are asked for."""
+        scripts, rungs = setup.scripts, setup.args.rungs
+        return scripts.chosen(rungs, scripts.rungs()[:-1]) if rungs else [
+            scripts.stage("00"), scripts.stage("01")]
+
+    def variants(self, setup: Setup) -> list[Run]:
+        scripts, names = setup.scripts, setup.args.names
+        return scripts.variants(scripts.stage("01"), setup.machine, names=names)[1:] if names else (
+            [])
+
     def plans(self, setup):
-        # Before anything runs: wrong names are told here.
-        scripts, args = setup.scripts, setup.args
-        runs = [scripts.stage("00"), scripts.stage("01")]
-        if args.rungs:
-            runs = scripts.chosen(args.rungs, scripts.rungs()[:-1])
-        variants = []
-        if args.names:
-            variants = scripts.variants(scripts.stage("01"), setup.machine, names=args.names)[1:]
+        args = setup.args
+        if args.epoch and (args.rungs or args.names):
+            raise UserError("--epoch measures the scripts of `search --epoch`: it takes neither"
+                            " --rungs nor --names", 2)
+        runs, variants = self.stages(setup), self.variants(setup)
         if args.epoch:
             found = read_search_of_epoch(setup)
             first, *others = [point.run(setup) for point in found.points.values()]
@@ -82,6 +94,12 @@ class TimeToLoss(Study):
                 first = runs[-1].name
         yield plan_of(setup, runs, "variants" if variants else "", tokens=tokens, targets=targets,
                       cold_rounds=EVERY_ROUND)
+
+    def later(self, setup, plan):
+        if plan.kind != "target":
+            return []
+        return [(plan_of(setup, [*self.stages(setup), *self.variants(setup)], "",
+                         tokens=LIMIT * (plan.tokens or tokens_of_default(setup))), 1)]
 
     def tables(self, measured, rows):
         return time_tables(rows, measured.plan.targets)
