@@ -182,11 +182,10 @@ def answer_on(name: str, card: Card, run: Run, known: dict[str, Prediction], arg
     most = largest(prediction.needs, card.mib)
     batch = fitting(prediction.needs, card.mib, args.batch_size)
     size = batch or args.batch_size or min(prediction.needs)
+    room = f"{prediction.needs[size].least / 1024:.2f} of {(card.mib - OTHERS) / 1024:.2f} GB"
+    largest_is = f"; the largest that fits is {most}" if args.batch_size and most else ""
     text = (f"{name}, {args.model}, {run.label}: {'fits' if batch else 'does not fit'} at batch"
-            f" {size} (needs {prediction.needs[size].least / 1024:.2f} of"
-            f" {(card.mib - OTHERS) / 1024:.2f} GB)")
-    if args.batch_size and most:
-        text += f", at most {most} does"
+            f" {size} (needs {room}{largest_is})")
     if not batch:
         return text + "."
     if card.bandwidth:
