@@ -593,7 +593,7 @@ def test_the_command(tmp_path, monkeypatch):
     low, high = known.speed_range(32, CARDS["H100"]).split("–")
     whole_range = known.speed_range(32, CARDS["H100"], 8)
     assert f"| {low}–{high} | {whole_range} |" in text and "| 02, 8 ranks |" in text
-    assert "On 8 GPUs a step takes at least as long as on one" in text
+    assert "A step on several GPUs takes at least as long as on one" in text
     assert "scaled from the datasheet, so the range is wider: A40." in answer(gpu="a40")
     text = answer(gpu="p100", batch_size=None)  # no tensor cores, no kernels of the compiler
     assert "(on P100 in float32, not compiled)" in text
