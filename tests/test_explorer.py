@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 from browser import needs_browser, seen_in_browser
@@ -39,6 +40,14 @@ CASES = [
 # In the page itself: each choice by its address, then what a reader does with it.
 LOOK = """<script>
 const wait = () => new Promise(done => setTimeout(done, 100));
+function broken(text) {  // its words of which a line ends in the middle
+  return [...text.data.matchAll(/[\\w.]+/g)].filter(word => {
+    const range = document.createRange();
+    range.setStart(text, word.index);
+    range.setEnd(text, word.index + word[0].length);
+    return range.getClientRects().length > 1;
+  }).map(word => word[0]);
+}
 addEventListener("load", async () => {
   const seen = [], main = document.querySelector("main");
   for (const address of ADDRESSES) {
@@ -46,6 +55,10 @@ addEventListener("load", async () => {
     await wait();
     seen.push({range: main.querySelector(".big").firstChild.data, text: main.innerText,
                answer: document.getElementById("answer").textContent,
+               tops: [...main.querySelectorAll("div > .chart")].map(
+                 each => each.getBoundingClientRect().top),
+               broken: [...main.querySelectorAll(".chart th a")].flatMap(
+                 each => broken(each.firstChild)),
                width: innerWidth, beyond: document.documentElement.scrollWidth
                  - document.documentElement.clientWidth});
   }
@@ -61,14 +74,14 @@ addEventListener("load", async () => {
 });
 </script>
 """
-FRAME = """<!DOCTYPE html><iframe src="copy.html" style="width: 390px; height: 844px"></iframe>
+FRAME = """<!DOCTYPE html><iframe src="copy.html" style="width: WIDTHpx; height: 844px"></iframe>
 <script>addEventListener("message", event => document.body.textContent = "seen " + event.data)
 </script>"""
 
 
 def test_it_is_one_short_file():
     assert len(PAGE.encode()) < 2_000_000
-    assert len(CODE.splitlines()) <= 200
+    assert len(CODE.splitlines()) <= 210
     assert not re.search(r'src=|url\(|@import|fetch\(|import\(|<link|https?://', PAGE.replace(
         json.dumps(DATA["sources"], separators=(",", ":")), ""))
 
@@ -148,6 +161,25 @@ def test_contrast():
             assert contrast(colours[bar], colours["track"]) >= 3, bar
 
 
+def seen_at(width: int, addresses: list[str], folder: Path) -> list:
+    """What LOOK sees of the page in a window of a width."""
+    (folder / "frame.html").write_text(FRAME.replace("WIDTH", str(width)))
+    (folder / "copy.html").write_text(PAGE.replace(
+        "</body>", LOOK.replace("ADDRESSES", json.dumps(addresses)) + "</body>"))
+    text, console = seen_in_browser(folder / "frame.html", "--virtual-time-budget=20000")
+    assert console == []
+    return json.loads(re.search("seen (.*?)</body>", text, re.DOTALL)[1].replace(
+        "&amp;", "&").replace("&lt;", "<").replace("&gt;", ">"))
+
+
+@needs_browser
+def test_two_gpus_side_by_side(tmp_path):
+    """Their ladders start at the same height, though what is above them differs."""
+    both, *_ = seen_at(1300, ["gpu=T4&with=H100&price=1"], tmp_path)
+    left, right = both["tops"]
+    assert left == right
+
+
 @needs_browser
 def test_in_a_browser(tmp_path, monkeypatch, capsys):
     """Its figures are those that `predict` prints; it is as wide as a phone; an address is a
@@ -157,8 +189,8 @@ def test_in_a_browser(tmp_path, monkeypatch, capsys):
     for choice, options, rows in CASES:
         gpu, batch, model = choice["gpu"], choice["batch"], choice.get("model", "gpt2")
         monkeypatch.setattr(sys, "argv", [
-            "measure.py", "predict", "--gpu", gpu, "--batch-size", str(batch), "--model", model,
-            *options.split(), "--results-dir", str(tmp_path)])
+            "measure.py", "predict", "--gpu", f"4x{gpu}", "--batch-size", str(batch), "--model",
+            model, *options.split(), "--results-dir", str(tmp_path)])
         assert measure.main() == 0
         tables = capsys.readouterr().out.split("\n\n")
         reserved, where = (next(cells_of(text) for text in tables if f"| {heading} " in text)
@@ -171,19 +203,14 @@ def test_in_a_browser(tmp_path, monkeypatch, capsys):
                            f"MFU {row['MFU'].rstrip('%')} %"))
     assert len(wanted) >= 10
     addresses += ["gpu=RTX 4090&batch=8&script=00", "gpu=L4&with=H100&price=1&price2=2.5&tokens=2",
-                  "gpu=none&model=x&script=&batch=3"]
-    (tmp_path / "frame.html").write_text(FRAME)
-    (tmp_path / "copy.html").write_text(PAGE.replace(
-        "</body>", LOOK.replace("ADDRESSES", json.dumps(addresses)) + "</body>"))
-    text, console = seen_in_browser(tmp_path / "frame.html", "--virtual-time-budget=20000")
-    assert console == []
-    *seen, typed, clicked, focused, labelled = json.loads(
-        re.search("seen (.*?)</body>", text, re.DOTALL)[1].replace("&amp;", "&").replace(
-            "&lt;", "<").replace("&gt;", ">"))
+                  "gpu=none&model=x&script=&batch=3", "gpu=L4&tokens=-3&price=1",
+                  "gpu=L4&script=memory-budget --memory-budget 0"]
+    *seen, typed, clicked, focused, labelled = seen_at(390, addresses, tmp_path)
     for (speed, *texts), page in zip(wanted, seen, strict=False):
         assert page["range"] == speed and all(text in page["text"] for text in texts)
     assert {(page["width"], page["beyond"]) for page in seen} == {(390, 0)}
-    refused, both, odd = seen[len(wanted):]
+    assert not {word for page in seen for word in page["broken"]}
+    refused, both, odd, negative, explained = seen[len(wanted):]
     assert "doesn't fit at batch 8" in refused["answer"] and "needs 26.25" in refused["text"]
     assert "--variants memory-checkpoint" in refused["text"]
     low, high = sorted(1e9 * 2 / 3600 / (1000 * float(end)) for end in DATA["gpus"]["H100"][
@@ -191,5 +218,8 @@ def test_in_a_browser(tmp_path, monkeypatch, capsys):
     assert f"2 billion tokens take {low:.3g}–{high:.3g} hours and cost {2.5 * low:.3g}–" \
         f"{2.5 * high:.3g}." in both["answer"] and "H100 over L4: " in both["answer"]
     assert odd["answer"].startswith("RTX 4090, gpt2, 01, all 15 techniques: fits at batch 32")
+    assert "Tokens to train on, in billions: this has to be a number above 0" in negative["answer"]
+    assert "type a price" not in negative["text"] and "20.96 GB reserved" in explained["text"]
+    assert DATA["about"]["memory-budget"] in explained["text"]
     assert "gpu=L4" in typed and "script=00" in clicked and focused == "00, the baseline"
     assert labelled

@@ -8,13 +8,16 @@ does of large ones, as measured. So the time of a step follows from sums over it
 What a GPU has stands in gpus.json, each number with its source, or as "unchecked".
 """
 
+import difflib
 import json
 import re
+import sys
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.common import DAMAGE, UserError, relative
+from bench.common import UserError, relative
 
 GB, TERA = 10**9, 10**12
 FILE = Path(__file__).with_name("gpus.json")  # its "about" tells the units of Card's fields
@@ -92,33 +95,58 @@ class Card(NamedTuple):
         return peak and peak * TERA * share * (1 if aligned else slower)
 
 
+# What a file of cards has as numbers.
+NUMBERS = [field for field in Card._fields if field not in ("names", "is_measured", "is_checked")]
+
+
 def read_cards(path: Path) -> dict[str, Card]:
     """Those of a file like gpus.json, by their names. A number may stand without its source; what
     has to be there is mib, bandwidth, and bfloat16 or float16. Raises UserError."""
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
-        if not (cards := given.get("gpus", given)):
-            raise ValueError("it names none")
-        return {name: card_from(entry) for name, entry in cards.items()}
-    except (OSError, *DAMAGE) as error:
-        raise UserError(f"{relative(path)} isn't a file of GPUs like bench/predict/gpus.json:"
-                        f" {error!r}", 2)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{relative(path)} can't be read: {error}", 2)
+    entries = given.get("gpus", given) if isinstance(given, dict) else None
+    if not isinstance(entries, dict) or not entries:
+        raise UserError(f"{relative(path)} names no GPUs; bench/predict/gpus.json shows its form",
+                        2)
+    cards = {}
+    for name, entry in entries.items():
+        try:
+            cards[name] = card_from(entry)
+        except ValueError as error:
+            raise UserError(f"{relative(path)}, {name}: {error}; bench/predict/gpus.json shows its"
+                            " form", 2)
+    return cards
 
 
-def card_from(entry: dict) -> Card:
-    """Raises LookupError, TypeError, ValueError."""
-    values = {name: each[0] if isinstance(each, list) else each
-              for name, each in entry.items() if name != "names"}
-    if not all(0 < value < 1e18 for value in values.values()):
-        raise ValueError("a number isn't above 0")
-    rate = values.get("bfloat16") or values["float16"]
+def card_from(entry) -> Card:
+    """A card from what a file has of it. Raises ValueError, which names the key that is wrong."""
+    if not isinstance(entry, dict):
+        raise ValueError("it isn't an object with keys such as mib")
+    names = entry.get("names", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError("names isn't a list of texts")
+    values = {key: value[0] if isinstance(value, list) and value else value
+              for key, value in entry.items() if key != "names"}
+    for key, value in values.items():
+        if key not in NUMBERS:
+            raise ValueError(f"there is no key {key!r}, only names, {', '.join(NUMBERS)}")
+        if not isinstance(value, int | float) or not 0 < value < 1e18:
+            raise ValueError(f"{key} isn't a number above 0: {value!r}")
+    for key in ("mib", "bandwidth"):
+        if key not in values:
+            raise ValueError(f"{key} is missing")
+    rate = values.get("bfloat16") or values.get("float16")
+    if not rate:
+        raise ValueError("bfloat16 is missing, and float16 too")
     reached = entry.get("reached", [0, SCALED])
     unknown = dict.fromkeys(("float32", "tf32", "bfloat16", "attention"))
     defaults = dict(capability=8.0, float16=rate, reached=0.8 * rate)
-    sources = [each[1] for each in entry.values() if isinstance(each, list) and len(each) == 2]
-    return Card(**unknown | defaults | values, names=tuple(entry.get("names", ())),
+    sources = [value[1] for value in entry.values() if isinstance(value, list) and len(value) == 2]
+    return Card(**unknown | defaults | values, names=tuple(names),
                 is_checked=UNCHECKED not in sources,
-                is_measured=not isinstance(reached, list) or reached[1] != SCALED)
+                is_measured=not isinstance(reached, list) or reached[1:] != [SCALED])
 
 
 CARDS = read_cards(FILE)
@@ -134,17 +162,38 @@ def card_of(name: str) -> str | None:
 
 
 def named(text: str, cards: dict[str, Card], option: str = "--gpu") -> list[str]:
-    """The cards that an option's `text` means: a name, ours or PyTorch's, or else a part of names.
-    Case, spaces, hyphens and the vendor's words don't count: "rtx4090", "4090". Raises UserError
-    where it means none."""
+    """The cards that an option's `text` means, by names with commas between them; one that several
+    names mean comes once, and a line says so. Raises UserError."""
+    means = Counter(card for name in filter(str.strip, text.split(","))
+                    for card in cards_by(name, cards, option))
+    if not means:
+        raise UserError(f"{option} {text!r} names no GPU", 2)
+    doubles = [card for card, count in means.items() if count > 1]
+    if doubles:
+        print(f"{option}: named more than once: {', '.join(doubles)}", file=sys.stderr)
+    return list(means)
+
+
+def cards_by(name: str, cards: dict[str, Card], option: str) -> list[str]:
+    """The cards that a name means, ours or PyTorch's, or else a part of names. Case, spaces,
+    hyphens and the vendor's words don't count: "rtx4090", "4090". Raises UserError where it means
+    none."""
     def plain(name: str) -> str:
         return re.sub("nvidia|geforce|tesla|rtx|amd|instinct|[^a-z0-9]", "", name.lower())
 
-    part = plain(text)
-    exact = [card for card, each in cards.items() if part in map(plain, (card, *each.names))]
-    if found := exact or [card for card in cards if part and part in plain(card)]:
-        return found
-    raise UserError(f"{option}: {text!r} is none of {', '.join(cards)}", 2)
+    part = plain(name)
+    names = {card: [plain(each) for each in (card, *cards[card].names)] for card in cards}
+    exact = [card for card in cards if part in names[card]]
+    if means := exact or [card for card in cards if part and part in plain(card)]:
+        return means
+
+    def likeness(card: str) -> float:
+        return max(difflib.SequenceMatcher(None, part, each).ratio() for each in names[card])
+
+    nearest = sorted(cards, key=likeness, reverse=True)[:3]
+    raise UserError(f"{option}: no GPU {name.strip()!r} is known; the nearest names are"
+                    f" {', '.join(nearest)}. All: python measure.py predict --gpu list. Any other:"
+                    " python measure.py predict --memory GB --bandwidth GB/S --tflops N", 2)
 
 
 # ---- Time ----------------------------------------------------------------------------------------

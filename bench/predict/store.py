@@ -68,11 +68,13 @@ class Prediction(NamedTuple):
         return gpus * expected * (1 - share), gpus * expected * (1 + share)
 
     def speed_range(self, batch: int, card: Card, gpus: int = 1) -> str:
-        """speeds(), in thousands."""
+        """speeds(), in thousands; or why there are none."""
         speeds = self.speeds(batch, card, gpus)
         if not speeds:
             work = next(iter(self.works.values()))["step"]
-            return f"not in {speed.lacking(work, card)}"
+            precision = speed.lacking(work, card)
+            # Every GPU computes in float32; how fast this one does, its file doesn't say.
+            return "speed unknown" if precision == "float32" else f"not in {precision}"
         return span(*(each / 1000 for each in speeds))
 
     def minutes(self, batch: int, card: Card, gpus: int = 1) -> float | None:

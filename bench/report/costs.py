@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.common import UserError
 from bench.predict.speed import FILE, Card
-from bench.predict.store import fitting, span
+from bench.predict.store import Prediction, fitting, span
 from bench.report.tables import Table, number, words
 
 SUFFIXES = dict(k=1e3, m=1e6, b=1e9)
@@ -55,24 +55,35 @@ def costs_table(runs: list, known: dict, cards: dict[str, Card], there, args) ->
             first.setdefault(place, speeds)
             if not speeds:
                 continue
-            row["speed"] = span(*(each / 1000 for each in speeds))
+            row |= figures_of(prediction, batch, card, gpus, args.tokens, price)
             if len(cards) > 1 and first[place]:
                 row["times"] = f"{sum(speeds) / sum(first[place]):.2f}"
-            if args.tokens:
-                hours = [args.tokens / each / 3600 for each in reversed(speeds)]
-                row["hours"] = span(*hours)
-                if price:
-                    row["cost"] = span(*(each * gpus * price for each in hours))
-            if price:
-                row["tokens"] = span(*(each * 3600 / 1e6 / (gpus * price) for each in speeds))
     columns = [words("card", "name"), words("script", "label"), number("batch", "batch"),
                number("tok/sec, thousands", "speed"), number(f"× {next(iter(cards))}", "times"),
                number("hours", "hours"), number("cost", "cost"),
-               number("million tokens per unit of money", "tokens")]
+               number("M tokens per $", "tokens")]
     what = f"{args.tokens:,.0f} tokens" if args.tokens else "Speed"
     money = " and ".join(f"{price:g}" for price in each_price) if args.price else ""
     return Table(columns, rows, f"{what}, on all GPUs of a script" + (
         f", at {money} per GPU and hour" if money else "") + ":")
+
+
+def figures_of(prediction: Prediction, batch: int, card: Card, gpus: int, count: float | None,
+               price: float | None) -> dict[str, str]:
+    """The speed of so many GPUs at a batch that fits; where asked for, the hours for `count`
+    tokens, what they cost at a price per GPU and hour, and how many millions one gets for 1."""
+    speeds = prediction.speeds(batch, card, gpus)
+    if not speeds:
+        return {}
+    figures = dict(speed=span(*(speed / 1000 for speed in speeds)))
+    if count:
+        hours = [count / speed / 3600 for speed in reversed(speeds)]
+        figures["hours"] = span(*hours)
+        if price:
+            figures["cost"] = span(*(each * gpus * price for each in hours))
+    if price:
+        figures["tokens"] = span(*(speed * 3600 / 1e6 / (gpus * price) for speed in speeds))
+    return figures
 
 
 # ---- Why slow ------------------------------------------------------------------------------------
@@ -86,11 +97,11 @@ def causes() -> list[dict]:
 def why_slow(cards: dict[str, Card]) -> list[str]:
     """What people found where such a card was slower than predicted, a line each."""
     lines: dict[str, None] = {}  # each once
+    few = len(cards) <= 4
     for name, card in cards.items():
         for each in causes():
             if re.search(each["on"], name):
-                limit = f" below the {card.power} W of {name}" if card.power else ""
+                limit = f" below the {card.power} W of {name}" if card.power and few else ""
                 lines[f"- {each['cause'].format(power=limit)}: {each['effect']}"
                       f" ({each['source']}). Check: {each['check']}"] = None
-    return [f"Why slow? What people found where a GPU like {' or '.join(cards)} trained slower:",
-            *lines, ""]
+    return ["What slowed such GPUs down elsewhere:", *lines, ""]

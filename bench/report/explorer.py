@@ -76,6 +76,13 @@ def script(name: str, run: Run, known: dict[str, Prediction]) -> dict:
         commands=commands, predict=predict, published=run.published, needs=needs)
 
 
+def about() -> dict[str, str]:
+    """By the name of each technique and variant, the first paragraph of its patch's header: what it
+    does, and when that costs something. Raises StackError."""
+    return {patch.name: " ".join(patch.header.decode().split("\n\n")[1].split())
+            for patch in (*stack.load(), *stack.load_variants())}
+
+
 def gb(mib: int) -> float:
     """As tables of predictions round it."""
     return float(f"{mib / 1024:.2f}")
@@ -136,6 +143,8 @@ def data_block() -> str:
         "sources": {name: source["what"] for name, source
                     in check.published_others()["sources"].items()},
         "measured": measured(),
+        "about": {name: text for name, text in about().items()
+                  if any(name == script.split()[0] for script in found)},
         "scripts": {name: script(name, runs[name], each) for name, each in found.items()},
     }
     cards = sorted((name for name, card in CARDS.items() if card.capability >= 7),  # 01 needs it

@@ -127,10 +127,9 @@ def draw_all(studies: dict, results: Path, form: str = "png",
     return drawn
 
 
-def picture_bytes(figure, form: str, about: str = "") -> bytes:
-    """The picture; a PNG says in its first bytes what it is `about`."""
+def picture_bytes(figure, form: str) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format=form, metadata={"Description": about} if about else None)
+    figure.savefig(buffer, format=form)
     return buffer.getvalue()
 
 

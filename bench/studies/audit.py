@@ -23,13 +23,13 @@ class Audit(Study):
         parser.usage = "measure.py audit [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
         parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, default=[],
                             metavar="MODULE", help="as `python -m MODULE`, in place of a SCRIPT")
-        parser.add_argument("--json", action="store_true", help="print all of it for machines")
+        parser.add_argument("--json", action="store_true", help="print JSON")
         parser.add_argument("--name", default="", help="of the page results/audit-NAME.md"
                             " (default: the script's)")
         parser.add_argument("--gpu", metavar="NAMES", default="", help="GPUs that aren't here, such"
                             " as \"RTX 4090,H100\": its tok/sec and memory there, predicted")
         parser.add_argument("--minutes", type=positive_duration, default=10, metavar="N",
-                            help="that each of the two runs may take (default: 10)")
+                            help="time limit per run, of two (default: 10)")
         parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     def answer(self, setup):
@@ -40,8 +40,7 @@ class Audit(Study):
             raise UserError("which script? python measure.py audit SCRIPT [ITS ARGUMENTS]", 2)
         if not args.module and not Path(command[0]).exists():
             raise UserError(f"no script {command[0]}", 2)
-        cards = [*dict.fromkeys(card for name in filter(None, map(str.strip, args.gpu.split(",")))
-                                for card in named(name, CARDS))]
+        cards = named(args.gpu, CARDS) if args.gpu else []
         timed, watched = audit(command, args.minutes)
         if int(os.environ.get("RANK", 0)):
             return ""

@@ -6,11 +6,10 @@ from functools import partial
 from pathlib import Path
 
 from bench.catalogue import EPOCHS, FLOAT16, Run, without_doubles
-from bench.common import UserError, relative, sha256, write_whole
+from bench.common import UserError
 from bench.measure.lengths import option_of
 from bench.predict.speed import CARDS, KINDS, Card, named, read_cards
 from bench.predict.store import (
-    BATCHES,
     OTHERS,
     TOKENS_OF_BOOK,
     Prediction,
@@ -23,24 +22,23 @@ from bench.predict.store import (
 from bench.report import check, costs
 from bench.report.costs import prices, tokens
 from bench.report.gpus import in_place
-from bench.report.pictures import COLOURS, picture_bytes, rows_of_panels, thousands
 from bench.report.tables import Column, Table, found_in, markdown, number, words
 from bench.studies import Study, positive
 from patches import stack
 
 GPUS = 4  # of 02, as it was published
+FEW = 4  # cards: of more the answer tells how many it fits, not how fast each is
 
 
 class Predict(Study):
-    """What 00, 01, 02, rungs and variants reserve on a GPU, the largest batch that fits each card,
-    and the tokens per second: predicted, without a GPU and without training."""
+    """Predicts memory, the largest batch and tok/sec on any GPU, without one."""
 
     runs_scripts = of_this_machine = False
 
     def options(self, parser):
         parser.add_argument("--gpu", metavar="NAME", default="all",
-                            help="all (the default), or a name or a part of it, as in 4090, 8xH100;"
-                                 f" known are {', '.join(CARDS)}")
+                            help="names, or parts of them: 4090 or H100,H200; 8xH100 adds 02 on"
+                                 " eight of them; `--gpu list` prints all (default: all)")
         parser.add_argument("--gpu-file", metavar="FILE", type=Path,
                             help="GPUs of a file like bench/predict/gpus.json instead")
         parser.add_argument("--memory", metavar="GB", type=float,
@@ -51,8 +49,8 @@ class Predict(Study):
         parser.add_argument("--model", metavar="NAME", default="gpt2",
                             help="--model of the scripts (default: %(default)s)")
         parser.add_argument("--batch-size", metavar="N", type=positive,
-                            help="a further batch size, per GPU")
-        parser.add_argument("--rungs", metavar="0,5-8", help="rungs instead of 00, 01 and 02")
+                            help="also predict this batch size, per GPU")
+        parser.add_argument("--rungs", metavar="0,5-8", help="rungs instead of 00 and 01")
         parser.add_argument("--variants", metavar="A,B+C",
                             help="variants of 01 or 02 besides, each with its measured options or"
                                  " with others: \"step-accumulation --micro-batches 8\"; + joins"
@@ -63,8 +61,9 @@ class Predict(Study):
         parser.add_argument("--price", metavar="PER_HOUR", type=prices,
                             help="of one GPU, in any currency: what it costs; of the GPUs of"
                                  " --compare one each: 2.7,1.7")
-        parser.add_argument("--anew", action="store_true",
-                            help="trace these scripts, also where an answer is kept")
+        parser.add_argument("--why", action="store_true",
+                            help="also print what made such GPUs slower elsewhere")
+        parser.add_argument("--anew", action="store_true", help="ignore stored predictions")
         parser.add_argument("--all", action="store_true",
                             help="trace what the pages say about predictions where it is missing or"
                                  " its script's training step has changed, with --anew all of it"
@@ -75,6 +74,8 @@ class Predict(Study):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
         if any(option_of(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)
+        if args.gpu.strip().lower() == "list":
+            return markdown(cards_table(cards_of(args)))
         cards, gpus = asked_for(args)
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
@@ -93,7 +94,8 @@ class Predict(Study):
             args.batch_size, args.anew) for run in asked}
         old = earlier(setup.scripts, [
             (run.script, [*options, *run.options], known[run.name]) for run in asked])
-        text = markdown(reserved_table(asked, known, args, measured(setup, options)))
+        text = answer_of(runs[-1], known, cards, there, args) + "\n\n"
+        text += markdown(reserved_table(asked, known, args, measured(setup, options)))
         text += "\n" + markdown(fitting_table(runs, known, cards, there))
         (name, card), *others = cards.items()
         if args.tokens or args.price or args.compare:
@@ -101,23 +103,14 @@ class Predict(Study):
         if card.bandwidth and not others:
             text += "\n" + markdown(where_it_goes(
                 [there(run, name) for run in runs], known, name, card, args.batch_size))
-        picture = setup.results / "predict.png"
-        # To draw takes longer than all the rest, so the same figures aren't drawn twice.
-        about = sha256(repr([args.model, [(run.label, known[run.name].needs) for run in runs],
-                             [(card.mib, card.is_measured) for card in CARDS.values()]]).encode())
-        try:
-            if not (picture.is_file() and about.encode() in picture.read_bytes()[:1000]):
-                write_whole(picture, picture_bytes(draw(runs, known, args.model), "png", about))
-            drawn = relative(picture)
-        except UserError as error:
-            drawn = f"no picture: {error}"
-        slow = costs.why_slow(cards) if args.compare or not others else []
-        return "\n".join([text, *slow, *notes(cards, gpus),
-                          *([f"{old} --anew traces them."] * bool(old)), drawn])
+        slow = costs.why_slow(cards) if args.why else []
+        return "\n".join([text, *slow, *notes(cards, runs, args),
+                          *([f"{old} --anew traces them."] * bool(old))])
 
 
 def asked_for(args) -> tuple[dict[str, Card], int]:
-    """(the cards by their names, how many of one 02 would have). Raises UserError."""
+    """(the cards by their names, how many of one 02 has, 0 where it isn't asked for). Raises
+    UserError."""
     if args.compare and (args.memory is not None or args.gpu != "all"):
         raise UserError("--compare names the GPUs: leave --gpu and --memory out", 2)
     for name in ("memory", "bandwidth", "tflops"):
@@ -126,21 +119,83 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
             raise UserError(f"--{name}: {value:g} is out of range", 2)
     if (args.bandwidth is None) != (args.tflops is None) or args.bandwidth and not args.memory:
         raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
+    counts, names = counted(args.compare or args.gpu)
     if args.memory is not None:
+        if names not in ("", "all"):
+            raise UserError("--memory describes a GPU of its own: leave --gpu out, or give the"
+                            " number of GPUs, --gpu 4x", 2)
         rate = args.tflops or 0
         return {f"{args.memory:g} GB": Card(
             int(1024 * args.memory), 8.0, args.bandwidth or 0, None, rate / 2, rate, rate,
-            0.8 * rate, None, is_measured=False, held=1)}, GPUS
-    known = read_cards(args.gpu_file) if args.gpu_file else CARDS
-    if args.compare:
-        return {name: known[name] for text in args.compare.split(",")
-                for name in named(text, known, "--compare")}, GPUS
-    gpus, name = re.fullmatch(r"(?:(\d+) *[x×] *)?(.*)", args.gpu.strip(), re.IGNORECASE).groups()
-    if name.lower() == "all":  # that 01 and 02 are for
-        found = [card for card, each in known.items() if args.gpu_file or each.capability >= 7]
-    else:
-        found = named(args.gpu if gpus and not int(gpus) else name, known)
-    return {name: known[name] for name in found}, int(gpus or GPUS)
+            0.8 * rate, None, is_measured=False, held=1)}, counts
+    known = cards_of(args)
+    if names == "all":  # that 01 and 02 are for
+        return {name: card for name, card in known.items()
+                if args.gpu_file or card.capability >= 7}, counts
+    return {name: known[name] for name in named(
+        names, known, "--compare" if args.compare else "--gpu")}, counts
+
+
+def cards_of(args) -> dict[str, Card]:
+    return read_cards(args.gpu_file) if args.gpu_file else CARDS
+
+
+def counted(text: str) -> tuple[int, str]:
+    """(how many GPUs, their names) of "8xH100,8xH200"; 0 where it doesn't say how many. Raises
+    UserError."""
+    parts = [re.fullmatch(r"(?:(\d+) *[x×])?(.*)", part.strip(), re.IGNORECASE | re.DOTALL).groups()
+             for part in text.split(",")]
+    counts = {count for count, _ in parts}
+    if len(counts) > 1 or counts & {"0"}:
+        raise UserError(f"{text}: how many GPUs? One number for all of them, from 1", 2)
+    (count,) = counts
+    names = ",".join(name.strip() for _, name in parts)
+    return int(count or 0), "all" if names.lower() == "all" else names
+
+
+def cards_table(cards: dict[str, Card]) -> Table:
+    return Table([
+        Column("GPU", lambda name: name, True),
+        Column("GB", lambda name: f"{cards[name].mib / 1024:.0f}"),
+        Column("also called", lambda name: ", ".join(cards[name].names), True)],
+        list(cards), "GPUs that predict knows:")
+
+
+def answer_of(run: Run, known: dict[str, Prediction], cards: dict[str, Card], there, args) -> str:
+    """What one asks first, of the last script: does it fit, at which batch, how fast is it."""
+    if len(cards) <= FEW:
+        prices = (args.price or [None]) * len(cards)
+        return "\n".join(answer_on(name, card, there(run, name), known, args, price)
+                         for (name, card), price in zip(cards.items(), prices, strict=False))
+    fit = [name for name, card in cards.items()
+           if fitting(known[there(run, name).name].needs, card.mib, args.batch_size)]
+    at_batch = f" at batch {args.batch_size}" if args.batch_size else ""
+    return f"{args.model}, {run.label}: fits {len(fit)} of {len(cards)} GPUs{at_batch}."
+
+
+def answer_on(name: str, card: Card, run: Run, known: dict[str, Prediction], args,
+              price: float | None) -> str:
+    """The same, on one card, in a sentence."""
+    prediction = known[run.name]
+    most = largest(prediction.needs, card.mib)
+    batch = fitting(prediction.needs, card.mib, args.batch_size)
+    size = batch or args.batch_size or min(prediction.needs)
+    room = f"{prediction.needs[size].least / 1024:.2f} of {(card.mib - OTHERS) / 1024:.2f} GB"
+    largest_is = f"; the largest that fits is {most}" if args.batch_size and most else ""
+    text = (f"{name}, {args.model}, {run.label}: {'fits' if batch else 'does not fit'} at batch"
+            f" {size} (needs {room}{largest_is})")
+    if not batch:
+        return text + "."
+    if card.bandwidth:
+        speed = prediction.speed_range(batch, card, run.processes)
+        is_known = prediction.speeds(batch, card) is not None
+        text += f", {speed} thousand tok/sec" if is_known else f", {speed}"
+        figures = costs.figures_of(prediction, batch, card, run.processes, args.tokens, price)
+        if "hours" in figures:
+            text += f"; {args.tokens:,.0f} tokens take {figures['hours']} hours"
+        if "cost" in figures:
+            text += f" and cost {figures['cost']}"
+    return text + "."
 
 
 def reserved_table(runs: list[Run], known: dict[str, Prediction], args, ours: dict) -> Table:
@@ -164,7 +219,8 @@ def fitting_table(runs: list[Run], known: dict[str, Prediction], cards: dict[str
         batch = largest(prediction.needs, card.mib)
         if not batch:
             return "none"
-        text = f"{batch} ({prediction.needs[batch].reserved / 1024:.1f} GB)"
+        reserved = min(prediction.needs[batch].reserved, card.mib - OTHERS)
+        text = f"{batch} ({reserved / 1024:.1f} GB)"
         return text + (f": {prediction.speed_range(batch, card)}" if card.bandwidth else "")
 
     others: dict[str, list[str]] = {}  # the cards that train in another way, by it
@@ -177,25 +233,34 @@ def fitting_table(runs: list[Run], known: dict[str, Prediction], cards: dict[str
         Column("card", lambda name: name, True),
         Column("GB", lambda name: f"{cards[name].mib / 1024:.0f}"),
         *(Column(run.label, partial(fits, run)) for run in runs)],
-        list(cards), "The largest power of two that fits, what it reserves, and tok/sec per GPU in"
-        f" thousands{told}:")
+        list(cards),
+        f"Largest batch (a power of two), GB reserved, thousand tok/sec per GPU{told}:")
 
 
-def notes(cards: dict[str, Card], gpus: int) -> list[str]:
+def notes(cards: dict[str, Card], runs: list[Run], args) -> list[str]:
     """What to know of the tables, a line each."""
-    lines = [f"Nothing was trained for this. {OTHERS / 1024:.1f} GB are left for driver and"
-             " display. docs/gpus.md and\ndocs/predictions.md say how accurate it is. 02 is without"
-             " the time for communication between GPUs."]
+    lines = [f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for driver and display."
+             " How accurate they are: docs/gpus.md, docs/predictions.md."]
+    if len(cards) == 1 and all(card.bandwidth for card in cards.values()):
+        lines.append(f"{EPOCHS} epochs are of the book, {TOKENS_OF_BOOK:,} training tokens; –: one"
+                     " batch has more.")
+    several = {run.processes for run in runs} - {1}
+    if several:
+        lines.append("Communication between GPUs takes no time here, so with several the speed is"
+                     " an upper bound.")
     scaled = [name for name, card in cards.items()
               if card.bandwidth and card.capability >= 8 and not card.is_measured]
     if scaled:
         lines.append(f"Nobody has measured the matmul throughput of these; it is scaled from the"
                      f" datasheet, so the range is wider: {', '.join(scaled)}.")
     if any(card.bandwidth and not card.float32 for card in cards.values()):
-        lines.append("Without the float32 throughput, which --gpu-file may give, 00 has no speed.")
-    if gpus != GPUS:
-        lines.append(f"On {gpus} GPUs a step takes at least as long as on one; weights and states"
+        lines.append("Speed unknown: it needs the GPU's float32 throughput, which --gpu-file may"
+                     " give.")
+    if several - {GPUS}:
+        lines.append("A step on several GPUs takes at least as long as on one; weights and states"
                      f" that ranks share are traced as on {GPUS}.")
+    if not args.why and len(cards) <= FEW and any(card.bandwidth for card in cards.values()):
+        lines.append("Is yours slower? --why prints what slowed such GPUs down elsewhere.")
     return lines
 
 
@@ -204,37 +269,40 @@ def where_it_goes(runs: list, known: dict[str, Prediction], name: str, card: Car
     """For one card: at which batch, how fast, and where the time of a step goes."""
     rows = []
     for run in runs:
-        each, gpus = known[run.name], run.processes
-        batch = fitting(each.needs, card.mib, batch_size)
-        if times := batch and each.seconds(batch, card):
-            fits = batch * each.context_length * gpus <= TOKENS_OF_BOOK
-            rows.append(dict(
-                label=run.label, batch=batch, speed=each.speed_range(batch, card),
-                of_all=each.speed_range(batch, card, gpus) if gpus > 1 else None,
-                mfu=each.mfu(batch, card), minutes=f"{each.minutes(batch, card, gpus):,.1f}"
-                if fits else "needs a longer text",
-                shares={kind: spent / sum(times.values()) for kind, spent in times.items()}))
+        prediction, gpus = known[run.name], run.processes
+        batch = fitting(prediction.needs, card.mib, batch_size)
+        times = prediction.seconds(batch, card) if batch else None
+        row = dict(label=run.label, batch=batch or batch_size or "none",
+                   speed=prediction.speed_range(batch, card) if batch else "doesn't fit")
+        if times:
+            # A batch of more tokens than the book has can't be trained on it.
+            fits_book = batch * prediction.context_length * gpus <= TOKENS_OF_BOOK
+            row |= dict(
+                of_all=prediction.speed_range(batch, card, gpus) if gpus > 1 else None,
+                mfu=prediction.mfu(batch, card),
+                minutes=f"{prediction.minutes(batch, card, gpus):,.1f}" if fits_book else "–",
+                shares={kind: spent / sum(times.values()) for kind, spent in times.items()})
+        rows.append(row)
     return Table([
         words("script", "label"), number("batch", "batch"), number("tok/sec, thousands", "speed"),
         number("of all its GPUs", "of_all"), number("MFU", "mfu", ".0%"),
         number(f"minutes of {EPOCHS} epochs", "minutes"),
         *(number(kind, f"shares.{kind}", ".0%") for kind in KINDS)], rows,
-        f"What fits a GPU of this kind, {name}: how fast, how long on the book's"
-        f" {TOKENS_OF_BOOK:,} training\ntokens, and where the time of a step goes:")
+        f"{name}: speed, time for {EPOCHS} epochs, share of step time:")
 
 
 def chosen(setup, gpus: int) -> list[Run]:
     """The scripts that are asked for, those of several GPUs on this many. Raises UserError,
     StackError."""
     scripts, args = setup.scripts, setup.args
-    runs = [scripts.stage(name, gpus) for name in ("00", "01", "02")]
+    runs = [scripts.stage(name, gpus or GPUS) for name in ("00", "01", "02")[:3 if gpus else 2]]
     if args.rungs:
-        runs = scripts.chosen(args.rungs, scripts.rungs(gpus))
+        runs = scripts.chosen(args.rungs, scripts.rungs(gpus or GPUS))
     of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
     for text in filter(str.strip, (args.variants or "").split(",")):
         first = re.split(r"[+\s]", text.strip())[0]
-        base = scripts.stage("02" if first in of_02 else "01", gpus)
-        runs += scripts.variants(base, dict(gpus=gpus), names=text)[1:]
+        base = scripts.stage("02" if first in of_02 else "01", gpus or GPUS)
+        runs += scripts.variants(base, dict(gpus=gpus or GPUS), names=text)[1:]
     return without_doubles(runs)
 
 
@@ -248,39 +316,3 @@ def measured(setup, options: list[str]) -> dict[str, str]:
                           if row.record and row.reserved_gb
                           and row.record.config["model"] == options[1]}
     return found
-
-
-def draw(runs: list[Run], known: dict[str, Prediction], model: str):
-    """Memory over the batch size, with a line for each size of card."""
-    figure, [(subfigure, axes)] = rows_of_panels(
-        [f"Predicted memory of {model} by batch size"], [5.5], [1])
-    groups = [[]]  # of cards of about one size, whose names have one line
-    known_well = [(card.mib / 1024, name) for name, card in CARDS.items() if card.is_measured]
-    for size, name in sorted(known_well):  # all would be too many
-        if groups[-1] and size > 1.22 * groups[-1][0][0]:
-            groups.append([])
-        groups[-1].append((size, name))
-    top = size
-    for run in runs:
-        points = [(batch, each.reserved / 1024) for batch, each in sorted(
-                      known[run.name].needs.items())
-                  if batch in BATCHES and each.reserved / 1024 < 1.2 * top]
-        axes.plot(*zip(*points, strict=True), "o-", label=run.label, markersize=4,
-                  color=COLOURS.get(run.stage))
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log", base=2)
-    for group in groups:
-        for size, _ in group:
-            axes.axhline(size, color="0.6", linewidth=0.8, linestyle=":")
-        low, high = round(group[0][0]), round(group[-1][0])
-        text = f"{low}{f'–{high}' * (high > low)} GB: {', '.join(name for _, name in group)}"
-        axes.annotate(text, (1, (group[0][0] * group[-1][0]) ** 0.5), (4, 0), va="center",
-                      fontsize=9, xycoords=("axes fraction", "data"), textcoords="offset points")
-    axes.set_xlabel("batch size per GPU, sequences")
-    axes.set_ylabel("reserved memory, GB")
-    thousands(axes.xaxis)
-    thousands(axes.yaxis)
-    axes.set_xticks(BATCHES)
-    axes.set_yticks([2**k for k in range(9)])
-    subfigure.legend(loc="outside lower center", ncols=4, frameon=False)
-    return figure
