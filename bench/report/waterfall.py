@@ -1,5 +1,5 @@
-"""Pictures of a ladder: how many times as fast as the baseline each script is, and which part of that
-its technique gains. Bars and labels of a picture are of one statistic."""
+"""Pictures of a ladder: how many times as fast as the baseline each script is, and what its
+technique gains. Bars and labels of a picture are of one statistic."""
 
 import math
 from itertools import pairwise
