@@ -201,7 +201,8 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
                         f" {now.reserved_gb:.2f} GB"]
         for where, within_its_01, row in figures:
             if row.factor and row.run.script == patch.name:
-                options = " ".join(re.findall(r"--[^`]+", row.label))
+                options = ("" if ladder else
+                           row.label.strip("`").removeprefix(patch.name).strip(", "))
                 in_01 = within_its_01.get(patch.name, "").strip("*")
                 interval = INTERVAL.cell(row) if isinstance(row, Row) else ""  # of a measurement
                 told.setdefault(options, []).append(
