@@ -8,7 +8,7 @@
     python measure.py --help         # every study
     python measure.py audit FILE     # your own script: which of the techniques it lacks
     python measure.py report         # all of it but the searches: one page
-    python measure.py readme         # writes the tables of README.md again
+    python measure.py readme         # writes the tables of docs/ and the machines' pages again
 
     python measure.py ladder --rungs 0,5-8       # some of them
     python measure.py ladder --rounds 1          # one round: numbers, but no significance
