@@ -55,7 +55,7 @@ def draw(steps: list[Step], title: str):
                       bbox=dict(facecolor="white", edgecolor="none", pad=0.5))
         ends.append(math.log(end / low))
     axes.set_xscale("log", base=2)
-    axes.set_xlim(low, low * math.exp(room_for([step.label for step in steps], ends, 5.5)))
+    axes.set_xlim(low, low * math.exp(room_for([step.label for step in steps], ends, 4.2)))
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
     axes.set_xlabel("throughput relative to the baseline, log scale")
     sizes = [step.memory_gb or 0 for step in steps]
