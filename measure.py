@@ -8,7 +8,7 @@
     python measure.py --help         # every study
     python measure.py audit FILE     # your own script: which of the techniques it lacks
     python measure.py report         # all of it but the searches: one page
-    python measure.py readme         # writes the tables of README.md again
+    python measure.py readme         # writes the tables of docs/ and the machines' pages again
 
     python measure.py ladder --rungs 0,5-8       # some of them
     python measure.py ladder --rounds 1          # one round: numbers, but no significance
@@ -20,7 +20,7 @@
 Each run is a fresh process with the same data and seed. A round runs every script once, so that a
 machine that drifts hits all of them alike. results/NAME.jsonl, a study's journal, keeps all that
 was measured; tables and pictures are made from it. A script is called faster than another only
-after 4 rounds, if that is significant (bench/judge/noise.py). The exit code is 1 if a run
+after 3 rounds, if that is significant (bench/judge/noise.py). The exit code is 1 if a run
 failed; its row says why.
 """
 

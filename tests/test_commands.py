@@ -30,7 +30,7 @@ PYTORCH = ["--force-reinstall", "--index-url", "https://download.pytorch.org/whl
 
 def commands_of(text: str) -> list[str]:
     """Those in blocks of code, a line each, and those between backticks."""
-    blocks = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```(?:bash)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     lines = [line for block in blocks
              for line in block.replace("\\\n", " ").splitlines()]
     rest = re.sub(r"(?ms)^```.*?^```", "", text)

@@ -1,5 +1,5 @@
-"""bench/report: a machine's page, how it goes on after an end at any place,
-and the tables inside README.md."""
+"""bench/report: a machine's page, how it goes on after an end at any place, and the tables inside
+the pages."""
 
 import json
 import re
@@ -390,7 +390,7 @@ def test_makefile():
     assert "-m bench.measure.machine rank_count\n" in text
 
 
-# ---- The tables inside README.md
+# ---- The tables inside the pages
 
 
 def update(text: str, folder) -> str:
@@ -406,9 +406,7 @@ def of_any_version(text: str) -> str:
 def test_readme_is_what_the_command_writes(monkeypatch):
     monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)  # nothing is traced for it
     pages = {page.relative_to(ROOT).as_posix(): page.read_bytes().decode() for page in readme.PAGES}
-    for name, place in (("techniques", "README.md"), ("headline", "README.md"),
-                        ("to-loss", "README.md"), ("technique-index", "docs/techniques.md"),
-                        ("cpus", "docs/results.md"),
+    for name, place in (("technique-index", "docs/techniques.md"), ("cpus", "docs/results.md"),
                         ("sample@intel-xeon-amx-2-cores", "docs/methodology.md"),
                         ("stages", "docs/results.md"), ("fits", "docs/gpus.md"),
                         ("gpus", "docs/gpus.md"), ("hardware", "docs/gpus.md"),
@@ -420,29 +418,21 @@ def test_readme_is_what_the_command_writes(monkeypatch):
 
 
 def test_techniques_are_those_of_the_headers(tmp_path, monkeypatch):
-    """The largest published gain first, in at most six columns, with the factors of a GPU's ladder
-    and of one for each kind of CPU; each name leads to a card."""
+    """The largest published gain first, with the factors of a GPU's ladder; each name leads to a
+    card."""
     monkeypatch.setattr(cards, "REFERENCE", tmp_path)
-    rows, patches = rows_of_text(cards.techniques(tmp_path)), stack.load()
-    assert rows[0] == ["[2. TF32 tensor cores](docs/techniques.md#2-tf32-tensor-cores)",
-                       "rounding", "2.21"]
-    assert rows[-1] == ["[DistributedDataParallel](docs/techniques.md#distributeddataparallel),"
-                        " on 4 GPUs", "changes", "2.95"]
-    gains = [float(row[2] or 0) for row in rows[:-1]]
-    assert gains == sorted(gains, reverse=True) and len(rows) == len(patches)
-    assert sum(gain > 0 for gain in gains) == sum(bool(patch.published) for patch in patches[:-1])
-    for name, own in dict(one={}, two={}, three=dict(dtype="float32"),
-                          gpu=dict(device="cuda", gpus=1)).items():
+    for name, own in dict(cpu={}, gpu=dict(device="cuda", gpus=1)).items():
         (tmp_path / name).mkdir()
         write_ladder(tmp_path / name, CPU | dict(name=name) | own, "02-tensor-cores")
-    text = cards.techniques(tmp_path)
-    head = text.splitlines()[0]
-    assert head.endswith("| gpu: × | one: × | three (float32): × |") and "two" not in text
-    assert len(rows_of_text(text)[0]) == 6 and rows_of_text(text)[0][-1] == "1.00"
-    index = cards.index(tmp_path)
-    assert [row[1] for row in rows_of_text(index)] == [row[2] for row in rows_of_text(text)]
-    assert [row[2] for row in rows_of_text(index)] == [row[3] for row in rows_of_text(text)]
-    assert all(len(row) == 7 and row[5] and row[6] for row in rows_of_text(index))
+    text, patches = cards.index(tmp_path), stack.load()
+    rows = rows_of_text(text)
+    assert "| gpu: × |" in text.splitlines()[0] and "cpu" not in text.splitlines()[0]
+    assert rows[0][:3] == ["[2. TF32 tensor cores](#2-tf32-tensor-cores)", "2.21", "1.00"]
+    assert rows[-1][:2] == ["[DistributedDataParallel](#distributeddataparallel)", "2.95"]
+    gains = [float(row[1] or 0) for row in rows[:-1]]
+    assert gains == sorted(gains, reverse=True) and len(rows) == len(patches)
+    assert sum(gain > 0 for gain in gains) == sum(bool(patch.published) for patch in patches[:-1])
+    assert all(len(row) == 7 and row[5] and row[6] for row in rows)
 
 
 def test_every_technique_has_advice():
@@ -515,19 +505,10 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
     plan.runs = [run.but(rung=k) for k, run in enumerate(plan.runs)]
     write_journal(machine, "ladder", plan, [
         dict(name=name, speed=100.0 * (k + 1)) for k, name in enumerate(names)])
-    first, many, ours, ada = rows_of_text(cards.headline(machine))
-    assert first[2:] == ["12,525", "142,156", "11.3×"] and many[2:] == [
-        "", "419,259", "33.5×"]
-    assert [row[1].split("]")[0] for row in (first, ours, ada)] == [
-        "[published", "[measured", "[predicted"]
-    assert ada[0] == "1 × RTX 4090, batch 4 (`00`) and 32"
-    assert all(re.fullmatch(r"[\d,]+|[\d.]+×|", text)  # one number a cell
-               for row in (first, many, ours, ada) for text in row[2:])
     count, ends = len(names), rows_of_text(cards.results(machine))
-    assert ours[0] == "Some CPU, 2 cores, `cpu-demo`, one run of each"
-    assert ours[2:] == ends[0][1:4] == ["100", f"{100 * count:,}", f"{count}.0×"]
-    assert ends[0][0].startswith(f"{ours[0]}: [findings](../results/reference/some-cpu/README.md)")
-    assert ends[0][4] == "–" and cards.to_loss(machine) == ""
+    assert ends[0][1:] == ["100", f"{100 * count:,}", f"{count}.0×", "–"]
+    assert ends[0][0].startswith("Some CPU, 2 cores, `cpu-demo`, one run of each: [findings]"
+                                 "(../results/reference/some-cpu/README.md)")
     plan = plan_of("00", "01", kind="variants", targets={"published": 7.75})
     plan.runs[1] = plan.runs[1].but(stage="01", compared_to="00")
     write_journal(machine, "time-to-loss", plan, [
@@ -559,11 +540,6 @@ def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
                  for run in plan.runs]
     write_journal(part, "stages", plan, [dict(name="00", speed=3.0), dict(name="01", speed=12.0)])
     assert rows_of_text(cards.results(part))[0][1:4] == ["3", "12", "4.0×"]
-    (part / "ladder.jsonl").unlink()
-    text = cards.to_loss(machine)
-    assert "| Some CPU, 1 seed |" in text and rows_of_text(text) == [
-        ["01 at its defaults", "7.50", "1.6×"], ["`01` at its best", "7.50", "1.7×"],
-        ["`optimizer-muon` at its best", "7.50", "2.1×"]]
 
 
 def write_ladder(folder: Path, machine: dict = CPU, *names: str) -> None:
@@ -603,7 +579,7 @@ def test_links_lead_somewhere():
 
 def test_pages_stay_short():
     for path in readme.PAGES:
-        most = {"README.md": 150, "techniques.md": 500, "options.md": 500,
+        most = {"README.md": 100, "techniques.md": 500, "options.md": 500,
                 "explorer.html": 500}.get(path.name, 200)
         if path.is_relative_to(ROOT / "results"):
             most = 300  # a machine's findings, beside its tables
@@ -622,12 +598,12 @@ def test_pages_explain_an_earlier_version():
 def test_update_writes_every_table(tmp_path):
     """And nothing else; a table that needs a line before it gets one."""
     write_ladder(tmp_path)
-    names = "techniques", "ladder", "points", "predictions"
+    names = "technique-index", "ladder", "points", "predictions"
     text = "a | b\n".join(marker(name, "old\n") for name in names)
     after = update(text, tmp_path)
     parts = re.split("<!-- .+ -->\n", after)
     assert parts[2::2] == [*["a | b\n"] * 3, ""]
-    assert of_any_version(parts[1]) == cards.techniques(tmp_path)
+    assert of_any_version(parts[1]) == cards.index(tmp_path)
     assert rows_of_text(parts[3]) == [
         ["0", "technique 00_orig", "123", "1.25", "8.000"]]
     assert parts[5].startswith("| published |") and parts[7].startswith("| model |")
@@ -651,8 +627,8 @@ def test_a_table_of_another_machine(tmp_path):
     (marker("other"), "no table other in"), (marker("ladder"), "no table ladder in"),
     (marker("sample@no.where"), "no folder"),
     (marker(f"gpus@{readme.SHOWN.name}"), "the table gpus is of predictions"),
-    (marker("techniques", "| 1 |\n", ""), "no <!-- end -->"),
-    (marker("techniques", "", "") + marker("techniques"), "no <!-- end -->")])
+    (marker("machines", "| 1 |\n", ""), "no <!-- end -->"),
+    (marker("machines", "", "") + marker("machines"), "no <!-- end -->")])
 def test_markers_that_do_not_serve(tmp_path, text, error):
     with pytest.raises(UserError, match=error):
         update(text, tmp_path)
@@ -665,7 +641,7 @@ def test_write_readme(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "REFERENCE", tmp_path)
     monkeypatch.setattr(fingerprint, "used", {"2.13 x": ["g", "s"]})
     monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)  # nothing is traced for it
-    page.write_text(marker("techniques"))
+    page.write_text(marker("technique-index"))
     write_ladder(tmp_path)
     assert readme.write_readme(all_studies())
     assert not readme.write_readme(all_studies())

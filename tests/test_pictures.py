@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt  # noqa: E402
 from matplotlib.colors import to_rgb  # noqa: E402
 
 from bench.common import REFERENCE  # noqa: E402
-from bench.report import accuracy, pictures, readme  # noqa: E402
+from bench.report import accuracy, pictures, readme, waterfall  # noqa: E402
 from bench.report.tables import found_in  # noqa: E402
 from bench.studies import all_studies  # noqa: E402
 
@@ -62,6 +62,19 @@ def test_pictures_of_pages_are_whole():
             assert smallest(figure) >= 9, name
             assert (page.parent / name).is_file()
             plt.close("all")
+
+
+@pytest.mark.parametrize("draw", [
+    waterfall.readme_picture,
+    lambda: waterfall.machine_picture("", found_in(REFERENCE / "nvidia-h100", "ladder")[0][1])])
+def test_bars_of_a_ladder_say_what_their_labels_do(draw):
+    axes = draw().axes[0]
+    labels = [float(text.get_text()[1:]) for text in axes.texts if text.get_text()[:1] == "×"]
+    gains = axes.patches[1::2]  # each after the bar of what was gained before
+    for bar, label in zip(gains[1:], labels, strict=True):
+        ratio = 1 + bar.get_width() / bar.get_x()
+        assert label == pytest.approx(ratio if label >= 1 else 1 / ratio, abs=0.006)
+    plt.close("all")
 
 
 def titles(figure) -> list[str]:

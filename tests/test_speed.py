@@ -431,8 +431,10 @@ def test_every_card_has_a_row():
     assert "RTX PRO 6000 Server °" in rows and "A100 80 GB" in rows
     for name, row in ((name.removesuffix(" °"), row) for name, row in rows.items()):
         for stage in ("00", "01"):
-            assert int(row[f"largest batch of {stage}, gpt2"]) >= 1, name
+            assert int(row[f"largest batch of {stage}, gpt2"].split()[0]) >= 1, name
             assert re.fullmatch(r"[\d.,]+–[\d.,]+", row[f"thousand tok/sec of {stage}"]), name
+        if name == "RTX 4090":  # predicted for 64: 22.3 of 23.4 GB; 01 may need 15 % more
+            assert row["largest batch of 01, gpt2"] == "32 (64?)"
         plain, fast = row["minutes of 15 epochs, 00 / 01"].split(" / ")
         tensor_cores = CARDS[name].capability >= 7
         assert float(plain.replace(",", "")) > (2 if tensor_cores else 1) * float(fast) > 0, name

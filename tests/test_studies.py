@@ -371,11 +371,8 @@ def test_ladder_picture(tmp_path):
         run | changes.get(run["name"], {}) for run in speeds_of(plan)], machine)
     ((measured, rows),) = found_in(tmp_path, "ladder")
     texts = shown(study.draw(measured, rows))
-    assert {"baseline \u20070", "larger batch 10", "102", "12,525", "2.21×",
-            "techniques 7 to \u20078",
-            "failed: out of memory: lower --batch-si…",
-            "thousand tok/sec, log scale\nbars: medians, ×: means\nthin lines: range of the runs"
-            } <= set(texts)
+    assert {"baseline \u20070", "larger batch 10", "102 tok/sec", "×1.12",
+            "techniques 7 to \u20078", "failed: out of memory: lower --batch-si…"} <= set(texts)
     whole = rows[-1].factor_baseline
     assert (f"{whole:.1f}× faster: cpu-demo on {LONG[:59]}…, 2 cores significant: techniques 7"
             " to 8 1.12×, causal mask made on the fly 1.10×, TF32 tensor cores 1.09× and 6 more"
@@ -383,9 +380,7 @@ def test_ladder_picture(tmp_path):
     measured = measured_with(plan, {
         run.name: record_events(run.name, 100.0) for run in plan.runs[1:]} | {
         "00_orig": "ended by signal 9"})
-    texts = shown(study.draw(measured, rows_of(measured)))
-    assert {"One more technique at a time: cpu-demo on Some CPU, 2 cores",
-            "thousand tok/sec, log scale", "failed: ended by signal 9"} <= set(texts)
+    assert study.draw(measured, rows_of(measured)) is None
 
 
 def test_a_larger_model_shared_out(tmp_path):

@@ -1,14 +1,13 @@
 """What stands in the pages about each machine and each technique: tables and cards."""
 
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from bench.catalogue import published, without_effect_on_gpus
-from bench.common import REFERENCE, short_name, trained_in
+from bench.common import REFERENCE, short_name
 from bench.judge.rows import Row, rate_to, speed_of
-from bench.report import check, gpus
+from bench.report import check
 from bench.report.names import ADVICE, called
 from bench.report.tables import (
     INTERVAL,
@@ -25,7 +24,6 @@ from bench.report.tables import (
 )
 from patches import stack
 
-PREDICTED = "RTX 4090"  # the GPU in README's first table that nobody has measured
 CODE = 14  # lines of a patch that its card shows
 BOTH_ENDS = [number("baseline, tok/sec", "plain", ",.0f"),
              number("optimized, tok/sec", "fast", ",.0f"),
@@ -50,33 +48,6 @@ def has_gpu(row: Row) -> bool:
 
 
 # ---- A line for each machine -------------------------------------------------------------------
-
-
-def headline(first: Path) -> str:
-    """One number a cell: baseline and optimized script as published, as measured on each machine,
-    and as predicted for a GPU that nobody has measured."""
-    stages, source = published().stages, published().address
-    plain, fast, many = (stages[name].tok_per_sec for name in ("00", "01", "02"))
-    theirs, ours = f"[published]({source})", "[predicted](docs/gpus.md#the-table)"
-    lines = [dict(hardware="1 × A100, techniques 1 to 10", source=theirs, plain=plain, fast=fast,
-                  factor=fast / plain),
-             dict(hardware=f"{stages['02'].gpus} × A100, DDP", source=theirs, fast=many,
-                  factor=many / plain)]
-    for end in both_ends(first):
-        lines.append(end | dict(
-            hardware=end["machine"],
-            source=f"[measured](results/reference/{end['folder'].name}/README.md)"))
-    told = gpus.on_card(PREDICTED, ("gpt2",))
-    (one, other), batches = told["speeds"], told["batches"]
-    lines.append(dict(hardware="1 × {}, batch {} (`00`) and {}".format(PREDICTED, *batches),
-                      source=ours, plain=rounded(one), fast=rounded(other), factor=other / one))
-    return markdown(Table([
-        words("hardware", "hardware"), words("source", "source"), *BOTH_ENDS], lines))
-
-
-def rounded(speed: float) -> float:
-    """A prediction isn't known to more than three digits."""
-    return float(f"{speed:.3g}")
 
 
 def both_ends(first: Path) -> list[dict]:
@@ -124,30 +95,6 @@ def results(first: Path) -> str:
         Column("to the same loss", lambda line: line["time"] or "–", True)], lines))
 
 
-def to_loss(first: Path) -> str:
-    """The speedups to a loss, compilation counted: scripts in rows, machines in columns."""
-    ends = [end for end in both_ends(first) if times_to_loss(end["folder"])]
-    lines: dict[str, dict] = {}
-    for end in ends:
-        for target, what, factor, seeds in times_to_loss(end["folder"]):
-            end.setdefault("seeds", set()).add(seeds)
-            line = lines.setdefault(what, dict(what=what, targets={}))
-            line["targets"][end["name"]] = f"{target:.2f}"
-            line[end["folder"].name] = factor
-    return markdown(Table([
-        words("script", "what"), Column("to a loss of", lambda line: of_each(line["targets"])),
-        *(number(f"{end['name']}, {' or '.join(map(str, sorted(end['seeds'])))}"
-                 f" seed{'s' * (end['seeds'] != {1})}", end["folder"].name) for end in ends)],
-        sorted(lines.values(), key=lambda line: "one epoch" in line["what"])))
-
-
-def of_each(targets: dict[str, str]) -> str:
-    """The target that most machines have, and those of the others."""
-    usual, _ = Counter(targets.values()).most_common(1)[0]
-    return "; ".join([usual, *(
-        f"{name}: {target}" for name, target in targets.items() if target != usual)])
-
-
 def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
     """(target, script, how many times as fast as 00 it comes there, with an interval, of how many
     seeds), compilation counted: 01, both at their defaults, to the lowest loss of 00's default run;
@@ -183,26 +130,6 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
 # ---- A line for each technique -----------------------------------------------------------------
 
 
-def techniques(first: Path) -> str:
-    """A row for each technique: what it does to the loss, and its speedup over the technique before
-    it, published and on three machines at most: of each kind, one."""
-    lines, kinds = by_gain("docs/techniques.md"), {}
-    for rows in ladders(first):
-        kinds.setdefault((has_gpu(rows[0]), trained_in(rows[0].measured.machine)), rows)
-    found = [*kinds.values()][:3]
-    for line in lines:
-        for place, rows in enumerate(found):
-            own = {row.run.name: row for row in one_step(rows)}.get(line["patch"].name)
-            line[str(place)] = own and bold(cell(own.factor, ".2f"), own.verdict)
-    ddp = lines[-1]
-    ddp["link"] += f", on {ddp['now'].gpus if ddp['now'] else 1} GPUs"
-    return markdown(Table([
-        words("technique", "link"), words("loss", "loss"),
-        number("A100, published: ×", "factor", ".2f"),
-        *(number(f"{short_name(rows[0].measured.machine)}: ×", str(place))
-          for place, rows in enumerate(found))], lines))
-
-
 def index(first: Path) -> str:
     """The same rows for the page with the cards: what was measured on a GPU, what was predicted for
     an H100, and when to use each."""
@@ -220,9 +147,9 @@ def index(first: Path) -> str:
         words("use it when", "advice.use"), words("limits", "advice.limits")], lines))
 
 
-def steps(page: str = "") -> list[dict]:
-    """Of each technique its patch, the title of its card with a link to it in `page`, its effect on
-    the loss, the published figures `now`, and their factor over those before. DDP comes last."""
+def steps() -> list[dict]:
+    """Of each technique its patch, the title of its card with a link to it, its effect on the
+    loss, the published figures `now`, and their factor over those before. DDP comes last."""
     found, before = [], published().stages["00"]
     for place, patch in enumerate(stack.load(), 1):
         title, now = called(patch.name, patch.fields["Technique"]), patch.published
@@ -230,16 +157,16 @@ def steps(page: str = "") -> list[dict]:
             title = f"{place}. {title}"
         anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")  # as code hosts make it
         found.append(dict(
-            patch=patch, title=title, link=f"[{title}]({page}#{anchor})", now=now,
+            patch=patch, title=title, link=f"[{title}](#{anchor})", now=now,
             loss=patch.fields["Loss"].split()[0],
             factor=now and now.tok_per_sec / before.tok_per_sec))
         before = now or before
     return found
 
 
-def by_gain(page: str = "") -> list[dict]:
+def by_gain() -> list[dict]:
     """steps(), the largest published gain first, those without a figure after them."""
-    *ladder, ddp = steps(page)
+    *ladder, ddp = steps()
     return [*sorted(ladder, key=lambda line: -(line["factor"] or 0)), ddp]
 
 
@@ -274,7 +201,8 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
                         f" {now.reserved_gb:.2f} GB"]
         for where, within_its_01, row in figures:
             if row.factor and row.run.script == patch.name:
-                options = " ".join(re.findall(r"--[^`]+", row.label))
+                options = ("" if ladder else
+                           row.label.strip("`").removeprefix(patch.name).strip(", "))
                 in_01 = within_its_01.get(patch.name, "").strip("*")
                 interval = INTERVAL.cell(row) if isinstance(row, Row) else ""  # of a measurement
                 told.setdefault(options, []).append(

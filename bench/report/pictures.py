@@ -157,7 +157,7 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
 
 def finding(base: Row, rows: list[Row]) -> str:
     """What is significant; without verdicts nothing."""
-    what = f"{len(rows)} options of {base.label}"
+    what = f"{len(rows)} variants of {base.label}"
     if all(row.verdict == "not tested" for row in rows):
         return f"Speed and memory of {what}"
     faster, slower = (sum(row.verdict == each for row in rows) for each in ("faster", "slower"))

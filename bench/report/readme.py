@@ -1,5 +1,5 @@
-"""The tables inside README.md, docs/ and the machines' own README.md: each stands between markers,
-and a command writes it."""
+"""The tables inside docs/ and the machines' own README.md, each between markers, and the pictures
+of README.md and docs/."""
 
 import re
 from collections.abc import Callable
@@ -145,8 +145,7 @@ def guide_table(machine: Path) -> str:
 
 
 MEASURED: dict[str, Callable[[Path], str]] = {  # those of a machine's folder, likewise
-    "techniques": cards.techniques, "guide": guide_table, "sample": sample,
-    "headline": cards.headline, "to-loss": cards.to_loss, "machines": cards.results,
+    "guide": guide_table, "sample": sample, "machines": cards.results,
     "own-gpu": lambda machine: predicted(partial(check.gpu_table, machine)),
     "technique-index": cards.index, "technique-cards": partial(cards.cards, study="ladder"),
     "variant-cards": partial(cards.cards, study="variants"),

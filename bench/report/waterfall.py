@@ -1,11 +1,11 @@
-"""The ladder as a waterfall: of each step only what it gains has a bar, from median to median."""
+"""Pictures of a ladder: how many times as fast as the baseline each script is, and what its
+technique gains. Bars and labels of a picture are of one statistic."""
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
+from itertools import pairwise
 from typing import NamedTuple
 
-from bench.common import REFERENCE, short_name
+from bench.common import REFERENCE
 from bench.judge.rows import Row
 from bench.report import cards
 from bench.report.names import called
@@ -20,144 +20,124 @@ from bench.report.pictures import (
     shorten,
 )
 from bench.report.tables import cell
-from patches.stack import FIRST
 
-CLEAR = 1.1  # the factor from which a published step, which has no interval, is drawn as a gain
+BEFORE, MEMORY = "#DCE5EC", "#8D9BA6"  # what is gained already; memory
+SHOWN = 0.02  # README's picture leaves out what changes neither speed nor memory by this share
 
 
 class Step(NamedTuple):
-    """From one script to the next."""
+    """A script of a ladder; its speedups are those over the baseline."""
 
-    speed: float | None = None
-    before: float | None = None
-    colour: str = UNSURE
-    text: str = ""
-    range: Sequence[float] = ()
+    name: str  # of its technique
+    before: float | None  # the speedup of the script that it is compared with
+    after: float | None  # its own; None where it has no figure
+    label: str  # what stands at the end of its bar
+    memory_gb: float | None
+    colour: str = OWN
+
+
+def draw(steps: list[Step], title: str):
+    """A figure, its subfigure and its panel of speedups: a bar from the baseline on for each step,
+    its gain in colour; at the right its memory."""
+    figure, [(subfigure, axes, memory)] = rows_of_panels(
+        [title], [1.5 + 0.37 * max(4, len(steps))], [9, 2])
+    for panel in (axes, memory):
+        lay_rows(panel, len(steps))
+    axes.set_yticks(range(len(steps)), [step.name for step in steps])
+    low = min([1.0, *(step.after for step in steps if step.after)])
+    ends = []
+    for place, step in enumerate(steps):
+        start, end = sorted((step.before or low, step.after or low))
+        axes.barh(place, start - low, 0.56, low, color=BEFORE)
+        axes.barh(place, end - start, 0.56, start, color=step.colour)
+        axes.annotate(step.label, (end, place), (8, 0), textcoords="offset points", va="center",
+                      fontweight="bold" if step.before else "normal", zorder=5,
+                      bbox=dict(facecolor="white", edgecolor="none", pad=0.5))
+        ends.append(math.log(end / low))
+    axes.set_xscale("log", base=2)
+    axes.set_xlim(low, low * math.exp(room_for([step.label for step in steps], ends, 4.2)))
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
+    axes.set_xlabel("throughput relative to the baseline, log scale")
+    sizes = [step.memory_gb or 0 for step in steps]
+    memory.barh(range(len(steps)), sizes, 0.56, color=MEMORY)
+    for place, size in enumerate(sizes):
+        memory.annotate(f"{size:.1f}" if size else "", (size, place), (4, 0),
+                        textcoords="offset points", va="center")
+    memory.set_xlim(0, 1.5 * max(sizes) or 1)
+    memory.set_xticks([])
+    memory.spines["bottom"].set_visible(False)
+    memory.set_xlabel("memory, GB")
+    return figure, subfigure, axes
+
+
+def name_of(row: Row) -> str:
+    """Returns a row's technique and number; before a number of one figure is a space as wide."""
+    number, _, name = row.label.partition(" ")
+    if len(row.techniques) > 1:
+        name = f"techniques {row.techniques[0]} to"
+    else:
+        name = called(str(row.run.script), name)
+        name += f" × {row.run.processes}" if row.run.processes > 1 else ""
+    return f"{name} {number:\u2007>2}"
 
 
 def measured_steps(rows: list[Row]) -> list[Step]:
-    """Of a machine's ladder."""
-    found, before = [], None
+    """Of a machine's ladder, by the mean factors of its table; a row without a factor over the
+    baseline has no bar."""
+    steps = []
     for row in rows:
+        label = (shorten(row.error, 40) if row.error else f"×{row.factor:.2f}" if row.factor else
+                 f"{cell(row.tok_per_sec, ',.0f')} tok/sec")
         colour = {"faster": OWN, "slower": ERROR}.get(row.verdict, UNSURE)
-        text = (shorten(row.error, 40) if row.error else f"{row.factor:.2f}×" if row.factor else
-                cell(row.tok_per_sec, ",.0f"))
-        found.append(Step(row.tok_per_sec, before, colour, text, row.speeds))
-        before = row.tok_per_sec or before
-    return found
-
-
-def published_steps(names: list[str]) -> list[Step]:
-    """Of the scripts with these names in the ladder, each over the last one before it that has a
-    published figure."""
-    speeds = {Path(FIRST).stem: cards.published().stages["00"].tok_per_sec} | {
-        step["patch"].name: step["now"].tok_per_sec for step in cards.steps()
-        if step["now"] and step["now"].gpus == 1}
-    steps, before = [], None
-    for name in names:
-        speed = speeds.get(name)
-        if not speed:
-            steps.append(Step())
-        elif not before:
-            steps.append(Step(speed, text=f"{speed:,.0f}"))
-        else:
-            factor = speed / before
-            colour = OWN if factor >= CLEAR else UNSURE
-            steps.append(Step(speed, before, colour, f"{factor:.2f}×"))
-        before = speed or before
+        before = row.versus and (row.versus.factor_baseline or 1.0)
+        steps.append(Step(
+            name_of(row),
+            before if row.factor_baseline else None, row.factor_baseline, label,
+            row.reserved_gb, colour))
     return steps
 
 
-def draw(axes, steps: list[Step], inches: float) -> None:
-    """A bar from the speed before each step to that after it, on a log scale."""
-    from matplotlib.ticker import LogLocator
-
-    lay_rows(axes, len(steps))
-    axes.set_xscale("log")
-    low = min(step.speed for step in steps if step.speed)
-    last = max(place for place, step in enumerate(steps) if step.speed)
-    texts, ends = [], []
-    for place, step in enumerate(steps):
-        if not step.speed:
-            axes.annotate(step.text, (low, place), va="center", fontsize=9)
-            continue
-        before = step.before or step.speed
-        axes.plot([before, step.speed], [place] * 2, color=step.colour, linewidth=11,
-                  solid_capstyle="butt")
-        axes.plot([step.speed] * 2, [place - 0.4, place + (1.4 if place < last else 0.4)],
-                  color="0.45", linewidth=0.8)
-        if len(step.range) > 1:
-            axes.plot([min(step.range), max(step.range)], [place] * 2, "-", color="0.1",
-                      linewidth=1)
-        end = max(before, step.speed, *step.range)
-        texts.append(step.text)
-        ends.append(math.log(end / low) + 0.02)
-        axes.annotate(step.text, (end, place), (5, 0), textcoords="offset points", va="center",
-                      fontsize=10)
-    room = max(0.1, room_for(texts, ends, inches))
-    axes.set_xlim(low / 1.08, low * math.exp(room))
-    subs = (1, 2, 5) if room > math.log(5) else (1, 1.5, 2, 3, 4, 5, 7)
-    axes.xaxis.set_major_locator(LogLocator(10, subs=subs))
-    axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}")
-    axes.xaxis.set_minor_formatter("")
-    axes.set_xlabel("thousand tok/sec, log scale"
-                    + "\nbars: medians, ×: means\nthin lines: range of the runs" * any(
-                        len(step.range) > 1 for step in steps))
-
-
-def panels(title: str, names: list[str], columns: list[tuple[str, list[Step]]]):
-    """A figure with a waterfall in each column, below its heading."""
-    figure, [(subfigure, *axes)] = rows_of_panels(
-        [title], [2.4 + 0.26 * len(names)], [1] * len(columns))
-    inches = 7.6 / len(columns)
-    for place, (each, (heading, steps)) in enumerate(zip(axes, columns, strict=True)):
-        draw(each, steps, inches)
-        known = [step.speed for step in steps if step.speed]
-        if steps[0].speed and len(known) > 1:  # else it isn't the whole ladder's
-            heading += f"\n{known[0]:,.0f} → {known[-1]:,.0f} tok/sec"
-        each.set_title(heading, loc="left", fontsize=11)
-        if not place:
-            each.set_yticks(range(len(names)), names)
+def machine_picture(title: str, rows: list[Row]):
+    """A machine's ladder."""
+    figure, subfigure, _ = draw(measured_steps(rows), title)
     subfigure.legend(handles=keys({
-        f"gain (measured: significant; published: {CLEAR}× or more)": OWN,
-        "significant loss": ERROR, "no clear change": UNSURE}),
-        loc="outside lower center", ncols=3, frameon=False, fontsize=10)
+        "significant gain": OWN, "significant loss": ERROR, "not significant": UNSURE}),
+        loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
-def names_of(rows: list[Row]) -> list[str]:
-    """As they stand at the left: each technique's name and number."""
-    names = []
-    for row in rows:
-        number, _, name = row.label.partition(" ")
-        if len(row.techniques) > 1:
-            name = f"techniques {row.techniques[0]} to"
-        else:
-            name = called(str(row.run.script), name)
-            name += f" × {row.run.processes}" if row.run.processes > 1 else ""
-        names.append(f"{name} {number:\u2007>2}")  # a space as wide as a figure
-    return names
-
-
 def readme_picture():
-    """The published ladder, and next to it those of the first machine of either kind, with a GPU
-    and without, that have one from the baseline on."""
-    ladders = [[row for row in rows if row.run.processes == 1]
-               for rows in cards.ladders(REFERENCE / "amd-epyc-2-cores") if rows[0].tok_per_sec]
-    ladders = [next(rows for rows in ladders if cards.has_gpu(rows[0]) == kind)
-               for kind in (True, False)]
-    longest = max(ladders, key=len)
-    scripts = [row.run.name for row in longest]
-    theirs = published_steps(scripts)
-    known = [(float(step.text[:-1]), name) for step, name in zip(theirs, scripts, strict=True)
-             if step.before]
-    best = [f"{called(name, name)} {factor:.2f}×" for factor, name in sorted(known)[:-4:-1]]
-    whole = [step.speed for step in theirs if step.speed]
-    columns = [("GPT-2 124M, A100, published", theirs)]
-    for rows in ladders:
-        models = {row.record.config["model"] for row in rows if row.record}
-        steps = dict(zip((row.run.name for row in rows), measured_steps(rows), strict=True))
-        columns.append((f"{', '.join(models)}, {short_name(rows[0].measured.machine)}",
-                        [steps.get(name, Step()) for name in scripts]))
-    return panels(f"On one A100 (published): {whole[-1] / whole[0]:.1f} times as fast, most of it"
-                  f" by {', '.join(best)}", names_of(longest), columns)
+    """The H100's ladder by the medians of its rounds, and the published A100's as circles."""
+    rows = [row for row in cards.rows_in(REFERENCE / "nvidia-h100", "ladder") if row.records]
+    first, last = rows[0], rows[-1]
+    steps, published, left_out = [Step("baseline", None, 1.0, "", first.reserved_gb)], [], []
+    for before, row in pairwise(rows):
+        gain = row.tok_per_sec / before.tok_per_sec
+        if max(abs(gain - 1), 1 - row.reserved_gb / before.reserved_gb) < SHOWN:
+            left_out.append((called(row.run.name, row.label), gain))
+            continue
+        if row.published_factor_baseline:
+            published.append((row.published_factor_baseline, len(steps) + 0.43))
+        steps.append(Step(
+            f"+ {called(row.run.name, row.label)}", before.tok_per_sec / first.tok_per_sec,
+            row.tok_per_sec / first.tok_per_sec, f"×{gain:.2f}", row.reserved_gb))
+    names, gains = zip(*left_out, strict=True)
+    whole = last.tok_per_sec / first.tok_per_sec
+    figure, _, axes = draw(steps, "")
+    figure.get_layout_engine().set(rect=(0, 0, 1, 0.9))
+    for height, size, weight, text in (
+            (0.95, 17, "bold", f"One H100: {whole:.0f} times the training throughput"),
+            (0.9, 12, "normal", f"GPT-2 124M: {first.tok_per_sec:,.0f} → {last.tok_per_sec:,.0f}"
+             f" tokens per second, {first.reserved_gb:.1f} → {last.reserved_gb:.1f} GB")):
+        figure.text(0.012, height, text, fontsize=size, fontweight=weight, va="baseline")
+    axes.set_xlim(1, 20)
+    axes.set_xlabel(f"{axes.get_xlabel()}\nleft out: {', '.join(names)}; together"
+                    f" ×{math.prod(gains):.2f}")
+    axes.plot(*zip(*published, strict=True), "o-", color="0.72", markeredgecolor="0.2",
+              markerfacecolor="white", markersize=6, linewidth=1)
+    for speedup, place, gpu, style in (
+            (*published[-1], "A100 (published)", dict(color="0.2")),
+            (whole, len(steps) - 1, "H100", dict(color=OWN, fontweight="bold"))):
+        axes.annotate(f"{gpu}: {speedup:.1f}×", (speedup, place), (-9, 0), ha="right",
+                      textcoords="offset points", va="center", **style)
+    return figure

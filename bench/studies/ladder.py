@@ -47,13 +47,10 @@ class Ladder(Study):
         ], rows)]}
 
     def draw(self, measured, rows):
-        """This machine's waterfall, and the published one next to it."""
-        if not any(row.tok_per_sec for row in rows):
+        """Without a baseline there is nothing to draw."""
+        if not any(row.factor_baseline for row in rows):
             return None
-        columns = [("this machine", waterfall.measured_steps(rows)),
-                   ("A100, published", waterfall.published_steps([row.run.name for row in rows]))]
-        return waterfall.panels(finding(measured, rows), waterfall.names_of(rows), [
-            (heading, steps) for heading, steps in columns if any(step.speed for step in steps)])
+        return waterfall.machine_picture(finding(measured, rows), rows)
 
 
 def finding(measured, rows: list[Row]) -> str:

@@ -240,7 +240,8 @@ def fitting_table(runs: list[Run], known: dict[str, Prediction], cards: dict[str
 def notes(cards: dict[str, Card], runs: list[Run], args) -> list[str]:
     """What to know of the tables, a line each."""
     lines = [f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for driver and display."
-             " How accurate they are: docs/gpus.md, docs/predictions.md."]
+             " How accurate they are: docs/gpus.md, docs/predictions.md. On an H100 01 reserved"
+             " 15 % more than predicted: where less than that is left, take half the batch."]
     if len(cards) == 1 and all(card.bandwidth for card in cards.values()):
         lines.append(f"{EPOCHS} epochs are of the book, {TOKENS_OF_BOOK:,} training tokens; –: one"
                      " batch has more.")

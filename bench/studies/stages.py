@@ -148,7 +148,7 @@ def factor(bar: Bar, bars: list[Bar]) -> float | None:
 
 def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
     """Without any measured, the published figures alone."""
-    bars, by_stage = bars or theirs, {bar.stage: bar for bar in theirs}
+    bars = bars or theirs
 
     def quartiles(bar: Bar) -> str:
         known = bar.record.quartiles
@@ -167,9 +167,6 @@ def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
         Column("MFU", lambda bar: cell(bar.record.mfu, ".1%")
                or "n/a" * (bar.record.config["device"] != "cpu")),
         Column("val loss", lambda bar: cell(bar.record.val_loss, ".3f") or "n/a"),
-        Column("published tok/sec", lambda bar: f"{by_stage[bar.stage].tok_per_sec:,.0f}"),
-        Column("published speedup",
-               lambda bar: cell(factor(by_stage[bar.stage], theirs), ".2f") or "n/a"),
     ]
     return Table(columns, bars)
 

@@ -116,11 +116,11 @@ class Sweep(Study):
         rows = [row for row in rows if row.tok_per_sec]
         if not rows or what != "batch":
             return None
-        best, first, last = max(rows, key=lambda row: row.tok_per_sec), rows[0], rows[-1]
-        title = (f"{stage or '01'} is {best.tok_per_sec / first.tok_per_sec:.2f} times as fast at"
-                 f" {best.label} as at {first.label}")
+        speeds, first, last = [row.tok_per_sec for row in rows], rows[0], rows[-1]
+        title = (f"{stage or '01'} from {first.label} to {last.label}: the speed varies by"
+                 f" {max(speeds) / min(speeds):.2f} times")
         if growth := ratio(last.reserved_gb, first.reserved_gb):  # not each system tells memory
-            title += f"; {last.label} takes {growth:.1f} times as much memory"
+            title += f", the memory grows {growth:.1f} times"
         figure, [(_, speed, memory)] = rows_of_panels(
             [f"{title}\n{place_of(measured)}"], [3.8], [1, 1])
         places = range(len(rows))
