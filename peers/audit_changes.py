@@ -27,9 +27,9 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench.analysis.stats import TINY, Estimate  # noqa: E402
 from bench.audit import run, tell  # noqa: E402
 from bench.common import UserError  # noqa: E402
-from bench.judge.noise import TINY, Estimate  # noqa: E402
 from bench.report.tables import Column, Table, markdown  # noqa: E402
 
 FILE = Path(__file__).with_suffix(".json")

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from conftest import ROOT, SIZES
 
 from bench import processes
+from bench.analysis.rows import rows_of
 from bench.catalogue import Run, Scripts
 from bench.common import UserError
-from bench.judge.rows import rows_of
 from bench.measure import lengths
 from bench.measure.journal import Measured, append, journal_of, make_result, read_journal
 from bench.measure.plan import Plan, Setup

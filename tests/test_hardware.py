@@ -34,9 +34,9 @@ from test_run import Toy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import commands, processes
+from bench.analysis.rows import rows_of
 from bench.catalogue import STAGES, Scripts, lacking
 from bench.common import same_machine, short_name, trained_in
-from bench.judge.rows import rows_of
 from bench.measure import lengths, machine, rates
 from bench.measure.journal import journal_of, read_journal
 from bench.measure.records import make_record

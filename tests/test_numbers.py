@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from bench.analysis.rows import rate_to
 from bench.common import REFERENCE
-from bench.judge.rows import rate_to
 from bench.report import accuracy, cards, readme
 from bench.report.tables import found_in
 from bench.studies import ladder, time_to_loss

@@ -1,4 +1,4 @@
-"""bench/judge/rows.py: medians, factors and verdicts, from made-up records."""
+"""bench/analysis/rows.py: medians, factors and verdicts, from made-up records."""
 
 import random
 from dataclasses import replace
@@ -7,9 +7,9 @@ from statistics import geometric_mean
 import pytest
 from made_up import plan_of, rounds_of, write_journal
 
+from bench.analysis.rows import closest, rate_to, rows_of, seed_noise
+from bench.analysis.stats import AT_THE_END, LATER
 from bench.catalogue import Run
-from bench.judge.noise import AT_THE_END, LATER
-from bench.judge.rows import closest, rate_to, rows_of, seed_noise
 from bench.measure.journal import read_journal
 from bench.report.tables import full_table, markdown
 

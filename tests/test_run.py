@@ -26,9 +26,9 @@ from made_up import (
 )
 
 from bench import processes
+from bench.analysis.rows import rows_of
 from bench.catalogue import Run
 from bench.common import ELSEWHERE, UserError, sha256
-from bench.judge.rows import rows_of
 from bench.measure import lengths, run
 from bench.measure.journal import data_of, journal_of, read_journal
 from bench.measure.plan import SCRATCH, Job

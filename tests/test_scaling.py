@@ -14,8 +14,8 @@ from made_up import (
     write_journal,
 )
 
+from bench.analysis.rows import rows_of
 from bench.common import UserError
-from bench.judge.rows import rows_of
 from bench.measure.journal import journal_of, read_journal
 from bench.report.tables import text_of
 from bench.studies import scaling

@@ -22,9 +22,9 @@ from made_up import (
 )
 from matplotlib import pyplot as plt
 
+from bench.analysis.rows import rows_of
 from bench.catalogue import Scripts
 from bench.common import UserError
-from bench.judge.rows import rows_of
 from bench.measure import lengths
 from bench.measure.child import HANG_SECONDS
 from bench.measure.plan import Plan

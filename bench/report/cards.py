@@ -5,9 +5,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from bench.analysis.rows import Row, rate_to, speed_of
 from bench.catalogue import published
 from bench.common import REFERENCE, short_name, trained_in
-from bench.judge.rows import Row, rate_to, speed_of
 from bench.report import check, gpus
 from bench.report.names import ADVICE, called
 from bench.report.tables import (

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from bench.analysis.rows import ratio
 from bench.catalogue import Run, published
 from bench.common import REFERENCE, UserError, short_name
-from bench.judge.rows import ratio
 from bench.measure.lengths import PUBLISHED
 from bench.predict.composed import composed
 from bench.predict.speed import BANDWIDTH, CARDS, GB, KINDS, TERA, Card, card_of

@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Collection, Iterable
 from functools import cache
 
+from bench.analysis.rows import Row, seed_noise, speed_of
+from bench.analysis.stats import ROUNDS_FOR_A_VERDICT
 from bench.catalogue import Scripts
 from bench.common import listed, sha256
-from bench.judge.noise import ROUNDS_FOR_A_VERDICT
-from bench.judge.rows import Row, seed_noise, speed_of
 from bench.measure.journal import Measured
 from bench.measure.plan import SEED
 from bench.measure.records import Record

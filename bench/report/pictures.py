@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 
+from bench.analysis.rows import Row, memory_of, rows_of, speed_of
 from bench.common import DAMAGE, UserError, short_name
-from bench.judge.rows import Row, memory_of, rows_of, speed_of
 from bench.measure.journal import journal_of, newest, read_journal
 
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.judge.rows import Row, rows_of
+from bench.analysis.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.report.notes import full_notes, one_reference, versions_note
 
@@ -14,7 +14,7 @@ class Column(NamedTuple):
     """`cell` gives a row's text; "" where there is nothing to show."""
 
     heading: str
-    cell: Callable[..., str]  # of a row: a bench.judge.rows.Row, or what else the table is of
+    cell: Callable[..., str]  # of a row: a bench.analysis.rows.Row, or what else the table is of
     left: bool = False  # set to the left, as text is
 
 

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from bench.analysis.rows import Row
 from bench.common import REFERENCE, short_name
-from bench.judge.rows import Row
 from bench.report import cards
 from bench.report.names import called
 from bench.report.pictures import (

@@ -13,8 +13,8 @@ from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
+from bench.analysis.rows import closest
 from bench.catalogue import Run
-from bench.judge.rows import closest
 from bench.measure.journal import Measured
 from bench.measure.plan import STEPS, TOKENS, WHOLE_ROUNDS, Plan, Setup
 from bench.report.tables import Column, Table, picture_name

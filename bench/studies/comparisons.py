@@ -4,9 +4,9 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from bench.analysis.rows import Row, middle
 from bench.catalogue import CHECKPOINTS, Run, lacking
 from bench.common import ROOT, UserError, trained_in
-from bench.judge.rows import Row, middle
 from bench.measure.plan import EVERY_ROUND, SCRATCH, Plan, Setup
 from bench.report.notes import full_notes, machine_note
 from bench.report.pictures import draw_alternatives

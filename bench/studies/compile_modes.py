@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable
 
+from bench.analysis.rows import Row, middle, ratio
 from bench.catalogue import COMPILER
-from bench.judge.rows import Row, middle, ratio
 from bench.measure.plan import EVERY_ROUND, Plan
 from bench.report.notes import machine_note
 from bench.report.tables import GB, LOSS, Column, cell, number, spread

@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import fmean
 
 from bench import processes
+from bench.analysis.simulation import judge, recorded_in
 from bench.catalogue import EPOCHS, in_float16
 from bench.common import REFERENCE, ROOT, UserError, other_text, relative, tokens_in, trained_in
-from bench.judge.simulation import judge, recorded_in
 from bench.measure.lengths import FLOAT32_FACTOR, fast_here, fitting, options_of_type
 from bench.measure.machine import compiler_folder, missing_here
 from bench.predict.speed import CARDS, card_of

@@ -1,6 +1,6 @@
 """One technique more at a time."""
 
-from bench.judge.rows import Row
+from bench.analysis.rows import Row
 from bench.measure.plan import EVERY_ROUND
 from bench.report import waterfall
 from bench.report.names import called

@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.analysis.rows import Row, speed_of
+from bench.analysis.stats import significant, verdict
 from bench.common import DAMAGE, REFERENCE, UserError, relative, trained_in, write_whole
-from bench.judge.noise import significant, verdict
-from bench.judge.rows import Row, speed_of
 from bench.measure.journal import locked, loose_records
 from bench.measure.records import Record
 from bench.report.look import read_look

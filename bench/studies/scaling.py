@@ -16,9 +16,9 @@ itself takes, come on top.
 import math
 from typing import NamedTuple
 
+from bench.analysis.rows import Row, ratio, speed_of
 from bench.catalogue import Scripts
 from bench.common import UserError
-from bench.judge.rows import Row, ratio, speed_of
 from bench.measure.plan import Plan
 from bench.report.notes import machine_note
 from bench.report.pictures import OWN, place_of, rows_of_panels

@@ -10,9 +10,9 @@ import math
 from functools import partial
 from typing import NamedTuple
 
+from bench.analysis.rows import Row, rows_of
 from bench.catalogue import Run
 from bench.common import UserError, relative
-from bench.judge.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.measure.lengths import configurations, fitting, tokens_per_epoch
 from bench.measure.plan import Plan, Setup

@@ -7,9 +7,9 @@ CPU a run is skipped if, judging by the one before it, it would take more than h
 import re
 from collections.abc import Sequence
 
+from bench.analysis.rows import rows_of
 from bench.catalogue import Run
 from bench.common import UserError
-from bench.judge.rows import rows_of
 from bench.measure.plan import Plan
 from bench.measure.records import Kind
 from bench.report.notes import machine_note, mfu_notes, peak_note

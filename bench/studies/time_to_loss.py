@@ -3,7 +3,7 @@
 import math
 import textwrap
 
-from bench.judge.rows import Row, rate_to, rows_of
+from bench.analysis.rows import Row, rate_to, rows_of
 from bench.measure.plan import EVERY_ROUND
 from bench.report.pictures import (
     COLOURS,

@@ -2,8 +2,8 @@
 
 import math
 
-from bench.judge.noise import ROUNDS_FOR_A_VERDICT
-from bench.judge.rows import Row, difference, rate_to
+from bench.analysis.rows import Row, difference, rate_to
+from bench.analysis.stats import ROUNDS_FOR_A_VERDICT
 from bench.report.notes import machine_note
 from bench.report.tables import RUN, SPEED, Column, Table, bold, cell, number, spread, words
 

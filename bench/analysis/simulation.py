@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
 
+from bench.analysis.rows import rows_of
+from bench.analysis.stats import Comparisons, Estimate, Values, level_of, nearest, significant
 from bench.catalogue import Run
-from bench.judge.noise import Comparisons, Estimate, Values, level_of, nearest, significant
-from bench.judge.rows import rows_of
 from bench.measure.journal import JOURNAL, Measured, newest, read_journal
 from bench.measure.plan import WHOLE_ROUNDS, Plan
 

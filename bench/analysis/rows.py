@@ -6,8 +6,7 @@ from dataclasses import replace
 from functools import cache
 from statistics import median
 
-from bench.catalogue import Run
-from bench.judge.noise import (
+from bench.analysis.stats import (
     ROUNDS_FOR_A_VERDICT,
     Comparisons,
     Estimate,
@@ -16,6 +15,7 @@ from bench.judge.noise import (
     significant,
     verdict,
 )
+from bench.catalogue import Run
 from bench.measure.records import Kind, Outcome, Record, outcome_by_words
 
 

@@ -1,11 +1,11 @@
-"""bench/judge/noise.py: estimates, verdicts, and how often they are wrong."""
+"""bench/analysis/stats.py: estimates, verdicts, and how often they are wrong."""
 
 import math
 import random
 
 import pytest
 
-from bench.judge.noise import (
+from bench.analysis.stats import (
     AT_THE_END,
     LATER,
     Comparisons,
