@@ -25,14 +25,13 @@ from bench.measure.journal import (
     read_journal,
 )
 from bench.measure.lengths import Length, in_words, seconds_left
-from bench.measure.plan import WHOLE_ROUNDS, Job, Plan, Setup
+from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import Kind
 from bench.predict import tracing
 from bench.predict.fingerprint import fingerprints, of_run
 
 # Fields of a plan that continues.
-MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within", "batches", "order", "close",
-              "looks"}
+MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within", "batches", "order"}
 HALVED = "-halved"  # in the id of what was begun again, since memory had run out
 OPTION_OF = {"tokens": "--max-tokens", "seconds": "--seconds"}
 
@@ -183,14 +182,11 @@ class Measurement:
         before = {run.name: how(run) for run in measured.plan.runs}
         changed = {run.name for run in plan.runs if before.get(run.name, how(run)) != how(run)}
         rounds = plan.rounds or rounds or self.study.rounds[setup.device]
-        earlier = measured.plan
-        order, looks = earlier.order, earlier.looks
+        order = measured.plan.order
         if not measured.results and not any(run.after for run in plan.runs):
             order = order_of(measured.id)
-        seen = any(each.round > 1 for each in measured.results)  # factors, though not all
-        if seen and WHOLE_ROUNDS <= (earlier.rounds or 0) < rounds:
-            looks += 1
-        measured.plan = replace(plan, rounds=rounds, order=order, looks=looks)
+        measured.planned = measured.rounds_before(rounds)
+        measured.plan = replace(plan, rounds=rounds, order=order)
         able = [run for run in plan.runs if not run.error]
         measured.sources |= {run.name: sha256(setup.scripts.text(run.script)) for run in able}
         doubtful = {each.name for each in measured.results
@@ -277,7 +273,7 @@ class Measurement:
             tried = {each.name for each in self.measured.results}
             later = [job for job in later if job.run.after in tried | {None}]
         left = in_words(seconds_left(later, self.measured.results, self.lengths))
-        left += " or more" * (any(run.after for run in plan.runs) or not plan.is_chosen)
+        left += " or more" * any(run.after for run in plan.runs)
         seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
         print(f"round {job.round}: {job.run.name}{seed}: {told}; {left} left", flush=True)
 
@@ -335,5 +331,3 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     else:
         rough = "; --max-tokens follows from a rate that isn't measured" * bool(plan.seconds)
         print(f"{len(jobs)} runs; no estimate yet: nothing is measured here{rough}")
-    if not one.measured.plan.is_chosen:
-        print(f"then {one.measured.plan.later} more at most, of the rows nearest to significance")

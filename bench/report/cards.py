@@ -106,7 +106,7 @@ def both_ends(first: Path) -> list[dict]:
             machine=f"{'1 × ' * bool(gpu)}{short_name(machine)}{cores},"
                     f" `{'`, `'.join(models)}`{so_far}", folder=folder,
             name=short_name(machine), plain=known[0].tok_per_sec, fast=last.tok_per_sec,
-            gpu=gpu, factor=last.factor_baseline, interval=between and between.interval()))
+            gpu=gpu, factor=last.factor_baseline, interval=between and between.interval))
     return sorted(ends, key=lambda end: not end["gpu"])
 
 
@@ -163,20 +163,23 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
         measured, rows = known[kind]
         targets = measured.plan.targets
         first, last = next(iter(targets)), [*targets][-1]
-        rate = rate_to(targets[last], True)
-        tuned = [row for row in rows if row.run.rate and row.factor_of(rate, row.versus)]
-        fastest = max(tuned, key=lambda row: row.factor_of(rate, row.versus), default=None)
+        speedups = {row.run.name: row.speedup_to(targets[last], True) for row in rows}
+        tuned = [row for row in rows if row.run.rate and speedups[row.run.name]
+                 and not row.missed(targets[last])]
+        fastest = max(tuned, key=lambda row: speedups[row.run.name][1], default=None)
         lines = [(first, row, "01 at its defaults") for row in rows
                  if row.run.stage == "01" and not row.run.rate]
         lines += [(last, row, f"`{row.run.stage}` at its best") for row in tuned
                   if row is fastest or row.run.stage == "01"]
         for name, row, what in lines:
             rate = rate_to(targets[name], True)
-            if factor := row.factor_of(rate, row.versus):
+            if speedup := row.speedup_to(targets[name], True):
+                sign, factor = speedup
                 interval = row.interval(rate)  # of two seeds or more
                 within = " ({:.1f}–{:.1f})".format(*interval) if interval else ""
                 told.append((targets[name], what + ", one epoch" * (name == "epoch"),
-                             bold(f"{factor:.1f}×", row.verdict_on(rate)) + within, row.rounds))
+                             bold(f"{sign}{factor:.1f}×", row.significance_of(rate)) + within,
+                             row.rounds))
     return told
 
 
@@ -193,7 +196,7 @@ def techniques(first: Path) -> str:
     for line in lines:
         for place, rows in enumerate(found):
             own = {row.run.name: row for row in one_step(rows)}.get(line["patch"].name)
-            line[str(place)] = own and bold(cell(own.factor, ".2f"), own.verdict)
+            line[str(place)] = own and bold(cell(own.factor, ".2f"), own.significance)
     ddp = lines[-1]
     ddp["link"] += f", on {ddp['now'].gpus if ddp['now'] else 1} GPUs"
     return markdown(Table([
@@ -208,7 +211,7 @@ def index(first: Path) -> str:
     an H100, and when to use each."""
     predicted = {row.run.script: row.factor for row in check.ladder() if not row.run.torchrun}
     ladder = next((rows for rows in ladders(first) if has_gpu(rows[0])), [])
-    measured = {row.run.name: bold(cell(row.factor, ".2f"), row.verdict)
+    measured = {row.run.name: bold(cell(row.factor, ".2f"), row.significance)
                 for row in one_step(ladder)}
     lines = [line | dict(measured=measured.get(line["patch"].name),
                          predicted=predicted.get(line["patch"].name),

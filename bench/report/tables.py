@@ -43,9 +43,9 @@ def spread(values: list[float], form: str = ",.0f") -> str:
     return f"{min(values):{form}}–{max(values):{form}}" if len(values) > 1 else ""
 
 
-def bold(text: str, verdict: str | None) -> str:
+def bold(text: str, significance: str | None) -> str:
     """In bold if it is significant."""
-    return f"**{text}**" if text and verdict in ("faster", "slower", "more", "less") else text
+    return f"**{text}**" if text and significance in ("faster", "slower") else text
 
 
 def figure(row, name: str):
@@ -113,7 +113,7 @@ def within_01(folder: Path) -> dict[str, str]:
     """What leave-one-out says that each technique brings within 01, by the name of its rung; or why
     it couldn't be left out ("conflict", "failed")."""
     return {row.run.without: row.error.partition(":")[0] if row.error else
-            bold(cell(row.technique_factor, ".2f"), row.verdict)
+            bold(cell(row.technique_factor, ".2f"), row.significance)
             for row in rows_in(folder, "leave-one-out")
             if row.run.without and not row.measured.kind}
 
@@ -175,9 +175,8 @@ def full_table(rows: list[Row]) -> Table:
                lambda row: {None: "", True: "yes", False: "no"}[row.within_seed_noise]),
         EXPECTED_LOSS, number("of matmul peak", "share_of_peak", ".1%"),
         number("MFU", "mfu", ".1%"), words("attention", "record.end.attention_backend"),
-        Column("significance", lambda row: row.error or row.verdict or (
+        Column("significance", lambda row: row.error or row.significance or (
             "baseline" if row is rows[0] else ""), True),
-        *[words("memory", "memory_verdict")] * alternatives,
     ], rows, missing="n/a")
 
 
@@ -191,9 +190,9 @@ def short_table(rows: list[Row]) -> Table:
     left_out = "; ".join(f"{', '.join(labels)} ({error})" for error, labels in lacking.items())
     return Table([
         Column("run", lambda row: f"`{row.label}`", True), SPEED,
-        Column("× speed", lambda row: row.error or bold(cell(row.factor, ".2f"), row.verdict)),
+        Column("× speed", lambda row: row.error or bold(cell(row.factor, ".2f"), row.significance)),
         INTERVAL, GB,
-        Column("× memory", lambda row: bold(cell(row.memory_factor, ".2f"), row.memory_verdict)),
+        number("× memory", "memory_factor", ".2f"),
         number("first step, s", "record.first_step_seconds", ".1f"),
         number("Δ loss", "loss_difference", "+.3f"), EXPECTED_LOSS],
         [row for row in rows if not row.run.error], f"Not run here: {left_out}." * bool(left_out))

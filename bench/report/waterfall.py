@@ -37,7 +37,7 @@ def measured_steps(rows: list[Row]) -> list[Step]:
     """Of a machine's ladder."""
     found, before = [], None
     for row in rows:
-        colour = {"faster": OWN, "slower": ERROR}.get(row.verdict, UNSURE)
+        colour = {"faster": OWN, "slower": ERROR}.get(row.significance, UNSURE)
         text = (shorten(row.error, 40) if row.error else f"{row.factor:.2f}×" if row.factor else
                 cell(row.tok_per_sec, ",.0f"))
         found.append(Step(row.tok_per_sec, before, colour, text, row.speeds))

@@ -42,7 +42,6 @@ class Variants(Study):
     title = "01 with one alternative at a time"
     schedule = {70: None}
     settings = dict(seed_noise=2, cold_rounds=EVERY_ROUND)
-    two_stages = True
     names_help = ("which variants (default: all but those that compile-modes and checkpoints"
                   " measure); + joins several into one script")
     model_columns = [
@@ -129,7 +128,7 @@ class LeaveOneOut(Study):
     names_help = "variants that the script has besides, joined by + (default: none)"
     short = [RUN, SPEED_OR_ERROR, RANGE,
              Column("technique's speedup",
-                    lambda row: bold(cell(row.technique_factor, ".2f"), row.verdict)),
+                    lambda row: bold(cell(row.technique_factor, ".2f"), row.significance)),
              GB, number("Δ loss", "loss_difference", "+.3f")]
 
     def plans(self, setup):
@@ -145,9 +144,8 @@ class LeaveOneOut(Study):
                 name=f"without-{part}", label=f"without {part}", published=None, loss=None,
                 technique=setup.scripts.find(part, setup.machine).technique,
                 compared_to=base.name, stage=None, without=part))
-        yield from self.in_two_stages(Plan(
-            runs, "variants" if names else "", seed_noise=2, cold_rounds=EVERY_ROUND,
-            **self.length(setup)))
+        yield Plan(runs, "variants" if names else "", seed_noise=2, cold_rounds=EVERY_ROUND,
+                   **self.length(setup))
 
 
 def without_techniques(setup: Setup, base: Run) -> list[Run]:
@@ -166,21 +164,6 @@ def without_techniques(setup: Setup, base: Run) -> list[Run]:
             technique=rung.technique, loss=rung.loss, compared_to=base.name, stage=None,
             without=rung.name))
     return runs
-
-
-class Identical(Study):
-    """00 fifteen times, as if it were a ladder of 14 techniques that change nothing: whatever is
-    significant is so by chance (at most 1 such ladder in 20 may hold one)."""
-
-    def runs(self, setup):
-        return [setup.scripts.stage("00").but(
-            name=f"same-{number:02}", label=f"00, number {number}", published=None,
-            compared_to=f"same-{number - 1:02}" if number else None) for number in range(15)]
-
-    def result(self, measured, rows):
-        known = [row.verdict for row in rows if row.verdict not in (None, "not tested")]
-        false = sum(verdict != "no significant change" for verdict in known)
-        return f"{false} false findings of {len(known)}\n" if known else ""
 
 
 # ---- 02 and its variants ------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.analysis.rows import Row, speed_of
-from bench.analysis.stats import significant, verdict
+from bench.analysis.stats import significant
 from bench.common import DAMAGE, REFERENCE, UserError, relative, trained_in, write_whole
 from bench.measure.journal import locked, loose_records
 from bench.measure.records import Record
@@ -47,20 +47,20 @@ class Pair(NamedTuple):
 
 
 def judged(pairs: list[Pair]) -> list[Pair]:
-    """With their differences, by the rule of all verdicts."""
-    found, told = {}, {}
+    """With their differences, by the rule of all tables."""
+    differences, words = {}, {}
     for pair in pairs:
-        ours, theirs = (row.rows.differences(speed_of).get(row.run.name)
+        ours, theirs = (row.rows.judged(speed_of).differences.get(row.run.name)
                         for row in (pair.one, pair.other))
         if pair.comparable:
-            told[pair.one.run.name] = "not tested"
+            words[pair.one.run.name] = "not tested"
             if ours and theirs:
-                found[pair.one.run.name] = ours.minus(theirs)
-    levels = [row.rows.level for pair in pairs for row in (pair.one, pair.other)]
-    sure = significant(found, min(levels, default=0))
-    for name, each in found.items():
-        told[name] = verdict(each, name in sure, "more in A", "more in B", "not significant")
-    return [pair._replace(difference=told.get(pair.one.run.name, "")) for pair in pairs]
+                differences[pair.one.run.name] = ours.minus(theirs)
+    names = significant(differences)
+    for name, difference in differences.items():
+        words[name] = "not significant" if name not in names else (
+            "more in A" if difference.mean > 0 else "more in B")
+    return [pair._replace(difference=words.get(pair.one.run.name, "")) for pair in pairs]
 
 
 class Compare(Study):

@@ -149,7 +149,7 @@ def efficiency_of(row: Row) -> float | None:
 def interval_of(row: Row) -> str:
     """That in which the efficiency lies with a confidence of 95 %."""
     found = row.baseline and row.difference(speed_of, row.baseline)
-    return spread([each / row.run.processes for each in found.interval()], ".0%") if found else ""
+    return spread([each / row.run.processes for each in found.interval], ".0%") if found else ""
 
 
 def predict(row: Row) -> float | None:
