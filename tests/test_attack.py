@@ -230,7 +230,7 @@ def test_command_lines_of_measure(tmp_path, monkeypatch):
     monkeypatch.setattr(measure.processes, "on_signals", lambda handler: None)
     commands = [name for name, study in all_studies().items() if study.runs_scripts]
     options = ["--rounds", "--max-tokens", "--seconds", "--rungs", "--names", "--resume",
-               "--dry-run", "--links", "--epochs", "--x", "-h", "batch", "1,2", "--"]
+               "--dry-run", "--epochs", "--x", "-h", "batch", "1,2", "--"]
     with attack("command lines of measure.py") as (cases, outcomes):
         for draw in cases:
             words = [draw.choice([*commands, *commands, "x", "report", "predict", "fits"]),
