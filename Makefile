@@ -52,7 +52,6 @@ lint: $(TESTS)
 	"$(PYTHON)" -m mypy
 	"$(PYTHON)" -m codespell_lib *.py *.md Makefile bench data/prepare.py docs patches peers tests \
 		results/reference/*.md results/reference/*/README.md
-	"$(PYTHON)" tests/prose.py
 
 .venv: .venv/complete
 
@@ -65,7 +64,7 @@ lint: $(TESTS)
 
 # What the tests need besides; the programs don't.
 .venv/tests: .venv/complete requirements-dev.txt requirements-extras.txt
-	.venv/bin/python -m pip install -r requirements-dev.txt
+	.venv/bin/python -m pip install -r requirements-extras.txt -r requirements-dev.txt
 	touch .venv/tests
 
 # Generated bad input, kills, full disks: 200 of each; the tests run a few.

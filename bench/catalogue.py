@@ -49,7 +49,6 @@ class Run:
     mode: str | None = None  # of the compiler; "none": not compiled
     batch: int | None = None  # windows, where a search tunes it
     rate: float | None = None  # the learning rate, where a search tunes it
-    mbit: float | None = None  # per second, of the link between the two hosts that it runs on
     compared_to: str | None = None  # the name of an earlier run
     error: str | None = None  # why it can't run
     after: str | None = None  # an earlier, smaller run: this one isn't tried unless that fits

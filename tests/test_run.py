@@ -613,9 +613,6 @@ def test_what_a_study_collects(place):
     (dict(torchrun=True, processes=2, cores=2),
      ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"],
      {"OMP_NUM_THREADS": "1"}),
-    (dict(torchrun=True, processes=2, mbit=200.0),
-     ["-m", "bench.measure.hosts", "200"],
-     {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}),
 ])
 def test_command(place, changes, launcher, variables):
     """A run's own options come last; its folders live as long as it does."""

@@ -5,11 +5,11 @@ import json
 import random
 
 import pytest
+from bench.analysis.simulation import CASES, judge, recorded_in, share
 from conftest import ROOT, run_python
 from made_up import plan_of, setup_of, write_journal
 
 from bench.analysis import simulation
-from bench.analysis.simulation import CASES, judge, recorded_in, share
 from bench.common import REFERENCE, UserError
 from bench.studies import doctor
 from bench.studies.doctor import Doctor, selftest

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.predict.fingerprint import keep_used
 from bench.predict.store import earlier
-from bench.report import accuracy, cards, check, explorer, gpus, waterfall
+from bench.report import cards, check, explorer, gpus, waterfall
 from bench.report.notes import today
 from bench.report.pictures import picture_bytes
 from bench.report.tables import (
@@ -37,15 +37,10 @@ BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands th
 SHOWN = REFERENCE / "amd-epyc-2-cores"
 DRAWN = {  # pictures, by the page that shows them
     ROOT / "README.md": {"docs/speedup.png": waterfall.readme_picture},
-    ROOT / "docs" / "predictions.md": {"predictions.png": accuracy.picture},
 }
 PREDICTED: dict[str, Callable[[], Table | str]] = {  # of predictions, by the name of their marker
-    "fits": check.memory_table, "fits-others": check.others_memory_table, "gpus": gpus.cards_table,
-    "hardware": gpus.hardware_table,
-    "clock": check.clock_table, "others": accuracy.others_table, "where": check.where_table,
-    "others-summary": accuracy.summary, "accuracy": accuracy.accuracy_table,
-    "left-out": accuracy.left_out_table,
-    "cpus": check.cpu_table, "explorer": explorer.data_block,
+    "fits": check.memory_table, "gpus": gpus.cards_table, "hardware": gpus.hardware_table,
+    "where": check.where_table, "explorer": explorer.data_block,
 }
 
 
