@@ -44,11 +44,11 @@ from bench.predict.speed import CARDS, TERA
 from bench.report import look, page
 from bench.report.tables import text_of
 from bench.studies import all_studies, doctor
-from bench.studies.comparisons import Trainer
 from bench.studies.doctor import Doctor
 from bench.studies.fits import Fits
 from bench.studies.results import Pair, differences
 from bench.studies.stages import Stages, bar_of
+from bench.studies.variants import Variants
 
 BFLOAT16, OF_01 = "bfloat16", "01_opt_single_gpu"
 NO_UNITS = "this CPU has no bfloat16 units"
@@ -435,7 +435,7 @@ def test_comparing_two_machines_names_their_types(tmp_path):
 
 def test_the_trainer_of_such_a_cpu(avx2, tmp_path):
     """Its rows in bfloat16 aren't begun, and its fastest settings are in float32."""
-    plan = next(Trainer().plans(setup_of(tmp_path, avx2)))
+    plan = next(Variants().plans(setup_of(tmp_path, avx2, group="trainer", names=None)))
     mixed = [run for run in plan.runs if "--bf16" in run.options]
     assert len(mixed) == 2 and all("bfloat16 units" in run.error for run in mixed)
     assert not any(BFLOAT16 in run.options for run in plan.runs)
