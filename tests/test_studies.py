@@ -334,17 +334,9 @@ def test_ladder_picture(tmp_path):
             "thousand tok/sec, log scale", "failed: ended by signal 9"} <= set(texts)
 
 
-def test_a_larger_model_shared_out(tmp_path):
-    line = "--model gpt2-medium"
-    plan = plan_for(tmp_path, "sharded", line, GPUS)
-    assert (plan.kind, plan.tokens) == ("gpt2-medium", 131_072)
-    assert plan.options == ["--model", "gpt2-medium", "--batch-size", "8"]
-    assert plan_for(tmp_path, "sharded", line).options[-1] == "--no-compile"
-
-
 def test_trainer(tmp_path):
     def options(machine) -> list[tuple]:
-        return [run.options for run in plan_for(tmp_path, "trainer", machine=machine).runs[1:]]
+        return [run.options for run in plan_for(tmp_path, "variants", "trainer", machine).runs[1:]]
 
     assert options(CPU)[0] == ("--per_device_train_batch_size", "8")
     assert options(CPU)[-1][-1] == "--huge_pages" and len(options(CPU)) == 5

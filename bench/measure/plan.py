@@ -137,7 +137,6 @@ class Setup:
     matmul_peak: dict | None = None  # floating-point operations per second, where they are known
     minutes: float | None = None  # within a report, those that the report may take
     batches: dict[str, int] | None = None  # see lengths.fitting; None: not looked at yet
-    halved: bool = False  # whether memory ran out, so that these are half as large
 
     @property
     def device(self) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 from bench.analysis.rows import Row, ratio
 from bench.catalogue import Run, lacking
@@ -30,6 +31,7 @@ PARAMETERS = "record.config.parameters"
 COMPILE, TRAINER = "compile", "trainer"  # groups of their own table, and of other people's program
 OF_02 = ("ddp", "parallel")  # groups of 02's variants
 GROUPS = (COMPILE, "checkpoint", *OF_02, TRAINER)
+PEER = ROOT / "peers" / "hf_trainer.py"
 EPOCHS = 5  # of which the group of the compiler's modes tells the total time
 
 
@@ -105,10 +107,11 @@ class Variants(Study):
         return Table(self.model_columns, [rows[0], *(row for row in rows if row not in same)])
 
     def draw(self, measured, rows):
-        there = {patch.name for patch in stack.load_variants()}  # an old journal may have others
+        # An old journal may have others.
+        present = {PEER.name, *(patch.name for patch in stack.load_variants())}
         return draw_alternatives(measured, rows[0], [
             row for row in same_model(rows)[1:]
-            if {*str(row.run.script).removeprefix("02+").split("+")} <= there])
+            if {*Path(row.run.script).name.removeprefix("02+").split("+")} <= present])
 
 
 def same_model(rows: list[Row]) -> list[Row]:
@@ -175,7 +178,7 @@ def trainer_runs(setup: Setup) -> list[Run]:
         needs += ", bfloat16 units" if "--bf16" in options else ""
         runs.append(base.but(
             name="-".join(["trainer", *re.findall(r"\w+", " ".join(options))]),
-            label=" ".join(["Trainer", *options]), script=ROOT / "peers" / "hf_trainer.py",
+            label=" ".join(["Trainer", *options]), script=PEER,
             technique="Hugging Face's Trainer", loss="changes", options=batch + options,
             compared_to=base.name, stage=None, error=lacking(needs, machine)))
     return runs
