@@ -40,7 +40,7 @@ GPUS = MACHINE | dict(gpus=4)
 CASES = [(name, line, machine) for name, study in STUDIES.items() for line in study.in_report
          for machine in (CPU, MACHINE, GPUS)]
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
-NO_PICTURE = {"checkpoints", "compile-modes", "ddp", "identical", "leave-one-out", "profile",
+NO_PICTURE = {"checkpoints", "compile-modes", "ddp", "leave-one-out", "profile",
               "search", "trainer"}
 
 
