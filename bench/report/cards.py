@@ -136,8 +136,8 @@ def to_loss(first: Path) -> str:
             line[end["folder"].name] = factor
     return markdown(Table([
         words("script", "what"), Column("to a loss of", lambda line: of_each(line["targets"])),
-        *(number(f"{end['name']}, {' or '.join(map(str, sorted(end['seeds'])))}"
-                 f" seed{'s' * (end['seeds'] != {1})}", end["folder"].name) for end in ends)],
+        *(number(f"{end['name']}, {' or '.join(sorted(end['seeds']))}"
+                 f" seed{'s' * (end['seeds'] != {'1'})}", end["folder"].name) for end in ends)],
         sorted(lines.values(), key=lambda line: "one epoch" in line["what"])))
 
 
@@ -148,7 +148,7 @@ def of_each(targets: dict[str, str]) -> str:
         f"{name}: {target}" for name, target in targets.items() if target != usual)])
 
 
-def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
+def times_to_loss(machine: Path) -> list[tuple[float, str, str, str]]:
     """(target, script, how many times as fast as 00 it comes there, with an interval, of how many
     seeds), compilation counted: 01, both at their defaults, to the lowest loss of 00's default run;
     after a search also 01 and the fastest script, over 00, all at their best settings for the
@@ -167,6 +167,7 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
         tuned = [row for row in rows if row.run.rate and speedups[row.run.name]
                  and not row.missed(targets[last])]
         fastest = max(tuned, key=lambda row: speedups[row.run.name][1], default=None)
+        planned = f" ({measured.planned} planned)" if measured.planned else ""
         lines = [(first, row, "01 at its defaults") for row in rows
                  if row.run.stage == "01" and not row.run.rate]
         lines += [(last, row, f"`{row.run.stage}` at its best") for row in tuned
@@ -179,7 +180,7 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
                 within = " ({:.1f}–{:.1f})".format(*interval) if interval else ""
                 told.append((targets[name], what + ", one epoch" * (name == "epoch"),
                              bold(f"{sign}{factor:.1f}×", row.significance_of(rate)) + within,
-                             row.rounds))
+                             f"{row.rounds}{planned}"))
     return told
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from bench.analysis.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
-from bench.report.notes import full_notes, one_reference, versions_note
+from bench.report.notes import full_notes, one_reference, rounds_note, versions_note
 
 
 class Column(NamedTuple):
@@ -139,7 +139,8 @@ def excerpts_of(study, measured) -> dict[str, str]:
     found = study.excerpts(measured, rows) or {
         picture_name(study.name, measured.kind):
         study.tables(measured, rows) or [short_table(rows)]}
-    return {name: markdown(*tables) + versions_note([measured], {
+    added = f"\n{rounds_note(measured, rows)}.\n" if measured.planned else ""
+    return {name: markdown(*tables) + added + versions_note([measured], {
         row.run.name for table in tables for row in table.rows if isinstance(row, Row)})
             for name, tables in found.items()}
 
