@@ -20,20 +20,15 @@ RESULTS := results
 OPTIONS :=
 
 # A script as it fits the GPU: its name, and a batch size where the published one doesn't fit.
-FITS = "$(PYTHON)" measure.py fits $(HALF)
-HALF :=
+FITS = "$(PYTHON)" measure.py fits
 
-.PHONY: bench stages report test test-all lint attack .venv
+.PHONY: bench report test test-all lint attack .venv
 
 bench: $(ENVIRONMENT)
-	@$(MAKE) --no-print-directory stages || \
-		{ $(FITS) again 2>/dev/null && $(MAKE) --no-print-directory stages HALF=--half; }
-	"$(PYTHON)" plot_results.py
-
-stages: $(ENVIRONMENT)
 	"$(PYTHON)" $$($(FITS) 00 -- $(OPTIONS) || echo 00_orig.py) $(OPTIONS)
 	"$(PYTHON)" $$($(FITS) 01 -- $(OPTIONS) || echo 01_opt_single_gpu.py) $(OPTIONS)
 	OMP_NUM_THREADS=1 "$(PYTHON)" -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc_per_node=$$($(NPROC)) $$($(FITS) 02 -- $(OPTIONS) || echo 02_opt_multi_gpu_ddp.py) $(OPTIONS)
+	"$(PYTHON)" plot_results.py
 
 report: $(ENVIRONMENT)
 	"$(PYTHON)" measure.py report --minutes $(MINUTES) --pieces "$(PIECES)" --results-dir "$(RESULTS)"
@@ -52,7 +47,6 @@ lint: $(TESTS)
 	"$(PYTHON)" -m mypy
 	"$(PYTHON)" -m codespell_lib *.py *.md Makefile bench data/prepare.py docs patches peers tests \
 		results/reference/*.md results/reference/*/README.md
-	"$(PYTHON)" tests/prose.py
 
 .venv: .venv/complete
 
@@ -65,7 +59,7 @@ lint: $(TESTS)
 
 # What the tests need besides; the programs don't.
 .venv/tests: .venv/complete requirements-dev.txt requirements-extras.txt
-	.venv/bin/python -m pip install -r requirements-dev.txt
+	.venv/bin/python -m pip install -r requirements-extras.txt -r requirements-dev.txt
 	touch .venv/tests
 
 # Generated bad input, kills, full disks: 200 of each; the tests run a few.

@@ -19,7 +19,7 @@ EPOCHS = 15  # of the published experiment
 # The three scripts: what a run's `script` and `stage` call each, and its file. The file's stem is
 # what its record says, and so the run's name.
 STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
-# Variants that studies of their own measure: the compiler's modes, and checkpoints.
+# Variants that are measured by their group alone: the compiler's modes, and checkpoints.
 COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
 # The variant that trains on GPUs which multiply float16, and bfloat16 not at all.
 FLOAT16 = "precision-fp16"
@@ -47,10 +47,8 @@ class Run:
     rung: int | None = None  # its number in the ladder
     stage: str | None = None  # "00", "01" or "02"; what a search tunes, as it was asked for
     without: str | None = None  # the technique or variant that was taken out of it
-    mode: str | None = None  # of the compiler; "none": not compiled
     batch: int | None = None  # windows, where a search tunes it
     rate: float | None = None  # the learning rate, where a search tunes it
-    mbit: float | None = None  # per second, of the link between the two hosts that it runs on
     compared_to: str | None = None  # the name of an earlier run
     error: str | None = None  # why it can't run
     after: str | None = None  # an earlier, smaller run: this one isn't tried unless that fits
@@ -213,14 +211,14 @@ class Scripts:
     def variants(self, base: Run, machine: dict, slot: str | None = None,
                  names: str | None = None) -> list[Run]:
         """`base` (01 or 02), and a run compared to it for each row of its measured variants: those
-        of a slot, those in `names` ("optimizer-muon,data-workers"), or all but those that have a
-        study of their own. A name may join several, of which each has the first of its measured
+        of a slot, those in `names` ("optimizer-muon,data-workers"), or all but the compiler's modes
+        and checkpoints. A name may join several, of which each has the first of its measured
         options: "optimizer-muon+data-workers"; and options behind a name take the place of those
         that are measured: "data-workers --workers 8". Raises UserError, StackError."""
         known = {patch.name: patch for patch in stack.load_variants()
                  if patch.base == base.name and "Slot" in patch.fields
                  and slot in (None, patch.fields["Slot"])}
-        chosen = [name for name in known if name not in (COMPILER, CHECKPOINTS)]
+        chosen = [name for name in known if slot or name not in (COMPILER, CHECKPOINTS)]
         if names is not None:
             chosen = [name.strip() for name in names.split(",")]
         runs = [base.but(published=None, loss=None)]

@@ -6,9 +6,9 @@ import sys
 import time
 from pathlib import Path
 
+from bench.analysis.rows import rows_of
 from bench.catalogue import Scripts
 from bench.common import ROOT, UserError, listed, make_writable, relative
-from bench.judge.rows import rows_of
 from bench.measure.journal import OTHER_RESULTS, journal_of, locked
 from bench.measure.plan import Setup
 from bench.measure.run import dry_run, failed, run_study, see_build

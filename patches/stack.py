@@ -57,7 +57,7 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
                 " next; what only one row needs stands behind it, `[an NVIDIA GPU]`"),
 }
 OPTIONAL = ("Published", "Slot", "Excludes", "Needs", "Measure")
-STUDIES_OF_02 = {"ddp": "ddp", "parallel": "sharded"}  # by the slot that each measures
+MEASURED_WITH_02 = ("ddp", "parallel")  # slots
 PROPOSED = {  # what `new` shows for a flag that it misses
     "technique": "what it is, in a few words", "loss": "unchanged", "hardware": "any",
     "source": "https://docs.pytorch.org/…",
@@ -398,12 +398,13 @@ def comment(text: str) -> bytes:
 
 def examples(root: Path) -> dict[Path, bytes]:
     """The composed scripts in docs/, as compose makes them today of what their first comment
-    names."""
+    names; others there have no such comment."""
     found = {}
     for path in sorted(root.glob("docs/*.py")):
         first = re.match(rb"(?:# .*\n)*", read(path)).group().decode()
         base, _, names = first.removeprefix("# ").replace("\n# ", " ").partition(" with ")
-        found[path] = compose(names.partition(";")[0].split(", "), base, root)
+        if names:
+            found[path] = compose(names.partition(";")[0].split(", "), base, root)
     return found
 
 
@@ -587,8 +588,8 @@ def next_commands(patch: Patch, base: str | None, number: int) -> list[str]:
         study = f"ladder --rungs {number - 1}-{number}"
     elif base != "02":
         study = f"variants --names {patch.name}"
-    elif patch.fields["Slot"] in STUDIES_OF_02:
-        study = STUDIES_OF_02[patch.fields["Slot"]]
+    elif patch.fields["Slot"] in MEASURED_WITH_02:
+        study = f"variants {patch.fields['Slot']}"
     else:  # no study compares it to 02
         return ["python patches/stack.py verify", write, run]
     return ["python patches/stack.py verify", *(f"python measure.py {study}{options}" for options

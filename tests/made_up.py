@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from conftest import ROOT, SIZES
 
 from bench import processes
+from bench.analysis.rows import rows_of
 from bench.catalogue import Run, Scripts
 from bench.common import UserError
-from bench.judge.rows import rows_of
 from bench.measure import lengths
 from bench.measure.journal import Measured, append, journal_of, make_result, read_journal
 from bench.measure.plan import Plan, Setup
@@ -37,8 +37,7 @@ PEAK = dict(float32=1e12, TF32=2e12, bfloat16=4e12)
 def setup_of(folder: Path, machine: dict = CPU, options: list[str] = (), **args) -> Setup:
     """A Setup whose results lie in `folder`; `args` are the study's options."""
     args = dict(max_tokens=None, seconds=None, rungs=None, names=None, model=None, sizes="1,2",
-                links=None, what="batch", stage="01", epochs=None, epoch=False,
-                selftest=False) | args
+                what="batch", group=None, stage="01", epochs=None, epoch=False) | args
     return Setup(machine, Scripts(), folder / "data", folder, Namespace(**args), list(options),
                  matmul_peak=PEAK, batches={})
 

@@ -230,7 +230,7 @@ def test_command_lines_of_measure(tmp_path, monkeypatch):
     monkeypatch.setattr(measure.processes, "on_signals", lambda handler: None)
     commands = [name for name, study in all_studies().items() if study.runs_scripts]
     options = ["--rounds", "--max-tokens", "--seconds", "--rungs", "--names", "--resume",
-               "--dry-run", "--links", "--epochs", "--x", "-h", "batch", "1,2", "--"]
+               "--dry-run", "--epochs", "--x", "-h", "batch", "1,2", "--"]
     with attack("command lines of measure.py") as (cases, outcomes):
         for draw in cases:
             words = [draw.choice([*commands, *commands, "x", "report", "predict", "fits"]),
@@ -279,9 +279,8 @@ def test_patches(tmp_path, monkeypatch, capsys):
 
 
 def test_folders_of_others(tmp_path, monkeypatch):
-    """Into `measure.py pack`, `compare` and `export`: a damaged or hostile folder of results is
-    taken as far as it is whole, or refused in one line; nothing else is written, and no link is
-    copied."""
+    """Into `measure.py pack` and `compare`: a damaged or hostile folder of results is taken as far
+    as it is whole, or refused in one line; nothing else is written, and no link is copied."""
     from bench.studies import results as module
 
     secret, reference = tmp_path / "secret", tmp_path / "reference"
@@ -305,8 +304,7 @@ def test_folders_of_others(tmp_path, monkeypatch):
                     path.write_bytes(spoiled(draw, path.read_bytes()))
             name = draw.choice(names) if draw.random() < 0.1 else "rtx-4090"
             words = draw.choice([*[["pack", "--results-dir", folder, name]] * 3,
-                                 ["compare", folder, whole, "--results-dir", reference],
-                                 ["export", "--results-dir", folder, "--csv", reference / "csv"]])
+                                 ["compare", folder, whole, "--results-dir", reference]])
             monkeypatch.setattr(sys, "argv", ["measure.py", *map(str, words)])
             code, err = called(measure.main)
             errors = [line for line in err.splitlines() if "error: " in line]

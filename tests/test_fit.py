@@ -1,4 +1,4 @@
-"""The batch size that fits a GPU: by prediction before a study, and halved once if memory runs out
+"""The batch size that fits a GPU, by prediction before a study; what to type if memory runs out
 all the same."""
 
 import os
@@ -19,7 +19,6 @@ from test_run import Toy
 from bench.catalogue import STAGES
 from bench.common import relative
 from bench.measure import lengths, run
-from bench.measure.journal import journal_of, read_journal
 from bench.measure.lengths import fitting
 from bench.measure.machine import compiler_folder, missing_here
 from bench.measure.run import see_build
@@ -153,61 +152,25 @@ def out_of_memory(times: list, text: str = "", **record):
     return child
 
 
-@pytest.mark.parametrize(("does", "says"), [
-    (dict(), "b: out of memory: try --batch-size 1"),
-    (dict(text="error: rank 1: out of memory: try --batch-size 2\n", status="failed", error="x"),
-     "b: rank 1: out of memory: try --batch-size 2"),
-])
-def test_out_of_memory_halves_once(gpu, capsys, does, says):
-    """All runs begin anew, as another measurement; a second time it is a failure."""
-    gpu.children.does["b"] = out_of_memory([True], **does)
-    _, (measured,) = run.run_study(Toy(gpu.plan(rounds=2)), gpu.setup)
-    assert gpu.batches() == [("a", 4), ("b", 16)] + [("a", 2), ("b", 8)] * 2
-    assert f"{says}: starting again at half the batch size" in capsys.readouterr().out
-    first, second = read_journal(journal_of(gpu.setup.results, "toy"))
-    assert measured.id == second.id and len(first.results) == 2 and len(second.results) == 4
-    assert not run.failed(second) and second.plan.batches == {"8": 2, "32": 8}
-    gpu.setup.halved = False
-    gpu.children.does["b"] = out_of_memory([True, True])
-    _, (measured,) = run.run_study(Toy(gpu.plan(rounds=2)), gpu.setup)
-    assert gpu.batches() == [("a", 4), ("b", 16), ("a", 2), ("b", 8), ("a", 2)]
-    assert run.failed(measured)
-    gpu.setup.halved = False  # a later start tries it once more, at the same size
+def test_out_of_memory_says_what_to_type(gpu, capsys):
+    """The run has failed, the others go on; nothing starts by itself."""
     gpu.children.does["b"] = out_of_memory([True])
-    _, (again,) = run.run_study(Toy(gpu.plan(rounds=2)), gpu.setup, resume=True)
-    assert gpu.batches() == [("b", 8)] and again.id == measured.id
-
-
-def test_published_batches_are_halved_too(gpu):
-    gpu.children.answers["free_memory"] = [80_000]
-    gpu.children.does["a"] = out_of_memory([True])
-    run.run_study(Toy(gpu.plan(rounds=1)), gpu.setup)
-    assert gpu.batches() == [("a", None), ("a", 4), ("b", 16)]
+    _, (measured,) = run.run_study(Toy(gpu.plan(rounds=2)), gpu.setup)
+    assert gpu.batches() == [("a", 4), ("b", 16), ("a", 4)] and run.failed(measured)
+    assert "python measure.py toy -- --batch-size" in capsys.readouterr().out
 
 
 def test_what_make_bench_asks(gpu, capsys):
-    def answer(stage: str, half: bool = False) -> str:
-        gpu.setup.args = SimpleNamespace(stage=stage, half=half)
-        gpu.setup.halved = False
+    def answer(stage: str) -> str:
+        gpu.setup.args = SimpleNamespace(stage=stage)
         return Fits().answer(gpu.setup)
 
     assert [answer(stage) for stage in ("00", "01", "02")] == [
         "00_orig.py --batch-size 4", "01_opt_single_gpu.py --batch-size 16",
         "02_opt_multi_gpu_ddp.py --batch-size 16"]
-    assert [answer(stage, half=True) for stage in ("00", "01")] == [
-        "00_orig.py --batch-size 2", "01_opt_single_gpu.py --batch-size 8"]
     gpu.setup.options = ["--batch-size=3"]
     gpu.setup.batches = None
     assert answer("01") == "01_opt_single_gpu.py"
-    with pytest.raises(lengths.UserError, match="didn't end because"):
-        answer("again")
-    folder = gpu.setup.results
-    write_record(folder, "00_orig", gpu="X", time="20260101T000000Z", status="out_of_memory",
-                 error="out of memory")
-    assert answer("again").endswith("at half the batch size.")
-    write_record(folder, "00_orig", gpu="X", time="20260101T000001Z")
-    with pytest.raises(lengths.UserError, match="didn't end because"):
-        answer("again")
 
 
 @pytest.mark.parametrize(("load", "cores", "told"), [(1.4, 2, 0), (1.6, 2, 1), (1.6, 8, 0)])
@@ -216,7 +179,7 @@ def test_make_bench_says_that_other_programs_run(gpu, monkeypatch, capsys, load,
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0), raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     for stage in ("00", "01"):
-        gpu.setup.args = SimpleNamespace(stage=stage, half=False)
+        gpu.setup.args = SimpleNamespace(stage=stage)
         Fits().answer(gpu.setup)
     assert capsys.readouterr().err.count(f"Other programs run (load {load} on {cores} co") == told
 
@@ -232,7 +195,7 @@ def test_make_bench_composes_float16_on_an_old_gpu(gpu, monkeypatch, tmp_path, c
     gpu.children.answers["free_memory"] = free
     for stage, first, batch in (("00", "00_orig.py", batches[0]), ("01", "GradScaler", batches[1]),
                                 ("02", "init_process_group", batches[1])):
-        gpu.setup.args = SimpleNamespace(stage=stage, half=False)
+        gpu.setup.args = SimpleNamespace(stage=stage)
         words = shlex.split(Fits().answer(gpu.setup))
         assert words[-2:] == ["--batch-size", str(batch)]
         if stage == "00":
@@ -247,30 +210,28 @@ def test_make_bench_composes_float16_on_an_old_gpu(gpu, monkeypatch, tmp_path, c
             capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(("again", "halves"), [("", True), ("exit 1", False)])
-def test_make_bench_starts_again_at_half(tmp_path, again, halves):
-    """Once, if the memory ran out; other failures end it. It starts what `fits` answers, here
-    000.py for 00. A stub in place of Python."""
+def test_make_bench_starts_what_fits_answers(tmp_path):
+    """Here 000.py for 00; a script that fails ends it. A stub in place of Python."""
     calls, stub = tmp_path / "calls", tmp_path / "python"
     stub.write_text(f"""#!/bin/sh
         echo "$@" >> {calls}
         case "$*" in
-            "measure.py fits again") {again} ;;
-            "measure.py fits --half 02"*) exit 1 ;;
-            "measure.py fits --half 0"*) echo 0$4.py --batch-size 2 ;;
+            "measure.py fits 02"*) exit 1 ;;
             "measure.py fits 0"*) echo 0$3.py --batch-size 4 ;;
-            "001.py --batch-size 4") exit 1 ;;
+            "0$FAILS.py"*) exit 1 ;;
         esac
         """)
     stub.chmod(0o755)
-    done = subprocess.run(["make", "bench", f"PYTHON={stub}"], cwd=ROOT, capture_output=True,
-                          text=True, env=os.environ | dict(MAKEFLAGS=""))
-    scripts = [line for line in calls.read_text().splitlines() if line[0] in "0-p"]
-    assert done.returncode == (0 if halves else 2), done.stderr
-    assert [line.partition(" 02_")[2] or line for line in scripts if "count" not in line] == [
-        "000.py --batch-size 4", "001.py --batch-size 4",
-        *["000.py --batch-size 2", "001.py --batch-size 2",
-          "opt_multi_gpu_ddp.py", "plot_results.py"] * halves]  # 02 where nothing could be told
+    for fails, code, started in (("", 0, ["000.py", "001.py", "02_opt_multi_gpu_ddp.py"]),
+                                 ("01", 2, ["000.py", "001.py"])):
+        calls.unlink(missing_ok=True)
+        done = subprocess.run(["make", "bench", f"PYTHON={stub}"], cwd=ROOT, capture_output=True,
+                              text=True, env=os.environ | dict(MAKEFLAGS="", FAILS=fails))
+        text = calls.read_text()
+        assert done.returncode == code, done.stderr
+        assert [name for name in ("000.py", "001.py", "02_opt_multi_gpu_ddp.py") if
+                name in text] == started
+        assert ("plot_results.py" in text) is (code == 0)
 
 
 @pytest.mark.parametrize(("capability", "bfloat16"), [("7.5", False), ("8.6", True)])

@@ -28,29 +28,28 @@ from made_up import (
     plan_of,
     record_events,
     setup_of,
-    write_journal,
 )
 from test_page import LOOK
 from test_run import Toy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import commands, processes
+from bench.analysis.rows import rows_of
 from bench.catalogue import STAGES, Scripts, lacking
 from bench.common import same_machine, short_name, trained_in
-from bench.judge.rows import rows_of
 from bench.measure import lengths, machine, rates
 from bench.measure.journal import journal_of, read_journal
 from bench.measure.records import make_record
 from bench.predict import trace
 from bench.predict.speed import CARDS, TERA
-from bench.report import check, look, page
+from bench.report import look, page
 from bench.report.tables import text_of
 from bench.studies import all_studies, doctor
-from bench.studies.comparisons import Trainer
 from bench.studies.doctor import Doctor
 from bench.studies.fits import Fits
 from bench.studies.results import Pair, differences
 from bench.studies.stages import Stages, bar_of
+from bench.studies.variants import Variants
 
 BFLOAT16, OF_01 = "bfloat16", "01_opt_single_gpu"
 NO_UNITS = "this CPU has no bfloat16 units"
@@ -437,30 +436,12 @@ def test_comparing_two_machines_names_their_types(tmp_path):
 
 def test_the_trainer_of_such_a_cpu(avx2, tmp_path):
     """Its rows in bfloat16 aren't begun, and its fastest settings are in float32."""
-    plan = next(Trainer().plans(setup_of(tmp_path, avx2)))
+    plan = next(Variants().plans(setup_of(tmp_path, avx2, group="trainer", names=None)))
     mixed = [run for run in plan.runs if "--bf16" in run.options]
     assert len(mixed) == 2 and all("bfloat16 units" in run.error for run in mixed)
     assert not any(BFLOAT16 in run.options for run in plan.runs)
     assert sum("--torch_compile" in run.options and "float32" in run.options
                for run in plan.runs) == 2
-
-
-def test_predictions_for_such_a_cpu_leave_out_what_is_of_another_type(monkeypatch, tmp_path):
-    """A measured rung in float32 never stands beside one that is predicted in bfloat16."""
-    folder = tmp_path / "some-cpu"
-    folder.mkdir()
-    (folder / "machine.json").write_text(json.dumps(dict(bandwidth=3e10)))
-    plan = plan_of("00_orig", "05-bfloat16")
-    plan.runs = [run.but(rung=5 * k) for k, run in enumerate(plan.runs)]
-    write_journal(folder, "ladder", plan, [dict(name=run.name) for run in plan.runs],
-                  CPU | FLOAT32, matmul_peak=dict(float32=1e12))
-    monkeypatch.setattr(check, "REFERENCE", tmp_path)
-    monkeypatch.setattr(check, "prediction_of", lambda rung, options: SimpleNamespace(
-        tok_per_sec=lambda batch, card: (rate := card.rate(
-            "float32" if rung == "0" else BFLOAT16)) and rate / 1e10))
-    ((name, rows),) = check.cpu_ladders()
-    assert [row["label"] for row in rows] == ["00_orig"]
-    assert name == "Some CPU (float32), 2 cores"
 
 
 # ---- A GPU that PyTorch can't use

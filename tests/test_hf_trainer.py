@@ -149,8 +149,8 @@ def test_cudnn_attention_is_off_where_it_would_round_dropout(script, run, monkey
 
 
 def test_plan(tmp_path):
-    study = all_studies()["trainer"]
-    (base, *runs), gpu = (next(study.plans(setup_of(tmp_path, *machine))).runs
+    study = all_studies()["variants"]
+    (base, *runs), gpu = (next(study.plans(setup_of(tmp_path, *machine, group="trainer"))).runs
                           for machine in ((), (MACHINE,)))
     assert base.name == "01_opt_single_gpu" and {run.compared_to for run in runs} == {base.name}
     assert [run.label for run in runs] == [

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from bench.analysis.rows import rate_to
 from bench.common import REFERENCE
-from bench.judge.rows import rate_to
 from bench.report import accuracy, cards, readme
 from bench.report.tables import found_in
 from bench.studies import ladder, time_to_loss
@@ -115,7 +115,7 @@ def test_time_to_the_loss_of_one_epoch():
     (target,) = rows[0].plan.targets.values()
     over_muon = rows[-1].difference(rate_to(target, True), rows[-2])
     holds(r"gets there ([\d.]+) times as fast as the row above it \(95 %: ([\d.]+) to ([\d.]+);"
-          r" ([\d.]+) times without", over_muon.factor, *over_muon.interval(),
+          r" ([\d.]+) times without", over_muon.factor, *over_muon.interval,
           rows[-1].factor_of(rate_to(target, False), rows[-2]), pages=own)
     holds(r"got there ([\d.]+) times as fast as `00`, and ([\d.]+) times as fast as this recipe",
           fastest, over_muon.factor, pages=docs)

@@ -663,34 +663,6 @@ def test_a_table_of_an_earlier_version_says_so(tmp_path, monkeypatch):
         update(marker("where"), tmp_path)
 
 
-def test_guide_table(tmp_path):
-    """What the guide claims, with the factors of the variants and of the ladder's rungs."""
-    def journal(study, *names, kind="", errors=(), versus=None):
-        plan = plan_of(*names, kind=kind)
-        plan.runs = [each.but(compared_to=versus or each.compared_to, script=each.name)
-                     for each in plan.runs]
-        plan.runs[0] = plan.runs[0].but(compared_to=None)
-        for place, error in errors:
-            plan.runs[place] = plan.runs[place].but(error=error)
-        write_journal(tmp_path, study, plan, [
-            dict(name=each.name, speed=100.0 * (k + 1), reserved_gb=2.0 + k)
-            for k, each in enumerate(plan.runs) if not each.error])
-
-    journal("ladder", "09-padded-vocabulary", "10-batch-size")
-    rows = rows_of_text(readme.guide_table(tmp_path))
-    assert rows == [["batch size", "yes", "yes", "`10-batch-size`", "2.00", "1.50"],
-                    ["", "", "", "`09-padded-vocabulary`", "", ""]]
-    journal("variants", "01", "step-accumulation", "optimizer-adamw-8bit", versus="01",
-            errors=[(2, "needs the package x")])
-    journal("sweep", "batch 1", "batch 2", "batch 4", kind="batch", errors=[(2, "not tried")])
-    rows = rows_of_text(readme.guide_table(tmp_path))
-    assert rows[0] == ["batch size", "yes", "yes", "`batch 2 over batch 1`", "2.00", "1.50"]
-    assert ["gradient accumulation", "no", "yes", "`step-accumulation`", "2.00", "1.50"] in rows
-    assert ["optimizers", "yes", "yes", "`optimizer-adamw-8bit`",
-            "needs the package x", ""] in rows
-    assert "data preloading" not in [row[0] for row in rows]  # not measured there
-
-
 def test_a_container_has_less_memory(tmp_path):
     """By either version of cgroups; without a limit, or with a larger one, it is the machine's."""
     from bench.measure.machine import ram_gb

@@ -7,7 +7,7 @@ from conftest import ROOT
 
 # Each may import those behind it, and its own modules; `bench` is what lies below all: common,
 # processes and the catalogue.
-ORDER = ["commands", "studies", "audit", "report", "judge", "measure", "predict", "catalogue",
+ORDER = ["commands", "studies", "audit", "report", "analysis", "measure", "predict", "catalogue",
          "processes", "common"]
 MODULES = sorted((ROOT / "bench").rglob("*.py"))
 LINES = 350  # of a file, at most

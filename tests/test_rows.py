@@ -1,16 +1,15 @@
-"""bench/judge/rows.py: medians, factors and verdicts, from made-up records."""
+"""bench/analysis/rows.py: medians, factors and significance, from made-up records."""
 
-import random
-from dataclasses import replace
 from statistics import geometric_mean
 
 import pytest
-from made_up import plan_of, rounds_of, write_journal
+from made_up import cells_of, plan_of, rounds_of, write_journal
 
+from bench.analysis import rows as rows_module
+from bench.analysis.rows import rate_to, rows_of, seed_noise, speed_of
 from bench.catalogue import Run
-from bench.judge.noise import AT_THE_END, LATER
-from bench.judge.rows import closest, rate_to, rows_of, seed_noise
 from bench.measure.journal import read_journal
+from bench.report.notes import rounds_note, significance_note
 from bench.report.tables import full_table, markdown
 
 
@@ -82,7 +81,7 @@ def test_errors(rows):
     assert (c.tok_per_sec, c.rounds, c.versus) == (100, 1, None)
     for row in (a, b, d):
         assert (row.tok_per_sec, row.val_loss, row.reserved_gb, row.record) == (None,) * 4
-        assert (row.verdict, row.memory_verdict, row.factor, row.share_of_peak) == (None,) * 4
+        assert (row.significance, row.factor, row.share_of_peak) == (None,) * 3
 
 
 # ---- Compared
@@ -105,79 +104,127 @@ def test_factors(rows):
             *rounds_of("last", *[418.0] * 4, loss=7.5, reserved_gb=1.25)]
     base, cores, broken, last = rows(plan, runs)
     assert (base.versus, base.baseline, base.factor, base.factor_baseline) == (None,) * 4
-    assert (base.verdict, base.memory_factor, base.loss_difference) == (None,) * 3
+    assert (base.significance, base.memory_factor, base.loss_difference) == (None,) * 3
     assert cores.factor == cores.factor_baseline == pytest.approx(mean_ratio(range(103, 107)))
-    assert (cores.verdict, cores.memory_verdict) == ("faster", "more")
+    assert (cores.significance, cores.memory_factor) == ("faster", pytest.approx(2))
     assert (broken.factor, broken.published_factor) == (None, 2.5)
     assert (last.versus, last.baseline) == (cores, base)
     assert (last.factor, last.factor_baseline) == pytest.approx(
         (mean_ratio([418] * 4, range(103, 107)), mean_ratio([418] * 4)))
     assert (last.published_factor, last.published_factor_baseline) == (4.0, 8.0)
     assert (last.loss_difference, last.loss_difference_baseline) == (-0.75, -0.5)
-    assert last.memory_factor == pytest.approx(0.5)
-    assert (last.memory_verdict, last.verdict) == ("less", "faster")
+    assert (last.memory_factor, last.significance) == (pytest.approx(0.5), "faster")
 
 
 def test_without_a_baseline(rows):
     base, cores, last = rows(plan_of(*"abc"), [dict(name="b"), dict(name="c")])
-    assert (seed_noise(base), cores.versus, cores.verdict) == (None, None, None)
-    assert (last.factor, last.factor_baseline, last.verdict) == (1, None, "not tested")
+    assert (seed_noise(base), cores.versus, cores.significance) == (None, None, None)
+    assert (last.factor, last.factor_baseline, last.significance) == (1, None, "not tested")
+
+
+def noisy(*speeds: float) -> list[dict]:
+    """Runs of "a", "b" and so on in four rounds, each row with about this speed and noise of its
+    own."""
+    return [run for name, speed, noise in zip("abcd", speeds, ((0, 4, -2, 1), (3, 1, 4, 0),
+                                                               (0, 1, 5, -4), (2, 2, 0, 3)),
+                                              strict=False)
+            for run in rounds_of(name, *(speed * (1 + part / 300) for part in noise))]
+
+
+def of_one_base(*names: str, **settings):
+    plan = plan_of(*names, **settings)
+    plan.runs = [run.but(compared_to=names[0] if run.name != names[0] else None)
+                 for run in plan.runs]
+    return plan
 
 
 def test_leave_one_out(rows):
-    """Factor and verdict of the technique are those of 01 over 01 without it."""
-    plan = plan_of("01", "without-a")
-    plan.runs[1] = plan.runs[1].but(without="a")
-    whole, without = rows(plan, [*rounds_of("01", *[800.0] * 4),
-                                 *rounds_of("without-a", *[400.0] * 4)])
-    assert (without.factor, without.technique_factor) == pytest.approx((0.5, 2.0))
-    assert without.verdict == "faster" and without.interval() == pytest.approx((2.0, 2.0))
-    assert (whole.technique_factor, whole.verdict) == (None, None)
+    """Factor and significance of the technique are those of 01 over 01 without it."""
+    plan = of_one_base(*"abc")
+    plan.runs[1:] = [run.but(without=run.name) for run in plan.runs[1:]]
+    whole, without, same = rows(plan, noisy(800, 400, 800))
+    assert (without.factor, without.technique_factor) == pytest.approx((0.5, 2.0), rel=0.01)
+    low, high = without.interval()
+    assert without.significance == "faster" and low < without.technique_factor < high
+    assert (whole.technique_factor, whole.significance) == (None, None)
+    assert same.significance == "no significant change"
 
 
 def test_interval_and_the_least_that_is_seen(rows):
-    """A factor of a row without a verdict lies below what would have had one; its interval holds
-    it. Extra runs of the baseline make it narrower."""
-    plan = plan_of("a", "b", "c", rounds=4)
-    plan.runs = [run.but(compared_to="a" if run.name != "a" else None) for run in plan.runs]
-    runs = [*rounds_of("a", 100.0, 104.0, 98.0, 101.0), *rounds_of("b", 103.0, 101.0, 104.0, 100.0),
-            *rounds_of("c", 300.0, 301.0, 305.0, 296.0)]
+    """A factor that isn't significant lies below what would be; its interval holds it. Extra runs
+    of the baseline make it narrower."""
+    plan, runs = of_one_base(*"abc", rounds=4), noisy(100, 101, 300)
     _, b, c = rows(plan, runs)
-    assert (b.verdict, c.verdict) == ("no significant change", "faster")
+    assert (b.significance, c.significance) == ("no significant change", "faster")
     low, high = b.interval()
     assert low < 1 < b.factor < min(high, b.least())
     assert c.interval()[0] > c.least() > 1
     plan.seed_noise = 2
-    runs += [dict(name="a", round=number, seed=123 + number * 2 + k, speed=100.0 + number + k)
+    runs += [dict(name="a", round=number, seed=123 + number * 2 + k, speed=100.0 + k / 10)
              for number in range(1, 5) for k in (0, 1)]
     _, more, _ = rows(plan, runs)
     assert more.interval()[1] - more.interval()[0] < high - low
 
 
-def test_a_look_before_the_end_is_paid_for(rows):
-    """And one after more rounds than were planned."""
-    plan = plan_of("a", "b", rounds=5)
-    runs = [*rounds_of("a", *[100.0] * 4), *rounds_of("b", *[200.0] * 4)]
-    early, _ = rows(plan, runs)
-    done, _ = rows(replace(plan, rounds=4), runs)
-    again, _ = rows(replace(plan, rounds=4, looks=3), runs)
-    assert [row.rows.level for row in (early, done, again)] == [LATER / 2, AT_THE_END, LATER / 4]
+@pytest.mark.parametrize(("names", "rounds"), [("ab", 4), ("abc", 1)])
+def test_a_factor_alone(rows, names, rounds):
+    """Of two rows, and in a single round, without interval or significance."""
+    runs = [run for run in noisy(100, 200, 300) if run["name"] in names and run["round"] <= rounds]
+    b = rows(plan_of(*names), runs)[1]
+    assert b.factor == pytest.approx(2, rel=0.02)
+    assert (b.interval(), b.least(), b.significance) == (None, None, "not tested")
 
 
-def test_the_rows_that_have_more_rounds(tmp_path):
-    """Those nearest to a verdict after the whole rounds, and what they are compared to; what came
-    later doesn't change the choice."""
-    names, draw = "abcdefg", random.Random(0)
-    plan = plan_of(*names, rounds=6, whole_rounds=3, close=["a", "b"])
-    speeds = dict(zip(names, (100, 300, 300, 309, 309, 309, 309), strict=True))
-    runs = [dict(name=name, round=number, speed=speed * draw.gauss(1, 0.01))
-            for number in range(1, 4) for name, speed in speeds.items()]
-    later = [dict(name=name, round=4, speed=speed) for name, speed in
-             dict.fromkeys(names, 1.0).items()]
-    for made in (runs, [*runs, *later]):
-        path = write_journal(tmp_path / str(len(made)), "a", plan, made)
+def test_a_failed_run_leaves_its_row_out_of_the_test(rows):
+    """Never its round; the factor is over the rounds that are there, and a note names the row."""
+    plan, runs = of_one_base(*"abcd", rounds=4), noisy(100, 200, 300, 400)
+    runs = [run for run in runs if (run["name"], run["round"]) != ("d", 4)]
+    failed = rows(plan, [*runs, dict(name="d", round=4, error="failed: it broke")])
+    three = rows(of_one_base(*"abc", rounds=4), [run for run in runs if run["name"] != "d"])
+    assert failed[0].rows.judged(speed_of) == three[0].rows.judged(speed_of)
+    assert failed[0].rows.judged(speed_of).rounds == [1, 2, 3, 4]
+    d = failed[3]
+    assert (d.significance, d.interval(), d.factor) == ("not tested", None, pytest.approx(4, 0.02))
+    assert "failed: `d`" in significance_note(failed)
+    assert "failed" not in significance_note(three)
+
+
+def test_some_rows_have_more_rounds(rows):
+    """As in older journals: all are compared by the rounds that all have, medians are of all."""
+    plan, runs = of_one_base(*"abc", rounds=4), noisy(100, 200, 300)
+    more = [dict(name=name, round=number, speed=50.0) for name in "ab" for number in range(5, 10)]
+    before, after = rows(plan, runs), rows(plan, runs + more)
+    assert after[0].rows.judged(speed_of) == before[0].rows.judged(speed_of)
+    assert (after[1].factor, after[1].tok_per_sec) == (before[1].factor, 50)
+    assert "by the 4 rounds that all have" in significance_note(after)
+
+
+def test_a_column_is_judged_once(rows, monkeypatch):
+    calls = []
+    monkeypatch.setattr(rows_module, "estimates", lambda logs: calls.append(logs) or {})
+    for row in rows(of_one_base(*"abc"), noisy(100, 200, 300)):
+        assert (row.factor, row.factor_baseline, row.memory_factor, row.interval()) != ()
+        assert row.significance in (None, "not tested")
+    assert len(calls) == 1
+
+
+def test_memory_is_not_tested(rows):
+    runs = [run | dict(reserved_gb=gb) for run, gb in zip(
+        noisy(100, 100, 100), 4 * [2.0] + 8 * [1.0], strict=True)]
+    table = markdown(full_table(rows(of_one_base(*"abc"), runs)))
+    assert cells_of(table)["b"]["× GB"] == "0.50" and "**" not in table
+    assert "memory" not in cells_of(table)["b"]
+
+
+def test_added_rounds_are_told(tmp_path):
+    """Not those that follow a single one, in which nothing can be significant."""
+    for planned, says in ((2, "4 rounds (2 planned, 2 added)"), (1, "4 rounds"), (4, "4 rounds")):
+        folder, runs = tmp_path / str(planned), noisy(100, 200, 300)
+        write_journal(folder, "a", plan_of(*"abc", rounds=planned),
+                      [run for run in runs if run["round"] <= max(2, planned)])
+        path = write_journal(folder, "a", plan_of(*"abc", rounds=4), runs)
         (measured,) = read_journal(path)
-        assert {"c", "d"} < {*closest(measured)} and "a" not in closest(measured)
+        assert rounds_note(measured, rows_of(measured)) == says
 
 
 @pytest.mark.parametrize(("losses", "other", "noise", "within"), [
@@ -251,15 +298,23 @@ def test_the_largest_memory_of_all_rounds_decides(tmp_path):
     assert measured.why_not(second.run).text.startswith("not tried: 2 times the 4.0 GB of size a")
 
 
-@pytest.mark.parametrize(("misses", "says"), [("", "faster"), ("a", "not tested"),
-                                              ("b", "not tested")])
-def test_time_verdict(rows, misses, says):
-    """A script that reaches the target in its good seeds alone, or is compared to one that does,
-    has neither verdict, nor factor, nor interval."""
-    plan = plan_of("a", "b", targets={"best": 7.5}, new_seeds=True)
-    runs = [dict(name=name, round=k, speed=speed + k, loss=9.0 if (name, k) == (misses, 1) else 7.0)
-            for name, speed in (("a", 100.0), ("b", 300.0)) for k in range(1, 6)]
-    _, b = rows(plan, runs)
-    rate = rate_to(7.5)
-    assert b.verdict_on(rate) == says
-    assert (b.factor_of(rate, b.versus) is None) == (b.interval(rate) is None) == bool(misses)
+@pytest.mark.parametrize(("misses", "sign"), [("", ""), ("a", "> "), ("b", "< "), ("ab", None)])
+def test_speedup_to_a_target(rows, misses, sign):
+    """By pairs of one seed. Where a run misses the target, the speedup is a bound, and isn't
+    tested: the other runs alone would flatter the row."""
+    plan = of_one_base(*"abc", targets={"best": 7.5}, new_seeds=True)
+    runs = [run | dict(loss=9.0 if run["name"] in misses and run["round"] == 1 else 7.0)
+            for run in noisy(100, 300, 200)]
+    a, b, c = rows(plan, runs)
+    assert b.significance_of(rate_to(7.5)) == ("not tested" if misses else "faster")
+    assert (b.interval(rate_to(7.5)) is None) == bool(misses)
+    if sign is None:
+        assert b.speedup_to(7.5) is None
+    else:
+        told, factor = b.speedup_to(7.5)
+        seconds = [[time for _, time in row.times_to(7.5)] for row in (a, b)]
+        for row, times in zip((a, b), seconds, strict=True):
+            if row.run.name in misses:
+                times[0] = row.by_round[1].train_seconds
+        assert (told, factor) == (sign, pytest.approx(mean_ratio(*seconds)))
+    assert a.speedup_to(7.5) is None

@@ -3,7 +3,6 @@ runs in place of real ones."""
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -27,9 +26,9 @@ from made_up import (
 )
 
 from bench import common, processes
+from bench.analysis.rows import rows_of
 from bench.catalogue import Run
 from bench.common import ELSEWHERE, UserError, sha256
-from bench.judge.rows import rows_of
 from bench.measure import lengths, run
 from bench.measure.estimates import in_words, seconds_left, time_left, within_memory
 from bench.measure.journal import data_of, journal_of, read_journal
@@ -144,54 +143,34 @@ def test_runs_that_depend_on_smaller_ones_keep_their_order(monkeypatch, place):
     assert [name for name, *_ in place.run(plan, rounds=2)] == [*"abcdef"] * 2
 
 
-class TwoStages(Toy):
-    def plans(self, setup):
-        (plan,) = super().plans(setup)
-        yield from self.in_two_stages(plan)
-
-
-def test_two_stages(place):
-    """Three rounds of all, then as many runs as the other rounds have, of those nearest to a
-    verdict; more rounds later are another look."""
-    plan = place.plan(*"abcdef", seed_noise=1)
-    speeds = dict(zip("abcdef", (100, 200, 200, 200, 200, 200), strict=True))
-    draw = random.Random(1)
-
-    def measured(name):
-        return lambda *call: child(speed=speeds[name] * draw.gauss(1, 0.02))(*call)
-
-    place.children.does |= {name: measured(name) for name in speeds}
-    ran = place.run(TwoStages(plan), rounds=5)
-    assert [number for _, number, _ in ran[:21]] == [1] * 7 + [2] * 7 + [3] * 7
-    (kept,) = place.measured
-    names = {name for name, *_ in ran[21:]}
-    assert names == {*kept.plan.close} and 2 <= len(names) < 5 and "a" not in names
-    assert len(ran) - 21 == 14 // len(names) * len(names)
-    assert (kept.is_finished, kept.plan.looks, kept.plan.rounds) == (True, 1, 5)
-    more = place.run(TwoStages(plan), rounds=6, resume=True)
-    assert {name for name, *_ in more} == names and min(number for _, number, _ in more) > 5
-    (kept,) = place.measured
-    assert (kept.is_finished, kept.plan.looks) == (True, 2)
-    read = read_journal(place.path)[0].plan
-    assert (read.close, read.looks, read.whole_rounds) == (kept.plan.close, 2, 3)
-
-
-def test_a_look_is_one_at_whole_rounds_for_a_verdict(place, plan):
-    """The first round of a report is none."""
-    for rounds, looks in ((1, 1), (3, 1), (3, 1), (5, 2)):
+def test_rounds_that_are_added(place, plan):
+    """The journal tells how many were planned, but for the single first round of a report."""
+    for rounds, planned in ((1, None), (3, None), (3, None), (5, 3), (6, 3)):
         place.run(plan, rounds=rounds, resume=rounds > 1)
-        assert place.measured[0].plan.looks == looks
+        assert [each.planned for each in (*place.measured, *read_journal(place.path))] == [
+            planned] * 2
 
 
-@pytest.mark.parametrize("done, rounds, looks", [(2, 5, 1), (5, 3, 1), (5, 5, 2)])
-def test_more_rounds_of_an_interrupted_study(place, plan, done, rounds, looks):
+@pytest.mark.parametrize("done, rounds, planned", [(2, 5, None), (5, 3, None), (5, 5, 3)])
+def test_more_rounds_of_an_interrupted_study(place, plan, done, rounds, planned):
     """Who asks for them in its second round may have seen factors, in the first one none."""
     place.run(plan, rounds=3)
     lines = place.path.read_text().splitlines(keepends=True)
     ends = [number for number, line in enumerate(lines, 1) if '"event": "ran"' in line]
     place.path.write_text("".join(lines[:ends[done - 1]]))
     assert place.run(plan, rounds=rounds, resume=True)
-    assert place.measured[0].plan.looks == looks
+    assert place.measured[0].planned == planned
+
+
+def test_a_journal_of_two_stages_goes_on(place, plan):
+    """In older ones some of the runs went on after the rounds of all."""
+    ran = place.run(plan, rounds=2)
+    text = place.path.read_text()
+    place.path.write_text(text.replace(
+        '"rounds": 2', '"rounds": 5, "whole_rounds": 2, "close": ["b"], "looks": 2'))
+    (read,) = read_journal(place.path)
+    assert (read.plan.rounds, read.is_finished, len(read.results)) == (2, True, len(ran))
+    assert len(place.run(plan, rounds=3, resume=True)) == len(ran) // 2
 
 
 def test_rounds(place, plan, capsys):
@@ -506,9 +485,6 @@ def test_dry_run(place, plan, capsys):
         (True, True, False), (True, False, True), (False, True, False)]
     assert lines[-1] == "9 runs; no estimate yet: nothing is measured here"
     assert place.children.asked == []
-    run.dry_run(TwoStages(plan), place.setup, 5, resume=False)
-    assert capsys.readouterr().out.endswith(
-        "here\nthen 6 more at most, of the rows nearest to significance\n")
     plan.seconds = 10
     run.dry_run(Toy(plan), place.setup, 2, resume=False)
     assert "; --max-tokens follows from a rate that isn't measured\n" in capsys.readouterr().out
@@ -616,9 +592,6 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.
     (dict(torchrun=True), [*TORCHRUN, "--nproc_per_node=1"], {}),
     (dict(torchrun=True, processes=2, cores=2),
      [*TORCHRUN, "--nproc_per_node=2"], {"OMP_NUM_THREADS": "1"}),
-    (dict(torchrun=True, processes=2, mbit=200.0),
-     ["-m", "bench.measure.hosts", "200"],
-     {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}),
 ])
 def test_command(place, changes, launcher, variables):
     """A run's own options come last; its folders live as long as it does."""

@@ -8,7 +8,6 @@ from made_up import CPU, MACHINE, setup_of
 from bench import catalogue as scripts
 from bench.catalogue import Scripts, lacking, published
 from bench.common import ROOT, UserError
-from bench.studies.comparisons import Checkpoints
 from bench.studies.ladder import Ladder
 from bench.studies.stages import Stages
 from patches import stack
@@ -115,17 +114,6 @@ def test_a_script_of_its_own_is_a_file(catalogue, tmp_path):
     assert catalogue.text(tmp_path / "mine.py") == b"mine"
     with pytest.raises(stack.StackError):
         catalogue.text("no-such")
-
-
-def test_scripts_with_checkpoints(catalogue, tmp_path):
-    """A name says how it is put together, for whoever reads the journal later."""
-    runs = {run.name: run for run in Checkpoints().runs(setup_of(tmp_path))}
-    for stage in ("01", "02"):
-        name = f"{catalogue.stage(stage).name}-saved"
-        assert runs[name].script == f"{stage}+checkpoint-resume"
-        assert catalogue.text(runs[name].script) == stack.compose(
-            ["checkpoint-resume"], scripts.STAGES[stage])
-        assert runs[name].processes == catalogue.here(stage, CPU, []).processes
 
 
 def test_stages_may_be_edited(tmp_path, monkeypatch):

@@ -20,8 +20,8 @@ from made_up import (
 )
 
 from bench import processes
+from bench.analysis.rows import rows_of
 from bench.common import UserError
-from bench.judge.rows import rows_of
 from bench.report.tables import excerpts_of, found_in, text_of
 from bench.studies import search
 from bench.studies.search import Search, next_points, read_search, soonest

@@ -17,12 +17,11 @@ from bench.common import REFERENCE, UserError
 from bench.predict import speed, trace
 from bench.predict import store as predictions
 from bench.predict.allocator import Need
-from bench.predict.composed import composed
 from bench.predict.counting import is_aligned
 from bench.predict.speed import CARDS, Card, Work, named, read_cards, seconds, work_at
 from bench.predict.store import Prediction
 from bench.predict.tracing import ask
-from bench.report import accuracy, check, costs, gpus
+from bench.report import check, costs, gpus
 from bench.report.tables import markdown
 from bench.studies import all_studies
 from bench.studies.predict import measured
@@ -300,102 +299,6 @@ def test_aligned(rows, columns, aligned):
 # ---- Beside what was measured
 
 
-def test_the_published_ladder():
-    """As docs/predictions.md says, by two fitted constants of the published clock."""
-    rows = check.clock_table().rows
-    assert len(rows) == 12
-    for row in rows:
-        assert abs(row["error"]) < 0.065, row["label"]
-
-
-def test_others():
-    """The goal, as docs/predictions.md tells where it is reached and where not: a median error of
-    8 %, 90 % within 20 %. Their memory is right where ours isn't set by its evaluation."""
-    rows = accuracy.judged()
-    one, rest = ([row for row in rows if (row["source"] == accuracy.ONE_PROGRAM) is same]
-                 for same in (True, False))
-    assert len(one) == 40 and len({row["card"] for row in one}) == 20 and len(rest) == 32
-    for some, limit, near in ((one, 0.08, 0.9), (rest, 0.1, 0.8), (rows, 0.085, 0.9)):
-        told = accuracy.figures_of(some)
-        assert told["median"] < limit and told["near"] >= near and told["inside"] >= 0.9
-    assert len(accuracy.others()) == 91
-    assert [len({row[name] for row in rows}) for name in ("program", "card")] == [6, 26]
-    table = check.others_memory_table()
-    assert len(table.rows) == 4
-    for row in table.rows:
-        error = float(table.columns[-1].cell(row).rstrip("%"))
-        assert abs(error) < 2, row
-
-
-def test_accuracy_by_class():
-    """Every class that has figures, each figure once; the last row is all."""
-    *classes, whole = accuracy.accuracy_table().rows
-    assert whole["kind"] == "all" and whole["one"]["count"] + whole["rest"]["count"] == 72
-    for prefix in ("one", "rest"):
-        assert sum(line[prefix].get("count", 0) for line in classes) == whole[prefix]["count"]
-    assert {line["kind"] for line in classes} == set(speed.RANGES) - {"before 8.0"}
-    assert len({(line["kind"], line["script"]) for line in classes}) == len(classes) == 10
-    cells = accuracy.others_table().rows
-    assert sum(len(each) for line in cells for each in line["figures"].values()) == 91
-    assert sum(line["all"].count("%)") for line in cells if line["unsure"]) == 91 - 72
-
-
-def test_constants_without_one_program():
-    """None is better fitted, for programs that it isn't fitted to; all stand as before."""
-    before = {name: getattr(speed, name) for name in accuracy.GRID}
-    lines = accuracy.left_out_table().rows
-    assert len(lines) == len(accuracy.GRID) and before == {
-        name: getattr(speed, name) for name in accuracy.GRID}
-    for line in lines:
-        assert line["after"] > line["before"] - 0.002, line["name"]
-
-
-def test_programs_that_are_composed():
-    """By what is counted: two bytes more for a number in float32; what a compiled step doesn't
-    move; a vocabulary that isn't padded."""
-    rung = kept("06-native-layers")
-
-    def step(known: Prediction, kind: str, products: bool) -> Work:
-        (found,) = (each for each in known.works[16]["step"]
-                    if each.kind == kind and bool(each.flops) is products)
-        return found
-
-    wide = composed(rung, ["TF32"])
-    assert step(wide, "products", True).precision == "TF32"
-    assert step(wide, "rest", False).size == 2 * step(rung, "rest", False).size
-    dry = composed(rung, ["no dropout"])
-    for kind in ("attention", "rest"):
-        assert 0.8 < step(dry, kind, False).size / step(rung, kind, False).size < 1
-    cast = composed(rung, ["no dropout", "autocast"])
-    assert step(dry, "rest", False).size < step(cast, "rest", False).size < step(
-        composed(dry, ["TF32"]), "rest", False).size
-    assert not step(composed(rung, ["unaligned head"]), "head", True).is_aligned
-    own = kept("precision-autocast@13-loss-in-graph", "--dropout", "0")
-    by_hand = composed(own, ["attention by hand"], rung)
-    assert step(by_hand, "attention", True) == step(rung, "attention", True)
-    assert step(by_hand, "attention", False).size < 0.5 * step(rung, "attention", False).size
-    assert step(composed(own, ["foreach"]), "optimizer", False).size == 3 * step(
-        own, "optimizer", False).size
-    assert by_hand.works[16]["evaluation"] == own.works[16]["evaluation"]
-
-
-def test_cpus():
-    """Up to three times too fast, as docs/predictions.md says and explains; but 00 isn't taken for
-    faster than what gained much."""
-    ladders = check.cpu_ladders()
-    assert ladders
-    for _, rows in ladders:
-        predicted = {row["label"]: row["predicted"] for row in rows}
-        for row in rows:
-            assert -0.2 < row["error"] < 2.1, row["label"]
-        if "5 bfloat16" in predicted:  # else in float32, for which nothing is predicted
-            assert predicted["0 baseline"] < 0.5 * predicted["5 bfloat16"] < predicted[
-                "13 loss in graph"]
-    beside = check.cpu_table()
-    assert sum(len(row) - 1 for row in beside.rows) == sum(len(rows) for _, rows in ladders)
-    assert len(beside.columns) == 1 + 3 * len(ladders)
-
-
 def test_own_gpus():
     """Speeds are within 15 % (four were fitted to), and memory but for what the page explains."""
     rows = check.gpu_table(REFERENCE / "nvidia-h100").rows
@@ -419,7 +322,7 @@ def test_expected():
 
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(check, "kept", lambda *_: None)
-    for table in (check.clock_table, accuracy.others_table, check.where_table, gpus.cards_table):
+    for table in (check.memory_table, check.where_table, gpus.cards_table):
         with pytest.raises(UserError, match="lacks"):
             markdown(table())
 

@@ -552,8 +552,8 @@ def test_edit_of_01_becomes_a_technique(tree):
 @pytest.mark.parametrize("file, base, slot, following, more", [
     (LAST, "01_opt_single_gpu", "data", study("variants --names data-trial"), []),
     (LAST, "01_opt_single_gpu", "data", study("variants --names data-trial"), ["--base", "01"]),
-    (DDP, "02_opt_multi_gpu_ddp", "ddp", study("ddp"), ["--base", "02"]),
-    (DDP, "02_opt_multi_gpu_ddp", "parallel", study("sharded"), ["--base", "02"]),
+    (DDP, "02_opt_multi_gpu_ddp", "ddp", study("variants ddp"), ["--base", "02"]),
+    (DDP, "02_opt_multi_gpu_ddp", "parallel", study("variants parallel"), ["--base", "02"]),
     (DDP, "02_opt_multi_gpu_ddp", "link", [  # of a slot that no study measures
         "python patches/stack.py verify", "python patches/stack.py write link-trial",
         "torchrun --standalone --local-addr 127.0.0.1 --nproc_per_node=2"

@@ -23,18 +23,18 @@ from made_up import (
 from matplotlib import pyplot as plt
 
 from bench import processes
+from bench.analysis.rows import rows_of
 from bench.audit.gains import gains_of
 from bench.catalogue import Scripts
 from bench.common import UserError
-from bench.judge.rows import rows_of
 from bench.measure import lengths
 from bench.measure.child import HANG_SECONDS
-from bench.measure.plan import Plan
+from bench.measure.plan import SCRATCH, Plan
 from bench.report import cards, look, waterfall
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, found_in, markdown, picture_name, tables_of, text_of
 from bench.studies import all_studies, search
-from bench.studies.compile_modes import pays_from
+from bench.studies.variants import pays_from
 
 STUDIES = {name: study for name, study in all_studies().items() if study.runs_scripts}
 SCRIPTS = Scripts()
@@ -42,8 +42,7 @@ GPUS = MACHINE | dict(gpus=4)
 CASES = [(name, line, machine) for name, study in STUDIES.items() for line in study.in_report
          for machine in (CPU, MACHINE, GPUS)]
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
-NO_PICTURE = {"checkpoints", "compile-modes", "ddp", "identical", "leave-one-out", "profile",
-              "search", "trainer"}
+NO_PICTURE = {"leave-one-out", "profile", "search"}
 
 
 @pytest.fixture(autouse=True)
@@ -383,17 +382,9 @@ def test_ladder_picture(tmp_path):
     assert study.draw(measured, rows_of(measured)) is None
 
 
-def test_a_larger_model_shared_out(tmp_path):
-    line = "--model gpt2-medium"
-    plan = plan_for(tmp_path, "sharded", line, GPUS)
-    assert (plan.kind, plan.tokens) == ("gpt2-medium", 131_072)
-    assert plan.options == ["--model", "gpt2-medium", "--batch-size", "8"]
-    assert plan_for(tmp_path, "sharded", line).options[-1] == "--no-compile"
-
-
 def test_trainer(tmp_path):
     def options(machine) -> list[tuple]:
-        return [run.options for run in plan_for(tmp_path, "trainer", machine=machine).runs[1:]]
+        return [run.options for run in plan_for(tmp_path, "variants", "trainer", machine).runs[1:]]
 
     assert options(CPU)[0] == ("--per_device_train_batch_size", "8")
     assert options(CPU)[-1][-1] == "--huge_pages" and len(options(CPU)) == 5
@@ -432,109 +423,54 @@ def test_pays_from(cost, other, step):
     assert pays_from(cost, other) == step
 
 
-def modes(plan: Plan, seconds: dict[str, tuple[float, float]], **config) -> dict:
-    """Events of runs with such a first step and such others, by their modes."""
-    events = {}
-    for run in plan.runs:
-        if run.mode in seconds:
-            first, step = seconds[run.mode]
-            config = dict(batch_size=8) | config  # 2,048 tokens a step
-            events[run.name] = record_events(run.name, 2048 / step, config=config)
-            events[run.name][1]["seconds"] = [first]
-    return events
-
-
-def test_compile_modes(tmp_path):
+def test_the_compilers_modes(tmp_path):
     """One mode pays from step 50 on, one never; the first step of none is as any other."""
-    study, plan = STUDIES["compile-modes"], plan_for(tmp_path, "compile-modes")
-    first, default, *_, graphs = plan.runs
-    assert (first.label, first.options) == ("none", ("--no-compile",))
-    assert {run.compared_to for run in plan.runs[1:]} == {first.name}
-    assert default.label == "default" and graphs.error == "needs an NVIDIA GPU"
-    assert (plan.tokens, plan.epochs) == (16_384, None)
-    events = modes(plan, dict(none=(1.0, 1.0), default=(25.5, 0.5), eager=(3.0, 2.0)))
-    measured = measured_with(plan, events)
-    cells = cells_of(text := text_of(study, measured))
-    assert cells["none"]["compiling, s"] == "0.0" and cells["none"]["s/step"] == "1.000"
-    assert cells["default"]["compiling, s"] == "25.0" and cells["default"]["s/step"] == "0.500"
-    assert [cells[mode]["beats no compiler from step"]
-            for mode in ("none", "default", "eager")] == ["", "50", "never"]
-    assert cells["eager"]["beats default from step"] == "never"
+    study, plan = STUDIES["variants"], plan_for(tmp_path, "variants", "compile")
+    assert plan.kind == "compile"
+    (plain,) = (run.name for run in plan.runs if "--no-compile" in run.options)
+    (slow,) = (run.name for run in plan.runs if run.options[-1:] == ("max-autotune",))
+    events = {}
+    for name, first, step in (
+            (plain, 1.0, 1.0), (plan.runs[0].name, 25.5, 0.5), (slow, 3.0, 2.0)):
+        events[name] = record_events(name, 2048 / step, config=dict(batch_size=8))
+        events[name][1]["seconds"] = [first]
+    cells = cells_of(text_of(study, measured_with(plan, events)))
+    none, default, other = (cells[label] for label in (
+        "compile-mode --no-compile", "01", "compile-mode --compile-mode max-autotune"))
+    assert (none["compiling, s"], default["compiling, s"]) == ("0.0", "25.0")
+    assert (none["s/step"], default["s/step"]) == ("1.000", "0.500")
+    assert [row["beats no compiler from step"] for row in (none, default, other)] == [
+        "", "50", "never"]
     # 390 windows are 48 steps an epoch.
-    assert [cells[mode]["5 epochs, s"] for mode in ("none", "default")] == ["240", "145"]
-    assert (cells["default"]["× over no compiler"], cells["default"]["study"]) == ("1.66", "2.13")
-    assert cells["cudagraphs"]["× speed"] == "needs an NVIDIA GPU"
-    assert "5 epochs are compiling and the seconds of 240 steps" in text
+    assert (none["5 epochs, s"], default["5 epochs, s"]) == ("240", "145")
+    assert default["× over no compiler"] == "1.66"
 
 
-def test_compile_modes_on_a_gpu(tmp_path):
-    """Whole epochs are run, unless the options say how long."""
-    study, plan = STUDIES["compile-modes"], plan_for(tmp_path, "compile-modes", machine=MACHINE)
-    assert (plan.whole, plan.epochs, plan.tokens) == (True, 5, None)
-    seconds = dict(none=(1.0, 1.0), default=(25.5, 0.5))
-    measured = measured_with(plan, modes(plan, seconds, compile=False), MACHINE)
-    cells = cells_of(text := text_of(study, measured))
-    assert (cells["none"]["5 epochs, s"], cells["default"]["5 epochs, s"]) == ("8", "29")
-    assert [cells[mode]["× speed"] for mode in ("none", "default")] == [
-        "", "torch.compile doesn't work here"]
-    assert "The 5 epochs were run: 240 steps." in text
-    setup = setup_for(tmp_path, "compile-modes", machine=MACHINE)
-    setup.args.max_tokens = 4096
-    plan = next(study.plans(setup))
-    text = text_of(study, measured_with(plan, modes(plan, seconds), MACHINE))
-    assert plan.tokens == 4096 and "The 5 epochs were run" not in text
-    assert cells_of(text)["none"]["5 epochs, s"] == "240"
-
-
-@pytest.mark.parametrize(("machine", "untuned"), [
-    (MACHINE | dict(multiprocessors=40), True), (MACHINE | dict(multiprocessors=68), False),
-    (MACHINE | dict(multiprocessors=40, cuda=None), False),  # ROCm has another rule
-    (MACHINE, False), (CPU | dict(multiprocessors=None), False)])
-def test_max_autotune_on_a_small_gpu(tmp_path, machine, untuned):
-    """PyTorch doesn't tune products there: rows and a note say so."""
-    study, plan = STUDIES["compile-modes"], plan_for(tmp_path, "compile-modes", machine=machine)
-    seconds = {run.mode: (2.0, 1.0) for run in plan.runs if not run.error}
-    cells = cells_of(text := text_of(study, measured_with(plan, modes(plan, seconds), machine)))
-    assert [mode for mode in cells if "products not tuned" in mode] == [
-        f"{mode}, products not tuned" for mode in ("max-autotune-no-cudagraphs", "max-autotune")
-        if untuned]
-    assert ("This GPU has 40 multiprocessors. Below 68 PyTorch doesn't tune" in text) is untuned
+def test_groups_of_variants(tmp_path):
+    """02's groups are compared with 02; checkpoints go to a folder of the run's own."""
+    for group in ("ddp", "parallel"):
+        first, *others = plan_for(tmp_path, "variants", group).runs
+        assert first.script == "02" and others
+        assert all(run.script.startswith(group) for run in others)
+    first, *others = plan_for(tmp_path, "variants", "checkpoint").runs
+    assert first.script == "01" and all(SCRATCH in run.options for run in others)
+    assert {run.script for run in plan_for(tmp_path, "variants").runs}.isdisjoint(
+        {"compile-mode", "checkpoint-resume"})
+    with pytest.raises(UserError, match="^--names and a group"):
+        plan_for(tmp_path, "variants", "ddp --names optimizer-muon")
 
 
 def test_a_cold_max_autotune_has_the_time_it_takes(tmp_path):
     """It isn't ended as one that hangs after ten minutes."""
-    setup = setup_for(tmp_path, "compile-modes", machine=MACHINE)
-    plan = next(STUDIES["compile-modes"].plans(setup))
+    setup = setup_for(tmp_path, "variants", "compile", machine=MACHINE)
+    plan = next(STUDIES["variants"].plans(setup))
     config = dict(batch_size=32, context_length=1024, learning_rate=1e-3, compile=True)
-    runs = {run.name: run.mode for run in plan.runs if not run.error}
-    found = lengths.lengths_of(plan, setup, dict.fromkeys(runs, config), PEAK)
-    limit = {runs[name]: HANG_SECONDS + 5 * each.seconds for name, each in found.items()}
-    tuned = {mode for mode in limit if "max-autotune" in mode}
-    assert tuned == {"max-autotune-no-cudagraphs", "max-autotune"}
-    assert all((limit[mode] > limit["default"] + 1200) is (mode in tuned) for mode in limit)
-
-
-# ---- Checkpoints
-
-
-def test_what_a_checkpoint_costs(tmp_path):
-    plan = plan_for(tmp_path, "checkpoints")
-    alone, saved = (run.name for run in plan.runs[:2])
-    assert [run.compared_to for run in plan.runs] == [None, alone, alone] + [
-        None, plan.runs[3].name, plan.runs[3].name]
-    assert plan.runs[2].options[-1] == "--checkpoint-async" and plan.runs[3].processes == 2
-    events = {name: record_events(name, config=dict(batch_size=8, checkpoint_every=4),
-                                   avg_tok_per_sec=speed)
-              for name, speed in ((alone, 2048.0), (saved, 1024.0))}
-    events[saved][-1:-1] = [dict(event="checkpoint", step=4, seconds=seconds)
-                            for seconds in (1.0, 2.0, 9.0)]
-    cells = cells_of(text_of(STUDIES["checkpoints"], measured_with(plan, events)))
-    # 2 s of waiting and 4 s of slower steps; a step takes 1 s without checkpoints.
-    assert cells["01, saved"]["s per save"] == "2.00"
-    assert cells["01, saved"]["slower steps, s"] == "4.00"
-    for steps in (10, 50, 200):
-        assert cells["01, saved"][f"share, every {steps}"] == f"{6 / (6 + steps):.1%}"
-    assert cells["01"]["s per save"] == ""
+    runs = {run.name: run.label for run in plan.runs if not run.error}
+    limits = {runs[name]: HANG_SECONDS + 5 * length.seconds for name, length in lengths.lengths_of(
+        plan, setup, dict.fromkeys(runs, config), PEAK).items()}
+    tuned = {label for label in limits if "max-autotune" in label}
+    assert len(tuned) == 2
+    assert all((limits[label] > limits["01"] + 1200) is (label in tuned) for label in limits)
 
 
 # ---- Variants by their names
@@ -578,20 +514,10 @@ def test_sweeps(tmp_path):
     assert plan.kind == "context-00" and ends[0].name.startswith("00_orig-context-256")
     assert [run.label for run in ends] == ["context 256, batch 128", "context 16384, batch 2"]
     assert ends[1].options == ("--context-length", "16384", "--batch-size", "2")
-    plan = plan_for(tmp_path, "sweep", "model")
-    assert (plan.kind, plan.rounds, plan.memory_limit_gb) == ("model-batch", 1, 4.0)
-    assert (plan.tokens, plan.seconds, plan.options[-1]) == (1, 0, "--no-compile")
-    assert "--no-compile" not in plan_for(tmp_path, "sweep", "model --stage 00").options
-    before = {run.label: run.after for run in plan.runs}
-    assert before["cpu-demo, batch 1"] is None
-    assert before["cpu-demo, batch 4"] == "01_opt_single_gpu-cpu-demo-batch-1"
-    # A model is tried only where the smaller one's smallest batch fits.
-    assert before["gpt2, batch 1"] == "01_opt_single_gpu-cpu-demo-batch-1"
-    assert before["gpt2-medium, batch 1"] == "01_opt_single_gpu-gpt2-batch-1"
 
 
 @pytest.mark.parametrize(("kind", "options"), [
-    ("batch", ["--batch-size", "4"]), ("context", ["--batch-size=4"]), ("model", ["--model=gpt2"])])
+    ("batch", ["--batch-size", "4"]), ("context", ["--batch-size=4"])])
 def test_options_that_the_sweep_sets(tmp_path, kind, options):
     with pytest.raises(UserError, match=f"^{options[0].split('=')[0]} is set by the sweep itself"):
         plan_for(tmp_path, "sweep", kind, options=options)
@@ -604,38 +530,8 @@ def test_a_sweep_where_no_memory_is_known(tmp_path):
     measured = measured_with(plan, {run.name: record_events(run.name, reserved_gb=None)
                                     for run in plan.runs[:3]}, MACHINE)
     figure = study.draw(measured, rows_of(measured))
-    (title, *_) = [text for text in shown(figure) if "times as fast" in text]
+    (title, *_) = [text for text in shown(figure) if "the speed varies" in text]
     assert "memory" not in title and picture_bytes(figure, "png")
-
-
-def test_each_model_at_its_best_batch(tmp_path):
-    speeds = {("cpu-demo", 1): 100, ("cpu-demo", 4): 150, ("cpu-demo", 16): 140, ("gpt2", 1): 20}
-
-    def runs_of(plan: Plan) -> list[dict]:
-        if plan.kind == "model":
-            return []
-        found = []
-        for run in plan.runs:
-            speed = speeds.get((run.options[1], int(run.options[3])))
-            if speed or run.label in ("gpt2, batch 4", "gpt2-medium, batch 1"):
-                found.append(dict(name=run.name, speed=speed, reserved_gb=0.1,
-                                  error=None if speed else "out of memory"))
-        return found
-
-    study = STUDIES["sweep"]
-    (_, sizes), (plan, _) = carry_out(study, setup_for(tmp_path, "sweep", "model"), runs_of)
-    assert (plan.kind, plan.rounds) == ("model", None)
-    assert [(run.label, run.after, run.error) for run in plan.runs] == [
-        ("cpu-demo, batch 4", None, None), ("gpt2, batch 1", None, None),
-        ("gpt2-medium, batch 1", None, "failed: out of memory")]
-    assert plan.runs[0].options == ("--model", "cpu-demo", "--batch-size", "4")
-    assert [row.error for row in sizes[5:]] == [
-        "not tried, since gpt2, batch 4 failed", "failed: out of memory",
-        *["not tried, since gpt2-medium, batch 1 failed"] * 2]
-    ((measured, rows), *_) = found_in(tmp_path, "sweep")
-    assert study.draw(measured, rows) is None  # only its result has a picture
-    labels = list(cells_of(text_of(study, measured)))
-    assert labels[4:] == ["gpt2, batch 4", "gpt2-medium, batch 1"]  # what isn't tried isn't told
 
 
 @pytest.mark.parametrize(("memory", "told"), [

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from made_up import MACHINE, cells_of, plan_of, rounds_of, write_journal, write_record
 
+from bench.analysis.rows import rows_of
 from bench.catalogue import Scripts
 from bench.common import sha256
-from bench.judge.rows import rows_of
 from bench.measure.journal import read_journal
 from bench.predict import fingerprint
 from bench.report.notes import full_notes, versions_note

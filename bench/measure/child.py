@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from bench import processes
-from bench.common import BUILD, ROOT, UserError, remove_built, sha256
+from bench.common import BUILD, UserError, remove_built, sha256
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
 from bench.measure.lengths import Length
 from bench.measure.plan import SCRATCH, Job, Plan, Setup
@@ -22,9 +22,7 @@ HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs
 
 def command_of(job: Job, plan: Plan, setup: Setup, length: Length, scratch: Path) -> list:
     run, launcher = job.run, []
-    if run.mbit:
-        launcher = ["-m", "bench.measure.hosts", f"{run.mbit:g}"]
-    elif run.torchrun:
+    if run.torchrun:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr",
                     "127.0.0.1", f"--nproc_per_node={run.processes}"]
     options = [scratch if part == SCRATCH else part for part in run.options]
@@ -52,8 +50,6 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
     environment: dict = dict(TORCHINDUCTOR_CACHE_DIR=str(cache),
                              TRITON_CACHE_DIR=str(cache / "triton"))
     environment |= study.environment
-    if run.mbit:
-        environment["PYTHONPATH"] = str(ROOT)  # for the module that makes the hosts
     if run.processes > 1:
         environment["OMP_NUM_THREADS"] = "1"  # as torchrun would set it, and say so
     BUILD.mkdir(parents=True, exist_ok=True)

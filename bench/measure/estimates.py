@@ -16,7 +16,7 @@ def time_left(jobs: list[Job], measured: Measured, expected: dict[str, Length], 
     plan, results = measured.plan, measured.results
     seconds = (seconds_left(within_memory(jobs, results, plan), results, expected)
                + ahead * correction(results, expected))
-    if plan.memory_limit_gb or not plan.is_chosen:  # more may fit, or be close
+    if plan.memory_limit_gb:  # more may fit
         return f"{in_words(seconds)} or more"
     most = seconds and (ahead or may_end_early(plan))
     return f"at most {in_words(seconds)}" if most else in_words(seconds)

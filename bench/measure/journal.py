@@ -96,10 +96,18 @@ class Measured:
     steps: dict[str, str | None] = field(default_factory=dict)  # those of the runs' scripts
     results: list[Result] = field(default_factory=list)
     folder: Path = Path()  # in which the journal lies
+    planned: int | None = None  # rounds, where more were added after some had results
 
     def add(self, result: Result) -> None:
         """Adds a result; a run that is tried again replaces the earlier one."""
         self.results = [each for each in self.results if each.key != result.key] + [result]
+
+    def rounds_before(self, rounds: int | None) -> int | None:
+        """How many rounds were planned, if there are `rounds` now and speedups could be seen before
+        some of them were added; else None."""
+        could_be_seen = any(result.round > 1 for result in self.results)
+        added = could_be_seen and 1 < (self.plan.rounds or 1) < (rounds or 1)
+        return self.planned or (self.plan.rounds if added else None)
 
     def stands(self, result: Result) -> bool:
         """Whether a run is of the script that this measures: of the same training step, or, where
@@ -181,7 +189,7 @@ class Measured:
         failed = {result.name for result in self.results if not result.outcome.complete}
         done = {result.key for result in self.results} | {
             job.key for job in self.plan.jobs() if job.run.name in failed}
-        return self.plan.is_chosen and all(job.key in done for job in self.plan.jobs())
+        return all(job.key in done for job in self.plan.jobs())
 
     @property
     def has_figures(self) -> bool:
@@ -213,10 +221,11 @@ def read_journal(path: Path) -> list[Measured]:
             kind = event["event"]
             if kind == "study":
                 run, header = None, fields_of(dict(steps={}) | event, HEADER)
-                results = found[event["id"]].results if event["id"] in found else []
-                each = Measured(**header, plan=Plan.from_json(event["plan"]), results=results,
-                                folder=path.parent)
-                found.pop(each.id, None)  # the newest comes last
+                plan = Plan.from_json(event["plan"])
+                each = Measured(**header, plan=plan, folder=path.parent)
+                if earlier := found.pop(each.id, None):  # the newest comes last
+                    each.results, each.planned = (
+                        earlier.results, earlier.rounds_before(plan.rounds))
                 found[each.id] = each
             elif kind == "run":
                 found[fields_of(event, RUN)["id"]]  # noqa: B018 (its measurement is known)

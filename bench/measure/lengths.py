@@ -111,14 +111,11 @@ def key_of(run: Run, options: list[str], setup: Setup) -> str:
 
 def fitting(setup: Setup, script: str = PUBLISHED["32"]) -> dict[str, int]:
     """What takes the place of the published batch sizes, by them; nothing where they fit, or
-    without a GPU. Halved where memory has run out all the same. From rung 10 on it is what
-    `script` takes that counts. Says what it finds."""
+    without a GPU. From rung 10 on it is what `script` takes that counts. Says what it finds."""
     if setup.batches is None:
         setup.batches = {}
         if setup.device == "cuda" and not option_of("--batch-size", setup.options):
             setup.batches = predicted(setup, script)
-    if setup.halved:
-        return {batch: max(1, setup.batches.get(batch, int(batch)) // 2) for batch in PUBLISHED}
     return setup.batches
 
 

@@ -16,7 +16,6 @@ SCRATCH = "{scratch}"  # in a run's options: a new folder, removed after the run
 # All runs of a table are timed over as many steps, whatever their batch: these, if neither takes
 # more. Noise is pooled among rows of equal steps.
 STEPS = {"cuda": 48, "cpu": 32}
-WHOLE_ROUNDS = 3  # of a plan in two stages: rounds of all runs, before those of some
 EVERY_ROUND = 10**6  # as cold_rounds: each run compiles again, so that no row has one compilation
 #                      and its luck in all its figures
 
@@ -46,9 +45,6 @@ class Plan:
     options: list[str] = field(default_factory=list)  # for every script
     seed_noise: int = 0  # how often each round runs the baseline besides, each time with a new seed
     order: int | None = None  # the seed of the order of runs in each round (None: as they stand)
-    whole_rounds: int | None = None  # then only those that are `close` go on (None: all do)
-    close: list[str] | None = None  # the names of runs (None: not known yet)
-    looks: int = 1  # at which of the looks at its verdicts it is: more rounds are one more
     whole: bool = False  # every run is as long as its script by itself, or has `tokens` in all
     epochs: int | None = None  # of such a run (None: the script's own)
     within: float | None = None  # seconds that all runs may take, by fewer epochs, on a GPU
@@ -70,48 +66,23 @@ class Plan:
 
     def jobs(self) -> list[Job]:
         """What there is to run, in order, by `rounds`. Of two rounds the second one has the order
-        of the first backwards, so that a machine that drifts hits all alike.
+        of the first backwards, so that a machine that drifts hits all alike."""
+        return [job for number in range(1, (self.rounds or 1) + 1) for job in self.round_of(number)]
 
-        A plan of two stages has as many runs as if all ran in every round, but after its whole
-        rounds only those that are close to a verdict."""
-        runs = [run for run in self.runs if not run.error]
-        rounds, whole = self.rounds or 1, self.rounds or 1
-        if self.whole_rounds:
-            whole = min(rounds, self.whole_rounds)
-        jobs = [job for number in range(1, whole + 1) for job in self.round_of(runs, number, 1)]
-        chosen = [run for run in runs if run.name in (self.close or ())]
-        if chosen:
-            more = min(self.later // len(self.round_of(chosen, 1, 1)), 2 * rounds)
-            jobs += [job for number in range(whole + 1, whole + more + 1)
-                     for job in self.round_of(chosen, number, whole + 1)]
-        return jobs
-
-    def round_of(self, runs: list[Run], number: int, first: int) -> list[Job]:
-        """The runs of a round; `first` is the number of the first round of these runs."""
+    def round_of(self, number: int) -> list[Job]:
         jobs = []
-        for run in runs:
+        for run in self.runs:
+            if run.error:
+                continue
             jobs.append(Job(run, number, self.seed_of(number)))
             jobs += [Job(run, number, self.first_seed + (number - 1) * self.seed_noise + k)
                      for k in range(1, self.seed_noise + 1)
                      if run is self.runs[0] and not self.new_seeds]
         if self.order is not None:
-            pair, backwards = divmod(number - first, 2)
-            random.Random(f"{self.order} {first + 2 * pair}").shuffle(jobs)
+            pair, backwards = divmod(number - 1, 2)
+            random.Random(f"{self.order} {1 + 2 * pair}").shuffle(jobs)
             jobs = jobs[::-1] if backwards else jobs
         return jobs
-
-    @property
-    def later(self) -> int:
-        """How many runs come after the whole rounds, at most."""
-        runs = [run for run in self.runs if not run.error]
-        left = (self.rounds or 1) - self.whole_rounds if self.whole_rounds else 0
-        return len(self.round_of(runs, 1, 1)) * max(0, left)
-
-    @property
-    def is_chosen(self) -> bool:
-        """Whether it is known which runs go on after the whole rounds, if some do."""
-        return (not self.whole_rounds or self.close is not None
-                or (self.rounds or 1) <= self.whole_rounds)
 
     @property
     def loss_tokens(self) -> int | None:
@@ -133,8 +104,15 @@ class Plan:
 
     @classmethod
     def from_json(cls, plan: dict) -> "Plan":
-        """Raises TypeError or LookupError for something else."""
-        return cls(**plan | dict(runs=list(map(run_from, plan["runs"]))))
+        """Of an older journal's plan, in which some of the runs went on after the rounds of all,
+        only the latter. Raises TypeError or LookupError for something else."""
+        plan = plan | dict(runs=list(map(run_from, plan["runs"])))
+        rounds_of_all = plan.pop("whole_rounds", None)
+        if rounds_of_all and plan["rounds"]:
+            plan["rounds"] = min(plan["rounds"], rounds_of_all)
+        for name in ("close", "looks"):
+            plan.pop(name, None)
+        return cls(**plan)
 
 
 def run_from(given: dict) -> Run:
@@ -159,7 +137,6 @@ class Setup:
     matmul_peak: dict | None = None  # floating-point operations per second, where they are known
     minutes: float | None = None  # within a report, those that the report may take
     batches: dict[str, int] | None = None  # see lengths.fitting; None: not looked at yet
-    halved: bool = False  # whether memory ran out, so that these are half as large
 
     @property
     def device(self) -> str:

@@ -4,6 +4,7 @@ A `study` is one of bench/studies/, above this room.
 """
 
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -25,15 +26,13 @@ from bench.measure.journal import (
     read_journal,
 )
 from bench.measure.lengths import Length
-from bench.measure.plan import WHOLE_ROUNDS, Job, Plan, Setup
+from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import Kind
 from bench.predict import tracing
 from bench.predict.fingerprint import fingerprints, of_run
 
 # Fields of a plan that continues.
-MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within", "batches", "order", "close",
-              "looks"}
-HALVED = "-halved"  # in the id of what was begun again, since memory had run out
+MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within", "batches", "order"}
 OPTION_OF = {"tokens": "--max-tokens", "seconds": "--seconds"}
 
 
@@ -60,8 +59,7 @@ def run_study(
     With `resume` the newest measurement of each plan continues, with None only where there is one;
     else a new one begins. No run is started that by estimate would end after `deadline`, in seconds
     of time.monotonic(). A run that fails isn't repeated in later rounds; a later `resume` tries it
-    again. Where a GPU's memory runs out, all of it begins once more at half the batch size. Raises
-    UserError, StackError, OSError.
+    again. Raises UserError, StackError, OSError.
     """
     begun: dict[str, Measurement] = {}  # by their kinds
     plans, measured = study.plans(setup), None
@@ -77,18 +75,9 @@ def run_study(
                 study, plan, setup, first, required=resume)
             begun[plan.kind] = Measurement(study, plan, setup, earlier)
         one = begun[plan.kind]
-        try:
-            finished = one.run(plan, rounds, deadline)
-        except OutOfMemory as error:
-            print(f"{error}: starting again at half the batch size", flush=True)
-            setup.halved = True  # so that it doesn't happen again
-            return run_study(study, setup, rounds, False, deadline)
+        finished = one.run(plan, rounds, deadline)
         measured = one.measured
     return finished, [each.measured for each in begun.values()]
-
-
-class OutOfMemory(Exception):
-    """A run whose batch size may be halved didn't fit."""
 
 
 def earlier_measurement(study, plan: Plan, setup: Setup, first: "Measurement | None",
@@ -146,9 +135,8 @@ class Measurement:
         self.failed: set[str] = set()  # runs that did so since this start
         self.ahead = 0.0  # seconds of the study's later plans, by estimate
         now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        again = HALVED * setup.halved
         self.measured = earlier or Measured(
-            f"{now}-{os.getpid()}{again}-{plan.kind}".rstrip("-"), study.name, plan.kind, now,
+            f"{now}-{os.getpid()}-{plan.kind}".rstrip("-"), study.name, plan.kind, now,
             setup.machine, setup.matmul_peak or {}, None, {}, list(setup.options), plan,
             folder=setup.results)
 
@@ -187,14 +175,11 @@ class Measurement:
         before = {run.name: how(run) for run in measured.plan.runs}
         changed = {run.name for run in plan.runs if before.get(run.name, how(run)) != how(run)}
         rounds = plan.rounds or rounds or self.study.rounds[setup.device]
-        earlier = measured.plan
-        order, looks = earlier.order, earlier.looks
+        order = measured.plan.order
         if not measured.results and not any(run.after for run in plan.runs):
             order = order_of(measured.id)
-        seen = any(each.round > 1 for each in measured.results)  # factors, though not all
-        if seen and WHOLE_ROUNDS <= (earlier.rounds or 0) < rounds:
-            looks += 1
-        measured.plan = replace(plan, rounds=rounds, order=order, looks=looks)
+        measured.planned = measured.rounds_before(rounds)
+        measured.plan = replace(plan, rounds=rounds, order=order)
         able = [run for run in plan.runs if not run.error]
         measured.sources |= {run.name: sha256(setup.scripts.text(run.script)) for run in able}
         doubtful = {each.name for each in measured.results
@@ -260,13 +245,16 @@ class Measurement:
         return left[0]
 
     def judge(self, job: Job, result: Result) -> None:
-        """Takes a result in, and decides what follows from it. Raises OutOfMemory."""
-        outcome = result.outcome
+        """Takes a result in; says what to type where a GPU's memory ran out."""
         self.measured.add(result)
-        if outcome.kind is Kind.OUT_OF_MEMORY and self.may_halve(job.run):
-            raise OutOfMemory(f"{job.run.name}: {outcome.text}")
-        if not outcome.complete:
+        if not result.outcome.complete:
             self.failed.add(job.run.name)
+        if (result.outcome.kind is Kind.OUT_OF_MEMORY and self.setup.device == "cuda"
+                and not self.measured.plan.until_full):
+            batch = self.configs[job.run.name]["batch_size"]
+            options = shlex.join([*self.setup.options, "--batch-size", str(max(1, batch // 2))])
+            print(f"{job.run.name} doesn't fit at batch {batch}; all runs at half of it:"
+                  f" python measure.py {self.study.name} -- {options}", flush=True)
 
     def tell(self, job: Job, result: Result) -> None:
         """Prints what a run brought, and how long the others will take."""
@@ -284,16 +272,6 @@ class Measurement:
         measured = self.measured
         beyond = self.failed | {run.name for run in measured.plan.runs if measured.why_not(run)}
         return [job for job in self.jobs if job.run.name not in beyond]
-
-    def may_halve(self, run: Run) -> bool:
-        """Whether a run on a GPU has a batch size of ours, or its script's own, above 1."""
-        setup, plan = self.setup, self.measured.plan
-        chosen = "--batch-size" in run.options and not plan.batches
-        halved = setup.halved or HALVED in self.measured.id  # by an earlier start
-        return (setup.device == "cuda" and not halved and not plan.until_full
-                and self.study.failures_count and not chosen
-                and not lengths.option_of("--batch-size", [*plan.options, *setup.options])
-                and set(plan.batches.values()) != {1})
 
 
 def order_of(id: str) -> int:
@@ -340,5 +318,3 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     else:
         rough = "; --max-tokens follows from a rate that isn't measured" if plan.seconds else ""
         print(f"{count}; no estimate yet: nothing is measured here{rough}")
-    if not one.measured.plan.is_chosen:
-        print(f"then {one.measured.plan.later} more at most, of the rows nearest to significance")

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from bench.analysis.rows import Row, rate_to, speed_of
 from bench.catalogue import published, without_effect_on_gpus
 from bench.common import REFERENCE, short_name
-from bench.judge.rows import Row, rate_to, speed_of
 from bench.report import check
 from bench.report.names import ADVICE, called
 from bench.report.tables import (
@@ -77,7 +77,7 @@ def both_ends(first: Path) -> list[dict]:
             machine=f"{'1 × ' * bool(gpu)}{short_name(machine)}{cores},"
                     f" `{'`, `'.join(models)}`{so_far}", folder=folder,
             name=short_name(machine), plain=known[0].tok_per_sec, fast=last.tok_per_sec,
-            gpu=gpu, factor=last.factor_baseline, interval=between and between.interval()))
+            gpu=gpu, factor=last.factor_baseline, interval=between and between.interval))
     return sorted(ends, key=lambda end: not end["gpu"])
 
 
@@ -95,7 +95,7 @@ def results(first: Path) -> str:
         Column("to the same loss", lambda line: line["time"] or "–", True)], lines))
 
 
-def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
+def times_to_loss(machine: Path) -> list[tuple[float, str, str, str]]:
     """(target, script, how many times as fast as 00 it comes there, with an interval, of how many
     seeds), compilation counted: 01, both at their defaults, to the lowest loss of 00's default run;
     after a search also 01 and the fastest script, over 00, all at their best settings for the
@@ -110,20 +110,24 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, int]]:
         measured, rows = known[kind]
         targets = measured.plan.targets
         first, last = next(iter(targets)), [*targets][-1]
-        rate = rate_to(targets[last], True)
-        tuned = [row for row in rows if row.run.rate and row.factor_of(rate, row.versus)]
-        fastest = max(tuned, key=lambda row: row.factor_of(rate, row.versus), default=None)
+        speedups = {row.run.name: row.speedup_to(targets[last], True) for row in rows}
+        tuned = [row for row in rows if row.run.rate and speedups[row.run.name]
+                 and not row.missed(targets[last])]
+        fastest = max(tuned, key=lambda row: speedups[row.run.name][1], default=None)
+        planned = f" ({measured.planned} planned)" if measured.planned else ""
         lines = [(first, row, "01 at its defaults") for row in rows
                  if row.run.stage == "01" and not row.run.rate]
         lines += [(last, row, f"`{row.run.stage}` at its best") for row in tuned
                   if row is fastest or row.run.stage == "01"]
         for name, row, what in lines:
             rate = rate_to(targets[name], True)
-            if factor := row.factor_of(rate, row.versus):
+            if speedup := row.speedup_to(targets[name], True):
+                sign, factor = speedup
                 interval = row.interval(rate)  # of two seeds or more
                 within = " ({:.1f}–{:.1f})".format(*interval) if interval else ""
                 told.append((targets[name], what + ", one epoch" * (name == "epoch"),
-                             bold(f"{factor:.1f}×", row.verdict_on(rate)) + within, row.rounds))
+                             bold(f"{sign}{factor:.1f}×", row.significance_of(rate)) + within,
+                             f"{row.rounds}{planned}"))
     return told
 
 
@@ -135,7 +139,7 @@ def index(first: Path) -> str:
     an H100, and when to use each."""
     predicted = {row.run.script: row.factor for row in check.ladder() if not row.run.torchrun}
     ladder = next((rows for rows in ladders(first) if has_gpu(rows[0])), [])
-    measured = {row.run.name: bold(cell(row.factor, ".2f"), row.verdict)
+    measured = {row.run.name: bold(cell(row.factor, ".2f"), row.significance)
                 for row in one_step(ladder)}
     lines = [line | dict(measured=measured.get(line["patch"].name),
                          predicted=predicted.get(line["patch"].name),

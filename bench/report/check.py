@@ -6,27 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from bench.analysis.rows import ratio
 from bench.catalogue import Run, published
-from bench.common import REFERENCE, UserError, short_name
-from bench.judge.rows import ratio
+from bench.common import REFERENCE, UserError
 from bench.measure.lengths import PUBLISHED
-from bench.predict.composed import composed
-from bench.predict.speed import BANDWIDTH, CARDS, GB, KINDS, TERA, Card, card_of
+from bench.predict.speed import CARDS, KINDS, card_of
 from bench.predict.store import NAME, Prediction, kept, key_of
 from bench.report.notes import today
-from bench.report.tables import Table, found_in, number, rows_in, words
+from bench.report.tables import Table, number, rows_in, words
 
 GPT2 = ["--model", "gpt2"]
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
 LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
 PUBLISHED_ON = "A100 40 GB"  # probably: batch 32 was the largest that fitted
-# The published clock ran on while, at each log line, eight workers started that load a batch of
-# each text: the seconds of that, fitted. Lines came every 15 steps in 00, 10 in 01, 5 in 02.
-PER_LINE = 0.4
-# From rung 8 on the last line of an epoch is published, not the average, which has the start of the
-# first workers and of CUDA in it: less, fitted to rungs 8 to 10. With DDP four processes start
-# their workers at once, as long as PER_LINE.
-LAST_LINE = 0.2
 BY_HAND = "06-native-layers"  # the last rung with attention by hand
 
 
@@ -131,80 +123,6 @@ def memory_table() -> Table:
                   number("error", "error", "+.1%")], rows)
 
 
-def clock_table() -> Table:
-    """Each rung's published time per step beside the predicted one, by the published clock and of
-    training alone; and what each technique brings by both. Raises UserError, StackError."""
-    card, rows = CARDS[PUBLISHED_ON], []
-    for place, rung in enumerate(ladder()):
-        if rung.run.published is None:
-            continue
-        ddp, batch = rung.run.torchrun, rung.batch
-        known = rows[-1]["known"] if ddp else rung.prediction  # theirs is rung 10 with it
-        steps = 5 if ddp else 10 if batch == 32 else 15
-        theirs = 1000 * batch * known.context_length * rung.run.processes / rung.run.published
-        alone, evaluation = (1000 * sum(known.seconds(size, card, part).values())
-                             for size, part in ((batch, "step"), (8, "evaluation")))
-        evaluation *= batch / 8
-        line = LAST_LINE if place >= 8 and not ddp else PER_LINE
-        row = beside(theirs, alone + (evaluation + 1000 * line) / steps, batch=batch,
-                     label="10, with DDP" if ddp else rung.label, known=known, alone=alone,
-                     left=((theirs - alone) * steps - evaluation) / 1000)
-        if rows and not ddp:
-            row["factors"] = {name: rows[-1][name] / rows[-1]["batch"] * batch / row[name]
-                              for name in ("measured", "alone")}
-        rows.append(row)
-    return Table([
-        words("rung", "label"), number("batch", "batch"),
-        number("training only, predicted", "alone", ",.0f"),
-        number("by the published clock, predicted", "predicted", ",.0f"),
-        number("published", "measured", ",.0f"), number("error", "error", "+.0%"),
-        number("implied s per log line", "left", ".2f"),
-        number("× published", "factors.measured", ".2f"),
-        number("× training only, predicted", "factors.alone", ".2f")], rows)
-
-
-def others_predictions() -> dict[str, Prediction]:
-    """Of what others have measured, by the source: of a program like it. Most of theirs keep the
-    logits of the whole batch, so the variant of 01 is taken back to rung 13. Raises UserError."""
-    found, by_hand = {}, prediction_of(BY_HAND, GPT2)
-    for name, source in published_others()["sources"].items():
-        known = prediction_of(source["script"], [*GPT2, *source["options"]])
-        names = source.get("composed", []) + ["unaligned head"] * source["unaligned_head"]
-        found[name] = composed(known, names, by_hand)
-    return found
-
-
-def others(known: dict[str, Prediction] | None = None) -> list[dict]:
-    """What others have measured, with `predicted` tok/sec and, in GB, memory, and the `range` that
-    is printed with it. Raises UserError."""
-    known, rows = known or others_predictions(), []
-    for row in published_others()["rows"]:
-        batch, card, prediction = row["batch"], CARDS[row["card"]], known[row["source"]]
-        need = prediction.needs.get(batch)
-        rows.append(row | beside(
-            row["tok_per_sec"], prediction.tok_per_sec(batch, card, row["micro_batches"]),
-            reserved_gb=need and need.reserved / 1024, program=row["source"].partition(",")[0],
-            range=prediction.range(batch, card), kind=card.kind,
-            is_compiled=prediction.is_compiled))
-    return rows
-
-
-def others_memory_table() -> Table:
-    """Their memory, as nvidia-smi tells it, beside the predicted one; the least of all cards. Below
-    16 windows ours is set by its evaluation, in float32."""
-    rows = {}
-    for row in sorted(others(), key=lambda row: (row["batch"], row.get("mib", 0))):
-        if row.get("mib") and row["batch"] >= 16:
-            logits = 2 * row["batch"] * 1024 * 50_304 * 2 / 1024**3  # two copies in bfloat16
-            rows.setdefault(row["batch"], row | beside(
-                row["mib"] / 1024, row["reserved_gb"] + logits))
-    return Table([
-        number("batch", "batch"), number("reserved, predicted", "reserved_gb", ".2f"),
-        number("with twice the logits", "predicted", ".2f"),
-        number("measured", "measured", ".2f"), number("error", "error", "+.1%")],
-        list(rows.values()))
-
-
 def gpu_table(machine: Path) -> Table:
     """What a machine's GPU has measured of GPT-2 with one process, beside what is predicted. Raises
     UserError, StackError."""
@@ -227,52 +145,6 @@ def gpu_table(machine: Path) -> Table:
         for heading, name, form in ((f"{unit}, measured", "measured", form),
                                     ("predicted", "predicted", form), ("error", "error", error))
     )], lines)
-
-
-class OfCPU(Card):
-    """A CPU as a card: whether matrices are aligned makes no difference."""
-
-    def rate(self, precision: str, aligned: bool = True, padded: bool = True) -> float | None:
-        known = self.bfloat16 or precision in ("float32", "TF32")
-        return super().rate(precision) if known else None
-
-
-def cpu_ladders() -> list[tuple[str, list[dict]]]:
-    """(its name, its measured ladder beside the predicted one) of each committed machine without a
-    GPU."""
-    found = []
-    for path in sorted(REFERENCE.glob("*/machine.json")):
-        for measured, rows in found_in(path.parent, "ladder")[:1]:
-            if measured.machine["device"] != "cpu":
-                continue
-            bandwidth = json.loads(path.read_text(encoding="utf-8"))["bandwidth"]
-            float32, bfloat16 = (rate and rate / TERA for rate in map(
-                measured.peak.get, ("float32", "bfloat16")))  # None where it has no units for that
-            # Measured on it; speed.seconds takes a share of the bandwidth, as of a datasheet's.
-            card = OfCPU(0, 0, bandwidth / GB / BANDWIDTH, float32, None,
-                         bfloat16, bfloat16, bfloat16, bfloat16, ())
-            lines = []
-            for row in rows:
-                if row.record and row.run.processes == 1:
-                    known = prediction_of(str(row.run.rung), ["--model", "cpu-demo"])
-                    predicted = known.tok_per_sec(row.record.config["batch_size"], card)
-                    if predicted:  # in bfloat16, which a machine that trained in float32 lacks
-                        lines.append(beside(row.tok_per_sec, predicted, label=row.label))
-            found.append((
-                f"{short_name(measured.machine)}, {measured.machine['threads']} cores", lines))
-    return found
-
-
-def cpu_table() -> Table:
-    """cpu_ladders() side by side."""
-    columns, rows = [words("rung", "label")], {}
-    for place, (name, lines) in enumerate(cpu_ladders()):
-        columns += [number(f"{name}: measured", f"{place}.measured", ",.0f"),
-                    number("predicted", f"{place}.predicted", ",.0f"),
-                    number("error", f"{place}.error", "+.0%")]
-        for line in lines:
-            rows.setdefault(line["label"], dict(label=line["label"]))[str(place)] = line
-    return Table(columns, list(rows.values()))
 
 
 # ---- What to expect ----------------------------------------------------------------------------

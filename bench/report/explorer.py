@@ -124,14 +124,11 @@ def gpu(name: str, card: Card, runs: dict[str, Run], found: Known) -> dict:
 
 
 def measured() -> dict[str, list]:
-    """By the GPU, what others have measured on it, a row each: their name, batch, tok/sec, the
-    predicted tok/sec of a program like theirs, and its error. Raises UserError, StackError."""
-    found: dict[str, list] = {}
-    for row in check.others():
-        found.setdefault(row["card"], []).append([
-            row["source"], row["batch"], round(row["measured"]), round(row["predicted"]),
-            f"{row['error']:+.0%}"])
-    return found
+    """Returns what others have measured on each GPU, a row each: their program, batch, tok/sec."""
+    rows: dict[str, list] = {}
+    for row in check.published_others()["rows"]:
+        rows.setdefault(row["card"], []).append([row["source"], row["batch"], row["tok_per_sec"]])
+    return rows
 
 
 def data_block() -> str:

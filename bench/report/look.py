@@ -154,8 +154,8 @@ def summary(results: Path, look: dict) -> list[str]:
                          " its precision).")
     rungs = [row for row in ladder if row.factor]
     if rungs:
-        judged = any(row.verdict != "not tested" for row in rungs)
-        best = sorted((row for row in rungs if row.verdict == "faster" or not judged),
+        judged = any(row.significance != "not tested" for row in rungs)
+        best = sorted((row for row in rungs if row.significance == "faster" or not judged),
                       key=lambda row: -row.factor)
         told = ", ".join(f"{credited(row, row.technique)} {row.factor:.2f}×" for row in best[:4])
         lines.append(

@@ -5,10 +5,10 @@ import shlex
 from collections.abc import Collection, Iterable
 from functools import cache
 
+from bench.analysis.rows import Row, seed_noise, speed_of
+from bench.analysis.stats import ROUNDS, ROWS
 from bench.catalogue import Scripts
 from bench.common import listed, sha256
-from bench.judge.noise import ROUNDS_FOR_A_VERDICT
-from bench.judge.rows import Row, seed_noise, speed_of
 from bench.measure.journal import Measured
 from bench.measure.plan import SEED
 from bench.measure.records import Record
@@ -71,13 +71,12 @@ def rounds_of(rows: list[Row]) -> int:
 
 
 def rounds_note(measured, rows: list[Row]) -> str:
-    """How often the rows were run; "3 rounds, then 8 more of 6 rows: those nearest ..."."""
-    plan = measured.plan
-    if not plan.close or rounds_of(rows) <= plan.whole_rounds:
-        return counted(rounds_of(rows), "round")
-    more = rounds_of(rows) - plan.whole_rounds
-    return (f"{counted(plan.whole_rounds, 'round')}, then {more} more of {len(plan.close)} rows:"
-            " those nearest to significance and what they are compared to")
+    """How often the rows were run, and whether rounds were added: "6 rounds (4 planned, 2 added)".
+    """
+    rounds, planned = rounds_of(rows), measured.planned
+    if not planned or rounds <= planned:
+        return counted(rounds, "round")
+    return f"{counted(rounds, 'round')} ({planned} planned, {rounds - planned} added)"
 
 
 def options_note(measured) -> str:
@@ -91,9 +90,10 @@ def options_note(measured) -> str:
 def machine_note(measured, rows: list[Row]) -> str:
     """What was measured on, with which seeds and options, and in float32 where it is that."""
     rounds, first, machine = rounds_of(rows), measured.plan.first_seed, measured.machine
-    seeds = f"seed {first}, {counted(rounds, 'round')}"
-    if measured.plan.new_seeds:
-        seeds = f"seeds {first} to {first + rounds - 1}" if rounds > 1 else f"seed {first}"
+    seeds = f"seed {first}"
+    if measured.plan.new_seeds and rounds > 1:
+        seeds += f" to {first + rounds - 1}"
+    seeds += f", {rounds_note(measured, rows)}"
     return (f"{machine['name']}, PyTorch {machine['torch']}; {seeds}{options_note(measured)}."
             + type_note(rows))
 
@@ -134,31 +134,29 @@ def mfu_notes(records: Iterable[Record]) -> list[str]:
         " with its datasheet's dense bfloat16 rate, gives it.") for gpu in sorted(gpus)]
 
 
-def verdict_note(measured, rows: list[Row]) -> str:
-    """What "faster" means in a table."""
-    table = rows[0].rows
-    sure = table.significant(speed_of)
-    if not table.differences(speed_of):
-        return f'"faster" and "slower" need {ROUNDS_FOR_A_VERDICT} rounds.'
-    text = ('"faster" and "slower": significant over the whole table; if nothing differed, at most'
-            f" {table.level:.1%} of such tables would contain either word.")
-    if not measured.is_finished:
-        text += (" The planned rounds aren't finished; looking earlier makes significance harder to"
-                 " reach.")
-    elif measured.plan.looks > 1:
-        text += (f" This is look number {measured.plan.looks} at this table; each makes"
-                 " significance harder to reach.")
-    missed = [row.least() for row in rows if row.least() and row.run.name not in sure]
+def significance_note(rows: list[Row]) -> str:
+    """What "faster" means in a table, and which rows aren't tested."""
+    column = rows[0].rows.judged(speed_of)
+    failed = [f"`{row.label}`" for row in rows if row.speeds and row.outcome]
+    named = f" Not tested, since one of its runs failed: {', '.join(failed)}." if failed else ""
+    if not column.differences:
+        return (f'"faster" and "slower" need {ROUNDS} rounds of {ROWS} rows, with some spread.'
+                f"{named}")
+    text = '"faster" and "slower": significant over the whole table (docs/methodology.md).'
+    if len(column.rounds) < rounds_of(rows):
+        text += (f" Rows are compared by the {counted(len(column.rounds), 'round')} that all have;"
+                 " medians are of all.")
+    missed = [row.least() for row in rows if row.least() and row.run.name not in column.significant]
     if missed:
         text += (" The minimum detectable effect of the other rows, which is found half the"
                  f" time, is a speedup of {min(missed):.2f} (in the row with the least noise) to"
                  f" {max(missed):.2f}.")
-    return text
+    return text + named
 
 
 def design_note(measured, rows: list[Row]) -> list[str]:
     """What the test can't account for, by the way in which this was measured."""
-    if not rows[0].rows.differences(speed_of):
+    if not rows[0].rows.judged(speed_of).differences:
         return []
     plan, steps = measured.plan, {row.record.steps for row in rows if row.record}
     reasons = []
@@ -202,7 +200,7 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
         f"{machine['name']}, PyTorch {machine['torch']}. {length}, {rounds_note(measured, rows)},"
         f" seed {SEED}{options_note(measured)}. {peak_note(measured)}{type_note(rows)}",
         "tok/sec is the median over the rounds of each run's median step; the range is from the"
-        f" slowest round to the fastest. {verdict_note(measured, rows)}",
+        f" slowest round to the fastest. {significance_note(rows)}",
         f"val loss is the validation loss {when}.",
         *([factor_note(rows)] if factors else []),
         *([f"Seed noise is the range of the first row's losses over"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 
+from bench.analysis.rows import Row, rows_of
 from bench.common import DAMAGE, UserError, short_name
-from bench.judge.rows import Row, memory_of, rows_of, speed_of
 from bench.measure.journal import journal_of, newest, read_journal
 
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
@@ -156,38 +156,39 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
 
 
 def finding(base: Row, rows: list[Row]) -> str:
-    """What is significant; without verdicts nothing."""
+    """How many are significantly faster or slower, if that was tested."""
     what = f"{len(rows)} variants of {base.label}"
-    if all(row.verdict == "not tested" for row in rows):
+    if all(row.significance == "not tested" for row in rows):
         return f"Speed and memory of {what}"
-    faster, slower = (sum(row.verdict == each for row in rows) for each in ("faster", "slower"))
-    less = sum(row.memory_verdict == "less" for row in rows)
-    return f"Significant among {what}: {faster} faster, {slower} slower, {less} with less memory"
+    faster, slower = (
+        sum(row.significance == word for row in rows) for word in ("faster", "slower"))
+    return f"Significant among {what}: {faster} faster, {slower} slower"
 
 
 def draw_alternatives(measured, base: Row, rows: list[Row]):
-    """Speed and memory of each as factors over `base`, the fastest first, with 95 % intervals."""
+    """Speed and memory of each as factors over `base`, the fastest first; of the speed with
+    95 % intervals."""
     rows = sorted((row for row in rows if row.factor and row.memory_factor),
                   key=lambda row: -row.factor)
     if not rows:
         return None
     figure, [(subfigure, *panels)] = rows_of_panels(
         [f"{finding(base, rows)}\n{place_of(measured)}"], [1.8 + 0.3 * len(rows)], [1, 1])
-    for axes, label, of, factor, verdict, colours in (
-            (panels[0], "× speed", speed_of, "factor", "verdict", dict(faster=OWN, slower=ERROR)),
-            (panels[1], "× memory", memory_of, "memory_factor", "memory_verdict",
-             dict(less=OWN, more=ERROR))):
+    for axes, label in zip(panels, ("speed", "memory"), strict=True):
         lay_rows(axes, len(rows))
         axes.axvline(1, color="0.5", linewidth=1)
-        for place, row in enumerate(rows):
-            style = dict(color=colours.get(getattr(row, verdict), UNSURE))
-            if interval := row.interval(of):
-                axes.plot(interval, [place] * 2, "-", **style)
-            axes.plot(getattr(row, factor), place, "o", **style)
-        axes.set_xlabel(f"{label} over {base.label}, with 95 % intervals")
+        axes.set_xlabel(f"× {label} over {base.label}")
+    colours = dict(faster=OWN, slower=ERROR)
+    for place, row in enumerate(rows):
+        style = dict(color=colours.get(row.significance, UNSURE))
+        if interval := row.interval():
+            panels[0].plot(interval, [place] * 2, "-", **style)
+        panels[0].plot(row.factor, place, "o", **style)
+        panels[1].plot(row.memory_factor, place, "o", color="0.4")
     panels[0].set_yticks(range(len(rows)), [
         "\n".join(wrap(row.label, 36, break_on_hyphens=False)) for row in rows], fontsize=9)
     subfigure.legend(handles=keys({
-        "significantly better": OWN, "significantly worse": ERROR, "not significant": UNSURE}),
-        loc="outside lower center", ncols=3, frameon=False)
+        "significantly faster": OWN, "significantly slower": ERROR, "not significant": UNSURE,
+        "not tested": "0.4"}),
+        loc="outside lower center", ncols=4, frameon=False)
     return figure

@@ -9,21 +9,17 @@ from pathlib import Path
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.predict.fingerprint import keep_used
 from bench.predict.store import earlier
-from bench.report import accuracy, cards, check, explorer, gpus, waterfall
+from bench.report import cards, check, explorer, gpus, waterfall
 from bench.report.notes import today
 from bench.report.pictures import picture_bytes
 from bench.report.tables import (
-    Column,
     Table,
-    cell,
     excerpts_of,
     found_in,
     markdown,
-    number,
     rows_in,
     used,
     versions_note,
-    words,
 )
 
 EXPLORER = ROOT / "docs" / "explorer.html"
@@ -37,15 +33,10 @@ BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands th
 SHOWN = REFERENCE / "amd-epyc-2-cores"
 DRAWN = {  # pictures, by the page that shows them
     ROOT / "README.md": {"docs/speedup.png": waterfall.readme_picture},
-    ROOT / "docs" / "predictions.md": {"predictions.png": accuracy.picture},
 }
 PREDICTED: dict[str, Callable[[], Table | str]] = {  # of predictions, by the name of their marker
-    "fits": check.memory_table, "fits-others": check.others_memory_table, "gpus": gpus.cards_table,
-    "hardware": gpus.hardware_table,
-    "clock": check.clock_table, "others": accuracy.others_table, "where": check.where_table,
-    "others-summary": accuracy.summary, "accuracy": accuracy.accuracy_table,
-    "left-out": accuracy.left_out_table,
-    "cpus": check.cpu_table, "explorer": explorer.data_block,
+    "fits": check.memory_table, "gpus": gpus.cards_table, "hardware": gpus.hardware_table,
+    "where": check.where_table, "explorer": explorer.data_block,
 }
 
 
@@ -119,33 +110,8 @@ def sample(machine: Path) -> str:
             f"Median step tok/sec: {record.tok_per_sec:.0f}\n```\n")
 
 
-def guide_table(machine: Path) -> str:
-    """The guide's claims, and next to them the factors of this machine."""
-    shown: dict = {}  # by the technique, variant or mode: {label: row}
-    sizes = []
-    for study in ("ladder", "variants", "compile-modes", "sweep"):
-        for row in cards.one_step(rows_in(machine, study)):
-            shown.setdefault(row.run.mode or str(row.run.script), {})[row.label] = row
-            sizes += [row] * (row.measured.kind == "batch" and bool(row.records))
-    shown["batch"] = shown.get("10-batch-size", {})
-    if sizes:
-        best = max(sizes, key=lambda row: row.tok_per_sec)
-        best.run = best.run.but(compared_to=sizes[0].run.name)
-        shown["batch"] = {f"{best.label} over {sizes[0].label}": best}
-    lines = []
-    for claim in check.published_others()["guide"]["rows"]:
-        for label, row in (pair for name in claim["shown"] for pair in shown.get(name, {}).items()):
-            lines.append(claim | dict(label=f"`{label}`", row=row))
-            claim = {}  # it stands once
-    return markdown(Table([
-        words("method", "method"), words("faster?", "faster"), words("saves memory?", "saves"),
-        words("measured as", "label"),
-        Column("× speed", lambda line: line["row"].error or cell(line["row"].factor, ".2f")),
-        number("× memory", "row.memory_factor", ".2f")], lines))
-
-
 MEASURED: dict[str, Callable[[Path], str]] = {  # those of a machine's folder, likewise
-    "guide": guide_table, "sample": sample, "machines": cards.results,
+    "sample": sample, "machines": cards.results,
     "own-gpu": lambda machine: predicted(partial(check.gpu_table, machine)),
     "technique-index": cards.index, "technique-cards": partial(cards.cards, study="ladder"),
     "variant-cards": partial(cards.cards, study="variants"),

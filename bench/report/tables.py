@@ -5,17 +5,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.judge.rows import Row, rows_of
+from bench.analysis.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.report.names import credited
-from bench.report.notes import full_notes, one_reference, versions_note
+from bench.report.notes import full_notes, one_reference, rounds_note, versions_note
 
 
 class Column(NamedTuple):
     """`cell` gives a row's text; "" where there is nothing to show."""
 
     heading: str
-    cell: Callable[..., str]  # of a row: a bench.judge.rows.Row, or what else the table is of
+    cell: Callable[..., str]  # of a row: a bench.analysis.rows.Row, or what else the table is of
     left: bool = False  # set to the left, as text is
 
 
@@ -44,9 +44,9 @@ def spread(values: list[float], form: str = ",.0f") -> str:
     return f"{min(values):{form}}–{max(values):{form}}" if len(values) > 1 else ""
 
 
-def bold(text: str, verdict: str | None) -> str:
+def bold(text: str, significance: str | None) -> str:
     """In bold if it is significant."""
-    return f"**{text}**" if text and verdict in ("faster", "slower", "more", "less") else text
+    return f"**{text}**" if text and significance in ("faster", "slower") else text
 
 
 def figure(row, name: str):
@@ -114,7 +114,7 @@ def within_01(folder: Path) -> dict[str, str]:
     """What leave-one-out says that each technique brings within 01, by the name of its rung; or why
     it couldn't be left out ("conflict", "failed")."""
     return {row.run.without: row.error.partition(":")[0] if row.error else
-            bold(cell(row.technique_factor, ".2f"), row.verdict)
+            bold(cell(row.technique_factor, ".2f"), row.significance)
             for row in rows_in(folder, "leave-one-out")
             if row.run.without and not row.measured.kind}
 
@@ -140,7 +140,8 @@ def excerpts_of(study, measured) -> dict[str, str]:
     found = study.excerpts(measured, rows) or {
         picture_name(study.name, measured.kind):
         study.tables(measured, rows) or [short_table(rows)]}
-    return {name: markdown(*tables) + versions_note([measured], {
+    added = f"\n{rounds_note(measured, rows)}.\n" if measured.planned else ""
+    return {name: markdown(*tables) + added + versions_note([measured], {
         row.run.name for table in tables for row in table.rows if isinstance(row, Row)})
             for name, tables in found.items()}
 
@@ -177,9 +178,8 @@ def full_table(rows: list[Row]) -> Table:
                lambda row: {None: "", True: "yes", False: "no"}[row.within_seed_noise]),
         EXPECTED_LOSS, number("of matmul peak", "share_of_peak", ".1%"),
         number("MFU", "mfu", ".1%"), words("attention", "record.end.attention_backend"),
-        Column("significance", lambda row: row.error or row.verdict or (
+        Column("significance", lambda row: row.error or row.significance or (
             "baseline" if row is rows[0] else ""), True),
-        *[words("memory", "memory_verdict")] * alternatives,
     ], rows, missing="n/a")
 
 
@@ -193,9 +193,9 @@ def short_table(rows: list[Row]) -> Table:
     left_out = "; ".join(f"{', '.join(labels)} ({error})" for error, labels in lacking.items())
     return Table([
         Column("run", lambda row: f"`{row.label}`", True), SPEED,
-        Column("× speed", lambda row: row.error or bold(cell(row.factor, ".2f"), row.verdict)),
+        Column("× speed", lambda row: row.error or bold(cell(row.factor, ".2f"), row.significance)),
         INTERVAL, GB,
-        Column("× memory", lambda row: bold(cell(row.memory_factor, ".2f"), row.memory_verdict)),
+        number("× memory", "memory_factor", ".2f"),
         number("first step, s", "record.first_step_seconds", ".1f"),
         number("Δ loss", "loss_difference", "+.3f"), EXPECTED_LOSS],
         [row for row in rows if not row.run.error], f"Not run here: {left_out}." * bool(left_out))

@@ -5,8 +5,8 @@ import math
 from itertools import pairwise
 from typing import NamedTuple
 
+from bench.analysis.rows import Row
 from bench.common import REFERENCE
-from bench.judge.rows import Row
 from bench.report import cards
 from bench.report.names import called
 from bench.report.pictures import (
@@ -88,7 +88,7 @@ def measured_steps(rows: list[Row]) -> list[Step]:
     for row in rows:
         label = (shorten(row.error, 40) if row.error else f"×{row.factor:.2f}" if row.factor else
                  f"{cell(row.tok_per_sec, ',.0f')} tok/sec")
-        colour = {"faster": OWN, "slower": ERROR}.get(row.verdict, UNSURE)
+        colour = {"faster": OWN, "slower": ERROR}.get(row.significance, UNSURE)
         before = row.versus and (row.versus.factor_baseline or 1.0)
         steps.append(Step(
             name_of(row),

@@ -10,13 +10,11 @@ import math
 import pkgutil
 import re
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 
 from bench.catalogue import Run
-from bench.judge.rows import closest
 from bench.measure.journal import Measured
-from bench.measure.plan import STEPS, TOKENS, WHOLE_ROUNDS, Plan, Setup
+from bench.measure.plan import STEPS, TOKENS, Plan, Setup
 from bench.report.tables import Column, Table, picture_name
 
 
@@ -40,9 +38,8 @@ class Study:
     runs_scripts = True  # else it has an `answer` instead of plans
     of_this_machine = True  # else it isn't told what this machine is
     failures_count = True  # whether a run that fails makes the command fail
-    rounds_help = "how often each script runs (default: {}; significance needs 3)"
+    rounds_help = "how often each script runs (default: {}; intervals need 2)"
     settings: dict = {}  # fields of its Plan
-    two_stages = False  # see in_two_stages
     columns: list[Column] = []  # in a report (none: those of bench.report.tables.full_table)
     short: list[Column] = []  # in a page for readers (none: as in a report, or else short_table)
 
@@ -70,23 +67,12 @@ class Study:
     def plans(self, setup: Setup) -> Generator[Plan, Measured, None]:
         """What to measure: one plan of its runs, unless a study has others. A plan that was
         measured comes back with its results, on which the next one may depend. Raises as `runs`."""
-        plan = Plan(self.runs(setup), **self.settings, **self.length(setup))
-        if self.two_stages:
-            yield from self.in_two_stages(plan)
-        else:
-            yield plan
+        yield Plan(self.runs(setup), **self.settings, **self.length(setup))
 
     def later(self, setup: Setup, plan: Plan) -> list[tuple[Plan, int]]:
         """What follows a plan, for an estimate: plans as long as those to come, whose runs may
         depend on its results, and how often there is one like each. Raises as `runs`."""
         return []
-
-    def in_two_stages(self, plan: Plan) -> Generator[Plan, Measured, None]:
-        """The plan's whole rounds, then as many runs as the other rounds have, of those rows whose
-        verdicts are open: for `plans`."""
-        plan = replace(plan, whole_rounds=WHOLE_ROUNDS)
-        measured = yield plan
-        yield replace(plan, close=closest(measured))
 
     def answer(self, setup: Setup) -> str:
         """What a study that runs no scripts prints. Raises as `runs`."""

@@ -4,25 +4,19 @@ import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 import sysconfig
 import tempfile
 from pathlib import Path
-from statistics import fmean
 
 from bench import processes
 from bench.catalogue import EPOCHS, in_float16
 from bench.common import REFERENCE, ROOT, UserError, other_text, relative, tokens_in, trained_in
-from bench.judge.simulation import judge, recorded_in
 from bench.measure.lengths import FLOAT32_FACTOR, fast_here, fitting, options_of_type
 from bench.measure.machine import compiler_folder, missing_here
 from bench.predict.speed import CARDS, card_of
 from bench.predict.store import kept
-from bench.report.tables import Column, Table, markdown
 from bench.studies import Study
 
-PLANNED, TABLES = 6, 1_000  # rounds, and tables for each machine and case, of a selftest
-ALLOWED = 0.065  # more than 1 in 20, by more than chance
 EXTRAS = "accelerate", "bitsandbytes", "safetensors", "transformers"
 
 
@@ -33,15 +27,7 @@ class Doctor(Study):
 
     runs_scripts = False
 
-    def options(self, parser):
-        parser.add_argument("--selftest", action="store_true",
-                            help="instead: how often the test of significance is wrong, and what it"
-                                 " finds, by the noise in the journals of --results-dir, or of the"
-                                 " reference machines (minutes)")
-
     def answer(self, setup):
-        if setup.args.selftest:
-            return selftest(setup.results)
         machine, compile_fails = setup.machine, None
         # PyTorch tells why, or finds one all the same. Triton is for GPUs of 7.0 and later.
         unfit = machine["gpus"] and (machine.get("gpu_needs") or float(machine["capability"]) < 7)
@@ -87,35 +73,6 @@ class Doctor(Study):
             following = "python measure.py report" if measured else first
         lines.append(("next", following))
         return "\n".join(f"{name:15}{text}" for name, text in lines)
-
-
-def selftest(folder: Path) -> str:
-    """Tables of the shares of wrong ones, and of gains found, for each machine whose journals there
-    are. Raises UserError where more are wrong than the rule promises."""
-    text, wrong = "", []
-    folders = [folder] if recorded_in(folder) else sorted(REFERENCE.iterdir())
-    for each in folders:
-        noises, lines = recorded_in(each), []
-        if not noises:
-            continue  # such as a machine without a comparison of enough rows
-        tables = max(TABLES // 5, TABLES // len(noises))
-        for noise in noises:
-            print(f"simulating: {each.name}, {noise.name}", file=sys.stderr, flush=True)
-            lines.append(judge(noise, PLANNED, tables))
-        shares = {name: fmean(line.false[name] for line in lines) for name in lines[0].false}
-        wrong += [f"{each.name}, {name}: {share:.1%} of the tables have a false finding"
-                  for name, share in shares.items() if share > ALLOWED]
-        text += markdown(Table([
-            Column(f"{each.name}: noise of", lambda line: line.name, True),
-            *(Column(name, lambda line, name=name: f"{line.false[name]:.1%}") for name in shares),
-            Column("gains of 15 % found", lambda line: f"{line.found:.0%}")], lines)) + "\n"
-    text += (f"Of each machine {TABLES:,} simulated tables or more, shared out among its rows,"
-             f" each table with as many runs as {PLANNED} rounds of all its rows have. Those with"
-             " false findings: nothing differs in them. In the last column one row is faster by"
-             " 15 %, and is found.\n")
-    if wrong:
-        raise UserError(f"{text}\n{'; '.join(wrong)}")
-    return text
 
 
 def type_of(machine: dict) -> str:

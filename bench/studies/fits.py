@@ -6,8 +6,7 @@ import sys
 from contextlib import redirect_stderr
 
 from bench.catalogue import FLOAT16, STAGES
-from bench.common import BUILD, UserError, relative, write_whole
-from bench.measure.journal import loose_records
+from bench.common import BUILD, relative, write_whole
 from bench.measure.lengths import fast_here, fitting
 from bench.studies import Study
 
@@ -18,23 +17,14 @@ class Fits(Study):
     build/."""
 
     runs_scripts = False
-    arguments = "00|01|02|again"
+    arguments = "00|01|02"
 
     def options(self, parser):
-        parser.add_argument("stage", choices=[*STAGES, "again"],
-                            help="a script; or `again`, which succeeds if the last one in the"
-                                 " results ended because the memory ran out")
-        parser.add_argument("--half", action="store_true", help="half of what fits")
+        parser.add_argument("stage", choices=list(STAGES), help="which of the three scripts")
 
     def answer(self, setup):
-        if setup.args.stage == "again":
-            last = max(loose_records(setup.results), default=None,
-                       key=lambda record: (str(record.start.get("time")), record.name))
-            if not last or last.status != "out_of_memory" or last.config["device"] != "cuda":
-                raise UserError("the last script didn't end because a GPU's memory ran out")
-            return "The memory ran out: all three scripts start again, at half the batch size."
         stage, script = setup.args.stage, fast_here(setup)
-        setup.halved, first = setup.args.half, stage == "00"
+        first = stage == "00"
         if first and setup.machine.get("gpu_needs"):
             print(f"missing: {setup.machine['gpu_needs']}", file=sys.stderr)
         load, cores = getattr(os, "getloadavg", lambda: [0])()[0], os.cpu_count() or 1

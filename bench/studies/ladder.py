@@ -1,6 +1,6 @@
 """One technique more at a time."""
 
-from bench.judge.rows import Row
+from bench.analysis.rows import Row
 from bench.measure.plan import EVERY_ROUND
 from bench.report import waterfall
 from bench.report.names import called, credited
@@ -14,9 +14,8 @@ class Ladder(Study):
 
     title = "The ladder: one more technique at a time"
     schedule = {30: 1, 50: None}
-    rounds = {"cuda": 4, "cpu": 6}  # 4 rounds miss gains of 15 % in a CPU's noise
+    rounds = {"cuda": 4, "cpu": 6}  # a CPU is noisier
     settings = dict(seed_noise=1, cold_rounds=EVERY_ROUND)
-    two_stages = True
     rungs_help = "which techniques, by their numbers (default: all)"
 
     def runs(self, setup):
@@ -43,7 +42,7 @@ class Ladder(Study):
             number("GB", "reserved_gb", ".2f"),
             number("val loss", "val_loss", ".3f"),
             Column("significance",
-                   lambda row: row.error or bold(row.verdict or "", row.verdict), True),
+                   lambda row: row.error or bold(row.significance or "", row.significance), True),
         ], rows)]}
 
     def draw(self, measured, rows):
@@ -56,7 +55,8 @@ class Ladder(Study):
 def finding(measured, rows: list[Row]) -> str:
     """A title: how much faster it is in total, and what gains significantly. Where nothing does it
     claims nothing."""
-    sure = sorted((row for row in rows if row.verdict == "faster"), key=lambda row: -row.factor)
+    sure = sorted((row for row in rows if row.significance == "faster"),
+                  key=lambda row: -row.factor)
     if not sure:
         return f"One more technique at a time: {place_of(measured)}"
     names = [credited(row, called(str(row.run.script), row.label.partition(" ")[2]))

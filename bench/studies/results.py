@@ -1,28 +1,15 @@
-"""What is done with results: two folders side by side, every run for other programs, and a folder
-for results/reference."""
+"""What is done with results: two folders side by side, and a folder for results/reference."""
 
-import csv
-import importlib.util
-import io
 import re
 import shutil
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.common import (
-    DAMAGE,
-    REFERENCE,
-    UserError,
-    listed,
-    relative,
-    trained_in,
-    write_whole,
-)
-from bench.judge.noise import significant, verdict
-from bench.judge.rows import Row, speed_of
-from bench.measure.journal import locked, loose_records
-from bench.measure.records import Record
+from bench.analysis.rows import Row, speed_of
+from bench.analysis.stats import significant
+from bench.common import DAMAGE, REFERENCE, UserError, listed, relative, trained_in
+from bench.measure.journal import locked
 from bench.report.look import read_look
 from bench.report.names import credited
 from bench.report.page import write_page
@@ -34,7 +21,6 @@ from bench.report.tables import (
     found_in,
     markdown,
     number,
-    picture_name,
     words,
 )
 from bench.studies import Study, all_studies
@@ -72,20 +58,20 @@ class Pair(NamedTuple):
 
 
 def judged(pairs: list[Pair]) -> list[Pair]:
-    """With their differences, by the rule of all verdicts."""
-    found, told = {}, {}
+    """With their differences, by the rule of all tables."""
+    differences, words = {}, {}
     for pair in pairs:
-        ours, theirs = (row.rows.differences(speed_of).get(row.run.name)
+        ours, theirs = (row.rows.judged(speed_of).differences.get(row.run.name)
                         for row in (pair.one, pair.other))
         if pair.comparable:
-            told[pair.one.run.name] = "not tested"
+            words[pair.one.run.name] = "not tested"
             if ours and theirs:
-                found[pair.one.run.name] = ours.minus(theirs)
-    levels = [row.rows.level for pair in pairs for row in (pair.one, pair.other)]
-    sure = significant(found, min(levels, default=0))
-    for name, each in found.items():
-        told[name] = verdict(each, name in sure, "more in A", "more in B", "not significant")
-    return [pair._replace(difference=told.get(pair.one.run.name, pair.why_not)) for pair in pairs]
+                differences[pair.one.run.name] = ours.minus(theirs)
+    names = significant(differences)
+    for name, difference in differences.items():
+        words[name] = "not significant" if name not in names else (
+            "more in A" if difference.mean > 0 else "more in B")
+    return [pair._replace(difference=words.get(pair.one.run.name, pair.why_not)) for pair in pairs]
 
 
 class Compare(Study):
@@ -168,88 +154,6 @@ def differences(one, other, pairs: list[Pair]) -> list[tuple]:
     first = pairs[0]
     return [*lines, ("rounds", *(row.rounds for row in first[:2])),
             (f"{first.one.label}, tok/sec", *(cell(row.tok_per_sec, ",.0f") for row in first[:2]))]
-
-
-# ---- For other programs -------------------------------------------------------------------------
-
-
-class Export(Study):
-    """Writes every run of results/ as a line of a CSV file, or its losses and its speed for
-    TensorBoard."""
-
-    runs_scripts = of_this_machine = False
-
-    def options(self, parser):
-        parser.add_argument("--csv", type=Path, metavar="FILE",
-                            help="a line for each run: its settings, and what it reached")
-        parser.add_argument("--tensorboard", type=Path, metavar="DIR",
-                            help="a folder for each run (needs the package tensorboard)")
-
-    def answer(self, setup):
-        args, written = setup.args, []
-        if not args.csv and not args.tensorboard:
-            raise UserError("--csv FILE or --tensorboard DIR says what to write", 2)
-        if not setup.results.is_dir():
-            raise UserError(f"{setup.results} is not a folder")
-        if args.tensorboard and not importlib.util.find_spec("tensorboard"):
-            raise UserError("needs the package tensorboard: pip install -r requirements-extras.txt")
-        try:
-            runs = runs_in(setup.results)
-            lines = [line_of(place, record) for place, record in runs]
-        except DAMAGE as error:
-            raise UserError(f"{relative(setup.results)} is damaged: {error!r}")
-        if args.csv:
-            file = io.StringIO()
-            columns = {name: None for line in lines for name in line}
-            writer = csv.DictWriter(file, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(lines)
-            write_whole(args.csv, file.getvalue())
-            written.append(f"{len(lines)} runs in {relative(args.csv)}")
-        if args.tensorboard:
-            logged = [run for run in runs if run[1].logs]
-            for place, record in logged:
-                write_events(record, args.tensorboard / "/".join(
-                    re.sub(r"[^\w+=-]+", "-", part) for part in place if part))
-            written.append(f"{len(logged)} runs in {relative(args.tensorboard)}:"
-                           f" tensorboard --logdir {args.tensorboard}")
-        return "\n".join(written)
-
-
-def runs_in(folder: Path) -> list[tuple[tuple[str, str, str], Record]]:
-    """Every complete run and its place: its study, its name, and its round and seed; of a script
-    that was started by hand, its name alone."""
-    runs = [(("", Path(record.name).stem, ""), record) for record in loose_records(folder)]
-    for study in all_studies().values():
-        for measured, _ in found_in(folder, study.name):
-            runs += [((picture_name(study.name, measured.kind), result.name,
-                       f"round-{result.round}-seed-{result.seed}"), result.record)
-                     for result in measured.results if result.record]
-    return runs
-
-
-def line_of(place: tuple[str, str, str], record: Record) -> dict:
-    """Of the CSV file: where a run stands, its settings, how it ended, and what it reached."""
-    names = "tok_per_sec", "val_loss", "lowest_val_loss", "first_step_seconds", "mfu"
-    return (dict(zip(("study", "run", "round"), place, strict=True)) | record.config | record.end
-            | {name: getattr(record, name) for name in names}
-            | (dict(tokens=record.curve[-1].tokens, train_seconds=record.curve[-1].seconds)
-               if record.curve else {}))
-
-
-def write_events(record: Record, folder: Path) -> None:
-    """Losses and tok/sec by training tokens; TensorBoard's relative time is seconds of training."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    for old in folder.glob("events.out.tfevents.*"):  # it would show each point twice
-        old.unlink()
-    with SummaryWriter(str(folder)) as writer:
-        for log, point in zip(record.logs, record.curve, strict=True):
-            figures = {"loss/train": point.train_loss, "loss/validation": point.val_loss,
-                       "tok per sec": log.get("step_tok_per_sec")}
-            for tag, value in figures.items():
-                if value is not None:
-                    writer.add_scalar(tag, value, point.tokens, point.seconds)
 
 
 # ---- For results/reference ----------------------------------------------------------------------

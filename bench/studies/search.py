@@ -11,9 +11,9 @@ from collections import Counter
 from functools import partial
 from typing import NamedTuple
 
+from bench.analysis.rows import Row, rows_of
 from bench.catalogue import EPOCHS, Run, without_doubles
 from bench.common import UserError, relative
-from bench.judge.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.measure.lengths import DEMO_TOKENS, configurations, fitting, tokens_per_epoch
 from bench.measure.plan import Plan, Setup

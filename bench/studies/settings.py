@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
+from bench.analysis.rows import Row
 from bench.catalogue import Run
-from bench.judge.rows import Row
 from bench.measure.plan import Setup
 
 

@@ -1,4 +1,4 @@
-"""What fits, and how fast: speed and memory over batch sizes, models and context lengths.
+"""What fits, and how fast: speed and memory over batch sizes and context lengths.
 
 The runs of a sweep grow. Where one doesn't fit, its row says so, and no larger one is tried. On a
 CPU a run is skipped if, judging by the one before it, it would take more than half of the RAM.
@@ -6,11 +6,10 @@ CPU a run is skipped if, judging by the one before it, it would take more than h
 
 import math
 import re
-from collections.abc import Sequence
 
+from bench.analysis.rows import ratio
 from bench.catalogue import Run
 from bench.common import UserError
-from bench.judge.rows import ratio, rows_of
 from bench.measure.plan import Plan
 from bench.measure.records import Kind
 from bench.report.notes import machine_note, mfu_notes, peak_note
@@ -19,20 +18,16 @@ from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, Table, number
 from bench.studies import Study
 
 BATCHES = [2**k for k in range(13)]
-MODELS = {"cuda": ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"],
-          "cpu": ["cpu-demo", "gpt2", "gpt2-medium"]}
-MODEL_BATCHES = {"cuda": [4, 16, 64], "cpu": [1, 4, 16]}  # of which each model's best is taken
-MODEL_OPTIONS = {"cuda": [], "cpu": ["--context-length", "128", "--eval-windows", "2"]}
 CONTEXTS = {"cuda": [2**k for k in range(8, 15)], "cpu": [2**k for k in range(6, 12)]}
 CONTEXT_TOKENS = {"cuda": 32_768, "cpu": 2_048}  # of each batch in a sweep over contexts
 MIN_STEPS = 6  # of a run, so that it has a median: two of them are warm-up
-OPTION = {"batch": "--batch-size", "model": "--model", "context": "--context-length"}
+OPTION = {"batch": "--batch-size", "context": "--context-length"}
 
 
 class Sweep(Study):
-    """Speed and memory over batch sizes, models or context lengths, up to what fits."""
+    """Speed and memory over batch sizes or context lengths, up to what fits."""
 
-    title = "What fits: batch, model, context"
+    title = "What fits: batch, context"
     schedule = {140: None}
     in_report = tuple(OPTION)
     arguments = "KIND"
@@ -40,12 +35,11 @@ class Sweep(Study):
     has_seconds = False
     rounds_help = "how often each size runs (default: {})"
     max_tokens_help = ("training tokens of each run, at least six steps (default: six steps on a"
-                       " CPU and for models; else 393,216, or for 10 seconds)")
+                       " CPU; else 393,216, or for 10 seconds)")
 
     def options(self, parser):
-        *others, last = OPTION
         parser.add_argument("what", choices=list(OPTION), metavar="KIND",
-                            help=f"{', '.join(others)} or {last}")
+                            help=" or ".join(OPTION))
         parser.add_argument("--stage", choices=("00", "01"), default="01",
                             help="which script (default: 01)")
 
@@ -55,28 +49,15 @@ class Sweep(Study):
         kind = what if stage == "01" else f"{what}-{stage}"
         if what == "batch":
             runs = chain(script, [(f"batch {size}", 2, dict(batch=size)) for size in BATCHES])
-        elif what == "context":
+        else:
             # As many tokens take as much memory, but where 00 keeps the scores of its attention.
             growth, tokens = 2 if stage == "00" else 1, CONTEXT_TOKENS[device]
             runs = chain(script, [
                 (f"context {length}, batch {tokens // length}", growth,
                  dict(context=length, batch=tokens // length)) for length in CONTEXTS[device]])
-        else:  # first the best batch size of each model, then each model at its best
-            sizes = []
-            for model in MODELS[device]:  # a model's first run after another's first
-                sizes.append(chain(script, [
-                    (f"{model}, batch {size}", 4, dict(model=model, batch=size))
-                    for size in MODEL_BATCHES[device]], after=sizes[-1][:1] if sizes else ()))
-            rows = rows_of((yield self.plan(setup, sum(sizes, []), f"model-batch{kind[5:]}",
-                                            rounds=1)))
-            count = len(MODEL_BATCHES[device])
-            best = [max(rows[place:place + count], key=lambda row: row.tok_per_sec or 0)
-                    for place in range(0, len(rows), count)]
-            runs = [row.run.but(after=None, error=None if row.tok_per_sec else row.error)
-                    for row in best]
         yield self.plan(setup, runs, kind)
 
-    def plan(self, setup, runs: list[Run], kind: str, **settings) -> Plan:
+    def plan(self, setup, runs: list[Run], kind: str) -> Plan:
         """Raises UserError for options that the sweep itself sets."""
         own = {option for run in runs for option in run.options}
         for option in setup.options:
@@ -84,15 +65,9 @@ class Sweep(Study):
                 raise UserError(f"{option.split('=')[0]} is set by the sweep itself", 2)
         cpu, tokens = setup.device == "cpu", setup.args.max_tokens
         ram = setup.machine["ram_gb"] if cpu else None
-        short = cpu or kind.startswith("model")  # MIN_STEPS are enough
-        if kind.startswith("model"):
-            settings["options"] = [
-                *MODEL_OPTIONS[setup.device],
-                *["--no-compile"] * (cpu and setup.args.stage != "00")]  # 00 has no such option
         return Plan(runs, kind, cold_rounds=0, min_steps=MIN_STEPS, until_full=True,
-                    tokens=tokens or (1 if short else self.tokens["cuda"]),
-                    seconds=0.0 if short else 10.0,
-                    memory_limit_gb=ram and ram / 2, **settings)
+                    tokens=tokens or (1 if cpu else self.tokens["cuda"]),
+                    seconds=0.0 if cpu else 10.0, memory_limit_gb=ram and ram / 2)
 
     def tables(self, measured, rows):
         """Speed and memory of each size, up to the first that isn't tried."""
@@ -145,15 +120,13 @@ class Sweep(Study):
         return figure
 
 
-def chain(script: Run, sizes: list[tuple[str, float, dict]],
-          after: Sequence[Run] = ()) -> list[Run]:
-    """A run for each (label, growth in memory, settings); each isn't tried where the one before
-    it, the first one the one in `after`, doesn't fit."""
-    runs = list(after)
+def chain(script: Run, sizes: list[tuple[str, float, dict]]) -> list[Run]:
+    """Returns a run for each (label, growth in memory, settings); each isn't tried where the one
+    before it doesn't fit."""
+    runs: list[Run] = []
     for label, growth, settings in sizes:
         options = [str(part) for name, value in settings.items() for part in (OPTION[name], value)]
         runs.append(script.but(
             name="-".join([script.name, *re.findall(r"[\w-]+", label)]), label=label,
-            options=tuple(options), growth=growth,
-            after=runs[-1].name if runs else None))
-    return runs[len(after):]
+            options=tuple(options), growth=growth, after=runs[-1].name if runs else None))
+    return runs

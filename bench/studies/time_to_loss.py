@@ -3,9 +3,9 @@
 import math
 import textwrap
 
+from bench.analysis.rows import Row, rate_to, rows_of
 from bench.catalogue import Run
 from bench.common import UserError
-from bench.judge.rows import Row, rate_to, rows_of
 from bench.measure.plan import EVERY_ROUND, Setup
 from bench.report.pictures import (
     COLOURS,
@@ -16,7 +16,7 @@ from bench.report.pictures import (
     rows_of_panels,
     thousands,
 )
-from bench.report.tables import cell, found_in, markdown
+from bench.report.tables import found_in, markdown
 from bench.studies import Study
 from bench.studies.search import (
     EPOCH_HELP,
@@ -31,7 +31,7 @@ from bench.studies.search import (
     read_search_of_epoch,
     tokens_of_default,
 )
-from bench.studies.times import time_notes, time_tables
+from bench.studies.times import speedup_of, time_notes, time_tables
 
 
 class TimeToLoss(Study):
@@ -154,7 +154,7 @@ def title_of(measured, rows: list[Row], target: float) -> str:
     """With the finding, where the noise among the seeds allows one; the rows are sorted."""
     found, known = "", [row for row in rows if row.seconds_to(target, True)]
     rate = rate_to(target, True)
-    if known and known[-1].verdict_on(rate) == "faster":
+    if known and known[-1].significance_of(rate) == "faster":
         best = known[-1]
         found = (f"{best.run.stage if best.run.rate else best.label.partition(' --')[0]}:"
                  f" {best.factor_of(rate, best.versus):.1f} times as fast as"
@@ -185,7 +185,7 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
         own = row.seconds_to(target, True)
         if not own:
             return row.error or "not reached"
-        factor = cell(row.factor_of(rate_to(target, True), row.versus), ".2f")
+        factor = speedup_of(row, target, True)
         if not factor:
             return f"{own:,.1f} s"
         other = row.versus.run.name != usual

@@ -2,8 +2,7 @@
 
 import math
 
-from bench.judge.noise import ROUNDS_FOR_A_VERDICT
-from bench.judge.rows import Row, difference, rate_to
+from bench.analysis.rows import Row, difference, rate_to
 from bench.report.notes import machine_note
 from bench.report.tables import RUN, SPEED, Column, Table, bold, cell, number, spread, words
 
@@ -44,7 +43,7 @@ def time_columns(target: float) -> list[Column]:
 
     def factor(with_first_step: bool):
         rate = rate_to(target, with_first_step)
-        return lambda row: bold(cell(row.factor_of(rate, row.versus), ".2f"), row.verdict_on(rate))
+        return lambda row: bold(speedup_of(row, target, with_first_step), row.significance_of(rate))
 
     return [
         RUN, SPEED, number("× tok/sec", "factor", ".2f"),
@@ -55,6 +54,12 @@ def time_columns(target: float) -> list[Column]:
         Column("first step, extra s", first_step),
         Column("× not counting compiling", factor(False)), words("compared to", "versus.label"),
     ]
+
+
+def speedup_of(row: Row, target: float, with_first_step: bool) -> str:
+    """As "1.23", or a bound as "> 1.23"; nothing where it isn't known."""
+    speedup = row.speedup_to(target, with_first_step)
+    return "{}{:.2f}".format(*speedup) if speedup else ""
 
 
 def time_notes(measured, rows: list[Row]) -> list[str]:
@@ -69,7 +74,7 @@ def time_notes(measured, rows: list[Row]) -> list[str]:
         ' their range. "× not counting compiling": there the first step counts as long as a'
         " median one.",
         'Speedups are over the row named in "compared to": the mean of the seeds\' ratios, with its'
-        f" 95 % interval; bold: significant over the whole table ({ROUNDS_FOR_A_VERDICT} seeds"
-        f" or more). A run that has trained on {measured.plan.tokens:,} tokens without coming to"
-        " the target hasn't reached it, and has no speedup.",
+        " 95 % interval; bold: significant over the whole table. A run that has trained on"
+        f" {measured.plan.tokens:,} tokens without coming to the target hasn't reached it; the"
+        " speedup is then a bound (>, <), by how long the run took, and isn't tested.",
     ]

@@ -1,21 +1,13 @@
-"""From a journal's Measured to rows: medians over the rounds, factors, verdicts."""
+"""From a journal's Measured to rows: medians over the rounds, factors, significance."""
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import cache
-from statistics import median
+from statistics import fmean, median
+from typing import NamedTuple
 
+from bench.analysis.stats import LEVEL, Estimate, Logs, common_rounds, estimates, significant
 from bench.catalogue import Run, without_effect_on_gpus
-from bench.judge.noise import (
-    ROUNDS_FOR_A_VERDICT,
-    Comparisons,
-    Estimate,
-    level_of,
-    nearest,
-    significant,
-    verdict,
-)
 from bench.measure.records import Kind, Outcome, Record, outcome_by_words
 
 
@@ -34,7 +26,7 @@ def difference(a: float | None, b: float | None) -> float | None:
 
 
 # What is compared: the values of a row, each with its round; None where it isn't known, 0 where a
-# run never came there.
+# run missed its target.
 Figure = Callable[["Row"], list[tuple[int, float | None]]]
 
 
@@ -47,11 +39,18 @@ def memory_of(row: "Row") -> list[tuple[int, float | None]]:
 
 
 @cache
-def rate_to(target: float, with_first_step: bool = False) -> Figure:
-    """How often in a second a row would come to a target; the larger, the sooner."""
+def rate_to(target: float, with_first_step: bool = False, bound: bool = False) -> Figure:
+    """How often in a second a row would come to a target; the larger, the sooner. As a `bound` a
+    run that missed it counts as if it had come there at its end."""
     def rate(row: "Row") -> list[tuple[int, float | None]]:
-        times = zip(row.by_round, row.times_to(target, with_first_step), strict=True)
-        return [(number, 1 / seconds if seconds > 0 else None) for number, (_, seconds) in times]
+        rates = []
+        for (number, record), (_, seconds) in zip(
+                row.by_round.items(), row.times_to(target, with_first_step), strict=True):
+            if bound and math.isinf(seconds):
+                seconds = record.train_seconds + (
+                    row.first_steps()[number] if with_first_step else 0)
+            rates.append((number, 1 / seconds if seconds > 0 else None))
+        return rates
 
     return rate
 
@@ -67,7 +66,7 @@ class Row:
     Factors and differences are over the run that it is compared to, or where that has no figures,
     over the one that *that* is compared to, and so on: `versus`. Those named `..._baseline` are
     over the first run of the plan. Where the run is a script without a technique (its field
-    `without` is set), the verdict and `technique_factor` are the technique's.
+    `without` is set), the significance and `technique_factor` are the technique's.
     """
 
     def __init__(self, run: Run, measured, rows: "Rows"):
@@ -151,7 +150,7 @@ class Row:
 
     factor = property(lambda row: row.factor_of(speed_of, row.versus))
     factor_baseline = property(lambda row: row.factor_of(speed_of, row.baseline))
-    memory_factor = property(lambda row: row.factor_of(memory_of, row.versus))
+    memory_factor = property(lambda row: row.mean_ratio(memory_of, row.versus))  # isn't tested
     published_factor = property(lambda row: row.versus and ratio(
         row.run.published, row.versus.run.published))
     published_factor_baseline = property(lambda row: row.baseline and ratio(
@@ -164,58 +163,59 @@ class Row:
         lambda row: difference(row.val_loss, row.baseline and row.baseline.val_loss))
 
     def factor_of(self, figure: Figure, other: "Row | None") -> float | None:
-        """The figure over that of `other`: the mean over the rounds; with a single round that both
-        have what that tells. None as in difference()."""
-        if estimate := other and self.difference(figure, other):
-            return estimate.factor
-        if not other or self.came_short(figure, other):
-            return None
-        both = {number for number, _ in figure(self)} & {number for number, _ in figure(other)}
-        return ratio(*(middle(value for number, value in figure(each) if number in both)
-                       for each in (self, other)))
+        """The figure over that of `other`, by the test's rounds where both are in the test."""
+        effect = other and self.difference(figure, other)
+        return effect.factor if effect else self.mean_ratio(figure, other)
 
-    def came_short(self, figure: Figure, other: "Row") -> bool:
-        """Whether a run of either never came to a target; the others alone would flatter it."""
-        return any(value == 0 for each in (self, other) for _, value in figure(each))
+    def mean_ratio(self, figure: Figure, other: "Row | None") -> float | None:
+        """The geometric mean of the figure over that of `other`, over the rounds that both have;
+        None where there is none, or where a run missed its target."""
+        rows = [logs_of(figure(row)) for row in (self, other)] if other else []
+        rounds = common_rounds(dict(enumerate(rows))) if rows and None not in rows else []
+        if not rounds:
+            return None
+        one, two = (fmean(fmean(logs[number]) for number in rounds) for logs in rows)
+        return math.exp(one - two)
 
     def difference(self, figure: Figure = speed_of, other: "Row | None" = None) -> Estimate | None:
         """The mean logarithm of the figure over that of `other`, else `versus`; None where one of
-        them doesn't have it twice, or came_short()."""
-        other = other or self.versus
-        if not other or self.came_short(figure, other):
+        them isn't in the test."""
+        other, means = other or self.versus, self.rows.judged(figure).means
+        if not other or not {self.run.name, other.run.name} <= means.keys():
             return None
-        return self.rows.compared(figure).difference(self.run.name, other.run.name)
+        return means[self.run.name].minus(means[other.run.name])
 
     def interval(self, figure: Figure = speed_of) -> tuple[float, float] | None:
-        """That in which the factor lies with a confidence of 95 %; of a row `without` a technique
-        the technique's speedup."""
-        found = self.difference(figure)
-        if not found or found.rounds < 2:
+        """The factor's 95 % confidence interval; of a row `without` a technique that of the
+        technique's speedup."""
+        effect = self.difference(figure)
+        if not effect:
             return None
-        low, high = found.interval()
+        low, high = effect.interval
         return (1 / high, 1 / low) if self.run.without else (low, high)
 
     def least(self, figure: Figure = speed_of) -> float | None:
-        """The smallest factor above 1 that would have had a verdict here; the truth, if it were
-        that, is found half the time."""
-        found = self.difference(figure)
-        if not found or found.rounds < ROUNDS_FOR_A_VERDICT:
+        """The minimum detectable effect: the smallest factor above 1 that would be significant
+        whatever the other rows are; the truth, if it were that, is found half the time."""
+        column, name = self.rows.judged(figure), self.run.name
+        if name not in column.differences:
             return None
-        return found.least(self.rows.level / max(1, len(self.rows.differences(figure))))
+        return column.differences[name].least(LEVEL / len(column.differences))
 
-    def verdict_on(self, figure: Figure, *words: str) -> str | None:
-        """Whether the figure is greater than that of `versus`, in `words`, else "faster" and
-        "slower"; None where there is none to compare with."""
+    def significance_of(self, figure: Figure) -> str | None:
+        """Whether the figure is significantly greater than that of `versus` ("faster"), or smaller;
+        None where there is none to compare with."""
         if not self.versus or not self.speeds:
             return None
-        found = self.rows.differences(figure).get(self.run.name)
-        if not found:
+        column, name = self.rows.judged(figure), self.run.name
+        if name not in column.differences:
             return "not tested"
-        return verdict(found, self.run.name in self.rows.significant(figure), *words)
+        if name not in column.significant:
+            return "no significant change"
+        greater = column.differences[name].mean > 0
+        return "faster" if greater != bool(self.run.without) else "slower"
 
-    verdict = property(lambda row: row.verdict_on(
-        speed_of, *(("slower", "faster") if row.run.without else ())))
-    memory_verdict = property(lambda row: row.verdict_on(memory_of, "more", "less"))
+    significance = property(lambda row: row.significance_of(speed_of))
 
     @property
     def within_seed_noise(self) -> bool | None:
@@ -224,19 +224,42 @@ class Row:
 
     # ---- Time to a loss
 
+    def first_steps(self) -> dict[int, float]:
+        """The seconds of each round's first step beyond a median one, compilation above all; of a
+        round that found it compiled already the median of those that didn't."""
+        excess = {number: record.first_step_excess for number, record in self.by_round.items()}
+        cold = {number: rest for number, rest in excess.items() if number <= self.plan.cold_rounds}
+        usual = middle((cold or excess).values())
+        return {number: cold.get(number, usual) for number in excess}
+
     def times_to(self, target: float, with_first_step: bool = False,
                  ) -> list[tuple[float, float]]:
-        """(tokens, seconds of training) of each round; infinite where it never came there. With
-        the rest of the first step, compilation above all, if asked: of a round that found it
-        compiled already the median of those that didn't."""
-        excess = {number: record.first_step_excess for number, record in self.by_round.items()}
-        cold = [rest for number, rest in excess.items() if number <= self.plan.cold_rounds]
-        usual, found = middle(cold or excess.values()), []
+        """(tokens, seconds of training) of each round, with the rest of the first step if asked;
+        infinite where it never came there."""
+        times, rests = [], self.first_steps() if with_first_step else {}
         for number, record in self.by_round.items():
             tokens, seconds = record.reached(target) or (math.inf, math.inf)
-            rest = excess[number] if number <= self.plan.cold_rounds else usual
-            found.append((tokens, seconds + rest * with_first_step))
-        return found
+            times.append((tokens, seconds + rests.get(number, 0)))
+        return times
+
+    def missed(self, target: float) -> bool:
+        """Whether a run never came to a target."""
+        return any(math.isinf(tokens) for tokens, _ in self.times_to(target))
+
+    def speedup_to(self, target: float, with_first_step: bool = False) -> tuple[str, float] | None:
+        """(sign, how many times as fast as `versus` it comes to a target), by pairs of runs with
+        one seed. Where runs of one of the two missed it, the factor is a bound, by how long they
+        trained: the sign is ">" if they are those of `versus`, "<" if its own. None where both
+        have such runs."""
+        if not self.versus:
+            return None
+        own, theirs = self.missed(target), self.versus.missed(target)
+        if not own and not theirs:
+            sign, factor = "", self.factor_of(rate_to(target, with_first_step), self.versus)
+        else:
+            bound = rate_to(target, with_first_step, bound=True)
+            sign, factor = "> " if theirs else "< ", self.mean_ratio(bound, self.versus)
+        return (sign, factor) if factor and not (own and theirs) else None
 
     def tokens_to(self, target: float) -> float | None:
         """As seconds_to()."""
@@ -251,32 +274,42 @@ class Row:
         return middle(record.loss_at(seconds) for record in self.records)
 
 
+class Column(NamedTuple):
+    """A column of factors, tested as a whole."""
+
+    rounds: list[int]  # by which rows are compared
+    means: dict[str, Estimate]  # of the rows in the test
+    differences: dict[str, Estimate]  # of each of them over what it is compared to
+    significant: set[str]
+
+
 class Rows(dict[str, Row]):
     """Those of a table, by their names, and what is compared among them."""
 
-    def __init__(self, measured):
-        self.level = level_of(measured.plan.looks, measured.is_finished)
-        self.whole_rounds = measured.plan.whole_rounds
-        self.compared = cache(self.comparisons)
-        self.differences = cache(self.differences_in)
+    def __init__(self):
+        self.judged = cache(self.judge)
 
-    def comparisons(self, figure: Figure) -> Comparisons:
-        """Of the logarithms."""
-        return Comparisons(
-            {name: [(number, math.log(value)) for number, value in figure(row) if value]
-             for name, row in self.items()},
-            {name: row.record and row.record.steps for name, row in self.items()},
-            self.whole_rounds)
+    def judge(self, figure: Figure) -> Column:
+        """Tests a column. Rows with a failed run, or with one that missed its target, aren't in the
+        test: the others alone would flatter them."""
+        rows = {name: logs for name, row in self.items() if row.speeds and not row.outcome
+                and (logs := logs_of(figure(row)))}
+        means = estimates(rows)
+        pairs = {name: self[name].versus for name in means}
+        differences = {name: means[name].minus(means[other.run.name])
+                       for name, other in pairs.items() if other and other.run.name in means}
+        return Column(common_rounds(rows), means, differences, significant(differences))
 
-    def differences_in(self, figure: Figure) -> dict[str, Estimate]:
-        """Of each row over what it is compared to, where both have rounds for a verdict."""
-        found = {name: row.difference(figure) for name, row in self.items()}
-        return {name: each for name, each in found.items()
-                if each and each.rounds >= ROUNDS_FOR_A_VERDICT}
 
-    def significant(self, figure: Figure) -> set[str]:
-        """The names of those that differ significantly."""
-        return significant(self.differences(figure), self.level)
+def logs_of(values: list[tuple[int, float | None]]) -> Logs | None:
+    """None where a run missed its target."""
+    logs: Logs = {}
+    for number, value in values:
+        if value == 0:
+            return None
+        if value is not None:
+            logs.setdefault(number, []).append(math.log(value))
+    return logs
 
 
 def seed_noise(first: Row) -> float | None:
@@ -287,20 +320,8 @@ def seed_noise(first: Row) -> float | None:
 
 def rows_of(measured) -> list[Row]:
     """A row for each run of a plan."""
-    rows = Rows(measured)
+    rows = Rows()
     for run in measured.plan.runs:
         rows[run.name] = Row(run, measured, rows)
     return list(rows.values())
 
-
-def closest(measured) -> list[str]:
-    """The runs of a table that have more rounds after its whole ones: the rows nearest to
-    significance by then, and what they are compared to."""
-    plan = measured.plan
-    early = replace(measured, results=[
-        each for each in measured.results if each.round <= plan.whole_rounds])
-    rows = rows_of(early)[0].rows
-    names = set()
-    for name in nearest(rows.differences(speed_of)):
-        names |= {name, rows[name].versus.run.name}
-    return [run.name for run in plan.runs if run.name in names]
