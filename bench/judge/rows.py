@@ -16,7 +16,7 @@ from bench.judge.noise import (
     significant,
     verdict,
 )
-from bench.measure.records import Kind, Outcome, Record, outcome_by_words
+from bench.measure.records import Kind, Outcome, Record
 
 
 def middle(values: Iterable[float | None]) -> float | None:
@@ -79,7 +79,7 @@ class Row:
         self.outcome: Outcome | None = next(
             (result.outcome for result in results if not result.outcome.complete), None)
         if run.error:
-            self.outcome = outcome_by_words(run.error, Kind.CANNOT_RUN)
+            self.outcome = Outcome(Kind.CANNOT_RUN, run.error)
         elif not results:
             self.outcome = measured.why_not(run)
         complete = [result for result in results if result.record]

@@ -30,15 +30,9 @@ LAST_LINE = 0.2
 BY_HAND = "06-native-layers"  # the last rung with attention by hand
 
 
-used: list[tuple[str | Path, list[str], Prediction]] = []  # by the table that is being made
-
-
 def kept_of(script: str | Path, options: list[str]) -> Prediction | None:
     """None where it isn't kept. Raises StackError."""
-    known = kept(today(), script, options, REFERENCE)
-    if known:
-        used.append((script, options, known))
-    return known
+    return kept(today(), script, options, REFERENCE)
 
 
 def prediction_of(script: str | Path, options: list[str]) -> Prediction:

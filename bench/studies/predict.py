@@ -14,7 +14,7 @@ from bench.predict.store import (
     OTHERS,
     TOKENS_OF_BOOK,
     Prediction,
-    earlier,
+    changed,
     fitting,
     largest,
     predict,
@@ -91,8 +91,7 @@ class Predict(Study):
         known = {run.name: predict(
             setup.scripts, run.script, [*options, *run.options], setup.results, smallest,
             args.batch_size, args.anew) for run in asked}
-        old = earlier(setup.scripts, [
-            (run.script, [*options, *run.options], known[run.name]) for run in asked])
+        other_code = changed(setup.scripts, [(run.script, known[run.name]) for run in asked])
         text = markdown(reserved_table(asked, known, args, measured(setup, options)))
         text += "\n" + markdown(fitting_table(runs, known, cards, there))
         (name, card), *others = cards.items()
@@ -113,7 +112,7 @@ class Predict(Study):
             drawn = f"no picture: {error}"
         slow = costs.why_slow(cards) if args.compare or not others else []
         return "\n".join([text, *slow, *notes(cards, gpus),
-                          *([f"{old} --anew traces them."] * bool(old)), drawn])
+                          *([f"{other_code} --anew traces it."] if other_code else []), drawn])
 
 
 def asked_for(args) -> tuple[dict[str, Card], int]:

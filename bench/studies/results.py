@@ -119,15 +119,13 @@ def differences(one, other, pairs: list[Pair]) -> list[tuple]:
         return {"techniques from 5 on train in": trained_in(measured.machine)} | {
             name: value for name, value in measured.machine.items()
             if not name.startswith("dtype")} | {
+            "measured at commit": (measured.commit or "")[:7],
             "text": measured.text or "the book", "SHA-256 of its tokens": (measured.data or "")[:8],
             "tokens per run": measured.plan.tokens}
 
     ours, theirs = facts(one), facts(other)
     lines: list[tuple] = [(name, ours.get(name), theirs.get(name)) for name in ours | theirs
                           if ours.get(name) != theirs.get(name)]
-    changed = [pair.one.label for pair in pairs if one.of_another_version(other, pair.one.run.name)]
-    if changed:
-        lines.append(("another version of", ", ".join(changed), ""))
     lines += [(f"matmuls in {name}, TFLOP/s", *(
         f"{each.peak[name] / 1e12:.2f}" if name in each.peak else "" for each in (one, other)))
         for name in one.peak | other.peak]
