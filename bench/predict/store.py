@@ -189,7 +189,7 @@ def code_of(text: bytes) -> str:
     except (SyntaxError, ValueError):
         return sha256(text)[:16]
     for node in ast.walk(tree):
-        if isinstance(getattr(node, "body", None), list):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             node.body = [line for line in node.body if not (
                 isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))]
         elif isinstance(node, ast.Call) and getattr(node.func, "id", None) == "option":
