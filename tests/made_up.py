@@ -253,7 +253,8 @@ def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measured:
     for name, lines in events.items():
         run = dict(name=name, round=1, seed=plan.seed_of(1), source_sha256="s")
         error = lines if isinstance(lines, str) else None
-        measured.add(make_result(run, [] if error else lines, dict(seconds=1.0, error=error)))
+        measured.add(make_result(run, [] if error else lines, dict(
+            seconds=1.0, error=error, outcome=Kind.FAILED if error else Kind.COMPLETE)))
     return measured
 
 
