@@ -250,6 +250,23 @@ def test_the_commit_is_that_of_the_last_start_that_measured(place, plan, monkeyp
     assert (found.commit, found.edited) == ("fedcba", True)
 
 
+def test_git_commit(tmp_path, monkeypatch):
+    """What results/ holds is no edit; no clone has no commit."""
+    monkeypatch.setattr(processes, "ROOT", tmp_path)
+    assert processes.git_commit() == (None, None)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init"], ["commit", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "x.jsonl").write_text("")
+    commit, edited = processes.git_commit()
+    assert len(commit) == 40 and edited is False
+    (tmp_path / "new.patch").write_text("")
+    assert processes.git_commit() == (commit, True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert processes.git_commit() == (None, None)
+
+
 def test_a_run_that_left_the_plan_fails_nothing(place):
     place.children.does["b"] = dict(status="failed", error="it broke")
     place.run(place.plan("a", "b"))
