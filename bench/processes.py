@@ -10,7 +10,7 @@ import subprocess
 import sys
 from functools import cache, partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from bench.common import ROOT, UserError, other_text, relative, tokens_in
 
@@ -53,27 +53,6 @@ def prepare_child(cores: int | None) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 
 
-running: set[subprocess.Popen] = set()  # children, those of other threads too
-
-
-def end_children() -> None:
-    """Ends those that other threads wait for."""
-    for child in list(running):
-        child.terminate()
-
-
-def start(command: list, errors: IO[str], **environment: str) -> subprocess.Popen:
-    """A child that is asked through its input, and writes to `errors`. It ends when this process
-    does: when it finds no more input; not sooner, since Linux would end it with the thread that
-    started it."""
-    child = subprocess.Popen(
-        [str(part) for part in command], env=os.environ | environment, cwd=ROOT, text=True,
-        encoding="utf-8", errors="replace", stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=errors, start_new_session=True)
-    running.add(child)
-    return child
-
-
 def run_child(
     command: list, cwd: Path | None = None, timeout: float | None = None, cores: int | None = None,
     **environment: str,
@@ -88,7 +67,6 @@ def run_child(
         encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
         preexec_fn=partial(prepare_child, cores) if prctl else None)
-    running.add(child)
     try:
         out, err = child.communicate(timeout=timeout)
     except BaseException:
@@ -98,8 +76,6 @@ def run_child(
         except subprocess.TimeoutExpired:
             child.kill()
         raise
-    finally:
-        running.discard(child)
     return child.returncode, out, err
 
 
@@ -122,6 +98,19 @@ def ask_machine(question: str, **environment: str) -> dict:
     """The answer of bench.measure.machine to one of its questions. Raises UserError."""
     told = ask("-m", "bench.measure.machine", question, **environment)
     return json.loads(told.splitlines()[-1])
+
+
+def git_commit() -> tuple[str | None, bool | None]:
+    """(this repository's commit, whether files outside results/ differ from it); None for both
+    without git, or where this is no clone."""
+    if not (ROOT / ".git").exists():
+        return None, None
+    try:
+        failed, commit, _ = run_child(["git", "rev-parse", "HEAD"], ROOT)
+        _, edited, _ = run_child(["git", "status", "--porcelain", "--", ".", ":!results"], ROOT)
+    except OSError:
+        return None, None
+    return (None, None) if failed else (commit.strip(), bool(edited))
 
 
 def prepare_tokens(folder: Path) -> None:

@@ -18,8 +18,7 @@ from bench.common import UserError
 from bench.measure import lengths
 from bench.measure.journal import Measured, append, journal_of, make_result, read_journal
 from bench.measure.plan import Plan, Setup
-from bench.measure.records import COMPLETE, outcome_by_words
-from bench.predict import fingerprint
+from bench.measure.records import COMPLETE, Kind, Outcome
 from bench.report import look
 from bench.studies import Study
 
@@ -105,19 +104,19 @@ def write_journal(
     folder: Path, study: str, plan: Plan, runs: list[dict] = (), machine: dict = CPU, **header
 ) -> Path:
     """Adds a measurement to a journal: its study line, then each of `runs`, a dict of name, round
-    (1), error (None), seconds, matmul_rate and of what record_events takes."""
+    (1), error (None) and its kind, seconds, matmul_rate and of what record_events takes."""
     path, measured = journal_of(folder, study), measured_of(study, plan, machine, **header)
     lines = [measured.as_json()]
     for run in runs:
-        run = dict(round=1, error=None, seconds=1.0, matmul_rate=4e12) | run
-        name, number, error, seconds, rate = (run.pop(key) for key in (
-            "name", "round", "error", "seconds", "matmul_rate"))
+        run = dict(round=1, error=None, kind=Kind.FAILED, seconds=1.0, matmul_rate=4e12) | run
+        name, number, error, kind, seconds, rate = (run.pop(key) for key in (
+            "name", "round", "error", "kind", "seconds", "matmul_rate"))
         run.setdefault("seed", plan.seed_of(number))
         lines.append(dict(event="run", id=measured.id, name=name, round=number, seed=run["seed"],
                           cache="warm", command="", source_sha256="s"))
         if not error:
             lines += record_events(name, **run)
-        outcome = outcome_by_words(error) if error else COMPLETE
+        outcome = Outcome(kind, error) if error else COMPLETE
         lines.append(dict(event="ran", seconds=seconds, exit=int(bool(error)),
                           outcome=outcome.kind, error=outcome.text or None, load=0.5,
                           matmul_rate=rate))
@@ -157,9 +156,7 @@ class Children:
         monkeypatch.setattr(lengths, "configurations", self.configurations)
         for module in ("run", "child", "plan"):
             monkeypatch.setattr(f"bench.measure.{module}.BUILD", build)
-        monkeypatch.setattr(fingerprint, "BUILD", build)
-        monkeypatch.setattr("bench.common.BUILD", build)
-        monkeypatch.setattr(fingerprint, "trace", lambda requests: [None] * len(requests))
+        monkeypatch.setattr(processes, "git_commit", lambda: ("0123456789abcdef", False))
 
     def run_child(self, command, timeout=None, cores=None, **environment):
         command = [str(part) for part in command]
@@ -255,7 +252,8 @@ def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measured:
     for name, lines in events.items():
         run = dict(name=name, round=1, seed=plan.seed_of(1), source_sha256="s")
         error = lines if isinstance(lines, str) else None
-        measured.add(make_result(run, [] if error else lines, dict(seconds=1.0, error=error)))
+        measured.add(make_result(run, [] if error else lines, dict(
+            seconds=1.0, error=error, outcome=Kind.FAILED if error else Kind.COMPLETE)))
     return measured
 
 

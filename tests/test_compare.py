@@ -46,31 +46,18 @@ def test_two_machines(tmp_path):
 
 
 def test_a_journal_without_one_checksum(tmp_path):
-    """Its runs of that script are lost, the others are compared."""
+    """Its runs of that script are lost, the others are compared; the commits differ."""
     speeds = {"a": [100.0], "b": [200.0], "c": [300.0]}
     for name in ("one", "other"):
         ladder(tmp_path / name, speeds)
     path = tmp_path / "one" / "ladder.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert any(line.get("sources", {}).pop("c", None) for line in lines)
+    lines[0]["commit"] = "0123456789"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert ["another version of", "c", ""] in rows_of_text(answer(tmp_path, "one", "other"))
-
-
-def test_another_version_is_one_of_another_step(tmp_path):
-    """Whatever the files are, where both steps were traced by one PyTorch."""
-    for name, steps in (("one", dict(a="2.13 1", b="2.13 1", c="2.13 1")),
-                        ("other", dict(a="2.13 1", b="2.13 2", c="2.14 2"))):
-        ladder(tmp_path / name, {"a": [100.0], "b": [200.0], "c": [300.0]})
-        path = tmp_path / name / "ladder.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for line in lines:
-            if line["event"] == "study":
-                line |= dict(steps=steps, sources={run: run + name * (run == "a") for run in "abc"})
-            if line["event"] == "run":
-                line |= dict(step=steps[line["name"]])
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert ["another version of", "b", ""] in rows_of_text(answer(tmp_path, "one", "other"))
+    machines, techniques = answer(tmp_path, "one", "other").split("What each technique")
+    assert ["measured at commit", "0123456", ""] in rows_of_text(machines)
+    assert [row[1] for row in rows_of_text(techniques)] == ["", "2.00", ""]
 
 
 def test_every_row_says_why_it_has_no_difference(tmp_path):

@@ -14,7 +14,6 @@ from made_up import cells_of
 
 import measure
 from bench.commands import make_parser
-from bench.predict import fingerprint
 from bench.predict.speed import CARDS
 from bench.report import check, readme
 from bench.studies import all_studies
@@ -119,7 +118,6 @@ def test_what_to_type(name):
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)  # nothing is traced for it
     monkeypatch.setattr(study, "EXPLORER", tmp_path / "explorer.html")
     (tmp_path / "explorer.html").write_text(
         "<p>\n<!-- explorer: written by measure.py readme -->\n<!-- end -->\n")
@@ -184,7 +182,6 @@ def test_two_gpus_side_by_side(tmp_path):
 def test_in_a_browser(tmp_path, monkeypatch, capsys):
     """Its figures are those that `predict` prints; it is as wide as a phone; an address is a
     choice, and a choice an address; the console stays empty."""
-    monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)
     wanted, addresses = [], []
     for choice, options, rows in CASES:
         gpu, batch, model = choice["gpu"], choice["batch"], choice.get("model", "gpt2")

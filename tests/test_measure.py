@@ -13,7 +13,6 @@ import measure
 from bench import processes
 from bench.measure.journal import journal_of, read_journal
 from bench.measure.records import Kind
-from bench.predict import fingerprint
 from bench.report import look, readme
 from bench.studies import all_studies
 
@@ -242,7 +241,6 @@ def test_readme(main, tmp_path, monkeypatch):
     page = tmp_path / "README.md"
     monkeypatch.setattr(readme, "PAGES", [page])
     monkeypatch.setattr(readme, "SHOWN", tmp_path)
-    monkeypatch.setattr(fingerprint, "REFERENCE", tmp_path)
     page.write_text("<!-- points: written by measure.py readme -->\n<!-- end -->\n")
     pages = "README.md, docs/, results/reference/*/README.md"
     assert main("readme") == (0, f"{pages}: written\n", "")
@@ -275,7 +273,6 @@ def test_ladder(tmp_path):
         _, err = child.communicate(timeout=120)
     assert child.returncode == 130, err
     assert err == ("Looking at this machine, once: results/machine.json keeps it\n"
-                   "Tracing 3 training steps\n"
                    f"interrupted: python measure.py ladder --resume {' '.join(command)} continues"
                    " from here\n")
     (before,) = read_journal(journal)
@@ -299,4 +296,4 @@ def test_ladder(tmp_path):
     assert any(cell.startswith("failed: the text is too short") for cell in rows[2])
     assert result.stdout.endswith("results/ladder.jsonl\n")
     assert {path.name.partition("-")[0] for path in (tree / "build").iterdir()} <= {
-        "scripts", "compiler", "configurations.json", "fingerprints"}
+        "scripts", "compiler", "configurations.json"}

@@ -15,15 +15,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.catalogue import Scripts, published
 from bench.common import UserError, load_script
-from bench.predict import child, compiled, fingerprint, lesson, pytorch, trace
+from bench.predict import child, compiled, lesson, pytorch, trace
 from bench.predict import store as predictions
 from bench.predict.allocator import GB, MIB, Allocator, DoesNotFit, Need, need, simulate
-from bench.predict.fingerprint import Fingerprint
 from bench.predict.speed import Work
 from bench.predict.store import (
     TRACED,
     at_batch,
-    earlier,
+    changed,
+    code_of,
     key_of,
     largest,
     predict,
@@ -150,8 +150,7 @@ def ask_by(monkeypatch, ask) -> None:
 
 @pytest.fixture
 def predicted(tmp_path, monkeypatch):
-    """predict(script, options, ...) into a folder, with made-up traces; `asked` of them so far.
-    A script's graph is its text without x, and of "odd" none is known."""
+    """predict(script, options, ...) into a folder, with made-up traces; `asked` of them so far."""
     asked = []
 
     def ask(text, options, batches):
@@ -163,24 +162,15 @@ def predicted(tmp_path, monkeypatch):
 
     ask_by(monkeypatch, ask)
     monkeypatch.setattr(predictions, "REFERENCE", tmp_path / "reference")
-    monkeypatch.setattr(fingerprint, "BUILD", tmp_path / "build")
-    monkeypatch.setattr(fingerprint, "REFERENCE", tmp_path / "reference")
-    monkeypatch.setattr(fingerprint, "version", lambda: "2.0")
-    monkeypatch.setattr(fingerprint, "trace", lambda requests: [
-        None if b"odd" in each.text else
-        Fingerprint(*[f"2.0 {each.text.replace(b'x', b'').strip().decode()}"] * 2)
-        for each in requests])
-    fingerprint.read.cache_clear()
     yield SimpleNamespace(asked=asked, results=tmp_path, predict=lambda script, options=(), **more:
                           predict(Texts(), script, list(options), tmp_path, **more))
-    fingerprint.read.cache_clear()
 
 
 def test_what_was_predicted_is_kept(predicted):
     """By a script's name and its options; what a small card needs is traced only for one."""
     asked, predict, kept_in = predicted.asked, predicted.predict, predicted.results / "predict.json"
     known = predict("name", ["--x"])
-    assert asked == [(b"name", ["--x"], TRACED)] and known.graph == "2.0 name"
+    assert asked == [(b"name", ["--x"], TRACED)] and known.code == code_of(b"name")
     assert list(known.needs) == [8, 16, 32, 64, 128, 256, 512]
     assert known.needs[64] == Need(64 * 40, 64 * 40) and known.context_length == 100
     assert known.works[16] == dict(step=[Work("rest", "", True, 1, 0, 16)], evaluation=[])
@@ -197,53 +187,64 @@ def test_what_was_predicted_is_kept(predicted):
     asked.clear()
     whole = kept_in.read_text()
     for damaged in ("[]", whole.replace('"works"', '"w"'), whole.replace('"16":{', '"17":{'),
-                    whole.replace('"graph"', '"g"')):  # as if it weren't there
+                    whole.replace('"code"', '"c"')):  # as if it weren't there
         kept_in.write_text(damaged)
         predict("name", ["--x"])
     assert len(asked) == 4
 
 
-def test_what_is_of_an_earlier_version(predicted, capsys):
-    """By the graph; not where that isn't known, or where another PyTorch made it."""
-    def line(*scripts: str) -> str | None:
-        return earlier(Texts(), [(script, [], predicted.predict(script)) for script in scripts])
+def test_the_code_of_a_script():
+    """Comments, docstrings and help texts are no part of it; defaults and what is printed are."""
+    def code(default: int, help: str, comment: str, printed: str) -> str:
+        lines = [f'"""{comment}"""', "class Config:", f"    batch = option({default}, '{help}', 1)",
+                 "def train():", f'    """{comment}"""', f"    print('{printed}')  # {comment}"]
+        return code_of("\n".join(lines).encode())
 
-    assert line("def", "a", "odd") is None
-    assert line("def train(): edited", "a x", "odd", "b") == (
-        "Predicted for an earlier version of `def`.")
-    assert line("a edited", "def edited") == "Predicted for an earlier version of `a` and `def`."
-    known = predicted.predict("a")._replace(graph="1.9 z")
-    assert earlier(Texts(), [("a", [], known)]) is None
+    assert code(8, "sequences", "old", "x") == code(8, "a batch", "new", "x")
+    assert len({code(8, "a batch", "old", "x"), code(4, "a batch", "old", "x"),
+                code(8, "a batch", "old", "y")}) == 3
+    assert code_of(b"no Python") != code_of(b"nor this")
+
+
+def test_code_that_has_changed_is_named(predicted):
+    def line(*scripts: str) -> str | None:
+        return changed(Texts(), [(script, predicted.predict(script)) for script in scripts])
+
+    assert line("f", "a", "b") is None
+    assert line("f # edited", "a", "b") is None
+    assert "of a and f has" in line("a -x", "f -x", "b")
+    unknown = predicted.predict("b")._replace(code=None)
+    assert "of b has" in changed(Texts(), [("b", unknown)])
 
 
 def test_all_are_made_anew(predicted, capsys):
-    """One trace for each graph; those that aren't wanted go; what can't be traced is told."""
-    wanted = [(name, []) for name in ("a", "ax", "b", "refuses", "odd")]
+    """Equal code is traced once; those that aren't wanted go; what can't be traced is told."""
+    wanted = [(name, []) for name in ("a", "(a)", "b", "refuses", "odd")]
     predicted.predict("gone")
     predicted.predict("a")
     text = (predicted.results / "predict.json").read_text()
     (predicted.results / "predict.json").write_text(text.replace("[320,320]", "[400,320]"))
     predicted.asked.clear()
     told = predict_all(Texts(), wanted, predicted.results, 1000, anew=True)
-    assert sorted({each for each, *_ in predicted.asked}) == [b"a", b"b", b"odd", b"refuses"]
+    assert sorted({text for text, *_ in predicted.asked}) == [b"a", b"b", b"odd", b"refuses"]
     kept = json.loads((predicted.results / "predict.json").read_text())
-    assert list(kept) == ["a", "ax", "b", "refuses", "odd"] and kept["odd"]["graph"] is None
+    assert list(kept) == ["a", "(a)", "b", "refuses", "odd"]
+    assert kept["(a)"]["code"] == code_of(b"a")
     assert "a: reserved memory by up to 20.00%, operations or bytes of a step by up to 0.00%" in (
         told)
     assert "gone: gone" in told and "new: b" in told and "0 as before, 6 not, 0 can't" in told
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Fingerprints of 5 scripts with options"
-    assert (lines[1], lines[4]) == ("1 of 4: a, ax", "4 of 4: odd")
+    capsys.readouterr()
     told = predict_all(Texts(), wanted, predicted.results, 1000)
     assert told == "5 as before, 0 not, 0 can't be predicted"
 
 
-def test_those_of_an_earlier_version_are_made_again(predicted, monkeypatch, capsys):
-    """And those whose graph isn't known; what was made before an interrupt is kept."""
+def test_those_whose_code_has_changed_are_made_again(predicted, monkeypatch, capsys):
+    """And only those; what was made before an interrupt is kept."""
     wanted = [(name, []) for name in ("a", "b", "c", "odd")]
     kept_in = predicted.results / "predict.json"
     predict_all(Texts(), wanted, predicted.results, 1000)
-    kept_in.write_text(kept_in.read_text().replace("2.0 b", "2.0 before").replace("2.0 c", "2.0 x"))
+    text = kept_in.read_text()
+    kept_in.write_text(text.replace(code_of(b"b"), "before").replace(f'"{code_of(b"c")}"', "null"))
     predicted.asked.clear()
     ask = predictions.ask
 
@@ -258,9 +259,9 @@ def test_those_of_an_earlier_version_are_made_again(predicted, monkeypatch, caps
     monkeypatch.setattr(predictions, "ask", ask)
     capsys.readouterr()
     predict_all(Texts(), wanted, predicted.results, 1000)
-    assert [*dict.fromkeys(each for each, *_ in predicted.asked)] == [b"b", b"c", b"odd"]
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "1 of 4: a: as it was", "2 of 4: b: as it was", "3 of 4: c", "4 of 4: odd"]
+    assert [*dict.fromkeys(text for text, *_ in predicted.asked)] == [b"b", b"c"]
+    assert capsys.readouterr().out.splitlines() == [
+        "1 of 4: a: as it was", "2 of 4: b: as it was", "3 of 4: c", "4 of 4: odd: as it was"]
 
 
 def test_one_that_can_not_be_traced_does_not_stop_the_others(predicted, monkeypatch, capsys):
@@ -315,7 +316,7 @@ def test_what_is_committed():
         assert set(each["works"]) == {"8", "16"} and each["needs"]["8"][0] > 0, key
     for run in RUNGS:
         own = known[key_of(SCRIPTS, run.script, ["--model", "gpt2"])]
-        assert own["graph"] and own["needs"]["8" if run.rung < 10 else "32"][0] > 0
+        assert own["code"] and own["needs"]["8" if run.rung < 10 else "32"][0] > 0
     errors = {row["label"]: row["error"] for row in check.memory_table().rows}
     assert len(errors) == 12
     for label, error in errors.items():
@@ -423,8 +424,8 @@ def test_one_graph_is_compiled_once(tmp_path, ranks, monkeypatch):
         script = tmp_path / "script.py"
         script.write_bytes(SCRIPTS.text(name))
         options = [*SMALL, "--context-length", "64"]
-        answer = child.answer(dict(script=str(script), options=options, batch=2))
-        assert "told" in answer, answer
+        answer = child.answer(str(script), options, 2)
+        assert "trace" in answer, answer
     weights = 2 + 4 * 11 + 3  # of cpu-demo: two tables, 11 in each block, norm and head
     assert len(made) == 1 and [len(each) for each in stay] == [weights]
     (forward, *_), = compiled.PLANS.values()

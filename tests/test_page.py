@@ -21,11 +21,9 @@ from made_up import (
 )
 
 from bench import commands, processes
-from bench.common import REFERENCE, UserError, listed, relative, short_name
-from bench.predict import fingerprint
+from bench.common import UserError, listed, relative, short_name
 from bench.report import cards, check, look, page, readme
 from bench.report.names import ADVICE
-from bench.report.notes import VERSIONS
 from bench.report.tables import found_in, markdown
 from bench.studies import all_studies, ladder
 from bench.studies.stages import bars_table, published_bars, read_bars
@@ -397,14 +395,7 @@ def update(text: str, folder) -> str:
     return readme.update(text, folder, all_studies())
 
 
-def of_any_version(text: str) -> str:
-    """A page without the lines that a figure is of an earlier version of a script: no test wants
-    figures to be of today's."""
-    return re.sub(r"\n(Predicted for|Measured with) an (earlier|unknown) version of .*\n", "", text)
-
-
-def test_readme_is_what_the_command_writes(monkeypatch):
-    monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)  # nothing is traced for it
+def test_readme_is_what_the_command_writes():
     pages = {page.relative_to(ROOT).as_posix(): page.read_bytes().decode() for page in readme.PAGES}
     for name, place in (("technique-index", "docs/techniques.md"), ("cpus", "docs/results.md"),
                         ("sample@intel-xeon-amx-2-cores", "docs/methodology.md"),
@@ -414,7 +405,7 @@ def test_readme_is_what_the_command_writes(monkeypatch):
                          "results/reference/intel-xeon-amx-2-cores/README.md")):
         assert pages[place].count(f"<!-- {name}: written by measure.py readme -->\n") == 1
     for text in pages.values():
-        assert of_any_version(update(text, readme.SHOWN)) == of_any_version(text)
+        assert update(text, readme.SHOWN) == text
 
 
 def test_techniques_are_those_of_the_headers(tmp_path, monkeypatch):
@@ -583,16 +574,8 @@ def test_pages_stay_short():
                 "explorer.html": 500}.get(path.name, 200)
         if path.is_relative_to(ROOT / "results"):
             most = 300  # a machine's findings, beside its tables
-        lines = len(of_any_version(path.read_text(encoding="utf-8")).splitlines())
+        lines = len(path.read_text(encoding="utf-8").splitlines())
         assert lines <= most, f"{path.name}: {lines} lines"
-
-
-def test_pages_explain_an_earlier_version():
-    """Once each, wherever a number is of one."""
-    for path in [*readme.PAGES, *REFERENCE.glob("*/report.md")]:
-        text = path.read_text(encoding="utf-8")
-        told = VERSIONS in text or "<i>An earlier version</i>" in text
-        assert told or of_any_version(text) == text, path
 
 
 def test_update_writes_every_table(tmp_path):
@@ -603,7 +586,7 @@ def test_update_writes_every_table(tmp_path):
     after = update(text, tmp_path)
     parts = re.split("<!-- .+ -->\n", after)
     assert parts[2::2] == [*["a | b\n"] * 3, ""]
-    assert of_any_version(parts[1]) == cards.index(tmp_path)
+    assert parts[1] == cards.index(tmp_path)
     assert rows_of_text(parts[3]) == [
         ["0", "technique 00_orig", "123", "1.25", "8.000"]]
     assert parts[5].startswith("| published |") and parts[7].startswith("| model |")
@@ -638,26 +621,15 @@ def test_write_readme(tmp_path, monkeypatch):
     page = tmp_path / "README.md"
     monkeypatch.setattr(readme, "PAGES", [page])
     monkeypatch.setattr(readme, "SHOWN", tmp_path)
-    monkeypatch.setattr(fingerprint, "REFERENCE", tmp_path)
-    monkeypatch.setattr(fingerprint, "used", {"2.13 x": ["g", "s"]})
-    monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)  # nothing is traced for it
     page.write_text(marker("technique-index"))
     write_ladder(tmp_path)
     assert readme.write_readme(all_studies())
     assert not readme.write_readme(all_studies())
-    kept = json.loads((tmp_path / fingerprint.NAME).read_text())
-    assert kept["2.13 x"] == ["g", "s"]
     assert len(rows_of_text(page.read_text(encoding="utf-8"))) == len(stack.load())
 
 
-def test_a_table_of_an_earlier_version_says_so(tmp_path, monkeypatch):
-    """Below it; what isn't predicted at all is told with the command that predicts it."""
-    before = update(marker("where"), tmp_path)
-    monkeypatch.setattr(fingerprint, "look_up", lambda *_: fingerprint.Fingerprint("2.13 x", ""))
-    monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)
-    after = update(marker("where"), tmp_path)
-    assert "|\n\nPredicted for an earlier version of `01`.\n<!-- end -->" in after
-    assert of_any_version(after) == of_any_version(before) and update(after, tmp_path) == after
+def test_a_table_of_what_is_not_predicted(tmp_path, monkeypatch):
+    """It is told with the command that predicts it."""
     monkeypatch.setattr(check, "kept", lambda *_: None)
     with pytest.raises(UserError, match="lacks 01 --model gpt2: python measure.py predict --all"):
         update(marker("where"), tmp_path)

@@ -74,7 +74,7 @@ def test_errors(rows):
     plan = plan_of(*"abcd")
     plan.runs[0] = plan.runs[0].but(error="needs the package x")
     runs = [dict(name="b", error="out of memory: lower it"), dict(name="c"),
-            dict(name="c", round=2, error="failed: it broke"), dict(name="c", round=3, error="no")]
+            dict(name="c", round=2, error="it broke"), dict(name="c", round=3, error="no")]
     a, b, c, d = rows(plan, runs)
     assert [row.error for row in (a, b, c, d)] == [
         "needs the package x", "failed: out of memory: lower it", "failed: it broke", None]

@@ -33,8 +33,6 @@ from bench.measure import lengths, run
 from bench.measure.estimates import in_words, seconds_left, time_left, within_memory
 from bench.measure.journal import data_of, journal_of, read_journal
 from bench.measure.plan import SCRATCH, Job
-from bench.predict import fingerprint
-from bench.predict.fingerprint import Fingerprint
 from bench.studies import Study
 
 
@@ -207,9 +205,13 @@ def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
     assert place.run(plan, rounds=2, resume=True) == NEXT
     assert "measured again" not in capsys.readouterr().out
     (place.folder / "b.py").write_text("another script")
+    run.dry_run(Toy(plan), place.setup, 2, resume=True)
+    assert "changed since, so measured again: b\n" in capsys.readouterr().out
     assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
-    assert "2 of 6 runs are measured again: their scripts' training steps or options have" in (
-        capsys.readouterr().out)
+    assert "changed since, so measured again: b\n" in capsys.readouterr().out
+    assert {(event["name"], event["source_sha256"]) for event in place.events("run")} == {
+        (name, sha256(text)) for name, text in (
+            ("a", b"a"), ("b", b"b"), ("b", b"another script"))}
     more = place.plan("a", "b", "c", seed_noise=True)
     assert place.run(more, rounds=1, resume=True) == [("c", 1, 123)]
     assert len({event["id"] for event in place.events("study")}) == 1
@@ -218,54 +220,32 @@ def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
         *ROUND[:2], *NEXT[:2], ROUND[2], NEXT[2], ("c", 1, 123)]
 
 
-@pytest.fixture
-def steps(place, monkeypatch):
-    """A script's training step is what stands before # in it. All that was traced so far."""
-    asked = []
-
-    def trace(requests):
-        asked.extend(requests)
-        return [Fingerprint("", f"2.13 {each.text.partition(b'#')[0].decode()}")
-                for each in requests]
-
-    monkeypatch.setattr(fingerprint, "trace", trace)
-    monkeypatch.setattr(fingerprint, "REFERENCE", place.folder)
-    for name in "ab":
-        (place.folder / f"{name}.py").write_text(f"train = '{name}'")
-    yield asked
-    fingerprint.read.cache_clear()
-
-
-def test_what_counts_is_the_training_step(place, plan, steps, capsys):
-    """Another file with the same step leaves every run, in the journal, too; another step leaves
-    none, and says so."""
-    assert place.run(plan, rounds=1) == ROUND
-    assert [event["step"] for event in place.events("run")] == [
-        f"2.13 train = '{name}'" for name in "aab"]
-    assert place.events("study")[-1]["steps"]["b"] == "2.13 train = 'b'"
-    assert steps[0].device == "cpu" and steps[0].dtype == "bfloat16"
-    (place.folder / "b.py").write_text("train = 'b'# a comment")
-    assert place.run(plan, rounds=2, resume=True) == NEXT
-    assert "measured again" not in capsys.readouterr().out and len(steps) == 2
-    assert len(read_journal(place.path)[0].results) == 6
-    (place.folder / "b.py").write_text("train = 'c'# a comment")
-    assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
-    assert "2 of 6 runs are measured again" in capsys.readouterr().out
-    known = read_journal(place.path)[0].results
-    assert [each.step for each in known if each.name == "b"] == ["2.13 train = 'c'"] * 2
-
-
-def test_a_dry_run_traces_only_what_is_another_file(place, plan, steps, capsys):
-    run.dry_run(Toy(plan), place.setup, 2, resume=False)
-    assert not steps
+def test_the_commit_is_that_of_the_last_start_that_measured(place, plan, monkeypatch):
     place.run(plan, rounds=1)
-    steps.clear()
-    run.dry_run(Toy(plan), place.setup, 1, resume=True)
-    (place.folder / "b.py").write_text("train = 'c'")
-    assert not steps
-    run.dry_run(Toy(plan), place.setup, 1, resume=True)
-    assert [each.text for each in steps] == [b"train = 'c'"]
-    assert "1 of 3 runs are measured again" in capsys.readouterr().out
+    monkeypatch.setattr(processes, "git_commit", lambda: ("fedcba", True))
+    place.run(plan, rounds=1, resume=True)  # nothing is left to measure
+    (found,) = read_journal(place.path)
+    assert (found.commit, found.edited) == ("0123456789abcdef", False)
+    place.run(plan, rounds=2, resume=True)
+    (found,) = read_journal(place.path)
+    assert (found.commit, found.edited) == ("fedcba", True)
+
+
+def test_git_commit(tmp_path, monkeypatch):
+    """What results/ holds is no edit; no clone has no commit."""
+    monkeypatch.setattr(processes, "ROOT", tmp_path)
+    assert processes.git_commit() == (None, None)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init"], ["commit", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "x.jsonl").write_text("")
+    commit, edited = processes.git_commit()
+    assert len(commit) == 40 and edited is False
+    (tmp_path / "new.patch").write_text("")
+    assert processes.git_commit() == (commit, True)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert processes.git_commit() == (None, None)
 
 
 def test_a_run_that_left_the_plan_fails_nothing(place):
@@ -431,12 +411,16 @@ def sizes(place, **settings):
     return plan
 
 
-@pytest.mark.parametrize(("error", "fits"), [
-    ("CUDA out of memory", False), ("the text is too short", False), ("it broke", True)])
-def test_larger_ones_are_not_tried(place, error, fits):
+@pytest.mark.parametrize(("does", "fits"), [
+    (dict(status="out_of_memory", error="out of memory: lower it"), False),
+    (lambda *_: (1, "", "error: rank 1: out of memory: lower it"), False),  # before its record
+    (lambda *_: (1, "", "error: the text is too short: 9 windows"), False),
+    (lambda *_: (-9, "", ""), False), (lambda *_: (-11, "", ""), True),
+    (dict(status="failed", error="it broke"), True)])
+def test_larger_ones_are_not_tried(place, does, fits):
     """That a run doesn't fit is a finding; another failure is tried again by a resume."""
     plan = sizes(place)
-    place.children.does["b"] = dict(status="failed", error=error)
+    place.children.does["b"] = does
     assert place.run(plan, rounds=2) == [("a", 1, 123), ("b", 1, 123), ("a", 2, 123)]
     assert run.failed(place.measured[0]) is fits
     *_, last = rows_of(place.measured[0])

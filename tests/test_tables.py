@@ -1,27 +1,21 @@
 """bench/report/tables.py: how rows are shown, and what is said of them."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from made_up import MACHINE, cells_of, plan_of, rounds_of, write_journal, write_record
 
 from bench.analysis.rows import rows_of
-from bench.catalogue import Scripts
-from bench.common import sha256
 from bench.measure.journal import read_journal
-from bench.predict import fingerprint
-from bench.report.notes import full_notes, versions_note
+from bench.report.notes import full_notes, provenance
 from bench.report.tables import (
     Column,
     Table,
     cell,
-    excerpts_of,
     full_table,
     markdown,
     number,
     short_table,
-    text_of,
     words,
 )
 from bench.studies import all_studies
@@ -241,57 +235,21 @@ def test_runs_that_set_a_target(tmp_path):
     assert time_notes(measured, rows)[0] == "Some CPU, PyTorch 2.13; seed 1."
 
 
-def test_an_earlier_version_is_told(tmp_path, monkeypatch):
-    """By the training step of today's script; a line tells it, also where it isn't known. Scripts
-    that aren't ours, and files that are the same, need no look."""
-    plan = plan_of("a", "b", "c", "d", "peer", "none")
-    scripts = dict(a="00_orig", b="05-bfloat16", c="optimizer-muon+data-workers", d="ddp",
-                   peer="hf_trainer.py", none="")
-    plan.runs = [run.but(script=scripts[run.name]) for run in plan.runs]
-    path = write_journal(tmp_path, "x", plan, [dict(name=name) for name in scripts])
-    asked = {}
+def test_provenance(tmp_path):
+    """When, at which commits, with which PyTorch: of several measurements from the first to the
+    last."""
+    def told(*headers: dict) -> str:
+        found = []
+        for place, header in enumerate(headers, 1):
+            path = write_journal(tmp_path, "x", plan_of("a"), id=str(place), **header)
+            found.append(read_journal(path)[-1])
+        return provenance(reversed(found))
 
-    def look_up(request, version):
-        asked[version] = request
-        return fingerprint.Fingerprint("", "2.13 1") if version == "2.13" else fingerprint.NotKnown
-
-    monkeypatch.setattr(fingerprint, "look_up", look_up)
-    monkeypatch.setattr(fingerprint, "fingerprints", lambda _: None)
-
-    def told(shown=(), **steps: str) -> str:
-        *_, measured = read_journal(path)
-        measured.results = [replace(result, step=steps.get(result.name)) for result in
-                            measured.results]
-        return versions_note([measured], shown)
-
-    same = dict.fromkeys("abcd", "2.13 1")
-    assert told(**same) == ""
-    assert told(**same | dict(d="2.13 2")) == "\nMeasured with an earlier version of `02`.\n"
-    assert told(a="2.13 2", b="2.13 2", c="2.12 1", d="2.13 1") == (
-        "\nMeasured with an earlier version of `00` and `05-bfloat16`; some runs with an unknown"
-        " version of `optimizer-muon+data-workers`.\n")
-    assert told(a="2.13 1") == ("\nMeasured with an unknown version of `05-bfloat16`,"
-                                " `optimizer-muon+data-workers` and `02`.\n")
-    assert told("bd", a="2.13 2", b="2.13 2", c="2.12 1", d="2.13 1") == (
-        "\nMeasured with an earlier version of `05-bfloat16`.\n")
-    for name in "fgh":
-        plan.runs.append(plan.runs[1].but(name=name, script=f"{ord(name) - 95:02}"))
-    path = write_journal(tmp_path, "x", plan, [dict(name=name) for name in "abfgh"], id="2")
-    assert told() == ("\nMeasured with an unknown version of 5 of the 5 scripts in the logs.\n")
-    assert asked["2.12"].device == "cpu" and asked["2.12"].dtype == "bfloat16"
-    text = Scripts().text("00_orig")
-    plan.runs, sources = plan.runs[:1], dict(a=sha256(text))
-    path = write_journal(tmp_path, "y", plan, [dict(name="a")])
-    path.write_text(path.read_text().replace('"s"', f'"{sources["a"]}"'))
-    assert versions_note(read_journal(path)) == ""
-    # Edited since, in what no step reaches; a step of its own isn't known.
-    monkeypatch.setattr(fingerprint, "has_the_same_code",
-                        lambda text, source: source == "another")
-    path.write_text(path.read_text().replace(sources["a"], "another"))
-    assert versions_note(read_journal(path)) == ""
-    path.write_text(path.read_text().replace("another", "a third"))
-    study = all_studies()["variants"]
-    (measured,) = read_journal(path)
-    assert text_of(study, measured).endswith("Measured with an unknown version of `00`.\n")
-    assert all(text.endswith("Measured with an unknown version of `00`.\n")
-               for text in excerpts_of(study, measured).values())
+    first = dict(time="20260102T030405Z", commit="0123456789", edited=False)
+    last = dict(time="20260203T030405Z", commit="abcdefghij", edited=True)
+    assert told() == ""
+    assert told(first) == "Measured on 2026-01-02 at 0123456 with PyTorch 2.13."
+    assert told(first | dict(commit=None)) == "Measured on 2026-01-02 with PyTorch 2.13."
+    assert told(first, last, last | dict(machine=MACHINE | dict(torch="2.11"))) == (
+        "Measured from 2026-01-02 at 0123456 to 2026-02-03 at abcdefg with edited files"
+        " with PyTorch 2.13 and 2.11.")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from bench.analysis.stats import LEVEL, Estimate, Logs, common_rounds, estimates, significant
 from bench.catalogue import Run, without_effect_on_gpus
-from bench.measure.records import Kind, Outcome, Record, outcome_by_words
+from bench.measure.records import Kind, Outcome, Record
 
 
 def middle(values: Iterable[float | None]) -> float | None:
@@ -78,7 +78,7 @@ class Row:
         self.outcome: Outcome | None = next(
             (result.outcome for result in results if not result.outcome.complete), None)
         if run.error:
-            self.outcome = outcome_by_words(run.error, Kind.CANNOT_RUN)
+            self.outcome = Outcome(Kind.CANNOT_RUN, run.error)
         elif not results:
             self.outcome = measured.why_not(run)
         complete = [result for result in results if result.record]

@@ -15,7 +15,7 @@ from bench.common import BUILD, UserError, remove_built, sha256
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
 from bench.measure.lengths import Length
 from bench.measure.plan import SCRATCH, Job, Plan, Setup
-from bench.measure.records import Kind, Outcome, outcome_by_words
+from bench.measure.records import Kind, Outcome
 
 HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended
 
@@ -58,7 +58,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
         command = command_of(job, plan, setup, length, scratch)
         start = dict(event="run", id=measured.id, name=run.name, round=job.round, seed=job.seed,
                      cache="cold" if cold else "warm", command=printed(command),
-                     source_sha256=measured.sources[run.name], step=measured.steps.get(run.name))
+                     source_sha256=measured.sources[run.name])
         append(journal, start)
         began, timeout, hung = time.perf_counter(), HANG_SECONDS + 5 * length.seconds, None
         try:
@@ -94,12 +94,22 @@ def outcome_of(code: int, err: str, start: dict, events: list[dict], ran: dict) 
         Outcome(Kind.FAILED, "it left no record"))
     ended = any(event.get("event") == "end" for event in events)
     if code and (outcome.complete or not ended):
-        outcome = outcome_by_words(processes.error_line(err)) if code > 0 else (
-            outcome_by_words(f"ended by signal {-code}"))
+        outcome = outcome_by_line(processes.error_line(err)) if code > 0 else Outcome(
+            Kind.KILLED if code == -9 else Kind.FAILED, f"ended by signal {-code}")
     rank = re.search(r"^error: (rank \d+: .+)", err, re.MULTILINE)
     if rank and not outcome.complete:  # why the other ranks, and so the record, came to no end
-        outcome = outcome_by_words(rank[1])
+        outcome = outcome_by_line(rank[1])
     return outcome
+
+
+def outcome_by_line(line: str) -> Outcome:
+    """By a script's last line. It has no other way to tell why it ended before its record began, or
+    in which rank."""
+    for words, kind in (("out of memory", Kind.OUT_OF_MEMORY),
+                        ("text is too short", Kind.TEXT_TOO_SHORT)):
+        if words in line:
+            return Outcome(kind, line)
+    return Outcome(Kind.FAILED, line)
 
 
 def read_child(folder: Path) -> tuple[bytes, list[dict]]:

@@ -1,22 +1,19 @@
 """A study's journal, results/NAME.jsonl: its whole state, a file of JSON objects, one per line,
 that is only ever appended to.
 
-    study  id, study, kind, time, machine, matmul_peak, data and sources (SHA-256 of meta.json, and
-           of each run's script), steps (the fingerprint of each run's training step, null where it
-           can't be traced), options (those behind --), and the plan: every run, and how long and
-           often it runs
-    run    id, name, round, seed, cache (cold or warm), command, source_sha256, step,
-           repeats_disturbed (in older journals, of a second try: it isn't counted, since of two
-           tries one would be chosen by what the machine did)
+    study  id, study, kind, time, machine, commit (of git; null where it isn't known), edited
+           (whether files differed from it), matmul_peak, data and sources (SHA-256 of meta.json,
+           and of each run's script), options (those behind --), and the plan: every run, and how
+           long and often it runs
+    run    id, name, round, seed, cache (cold or warm), command, source_sha256
     ...    the lines of the run's own record: see bench.measure.records
     ran    seconds of wall time, exit, outcome (a Kind of bench.measure.records), error (its text,
            or null), load (of the last minute) and matmul_rate (of a product in the type that the
            machine trains in), both right after the run
 
 A measurement that is resumed has a further `study` line with its id; the last one counts, and a run
-of another script than it names doesn't: of another training step, or, where one of the two isn't
-known, of another file. Of a run that was tried again the last one counts. What a
-crash has cut off, a line or the end of a run, is as if that run had not been.
+whose script had another SHA-256 than it names doesn't. Of a run that was tried again the last one
+counts. What a crash has cut off, a line or the end of a run, is as if that run had not been.
 """
 
 import json
@@ -47,13 +44,12 @@ from bench.measure.records import (
     Record,
     RecordError,
     make_record,
-    outcome_by_words,
     read_record,
 )
 
 # The fields of events that are read here, and their types.
 HEADER = dict(id=str, study=str, kind=str, time=str, machine=dict, matmul_peak=dict,
-              data=str | None, sources=dict, steps=dict, options=list)
+              data=str | None, sources=dict, options=list, commit=str | None, edited=bool | None)
 RUN = dict(id=str, name=str, round=int, seed=int)
 RAN = dict(seconds=float | int, error=str | None, matmul_rate=float | int | None)
 OTHER_RESULTS = "choose another --results-dir"  # where that can't be written
@@ -72,7 +68,6 @@ class Result:
     outcome: Outcome
     record: Record | None  # only of a complete run
     matmul_rate: float | None = None  # of the machine, right after it
-    step: str | None = None  # the fingerprint of its script's training step, where it is known
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -93,7 +88,8 @@ class Measured:
     sources: dict[str, str | None]  # the SHA-256 of each run's script
     options: list[str]
     plan: Plan
-    steps: dict[str, str | None] = field(default_factory=dict)  # those of the runs' scripts
+    commit: str | None = None  # as processes.git_commit(), at the last start that measured
+    edited: bool | None = None
     results: list[Result] = field(default_factory=list)
     folder: Path = Path()  # in which the journal lies
     planned: int | None = None  # rounds, where more were added after some had results
@@ -110,11 +106,7 @@ class Measured:
         return self.planned or (self.plan.rounds if added else None)
 
     def stands(self, result: Result) -> bool:
-        """Whether a run is of the script that this measures: of the same training step, or, where
-        that isn't known, the same file."""
-        step = self.steps.get(result.name)
-        if step and result.step:
-            return step == result.step
+        """Whether a run is of the script that this measures."""
         return self.sources.get(result.name) == result.source_sha256
 
     def why_not(self, run: Run) -> Outcome | None:
@@ -137,14 +129,6 @@ class Measured:
                            f"not tried: {run.growth:g} times the {max(memories):.1f} GB of"
                            f" {smaller.label} would be more than half of the RAM")
         return None
-
-    def of_another_version(self, other: "Measured", name: str) -> bool:
-        """Whether a run's script has another training step there; where that can't be told, whether
-        it is another file."""
-        one, two = self.steps.get(name), other.steps.get(name)
-        if one and two and one.split()[0] == two.split()[0]:  # traced by one PyTorch
-            return one != two
-        return self.sources.get(name) != other.sources.get(name)
 
     def differs_from(self, setup: Setup) -> str | None:
         """What of a setup is so different that figures of both can't be compared; None: nothing.
@@ -220,7 +204,8 @@ def read_journal(path: Path) -> list[Measured]:
             event = json.loads(line)
             kind = event["event"]
             if kind == "study":
-                run, header = None, fields_of(dict(steps={}) | event, HEADER)
+                run, header = None, fields_of(
+                    dict(commit=None, edited=None) | event, HEADER)
                 plan = Plan.from_json(event["plan"])
                 each = Measured(**header, plan=plan, folder=path.parent)
                 if earlier := found.pop(each.id, None):  # the newest comes last
@@ -229,7 +214,7 @@ def read_journal(path: Path) -> list[Measured]:
                 found[each.id] = each
             elif kind == "run":
                 found[fields_of(event, RUN)["id"]]  # noqa: B018 (its measurement is known)
-                run = None if event.get("repeats_disturbed") else (event, [])
+                run = event, []
             elif kind == "ran":
                 if run:
                     found[run[0]["id"]].add(make_result(*run, event))
@@ -257,9 +242,8 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
     """From a run's lines. Raises KeyError, TypeError, ValueError."""
     seconds, error, rate = fields_of(dict(matmul_rate=None) | ran, RAN).values()
     outcome, record = COMPLETE, None
-    if error is not None:  # journals of before the outcome was kept have its text alone
-        outcome = Outcome(Kind(ran["outcome"]), error) if "outcome" in ran else (
-            outcome_by_words(error))
+    if error is not None:
+        outcome = Outcome(Kind(ran["outcome"]), error)
     else:
         try:
             record = make_record(run["name"], events)
@@ -269,10 +253,8 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
                 outcome = Outcome(Kind.FAILED, "its record is that of another run")
         except RecordError as reason:
             outcome = Outcome(Kind.FAILED, str(reason))
-    step = run.get("step")
     return Result(run["name"], run["round"], run["seed"], run["source_sha256"], seconds, outcome,
-                  record if outcome.complete else None, rate,
-                  step if isinstance(step, str) else None)
+                  record if outcome.complete else None, rate)
 
 
 def newest(found: list[Measured]) -> list[Measured]:

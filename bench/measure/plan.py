@@ -116,12 +116,8 @@ class Plan:
 
 
 def run_from(given: dict) -> Run:
-    """A run as a journal has it; in an older one some of its fields, and others, are `tags`. Raises
-    TypeError, LookupError."""
-    known = {each.name for each in fields(Run)}
-    tags = {name: value for name, value in given.get("tags", {}).items() if name in known}
-    run = {name: value for name, value in given.items() if name != "tags"}
-    return Run(**tags | run | dict(options=tuple(run.get("options", ()))))
+    """A run as a journal has it. Raises TypeError, LookupError."""
+    return Run(**given | dict(options=tuple(given.get("options", ()))))
 
 
 @dataclass

@@ -21,7 +21,6 @@ known of the steps.
 
 import json
 import math
-import re
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from itertools import accumulate, pairwise
@@ -78,16 +77,6 @@ class Outcome:
 
 
 COMPLETE = Outcome()
-WORDS = {"out of memory": Kind.OUT_OF_MEMORY, "^ended by signal 9$": Kind.KILLED,
-         "text is too short": Kind.TEXT_TOO_SHORT, "^ended after .* it hung": Kind.HUNG,
-         "^not tried": Kind.NOT_TRIED, "^failed: ": Kind.FAILED}
-
-
-def outcome_by_words(text: str, otherwise: Kind = Kind.FAILED) -> Outcome:
-    """Of what a script tells of its end; and of journals of before the kind was kept, which have
-    the text alone."""
-    kind = next((kind for words, kind in WORDS.items() if re.search(words, text)), otherwise)
-    return Outcome(kind, text.removeprefix("failed: "))
 
 
 # ---- Its record --------------------------------------------------------------------------------
@@ -142,7 +131,10 @@ class Record:
             return Outcome(Kind.FAILED, "killed: its record has no end")
         if self.status != "complete":
             reason = (self.end["error"] or "no reason given").removeprefix("out of memory: ")
-            return outcome_by_words(f"{self.status.replace('_', ' ')}: {reason}")
+            if self.status == "failed":
+                return Outcome(Kind.FAILED, reason)
+            kind = Kind.OUT_OF_MEMORY if self.status == "out_of_memory" else Kind.FAILED
+            return Outcome(kind, f"{self.status.replace('_', ' ')}: {reason}")
         if not self.tok_per_sec:
             return Outcome(Kind.FAILED, "too short for a speed: raise --max-tokens")
         needed = {name: self.config.get(name)

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import BUILD, ELSEWHERE, UserError, make_writable, relative, sha256
+from bench.common import BUILD, ELSEWHERE, UserError, listed, make_writable, relative, sha256
 from bench.measure import estimates, lengths
 from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import (
@@ -28,8 +28,6 @@ from bench.measure.journal import (
 from bench.measure.lengths import Length
 from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import Kind
-from bench.predict import tracing
-from bench.predict.fingerprint import fingerprints, of_run
 
 # Fields of a plan that continues.
 MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within", "batches", "order"}
@@ -160,9 +158,8 @@ class Measurement:
 
     def take(self, plan: Plan, rounds: int | None) -> None:
         """Makes `plan` what is measured, with the batch sizes that fit, and looks what is left of
-        it. Results of runs whose training step, options or cores have changed since are dropped;
-        only scripts that are other files than was measured are traced for it. Raises UserError,
-        also for options that a script refuses, StackError, OSError."""
+        it. Results of runs whose script, options or cores have changed since are dropped. Raises
+        UserError, also for options that a script refuses, StackError, OSError."""
         measured, setup = self.measured, self.setup
         # As in what is measured so far, even where other batch sizes would fit now.
         begun = measured.results or measured.plan.batches
@@ -182,14 +179,10 @@ class Measurement:
         measured.plan = replace(plan, rounds=rounds, order=order)
         able = [run for run in plan.runs if not run.error]
         measured.sources |= {run.name: sha256(setup.scripts.text(run.script)) for run in able}
-        doubtful = {each.name for each in measured.results
-                    if each.source_sha256 != measured.sources.get(each.name)}
-        self.trace([run for run in able if run.name in doubtful])
-        kept = [each for each in measured.results
-                if measured.stands(each) and each.name not in changed]
-        if dropped := len(measured.results) - len(kept):
-            print(f"{dropped} of {len(measured.results)} runs are measured again: their scripts'"
-                  " training steps or options have changed since", flush=True)
+        changed |= {each.name for each in measured.results if not measured.stands(each)}
+        kept = [each for each in measured.results if each.name not in changed]
+        if again := [run.name for run in plan.runs if run.name in changed]:
+            print(f"changed since, so measured again: {listed(again)}", flush=True)
         measured.results = kept
         done = {each.key for each in kept if answered(each, plan)}
         self.failed |= {each.name for each in kept
@@ -197,21 +190,12 @@ class Measurement:
         self.jobs = [job for job in measured.plan.jobs() if job.key not in done]
         self.configs = lengths.configurations(able, plan, setup) if self.jobs else {}
 
-    def trace(self, runs: list[Run]) -> None:
-        """Notes the training steps of runs. Raises UserError."""
-        measured, setup = self.measured, self.setup
-        found = fingerprints([of_run(setup.scripts.text(run.script), run, measured.plan,
-                                     setup.options, setup.machine) for run in runs])
-        measured.steps |= {run.name: each and each.step
-                           for run, each in zip(runs, found, strict=True)}
-
     def begin(self) -> None:
         """All that has to be known before the first run; the journal then has this plan. Raises
         UserError."""
         measured, setup, plan = self.measured, self.setup, self.measured.plan
         if self.jobs:
-            self.trace([run for run in plan.runs if not run.error])
-            tracing.end()
+            measured.commit, measured.edited = processes.git_commit()
         processes.prepare_tokens(setup.data)
         if measured.differs_from(setup):  # the tokens alone can, and only if they were lost
             raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")

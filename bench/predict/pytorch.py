@@ -115,7 +115,6 @@ class Autocast(real_autocast):
         return super().__exit__(*error)
 
 
-# In every trace, that of memory and time and that of a fingerprint.
 AS_ON_CUDA: dict[str, object] = {
     "torch.autocast": Autocast,
     "torch.nn.functional.dropout": dropout, "torch.nn.functional.linear": linear,

@@ -1,10 +1,11 @@
 """What a script would take on GPUs that aren't there: traced once (bench.predict.trace), then kept.
 
 What was predicted stands in NAME, in a folder of results: by a script's name and its options, the
-memory at each batch size, the work of a step at two of them, and the fingerprint of the graph that
-this is of. It stays when the script changes, and says then that it is of an earlier version.
+memory at each batch size, the work of a step at two of them, and a hash of the script's code. It
+stays when the code changes; `changed` then names the script.
 """
 
+import ast
 import json
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,10 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.catalogue import EPOCHS, Scripts
-from bench.common import REFERENCE, UserError, listed, read_kept, write_whole
-from bench.predict import fingerprint, speed
+from bench.common import REFERENCE, UserError, listed, read_kept, sha256, write_whole
+from bench.predict import speed
 from bench.predict.allocator import Need, need
-from bench.predict.fingerprint import Request, as_lines
 from bench.predict.speed import Card, Work
 from bench.predict.tracing import ask, ask_each
 
@@ -24,7 +24,6 @@ OTHERS = 614  # MiB: the driver's own, its kernels, and a display
 TRACED = 8, 16  # from these two follow the larger ones: all sizes are a + b times the batch
 TOKENS_OF_BOOK = 414_009  # to train on: 404 windows of 1,024
 NAME = "predict.json"
-EARLIER = "Predicted for an earlier version of"
 
 
 class Prediction(NamedTuple):
@@ -32,7 +31,7 @@ class Prediction(NamedTuple):
     works: dict[int, dict[str, list[Work]]]  # at two batch sizes: of a "step", an "evaluation"
     context_length: int
     flops_per_token: int
-    graph: str | None = None  # the fingerprint of what was traced, where one is known
+    code: str | None = None  # as code_of() the script that was traced; None: not known
 
     def seconds(self, batch: int, card: Card, part: str = "step") -> dict[str, float] | None:
         """As bench.predict.speed.seconds, of a step (or an evaluation of a batch of each text)."""
@@ -127,7 +126,7 @@ def predict(scripts: Scripts, script: str | Path, options: list[str], results: P
     of TRACED takes.
 
     What was predicted once is kept in `results` or results/reference, and given as it is, unless it
-    shall be made `anew`, also where the script has changed since: see earlier(). Raises UserError.
+    shall be made `anew`, also where the script has changed since: see changed(). Raises UserError.
     """
     text = scripts.text(script)
     old = None if anew else next(filter(None, (
@@ -149,9 +148,8 @@ def made(text: bytes, options: list[str]) -> Prediction:
                 needs[size] = need(at_batch(size, *events))
     works = {size: works_from(each) for size, each in traces.items()}
     size, trace = next(iter(traces.items()))
-    (found,) = fingerprint.fingerprints([request_of(text, options)])
-    return Prediction(needs, works, trace["tokens"] // size, trace["flops_per_token"],
-                      found and found.graph)
+    return Prediction(
+        needs, works, trace["tokens"] // size, trace["flops_per_token"], code_of(text))
 
 
 def extended(known: Prediction, text: bytes, options: list[str], smallest: int | None,
@@ -185,19 +183,31 @@ def key_of(scripts: Scripts, script: str | Path, options: list[str]) -> str:
     return " ".join([scripts.canonical(script), *options])
 
 
-def request_of(text: bytes, options: list[str]) -> Request:
-    return Request(text, tuple(options), "cuda")
+def code_of(text: bytes) -> str:
+    """A hash of a script without its comments, docstrings and help texts; of all of it, if it isn't
+    Python."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return sha256(text)[:16]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [line for line in node.body if not (
+                isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", None) == "option":
+            node.args[1:2] = []  # option(default, help text, ...)
+    return sha256(ast.unparse(tree).encode())[:16]
 
 
 def kept(scripts: Scripts, script: str | Path, options: list[str], folder: Path
          ) -> Prediction | None:
-    """What was predicted before, maybe for an earlier version of the script. Raises StackError."""
+    """What was predicted before, maybe for other code of the script. Raises StackError."""
     try:
         saved = read_kept(folder / NAME)[key_of(scripts, script, options)]
         needs = {int(size): Need(*each) for size, each in saved["needs"].items()}
         works = {size: works_from(saved["works"][str(size)]) for size in TRACED}
-        graph = saved["graph"] and str(saved["graph"])
-        found = Prediction(needs, works, saved["context_length"], saved["flops_per_token"], graph)
+        found = Prediction(needs, works, saved["context_length"], saved["flops_per_token"],
+                           saved["code"])
         return found if TRACED[0] in needs else None
     except (LookupError, ValueError, TypeError, AttributeError):  # of an older form, or damaged
         return None
@@ -210,17 +220,19 @@ def keep(results: Path, made: dict[str, Prediction], only: bool = False) -> None
     write_whole(results / NAME, as_lines(entries))
 
 
-def earlier(scripts: Scripts, used: Iterable[tuple[str | Path, list[str], Prediction]]
-            ) -> str | None:
-    """A line that tells which predictions are of an earlier version of their script; None where all
-    are of today's. What can't be told without a trace is traced, in seconds. Raises UserError,
-    StackError."""
-    asked = [(script, request_of(scripts.text(script), options), known.graph)
-             for script, options, known in used]
-    told = fingerprint.still([each[1:] for each in asked], "graph")
-    names = dict.fromkeys(scripts.canonical(script) for (script, *_), same in zip(
-        asked, told, strict=True) if same is False)
-    return f"{EARLIER} {listed(f'`{name}`' for name in names)}." if names else None
+def as_lines(entries: dict) -> str:
+    """JSON with a line for each entry."""
+    return "{\n" + ",\n".join(
+        f"{json.dumps(key)}: {json.dumps(entry, separators=(',', ':'))}"
+        for key, entry in entries.items()) + "\n}\n"
+
+
+def changed(scripts: Scripts, predicted: Iterable[tuple[str | Path, Prediction]]) -> str | None:
+    """A line that names the scripts whose code isn't that which was predicted; None where there are
+    none. Raises StackError."""
+    names = dict.fromkeys(scripts.canonical(script) for script, prediction in predicted
+                          if prediction.code != code_of(scripts.text(script)))
+    return f"The code of {listed(names)} has changed since it was predicted." if names else None
 
 
 # ---- All of them -------------------------------------------------------------------------------
@@ -228,23 +240,19 @@ def earlier(scripts: Scripts, used: Iterable[tuple[str | Path, list[str], Predic
 
 def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], results: Path,
                 smallest: int, anew: bool = False) -> str:
-    """Predicts those of which nothing is kept or whose graph has changed, or all of them `anew`,
-    one for each graph that differs; keeps these alone. Returns what has changed. Raises UserError,
-    StackError, OSError."""
+    """Predicts those of which nothing is kept or whose code has changed, or all of them `anew`;
+    keeps these alone. Returns what has changed. Raises UserError, StackError, OSError."""
     keys = {key_of(scripts, script, options): (script, options) for script, options in wanted}
-    requests = [request_of(scripts.text(script), options) for script, options in keys.values()]
-    print(f"Fingerprints of {len(keys)} scripts with options", flush=True)
-    found = fingerprint.fingerprints(requests)
-    graphs: dict[str, list[tuple[str, Request]]] = {}  # the keys of each
-    for key, request, each in zip(keys, requests, found, strict=True):
-        graphs.setdefault(each.graph if each else key, []).append((key, request))
+    same: dict[tuple, list[str]] = {}  # the keys of equal code and options
+    for key, (script, options) in keys.items():
+        same.setdefault((code_of(scripts.text(script)), *options), []).append(key)
     before = read_kept(results / NAME) or read_kept(REFERENCE / NAME)
     after, failed = {}, []
-    for number, (graph, same) in enumerate(graphs.items(), 1):
-        names, text, options = [key for key, _ in same], same[0][1].text, [*same[0][1].options]
+    for number, ((code, *options), names) in enumerate(same.items(), 1):
+        text = scripts.text(keys[names[0]][0])
         older = [] if anew else [
             kept(scripts, *keys[key], folder) for key in names for folder in (results, REFERENCE)]
-        known, told = next((each for each in older if each and each.graph == graph), None), ""
+        known, told = next((each for each in older if each and each.code == code), None), ""
         try:
             new = extended(known or made(text, options), text, options, smallest, None)
             after |= dict.fromkeys(names, new)
@@ -252,7 +260,7 @@ def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], re
         except UserError as error:
             failed += names
             told = f": {error}"
-        print(f"{number} of {len(graphs)}: {', '.join(names)}{told}", flush=True)
+        print(f"{number} of {len(same)}: {', '.join(names)}{told}", flush=True)
         keep(results, {key: after[key] for key in names if key in after})
     keep(results, {key: after[key] for key in keys if key in after}, only=True)
     return summary(before, {key: json.loads(json.dumps(each._asdict()))

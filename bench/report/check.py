@@ -22,15 +22,9 @@ PUBLISHED_ON = "A100 40 GB"  # probably: batch 32 was the largest that fitted
 BY_HAND = "06-native-layers"  # the last rung with attention by hand
 
 
-used: list[tuple[str | Path, list[str], Prediction]] = []  # by the table that is being made
-
-
 def kept_of(script: str | Path, options: list[str]) -> Prediction | None:
     """None where it isn't kept. Raises StackError."""
-    known = kept(today(), script, options, REFERENCE)
-    if known:
-        used.append((script, options, known))
-    return known
+    return kept(today(), script, options, REFERENCE)
 
 
 def prediction_of(script: str | Path, options: list[str]) -> Prediction:

@@ -1,60 +1,37 @@
 """What is said below a table: on which machine, how and how often it was measured, what its words
-mean, and of which version of the scripts it is."""
+mean."""
 
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import cache
 
 from bench.analysis.rows import Row, seed_noise, speed_of
 from bench.analysis.stats import ROUNDS, ROWS
 from bench.catalogue import Scripts
-from bench.common import listed, sha256
+from bench.common import listed
 from bench.measure.journal import Measured
 from bench.measure.plan import SEED
 from bench.measure.records import Record
-from bench.predict import fingerprint
 from bench.predict.speed import PEAK_FLOPS, card_of
-from patches.stack import StackError
 
-VERSIONS = ("*An earlier version* of a script: its training step has been edited since; *an unknown"
-            " version*: the log doesn't tell which.")  # a footnote of each page with such a line
 today = cache(Scripts)  # in one process they are read once
 
 
-def versions_note(measured: Iterable[Measured], shown: Collection[str] = ()) -> str:
-    """A line, with a blank one before it, where figures are of a script that had another training
-    step than it has today, or may have had: of the runs with the names `shown`, or of all. Scripts
-    that aren't ours are left out. Raises UserError, StackError, OSError."""
-    asked: list[tuple] = []
-    names: dict[bool | None, dict[str, None]] = {True: {}, False: {}, None: {}}  # None: not known
-    for each in measured:
-        runs = {run.name: run for run in each.plan.runs if run.script}
-        for result in each.results:
-            if shown and result.name not in shown:
-                continue
-            try:
-                run = runs[result.name]
-                text, name = today().text(str(run.script)), today().canonical(str(run.script))
-            except (KeyError, StackError):  # of a peer, or it is gone
-                continue
-            is_it = sha256(text) == result.source_sha256
-            if is_it and not result.step:
-                fingerprint.remember(text)
-            if is_it or fingerprint.has_the_same_code(text, result.source_sha256):
-                names[True][name] = None
-            else:
-                asked.append((name, fingerprint.of_run(
-                    text, run, each.plan, each.options, each.machine), result.step))
-    told_of = fingerprint.still([each[1:] for each in asked], "step")
-    for (name, *_), same in zip(asked, told_of, strict=True):
-        names[same][name] = None
-    count = len(names[True] | names[False] | names[None])
-    told = [f"{words} version of " + (
-                listed(f"`{name}`" for name in found) if len(found) < 5 else
-                f"{len(found)} of the {count} scripts in the logs")
-            for words, found in (("an earlier", names[False]), ("an unknown", names[None]))
-            if found]
-    return f"\nMeasured with {'; some runs with '.join(told)}.\n" if told else ""
+def provenance(measured: Iterable[Measured]) -> str:
+    """When, at which commit and with which PyTorch a page's figures were measured; of several
+    measurements the first and the last. "" without any."""
+    def moment(one: Measured) -> str:
+        commit = f" at {one.commit[:7]}" if one.commit else ""
+        edited = " with edited files" if one.edited else ""
+        return f"{one.time[:4]}-{one.time[4:6]}-{one.time[6:8]}{commit}{edited}"
+
+    ordered = sorted(measured, key=lambda one: one.time)
+    if not ordered:
+        return ""
+    first, last = moment(ordered[0]), moment(ordered[-1])
+    when = f"on {first}" if first == last else f"from {first} to {last}"
+    versions = dict.fromkeys(one.machine["torch"] for one in ordered)
+    return f"Measured {when} with PyTorch {listed(versions)}."
 
 
 def one_reference(rows: list[Row]) -> bool:

@@ -8,7 +8,7 @@ from bench.common import DAMAGE, write_whole
 from bench.measure.journal import journal_of, newest, read_journal
 from bench.report.html_page import write_html
 from bench.report.look import first_line, machine_section, read_look, summary
-from bench.report.notes import VERSIONS
+from bench.report.notes import provenance
 from bench.report.pictures import draw_all
 from bench.report.tables import found_in, text_of
 
@@ -23,14 +23,15 @@ def write_page(studies: dict, results: Path, command: str, missing: dict[str, st
     shown = [study for study in studies.values() if study.schedule]
     try:
         findings = summary(results, look)
-        texts = {each.text for study in shown for each in newest(
-            read_journal(journal_of(results, study.name)))} - {""}
+        measured = [each for study in shown for each in newest(
+            read_journal(journal_of(results, study.name)))]
+        texts = {each.text for each in measured} - {""}
     except (OSError, *DAMAGE) as error:
         findings = [first_line(look), f"What is left in the folder is damaged: {error!r}"]
-        texts = set()
+        measured, texts = [], set()
     page = [f"# GPT training on {look['machine']['name']}\n",
             *(f"{place}. {line}" for place, line in enumerate(findings, 1)),
-            f"\nMade by `{command}`. tok/sec excludes evaluation."]
+            f"\n{provenance(measured)} Made by `{command}`. tok/sec excludes evaluation."]
     if texts:
         page.append(f"\nNot trained on the book in GPT-2's tokens: {'; '.join(sorted(texts))}.")
     if goes_on := [name for name, why in missing.items() if not why]:
@@ -44,8 +45,7 @@ def write_page(studies: dict, results: Path, command: str, missing: dict[str, st
         page.append(f"\n## {study.title}\n\n"
                     + section(study, results, list(pictures.get(study.name, ())))
                     + f"\nAlone: {alone}")
-    text = "\n".join(page) + "\n"
-    write_whole(results / "report.md", text + f"\n{VERSIONS}\n" * ("version of" in text))
+    write_whole(results / "report.md", "\n".join(page) + "\n")
     if not write_html(results / "report.md"):
         print("no report.html beside report.md: pip install -r requirements-extras.txt")
     archive = io.BytesIO()

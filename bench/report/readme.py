@@ -7,10 +7,9 @@ from functools import cache, partial
 from pathlib import Path
 
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
-from bench.predict.fingerprint import keep_used
-from bench.predict.store import earlier
+from bench.measure.journal import newest, read_journal
 from bench.report import cards, check, explorer, gpus, waterfall
-from bench.report.notes import today
+from bench.report.notes import provenance
 from bench.report.pictures import picture_bytes
 from bench.report.tables import (
     Table,
@@ -18,8 +17,6 @@ from bench.report.tables import (
     found_in,
     markdown,
     rows_in,
-    used,
-    versions_note,
 )
 
 EXPLORER = ROOT / "docs" / "explorer.html"
@@ -41,15 +38,14 @@ PREDICTED: dict[str, Callable[[], Table | str]] = {  # of predictions, by the na
 
 
 def write_readme(studies: dict) -> bool:
-    """Writes the pages' tables again, and keeps the fingerprints of the scripts that they are of;
-    returns whether that changed a page. Raises what update does."""
+    """Writes the pages' tables again; returns whether that changed a page. Raises what update does.
+    """
     before = {page: page.read_bytes() for page in PAGES}
     after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
     for page, text in after.items():
         write_whole(page, text)
         for name, draw in DRAWN.get(page, {}).items():
             write_whole(page.parent / name, picture_bytes(draw(), "png"))
-    keep_used()
     return after != before
 
 
@@ -75,13 +71,12 @@ def update(text: str, machine: Path, studies: dict) -> str:
         if not folder.is_dir():
             raise UserError(f"there is no folder {relative(folder)}")
         if name in PREDICTED:
-            table = predicted(PREDICTED[name])
+            made = PREDICTED[name]()
+            table = made if isinstance(made, str) else markdown(made)
         elif name in MEASURED:
-            used.clear()
             table = MEASURED[name](folder)
             if not table.strip():
                 raise UserError(f"there is nothing for the table {name} in {relative(folder)}")
-            table += versions_note(used)
         elif (table := of_studies(folder).get(name)) is None:
             raise UserError(f"there is no table {name} in {relative(folder)}")
         return opening + (table if table.startswith("|") else f"\n{table}\n") + end
@@ -89,14 +84,10 @@ def update(text: str, machine: Path, studies: dict) -> str:
     return BLOCK.sub(write, text)
 
 
-def predicted(make: Callable[[], Table | str]) -> str:
-    """What this makes, with a line where a prediction in it is of an earlier version of its script.
-    Raises UserError, StackError."""
-    check.used.clear()
-    made = make()
-    text = made if isinstance(made, str) else markdown(made)
-    line = earlier(today(), check.used)
-    return f"{text}\n{line}\n" if line else text
+def measured_line(machine: Path) -> str:
+    """When and at which commits the journals of a machine's page were measured."""
+    journals = (newest(read_journal(path)) for path in machine.glob("**/*.jsonl"))
+    return provenance(each for journal in journals for each in journal)
 
 
 def sample(machine: Path) -> str:
@@ -111,8 +102,8 @@ def sample(machine: Path) -> str:
 
 
 MEASURED: dict[str, Callable[[Path], str]] = {  # those of a machine's folder, likewise
-    "sample": sample, "machines": cards.results,
-    "own-gpu": lambda machine: predicted(partial(check.gpu_table, machine)),
+    "sample": sample, "machines": cards.results, "measured": measured_line,
+    "own-gpu": lambda machine: markdown(check.gpu_table(machine)),
     "technique-index": cards.index, "technique-cards": partial(cards.cards, study="ladder"),
     "variant-cards": partial(cards.cards, study="variants"),
     "variant-cards-loss": partial(cards.cards, study="variants", unchanged=False),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from bench.analysis.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.report.names import credited
-from bench.report.notes import full_notes, one_reference, rounds_note, versions_note
+from bench.report.notes import full_notes, one_reference, rounds_note
 
 
 class Column(NamedTuple):
@@ -95,14 +95,10 @@ def markdown(*tables: Table) -> str:
 
 # ---- What was measured -------------------------------------------------------------------------
 
-used: list[Measured] = []  # what found_in() has given, for who tells of which version it is
-
 
 def found_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
     """The newest measurement of each kind of a study, with its rows."""
-    found = newest(read_journal(journal_of(folder, study)))
-    used.extend(found)
-    return [(each, rows_of(each)) for each in found]
+    return [(each, rows_of(each)) for each in newest(read_journal(journal_of(folder, study)))]
 
 
 def rows_in(folder: Path, study: str) -> list[Row]:
@@ -131,7 +127,7 @@ def text_of(study, measured) -> str:
     notes = study.notes(measured, rows)
     notes = full_notes(measured, rows) if notes is None else notes
     return (markdown(*tables_of(study, measured, rows))
-            + "".join(f"\n{note}\n" for note in notes) + versions_note([measured]))
+            + "".join(f"\n{note}\n" for note in notes))
 
 
 def excerpts_of(study, measured) -> dict[str, str]:
@@ -141,9 +137,7 @@ def excerpts_of(study, measured) -> dict[str, str]:
         picture_name(study.name, measured.kind):
         study.tables(measured, rows) or [short_table(rows)]}
     added = f"\n{rounds_note(measured, rows)}.\n" if measured.planned else ""
-    return {name: markdown(*tables) + added + versions_note([measured], {
-        row.run.name for table in tables for row in table.rows if isinstance(row, Row)})
-            for name, tables in found.items()}
+    return {name: markdown(*tables) + added for name, tables in found.items()}
 
 
 def full_table(rows: list[Row]) -> Table:

@@ -13,7 +13,7 @@ from bench.predict.store import (
     OTHERS,
     TOKENS_OF_BOOK,
     Prediction,
-    earlier,
+    changed,
     fitting,
     largest,
     predict,
@@ -92,8 +92,7 @@ class Predict(Study):
         known = {run.name: predict(
             setup.scripts, run.script, [*options, *run.options], setup.results, smallest,
             args.batch_size, args.anew) for run in asked}
-        old = earlier(setup.scripts, [
-            (run.script, [*options, *run.options], known[run.name]) for run in asked])
+        other_code = changed(setup.scripts, [(run.script, known[run.name]) for run in asked])
         text = answer_of(runs[-1], known, cards, there, args) + "\n\n"
         text += markdown(reserved_table(asked, known, args, measured(setup, options)))
         text += "\n" + markdown(fitting_table(runs, known, cards, there))
@@ -105,7 +104,7 @@ class Predict(Study):
                 [there(run, name) for run in runs], known, name, card, args.batch_size))
         slow = costs.why_slow(cards) if args.why else []
         return "\n".join([text, *slow, *notes(cards, runs, args),
-                          *([f"{old} --anew traces them."] * bool(old))])
+                          *([f"{other_code} --anew traces it."] if other_code else [])])
 
 
 def asked_for(args) -> tuple[dict[str, Card], int]:

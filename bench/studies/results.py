@@ -133,6 +133,7 @@ def differences(one, other, pairs: list[Pair]) -> list[tuple]:
         return {"techniques from 5 on train in": trained_in(measured.machine)} | {
             name: value for name, value in measured.machine.items()
             if not name.startswith("dtype")} | {
+            "measured at commit": (measured.commit or "")[:7],
             "text": measured.text or "the book", "SHA-256 of its tokens": (measured.data or "")[:8],
             "tokens per run": measured.plan.tokens}
 
@@ -145,9 +146,6 @@ def differences(one, other, pairs: list[Pair]) -> list[tuple]:
     lines: list[tuple] = [(name, shown(ours.get(name)), shown(theirs.get(name)))
                           for name in ours | theirs]
     lines = [line for line in lines if line[1] != line[2]]
-    changed = [pair.one.label for pair in pairs if one.of_another_version(other, pair.one.run.name)]
-    if changed:
-        lines.append(("another version of", ", ".join(changed), ""))
     lines += [(f"matmuls in {name}, TFLOP/s", *(
         f"{each.peak[name] / 1e12:.2f}" if name in each.peak else "" for each in (one, other)))
         for name in one.peak | other.peak]
