@@ -617,7 +617,7 @@ def test_a_description_is_kept(asked, tmp_path, capsys):
 @pytest.mark.parametrize("command", [["doctor"], ["ladder", "--dry-run", "--rungs", "0"]])
 def test_a_misspelt_folder_is_not_made(asked, tmp_path, monkeypatch, capsys, command):
     monkeypatch.setattr(doctor, "has_compiler", lambda gpu: True)
-    options = [*command, "--results-dir", str(tmp_path / "resluts"), "--data", str(tmp_path)]
+    options = [*command, "--results-dir", str(tmp_path / "no-such"), "--data", str(tmp_path)]
     args = commands.make_parser(all_studies()).parse_args(options)
     assert commands.measure(args, [], all_studies()) == 0
     assert asked == ["this_machine"] and not [*tmp_path.iterdir()]
