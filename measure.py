@@ -20,7 +20,7 @@
 Each run is a fresh process with the same data and seed. A round runs every script once, so that a
 machine that drifts hits all of them alike. results/NAME.jsonl, a study's journal, keeps all that
 was measured; tables and pictures are made from it. A script is called faster than another only
-after 4 rounds, if that is significant (bench/analysis/stats.py). The exit code is 1 if a run
+if that is significant over the whole table (bench/analysis/stats.py). The exit code is 1 if a run
 failed; its row says why.
 """
 

@@ -47,13 +47,19 @@ def test_bad_numbers(text):
 
 
 def test_an_efficiency_has_its_interval(tmp_path):
-    """By the t-test of pairs: 0.5 times exp(±3.18 × 0.0953 / √3), for three degrees of freedom."""
-    plan = plan_of("01", "four")
-    plan.runs[1] = plan.runs[1].but(processes=4)
-    runs = [*rounds_of("01", *4 * [1000.0]), *rounds_of("four", *2 * [2200.0, 2000 / 1.1])]
+    """That of the speedup, divided by the processes."""
+    plan = plan_of("01", "two", "four")
+    plan.runs[1:] = [run.but(processes=count, compared_to="01")
+                     for run, count in zip(plan.runs[1:], (2, 4), strict=True)]
+    runs = [*rounds_of("01", *2 * [990.0, 1010.0]), *rounds_of("two", *4 * [1500.0]),
+            *rounds_of("four", *2 * [2200.0, 2000 / 1.1])]
     write_journal(tmp_path, "scaling", plan, runs)
-    cells = cells_of(text_of(Scaling(), read_journal(journal_of(tmp_path, "scaling"))[-1]))
-    assert (cells["four"]["efficiency"], cells["four"]["95 %"]) == ("50.0%", "42%–60%")
+    (measured,) = read_journal(journal_of(tmp_path, "scaling"))
+    cells = cells_of(text_of(Scaling(), measured))
+    low, high = (each / 4 for each in rows_of(measured)[2].interval())
+    assert (cells["four"]["efficiency"], cells["four"]["95 %"]) == (
+        "50.0%", f"{low:.0%}–{high:.0%}")
+    assert 0.4 < low < 0.48 < 0.52 < high < 0.6
     assert cells["01"]["95 %"] == ""
 
 

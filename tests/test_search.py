@@ -286,13 +286,13 @@ def test_after_a_search(tmp_path):
     published, best = cells_of(first), cells_of(second)
     assert published["01"] == {
         "run": "01", "tok/sec": "500", "× tok/sec": "5.00", "tokens": "5,120", "seconds": "18.2",
-        "range": "18.2–18.2", "× to the loss": "4.49", "95 %": "4.49–4.49",
+        "range": "18.2–18.2", "× to the loss": "4.49", "95 %": "",
         "first step, extra s": "8.0", "× not counting compiling": "8.00", "compared to": "00"}
     assert best["00"]["seconds"] == "not reached"
     line = best["01, batch 4, rate 0.004"]
     assert (line["tokens"], line["× not counting compiling"], line["compared to"]) == (
         "3,840", "9.33", "00, batch 2, rate 0.002")
-    assert "seeds 123 to 124" in text and "24,576 tokens" in text
+    assert "seeds 123 to 124, 2 rounds" in text and "24,576 tokens" in text
     texts = shown(TimeToLoss().draw(measured, rows), ("7.750", "7.250"))
     # Of two seeds no finding.
     assert "Seconds to a validation loss of 7.25: cpu-demo on Some CPU, 2 cores" in texts

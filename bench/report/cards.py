@@ -110,10 +110,9 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, str]]:
         measured, rows = known[kind]
         targets = measured.plan.targets
         first, last = next(iter(targets)), [*targets][-1]
-        speedups = {row.run.name: row.speedup_to(targets[last], True) for row in rows}
-        tuned = [row for row in rows if row.run.rate and speedups[row.run.name]
-                 and not row.missed(targets[last])]
-        fastest = max(tuned, key=lambda row: speedups[row.run.name][1], default=None)
+        tuned = [row for row in rows if row.run.rate and not row.missed(targets[last])
+                 and row.speedup_to(targets[last], True)]
+        fastest = max(tuned, key=lambda row: row.speedup_to(targets[last], True)[1], default=None)
         planned = f" ({measured.planned} planned)" if measured.planned else ""
         lines = [(first, row, "01 at its defaults") for row in rows
                  if row.run.stage == "01" and not row.run.rate]
@@ -122,11 +121,10 @@ def times_to_loss(machine: Path) -> list[tuple[float, str, str, str]]:
         for name, row, what in lines:
             rate = rate_to(targets[name], True)
             if speedup := row.speedup_to(targets[name], True):
-                sign, factor = speedup
-                interval = row.interval(rate)  # of two seeds or more
+                interval = row.interval(rate)
                 within = " ({:.1f}–{:.1f})".format(*interval) if interval else ""
-                told.append((targets[name], what + ", one epoch" * (name == "epoch"),
-                             bold(f"{sign}{factor:.1f}×", row.significance_of(rate)) + within,
+                factor = bold("{}{:.1f}×".format(*speedup), row.significance_of(rate)) + within
+                told.append((targets[name], what + ", one epoch" * (name == "epoch"), factor,
                              f"{row.rounds}{planned}"))
     return told
 

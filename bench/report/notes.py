@@ -69,7 +69,7 @@ def machine_note(measured, rows: list[Row]) -> str:
     rounds, first, machine = rounds_of(rows), measured.plan.first_seed, measured.machine
     seeds = f"seed {first}"
     if measured.plan.new_seeds and rounds > 1:
-        seeds += f" to {first + rounds - 1}"
+        seeds = f"seeds {first} to {first + rounds - 1}"
     seeds += f", {rounds_note(measured, rows)}"
     return (f"{machine['name']}, PyTorch {machine['torch']}; {seeds}{options_note(measured)}."
             + type_note(rows))
