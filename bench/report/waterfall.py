@@ -80,7 +80,7 @@ def measured_steps(rows: list[Row]) -> list[Step]:
         label = (shorten(row.error, 40) if row.error else f"×{row.factor:.2f}" if row.factor else
                  f"{cell(row.tok_per_sec, ',.0f')} tok/sec")
         colour = {"faster": OWN, "slower": ERROR}.get(row.verdict, UNSURE)
-        before = row.versus and (row.versus.factor_baseline or 1.0)
+        before = (row.versus.factor_baseline or 1.0) if row.versus else None
         steps.append(Step(  # a space as wide as a figure before a number of one
             f"{called(row.run.name, name)}{processes} {number:\u2007>2}",
             before if row.factor_baseline else None, row.factor_baseline, label,
