@@ -185,8 +185,8 @@ def notes(cards: dict[str, Card], gpus: int) -> list[str]:
     """What to know of the tables, a line each."""
     lines = [f"Nothing was trained for this. {OTHERS / 1024:.1f} GB are left for driver and"
              " display. docs/gpus.md and\ndocs/predictions.md say how accurate it is. On an H100 01"
-             " reserved 15 % more than\npredicted: where less than that is left, take half the batch."
-             " 02 is without the time for\ncommunication between GPUs."]
+             " reserved 15 % more than\npredicted: where less than that is left, take half the"
+             " batch. 02 is without the time for\ncommunication between GPUs."]
     scaled = [name for name, card in cards.items()
               if card.bandwidth and card.capability >= 8 and not card.is_measured]
     if scaled:
