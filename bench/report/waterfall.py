@@ -89,7 +89,7 @@ def measured_steps(rows: list[Row]) -> list[Step]:
         label = (shorten(row.error, 40) if row.error else f"×{row.factor:.2f}" if row.factor else
                  f"{cell(row.tok_per_sec, ',.0f')} tok/sec")
         colour = {"faster": OWN, "slower": ERROR}.get(row.significance, UNSURE)
-        before = row.versus and (row.versus.factor_baseline or 1.0)
+        before = (row.versus.factor_baseline or 1.0) if row.versus else None
         steps.append(Step(
             name_of(row),
             before if row.factor_baseline else None, row.factor_baseline, label,
