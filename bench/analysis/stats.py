@@ -6,6 +6,7 @@ differs at most 5 % hold a false claim, for rows whose noise is 1 to 8 % of thei
 """
 
 import math
+from collections.abc import Iterable
 from statistics import fmean, median, variance
 from typing import NamedTuple
 
@@ -58,15 +59,16 @@ class Estimate(NamedTuple):
         return self.error * float(stdtrit(self.degrees, 1 - p_value / 2))
 
 
-def common_rounds(rows: dict[str, Logs]) -> list[int]:
+def common_rounds(rows: Iterable[Logs]) -> list[int]:
     """The rounds that all rows have."""
-    return sorted(set.intersection(*map(set, rows.values()))) if rows else []
+    rounds = [set(logs) for logs in rows]
+    return sorted(set.intersection(*rounds)) if rounds else []
 
 
 def estimates(rows: dict[str, Logs]) -> dict[str, Estimate]:
     """The mean of each row over the rounds that all have; none of a row without spread, and none at
     all of fewer than ROWS rows or ROUNDS rounds."""
-    rounds = common_rounds(rows)
+    rounds = common_rounds(rows.values())
     if len(rows) < ROWS or len(rounds) < ROUNDS:
         return {}
     centred = []
