@@ -34,11 +34,10 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Subset
 
 HERE = Path(__file__).resolve().parent
-
-RANK = int(os.environ.get("RANK", 0))  # torchrun sets these for each process
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # on its machine
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
-LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+RANK = int(os.environ.get("RANK") or 0)  # torchrun sets these for each process
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK") or 0)  # on its machine
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE") or 1)
+LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 # ---- Settings ----------------------------------------------------------------------------------
 
@@ -128,6 +127,7 @@ def load_data(config: Config) -> Data:
             print(f"No tokens in {folder}: running data/prepare.py", flush=True)
             subprocess.run([sys.executable, script])
         dist.barrier()
+    compare_ranks(config)
     try:
         meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
                        for name in ("meta", "vocabulary"))
@@ -143,10 +143,9 @@ def load_data(config: Config) -> Data:
         reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
         raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py --out {folder}`")
     train, val = (TokenWindows(part, config.context_length) for part in parts)
-    for windows, least, part in ((train, config.batch_size, "train"), (val, 1, "validate")):
-        if len(windows) < least:
-            raise UserError(f"the text is too short: {len(windows)} windows to {part} on, {least}"
-                            f" needed: lower {'--batch-size or ' * bool(windows)}--context-length")
+    if len(train) < config.batch_size or len(val) < 1:
+        raise UserError(f"the text is too short: {len(train)} windows to train on, {len(val)} to"
+                        " validate on: lower --context-length or --batch-size")
     return Data(meta, train, val, tokenizer)
 
 
@@ -181,9 +180,8 @@ class MultiHeadAttention(nn.Module):
     def forward(self, x_BTC):
         B, T, C = x_BTC.shape
         q_BTC, k_BTC, v_BTC = self.query_key_value(x_BTC).chunk(3, dim=-1)
-        q_BHTD, k_BHTD, v_BHTD = (
-            t.view(B, T, self.heads, self.head_dim).transpose(1, 2) for t in (q_BTC, k_BTC, v_BTC)
-        )
+        q_BHTD, k_BHTD, v_BHTD = (t.view(B, T, self.heads, self.head_dim).transpose(1, 2)
+                                  for t in (q_BTC, k_BTC, v_BTC))
         y_BHTD = F.scaled_dot_product_attention(
             q_BHTD, k_BHTD, v_BHTD, dropout_p=self.dropout if self.training else 0, is_causal=True
         )
@@ -330,9 +328,8 @@ def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
     """Parameters, and floating-point operations to train on a token: 2 forward and 4 backward for
     each weight of a linear layer, and those of attention (PaLM, arXiv:2204.02311, appendix B)."""
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    attention = 12 * config.layers * config.context_length * config.width
-    return dict(parameters=sum(p.numel() for p in model.parameters()),
-                flops_per_token=6 * products + attention)
+    flops = 6 * products + 12 * config.layers * config.context_length * config.width
+    return dict(parameters=sum(p.numel() for p in model.parameters()), flops_per_token=flops)
 
 
 # ---- Training ----------------------------------------------------------------------------------
@@ -418,7 +415,7 @@ def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> st
         next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)  # one id each
         ids_BT = torch.cat([ids_BT, next_B1], dim=1)
     model.train()
-    return tokenizer.decode(ids_BT[0].tolist())
+    return tokenizer.decode(ids_BT[0].tolist(), "backslashreplace")  # of half a character
 
 
 def now(device: torch.device):
@@ -445,7 +442,7 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
         size, peak = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
     elif device.type == "mps":
         size = torch.mps.driver_allocated_memory()
-    elif status.exists():
+    elif status.exists() and "VmHWM:" in status.read_text():  # which gVisor leaves out
         size = peak = 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
     return dict(reserved_gb=size and size / 1024**3, peak_reserved_gb=peak and peak / 1024**3)
 
@@ -462,6 +459,8 @@ class Run:
         path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
         if RANK == 0:  # one record is enough
             path.parent.mkdir(parents=True, exist_ok=True)
+        while path.exists():  # that of another machine, which shares the folder
+            path = path.with_stem(f"{path.stem}-2")
         self.file = open(os.devnull if RANK else path, "w" if RANK else "x", encoding="utf-8")
         settings = dict(asdict(config), **count_parameters(model, config), world_size=WORLD_SIZE,
                         device=device.type, matmul_precision=torch.get_float32_matmul_precision())
@@ -517,11 +516,14 @@ class Run:
 def configure(argv: list[str] | None = None) -> Config:
     """The settings. Exits with 2 for a wrong one, and raises for a device that doesn't work."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages (Linux), before any tensor
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
+    parser = argparse.ArgumentParser(description="Train GPT-2 on a book.", allow_abbrev=False,
                                      usage="%(prog)s [options]", argument_default=argparse.SUPPRESS)
     for setting in filter(lambda setting: setting.metadata, fields(Config)):  # each option()
         parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
     given, cuda = vars(parser.parse_args(argv)), torch.cuda.is_available()
+    name = given.get("name", Config.name)
+    if Path(name).name != name or name[:1] in ("", ".") or not name.isprintable():
+        parser.error("argument --name: a file's name begins with it")
     if not cuda and platform.libc_ver()[0] == "glibc":  # what a step frees stays for the next one
         for option, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD: never; M_MMAP_MAX: none
             ctypes.CDLL(None).mallopt(option, value)
@@ -529,7 +531,8 @@ def configure(argv: list[str] | None = None) -> Config:
     if name == "cuda":
         torch.cuda.init()  # else whole GPUs would be counted where they are cut up (MIG)
         gpus = torch.cuda.device_count()
-    if "RANK" not in os.environ or 0 < gpus <= LOCAL_RANK:
+    launched = all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
+    if not launched or 0 < gpus <= LOCAL_RANK:
         parser.error(f"a process per GPU: torchrun --nproc_per_node={gpus or 2} {parser.prog}")
     device = torch.device(f"cuda:{LOCAL_RANK}" if name == "cuda" else "cpu")
     torch.ones(1, device=device).item()
@@ -559,6 +562,21 @@ def join_ranks(config: Config) -> None:
         torch.set_num_threads(share)
 
 
+def compare_ranks(config: Config) -> None:
+    """Raises UserError, on all ranks, where one has other settings or tokens than rank 0."""
+    settings: list[dict] = [{}] * WORLD_SIZE
+    mine = {setting.name: getattr(config, setting.name) for setting in fields(config)
+            if setting.metadata.get("metavar") != "TEXT"}  # folders may differ
+    meta = Path(config.data, "meta.json")
+    sha256 = hashlib.sha256(meta.read_bytes()).hexdigest() if meta.exists() else None
+    dist.all_gather_object(settings, mine | {"device": None, "data/meta.json": sha256})
+    for rank, theirs in enumerate(settings):
+        for name in settings[0]:
+            if theirs.get(name) != (first := settings[0][name]):
+                raise UserError(f"rank {rank} has --{name.replace('_', '-')} {theirs.get(name)},"
+                                f" rank 0 has {first}")
+
+
 def sum_over_ranks(values: list[float]) -> list[float]:
     """Each value's sum, in float64; NCCL wants it on this rank's GPU."""
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
@@ -581,6 +599,8 @@ def interrupt(number, frame) -> None:
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
     """(status, a line for the user, exit code). Triton's "out of resource" isn't memory."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, FileExistsError) and os.path.islink(str(error.filename)):
+        text += ", a link to a folder that isn't there"
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
     if isinstance(error, KeyboardInterrupt):
@@ -598,9 +618,9 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
 
 
 def main() -> int:
+    if RANK != 0 or sys.stdout is None:  # one rank speaks for all
+        sys.stdout = open(os.devnull, "w")
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
-    if RANK != 0:
-        sys.stdout = open(os.devnull, "w", errors="replace")  # one rank speaks for all
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     run, config, (status, message, code) = Run(), None, ("complete", None, 0)
