@@ -422,8 +422,7 @@ def configure(argv: list[str] | None = None) -> Config:
     for setting in filter(lambda setting: setting.metadata, fields(Config)):  # each option()
         parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
     given = vars(parser.parse_args(argv))
-    name = given.get("name", Config.name)
-    if Path(name).name != name or name[:1] in ("", ".") or not name.isprintable():
+    if Path(name := given.get("name", "-")).name != name or not name or not name.isprintable():
         parser.error("argument --name: a file's name begins with it")
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     device = torch.device(given.get("device", "cuda" if cuda else "mps" if mps else "cpu"))
@@ -463,8 +462,7 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
         at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
         return "failed", f"{text} (see {at})", 1
     if any(sign in repr(error) for sign in signs) and "out of resource" not in text:
-        what = "batch-size" if config.batch_size > 1 else "context-length"
-        return "out_of_memory", f"out of memory: lower --{what} ({text})", 1
+        return "out_of_memory", f"out of memory: lower --batch-size or --context-length ({text})", 1
     if not isinstance(error, UserError | OSError | FloatingPointError):
         sys.excepthook(type(error), error, error.__traceback__)  # a bug, with its traceback
         text = f"{type(error).__name__}: {text}"

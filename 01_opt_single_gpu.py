@@ -75,7 +75,7 @@ class Config:
     batch_size: int = option(32, "windows per step and process", 1)
     learning_rate: float = option(5e-4, "AdamW's learning rate", 0, 1e36)
     weight_decay: float = option(0.1, "AdamW's weight decay", 0)
-    compile: bool = option(True, "train with torch.compile", action=argparse.BooleanOptionalAction)
+    compile: bool = option(True, "compile, but not on mps", action=argparse.BooleanOptionalAction)
 
     seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
     epochs: int = option(15, "passes over the training text; the limit reached first ends it", 1)
@@ -290,16 +290,15 @@ def can_compile(model: nn.Module, config: Config) -> bool:
     """Whether torch.compile works here; where a trial fails, one line says why."""
     x = torch.ones(8, device=config.device, dtype=next(model.parameters()).dtype)
     try:
+        torch._dynamo.config.suppress_errors = False  # else what fails would run uncompiled
         with warnings.catch_warnings():  # if a GPU lacks the type, it only warns
             warnings.filterwarnings("error", ".*does not support bfloat16")
-            torch.compile(lambda x: 2 * x + 1)(x)
-        return True
+            if torch.compile(lambda x: x + torch.compiler.is_compiling())(x)[0] == 2:
+                return True
+        reason = "it is switched off, as by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"
     except Exception as error:
         lines = str(error).split("\n")
         reason = " ".join(lines[:2] + [line for line in lines[2:] if "error: " in line][:1])
-        for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
-            if " " in (path := os.environ.get(name, "")) and path in str(error):
-                reason += f"; compilers can't read {name}={path!r}, which has a space"
     print(f"Training without torch.compile; docs/troubleshooting.md says what it needs ({reason})")
     return False
 
@@ -357,7 +356,9 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
                 train_loss, val_loss = (evaluate(model, x, config) for x in (data.train, data.val))
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
                 if not math.isfinite(train_loss + val_loss):
-                    raise FloatingPointError("the loss is not finite: lower --learning-rate")
+                    bug = config.compile and torch.__version__.startswith("2.10.")
+                    advice = "update PyTorch 2.10" if bug else "lower --learning-rate"
+                    raise FloatingPointError(f"the loss is not finite: {advice}")
                 done = done or val_loss <= config.target_loss
                 times = [now(config.device)]  # the clock starts again
             if done:
@@ -494,8 +495,7 @@ def configure(argv: list[str] | None = None) -> Config:
     for setting in filter(lambda setting: setting.metadata, fields(Config)):  # each option()
         parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
     given = vars(parser.parse_args(argv))
-    name = given.get("name", Config.name)
-    if Path(name).name != name or name[:1] in ("", ".") or not name.isprintable():
+    if Path(name := given.get("name", "-")).name != name or not name or not name.isprintable():
         parser.error("argument --name: a file's name begins with it")
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if not cuda and platform.libc_ver()[0] == "glibc":  # what a step frees stays for the next one
@@ -506,6 +506,9 @@ def configure(argv: list[str] | None = None) -> Config:
     os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # or compile fails
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
+    if device.type == "mps" and "compile" not in given:
+        print("Training without torch.compile, which gives NaN on mps; to try it: --compile")
+        given["compile"] = False
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
     if "model" not in given and model == "cpu-demo":
         print("Not on an NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2")
@@ -538,8 +541,7 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
         at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
         return "failed", f"{text} (see {at})", 1
     if any(sign in repr(error) for sign in signs) and "out of resource" not in text:
-        what = "batch-size" if config.batch_size > 1 else "context-length"
-        return "out_of_memory", f"out of memory: lower --{what} ({text})", 1
+        return "out_of_memory", f"out of memory: lower --batch-size or --context-length ({text})", 1
     if not isinstance(error, UserError | OSError | FloatingPointError):
         sys.excepthook(type(error), error, error.__traceback__)  # a bug, with its traceback
         text = f"{type(error).__name__}: {text}"

@@ -81,7 +81,7 @@ class Config:
     batch_size: int = option(32, "windows per step and process", 1)
     learning_rate: float = option(5e-4, "AdamW's learning rate", 0, 1e36)
     weight_decay: float = option(0.1, "AdamW's weight decay", 0)
-    compile: bool = option(True, "train with torch.compile", action=argparse.BooleanOptionalAction)
+    compile: bool = option(True, "compile, but not on mps", action=argparse.BooleanOptionalAction)
 
     seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
     epochs: int = option(15, "epochs, of 8 steps or more; the limit reached first ends it", 1)
@@ -310,16 +310,15 @@ def can_compile(model: nn.Module, config: Config) -> bool:
     """Whether torch.compile works here; where a trial fails, one line says why."""
     x = torch.ones(8, device=config.device, dtype=next(model.parameters()).dtype)
     try:
+        torch._dynamo.config.suppress_errors = False  # else what fails would run uncompiled
         with warnings.catch_warnings():  # if a GPU lacks the type, it only warns
             warnings.filterwarnings("error", ".*does not support bfloat16")
-            torch.compile(lambda x: 2 * x + 1)(x)
-        return True
+            if torch.compile(lambda x: x + torch.compiler.is_compiling())(x)[0] == 2:
+                return True
+        reason = "it is switched off, as by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"
     except Exception as error:
         lines = str(error).split("\n")
         reason = " ".join(lines[:2] + [line for line in lines[2:] if "error: " in line][:1])
-        for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
-            if " " in (path := os.environ.get(name, "")) and path in str(error):
-                reason += f"; compilers can't read {name}={path!r}, which has a space"
     print(f"Training without torch.compile; docs/troubleshooting.md says what it needs ({reason})")
     return False
 
@@ -378,7 +377,9 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
                 train_loss, val_loss = (evaluate(model, x, config) for x in (data.train, data.val))
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
                 if not math.isfinite(train_loss + val_loss):
-                    raise FloatingPointError("the loss is not finite: lower --learning-rate")
+                    bug = config.compile and torch.__version__.startswith("2.10.")
+                    advice = "update PyTorch 2.10" if bug else "lower --learning-rate"
+                    raise FloatingPointError(f"the loss is not finite: {advice}")
                 done = done or val_loss <= config.target_loss
                 times = [now(config.device)]  # the clock starts again
             if done:
@@ -440,8 +441,6 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
     size, peak, status = None, None, Path("/proc/self/status")
     if device.type == "cuda":
         size, peak = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
-    elif device.type == "mps":
-        size = torch.mps.driver_allocated_memory()
     elif status.exists() and "VmHWM:" in status.read_text():  # which gVisor leaves out
         size = peak = 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
     return dict(reserved_gb=size and size / 1024**3, peak_reserved_gb=peak and peak / 1024**3)
@@ -521,8 +520,7 @@ def configure(argv: list[str] | None = None) -> Config:
     for setting in filter(lambda setting: setting.metadata, fields(Config)):  # each option()
         parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
     given, cuda = vars(parser.parse_args(argv)), torch.cuda.is_available()
-    name = given.get("name", Config.name)
-    if Path(name).name != name or name[:1] in ("", ".") or not name.isprintable():
+    if Path(name := given.get("name", "-")).name != name or not name or not name.isprintable():
         parser.error("argument --name: a file's name begins with it")
     if not cuda and platform.libc_ver()[0] == "glibc":  # what a step frees stays for the next one
         for option, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD: never; M_MMAP_MAX: none
@@ -548,8 +546,7 @@ def configure(argv: list[str] | None = None) -> Config:
 
 
 def join_ranks(config: Config) -> None:
-    """Connects this process with the others. It takes an equal share of the machine's cores to
-    compile, and to train without a GPU, where torchrun would give it one thread."""
+    """Connects this process with the others; each takes an equal share of its machine's cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // LOCAL_WORLD_SIZE)
     if sys.platform == "win32":  # where PyTorch compiles in one process, and has no libuv
@@ -564,16 +561,15 @@ def join_ranks(config: Config) -> None:
 
 def compare_ranks(config: Config) -> None:
     """Raises UserError, on all ranks, where one has other settings or tokens than rank 0."""
-    settings: list[dict] = [{}] * WORLD_SIZE
     mine = {setting.name: getattr(config, setting.name) for setting in fields(config)
-            if setting.metadata.get("metavar") != "TEXT"}  # folders may differ
+            if setting.name != "device" and setting.metadata.get("metavar") != "TEXT"}  # folders
     meta = Path(config.data, "meta.json")
-    sha256 = hashlib.sha256(meta.read_bytes()).hexdigest() if meta.exists() else None
-    dist.all_gather_object(settings, mine | {"device": None, "data/meta.json": sha256})
-    for rank, theirs in enumerate(settings):
-        for name in settings[0]:
-            if theirs.get(name) != (first := settings[0][name]):
-                raise UserError(f"rank {rank} has --{name.replace('_', '-')} {theirs.get(name)},"
+    sha256 = hashlib.sha256(meta.read_bytes()).hexdigest() if meta.exists() else "missing"
+    dist.all_gather_object(everyone := [mine] * WORLD_SIZE, mine | {"data/meta.json": sha256})
+    for rank, settings in enumerate(everyone):
+        for name, first in everyone[0].items():
+            if settings.get(name) != first:
+                raise UserError(f"rank {rank} has --{name.replace('_', '-')} {settings.get(name)},"
                                 f" rank 0 has {first}")
 
 
@@ -609,8 +605,7 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
         at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
         return "failed", f"{text} (see {at})", 1
     if any(sign in repr(error) for sign in signs) and "out of resource" not in text:
-        what = "batch-size" if config.batch_size > 1 else "context-length"
-        return "out_of_memory", f"out of memory: lower --{what} ({text})", 1
+        return "out_of_memory", f"out of memory: lower --batch-size or --context-length ({text})", 1
     if not isinstance(error, UserError | OSError | FloatingPointError):
         sys.excepthook(type(error), error, error.__traceback__)  # a bug, with its traceback
         text = f"{type(error).__name__}: {text}"
