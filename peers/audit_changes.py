@@ -172,7 +172,7 @@ def table(changes: list[dict], found: tell.Findings, factors: dict[str, list[flo
 
 def main() -> int:
     sys.stdout.reconfigure(errors="replace")
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="nanoGPT's, at the commit")
     parser.add_argument("--data", type=Path, default=ROOT / "data", help="with train.bin, val.bin")
     parser.add_argument("--pairs", type=int, default=4)

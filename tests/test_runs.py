@@ -11,7 +11,17 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, STAGES, TINY, call_main, environment, run_python, small, write_tokens
+from conftest import (
+    ONE_RANK,
+    ROOT,
+    STAGES,
+    TINY,
+    call_main,
+    environment,
+    run_python,
+    small,
+    write_tokens,
+)
 
 from bench.measure.records import read_record
 
@@ -198,7 +208,8 @@ def test_too_few_steps_for_a_median(bench):
 def test_without_options(bench, monkeypatch):
     """Where there is no GPU it trains the small model, and says so."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("RANK", "0")
+    for name, value in ONE_RANK.items():
+        monkeypatch.setenv(name, value)
     for stage in STAGES:
         script = bench.stages[stage]
         config = script.configure([])
@@ -304,6 +315,7 @@ def test_of_several_machines_each_prepares_what_it_lacks(bench, tmp_path, monkey
     monkeypatch.setattr(script, "HERE", home)
     monkeypatch.setattr(script.Config, "data", str(home / "data"))
     monkeypatch.setattr(script, "dist", SimpleNamespace(barrier=lambda: order.append("barrier")))
+    monkeypatch.setattr(script, "compare_ranks", lambda config: None)
     monkeypatch.setattr(script.subprocess, "run", lambda command: order.append("prepare"))
     (home / "data").mkdir(parents=True)
     (home / "data" / "prepare.py").touch()

@@ -134,8 +134,9 @@ class WithoutStorage(TorchFunctionMode):
 @contextlib.contextmanager
 def on_any_machine(device: str):
     """As on any with such a device: with glibc, and only the variables of rank 0."""
-    known = {name: os.environ[name] for name in ("PATH", "HOME", "SYSTEMROOT", "TEMP", "RANK",
-                                                 "LOCAL_RANK", "WORLD_SIZE") if name in os.environ}
+    known = {name: os.environ[name]
+             for name in ("PATH", "HOME", "SYSTEMROOT", "TEMP", "RANK", "LOCAL_RANK", "WORLD_SIZE",
+                          "MASTER_ADDR", "MASTER_PORT") if name in os.environ}
     with (mock.patch.dict(os.environ, known, clear=True), mock.patch("sys.platform", "linux"),
           mock.patch("platform.libc_ver", lambda *_: ("glibc", "")),
           mock.patch("torch.cuda.is_available", lambda: device == "cuda")):

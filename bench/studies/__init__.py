@@ -53,7 +53,7 @@ class Study:
 
     @property
     def help(self) -> str:
-        return " ".join(type(self).__doc__.split("\n\n")[0].split()).rstrip(".")
+        return " ".join((type(self).__doc__ or "").split("\n\n")[0].split()).rstrip(".")
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Adds the study's own command-line options."""
