@@ -1,6 +1,7 @@
 """Bad input and errors: one clear line, a non-zero exit, and nothing lost or half-written."""
 
 import io
+import math
 import os
 import re
 import shutil
@@ -291,6 +292,26 @@ def test_diverged(bench, stage):
     *_, log, end = bench.record()
     assert log["event"] == "log" and log["train_loss"] is None  # JSON has no NaN
     assert end["status"] == "diverged"
+
+
+@pytest.mark.parametrize(("version", "compiled", "says"), [
+    ("2.10.0+cu128", True, "update PyTorch 2.10"), ("2.10.0", False, "lower --learning-rate"),
+    ("2.13.0", True, "lower --learning-rate"), ("2.1.0", True, "lower --learning-rate")])
+def test_a_loss_that_is_not_finite_names_the_compilers_bug(
+        stages, monkeypatch, version, compiled, says):
+    script = stages["01_opt_single_gpu"]
+    monkeypatch.setattr(torch, "__version__", version)
+    config = script.Config(compile=compiled, batch_size=1, context_length=4,
+                           device=torch.device("cpu"))
+    loader = mock.MagicMock(pin_memory=False)
+    loader.__len__.return_value = 1
+    loader.__iter__.return_value = [(torch.zeros(1, 4), torch.zeros(1, 4))]
+    for name, answer in (("prepare_model", None), ("make_optimizer", mock.Mock()),
+                         ("make_loader", loader), ("compute_loss", None), ("evaluate", math.nan),
+                         ("backward_and_update", None)):
+        monkeypatch.setattr(script, name, lambda *_, answer=answer: answer)
+    with pytest.raises(FloatingPointError, match=f"is not finite: {says}"):
+        script.train(None, mock.Mock(), config, mock.Mock(), script.now)
 
 
 @pytest.mark.slow

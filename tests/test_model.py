@@ -304,24 +304,20 @@ def test_a_trial_decides_whether_to_compile(stages, stage, monkeypatch, capsys):
         (broken, "no compiler at all"),
         (broken_path, "C++ compile error  g++: fatal error: no input"),
         (left_out, "Some GPU does not support bfloat16 compilation natively, skipping"),
+        (lambda function: function, "it is switched off, as by TORCH_COMPILE_DISABLE or"
+                                    " TORCHDYNAMO_DISABLE"),
     ):
         monkeypatch.setattr(torch, "compile", stand_in)
         assert script.can_compile(*model_of(script)) is False
         said = ("Training without torch.compile; docs/troubleshooting.md says what it needs"
                 f" ({reason})\n")
         assert capsys.readouterr().out == said
-    monkeypatch.setattr(torch, "compile", broken_path)
-    for path, blamed in (("/a b", True), ("/c d", False)):  # by the error alone
-        monkeypatch.setenv("TMPDIR", path)
-        assert script.can_compile(*model_of(script)) is False
-        told = f"no input; compilers can't read TMPDIR={path!r}, which has a space)\n"
-        assert capsys.readouterr().out.endswith(told) is blamed
 
 
 @pytest.mark.parametrize("stage", STAGES[1:])
 def test_the_trial_is_of_the_models_type(stages, stage, monkeypatch):
     seen, script = [], stages[stage]
-    monkeypatch.setattr(torch, "compile", lambda function: lambda x: seen.append(x.dtype))
+    monkeypatch.setattr(torch, "compile", lambda function: lambda x: seen.append(x.dtype) or 2 * x)
     model, config = model_of(script)
     assert script.can_compile(model.bfloat16(), config) and seen == [torch.bfloat16]
 

@@ -227,6 +227,29 @@ def test_without_options(bench, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("variables", [
+    dict(TORCH_COMPILE_DISABLE="1"), dict(TORCHDYNAMO_DISABLE="1"),
+    dict(TORCHDYNAMO_SUPPRESS_ERRORS="1", CXX="/none")])
+def test_a_compiler_that_does_nothing(bench, tmp_path, variables):
+    """The record never says that a run was compiled which wasn't."""
+    env = environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"), **variables)
+    result = bench.run("01_opt_single_gpu", "--compile", "--max-steps", 1, env=env)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("Training without torch.compile; ") == 1
+    assert bench.record()[0]["config"]["compile"] is False
+
+
+@pytest.mark.parametrize(("given", "compiled"), [([], False), (["--compile"], True)])
+def test_mps_is_not_compiled_for_by_default(stages, monkeypatch, capsys, given, compiled):
+    """Where PyTorch's compiled GPT gives NaN."""
+    script, ones = stages["01_opt_single_gpu"], torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device: ones(*size))
+    config = script.configure(["--device", "mps", *given])
+    assert config.compile is compiled
+    assert capsys.readouterr().out.count("Training without torch.compile") == (not compiled)
+
+
+@pytest.mark.slow
 def test_without_a_compiler(bench, tmp_path):
     """It says what is missing and trains all the same."""
     env = environment(CXX=str(tmp_path / "none"), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"))

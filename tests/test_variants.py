@@ -620,7 +620,7 @@ def test_what_is_no_released_model_is_told(scripts, released, tmp_path, settings
 def test_autocasts_trial_of_the_compiler_is_of_its_type(scripts, monkeypatch):
     """A GPU that lacks bfloat16 is seen, though the weights are float32."""
     script, seen = scripts("precision-autocast"), []
-    monkeypatch.setattr(torch, "compile", lambda function: lambda x: seen.append(x.dtype))
+    monkeypatch.setattr(torch, "compile", lambda function: lambda x: seen.append(x.dtype) or 2 * x)
     assert script.can_compile(*model_of(script)) and seen == [torch.bfloat16]
 
 
