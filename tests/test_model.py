@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tiktoken
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -536,3 +537,14 @@ def test_parameters_and_operations(stages, stage):
     assert parameters == 163_009_536 + 2 * padding * 768  # as the book counts them
     products = 12 * 12 * 768**2 + 768 * config.vocab_size
     assert flops == 6 * products + 12 * 12 * 1024 * 768
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_sample_of_bytes_that_are_no_characters_is_escaped(stages, stage):
+    script = stages[stage]
+    tokenizer = tiktoken.Encoding("bytes", pat_str="(?s:.)", special_tokens={},
+                                  mergeable_ranks={bytes([i]): i for i in range(256)})
+    model = torch.nn.Module()
+    model.forward = lambda ids: F.one_hot(torch.full_like(ids, 0xFF), 300)
+    text = script.sample(model, tokenizer, script.Config(device=CPU))
+    assert text == "Every effort moves you" + 50 * r"\xff"

@@ -627,3 +627,15 @@ def test_autocasts_trial_of_the_compiler_is_of_its_type(scripts, monkeypatch):
 def test_what_is_taken_of_the_host_is_told():
     """By the header, which docs/options.md shows."""
     assert "14 GB of free host memory" in VARIANTS["memory-offload"].fields["Hardware"]
+
+
+@pytest.mark.parametrize("message", [  # of PyTorch, in a worker and for one that was killed
+    "Caught RuntimeError in DataLoader worker process 0.\nRuntimeError: unable to allocate shared"
+    " memory(shm) for file </torch_7_0>: No space left on device (28)",
+    "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's"
+    " workers are out of shared memory. Please try to raise your shared memory limit."])
+def test_workers_that_lack_shared_memory(scripts, capsys, message):
+    script = scripts("data-workers")
+    status, says, code = script.explain(RuntimeError(message), script.Config())
+    assert (status, code) == ("failed", 1) and "--shm-size" in says
+    assert capsys.readouterr().err == ""  # no traceback
