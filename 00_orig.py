@@ -127,10 +127,9 @@ def load_data(config: Config) -> Data:
         reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
         raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py --out {folder}`")
     train, val = (TokenWindows(part, config.context_length) for part in parts)
-    for windows, least, part in ((train, config.batch_size, "train"), (val, 1, "validate")):
-        if len(windows) < least:
-            raise UserError(f"the text is too short: {len(windows)} windows to {part} on, {least}"
-                            f" needed: lower {'--batch-size or ' * bool(windows)}--context-length")
+    if len(train) < config.batch_size or len(val) < 1:
+        raise UserError(f"the text is too short: {len(train)} windows to train on, {len(val)} to"
+                        " validate on: lower --context-length or --batch-size")
     return Data(meta, train, val, tokenizer)
 
 
@@ -182,9 +181,8 @@ class MultiHeadAttention(nn.Module):
     def forward(self, x_BTC):
         B, T, C = x_BTC.shape
         q_BTC, k_BTC, v_BTC = self.query(x_BTC), self.key(x_BTC), self.value(x_BTC)
-        q_BHTD, k_BHTD, v_BHTD = (
-            t.view(B, T, self.heads, self.head_dim).transpose(1, 2) for t in (q_BTC, k_BTC, v_BTC)
-        )
+        q_BHTD, k_BHTD, v_BHTD = (t.view(B, T, self.heads, self.head_dim).transpose(1, 2)
+                                  for t in (q_BTC, k_BTC, v_BTC))
         scores_BHTT = q_BHTD @ k_BHTD.transpose(2, 3) / self.head_dim**0.5
         future_TT = self.mask_TT.bool()[:T, :T]
         scores_BHTT = scores_BHTT.masked_fill(future_TT, -torch.inf)
@@ -240,9 +238,8 @@ def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
     """Parameters, and floating-point operations to train on a token: 2 forward and 4 backward for
     each weight of a linear layer, and those of attention (PaLM, arXiv:2204.02311, appendix B)."""
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    attention = 12 * config.layers * config.context_length * config.width
-    return dict(parameters=sum(p.numel() for p in model.parameters()),
-                flops_per_token=6 * products + attention)
+    flops = 6 * products + 12 * config.layers * config.context_length * config.width
+    return dict(parameters=sum(p.numel() for p in model.parameters()), flops_per_token=flops)
 
 
 # ---- Training ----------------------------------------------------------------------------------
@@ -326,7 +323,7 @@ def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> st
         next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)  # one id each
         ids_BT = torch.cat([ids_BT, next_B1], dim=1)
     model.train()
-    return tokenizer.decode(ids_BT[0].tolist())
+    return tokenizer.decode(ids_BT[0].tolist(), "backslashreplace")  # of half a character
 
 
 def now(device: torch.device):
@@ -353,7 +350,7 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
         size, peak = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
     elif device.type == "mps":
         size = torch.mps.driver_allocated_memory()
-    elif status.exists():
+    elif status.exists() and "VmHWM:" in status.read_text():  # which gVisor leaves out
         size = peak = 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
     return dict(reserved_gb=size and size / 1024**3, peak_reserved_gb=peak and peak / 1024**3)
 
@@ -368,6 +365,8 @@ class Run:
         device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
+        while path.exists():  # that of another machine, which shares the folder
+            path = path.with_stem(f"{path.stem}-2")
         self.file = open(path, "x", encoding="utf-8")
         settings = dict(asdict(config), **count_parameters(model, config), world_size=1,
                         device=device.type, matmul_precision=torch.get_float32_matmul_precision())
@@ -418,11 +417,13 @@ class Run:
 
 def configure(argv: list[str] | None = None) -> Config:
     """The settings. Exits with 2 for a wrong one, and raises for a device that doesn't work."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
+    parser = argparse.ArgumentParser(description="Train GPT-2 on a book.", allow_abbrev=False,
                                      usage="%(prog)s [options]", argument_default=argparse.SUPPRESS)
     for setting in filter(lambda setting: setting.metadata, fields(Config)):  # each option()
         parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
     given = vars(parser.parse_args(argv))
+    if Path(name := given.get("name", "-")).name != name or not name or not name.isprintable():
+        parser.error("argument --name: a file's name begins with it")
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     device = torch.device(given.get("device", "cuda" if cuda else "mps" if mps else "cpu"))
     torch.ones(1, device=device).item()
@@ -451,6 +452,8 @@ def interrupt(number, frame) -> None:
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
     """(status, a line for the user, exit code). Triton's "out of resource" isn't memory."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, FileExistsError) and os.path.islink(str(error.filename)):
+        text += ", a link to a folder that isn't there"
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
     if isinstance(error, KeyboardInterrupt):
@@ -459,8 +462,7 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
         at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
         return "failed", f"{text} (see {at})", 1
     if any(sign in repr(error) for sign in signs) and "out of resource" not in text:
-        what = "batch-size" if config.batch_size > 1 else "context-length"
-        return "out_of_memory", f"out of memory: lower --{what} ({text})", 1
+        return "out_of_memory", f"out of memory: lower --batch-size or --context-length ({text})", 1
     if not isinstance(error, UserError | OSError | FloatingPointError):
         sys.excepthook(type(error), error, error.__traceback__)  # a bug, with its traceback
         text = f"{type(error).__name__}: {text}"
@@ -468,6 +470,7 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
 
 
 def main() -> int:
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # where it is closed
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)

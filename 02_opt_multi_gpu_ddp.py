@@ -34,11 +34,10 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Subset
 
 HERE = Path(__file__).resolve().parent
-
-RANK = int(os.environ.get("RANK", 0))  # torchrun sets these for each process
-LOCAL_RANK = int(os.environ.get("LOCAL_RANK", 0))  # on its machine
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
-LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+RANK = int(os.environ.get("RANK") or 0)  # torchrun sets these for each process
+LOCAL_RANK = int(os.environ.get("LOCAL_RANK") or 0)  # on its machine
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE") or 1)
+LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 # ---- Settings ----------------------------------------------------------------------------------
 
@@ -82,7 +81,7 @@ class Config:
     batch_size: int = option(32, "windows per step and process", 1)
     learning_rate: float = option(5e-4, "AdamW's learning rate", 0, 1e36)
     weight_decay: float = option(0.1, "AdamW's weight decay", 0)
-    compile: bool = option(True, "train with torch.compile", action=argparse.BooleanOptionalAction)
+    compile: bool = option(True, "compile, but not on mps", action=argparse.BooleanOptionalAction)
 
     seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
     epochs: int = option(15, "epochs, of 8 steps or more; the limit reached first ends it", 1)
@@ -128,6 +127,7 @@ def load_data(config: Config) -> Data:
             print(f"No tokens in {folder}: running data/prepare.py", flush=True)
             subprocess.run([sys.executable, script])
         dist.barrier()
+    compare_ranks(config)
     try:
         meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
                        for name in ("meta", "vocabulary"))
@@ -143,10 +143,9 @@ def load_data(config: Config) -> Data:
         reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
         raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py --out {folder}`")
     train, val = (TokenWindows(part, config.context_length) for part in parts)
-    for windows, least, part in ((train, config.batch_size, "train"), (val, 1, "validate")):
-        if len(windows) < least:
-            raise UserError(f"the text is too short: {len(windows)} windows to {part} on, {least}"
-                            f" needed: lower {'--batch-size or ' * bool(windows)}--context-length")
+    if len(train) < config.batch_size or len(val) < 1:
+        raise UserError(f"the text is too short: {len(train)} windows to train on, {len(val)} to"
+                        " validate on: lower --context-length or --batch-size")
     return Data(meta, train, val, tokenizer)
 
 
@@ -181,9 +180,8 @@ class MultiHeadAttention(nn.Module):
     def forward(self, x_BTC):
         B, T, C = x_BTC.shape
         q_BTC, k_BTC, v_BTC = self.query_key_value(x_BTC).chunk(3, dim=-1)
-        q_BHTD, k_BHTD, v_BHTD = (
-            t.view(B, T, self.heads, self.head_dim).transpose(1, 2) for t in (q_BTC, k_BTC, v_BTC)
-        )
+        q_BHTD, k_BHTD, v_BHTD = (t.view(B, T, self.heads, self.head_dim).transpose(1, 2)
+                                  for t in (q_BTC, k_BTC, v_BTC))
         y_BHTD = F.scaled_dot_product_attention(
             q_BHTD, k_BHTD, v_BHTD, dropout_p=self.dropout if self.training else 0, is_causal=True
         )
@@ -312,16 +310,15 @@ def can_compile(model: nn.Module, config: Config) -> bool:
     """Whether torch.compile works here; where a trial fails, one line says why."""
     x = torch.ones(8, device=config.device, dtype=next(model.parameters()).dtype)
     try:
+        torch._dynamo.config.suppress_errors = False  # else what fails would run uncompiled
         with warnings.catch_warnings():  # if a GPU lacks the type, it only warns
             warnings.filterwarnings("error", ".*does not support bfloat16")
-            torch.compile(lambda x: 2 * x + 1)(x)
-        return True
+            if torch.compile(lambda x: x + torch.compiler.is_compiling())(x)[0] == 2:
+                return True
+        reason = "it is switched off, as by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"
     except Exception as error:
         lines = str(error).split("\n")
         reason = " ".join(lines[:2] + [line for line in lines[2:] if "error: " in line][:1])
-        for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
-            if " " in (path := os.environ.get(name, "")) and path in str(error):
-                reason += f"; compilers can't read {name}={path!r}, which has a space"
     print(f"Training without torch.compile; docs/troubleshooting.md says what it needs ({reason})")
     return False
 
@@ -330,9 +327,8 @@ def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
     """Parameters, and floating-point operations to train on a token: 2 forward and 4 backward for
     each weight of a linear layer, and those of attention (PaLM, arXiv:2204.02311, appendix B)."""
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    attention = 12 * config.layers * config.context_length * config.width
-    return dict(parameters=sum(p.numel() for p in model.parameters()),
-                flops_per_token=6 * products + attention)
+    flops = 6 * products + 12 * config.layers * config.context_length * config.width
+    return dict(parameters=sum(p.numel() for p in model.parameters()), flops_per_token=flops)
 
 
 # ---- Training ----------------------------------------------------------------------------------
@@ -381,7 +377,9 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
                 train_loss, val_loss = (evaluate(model, x, config) for x in (data.train, data.val))
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
                 if not math.isfinite(train_loss + val_loss):
-                    raise FloatingPointError("the loss is not finite: lower --learning-rate")
+                    bug = config.compile and torch.__version__.startswith("2.10.")
+                    advice = "update PyTorch 2.10" if bug else "lower --learning-rate"
+                    raise FloatingPointError(f"the loss is not finite: {advice}")
                 done = done or val_loss <= config.target_loss
                 times = [now(config.device)]  # the clock starts again
             if done:
@@ -418,7 +416,7 @@ def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> st
         next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)  # one id each
         ids_BT = torch.cat([ids_BT, next_B1], dim=1)
     model.train()
-    return tokenizer.decode(ids_BT[0].tolist())
+    return tokenizer.decode(ids_BT[0].tolist(), "backslashreplace")  # of half a character
 
 
 def now(device: torch.device):
@@ -443,9 +441,7 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
     size, peak, status = None, None, Path("/proc/self/status")
     if device.type == "cuda":
         size, peak = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
-    elif device.type == "mps":
-        size = torch.mps.driver_allocated_memory()
-    elif status.exists():
+    elif status.exists() and "VmHWM:" in status.read_text():  # which gVisor leaves out
         size = peak = 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
     return dict(reserved_gb=size and size / 1024**3, peak_reserved_gb=peak and peak / 1024**3)
 
@@ -462,6 +458,8 @@ class Run:
         path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
         if RANK == 0:  # one record is enough
             path.parent.mkdir(parents=True, exist_ok=True)
+        while path.exists():  # that of another machine, which shares the folder
+            path = path.with_stem(f"{path.stem}-2")
         self.file = open(os.devnull if RANK else path, "w" if RANK else "x", encoding="utf-8")
         settings = dict(asdict(config), **count_parameters(model, config), world_size=WORLD_SIZE,
                         device=device.type, matmul_precision=torch.get_float32_matmul_precision())
@@ -517,11 +515,13 @@ class Run:
 def configure(argv: list[str] | None = None) -> Config:
     """The settings. Exits with 2 for a wrong one, and raises for a device that doesn't work."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages (Linux), before any tensor
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
+    parser = argparse.ArgumentParser(description="Train GPT-2 on a book.", allow_abbrev=False,
                                      usage="%(prog)s [options]", argument_default=argparse.SUPPRESS)
     for setting in filter(lambda setting: setting.metadata, fields(Config)):  # each option()
         parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
     given, cuda = vars(parser.parse_args(argv)), torch.cuda.is_available()
+    if Path(name := given.get("name", "-")).name != name or not name or not name.isprintable():
+        parser.error("argument --name: a file's name begins with it")
     if not cuda and platform.libc_ver()[0] == "glibc":  # what a step frees stays for the next one
         for option, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD: never; M_MMAP_MAX: none
             ctypes.CDLL(None).mallopt(option, value)
@@ -529,7 +529,8 @@ def configure(argv: list[str] | None = None) -> Config:
     if name == "cuda":
         torch.cuda.init()  # else whole GPUs would be counted where they are cut up (MIG)
         gpus = torch.cuda.device_count()
-    if "RANK" not in os.environ or 0 < gpus <= LOCAL_RANK:
+    launched = all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
+    if not launched or 0 < gpus <= LOCAL_RANK:
         parser.error(f"a process per GPU: torchrun --nproc_per_node={gpus or 2} {parser.prog}")
     device = torch.device(f"cuda:{LOCAL_RANK}" if name == "cuda" else "cpu")
     torch.ones(1, device=device).item()
@@ -545,8 +546,7 @@ def configure(argv: list[str] | None = None) -> Config:
 
 
 def join_ranks(config: Config) -> None:
-    """Connects this process with the others. It takes an equal share of the machine's cores to
-    compile, and to train without a GPU, where torchrun would give it one thread."""
+    """Connects this process with the others; each takes an equal share of its machine's cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     share = max(1, cores // LOCAL_WORLD_SIZE)
     if sys.platform == "win32":  # where PyTorch compiles in one process, and has no libuv
@@ -557,6 +557,20 @@ def join_ranks(config: Config) -> None:
     dist.init_process_group("nccl" if gpu else "gloo", device_id=gpu)
     if gpu is None:
         torch.set_num_threads(share)
+
+
+def compare_ranks(config: Config) -> None:
+    """Raises UserError, on all ranks, where one has other settings or tokens than rank 0."""
+    mine = {setting.name: getattr(config, setting.name) for setting in fields(config)
+            if setting.name != "device" and setting.metadata.get("metavar") != "TEXT"}  # folders
+    meta = Path(config.data, "meta.json")
+    sha256 = hashlib.sha256(meta.read_bytes()).hexdigest() if meta.exists() else "missing"
+    dist.all_gather_object(everyone := [mine] * WORLD_SIZE, mine | {"data/meta.json": sha256})
+    for rank, settings in enumerate(everyone):
+        for name, first in everyone[0].items():
+            if settings.get(name) != first:
+                raise UserError(f"rank {rank} has --{name.replace('_', '-')} {settings.get(name)},"
+                                f" rank 0 has {first}")
 
 
 def sum_over_ranks(values: list[float]) -> list[float]:
@@ -581,6 +595,8 @@ def interrupt(number, frame) -> None:
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
     """(status, a line for the user, exit code). Triton's "out of resource" isn't memory."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, FileExistsError) and os.path.islink(str(error.filename)):
+        text += ", a link to a folder that isn't there"
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
     if isinstance(error, KeyboardInterrupt):
@@ -589,8 +605,7 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
         at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
         return "failed", f"{text} (see {at})", 1
     if any(sign in repr(error) for sign in signs) and "out of resource" not in text:
-        what = "batch-size" if config.batch_size > 1 else "context-length"
-        return "out_of_memory", f"out of memory: lower --{what} ({text})", 1
+        return "out_of_memory", f"out of memory: lower --batch-size or --context-length ({text})", 1
     if not isinstance(error, UserError | OSError | FloatingPointError):
         sys.excepthook(type(error), error, error.__traceback__)  # a bug, with its traceback
         text = f"{type(error).__name__}: {text}"
@@ -598,9 +613,9 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
 
 
 def main() -> int:
+    if RANK != 0 or sys.stdout is None:  # one rank speaks for all
+        sys.stdout = open(os.devnull, "w")
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
-    if RANK != 0:
-        sys.stdout = open(os.devnull, "w", errors="replace")  # one rank speaks for all
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     run, config, (status, message, code) = Run(), None, ("complete", None, 0)

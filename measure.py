@@ -24,6 +24,7 @@ if that is significant over the whole table (bench/analysis/stats.py). The exit 
 failed; its row says why.
 """
 
+import os
 import shlex
 import sys
 
@@ -35,6 +36,7 @@ from patches.stack import StackError
 
 
 def main() -> int:
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a terminal without × or Δ is no reason to stop
     studies, argv = all_studies(), sys.argv[1:]
     cut = argv.index("--") if "--" in argv else len(argv)

@@ -14,6 +14,7 @@ counts the tokens of all processes together; reserved memory is that of one proc
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -38,6 +39,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> int:
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a terminal without × or – is no reason to stop
     args = parse_arguments(argv)
     out = args.out or args.results_dir

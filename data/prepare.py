@@ -592,10 +592,11 @@ def sha256_of(path: Path) -> str:
 
 
 def main() -> int:
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a name may hold what a terminal can't show
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it cleans up
     parser = argparse.ArgumentParser(
-        usage="%(prog)s [FILE ...] [--out DIR]", description=__doc__.splitlines()[0])
+        usage="%(prog)s [FILE ...] [--out DIR]", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("files", nargs="*", metavar="FILE", help="text, JSON lines (both also"
                         " .gz, .bz2, .xz, .zst), Parquet, tokens of nanoGPT or llm.c (default: the"
                         " book)")

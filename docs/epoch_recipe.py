@@ -91,7 +91,7 @@ class Config:
                            action=argparse.BooleanOptionalAction)
     cautious_decay: bool = option(False, "Muon decays only weights that its update shrinks, too",
                                   action=argparse.BooleanOptionalAction)
-    compile: bool = option(True, "train with torch.compile", action=argparse.BooleanOptionalAction)
+    compile: bool = option(True, "compile, but not on mps", action=argparse.BooleanOptionalAction)
 
     seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
     epochs: int = option(15, "passes over the training text; the limit reached first ends it", 1)
@@ -149,10 +149,9 @@ def load_data(config: Config) -> Data:
         reason = "no" if isinstance(error, FileNotFoundError) else f"damaged ({error!r})"
         raise UserError(f"{reason} tokens in {folder}: run `python data/prepare.py --out {folder}`")
     train, val = (TokenWindows(part, config.context_length) for part in parts)
-    for windows, least, part in ((train, config.batch_size, "train"), (val, 1, "validate")):
-        if len(windows) < least:
-            raise UserError(f"the text is too short: {len(windows)} windows to {part} on, {least}"
-                            f" needed: lower {'--batch-size or ' * bool(windows)}--context-length")
+    if len(train) < config.batch_size or len(val) < 1:
+        raise UserError(f"the text is too short: {len(train)} windows to train on, {len(val)} to"
+                        " validate on: lower --context-length or --batch-size")
     return Data(meta, train, val, tokenizer)
 
 
@@ -185,9 +184,8 @@ class MultiHeadAttention(nn.Module):
         B, T, C = x_BTC.shape
         q_BTC, k_BTC, v_BTC = self.query_key_value(x_BTC).chunk(3, dim=-1)
         q_BTC, k_BTC = self.norm_and_turn(q_BTC), self.norm_and_turn(k_BTC)
-        q_BHTD, k_BHTD, v_BHTD = (
-            t.view(B, T, self.heads, self.head_dim).transpose(1, 2) for t in (q_BTC, k_BTC, v_BTC)
-        )
+        q_BHTD, k_BHTD, v_BHTD = (t.view(B, T, self.heads, self.head_dim).transpose(1, 2)
+                                  for t in (q_BTC, k_BTC, v_BTC))
         y_BHTD = F.scaled_dot_product_attention(
             q_BHTD, k_BHTD, v_BHTD, dropout_p=self.dropout if self.training else 0, is_causal=True
         )
@@ -366,16 +364,15 @@ def can_compile(model: nn.Module, config: Config) -> bool:
     """Whether torch.compile works here; where a trial fails, one line says why."""
     x = torch.ones(8, device=config.device, dtype=next(model.parameters()).dtype)
     try:
+        torch._dynamo.config.suppress_errors = False  # else what fails would run uncompiled
         with warnings.catch_warnings():  # if a GPU lacks the type, it only warns
             warnings.filterwarnings("error", ".*does not support bfloat16")
-            torch.compile(lambda x: 2 * x + 1)(x)
-        return True
+            if torch.compile(lambda x: x + torch.compiler.is_compiling())(x)[0] == 2:
+                return True
+        reason = "it is switched off, as by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"
     except Exception as error:
         lines = str(error).split("\n")
         reason = " ".join(lines[:2] + [line for line in lines[2:] if "error: " in line][:1])
-        for name in ("TMPDIR", "TORCHINDUCTOR_CACHE_DIR"):
-            if " " in (path := os.environ.get(name, "")) and path in str(error):
-                reason += f"; compilers can't read {name}={path!r}, which has a space"
     print(f"Training without torch.compile; docs/troubleshooting.md says what it needs ({reason})")
     return False
 
@@ -384,9 +381,8 @@ def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
     """Parameters, and floating-point operations to train on a token: 2 forward and 4 backward for
     each weight of a linear layer, and those of attention (PaLM, arXiv:2204.02311, appendix B)."""
     products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    attention = 12 * config.layers * config.context_length * config.width
-    return dict(parameters=sum(p.numel() for p in model.parameters()),
-                flops_per_token=6 * products + attention)
+    flops = 6 * products + 12 * config.layers * config.context_length * config.width
+    return dict(parameters=sum(p.numel() for p in model.parameters()), flops_per_token=flops)
 
 
 # ---- Training ----------------------------------------------------------------------------------
@@ -516,7 +512,9 @@ def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None
                 train_loss, val_loss = (evaluate(model, x, config) for x in (data.train, data.val))
                 run.log(epoch + 1, step, seconds, train_loss, val_loss)
                 if not math.isfinite(train_loss + val_loss):
-                    raise FloatingPointError("the loss is not finite: lower --learning-rate")
+                    bug = config.compile and torch.__version__.startswith("2.10.")
+                    advice = "update PyTorch 2.10" if bug else "lower --learning-rate"
+                    raise FloatingPointError(f"the loss is not finite: {advice}")
                 done = done or val_loss <= config.target_loss
                 times = [now(config.device)]  # the clock starts again
             if done:
@@ -554,7 +552,7 @@ def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> st
         next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)  # one id each
         ids_BT = torch.cat([ids_BT, next_B1], dim=1)
     model.train()
-    return tokenizer.decode(ids_BT[0].tolist())
+    return tokenizer.decode(ids_BT[0].tolist(), "backslashreplace")  # of half a character
 
 
 def now(device: torch.device):
@@ -581,7 +579,7 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
         size, peak = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
     elif device.type == "mps":
         size = torch.mps.driver_allocated_memory()
-    elif status.exists():
+    elif status.exists() and "VmHWM:" in status.read_text():  # which gVisor leaves out
         size = peak = 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
     return dict(reserved_gb=size and size / 1024**3, peak_reserved_gb=peak and peak / 1024**3)
 
@@ -597,6 +595,8 @@ class Run:
         device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
+        while path.exists():  # that of another machine, which shares the folder
+            path = path.with_stem(f"{path.stem}-2")
         self.file = open(path, "x", encoding="utf-8")
         settings = dict(asdict(config), **count_parameters(model, config), world_size=1,
                         device=device.type, matmul_precision=torch.get_float32_matmul_precision())
@@ -648,11 +648,13 @@ class Run:
 def configure(argv: list[str] | None = None) -> Config:
     """The settings. Exits with 2 for a wrong one, and raises for a device that doesn't work."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages (Linux), before any tensor
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False,
+    parser = argparse.ArgumentParser(description="Train GPT-2 on a book.", allow_abbrev=False,
                                      usage="%(prog)s [options]", argument_default=argparse.SUPPRESS)
     for setting in filter(lambda setting: setting.metadata, fields(Config)):  # each option()
         parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
     given = vars(parser.parse_args(argv))
+    if Path(name := given.get("name", "-")).name != name or not name or not name.isprintable():
+        parser.error("argument --name: a file's name begins with it")
     cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if not cuda and platform.libc_ver()[0] == "glibc":  # what a step frees stays for the next one
         for option, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD: never; M_MMAP_MAX: none
@@ -662,6 +664,9 @@ def configure(argv: list[str] | None = None) -> Config:
     os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # or compile fails
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
+    if device.type == "mps" and "compile" not in given:
+        print("Training without torch.compile, which gives NaN on mps; to try it: --compile")
+        given["compile"] = False
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
     if "model" not in given and model == "cpu-demo":
         print("Not on an NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2")
@@ -684,6 +689,8 @@ def interrupt(number, frame) -> None:
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
     """(status, a line for the user, exit code). Triton's "out of resource" isn't memory."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, FileExistsError) and os.path.islink(str(error.filename)):
+        text += ", a link to a folder that isn't there"
     signs = ("out of memory", "MemoryError", "ALLOC_FAILED", "CUBLAS_STATUS_NOT_INITIALIZED",
              "bad_alloc", "allocate memory", "create a memory")
     if isinstance(error, KeyboardInterrupt):
@@ -692,8 +699,7 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
         at = "TORCHINDUCTOR_CACHE_DIR" if isinstance(error, OSError) else "docs/troubleshooting.md"
         return "failed", f"{text} (see {at})", 1
     if any(sign in repr(error) for sign in signs) and "out of resource" not in text:
-        what = "batch-size" if config.batch_size > 1 else "context-length"
-        return "out_of_memory", f"out of memory: lower --{what} ({text})", 1
+        return "out_of_memory", f"out of memory: lower --batch-size or --context-length ({text})", 1
     if not isinstance(error, UserError | OSError | FloatingPointError):
         sys.excepthook(type(error), error, error.__traceback__)  # a bug, with its traceback
         text = f"{type(error).__name__}: {text}"
@@ -701,6 +707,7 @@ def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]
 
 
 def main() -> int:
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # where it is closed
     sys.stdout.reconfigure(errors="replace")  # a sample may hold what a terminal can't show
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)

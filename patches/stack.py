@@ -614,7 +614,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(function, usage=None):
-        name, text = function.__name__.removesuffix("_command"), function.__doc__
+        name, text = function.__name__.removesuffix("_command"), function.__doc__ or ""
         sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False,
                                   usage=usage)
         sub.set_defaults(command=function)
@@ -650,6 +650,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a script may hold what a terminal can't show
     arguments = vars(parse_arguments(argv))
     command = arguments.pop("command")

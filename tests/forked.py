@@ -21,7 +21,8 @@ PYTESTS = {"", str(TESTS), str(TESTS.parent)}
 # The variables that are read when they are needed. Others may be read by Python when it starts, or
 # by PyTorch when it is imported.
 READ_LATE = {"http_proxy", "https_proxy", "no_proxy", "CUDA_VISIBLE_DEVICES", "TIKTOKEN_CACHE_DIR",
-             "RANK", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
+             "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"}
 
 
 def can_run(command: list[str], env: dict[str, str], **options) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from conftest import STAGES, call_main, settings_restored
+from conftest import ONE_RANK, STAGES, call_main, settings_restored
 from torch.cuda._utils import _get_device_index
 from torch.overrides import TorchFunctionMode
 
@@ -165,7 +165,8 @@ def run_on_gpu(bench, gpus, monkeypatch):
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_defaults_are_the_published_experiment(stage, stages, gpus, monkeypatch):
     script = stages[stage]
-    monkeypatch.setenv("RANK", "0")
+    for name, value in ONE_RANK.items():
+        monkeypatch.setenv(name, value)
     with gpus.mode:
         config = script.configure([])
     published = dict(
@@ -261,7 +262,7 @@ def test_gpu_out_of_memory(bench, run_on_gpu, monkeypatch):
     monkeypatch.setattr(bench.stages["00_orig"], "backward_and_update", full)
     result = run_on_gpu("00_orig")
     assert result.returncode == 1
-    assert result.stderr.startswith("error: out of memory: lower --batch-size (")
+    assert result.stderr.startswith("error: out of memory: lower --batch-size or --context")
     end = bench.record()[-1]
     assert end["status"] == "out_of_memory" and end["peak_reserved_gb"] == 4.5
 

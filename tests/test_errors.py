@@ -1,12 +1,16 @@
 """Bad input and errors: one clear line, a non-zero exit, and nothing lost or half-written."""
 
 import io
+import math
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+from dataclasses import fields
+from pathlib import Path
 from unittest import mock
 
 import conftest
@@ -21,11 +25,10 @@ PREPARE = "run `python data/prepare.py --out "
 
 def test_text_too_short(bench):
     write_tokens(bench.data, train=60, val=30)
-    says = "3 windows to train on, 4 needed: lower --batch-size or --context-length"
+    says = "3 windows to train on, 1 to validate on: lower --context-length or --batch-size"
     bench.fails("--batch-size", 4, says=f"the text is too short: {says}")
-    write_tokens(bench.data, val=16)  # a smaller batch wouldn't help
-    says = "0 windows to validate on, 1 needed: lower --context-length"
-    bench.fails(says=f"the text is too short: {says}")
+    write_tokens(bench.data, val=16)
+    bench.fails(says="the text is too short: 124 windows to train on, 0 to validate on")
     assert bench.no_record()
 
 
@@ -34,10 +37,11 @@ def test_text_that_is_short_for_all_ranks(bench, monkeypatch):
     script = bench.stages["02_opt_multi_gpu_ddp"]
     monkeypatch.setattr(script, "WORLD_SIZE", 64)
     monkeypatch.setattr(script, "dist", mock.Mock())
+    monkeypatch.setattr(script, "compare_ranks", lambda config: None)
     config = script.Config(context_length=16, batch_size=25, data=str(bench.data))
     assert len(script.load_data(config).train) == 124
     config.batch_size = 125
-    says = "124 windows to train on, 125 needed: lower --batch-size"
+    says = "the text is too short: 124 windows to train on"
     with pytest.raises(script.UserError, match=says):
         script.load_data(config)
 
@@ -54,7 +58,8 @@ def test_a_gpu_that_is_too_old_for_the_build(stages, stage, monkeypatch):
 
     monkeypatch.setattr(torch, "ones", ones)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setenv("RANK", "0")
+    for name, value in conftest.ONE_RANK.items():
+        monkeypatch.setenv(name, value)
     script = stages[stage]
     if stage.startswith("02"):
         monkeypatch.setattr(torch.cuda, "init", lambda: None)
@@ -86,7 +91,8 @@ def test_a_folder_for_compiled_code_that_cant_be_made(stages, stage, monkeypatch
     """Each script names the variable: PyTorch's optimizers need the folder, too."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    monkeypatch.setenv("RANK", "0")
+    for name, value in conftest.ONE_RANK.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(OSError) as raised:
         stages[stage].configure(["--device", "cpu"])
     status, says, code = stages[stage].explain(raised.value, None)
@@ -218,7 +224,7 @@ def test_out_of_memory(bench, stage):
     program = LITTLE_MEMORY.format(tests=str(ROOT / "tests"))
     result = run_python("-c", program, *bench.command(stage, "--batch-size", 4000))
     assert result.returncode == 1, result.stderr
-    one_error_line(result.stderr, stage, says="out of memory: lower --batch-size (")
+    one_error_line(result.stderr, stage, says="out of memory: lower --batch-size or --context")
     end = bench.record()[-1]
     assert end["status"] == "out_of_memory" and end["error"].startswith("out of memory: ")
 
@@ -246,7 +252,7 @@ def test_what_counts_as_out_of_memory(stages, stage, capsys):
     ):
         status, text, code = script.explain(error, config)
         assert (status, code) == ("out_of_memory", 1), error
-        hint = "out of memory: lower --context-length ("
+        hint = "out of memory: lower --batch-size or --context-length ("
         assert text.startswith(hint) and "\n" not in text
     assert capsys.readouterr().err == ""  # no traceback
     for error in (
@@ -286,6 +292,26 @@ def test_diverged(bench, stage):
     *_, log, end = bench.record()
     assert log["event"] == "log" and log["train_loss"] is None  # JSON has no NaN
     assert end["status"] == "diverged"
+
+
+@pytest.mark.parametrize(("version", "compiled", "says"), [
+    ("2.10.0+cu128", True, "update PyTorch 2.10"), ("2.10.0", False, "lower --learning-rate"),
+    ("2.13.0", True, "lower --learning-rate"), ("2.1.0", True, "lower --learning-rate")])
+def test_a_loss_that_is_not_finite_names_the_compilers_bug(
+        stages, monkeypatch, version, compiled, says):
+    script = stages["01_opt_single_gpu"]
+    monkeypatch.setattr(torch, "__version__", version)
+    config = script.Config(compile=compiled, batch_size=1, context_length=4,
+                           device=torch.device("cpu"))
+    loader = mock.MagicMock(pin_memory=False)
+    loader.__len__.return_value = 1
+    loader.__iter__.return_value = [(torch.zeros(1, 4), torch.zeros(1, 4))]
+    for name, answer in (("prepare_model", None), ("make_optimizer", mock.Mock()),
+                         ("make_loader", loader), ("compute_loss", None), ("evaluate", math.nan),
+                         ("backward_and_update", None)):
+        monkeypatch.setattr(script, name, lambda *_, answer=answer: answer)
+    with pytest.raises(FloatingPointError, match=f"is not finite: {says}"):
+        script.train(None, mock.Mock(), config, mock.Mock(), script.now)
 
 
 @pytest.mark.slow
@@ -361,7 +387,8 @@ def test_tokens_are_replaced_while_it_runs(bench, tmp_path):
 
 
 def test_two_runs_at_once_write_two_records(bench, monkeypatch):
-    """Two processes in the same second; and no run ever writes into another's record."""
+    """Two processes in the same second, also with one number, as on two machines that share a
+    folder; and no run ever writes into another's record."""
     script = bench.stages["00_orig"]
     monkeypatch.setattr(script.time, "gmtime", lambda: (2026, 1, 2, 3, 4, 5, 4, 2, 0))
     for process in (11, 12):
@@ -369,8 +396,63 @@ def test_two_runs_at_once_write_two_records(bench, monkeypatch):
         assert bench.main("00_orig", "--max-steps", 1).returncode == 0
     records = {path.name: path.read_bytes() for path in bench.results.iterdir()}
     assert records.keys() == {f"00_orig-cpu-20260102T030405Z-{n}.jsonl" for n in (11, 12)}
-    bench.fails("--max-steps", 1, says="File exists")
-    assert records == {path.name: path.read_bytes() for path in bench.results.iterdir()}
+    for again in ("-2", "-2-2"):
+        assert bench.main("00_orig", "--max-steps", 1).returncode == 0
+        own = bench.results / f"00_orig-cpu-20260102T030405Z-12{again}.jsonl"
+        assert own.read_text().count('"event": "end"') == 1
+    assert records.items() < {path.name: path.read_bytes()
+                              for path in bench.results.iterdir()}.items()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name", ["../evil", "a/b", "", "..", "/a", "x\ny", "x\x1b"])
+def test_a_name_that_cant_begin_a_files_name(bench, stage, name):
+    bench.fails("--name", name, stage=stage, code=2, says="argument --name: a file's name begins")
+    assert bench.no_record() and not list(bench.folder.glob("evil*"))
+
+
+def test_results_are_a_link_to_nothing(bench):
+    bench.results.symlink_to(bench.folder / "gone")
+    for stage in STAGES:
+        bench.fails(stage=stage, says=f"{bench.results}', a link to a folder that isn't there")
+    bench.results = bench.results / "below"
+    bench.fails(says="a link to a folder that isn't there")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_system_that_does_not_tell_the_peak_of_memory(bench, stage, monkeypatch):
+    """As gVisor, whose /proc/self/status has no VmHWM."""
+    read_text = Path.read_text
+
+    def without_peak(path, *arguments, **how):
+        text = read_text(path, *arguments, **how)
+        return text.replace("VmHWM:", "Other:") if path == Path("/proc/self/status") else text
+
+    monkeypatch.setattr(Path, "read_text", without_peak)
+    result = bench.main(stage, "--max-steps", 1)
+    assert result.returncode == 0, result.stderr
+    *_, epoch, end = bench.record()
+    assert end["status"] == "complete"
+    assert {epoch["reserved_gb"], epoch["peak_reserved_gb"], end["reserved_gb"]} == {None}
+
+
+@pytest.mark.parametrize("program", [*(f"{stage}.py" for stage in STAGES), "measure.py",
+                                     "plot_results.py", "data/prepare.py", "patches/stack.py"])
+@pytest.mark.parametrize("how", ["closed", "-OO"])
+def test_no_stdout_and_no_docstrings(program, how):
+    before = ["sh", "-c", 'exec "$@" >&-', "sh"] if how == "closed" else []
+    flags = [] if how == "closed" else ["-OO"]
+    result = run_python(*flags, ROOT / program, "--help", before=before, fork=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("usage: " if how == "-OO" else "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
+def test_a_run_without_stdout(bench):
+    result = bench.run("00_orig", "--max-steps", 1, before=["sh", "-c", 'exec "$@" >&-', "sh"])
+    assert (result.returncode, result.stderr) == (0, "")
+    assert bench.record()[-1]["status"] == "complete"
 
 
 def test_ddp_without_torchrun(bench, monkeypatch):
@@ -385,13 +467,107 @@ def test_ddp_without_torchrun(bench, monkeypatch):
     assert bench.no_record()
 
 
+@pytest.mark.parametrize("left_over", [
+    dict(RANK="0"), dict(RANK="1", WORLD_SIZE="2"), dict(RANK=""),
+    conftest.ONE_RANK | dict(MASTER_ADDR="")])
+def test_variables_left_over_without_torchrun(bench, monkeypatch, left_over):
+    """As a job's wrapper may set them; `RANK=` is no rank either."""
+    for name in conftest.ONE_RANK:
+        monkeypatch.delenv(name, raising=False)
+    stage = "02_opt_multi_gpu_ddp"
+    result = call_main(bench.stages[stage], *bench.options(stage), variables=left_over)
+    assert result.returncode == 2
+    one_error_line(result.stderr, stage, code=2, says="a process per GPU: torchrun --nproc_per")
+    assert bench.no_record()
+
+
+def two_nodes(bench, *options: list) -> list[tuple[int, str]]:
+    """Of each node's own torchrun with one rank: (exit code, stderr)."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    stage = "02_opt_multi_gpu_ddp"
+    nodes = [subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node_rank={node}",
+         "--nproc_per_node=1", "--master_addr=127.0.0.1", f"--master_port={port}",
+         "--local-addr=127.0.0.1", *map(str, [bench.program(stage), *bench.options(stage), *own])],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment())
+        for node, own in enumerate(options)]
+    try:
+        errors = [node.communicate(timeout=200)[1] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    return [(node.returncode, error) for node, error in zip(nodes, errors, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "second", "says"), [
+    (["--max-steps", 3], ["--max-steps", 6], "rank 1 has --max-steps 6, rank 0 has 3"),
+    (["--batch-size", 4], [], "rank 1 has --batch-size 2, rank 0 has 4"),
+    ([], ["--data", "other"], "rank 1 has --data/meta.json "),
+    ([], ["--data", "none"], "rank 1 has --data/meta.json missing, rank 0 has "),
+])
+def test_two_nodes_that_differ(bench, first, second, says):
+    other = write_tokens(bench.folder / "other", train=3000)
+    second = [str(other.with_name(text)) if text in ("other", "none") else text for text in second]
+    for node, (code, error) in enumerate(two_nodes(bench, first, second)):
+        assert code != 0
+        (line,) = [line for line in error.splitlines() if line.startswith("error: rank ")]
+        assert line.startswith(f"error: rank {node}: {says}") and "[rank" not in error
+    assert bench.no_record()
+
+
+@pytest.mark.slow
+def test_two_nodes_with_folders_of_their_own(bench):
+    """What belongs to a machine may differ: folders with the same tokens, and a name."""
+    same = shutil.copytree(bench.data, bench.folder / "same")
+    own = ["--data", same, "--results-dir", bench.folder / "own", "--name", "other"]
+    assert [code for code, _ in two_nodes(bench, ["--max-steps", 2],
+                                          [*own, "--max-steps", 2])] == [0, 0]
+    assert bench.record()[-1]["status"] == "complete"
+
+
+def test_ranks_are_compared(stages, monkeypatch, tmp_path):
+    """Every setting but folders, the name and the device; and the tokens."""
+    script, data = stages["02_opt_multi_gpu_ddp"], write_tokens(tmp_path / "data")
+    monkeypatch.setattr(script, "WORLD_SIZE", 3)
+
+    def compare(**other) -> str | None:
+        def all_gather_object(everyone, mine):
+            everyone[:] = [mine, mine, mine | theirs]
+
+        theirs = {}
+        monkeypatch.setattr(script, "dist", mock.Mock(all_gather_object=lambda _, mine:
+                                                      theirs.update(mine)))
+        script.compare_ranks(script.Config(**dict(data=str(data)) | other))
+        monkeypatch.setattr(script, "dist", mock.Mock(all_gather_object=all_gather_object))
+        try:
+            script.compare_ranks(script.Config(data=str(data)))
+        except script.UserError as error:
+            return str(error)
+
+    assert compare() is None
+    same = shutil.copytree(data, tmp_path / "same")
+    assert compare(data=str(same), results_dir="x", name="y", device=torch.device("cuda:1")) is None
+    assert compare(learning_rate=1e-5) == "rank 2 has --learning-rate 1e-05, rank 0 has 0.0005"
+    for setting in fields(script.Config):
+        if setting.name not in ("data", "results_dir", "name", "device"):
+            flag = "--" + setting.name.replace("_", "-")
+            assert compare(**{setting.name: 7}).startswith(f"rank 2 has {flag} 7, rank 0 has ")
+    other = write_tokens(tmp_path / "other", train=3000)
+    assert compare(data=str(other)).startswith("rank 2 has --data/meta.json ")
+    assert compare(data=str(tmp_path)).startswith("rank 2 has --data/meta.json missing, rank 0")
+
+
 def test_every_rank_names_itself(bench):
     """Rank 1 of 2: nothing on stdout, no record, and its number in its error line."""
     stage, variables = "02_opt_multi_gpu_ddp", conftest.ONE_RANK | dict(RANK="1", WORLD_SIZE="2")
     with mock.patch.dict(os.environ, variables):
         script = conftest.load(ROOT / f"{stage}.py")
     (bench.data / "meta.json").write_text("{")
-    with mock.patch.object(script, "join_ranks"), mock.patch.object(script, "dist"):
+    with (mock.patch.object(script, "join_ranks"), mock.patch.object(script, "dist"),
+          mock.patch.object(script, "compare_ranks")):
         result = call_main(script, *bench.options(stage), variables=variables)
         assert result.returncode == 1 and result.stdout == "" and bench.no_record()
         assert result.stderr.startswith("error: rank 1: damaged (JSONDecodeError(")
@@ -414,7 +590,8 @@ def test_more_ranks_than_gpus(stages, monkeypatch, capsys):
     for name, answer in (("device_count", 1), ("is_available", True), ("init", None)):
         monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
     monkeypatch.setattr(script, "LOCAL_RANK", 1)
-    monkeypatch.setenv("RANK", "1")
+    for name, value in (conftest.ONE_RANK | dict(RANK="1")).items():
+        monkeypatch.setenv(name, value)
     for options in ([], ["--device", "cuda"]):
         with pytest.raises(SystemExit) as ended:
             script.configure(options)

@@ -11,7 +11,17 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, STAGES, TINY, call_main, environment, run_python, small, write_tokens
+from conftest import (
+    ONE_RANK,
+    ROOT,
+    STAGES,
+    TINY,
+    call_main,
+    environment,
+    run_python,
+    small,
+    write_tokens,
+)
 
 from bench.measure.records import read_record
 
@@ -198,7 +208,8 @@ def test_too_few_steps_for_a_median(bench):
 def test_without_options(bench, monkeypatch):
     """Where there is no GPU it trains the small model, and says so."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setenv("RANK", "0")
+    for name, value in ONE_RANK.items():
+        monkeypatch.setenv(name, value)
     for stage in STAGES:
         script = bench.stages[stage]
         config = script.configure([])
@@ -213,6 +224,29 @@ def test_without_options(bench, monkeypatch):
         "Not on an NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2\n"
     )
     assert bench.record()[0]["config"]["max_tokens"] is None  # the user has said how long
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variables", [
+    dict(TORCH_COMPILE_DISABLE="1"), dict(TORCHDYNAMO_DISABLE="1"),
+    dict(TORCHDYNAMO_SUPPRESS_ERRORS="1", CXX="/none")])
+def test_a_compiler_that_does_nothing(bench, tmp_path, variables):
+    """The record never says that a run was compiled which wasn't."""
+    env = environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"), **variables)
+    result = bench.run("01_opt_single_gpu", "--compile", "--max-steps", 1, env=env)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("Training without torch.compile; ") == 1
+    assert bench.record()[0]["config"]["compile"] is False
+
+
+@pytest.mark.parametrize(("given", "compiled"), [([], False), (["--compile"], True)])
+def test_mps_is_not_compiled_for_by_default(stages, monkeypatch, capsys, given, compiled):
+    """Where PyTorch's compiled GPT gives NaN."""
+    script, ones = stages["01_opt_single_gpu"], torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device: ones(*size))
+    config = script.configure(["--device", "mps", *given])
+    assert config.compile is compiled
+    assert capsys.readouterr().out.count("Training without torch.compile") == (not compiled)
 
 
 @pytest.mark.slow
@@ -304,6 +338,7 @@ def test_of_several_machines_each_prepares_what_it_lacks(bench, tmp_path, monkey
     monkeypatch.setattr(script, "HERE", home)
     monkeypatch.setattr(script.Config, "data", str(home / "data"))
     monkeypatch.setattr(script, "dist", SimpleNamespace(barrier=lambda: order.append("barrier")))
+    monkeypatch.setattr(script, "compare_ranks", lambda config: None)
     monkeypatch.setattr(script.subprocess, "run", lambda command: order.append("prepare"))
     (home / "data").mkdir(parents=True)
     (home / "data" / "prepare.py").touch()

@@ -620,10 +620,22 @@ def test_what_is_no_released_model_is_told(scripts, released, tmp_path, settings
 def test_autocasts_trial_of_the_compiler_is_of_its_type(scripts, monkeypatch):
     """A GPU that lacks bfloat16 is seen, though the weights are float32."""
     script, seen = scripts("precision-autocast"), []
-    monkeypatch.setattr(torch, "compile", lambda function: lambda x: seen.append(x.dtype))
+    monkeypatch.setattr(torch, "compile", lambda function: lambda x: seen.append(x.dtype) or 2 * x)
     assert script.can_compile(*model_of(script)) and seen == [torch.bfloat16]
 
 
 def test_what_is_taken_of_the_host_is_told():
     """By the header, which docs/options.md shows."""
     assert "14 GB of free host memory" in VARIANTS["memory-offload"].fields["Hardware"]
+
+
+@pytest.mark.parametrize("message", [  # of PyTorch, in a worker and for one that was killed
+    "Caught RuntimeError in DataLoader worker process 0.\nRuntimeError: unable to allocate shared"
+    " memory(shm) for file </torch_7_0>: No space left on device (28)",
+    "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's"
+    " workers are out of shared memory. Please try to raise your shared memory limit."])
+def test_workers_that_lack_shared_memory(scripts, capsys, message):
+    script = scripts("data-workers")
+    status, says, code = script.explain(RuntimeError(message), script.Config())
+    assert (status, code) == ("failed", 1) and "--shm-size" in says
+    assert capsys.readouterr().err == ""  # no traceback

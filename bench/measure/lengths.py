@@ -86,9 +86,9 @@ def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]
     unknown = [run for run in runs if keys[run.name] not in saved]
     if unknown:  # all are asked in one child, which loads PyTorch
         requests = [[str(setup.script(run)), [*options, *run.options]] for run in unknown]
-        # RANK: for 02, as if torchrun had started it.
-        answers = json.loads(processes.ask(
-            "-m", "bench.measure.lengths", json.dumps(requests), RANK="0"))
+        one_rank = dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+        answers = json.loads(processes.ask(  # for 02, as if torchrun had started it
+            "-m", "bench.measure.lengths", json.dumps(requests), **one_rank))
         for run, answer in zip(unknown, answers, strict=True):
             if "error" in answer:
                 raise UserError(f"{run.name}: {answer['error']}", 2)

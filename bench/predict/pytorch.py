@@ -48,7 +48,8 @@ def replaced(changes: dict[str, object]) -> Iterator[None]:
 
 def begin_ranks() -> None:
     """For 02, as if torchrun had started it; nothing is sent."""
-    os.environ |= dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(WORLD_SIZE))
+    os.environ |= dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(WORLD_SIZE),
+                       MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
 
 
