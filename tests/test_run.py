@@ -206,9 +206,9 @@ def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
     assert "measured again" not in capsys.readouterr().out
     (place.folder / "b.py").write_text("another script")
     run.dry_run(Toy(plan), place.setup, 2, resume=True)
-    assert "changed since, so measured again: b\n" in capsys.readouterr().out
+    assert "measured again, since script or options have changed: b\n" in capsys.readouterr().out
     assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
-    assert "changed since, so measured again: b\n" in capsys.readouterr().out
+    assert "measured again, since script or options have changed: b\n" in capsys.readouterr().out
     assert {(event["name"], event["source_sha256"]) for event in place.events("run")} == {
         (name, sha256(text)) for name, text in (
             ("a", b"a"), ("b", b"b"), ("b", b"another script"))}

@@ -181,8 +181,10 @@ class Measurement:
         measured.sources |= {run.name: sha256(setup.scripts.text(run.script)) for run in able}
         changed |= {each.name for each in measured.results if not measured.stands(each)}
         kept = [each for each in measured.results if each.name not in changed]
-        if again := [run.name for run in plan.runs if run.name in changed]:
-            print(f"changed since, so measured again: {listed(again)}", flush=True)
+        if again := dict.fromkeys(
+                each.name for each in measured.results if each.name in changed):
+            print(f"measured again, since script or options have changed: {listed(again)}",
+                  flush=True)
         measured.results = kept
         done = {each.key for each in kept if answered(each, plan)}
         self.failed |= {each.name for each in kept
