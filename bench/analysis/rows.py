@@ -161,7 +161,7 @@ class Row:
         """The geometric mean of the figure over that of `other`, over the rounds that both have;
         None where there is none, or where a run missed its target."""
         rows = [logs_of(figure(row)) for row in (self, other)] if other else []
-        rounds = common_rounds(dict(enumerate(rows))) if rows and None not in rows else []
+        rounds = common_rounds(rows) if None not in rows else []
         if not rounds:
             return None
         one, two = (fmean(fmean(logs[number]) for number in rounds) for logs in rows)
@@ -288,7 +288,7 @@ class Rows(dict[str, Row]):
         pairs = {name: self[name].versus for name in means}
         differences = {name: means[name].minus(means[other.run.name])
                        for name, other in pairs.items() if other and other.run.name in means}
-        return Column(common_rounds(rows), means, differences, significant(differences))
+        return Column(common_rounds(rows.values()), means, differences, significant(differences))
 
 
 def logs_of(values: list[tuple[int, float | None]]) -> Logs | None:
