@@ -171,7 +171,7 @@ class Row:
         """The geometric mean of the figure over that of `other`, over the rounds that both have;
         None where there is none, or where a run missed its target."""
         rows = [logs_of(figure(row)) for row in (self, other)] if other else []
-        rounds = common_rounds(rows) if rows and None not in rows else []
+        rounds = common_rounds(rows) if None not in rows else []
         if not rounds:
             return None
         one, two = (fmean(fmean(logs[number]) for number in rounds) for logs in rows)

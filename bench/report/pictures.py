@@ -174,10 +174,11 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
         return None
     figure, [(subfigure, *panels)] = rows_of_panels(
         [f"{finding(base, rows)}\n{place_of(measured)}"], [1.8 + 0.3 * len(rows)], [1, 1])
-    for axes, label in zip(panels, ("speed", "memory"), strict=True):
+    for axes, label in zip(panels, (f"speed over {base.label}, with 95 % intervals",
+                                    f"memory over {base.label}"), strict=True):
         lay_rows(axes, len(rows))
         axes.axvline(1, color="0.5", linewidth=1)
-        axes.set_xlabel(f"× {label} over {base.label}")
+        axes.set_xlabel(f"× {label}")
     colours = dict(faster=OWN, slower=ERROR)
     for place, row in enumerate(rows):
         style = dict(color=colours.get(row.significance, UNSURE))
