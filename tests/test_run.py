@@ -236,13 +236,16 @@ def test_git_commit(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "ROOT", tmp_path)
     assert processes.git_commit() == (None, None)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
-    for command in (["init"], ["commit", "--allow-empty", "-m", "first"]):
-        subprocess.run([*git, *command], cwd=tmp_path, check=True, capture_output=True)
     (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "x.jsonl").write_text("")
+    files = [tmp_path / "results" / "x.jsonl", tmp_path / "a.patch"]
+    for path in files:
+        path.write_text("")
+    for command in (["init"], ["add", "."], ["commit", "-m", "first"]):
+        subprocess.run([*git, *command], cwd=tmp_path, check=True, capture_output=True)
+    files[0].write_text("more")
     commit, edited = processes.git_commit()
     assert len(commit) == 40 and edited is False
-    (tmp_path / "new.patch").write_text("")
+    files[1].write_text("more")
     assert processes.git_commit() == (commit, True)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert processes.git_commit() == (None, None)

@@ -1,10 +1,10 @@
 """A study's journal, results/NAME.jsonl: its whole state, a file of JSON objects, one per line,
 that is only ever appended to.
 
-    study  id, study, kind, time, machine, commit (of git; null where it isn't known), edited
-           (whether files differed from it), matmul_peak, data and sources (SHA-256 of meta.json,
-           and of each run's script), options (those behind --), and the plan: every run, and how
-           long and often it runs
+    study  id, study, kind, time, machine, matmul_peak, data and sources (SHA-256 of meta.json, and
+           of each run's script), options (those behind --), commit (of git) and edited (whether
+           its files had been edited; null: not known), and the plan: every run, and how long and
+           often it runs
     run    id, name, round, seed, cache (cold or warm), command, source_sha256
     ...    the lines of the run's own record: see bench.measure.records
     ran    seconds of wall time, exit, outcome (a Kind of bench.measure.records), error (its text,
