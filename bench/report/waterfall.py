@@ -34,6 +34,7 @@ class Step(NamedTuple):
     label: str  # what stands at the end of its bar
     memory_gb: float | None
     colour: str = OWN
+    published: float | None = None  # speedup, drawn as a circle
 
 
 def draw(steps: list[Step], title: str):
@@ -50,9 +51,12 @@ def draw(steps: list[Step], title: str):
         start, end = sorted((step.before or low, step.after or low))
         axes.barh(place, start - low, 0.56, low, color=BEFORE)
         axes.barh(place, end - start, 0.56, start, color=step.colour)
+        if step.published:
+            axes.plot(step.published, place, "o", color="white", markeredgecolor="0.2")
+            end = max(end, step.published)
         axes.annotate(step.label, (end, place), (8, 0), textcoords="offset points", va="center",
-                      fontweight="bold" if step.before else "normal", zorder=5,
-                      bbox=dict(facecolor="white", edgecolor="none", pad=0.5))
+                      color=OWN if step.before else "black",
+                      fontweight="bold" if step.before else "normal")
         ends.append(math.log(end / low))
     axes.set_xscale("log", base=2)
     axes.set_xlim(low, low * math.exp(room_for([step.label for step in steps], ends, 4.2)))
@@ -110,17 +114,16 @@ def readme_picture():
     """The H100's ladder by the medians of its rounds, and the published A100's as circles."""
     rows = [row for row in cards.rows_in(REFERENCE / "nvidia-h100", "ladder") if row.records]
     first, last = rows[0], rows[-1]
-    steps, published, left_out = [Step("baseline", None, 1.0, "", first.reserved_gb)], [], []
+    steps, left_out = [Step("baseline", None, 1.0, "", first.reserved_gb)], []
     for before, row in pairwise(rows):
         gain = row.tok_per_sec / before.tok_per_sec
         if max(abs(gain - 1), 1 - row.reserved_gb / before.reserved_gb) < SHOWN:
             left_out.append((called(row.run.name, row.label), gain))
             continue
-        if row.published_factor_baseline:
-            published.append((row.published_factor_baseline, len(steps) + 0.43))
         steps.append(Step(
             f"+ {called(row.run.name, row.label)}", before.tok_per_sec / first.tok_per_sec,
-            row.tok_per_sec / first.tok_per_sec, f"×{gain:.2f}", row.reserved_gb))
+            row.tok_per_sec / first.tok_per_sec, f"×{gain:.2f}", row.reserved_gb,
+            published=row.published_factor_baseline))
     names, gains = zip(*left_out, strict=True)
     whole = last.tok_per_sec / first.tok_per_sec
     figure, _, axes = draw(steps, "")
@@ -133,11 +136,10 @@ def readme_picture():
     axes.set_xlim(1, 20)
     axes.set_xlabel(f"{axes.get_xlabel()}\nleft out: {', '.join(names)}; together"
                     f" ×{math.prod(gains):.2f}")
-    axes.plot(*zip(*published, strict=True), "o-", color="0.72", markeredgecolor="0.2",
-              markerfacecolor="white", markersize=6, linewidth=1)
-    for speedup, place, gpu, style in (
-            (*published[-1], "A100 (published)", dict(color="0.2")),
-            (whole, len(steps) - 1, "H100", dict(color=OWN, fontweight="bold"))):
-        axes.annotate(f"{gpu}: {speedup:.1f}×", (speedup, place), (-9, 0), ha="right",
+    place, step = [(place, step) for place, step in enumerate(steps) if step.published][-1]
+    for speedup, row_place, text, style in (
+            (step.published, place, "A100 (published): {:.1f}×", dict(color="0.2")),
+            (whole, len(steps) - 1, "H100: {:.1f}×", dict(color=OWN, fontweight="bold"))):
+        axes.annotate(text.format(speedup), (speedup, row_place), (-9, 0), ha="right",
                       textcoords="offset points", va="center", **style)
     return figure
