@@ -370,7 +370,7 @@ def test_ladder_picture(tmp_path):
         run | changes.get(run["name"], {}) for run in speeds_of(plan)], machine)
     ((measured, rows),) = found_in(tmp_path, "ladder")
     texts = shown(study.draw(measured, rows))
-    assert {"baseline \u20070", "larger batch 10", "102 tok/sec", "×1.12",
+    assert {"baseline \u20070", "larger batch 10", "102 tok/sec", "1.12×",
             "techniques 7 to \u20078", "failed: out of memory: lower --batch-si…"} <= set(texts)
     whole = rows[-1].factor_baseline
     assert (f"{whole:.1f}× faster: cpu-demo on {LONG[:59]}…, 2 cores significant: techniques 7"
