@@ -37,7 +37,6 @@ class Watch(TorchDispatchMode):
         self.on, self.phase = False, ["forward"]
         self.live, self.older, self.count = {}, {}, itertools.count()
         self.ops, self.roots, self.syncs, self.nodes = [], [], [], {}
-        self.storages = []  # as bench.predict.trace.Notes.events
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -105,13 +104,7 @@ class Watch(TorchDispatchMode):
         key = storage._cdata
         if key not in self.live:
             number = next(self.count)
-            self.storages.append(storage.nbytes())
-
-            def died(_):
-                self.live.pop(key, None)
-                self.storages.append(-1 - number)
-
-            self.live[key] = number, weakref.ref(storage, died)
+            self.live[key] = number, weakref.ref(storage, lambda _: self.live.pop(key, None))
             if is_input:
                 base = tensor if tensor._base is None else tensor._base
                 own = base.is_leaf and (
@@ -122,16 +115,13 @@ class Watch(TorchDispatchMode):
         return [self.live[key][0], [*tensor.shape], type_of(tensor)]
 
     def start(self, parameters) -> None:
-        for each in parameters:
-            self.describe(each, True)
-            if each.grad is not None:
-                self.describe(each.grad, True)
+        for parameter in parameters:  # before a tensor that shares its storage is seen
+            self.describe(parameter, True)
         self.on = True
 
-    def told(self) -> dict:
-        """What was noted, as JSON takes it."""
-        return dict(ops=self.ops, roots=self.roots, older=[*self.older.items()], syncs=self.syncs,
-                    storages=self.storages)
+    def facts(self) -> dict:
+        """Returns what was noted, as JSON takes it."""
+        return dict(ops=self.ops, roots=self.roots, older=[*self.older.items()], syncs=self.syncs)
 
 
 def is_tensor(value) -> bool:

@@ -67,8 +67,7 @@ class Predict(Study):
         parser.add_argument("--all", action="store_true",
                             help="trace what the pages say about predictions where it is missing or"
                                  " its script's training step has changed, with --anew all of it"
-                                 " (up to two hours), into --results-dir; print what differs"
-                                 " from what was kept")
+                                 " (up to two hours), into --results-dir")
 
     def answer(self, setup):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
