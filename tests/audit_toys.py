@@ -164,7 +164,7 @@ def of(**parts):
     return lambda: train(Net(**{name: part() for name, part in parts.items()}))
 
 
-def closure():
+def closure(by_name=False):
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
     x, y = torch.randn(32, 8), torch.randn(32, 1)
@@ -176,7 +176,7 @@ def closure():
         return value
 
     for _ in range(4):
-        optimizer.step(loss)
+        optimizer.step(closure=loss) if by_name else optimizer.step(loss)
 
 
 def gan():
@@ -310,21 +310,6 @@ def accelerated():
             optimizer.zero_grad()
 
 
-def lightning():
-    """As Lightning's loop does it (pytorch/loops/optimization/automatic.py): the optimizer gets the
-    step as a closure."""
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    for pair in DataLoader([batch() for _ in range(40)], batch_size=None):
-        def closure(pair=pair):
-            loss = model(*pair)
-            optimizer.zero_grad()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure=closure)
-
-
 def two_optimizers():
     """One for matrices, one for the rest, both in each step."""
     model = Net()
@@ -402,15 +387,16 @@ def nothing():
 
 
 TOYS = dict(
-    fast=of(), stored_mask=of(attention=StoredMask),
-    by_hand=of(attention=ByHand), exponentials=of(attention=Exponentials),
+    fast=of(), stored_mask=of(attention=StoredMask), by_hand=of(attention=ByHand),
+    exponentials=of(attention=Exponentials),
     apart=of(attention=Apart), cross=of(attention=Cross), multihead=of(attention=Multihead),
     std_norm=of(norm=lambda: Norm("std")), rms_norm=of(norm=lambda: Norm("rms")),
     own_rms_norm=of(norm=lambda: Norm("own"), activation=nn.ReLU), cubed=of(activation=Cubed),
     padded=lambda: train(Net(vocabulary=128), vocabulary=128),
-    tied=of(tied=lambda: True)) | {toy.__name__: toy for toy in (
+    tied=of(tied=lambda: True), lightning=lambda: closure(by_name=True)) | {
+    toy.__name__: toy for toy in (
         closure, gan, updates_by_hand, accumulated, evaluated, autocast, compiled_model,
-        compiled_step, compiled_in_part, checkpointed, chunks, distributed, accelerated, lightning,
+        compiled_step, compiled_in_part, checkpointed, chunks, distributed, accelerated,
         two_optimizers, workers, convolutions, penalty, catches_all, thread, short, fails, nothing)}
 
 if __name__ == "__main__":

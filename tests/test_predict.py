@@ -229,8 +229,7 @@ def peak(events: list[int]) -> int:
 
 @pytest.mark.parametrize("rung", [0, 1, 5, 6, 7])
 def test_published(rung):
-    """Within 1 % of what the published program reserved after its first epoch; 2 to 4 have the
-    memory of 1."""
+    """Within 1 % of what the published program reserved; 2 to 4 have the memory of 1."""
     script = RUNGS[rung].script
     events = traced(script, ["--model", "gpt2"])["events"]
     assert simulate(events).reserved / GB == pytest.approx(
@@ -240,8 +239,7 @@ def test_published(rung):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "memory"), [("13-loss-in-graph", 0.9), ("compile-blocks", 1)])
 def test_compiled(name, memory):
-    """The products are those of the script without the compiler, with fewer other kernels and less
-    memory; also of blocks that are compiled each by itself."""
+    """The products are as without it, the other kernels fewer; also of single blocks."""
     eager, found = (traced(name, [*SMALL, *options], 32) for options in (["--no-compile"], []))
 
     def works(trace: dict, has_flops: bool) -> list[Work]:
@@ -257,12 +255,11 @@ def test_compiled(name, memory):
 
 @pytest.mark.slow
 def test_what_takes_less_memory():
-    """Checkpoints do, and weights that ranks share; autocast and DDP's buckets take more."""
+    """Checkpoints do, and states that ranks share; autocast and DDP's buckets take more."""
     plain, checkpoints, autocast, ddp, shared = (
-        peak(traced(name, [*SMALL, "--no-compile", *options], 64)["events"])
-        for name, *options in (("01",), ("memory-checkpoint",), ("precision-autocast",), ("02",),
-                               ("parallel-sharded", "--zero", "3")))
-    assert checkpoints < plain < autocast and shared < plain < ddp
+        peak(traced(name, [*SMALL, "--no-compile"], 64)["events"]) for name in (
+            "01", "memory-checkpoint", "precision-autocast", "02", "parallel-zero1"))
+    assert checkpoints < plain < autocast and plain < ddp and shared < ddp
 
 
 @pytest.mark.slow
@@ -281,8 +278,7 @@ def test_batches_of_one_process():
     pytest.param("attention-backend", ["--attention", "math"],
                  "of attention's kernels only flash can", marks=pytest.mark.slow),
     ("compile-mode", ["--compile-mode", "reduce-overhead"], "with mode='reduce-overhead' can't"),
-    ("parallel-sharded", [], "weights that ranks share can only be traced with --no-c"),
-    ("parallel-sharded", ["--no-compile", "--offload"], "--offload can't be traced"),
+    ("parallel-sharded", ["--no-compile"], "weights that ranks share can't be traced"),
     ("model-mixture", [], "a model with several results can't be traced"),
     ("memory-offload", [], "activations in the CPU's memory can't be traced"),
     ("14-chunked-head", ["--batch-size", "0"], "0 is out of range")])
@@ -536,9 +532,9 @@ def test_tables_of_the_command(command, tmp_path):
     file.write_text('{"Mine": {"mib": 50000, "bandwidth": 500, "bfloat16": [100, "a guess"]}}')
     assert "| Mine | 49 | 32 (3.0 GB): " in answer(gpu_file=file)
     assert "| 48 GB | 48 | 32 (3.0 GB): " in answer(memory=48.0, bandwidth=500.0, tflops=100.0)
-    text = answer(variants="parallel-sharded --no-compile --zero 2, optimizer-muon, optimizer-muon")
+    text = answer(variants="memory-checkpoint --no-compile, optimizer-muon, optimizer-muon")
     assert text.count("| optimizer-muon |") == 2  # its row, and its column
-    assert ["--model", "gpt2", "--no-compile", "--zero", "2"] in asked
+    assert ["--model", "gpt2", "--no-compile"] in asked
     assert "below the 700 W of H100" in answer(gpu="H100", why=True)
     assert "below the 700 W" not in answer(gpu="H100")
 

@@ -27,7 +27,6 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.loop_body import MemoryUsageType
 from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
-from torch.distributed import fsdp
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from bench.predict.pytorch import AS_COMPILED, key_of, real_compile, replaced
@@ -225,6 +224,4 @@ def compile_only_models(model=None, **how):
         return compile_only_models
     owner = getattr(model, "__self__", None)
     model = owner if isinstance(owner, nn.Module) else model  # by nn.Module.compile
-    if isinstance(model, fsdp.FSDPModule):
-        raise NotImplementedError("weights that ranks share can only be traced with --no-compile")
     return Compiled(model) if isinstance(model, nn.Module) else model

@@ -38,7 +38,6 @@ from bench.predict.speed import Work
 from bench.processes import error_line
 
 STEPS = 3
-resize = torch.UntypedStorage.resize_  # PyTorch's own
 
 
 class Notes(TorchDispatchMode):
@@ -131,25 +130,18 @@ class Notes(TorchDispatchMode):
         return self.made
 
     def note(self, tensor: torch.Tensor) -> None:
-        tensor = getattr(tensor, "_local_tensor", tensor)  # of weights that ranks share, its own
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.live or not storage.nbytes():
             return
 
+        number = self.add(storage.nbytes())
+
         def died(_):
-            number, _ = self.live.pop(key)
-            self.events += [-number] * bool(number)
+            del self.live[key]
+            self.events.append(-number)
 
-        self.live[key] = self.add(storage.nbytes()), weakref.ref(storage, died)
-
-    def resize(self, storage: torch.UntypedStorage, size: int) -> None:
-        """In place of a storage's resize_(), by which fully_shard gathers and releases weights."""
-        resize(storage, size)
-        if storage._cdata in self.live:
-            number, reference = self.live[storage._cdata]
-            self.events += [-number] * bool(number)
-            self.live[storage._cdata] = self.add(size) if size else 0, reference
+        self.live[key] = weakref.ref(storage, died)
 
 
 @contextlib.contextmanager
@@ -162,8 +154,7 @@ def in_place_of_pytorch():
 
         return hook
 
-    with (pytorch.as_on_cuda(compile_only_models, lambda *args: Notes.current.resize(*args)),
-          contextlib.ExitStack() as stack):
+    with pytorch.as_on_cuda(compile_only_models), contextlib.ExitStack() as stack:
         for register, change in ((register_optimizer_step_pre_hook, 1),
                                  (register_optimizer_step_post_hook, -1)):
             stack.callback(register(updating(change)).remove)
