@@ -72,7 +72,8 @@ def findings(command: list[str], timed: dict, watched: dict, machine: dict, resu
     unit = "tok" if figures["tokens"] else "samples"
     priced = prices(step, figures["tokens"] or figures["samples"], cards)
     return Findings(command, head(timed, machine, figures), figures, techniques, gains_from,
-                    notes(step, timed), priced, text_of_prices(priced, step, unit) * bool(priced))
+                    notes(step, timed), priced,
+                    text_of_prices(priced, step, unit) if priced else "")
 
 
 def figures_of(step: Step, timed: dict, machine: dict) -> dict:
@@ -129,7 +130,7 @@ def text(found: Findings) -> str:
     table = markdown(Table([
         number("#", "number"), words("technique", "technique"), words("state", "verdict.state"),
         words("seen", "verdict.seen"), words("where", "verdict.place"),
-        Column("touches", lambda row: f"{row.verdict.share:.0%}" * (row.verdict.share > 0)),
+        Column("touches", lambda row: f"{row.verdict.share:.0%}" if row.verdict.share else ""),
         number("× at most", "most", ".2f"), number("× on our ladder", "gain", ".2f")], rows))
     ladder = f"× on our ladder: {found.gains_from}. " if found.gains_from else ""
     parts = ["".join(f"- {line}\n" for line in found.head),

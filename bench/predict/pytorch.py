@@ -14,11 +14,9 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch._functorch import config as compiler
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 WORLD_SIZE = 4  # of 02, whose memory doesn't depend on it unless ranks share the states
-KERNELS = ("cudnn", "flash", "mem_efficient", "math")  # of attention, which a script may turn off
 # PyTorch's own, before anything replaces them.
 aten, functional = torch.ops.aten, torch.nn.functional
 real_autocast, real_compile = torch.autocast, torch.compile
@@ -49,14 +47,6 @@ def begin_ranks() -> None:
     os.environ |= dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(WORLD_SIZE),
                        MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
-
-
-def reset() -> None:
-    """What a script that was traced before may have set."""
-    torch.set_float32_matmul_precision("highest")
-    compiler.activation_memory_budget = 1.0
-    for name in KERNELS:
-        getattr(torch.backends.cuda, f"enable_{name}_sdp")(True)
 
 
 # ---- Functions that take another way on a CPU, or that need a tensor's values -------------------

@@ -69,9 +69,10 @@ class Card(NamedTuple):
         """One of RANGES."""
         if self.capability < 8:
             return "before 8.0"
-        if self.held or not self.is_measured:
-            return ", ".join(["scaled"] * (not self.is_measured)
-                             + ["power-limited"] * bool(self.held))
+        if not self.is_measured:
+            return "scaled, power-limited" if self.held else "scaled"
+        if self.held:
+            return "power-limited"
         return ("workstation, GeForce" if any("RTX" in name for name in self.names)
                 else "data centre")
 

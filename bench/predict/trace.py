@@ -53,8 +53,17 @@ class Notes(TorchDispatchMode):
         self.work, self.updating = [{}], 0  # optimizers that are at it; one may use another
 
     def __enter__(self):
-        Notes.current = self
+        self.hooks = [register_optimizer_step_pre_hook(lambda *_: self.update(1)),
+                      register_optimizer_step_post_hook(lambda *_: self.update(-1))]
         return super().__enter__()
+
+    def __exit__(self, *error):
+        for hook in self.hooks:
+            hook.remove()
+        return super().__exit__(*error)
+
+    def update(self, change: int) -> None:
+        self.updating += change
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is aten._fused_adamw_.default:  # in place, and not there for such tensors
@@ -144,23 +153,6 @@ class Notes(TorchDispatchMode):
         self.live[key] = weakref.ref(storage, died)
 
 
-@contextlib.contextmanager
-def in_place_of_pytorch():
-    """While it is open, the current Notes see what a script does; it has to be opened before the
-    script is loaded, which may import names from PyTorch."""
-    def updating(change: int):
-        def hook(*_):
-            Notes.current.updating += change
-
-        return hook
-
-    with pytorch.as_on_cuda(compile_only_models), contextlib.ExitStack() as stack:
-        for register, change in ((register_optimizer_step_pre_hook, 1),
-                                 (register_optimizer_step_post_hook, -1)):
-            stack.callback(register(updating(change)).remove)
-        yield
-
-
 def settle(config) -> None:
     """Makes a script's Config one of STEPS steps with an evaluation after the first and the last
     one; where it may choose its type, that is bfloat16, whatever this computer has."""
@@ -219,10 +211,9 @@ def answer(script: str, options: list[str], batch: int) -> dict:
         return dict(error=f"predictions can be made again with PyTorch {PYTORCH}, not with"
                           f" {here}; stored ones work with any")
     printed = io.StringIO()
-    pytorch.reset()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed):
-            with in_place_of_pytorch():
+            with pytorch.as_on_cuda(compile_only_models):  # before it imports names from there
                 return dict(trace=trace(load_script(Path(script)), options, batch))
     except SystemExit:  # an option that the script doesn't take
         return dict(error=error_line(printed.getvalue()))
