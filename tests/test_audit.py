@@ -15,7 +15,7 @@ from bench.audit.signs import CANT_TELL, HAS, LACKS, NOT_HERE, verdicts
 from bench.audit.step import Step
 from bench.common import UserError
 from bench.predict.speed import CARDS, range_of, seconds
-from bench.predict.tracing import ask
+from bench.predict.store import ask
 from patches import stack
 
 TOYS = ROOT / "tests" / "audit_toys.py"

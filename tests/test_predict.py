@@ -16,7 +16,7 @@ from torch.nn import functional
 from bench import processes
 from bench.catalogue import Scripts, published
 from bench.common import REFERENCE, UserError
-from bench.predict import speed, store, trace, tracing
+from bench.predict import speed, store, trace
 from bench.predict.allocator import GB, MIB, Allocator, DoesNotFit, Need, need, simulate
 from bench.predict.speed import CARDS, Card, Work, named, read_cards, seconds, work_at
 from bench.predict.store import Prediction, at_batch, changed, code_of, key_of, largest, predict_all
@@ -219,7 +219,7 @@ def test_what_is_committed():
 def traced(name, options: list[str], batch: int = 8) -> dict:
     """The trace of a script; of cpu-demo with half of its layers, so that it is compiled sooner."""
     text = SCRIPTS.text(name).replace(b"layers=4, heads=4", b"layers=2, heads=4")
-    (found,) = tracing.ask(text, options, [batch]).values()
+    (found,) = store.ask(text, options, [batch]).values()
     return found
 
 
@@ -267,10 +267,10 @@ def test_batches_of_one_process():
     """Larger ones follow from two, exactly; none depends on those before it; and one that a script
     refuses doesn't stop the others."""
     text, options = SCRIPTS.text("step-accumulation"), [*SMALL, "--micro-batches", "4"]
-    traces = tracing.ask(text, options, [2, 8, 16, 32])
+    traces = store.ask(text, options, [2, 8, 16, 32])
     assert isinstance(traces.pop(2), UserError)
     events = [found["events"] for found in traces.values()]
-    alone = tracing.ask(text, options, [32])[32]["events"]
+    alone = store.ask(text, options, [32])[32]["events"]
     assert at_batch(32, *events[:2]) == events[2] == alone
 
 
@@ -292,11 +292,11 @@ def test_what_can_not_be_traced_is_said_in_a_line(name, options, says):
     ("import time; time.sleep(60)", "no answer after 1 s")])
 def test_a_child_that_breaks_or_is_stuck(monkeypatch, code, says):
     run_child = processes.run_child
-    monkeypatch.setattr(tracing, "SECONDS", 1)
+    monkeypatch.setattr(store, "SECONDS", 1)
     monkeypatch.setattr(processes, "run_child", lambda command, *args, **how: run_child(
         [sys.executable, "-c", code], *args, **how))
     with pytest.raises(UserError, match=f"^what it takes can't be predicted: {says}$"):
-        tracing.ask(b"", SMALL, [1])
+        store.ask(b"", SMALL, [1])
 
 
 @pytest.mark.slow

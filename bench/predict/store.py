@@ -8,23 +8,28 @@ the code changes; `changed` then names the script.
 
 import ast
 import json
-from collections.abc import Iterable
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from bench import processes
 from bench.catalogue import EPOCHS, Scripts
-from bench.common import REFERENCE, UserError, listed, read_kept, sha256, write_whole
+from bench.common import REFERENCE, ROOT, UserError, listed, read_kept, sha256, write_whole
 from bench.predict import speed
 from bench.predict.allocator import Need, need
 from bench.predict.speed import Card, Work
-from bench.predict.tracing import ask
 
 BATCHES = [2**k for k in range(10)]
 OTHERS = 614  # MiB: the driver's own, its kernels, and a display
 TRACED = 8, 16  # from these two follow the larger ones: all sizes are a + b times the batch
 TOKENS_OF_BOOK = 414_009  # to train on: 404 windows of 1,024
 NAME = "predict.json"
+SECONDS = 1800  # for one trace, on a slow machine too
+REFUSED = "what it takes can't be predicted: "
 
 
 class Prediction(NamedTuple):
@@ -136,6 +141,30 @@ def predict(scripts: Scripts, script: str | Path, options: list[str], results: P
     if new is not old and results.is_dir():  # it may be misspelt: nothing is made for this alone
         save(results, {key_of(scripts, script, options): new})
     return new
+
+
+def ask(text: bytes, options: list[str], batches: Sequence[int]) -> dict:
+    """Returns what bench.predict.trace.trace() does, by the batch size, or the UserError in place
+    of a trace that a script doesn't let be made. Raises UserError where the child breaks, or is
+    stuck."""
+    if not batches:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")
+        script.write_bytes(text)
+        requests = [dict(script=str(script), options=options, batch=batch) for batch in batches]
+        try:
+            code, out, err = processes.run_child(
+                [sys.executable, "-m", "bench.predict.trace", json.dumps(requests)], ROOT,
+                timeout=SECONDS * len(batches),
+                OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",  # it computes nothing
+                PYTHONUTF8="1")  # PyTorch reads its own files by the locale
+        except subprocess.TimeoutExpired as stuck:
+            raise UserError(f"{REFUSED}no answer after {stuck.timeout:.0f} s")
+    if code:
+        raise UserError(REFUSED + processes.error_line(err))
+    return {batch: answer["trace"] if "trace" in answer else UserError(REFUSED + answer["error"])
+            for batch, answer in zip(batches, json.loads(out.splitlines()[-1]), strict=True)}
 
 
 def trace(text: bytes, options: list[str]) -> Prediction:
