@@ -29,7 +29,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from watch import Watch, leave_mode, now, tensors_in  # type: ignore  # beside this file
+from watch import Watch, now, tensors_in  # type: ignore  # beside this file
 
 WARM_UP = 3  # steps that aren't timed: compilation, first allocations
 ENOUGH, LONGEST = 20, 20  # timed steps; seconds since the first step's end, after which two do
@@ -239,10 +239,6 @@ def prepare() -> None:
     extend(_BaseDataLoaderIter, "__next__", steps.fetch)
     extend(_BaseDataLoaderIter, "__init__",
            lambda _, loader: steps.workers.append(loader.num_workers))
-    if steps.mode == "watch":
-        torch.compiler.set_stance("force_eager")
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=leave_mode)
 
 
 def main() -> None:

@@ -38,6 +38,13 @@ class Watch(TorchDispatchMode):
         self.live, self.older, self.count = {}, {}, itertools.count()
         self.ops, self.roots, self.syncs, self.nodes = [], [], [], {}
 
+    def __enter__(self):
+        torch.compiler.set_stance("force_eager")
+        torch.compiler.is_compiling = is_compiling
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=leave_mode)
+        return super().__enter__()
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         plain = torch._C._disabled_torch_dispatch_impl
@@ -171,6 +178,13 @@ def is_compiled(frames: list) -> bool:
             if wrapper == "OptimizeContext" or wrapper == "DisableContext" and is_own(inner):
                 return wrapper == "OptimizeContext"
     return False
+
+
+def is_compiling() -> bool:
+    """Stands in for torch.compiler.is_compiling(), by which a script may try the compiler: answers
+    it as if what torch.compile wraps were compiled."""
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
+    return is_own(frames[0]) and is_compiled(frames)
 
 
 def now() -> float:
