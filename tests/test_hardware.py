@@ -40,7 +40,8 @@ from bench.common import same_machine, short_name, trained_in
 from bench.measure import lengths, machine, rates
 from bench.measure.journal import journal_of, read_journal
 from bench.measure.records import make_record
-from bench.predict import trace
+from bench.predict import pytorch, trace
+from bench.predict.compiled import compile_only_models
 from bench.predict.speed import CARDS, TERA
 from bench.report import look, page
 from bench.report.tables import text_of
@@ -156,7 +157,7 @@ PREDICTED: list[dict] = []  # by the kinds so far
 def test_a_prediction_is_the_same_on_every_kind(kind):
     """It takes the type of the GPU that it is for, whatever computer makes it."""
     options = ["--model", "cpu-demo", "--context-length", "16", "--no-compile"]
-    with settings_restored(), trace.in_place_of_pytorch():
+    with settings_restored(), pytorch.as_on_cuda(compile_only_models):
         PREDICTED.append(trace.trace(load(ROOT / f"{OF_01}.py"), options, 2))
     assert PREDICTED[-1] == PREDICTED[0]
     kinds = {(each.kind, each.precision) for each in PREDICTED[0]["step"]}

@@ -630,7 +630,7 @@ def test_write_readme(tmp_path, monkeypatch):
 
 def test_a_table_of_what_is_not_predicted(tmp_path, monkeypatch):
     """It is told with the command that predicts it."""
-    monkeypatch.setattr(check, "kept", lambda *_: None)
+    monkeypatch.setattr(check, "load", lambda *_: None)
     with pytest.raises(UserError, match="lacks 01 --model gpt2: python measure.py predict --all"):
         update(marker("where"), tmp_path)
 

@@ -11,7 +11,7 @@ from bench.catalogue import Run, published
 from bench.common import REFERENCE, UserError
 from bench.measure.lengths import PUBLISHED
 from bench.predict.speed import CARDS, KINDS, card_of
-from bench.predict.store import NAME, Prediction, kept, key_of
+from bench.predict.store import NAME, Prediction, key_of, load
 from bench.report.notes import today
 from bench.report.tables import Table, number, rows_in, words
 
@@ -24,7 +24,7 @@ BY_HAND = "06-native-layers"  # the last rung with attention by hand
 
 def kept_of(script: str | Path, options: list[str]) -> Prediction | None:
     """None where it isn't kept. Raises StackError."""
-    return kept(today(), script, options, REFERENCE)
+    return load(today(), script, options, REFERENCE)
 
 
 def prediction_of(script: str | Path, options: list[str]) -> Prediction:

@@ -27,7 +27,7 @@ class Audit(Study):
         parser.add_argument("--name", default="", help="of the page results/audit-NAME.md"
                             " (default: the script's)")
         parser.add_argument("--gpu", metavar="NAMES", default="", help="GPUs that aren't here, such"
-                            " as \"RTX 4090,H100\": its tok/sec and memory there, predicted")
+                            " as \"RTX 4090,H100\": its tok/sec there, predicted")
         parser.add_argument("--minutes", type=positive_duration, default=10, metavar="N",
                             help="time limit per run, of two (default: 10)")
         parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

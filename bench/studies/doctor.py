@@ -14,7 +14,7 @@ from bench.common import REFERENCE, ROOT, UserError, other_text, relative, token
 from bench.measure.lengths import FLOAT32_FACTOR, fast_here, fitting, options_of_type
 from bench.measure.machine import compiler_folder, missing_here
 from bench.predict.speed import CARDS, card_of
-from bench.predict.store import kept
+from bench.predict.store import load
 from bench.studies import Study
 
 EXTRAS = "accelerate", "bitsandbytes", "safetensors", "transformers"
@@ -108,7 +108,7 @@ def expected(setup, batch: int) -> list[tuple[str, str]]:
     card, run = card_of(setup.machine["name"]), setup.scripts.here(
         "01", setup.machine, setup.options)
     options = ["--model", "gpt2", *options_of_type(setup, run.script)]
-    known = kept(setup.scripts, run.script, options, REFERENCE)
+    known = load(setup.scripts, run.script, options, REFERENCE)
     if not card or not known:
         return []
     told, minutes = known.speed_range(batch, CARDS[card]), known.minutes(batch, CARDS[card])

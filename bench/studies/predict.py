@@ -67,8 +67,7 @@ class Predict(Study):
         parser.add_argument("--all", action="store_true",
                             help="trace what the pages say about predictions where it is missing or"
                                  " its script's training step has changed, with --anew all of it"
-                                 " (up to two hours), into --results-dir; print what differs"
-                                 " from what was kept")
+                                 " (up to two hours), into --results-dir")
 
     def answer(self, setup):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
@@ -257,8 +256,8 @@ def notes(cards: dict[str, Card], runs: list[Run], args) -> list[str]:
         lines.append("Speed unknown: it needs the GPU's float32 throughput, which --gpu-file may"
                      " give.")
     if several - {GPUS}:
-        lines.append("A step on several GPUs takes at least as long as on one; weights and states"
-                     f" that ranks share are traced as on {GPUS}.")
+        lines.append("A step on several GPUs takes at least as long as on one; states that ranks"
+                     f" share are traced as on {GPUS}.")
     if not args.why and len(cards) <= FEW and any(card.bandwidth for card in cards.values()):
         lines.append("Is yours slower? --why prints what slowed such GPUs down elsewhere.")
     return lines
