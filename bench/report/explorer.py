@@ -8,8 +8,8 @@ from bench.catalogue import FLOAT16, STAGES, Run
 from bench.predict.speed import CARDS, Card
 from bench.predict.store import BATCHES, OTHERS, Prediction
 from bench.report import check
-from bench.report.names import ADVICE
 from bench.report.notes import today
+from bench.report.tables import technique_names
 from patches import stack
 
 MODELS = "gpt2", *check.LARGER
@@ -65,12 +65,12 @@ def how(name: str, run: Run) -> tuple[str, list[str], str]:
 
 def script(name: str, run: Run, known: dict[str, Prediction]) -> dict:
     """What the page has of a script."""
-    kind, commands, predict = how(name, run)
+    (kind, commands, predict), technique = how(name, run), technique_names().get(name)
     needs = {model: {batch: [gb(need.reserved), gb(need.least)]
                      for batch, need in each.needs.items() if batch in BATCHES}
              for model, each in known.items()}
     return dict(
-        label=f"{run.rung} {ADVICE[name].name}" if name in ADVICE else run.label,
+        label=f"{run.rung} {technique}" if technique else run.label,
         rung=run.rung, gpus=run.processes, kind=kind,
         default=32 if run.rung is None or run.rung >= 10 else 8,
         commands=commands, predict=predict, published=run.published, needs=needs)

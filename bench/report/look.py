@@ -23,9 +23,8 @@ from bench.common import (
 )
 from bench.measure import machine
 from bench.measure.journal import data_of, journal_of, read_journal
-from bench.report.names import credited
 from bench.report.notes import counted, peaks
-from bench.report.tables import Column, Table, cell, markdown, number, rows_in
+from bench.report.tables import Column, Table, cell, credited, markdown, number, rows_in
 
 
 def machine_in(results: Path) -> dict:

@@ -2,13 +2,14 @@
 folder of results."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.analysis.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
-from bench.report.names import credited
 from bench.report.notes import full_notes, one_reference, rounds_note
+from patches import stack
 
 
 class Column(NamedTuple):
@@ -25,6 +26,19 @@ class Table(NamedTuple):
     caption: str = ""
     missing: str = ""  # what stands in an empty cell
     every_column: bool = False  # also those without a figure
+
+
+@cache
+def technique_names() -> dict[str, str]:
+    """What each technique is called, by the name of its patch. Raises StackError."""
+    return {patch.name: patch.fields["Technique"] for patch in stack.load()}
+
+
+def credited(row, name: str) -> str:
+    """What a row's factor is of: the technique with this name, or by their numbers the several
+    that lie between the row and the one that it is compared to."""
+    numbers = row.techniques
+    return name if len(numbers) < 2 else f"techniques {numbers[0]} to {numbers[-1]}"
 
 
 def picture_name(study: str, kind: str) -> str:
@@ -88,8 +102,8 @@ def markdown(*tables: Table) -> str:
                 columns.append([column.heading, ":--" if column.left else "--:", *cells])
         lines = [" | ".join((text or table.missing).replace("|", r"\|") for text in line)
                  for line in zip(*columns, strict=True)]
-        texts.append(f"{table.caption}\n\n" * bool(table.caption)
-                     + "".join(f"| {line} |\n" for line in lines))
+        caption = f"{table.caption}\n\n" if table.caption else ""
+        texts.append(caption + "".join(f"| {line} |\n" for line in lines))
     return "\n".join(texts)
 
 
