@@ -94,32 +94,31 @@ def read_look(results: Path) -> dict:
 
 
 def machine_section(look: dict) -> str:
-    m = look["machine"]
-    device = f"{m['gpus']} × {m['name']}, host {m['cpu']}" if m["gpus"] else f"No GPU; {m['cpu']}"
-    gpu = (f", CUDA {m['cuda']}, driver {m['driver']}, compute capability {m['capability']}"
-           if m["gpus"] else "")
-    lines = [
-        f"{device}. PyTorch {m['torch']}, Python {m['python']}, {m['os']}, {m['threads']} threads"
-        f"{gpu}.",
+    m, no_compiler = look["machine"], look["compile_error"]
+    lines = [f"{m['gpus']} × {m['name']}, host {m['cpu']}." if m["gpus"] else f"No GPU; {m['cpu']}."]
+    lines[0] += f" PyTorch {m['torch']}, Python {m['python']}, {m['os']}, {m['threads']} threads."
+    if m["gpus"]:
+        lines[0] += (f" CUDA {m['cuda']}, driver {m['driver']}, compute capability"
+                     f" {m['capability']}.")
+    lines += [
         f"Matmul throughput: {peaks(look['matmul_peak'])}. Copy within memory:"
         f" {look['bandwidth'] / 1e9:,.0f} GB/s (10⁹ bytes, read and written). Memory:"
         f" {cell(look['memory_gb'], '.1f') or 'n/a'} GB.",
-        "torch.compile " + (f"doesn't work: {look['compile_error']}" if look["compile_error"]
-                            else "works."),
-        *["Cross entropy on more than 2³¹ logits (batch 42 and up at context 1,024):"
-          f" {look['large_loss']}."] * bool(m["gpus"]),
-        *(f"Missing: {thing}." for thing in look["missing"]),
-        f"Which attention kernels run with which dropout ({trained_in(m)}, causal), which one"
-        " PyTorch chooses, and the dropout that each really applies; 01 turns cuDNN's"
-        " off:",
+        f"torch.compile doesn't work: {no_compiler}" if no_compiler else "torch.compile works."]
+    if m["gpus"]:
+        lines.append("Cross entropy on more than 2³¹ logits (batch 42 and up at context 1,024):"
+                     f" {look['large_loss']}.")
+    lines += [f"Missing: {thing}." for thing in look["missing"]]
+    lines += [
+        f"Attention kernels ({trained_in(m)}, causal), and the dropout that each really applies; 01"
+        " turns cuDNN's off:",
         markdown(Table([
             number("dropout", "dropout", "g"),
             Column("kernel", lambda row: row["backend"].replace("_", " "), True),
             Column("runs", lambda row: "yes" if row["runs"] else "no"),
             Column("PyTorch's choice", lambda row: "←" if row["chosen"] else "", True),
             number("ms, forward and backward", "milliseconds", ".2f"),
-            number("real dropout", "real_dropout", ".3f")], look["attention"])),
-    ]
+            number("real dropout", "real_dropout", ".3f")], look["attention"]))]
     return "\n\n".join(lines)
 
 
@@ -127,45 +126,34 @@ def first_line(look: dict) -> str:
     here = look["machine"]
     dtype = trained_in(here)
     reason = f" ({here['dtype_reason']})" if "dtype_reason" in here else ""
+    model = "" if here["gpus"] else "; no GPU, so the small model `cpu-demo` is trained"
     return (f"**{here['name']}**, PyTorch {here['torch']}:"
             f" {look['matmul_peak'][dtype] / 1e12:,.2f} TFLOP/s in {dtype} matmuls, the"
-            f" type that the optimized scripts train in here{reason}"
-            + ("." if here["gpus"] else "; no GPU, so the small model `cpu-demo` is trained."))
+            f" type that the optimized scripts train in here{reason}{model}.")
 
 
 def summary(results: Path, look: dict) -> list[str]:
-    """What this machine gives, and where it differs from the published table, in five lines."""
+    """What this machine is and gives, in three lines."""
     lines = [first_line(look)]
-    stages, ladder = ([row for row in rows_in(results, name) if row.records]
-                      for name in ("stages", "ladder"))
-    plain, fast = ({row.run.stage: row for row in stages}.get(stage) for stage in ("00", "01"))
+    stages = {row.run.stage: row for row in rows_in(results, "stages") if row.records}
+    plain, fast = stages.get("00"), stages.get("01")
     if plain and fast:
         lines.append(
             f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
-            f" A100: {fast.run.published:,.0f}, {fast.published_factor_baseline:.2f} times), with"
+            f" A100: {fast.published_factor_baseline:.2f} times), with"
             f" {cell(fast.reserved_gb, '.2f') or 'n/a'} GB instead of"
-            f" {cell(plain.reserved_gb, '.2f') or 'n/a'}; {min(plain.rounds, fast.rounds)} run(s)"
-            " each.")
-        if fast.share_of_peak:
-            lines.append(f"{fast.label} reaches {fast.share_of_peak:.0%} of this machine's own"
-                         f" matmul throughput, 00 {plain.share_of_peak or 0:.0%} (of that in"
-                         " its precision).")
-    rungs = [row for row in ladder if row.factor]
-    if rungs:
-        judged = any(row.significance != "not tested" for row in rungs)
-        best = sorted((row for row in rungs if row.significance == "faster" or not judged),
+            f" {cell(plain.reserved_gb, '.2f') or 'n/a'};"
+            f" {counted(min(plain.rounds, fast.rounds), 'run')} each.")
+    steps = [row for row in rows_in(results, "ladder") if row.factor]
+    if steps:
+        judged = any(row.significance != "not tested" for row in steps)
+        best = sorted((row for row in steps if row.significance == "faster" or not judged),
                       key=lambda row: -row.factor)
-        told = ", ".join(f"{credited(row, row.technique)} {row.factor:.2f}×" for row in best[:4])
+        names = ", ".join(f"{credited(row, row.technique)} {row.factor:.2f}×" for row in best[:4])
         lines.append(
             ("Significantly faster" if judged else
              "The largest speedups, not tested for significance yet,")
-            + f" in the ladder ({counted(min(row.rounds for row in rungs), 'round')}):"
-            f" {told or 'none'}.")
-    published = [row for row in rungs if row.published_factor]
-    if published:
-        lines.append("More than a fifth off the published speedup: " + (", ".join(
-            f"{credited(row, row.technique)} {row.factor:.2f}× ({row.published_factor:.2f}×)"
-            for row in published
-            if not 0.8 < row.factor / row.published_factor < 1.25) or "none") + ".")
+            + f" in the ladder ({counted(min(row.rounds for row in steps), 'round')}):"
+            f" {names or 'none'}.")
     return lines
