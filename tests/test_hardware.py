@@ -29,8 +29,7 @@ from made_up import (
     record_events,
     setup_of,
 )
-from test_page import LOOK
-from test_run import Toy
+from test_report import LOOK
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import commands, processes

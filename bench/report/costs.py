@@ -4,6 +4,7 @@ GPUs slower than that."""
 import argparse
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 from bench.common import UserError
@@ -83,13 +84,17 @@ def figures_of(prediction: Prediction, batch: int, card: Card, gpus: int, count:
     return figures
 
 
+@cache
+def causes() -> list[dict]:
+    return json.loads(Path(FILE).with_name("slow.json").read_text(encoding="utf-8"))["causes"]
+
+
 def why_slow(cards: dict[str, Card]) -> list[str]:
     """What people found where such a card was slower than predicted, a line for each cause."""
-    causes = json.loads(Path(FILE).with_name("slow.json").read_text(encoding="utf-8"))["causes"]
     lines: dict[str, None] = {}  # in order
     for name, card in cards.items():
         limit = f" below the {card.power} W of {name}" if card.power and len(cards) <= 4 else ""
-        for cause in causes:
+        for cause in causes():
             if re.search(cause["on"], name):
                 lines[f"- {cause['cause'].format(power=limit)}: {cause['effect']}"
                       f" ({cause['source']}). Check: {cause['check']}"] = None

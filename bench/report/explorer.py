@@ -5,9 +5,9 @@ these figures; how they come about stands in bench.predict alone."""
 import json
 
 from bench.catalogue import FLOAT16, STAGES, Run
-from bench.predict.speed import CARDS, Card
+from bench.predict.speed import Card
 from bench.predict.store import BATCHES, OTHERS, Prediction
-from bench.report import check
+from bench.report import check, gpus
 from bench.report.notes import today
 from bench.report.tables import technique_names
 from patches import stack
@@ -120,11 +120,10 @@ def data_block() -> str:
         "scripts": {name: script(name, runs[name], kept) for name, kept in predictions.items()},
     }
     lines = [f"{as_json(name)}:{as_json(value)}," for name, value in parts.items()]
-    cards = sorted((card.mib, card.capability, name) for name, card in CARDS.items()
-                   if card.capability >= 7)  # 01 needs it
     rows = []
-    for *_, name in cards:
-        card = CARDS[name]
+    for name, card in gpus.by_memory():
+        if card.capability < 7:  # 01 needs it
+            continue
         of_scripts = {script: {model: row for model, prediction in kept.items()
                                if (row := speeds(runs[script], prediction, card))}
                       for script, kept in predictions.items()}

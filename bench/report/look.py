@@ -1,8 +1,6 @@
-"""What this machine is, kept in results/machine.json, and what a page says of it: what works on it,
-and how it did.
+"""What this machine is, and what a page says of it: what works on it, and how it did.
 
-The file holds under "now" the machine's description, and what that follows from, so that a command
-has it at once; and once there is a report, all that bench.measure.rates.look told for it.
+results/machine.json keeps for a report all that bench.measure.rates.look told.
 """
 
 import json
@@ -17,49 +15,25 @@ from bench.common import (
     read_kept,
     relative,
     same_machine,
-    sha256,
     trained_in,
     write_whole,
 )
-from bench.measure import machine
 from bench.measure.journal import data_of, journal_of, read_journal
 from bench.report.notes import counted, peaks
 from bench.report.tables import Column, Table, cell, credited, markdown, number, rows_in
 
 
-def machine_in(results: Path) -> dict:
-    """This machine, as rates.this_machine describes it; kept in `results`, if there is such a
-    folder, and asked for again where a fact that it follows from has changed, or the file is
-    damaged. Raises UserError."""
-    path = results / "machine.json"
-    kept = read_kept(path)
-    now = kept.get("now")
-    if isinstance(now, dict) and now.get("key") == key_of(now.get("machine")):
-        return now["machine"]
-    if not results.is_dir():  # it may be misspelt: what measures makes it, and nothing else
-        print("Looking at this machine", file=sys.stderr, flush=True)
-        return processes.ask_machine("this_machine")
-    print(f"Looking at this machine, once: {relative(path)} keeps it", file=sys.stderr, flush=True)
-    found = processes.ask_machine("this_machine")
-    now = dict(key=key_of(found), machine=found)
-    try:
-        write_whole(path, json.dumps(kept | dict(now=now), indent=1))
-    except UserError as error:
-        print(f"it can't be kept: {error}", file=sys.stderr)
-    return found
-
-
-def key_of(description) -> str:
-    """What a description is known by, with all that it follows from: while both are the same, it
-    stands."""
-    return sha256(json.dumps([description, machine.facts()]).encode())
+def this_machine() -> dict:
+    """This machine, as rates.this_machine describes it. Raises UserError."""
+    print("Looking at this machine", file=sys.stderr, flush=True)
+    return processes.ask_machine("this_machine")
 
 
 def look_at(studies: dict, data: Path, results: Path) -> dict:
     """What rates.look finds here; asked once for a folder of results. Raises UserError
     where that holds the report of another machine or text, or where there are no tokens."""
     processes.prepare_tokens(data)
-    here, look = machine_in(results), read_look(results)
+    here, look = this_machine(), read_look(results)
     if look and not same_machine(look["machine"], here):
         raise UserError(f"{relative(results)} holds the report of another machine or PyTorch;"
                         f" {ELSEWHERE}")
@@ -72,12 +46,7 @@ def look_at(studies: dict, data: Path, results: Path) -> dict:
                                 f" {relative(data)} has now; {ELSEWHERE}")
     if not look:
         look = processes.ask_machine("look")
-        try:
-            look["large_loss"] = processes.ask_machine("large_loss")
-        except UserError as error:
-            look["large_loss"] = f"wrong: {error}"
-        path = results / "machine.json"
-        write_whole(path, json.dumps(read_kept(path) | look, indent=1))
+        write_whole(results / "machine.json", json.dumps(look, indent=1))
     for thing in look["missing"]:
         print(f"missing: {thing}")
     return look
@@ -87,7 +56,7 @@ def read_look(results: Path) -> dict:
     """What an earlier start has found, or {} where there is nothing that a page can show."""
     look = read_kept(results / "machine.json")
     try:
-        machine_section(look), first_line(look), look["large_loss"]  # noqa: B018 (all is there)
+        machine_section(look), first_line(look)  # noqa: B018 (all is there)
         return look
     except DAMAGE:
         return {}
@@ -95,19 +64,17 @@ def read_look(results: Path) -> dict:
 
 def machine_section(look: dict) -> str:
     m, no_compiler = look["machine"], look["compile_error"]
-    lines = [f"{m['gpus']} × {m['name']}, host {m['cpu']}." if m["gpus"] else f"No GPU; {m['cpu']}."]
-    lines[0] += f" PyTorch {m['torch']}, Python {m['python']}, {m['os']}, {m['threads']} threads."
+    device, gpu = f"No GPU; {m['cpu']}", ""
     if m["gpus"]:
-        lines[0] += (f" CUDA {m['cuda']}, driver {m['driver']}, compute capability"
-                     f" {m['capability']}.")
-    lines += [
+        device = f"{m['gpus']} × {m['name']}, host {m['cpu']}"
+        gpu = f", CUDA {m['cuda']}, driver {m['driver']}, compute capability {m['capability']}"
+    lines = [
+        f"{device}. PyTorch {m['torch']}, Python {m['python']}, {m['os']}, {m['threads']} threads"
+        f"{gpu}.",
         f"Matmul throughput: {peaks(look['matmul_peak'])}. Copy within memory:"
         f" {look['bandwidth'] / 1e9:,.0f} GB/s (10⁹ bytes, read and written). Memory:"
         f" {cell(look['memory_gb'], '.1f') or 'n/a'} GB.",
         f"torch.compile doesn't work: {no_compiler}" if no_compiler else "torch.compile works."]
-    if m["gpus"]:
-        lines.append("Cross entropy on more than 2³¹ logits (batch 42 and up at context 1,024):"
-                     f" {look['large_loss']}.")
     lines += [f"Missing: {thing}." for thing in look["missing"]]
     lines += [
         f"Attention kernels ({trained_in(m)}, causal), and the dropout that each really applies; 01"

@@ -148,15 +148,6 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
     thousands(axes.xaxis)
 
 
-def finding(base: Row, rows: list[Row]) -> str:
-    """How many are significantly faster or slower, if that was tested."""
-    what, words = f"{len(rows)} variants of {base.label}", [row.significance for row in rows]
-    if {*words} == {"not tested"}:
-        return f"Speed and memory of {what}"
-    return (f"Significant among {what}: {words.count('faster')} faster,"
-            f" {words.count('slower')} slower")
-
-
 def draw_alternatives(measured, base: Row, rows: list[Row]):
     """Speed and memory of each as factors over `base`, the fastest first; of the speed with
     95 % intervals."""
@@ -165,7 +156,8 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
     if not rows:
         return None
     figure, [(subfigure, *panels)] = rows_of_panels(
-        [f"{finding(base, rows)}\n{place_of(measured)}"], [1.8 + 0.3 * len(rows)], [1, 1])
+        [f"{len(rows)} variants of {base.label}\n{place_of(measured)}"],
+        [1.8 + 0.3 * len(rows)], [1, 1])
     for axes, label in zip(panels, ("speed", "memory"), strict=True):
         lay_rows(axes, len(rows))
         axes.axvline(1, color="0.5", linewidth=1)

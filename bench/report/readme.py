@@ -73,7 +73,6 @@ def update(text: str, machine: Path, studies: dict) -> str:
     def of_studies(folder: Path) -> dict[str, str]:
         texts = {}
         for study in studies.values():
-            texts |= study.fixed()
             for measured, _ in found_in(folder, study.name):
                 texts |= excerpts_of(study, measured)
         return texts
