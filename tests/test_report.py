@@ -27,10 +27,10 @@ from matplotlib import pyplot as plt
 import plot_results
 from bench import catalogue, commands, processes
 from bench.analysis.rows import rows_of
-from bench.common import REFERENCE, UserError, relative, short_name
+from bench.common import REFERENCE, UserError, relative
 from bench.measure.journal import read_journal
 from bench.measure.machine import ram_gb
-from bench.report import cards, look, page, readme
+from bench.report import look, page, readme
 from bench.report.notes import full_notes, provenance
 from bench.report.tables import (
     Table,
@@ -38,7 +38,6 @@ from bench.report.tables import (
     full_table,
     markdown,
     number,
-    short_table,
     words,
 )
 from bench.studies import all_studies, ladder
@@ -125,19 +124,6 @@ def test_marks(shown, record, mark):
     assert f" {mark} " in notes[-1]
 
 
-def test_alternatives(shown):
-    """All over the first row."""
-    plan = plan_of("base", "a", "b")
-    plan.runs[2] = plan.runs[2].but(compared_to="base", processes=2)
-    speeds = dict(base=(99.0, 100.0, 101.0), a=(100.0, 101.0, 99.0), b=(101.0, 99.0, 100.0))
-    runs = [run for name, gb in (("base", 2.0), ("a", 1.0), ("b", 2.0))
-            for run in rounds_of(name, *speeds[name], reserved_gb=gb)]
-    (base, less, same), notes = shown(plan, runs)
-    assert (less["speedup"], less["× GB"], same["× GB"]) == ("1.00", "0.50", "1.00")
-    assert not {"over the baseline", "Δ loss, baseline", "within seed noise", "MFU"} & base.keys()
-    assert "over the first row" in notes[2]
-
-
 def test_leave_one_out(shown):
     plan = plan_of("01", "without-a", "without-b")
     plan.runs[1:] = [run.but(compared_to="01", without="a", error=error)
@@ -156,26 +142,6 @@ def test_what_was_measured(shown, settings, parts):
                      options=["--dropout", "0"] if "options" in settings else [])
     assert all(part in notes[0] for part in parts)
     assert notes[0].endswith("float32 1.00, TF32 2.00, bfloat16 4.00 TFLOP/s.")
-
-
-def test_for_readers(tmp_path):
-    """What is significant is bold; an error stands in place of the factor, and what the machine
-    lacks above the table."""
-    runs = [*rounds_of("a", 99.0, 100.0, 100.0, 101.0, reserved_gb=2.0),
-            *rounds_of("b", 50.0, 50.0, 51.0, 49.0, reserved_gb=1.0),
-            *rounds_of("c", 75.0, 74.0, 76.0, 75.0, loss=8.5), dict(name="d", error="it broke")]
-    plan = plan_of(*"abcdef")
-    plan.runs[4:] = [run.but(error="needs a GPU") for run in plan.runs[4:]]
-    text = markdown(short_table(rows_of(*read_journal(write_journal(tmp_path, "a", plan, runs)))))
-    assert text.startswith("Not run here: `e`, `f` (needs a GPU).\n\n| run |")
-    base, slower, faster, failed = cells_of(text).values()
-    assert base == {"run": "`a`", "tok/sec": "100", "× speed": "", "95 %": "", "GB": "2.00",
-                    "× memory": "", "first step, s": "10.0", "Δ loss": "",
-                    "expected effect on the loss": "rounding"}
-    assert (slower["× speed"], slower["× memory"]) == ("**0.50**", "0.50")
-    assert (faster["× speed"], faster["× memory"], faster["Δ loss"]) == (
-        "**1.50**", "1.25", "+0.500")
-    assert (failed["× speed"], failed["GB"]) == ("failed: it broke", "")
 
 
 def test_time_to_a_loss(tmp_path):
@@ -207,20 +173,16 @@ def test_time_to_a_loss(tmp_path):
 
 
 def test_provenance(tmp_path):
-    """When, at which commits, with which PyTorch: of several measurements from the first to the
-    last."""
-    def text(*headers: dict) -> str:
-        measured = []
-        for place, header in enumerate(headers, 1):
-            path = write_journal(tmp_path, "x", plan_of("a"), id=str(place), **header)
-            measured.append(read_journal(path)[-1])
-        return provenance(reversed(measured))
-
-    first = dict(time="20260102T030405Z", commit="0123456789", edited=False)
-    last = dict(time="20260203T030405Z", commit="abcdefghij", edited=True)
-    assert text() == ""
-    assert text(first) == "Measured on 2026-01-02 at 0123456 with PyTorch 2.13."
-    assert text(first, last, last | dict(machine=MACHINE | dict(torch="2.11"))) == (
+    """When, at which commits, with which PyTorch: from the first measurement to the last."""
+    measured = []
+    for id, header in (("1", dict(time="20260102T030405Z", commit="0123456789", edited=False)),
+                       ("2", dict(time="20260203T030405Z", commit="abcdefghij", edited=True,
+                                  machine=MACHINE | dict(torch="2.11")))):
+        path = write_journal(tmp_path, "x", plan_of("a"), id=id, **header)
+        measured.insert(0, read_journal(path)[-1])
+    assert provenance([]) == ""
+    assert provenance(measured[1:]) == "Measured on 2026-01-02 at 0123456 with PyTorch 2.13."
+    assert provenance(measured) == (
         "Measured from 2026-01-02 at 0123456 to 2026-02-03 at abcdefg with edited files"
         " with PyTorch 2.13 and 2.11.")
 
@@ -486,14 +448,6 @@ def test_a_container_has_less_memory(tmp_path):
     assert ram_gb(tmp_path) == whole
 
 
-@pytest.mark.parametrize(("name", "short"), [
-    ("Intel(R) Xeon(R) Processor", "Intel Xeon"), ("NVIDIA H100 80GB HBM3", "H100"),
-    ("Intel(R) Core(TM) i7-8700 CPU @ 3.20GHz", "Intel Core i7-8700"),
-    ("NVIDIA A100 80GB PCIe", "A100 PCIe"), ("A Processor of its own", "A Processor of its own")])
-def test_short_name(name, short):
-    assert short_name(dict(name=name)) == short
-
-
 # ---- The tables inside the pages ---------------------------------------------------------------
 
 
@@ -521,6 +475,7 @@ def test_the_pages_are_what_the_command_writes():
         blocks |= {block[2] for block in readme.BLOCK.finditer(text)}
         assert update(text, readme.SHOWN) == text, path.name
     assert readme.BLOCKS.keys() <= blocks
+    assert all({"Use", "Limits"} <= patch.fields.keys() for patch in stack.load())
 
 
 def test_readme_says_what_was_measured():
@@ -531,83 +486,6 @@ def test_readme_says_what_was_measured():
     assert numbers >= {f"{rows[rung].tok_per_sec:,.0f}" for rung in (0, 8, 14)}
 
 
-def test_techniques_are_those_of_the_headers(tmp_path, monkeypatch):
-    """The largest published gain first, with the factors of a GPU's ladder; each name leads to a
-    card."""
-    monkeypatch.setattr(cards, "REFERENCE", tmp_path)
-    for name, own in dict(cpu={}, gpu=dict(device="cuda", gpus=1)).items():
-        write_ladder(tmp_path / name, CPU | dict(name=name) | own, ("00_orig", "02-tensor-cores"))
-    text, patches = cards.index(tmp_path), stack.load()
-    rows = rows_of_text(text)
-    assert "| gpu: × |" in text.splitlines()[0] and "cpu" not in text.splitlines()[0]
-    assert rows[0][:3] == ["[2. TF32 tensor cores](#2-tf32-tensor-cores)", "2.21", "1.00"]
-    assert rows[-1][:2] == ["[DistributedDataParallel](#distributeddataparallel)", "2.95"]
-    gains = [float(row[1] or 0) for row in rows[:-1]]
-    assert gains == sorted(gains, reverse=True) and len(rows) == len(patches)
-    assert all(len(row) == 7 and row[5] and row[6] for row in rows)  # Use and Limits of each
-
-
-def test_cards_show_the_code():
-    """The first lines that a patch changes, folded, and how many are left out."""
-    parts = cards.cards(readme.SHOWN, "ladder").split("\n## ")
-    for part, patch in zip(parts, stack.load(), strict=True):
-        code = part.split("```diff\n")[1].split("```")[0].splitlines()
-        diff = (ROOT / patch.file).read_text().splitlines()
-        diff = diff[next(k for k, line in enumerate(diff) if line.startswith("@@")):]
-        changed = [line for line in diff if line[:1] in ("+", "-") and line[1:].strip()]
-        lines = [line for line in code if line[0] in "+-"]
-        assert len(code) <= 15 and lines and set(lines) <= set(changed), patch.name
-        left_out = re.search(r"… (\d+) lines more", code[-1])
-        assert len(lines) + int(left_out[1] if left_out else 0) == len(changed), patch.name
-    assert "<details>" not in cards.cards(readme.SHOWN, "variants")
-
-
-def test_cards_have_what_another_folder_alone_measured(tmp_path, monkeypatch):
-    """With the intervals of a table with enough rows, and without a memory that isn't known."""
-    monkeypatch.setattr(cards, "REFERENCE", tmp_path)
-    machine, names = tmp_path / "some-cpu", ["01", "gc-freeze", "init-gpt2"]
-    for folder, count, speed in ((machine, 2, 50.0), (machine / "later", 3, 200.0)):
-        folder.mkdir()
-        plan = plan_of(*names[:count])
-        plan.runs = [run.but(script=run.name, compared_to="01" if run.name != "01" else None)
-                     for run in plan.runs]
-        write_journal(folder, "variants", plan, [
-            dict(name=name, speed=(speed if name != "01" else 100.0) + number**place, round=number,
-                 reserved_gb=2.0 if count == 2 else None)
-            for number in (1, 2, 3) for place, name in enumerate(names[:count])])
-    text = cards.cards(machine, "variants") + cards.cards(machine, "variants", unchanged=False)
-    factors = re.findall(r"Some CPU: ([\d.]+)×( \([\d.]+–[\d.]+\))? the speed(, 1.00× the memory)?",
-                         text)
-    assert [(factor, bool(interval), bool(memory)) for factor, interval, memory in factors] == [
-        ("0.51", False, True), ("2.03", True, False)]  # gc-freeze of the machine's own folder
-
-
-def test_results_have_a_line_for_each_machine(tmp_path, monkeypatch):
-    """With both ends of its ladder, and the time to a loss, as far as they are measured."""
-    monkeypatch.setattr(cards, "REFERENCE", tmp_path)
-    machine = tmp_path / "some-cpu"
-    names = ["00_orig", *(patch.name for patch in stack.load())][:-1]
-    count = len(names)
-    write_ladder(machine, names=names, speeds=range(100, 100 * count + 1, 100))
-    ends = rows_of_text(cards.results(machine))
-    assert ends[0][1:] == ["100", f"{100 * count:,}", f"{count}.0×", "–"]
-    assert ends[0][0].startswith("Some CPU, 2 cores, `cpu-demo`, one run of each: [findings]"
-                                 "(../results/reference/some-cpu/README.md)")
-    # 01 at its defaults; after a search, at its best and the fastest script too.
-    plan = plan_of("00", "01", "best 00", "best 01", "fast", targets={"published": 7.5})
-    plan.runs[1] = plan.runs[1].but(stage="01")
-    for place, stage in ((2, "00"), (3, "01"), (4, "optimizer-muon")):
-        plan.runs[place] = plan.runs[place].but(
-            stage=stage, rate=1e-3, compared_to="best 00" if place > 2 else None)
-    write_journal(machine, "time-to-loss", plan, [
-        dict(name=name, speed=speed, loss=7.0)
-        for name, speed in (("00", 100.0), ("01", 200.0), ("best 00", 150.0), ("best 01", 450.0),
-                            ("fast", 900.0))])
-    assert rows_of_text(cards.results(machine))[-1][-1] == (
-        "to 7.50: 01 at its defaults 1.6×; to 7.50: `01` at its best 1.7×; to 7.50:"
-        " `optimizer-muon` at its best 2.1×")
-
-
 def anchors(path: Path) -> set[str]:
     """Of a page's headings, as code hosts make them."""
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -616,8 +494,7 @@ def anchors(path: Path) -> set[str]:
 
 
 def test_links_lead_somewhere():
-    for path in {*readme.PAGES, *ROOT.glob("*.md"), *REFERENCE.glob("*.md"),
-                 *REFERENCE.glob("*/*.md")}:
+    for path in {*readme.PAGES, *ROOT.glob("*.md"), *REFERENCE.glob("*/*.md")}:
         for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
             place, _, anchor = link.partition("#")
             if "://" in place:
@@ -627,23 +504,17 @@ def test_links_lead_somewhere():
             assert not anchor or anchor in anchors(target), f"{path.name}: {link}"
 
 
-def test_update_writes_every_table(tmp_path):
-    """And nothing else; a table that needs a line before it gets one."""
+def test_update_writes_what_stands_between_markers(tmp_path):
+    """And nothing else; `@` names another machine's folder."""
     write_ladder(tmp_path)
-    name = f"stages@{readme.SHOWN.name}"  # of another machine
-    names = "technique-index", "ladder", "hardware", name
-    text = "a | b\n".join(marker(name, "old\n") for name in names)
+    other = f"stages@{readme.SHOWN.name}"
+    text = marker("ladder", "old\n") + "a | b\n" + marker(other, "old\n")
     after = update(text, tmp_path)
-    parts = re.split("<!-- .+ -->\n", after)
-    assert parts[2::2] == [*["a | b\n"] * 3, ""]
-    assert parts[1] == cards.index(tmp_path)
-    assert rows_of_text(parts[3]) == [["0", "technique 00_orig", "123", "1.25", "8.000"]]
-    assert marker(name, parts[7]) == update(marker("stages"), readme.SHOWN).replace("stages", name)
+    _, table, between, stages, _ = re.split("<!-- .+ -->\n", after)
+    assert between == "a | b\n"
+    assert rows_of_text(table) == [["0", "technique 00_orig", "123", "1.25", "8.000"]]
+    assert marker(other, stages) == update(marker("stages"), readme.SHOWN).replace("stages", other)
     assert update(after, tmp_path) == after
-    plan = plan_of("00_orig", kind="", targets={"published": 8.5})
-    write_journal(tmp_path, "time-to-loss", plan, [dict(name="00_orig")])
-    assert update(marker("time-to-loss"), tmp_path).splitlines()[1:3] == [
-        "", "Target 8.5000, the lowest validation loss of 00 in its default run:"]
 
 
 @pytest.mark.parametrize(("text", "error"), [
@@ -773,21 +644,9 @@ def test_runs_that_cannot_be_compared(tmp_path, plot):
     write_record(tmp_path, "01_opt_single_gpu", "20260103T000000Z", speed=500.0, start=mine,
                  config=limits)
     assert "| mine.txt | 01 optimized, batch 4 | 500 | n/a |" in "\n".join(plot(tmp_path)[1])
-
-
-def test_texts_of_the_same_name(tmp_path, plot):
-    """Other tokens than those of 00: no factor, and both say which they are."""
-    def text(train):
-        return dict(data=dict(corpus="train.bin, val.bin", tokenizer="gpt2",
-                              sha256=dict(train=64 * train, val=64 * "c")))
-
-    write_record(tmp_path, "00_orig", start=text("a"))
-    write_record(tmp_path, "01_opt_single_gpu", speed=300.0, start=text("a"))
-    write_record(tmp_path, "01_opt_single_gpu", "20260102T000000Z", speed=500.0, start=text("b"))
-    write_record(tmp_path, "01_opt_single_gpu", "20260103T000000Z", speed=700.0, start=dict(
-        data=dict(corpus="train.bin, val.bin")))  # an old one
-    table = "\n".join(plot(tmp_path)[1])
-    for digest, figures in (("aaaaaaaa cccccccc", "300 | 3.00"), ("bbbbbbbb cccccccc", "500 | n/a"),
-                            ("unknown", "700 | n/a")):
-        assert (f"| train.bin, val.bin, sha256 {digest} | 01 optimized, batch 4 | {figures} |"
-                in table)
+    for time, digits in (("20260104T000000Z", "a"), ("20260105T000000Z", "b")):  # of one name
+        write_record(tmp_path, "01_opt_single_gpu", time, speed=700.0, config=limits, start=dict(
+            data=mine["data"] | dict(sha256=dict(train=64 * digits))))
+    text = "\n".join(plot(tmp_path)[1])
+    for name in ("unknown | 01 optimized, batch 4 | 500", "aaaaaaaa | 01 optimized, batch 4 | 700"):
+        assert f"| mine.txt, sha256 {name} | n/a |" in text
