@@ -182,19 +182,19 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
 def gains_of(first: Path, study: str) -> dict[str, dict[str, list[str]]]:
     """By the name of a patch, then by the options that it was measured with: its gain on each
     machine and the predicted one, those on GPUs first."""
-    within = {folder: of_as_many(rows) for folder in machines(first)
-              if study == "ladder" and (rows := rows_in(folder, study))}
-    rows = [row for folder in machines(first) for row in one_step(all_rows_in(folder, study))]
+    within = {folder: of_as_many(ladder) for folder in machines(first)
+              if study == "ladder" and (ladder := rows_in(folder, study))}
+    own = [row for folder in machines(first) for row in one_step(all_rows_in(folder, study))]
+    rows: list[Row | check.Expected] = [*filter(has_gpu, own), *check.expected()]
+    rows += [row for row in own if not has_gpu(row)]
     gains: dict[str, dict[str, list[str]]] = {}
-    for row in [*filter(has_gpu, rows), *check.expected(),
-                *(row for row in rows if not has_gpu(row))]:
+    for row in rows:
         if not row.factor:
             continue
-        name, options = str(row.run.script), ""
+        name, options, in_01 = str(row.run.script), "", ""
         if study == "variants":
             options = row.label.strip("`").removeprefix(name).strip(", ")
         text = f"predicted for an H100: {row.factor:.2f}× the speed"
-        in_01 = ""
         if isinstance(row, Row):
             interval = INTERVAL.cell(row)
             text = (f"{short_name(row.measured.machine)}: {row.factor:.2f}×"
