@@ -34,7 +34,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
                         help="folder for the pictures and summary.md (default: --results-dir)")
     parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png",
                         help="of the pictures (default: png)")
-    parser.add_argument("--show", action="store_true", help="also open the pictures in windows")
     return parser.parse_args(argv)
 
 
@@ -48,9 +47,9 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     studies = all_studies()
     try:
-        pyplot = load_pyplot(args.show)
+        load_pyplot()
         summary = "".join(study.summary(args.results_dir) for study in studies.values())
-        by_study = draw_all(studies, args.results_dir, args.format, keep=args.show)
+        by_study = draw_all(studies, args.results_dir, args.format)
         print(f"\n{summary}")
         others = ", ".join(relative(folder) for folder in sorted(REFERENCE.glob("*/")))
         drawn = {file: picture for own in by_study.values() for file, picture in own.items()}
@@ -65,8 +64,6 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, StackError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if args.show:
-        pyplot.show()
     return 0
 
 

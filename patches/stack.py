@@ -45,6 +45,8 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
              "`unchanged` (in exact arithmetic), `rounding (...)`, or `changes because ...`"),
     "Hardware": (r".+", "where it helps"),
     "Source": (r".+", "where it is described"),
+    "Use": (r".+", "when to use it"),
+    "Limits": (r".+", "where it gains nothing, or what it costs"),
     "Published": (PUBLISHED, "the published figures (optional), `27,648 tok/sec, 26.2422 GB`, or"
                   " with ` on 4 GPUs` behind it"),
     "Slot": (r"[a-z]+(?:-[a-z]+)*", "for a variant: what it is a choice of, as data-on-device is"
@@ -56,7 +58,7 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
     "Measure": (r".+", "the options to measure a variant with, ` | ` between one row's and the"
                 " next; what only one row needs stands behind it, `[an NVIDIA GPU]`"),
 }
-OPTIONAL = ("Published", "Slot", "Excludes", "Needs", "Measure")
+OPTIONAL = ("Use", "Limits", "Published", "Slot", "Excludes", "Needs", "Measure")
 MEASURED_WITH_02 = ("ddp", "parallel")  # slots
 PROPOSED = {  # what `new` shows for a flag that it misses
     "technique": "what it is, in a few words", "loss": "unchanged", "hardware": "any",

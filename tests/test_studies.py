@@ -32,7 +32,7 @@ from bench.measure.child import HANG_SECONDS
 from bench.measure.plan import SCRATCH, Plan
 from bench.report import cards, look, waterfall
 from bench.report.pictures import picture_bytes
-from bench.report.tables import excerpts_of, found_in, markdown, picture_name, tables_of, text_of
+from bench.report.tables import excerpts_of, found_in, full_table, markdown, picture_name, text_of
 from bench.studies import all_studies, search
 from bench.studies.variants import pays_from
 
@@ -292,7 +292,7 @@ def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path, monkeypatch):
     assert [re.findall(r"\(within 01: (.*?)\)", text) for text in texts[:5]] == [
         [], ["1.25×"], [], ["1.00×"], []]
     assert excerpt(tmp_path)[2] == {
-        "#": "2", "technique": "tensor cores (TF32 matrix products)",
+        "#": "2", "technique": "TF32 tensor cores",
         "tok/sec (range)": "122 (121–124)", "× before": "1.09", "A100": "2.21",
         "× baseline": "1.20", "× in 01": "**1.25**", "GB": "2.20", "val loss": "8.000",
         "significance": "**faster**"}
@@ -307,7 +307,7 @@ def test_a_summary_credits_a_technique_with_its_own_factor_alone(tmp_path, measu
     runs = [run for run in speeds_of(plan) if run["name"] in measured]
     write_journal(tmp_path, "ladder", plan, runs)
     text = "\n".join(look.summary(tmp_path, dict(machine=CPU, matmul_peak=PEAK)))
-    assert ("the head and its loss in chunks" in text) == told and "published speedup" not in text
+    assert ("chunked cross-entropy" in text) == told and "published speedup" not in text
     assert ("techniques 1 to 14" in text) != told
 
 
@@ -330,7 +330,7 @@ def test_whose_factor_it_is(tmp_path, rungs, machine, credits, published):
     gains, _ = gains_of(machine, machine["device"], tmp_path)
     if alone:
         assert gains == {row.run.script: row.factor for row in alone}
-    for table in (*tables_of(study, measured, rows), *study.excerpts(measured, rows)["ladder"]):
+    for table in (full_table(rows), *study.excerpts(measured, rows)["ladder"]):
         for row, cells in zip(rows, rows_of_text(markdown(table)), strict=True):
             assert (row.technique in cells) == (row in (rows[0], *alone))
     texts = shown(study.draw(measured, rows))

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from bench.analysis.rows import Row
 from bench.common import REFERENCE
-from bench.report import cards
-from bench.report.names import called
 from bench.report.pictures import (
     ERROR,
     OWN,
@@ -19,7 +17,7 @@ from bench.report.pictures import (
     rows_of_panels,
     shorten,
 )
-from bench.report.tables import cell
+from bench.report.tables import cell, rows_in, technique_names
 
 BEFORE, MEMORY = "#DCE5EC", "#8D9BA6"  # what is gained already; memory
 SHOWN = 0.02  # README's picture leaves out what changes neither speed nor memory by this share
@@ -74,15 +72,19 @@ def draw(steps: list[Step], title: str):
     return figure, subfigure, axes
 
 
+def technique_of(row: Row) -> str:
+    """Returns what the technique that a row adds is called, "baseline" for the first."""
+    return technique_names().get(str(row.run.script), row.label.partition(" ")[2])
+
+
 def name_of(row: Row) -> str:
     """Returns a row's technique and number; before a number of one figure is a space as wide."""
-    number, _, name = row.label.partition(" ")
     if len(row.techniques) > 1:
         name = f"techniques {row.techniques[0]} to"
     else:
-        name = called(str(row.run.script), name)
+        name = technique_of(row)
         name += f" × {row.run.processes}" if row.run.processes > 1 else ""
-    return f"{name} {number:\u2007>2}"
+    return f"{name} {row.label.partition(' ')[0]:\u2007>2}"
 
 
 def measured_steps(rows: list[Row]) -> list[Step]:
@@ -112,16 +114,16 @@ def machine_picture(title: str, rows: list[Row]):
 
 def readme_picture():
     """The H100's ladder by the medians of its rounds, and the published A100's as circles."""
-    rows = [row for row in cards.rows_in(REFERENCE / "nvidia-h100", "ladder") if row.records]
+    rows = [row for row in rows_in(REFERENCE / "nvidia-h100", "ladder") if row.records]
     first, last = rows[0], rows[-1]
     steps, left_out = [], []
     for before, row in pairwise(rows):
         gain = row.tok_per_sec / before.tok_per_sec
         if max(abs(gain - 1), 1 - row.reserved_gb / before.reserved_gb) < SHOWN:
-            left_out.append((called(row.run.name, row.label), gain))
+            left_out.append((technique_of(row), gain))
             continue
         steps.append(Step(
-            f"+ {called(row.run.name, row.label)}", before.tok_per_sec / first.tok_per_sec,
+            f"+ {technique_of(row)}", before.tok_per_sec / first.tok_per_sec,
             row.tok_per_sec / first.tok_per_sec, f"{gain:.2f}×", row.reserved_gb,
             published=row.published_factor_baseline))
     names, gains = zip(*left_out, strict=True)

@@ -3,9 +3,17 @@
 from bench.analysis.rows import Row
 from bench.measure.plan import EVERY_ROUND
 from bench.report import waterfall
-from bench.report.names import called, credited
 from bench.report.pictures import place_of
-from bench.report.tables import Column, Table, bold, cell, number, spread, within_01
+from bench.report.tables import (
+    Column,
+    Table,
+    bold,
+    cell,
+    credited,
+    number,
+    spread,
+    within_01,
+)
 from bench.studies import Study
 
 
@@ -59,8 +67,7 @@ def finding(measured, rows: list[Row]) -> str:
                   key=lambda row: -row.factor)
     if not sure:
         return f"One more technique at a time: {place_of(measured)}"
-    names = [credited(row, called(str(row.run.script), row.label.partition(" ")[2]))
-             + f" {row.factor:.2f}×" for row in sure]
+    names = [credited(row, waterfall.technique_of(row)) + f" {row.factor:.2f}×" for row in sure]
     rest = f" and {len(names) - 3} more" * (len(names) > 3)
     whole = next(filter(None, (row.factor_baseline for row in reversed(rows))), None)
     first = rows[0].run.rung

@@ -11,13 +11,13 @@ from bench.analysis.stats import significant
 from bench.common import DAMAGE, REFERENCE, UserError, listed, relative, trained_in
 from bench.measure.journal import locked
 from bench.report.look import read_look
-from bench.report.names import credited
 from bench.report.page import write_page
 from bench.report.tables import (
     INTERVAL,
     Column,
     Table,
     cell,
+    credited,
     found_in,
     markdown,
     number,

@@ -10,7 +10,7 @@ from bench.catalogue import EPOCHS, FLOAT16, ROOT, STAGES, published
 from bench.measure.journal import journal_of, loose_records, read_journal
 from bench.measure.plan import Plan
 from bench.measure.records import Record
-from bench.report.notes import float32_reason, mfu_notes
+from bench.report.notes import float32_reason
 from bench.report.pictures import COLOURS, draw_bars, rows_of_panels, shorten
 from bench.report.tables import Column, Table, cell, markdown
 from bench.studies import Study, positive
@@ -204,7 +204,6 @@ class Stages(Study):
         table = markdown(bars_table(bars, published_bars()))
         note = "† too few steps for a median: the average of the run.\n" * any(
             bar.is_average for bar in bars)
-        note += "".join(f"{line}\n" for line in mfu_notes(bar.record for bar in bars))
         note += "Runs of different lengths: their losses can't be compared.\n" * any(
             bar.tokens for bar in bars)
         return f"{table}\n{note}{published().source}\n"
