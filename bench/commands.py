@@ -84,7 +84,7 @@ def measure(args: argparse.Namespace, options: list[str], studies: dict[str, Stu
     study = studies[args.command]
     if study.runs_scripts and not args.dry_run:
         make_writable(args.results_dir, OTHER_RESULTS)
-    machine = look.machine_in(args.results_dir) if study.of_this_machine else {}
+    machine = look.this_machine() if study.of_this_machine else {}
     setup = Setup(machine, Scripts(), args.data, args.results_dir, args, options)
     if not study.runs_scripts:
         print(study.answer(setup))
@@ -112,7 +112,7 @@ def report(args: argparse.Namespace, options: list[str], studies: dict[str, Stud
             raise UserError(f"--pieces: {name!r} is none of {', '.join(pieces)}", 2)
     places = sorted((place, name) for name in chosen for place in studies[name].schedule)
     make_writable(args.results_dir, OTHER_RESULTS)
-    parser, machine, jobs = make_parser(studies), look.machine_in(args.results_dir), []
+    parser, machine, jobs = make_parser(studies), look.this_machine(), []
     for place, name in places:
         rounds = studies[name].schedule[place]
         for line in studies[name].in_report if rounds != 0 else ():

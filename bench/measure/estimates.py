@@ -18,36 +18,29 @@ def time_left(jobs: list[Job], measured: Measured, expected: dict[str, Length], 
                + ahead * correction(results, expected))
     if plan.memory_limit_gb:  # more may fit
         return f"{in_words(seconds)} or more"
-    most = seconds and (ahead or may_end_early(plan))
+    # Runs may end at a target, or not fit.
+    most = seconds and (ahead or plan.targets or plan.until_full)
     return f"at most {in_words(seconds)}" if most else in_words(seconds)
-
-
-def may_end_early(plan: Plan) -> bool:
-    """Whether runs end at a target, or may not fit."""
-    return bool(plan.targets) or plan.until_full
 
 
 def seconds_left(jobs: list[Job], results: list[Result], expected: dict[str, Length]) -> float:
     """By the median time of each run's results; for a run without any by its length's estimate,
     corrected by how far the others' were off."""
     times, off = times_of(results), correction(results, expected)
-    return sum(median(times[name]) if name in times else off * expected[name].seconds
+    return sum(times[name] if name in times else off * expected[name].seconds
                for name in (job.run.name for job in jobs))
 
 
-def times_of(results: list[Result]) -> dict[str, list[float]]:
-    """The seconds of each run's results."""
-    times: dict[str, list[float]] = {}
-    for result in results:
-        times.setdefault(result.name, []).append(result.seconds)
-    return times
+def times_of(results: list[Result]) -> dict[str, float]:
+    """The median seconds of each run's results."""
+    return {name: median(result.seconds for result in results if result.name == name)
+            for name in {result.name for result in results}}
 
 
 def correction(results: list[Result], expected: dict[str, Length]) -> float:
     """How many times as long as estimated the runs took; 1 without results."""
-    off = [median(seconds) / expected[name].seconds for name, seconds in times_of(results).items()
-           if name in expected]
-    return median(off) if off else 1
+    return median([seconds / expected[name].seconds
+                   for name, seconds in times_of(results).items() if name in expected] or [1])
 
 
 def seconds_of_later(study, setup: Setup, plan: Plan, rounds: int | None, matmul_peak: dict,
@@ -57,8 +50,7 @@ def seconds_of_later(study, setup: Setup, plan: Plan, rounds: int | None, matmul
     count, seconds = 0, 0.0
     for later, times in study.later(setup, plan):
         configs = lengths.configurations(later.runs, later, setup)
-        speeds = lengths.speeds_here(study.name, later, setup, configs)
-        expected = lengths.lengths_of(later, setup, configs, matmul_peak, speeds)
+        expected = lengths.lengths_of(later, setup, configs, matmul_peak)
         jobs = replace(later, rounds=later.rounds or rounds or study.rounds[setup.device]).jobs()
         count += times * len(jobs)
         seconds += times * seconds_left(jobs, [], expected)

@@ -1,8 +1,6 @@
-"""What this machine is, kept in results/machine.json, and what a page says of it: what works on it,
-and how it did.
+"""What this machine is, and what a page says of it: what works on it, and how it did.
 
-The file holds under "now" the machine's description, and what that follows from, so that a command
-has it at once; and once there is a report, all that bench.measure.rates.look told for it.
+results/machine.json keeps for a report all that bench.measure.rates.look told.
 """
 
 import json
@@ -17,50 +15,26 @@ from bench.common import (
     read_kept,
     relative,
     same_machine,
-    sha256,
     trained_in,
     write_whole,
 )
-from bench.measure import machine
 from bench.measure.journal import data_of, journal_of, read_journal
 from bench.report.names import credited
 from bench.report.notes import counted, peaks
 from bench.report.tables import Column, Table, cell, markdown, number, rows_in
 
 
-def machine_in(results: Path) -> dict:
-    """This machine, as rates.this_machine describes it; kept in `results`, if there is such a
-    folder, and asked for again where a fact that it follows from has changed, or the file is
-    damaged. Raises UserError."""
-    path = results / "machine.json"
-    kept = read_kept(path)
-    now = kept.get("now")
-    if isinstance(now, dict) and now.get("key") == key_of(now.get("machine")):
-        return now["machine"]
-    if not results.is_dir():  # it may be misspelt: what measures makes it, and nothing else
-        print("Looking at this machine", file=sys.stderr, flush=True)
-        return processes.ask_machine("this_machine")
-    print(f"Looking at this machine, once: {relative(path)} keeps it", file=sys.stderr, flush=True)
-    found = processes.ask_machine("this_machine")
-    now = dict(key=key_of(found), machine=found)
-    try:
-        write_whole(path, json.dumps(kept | dict(now=now), indent=1))
-    except UserError as error:
-        print(f"it can't be kept: {error}", file=sys.stderr)
-    return found
-
-
-def key_of(description) -> str:
-    """What a description is known by, with all that it follows from: while both are the same, it
-    stands."""
-    return sha256(json.dumps([description, machine.facts()]).encode())
+def this_machine() -> dict:
+    """This machine, as rates.this_machine describes it. Raises UserError."""
+    print("Looking at this machine", file=sys.stderr, flush=True)
+    return processes.ask_machine("this_machine")
 
 
 def look_at(studies: dict, data: Path, results: Path) -> dict:
     """What rates.look finds here; asked once for a folder of results. Raises UserError
     where that holds the report of another machine or text, or where there are no tokens."""
     processes.prepare_tokens(data)
-    here, look = machine_in(results), read_look(results)
+    here, look = this_machine(), read_look(results)
     if look and not same_machine(look["machine"], here):
         raise UserError(f"{relative(results)} holds the report of another machine or PyTorch;"
                         f" {ELSEWHERE}")
@@ -73,12 +47,7 @@ def look_at(studies: dict, data: Path, results: Path) -> dict:
                                 f" {relative(data)} has now; {ELSEWHERE}")
     if not look:
         look = processes.ask_machine("look")
-        try:
-            look["large_loss"] = processes.ask_machine("large_loss")
-        except UserError as error:
-            look["large_loss"] = f"wrong: {error}"
-        path = results / "machine.json"
-        write_whole(path, json.dumps(read_kept(path) | look, indent=1))
+        write_whole(results / "machine.json", json.dumps(look, indent=1))
     for thing in look["missing"]:
         print(f"missing: {thing}")
     return look
@@ -88,7 +57,7 @@ def read_look(results: Path) -> dict:
     """What an earlier start has found, or {} where there is nothing that a page can show."""
     look = read_kept(results / "machine.json")
     try:
-        machine_section(look), first_line(look), look["large_loss"]  # noqa: B018 (all is there)
+        machine_section(look), first_line(look)
         return look
     except DAMAGE:
         return {}
@@ -107,8 +76,6 @@ def machine_section(look: dict) -> str:
         f" {cell(look['memory_gb'], '.1f') or 'n/a'} GB.",
         "torch.compile " + (f"doesn't work: {look['compile_error']}" if look["compile_error"]
                             else "works."),
-        *["Cross entropy on more than 2³¹ logits (batch 42 and up at context 1,024):"
-          f" {look['large_loss']}."] * bool(m["gpus"]),
         *(f"Missing: {thing}." for thing in look["missing"]),
         f"Which attention kernels run with which dropout ({trained_in(m)}, causal), which one"
         " PyTorch chooses, and the dropout that each really applies; 01 turns cuDNN's"
