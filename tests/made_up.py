@@ -265,7 +265,8 @@ def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measured:
         run = dict(name=name, round=1, seed=plan.seed_of(1), source_sha256="s")
         error = lines if isinstance(lines, str) else None
         measured.add(make_result(run, [] if error else lines, dict(
-            seconds=1.0, error=error, outcome=Kind.FAILED if error else Kind.COMPLETE)))
+            seconds=1.0, error=error, matmul_rate=None,
+            outcome=Kind.FAILED if error else Kind.COMPLETE)))
     return measured
 
 

@@ -670,9 +670,7 @@ def main(place, monkeypatch, capsys):
 @pytest.mark.parametrize("command", [*STUDIES, "report", "readme"])
 def test_help(main, command):
     code, out, _ = main(command, "--help")
-    arguments = STUDIES[command].arguments if command in STUDIES else ""
-    usage = " ".join(["usage: measure.py", command, *arguments.split(), "[options]"])
-    assert code == 0 and usage in " ".join(out.split())
+    assert code == 0 and out.startswith(f"usage: measure.py {command} ")
     assert f" {command} " in " ".join(main("--help")[1].split())
     if command in STUDIES and STUDIES[command].runs_scripts:
         assert all(option in out for option in ("--resume", "--dry-run", "--rounds", "--data"))
