@@ -65,6 +65,9 @@ class Published:
     """The figures that were published, on A100s."""
 
     source: str  # a sentence
+    gpu: str
+    model: str
+    context_length: int
     first_losses: tuple[float, float]  # of 00's first log line, of training and of validation
     last_losses: tuple[float, float]
     stages: dict[str, stack.Published]  # of 00, 01 and 02
@@ -80,14 +83,14 @@ def published() -> Published:
         first = stack.Published(float(plain["tok_per_sec"]), float(plain["reserved_gb"]), 1)
         losses = [(float(plain[line]["train"]), float(plain[line]["val"]))
                   for line in ("first_line", "last_line")]
-        source = (f"Published figures: {data['gpu']}, PyTorch {data['pytorch']}, {data['model']},"
-                  f" context {int(data['context_length']):,}, 02 DDP ×"
-                  f" {patches[-1].published.gpus}; <{data['source']}>")
+        gpu, model, context = data["gpu"], data["model"], int(data["context_length"])
+        source = (f"Published figures: {gpu}, PyTorch {data['pytorch']}, {model}, context"
+                  f" {context:,}, 02 DDP × {patches[-1].published.gpus}; <{data['source']}>")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{relative(PUBLISHED)} can't be read: {error!r}")
     figures = {patch.name: patch.published for patch in patches if patch.published}
     *_, last, ddp = figures.values()
-    return Published(source, *losses, {"00": first, "01": last, "02": ddp},
+    return Published(source, gpu, model, context, *losses, {"00": first, "01": last, "02": ddp},
                      {"00": first.reserved_gb} | {
                          name: known.reserved_gb for name, known in figures.items()})
 
