@@ -39,9 +39,8 @@ from bench.analysis.rows import rows_of
 from bench.catalogue import Run
 from bench.common import ELSEWHERE, UserError, sha256
 from bench.measure import lengths, run
-from bench.measure.estimates import in_words, seconds_left, time_left, within_memory
 from bench.measure.journal import data_of, journal_of, read_journal
-from bench.measure.lengths import fitting
+from bench.measure.lengths import fitting, in_words, seconds_left, time_left, within_memory
 from bench.measure.machine import missing_here
 from bench.measure.plan import SCRATCH, Job
 from bench.measure.records import Kind
@@ -335,17 +334,17 @@ def test_dry_run(place, plan, capsys):
     script = Path(second.split()[3])
     assert script.read_text() == "made\n" and script.parent.name == sha256(b"made\n")[:16]
     assert rest == ["not run: b: needs a thing",
-                    "9 runs; no estimate yet: nothing is measured here"]
+                    "9 runs, no estimate yet: nothing is measured here"]
     write_journal(place.setup.results, "stages", plan_of("a"))  # another study's rate tells roughly
     run.dry_run(Toy(plan), place.setup, 2, resume=False)
-    assert capsys.readouterr().out.endswith("6 runs, about 61 s (a rough estimate)\n")
+    assert capsys.readouterr().out.endswith("6 runs, 61 s (a rough estimate)\n")
     with pytest.raises(UserError, match="nothing to resume"):
         run.dry_run(Toy(plan), place.setup, 2, resume=True)
     place.run(plan)
     before = place.path.read_bytes()
     capsys.readouterr()
     run.dry_run(Toy(plan), place.setup, 2, resume=True)
-    assert capsys.readouterr().out.endswith("3 runs, about 0 s (by an earlier one)\n")
+    assert capsys.readouterr().out.endswith("3 runs, 0 s (by an earlier one)\n")
     assert place.path.read_bytes() == before
 
 
@@ -517,7 +516,7 @@ def test_what_grows_is_estimated_up_to_the_memory(place, limit, memory, sizes):
     assert "".join(job.run.name for job in within_memory(jobs, results, plan)) == sizes
     expected = {name: lengths.Length((), each) for name, each in seconds.items()}
     left = in_words(sum(seconds[name] for name in sizes))
-    assert left in time_left(jobs, SimpleNamespace(plan=plan, results=results), expected, 0)
+    assert left in time_left(jobs, plan, results, expected, 0)
 
 
 def test_time_left(plan):
@@ -529,8 +528,7 @@ def test_time_left(plan):
     assert seconds_left(jobs, results, estimates) == pytest.approx(4 * 20 + 2 * 50 * 20 / 30)
     assert seconds_left(jobs, [], estimates) == 4 * 30 + 2 * 50
     left = 4 * 20 + (2 * 50 + 6000) * 20 / 30  # what follows is corrected, too
-    assert time_left(jobs, SimpleNamespace(plan=plan, results=results), estimates, 6000) == (
-        f"at most {left / 60:.0f} min")
+    assert time_left(jobs, plan, results, estimates, 6000) == f"at most {left / 60:.0f} min"
     assert [in_words(seconds) for seconds in (89, 150, 7200)] == ["89 s", "2 min", "2.0 h"]
 
 

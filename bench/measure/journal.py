@@ -149,21 +149,15 @@ class Measured:
         return next((result.record.text for result in self.results if result.record), "")
 
     @property
-    def usual_rate(self) -> float:
-        """That of products in the type trained in, after the best quarter of the runs; 0 where none
-        is known."""
-        rates = sorted(result.matmul_rate for result in self.results if result.matmul_rate)
-        return rates[3 * len(rates) // 4] if rates else 0
-
-    @property
     def peak(self) -> dict[str, float]:
         """As matmul_peak. On a CPU that moment may have been a slow one: there that of the type
-        trained in is the usual rate after the runs, where that is higher."""
-        if self.machine["gpus"]:
-            return self.matmul_peak
+        trained in is the rate after the best quarter of the runs, where that is higher."""
+        rates = sorted(result.matmul_rate for result in self.results if result.matmul_rate)
         dtype = trained_in(self.machine)
-        return {name: max(rate, self.usual_rate) if name == dtype else rate
-                for name, rate in self.matmul_peak.items()}
+        if self.machine["gpus"] or not rates or dtype not in self.matmul_peak:
+            return self.matmul_peak
+        usual = max(self.matmul_peak[dtype], rates[3 * len(rates) // 4])
+        return self.matmul_peak | {dtype: usual}
 
     @property
     def is_finished(self) -> bool:

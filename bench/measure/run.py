@@ -23,7 +23,7 @@ from bench.common import (
     same_machine,
     sha256,
 )
-from bench.measure import estimates, lengths
+from bench.measure import lengths
 from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import (
     Measured,
@@ -31,7 +31,6 @@ from bench.measure.journal import (
     append,
     data_of,
     journal_of,
-    newest,
     read_journal,
 )
 from bench.measure.lengths import Length
@@ -50,10 +49,9 @@ def see_build() -> None:
     """Raises UserError where build/ can't be written; names a path that stops torch.compile."""
     make_writable(BUILD, "scripts and what they compile are kept there; measure in a copy of this"
                          " repository where you may write")
-    for folder in map(str, (BUILD, tempfile.gettempdir())):
-        if " " in folder:
-            print(f"torch.compile doesn't work on a CPU with a space in the path {folder}",
-                  file=sys.stderr)
+    if " " in f"{BUILD}{tempfile.gettempdir()}":
+        print("torch.compile doesn't work on a CPU with a space in the path"
+              f" {BUILD} or {tempfile.gettempdir()}", file=sys.stderr)
 
 
 def run_study(
@@ -152,7 +150,7 @@ class Measurement:
         self.take(plan, rounds)
         self.begin()
         if self.jobs:
-            _, self.ahead = estimates.seconds_of_later(
+            _, self.ahead = lengths.seconds_of_later(
                 self.study, self.setup, plan, rounds, self.measured.matmul_peak)
         while job := self.next_job(deadline):
             processes.raise_pending()
@@ -219,7 +217,7 @@ class Measurement:
         """Takes the first of those within reach; None where none is, or where by estimate it would
         end after the deadline."""
         left = self.within_reach()
-        seconds = estimates.seconds_left(left[:1], self.measured.results, self.lengths)
+        seconds = lengths.seconds_left(left[:1], self.measured.results, self.lengths)
         if not left or deadline is not None and time.monotonic() + seconds > deadline:
             return None
         self.jobs.remove(left[0])
@@ -243,7 +241,8 @@ class Measurement:
             print(f"{name} doesn't fit at batch {batch}; all runs at half of it:"
                   f" python measure.py {self.study.name} -- {options}", flush=True)
         seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
-        left = estimates.time_left(self.within_reach(), self.measured, self.lengths, self.ahead)
+        left = lengths.time_left(self.within_reach(), plan, self.measured.results, self.lengths,
+                                 self.ahead)
         print(f"round {job.round}: {name}{seed}: {text}; {left} left", flush=True)
 
     def within_reach(self) -> list[Job]:
@@ -267,42 +266,31 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     """Prints the commands that the study's first plan would run, and how long the whole study would
     take, by what is measured already; it measures nothing, and leaves no results, only the scripts,
     so that the commands can be typed. Raises as run_study."""
-    plan = next(study.plans(setup))
-    earlier = earlier_measurement(study, plan, setup, None, required=True) if resume else None
-    known = newest([measured for measured in read_journal(journal_of(setup.results, study.name))
-                    if measured.kind == plan.kind])
-    peak, results = (known[0].matmul_peak, known[0].results) if known else (peak_here(setup), [])
-    one = Measurement(study, plan, setup, earlier)
-    one.take(plan, rounds)
-    expected = lengths.lengths_of(one.measured.plan, setup, one.configs, peak)
-    jobs = one.within_reach()
-    for run in one.measured.plan.runs:
+    first = next(study.plans(setup))
+    earlier = earlier_measurement(study, first, setup, None, required=True) if resume else None
+    here = [measured for path in sorted(setup.results.glob("*.jsonl"))
+            for measured in read_journal(path) if same_machine(measured.machine, setup.machine)]
+    peak = here[-1].matmul_peak if here else {}
+    results = next((measured.results for measured in reversed(here)
+                    if (measured.study, measured.kind) == (study.name, first.kind)), [])
+    one = Measurement(study, first, setup, earlier)
+    one.take(first, rounds)
+    plan, jobs = one.measured.plan, one.within_reach()
+    expected = lengths.lengths_of(plan, setup, one.configs, peak)
+    for run in plan.runs:
         if own := [job for job in jobs if job.run.name == run.name]:
-            command = command_of(own[0], one.measured.plan, setup, expected[run.name],
-                                 BUILD / "scratch")
-            seeds = ", ".join(map(str, sorted({job.seed for job in own[1:]} - {own[0].seed})))
-            others = f" (then --seed {seeds})" if seeds else ""
+            command = command_of(own[0], plan, setup, expected[run.name], BUILD / "scratch")
+            seeds = sorted({job.seed for job in own} - {own[0].seed})
+            others = f" (then --seed {', '.join(map(str, seeds))})" if seeds else ""
             print(f"{len(own)} run{'s' if len(own) > 1 else ''}: {printed(command)}{others}")
         if run.error:
             print(f"not run: {run.label}: {run.error}")
-    jobs = estimates.within_memory(jobs, results, one.measured.plan)
-    later, seconds = estimates.seconds_of_later(study, setup, plan, rounds, peak)
-    count = f"{len(jobs) + later} runs"
+    later, seconds = lengths.seconds_of_later(study, setup, first, rounds, peak)
+    count = f"{len(lengths.within_memory(jobs, results, plan)) + later} runs"
     if later:
         count += f" ({later} of them with settings that follow from results)"
+    left = "no estimate yet: nothing is measured here"
     if peak:
         source = "by an earlier one" if results else "a rough estimate"
-        about = "at most" if later or plan.targets or plan.until_full else "about"
-        seconds = estimates.seconds_left(jobs, results, expected) + (
-            seconds * estimates.correction(results, expected))
-        print(f"{count}, {about} {estimates.in_words(seconds)} ({source})")
-    else:
-        rough = "; --max-tokens follows from a rate that isn't measured" if plan.seconds else ""
-        print(f"{count}; no estimate yet: nothing is measured here{rough}")
-
-
-def peak_here(setup: Setup) -> dict:
-    """The throughput of matmuls by another study's newest measurement on this machine, or {}."""
-    return next((measured.matmul_peak for path in sorted(setup.results.glob("*.jsonl"))
-                 for measured in reversed(read_journal(path))
-                 if same_machine(measured.machine, setup.machine)), {})
+        left = f"{lengths.time_left(jobs, plan, results, expected, seconds)} ({source})"
+    print(f"{count}, {left}")
