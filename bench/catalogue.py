@@ -81,8 +81,8 @@ def published() -> Published:
         data = json.loads(PUBLISHED.read_text(encoding="utf-8"))
         plain = data["baseline"]
         first = stack.Published(float(plain["tok_per_sec"]), float(plain["reserved_gb"]), 1)
-        losses = [(float(plain[line]["train"]), float(plain[line]["val"]))
-                  for line in ("first_line", "last_line")]
+        first_losses, last_losses = ((float(plain[line]["train"]), float(plain[line]["val"]))
+                                     for line in ("first_line", "last_line"))
         gpu, model, context = data["gpu"], data["model"], int(data["context_length"])
         source = (f"Published figures: {gpu}, PyTorch {data['pytorch']}, {model}, context"
                   f" {context:,}, 02 DDP × {patches[-1].published.gpus}; <{data['source']}>")
@@ -90,9 +90,9 @@ def published() -> Published:
         raise UserError(f"{relative(PUBLISHED)} can't be read: {error!r}")
     figures = {patch.name: patch.published for patch in patches if patch.published}
     *_, last, ddp = figures.values()
-    return Published(source, gpu, model, context, *losses, {"00": first, "01": last, "02": ddp},
-                     {"00": first.reserved_gb} | {
-                         name: known.reserved_gb for name, known in figures.items()})
+    memory = {name: known.reserved_gb for name, known in figures.items()}
+    return Published(source, gpu, model, context, first_losses, last_losses,
+                     {"00": first, "01": last, "02": ddp}, {"00": first.reserved_gb} | memory)
 
 
 @cache

@@ -16,12 +16,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from conftest import ONE_RANK, ROOT, STAGES, call_main, load, run_python, settings_restored
+from conftest import ONE_RANK, ROOT, STAGES, call_main, run_python, settings_restored
 from made_up import (
     CPU,
     FLOAT32,
     MACHINE,
-    Toy,
     measured_of,
     measured_with,
     plan_of,
@@ -33,11 +32,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench import commands, processes
-from bench.analysis.rows import rows_of
 from bench.catalogue import Scripts, lacking
 from bench.common import same_machine, short_name, trained_in
 from bench.measure import lengths, machine, rates
-from bench.predict import trace
 from bench.report import look
 from bench.report.tables import text_of
 from bench.studies import all_studies, doctor
@@ -137,19 +134,6 @@ def test_line_and_record_of_each_kind(kind, stages, capsys):
         assert (recorded["dtype"], recorded["dtype_reason"]) == (dtype, reason)
 
 
-PREDICTED: list[dict] = []  # by the kinds so far
-
-
-def test_a_prediction_is_the_same_on_every_kind(kind):
-    """It takes the type of the GPU that it is for, whatever computer makes it."""
-    options = ["--model", "cpu-demo", "--context-length", "16", "--no-compile"]
-    with settings_restored(), trace.in_place_of_pytorch():
-        PREDICTED.append(trace.trace(load(ROOT / f"{OF_01}.py"), options, 2))
-    assert PREDICTED[-1] == PREDICTED[0]
-    kinds = {(each.kind, each.precision) for each in PREDICTED[0]["step"]}
-    assert {("head", "bfloat16"), ("products", "bfloat16")} < kinds
-
-
 def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch):
     """The description, doctor, fits, lengths and needs, all by one answer."""
     here = rates.this_machine()
@@ -214,20 +198,6 @@ def test_an_old_gpu_trains_in_float16_by_itself(monkeypatch, tmp_path, card):
     setup.options = ["--dtype=float32"]
     assert [run.script for run in next(Stages().plans(setup)).runs] == [
         ROOT / name for name in ("00_orig.py", f"{OF_01}.py", "02_opt_multi_gpu_ddp.py")]
-
-
-def test_a_gpu_without_tf32_is_told_so():
-    """And a script that asks for it is compared with the rate that it has."""
-    events = {"02-tensor-cores": record_events("02-tensor-cores", gpu="Tesla T4", config=dict(
-        matmul_precision="high"))}
-    without = measured_with(plan_of(*events), events, MACHINE | FLOAT32)
-    native = measured_with(plan_of(*events), events, MACHINE)
-    without.matmul_peak = dict(float32=1e12, float16=4e12)
-    (row,), (other,) = map(rows_of, (without, native))
-    assert row.share_of_peak == pytest.approx(2 * other.share_of_peak)  # of 1e12, not of 2e12
-    for measured in (without, native):
-        assert ("This GPU has no TF32" in text_of(Toy(measured.plan), measured)) is (
-            measured is without)
 
 
 def test_what_rocm_lacks():
@@ -679,20 +649,6 @@ def test_gpu_out_of_memory(bench, run_on_gpu, monkeypatch):
     assert result.stderr.startswith("error: out of memory: lower --batch-size or --context")
     end = bench.record()[-1]
     assert end["status"] == "out_of_memory" and end["peak_reserved_gb"] == 4.5
-
-
-@pytest.mark.parametrize("stage", STAGES[1:])
-def test_a_gpu_without_bfloat16(stage, bench, gpus, run_on_gpu):
-    """It trains in float32, and says what is faster there."""
-    gpus.capability = (7, 5)
-    result = run_on_gpu(stage, "--max-steps", 1)
-    assert result.returncode == 0, result.stderr
-    said = ("Training in float32: compute capability 7.5 has no bfloat16 units; for float16: python"
-            " patches/stack.py compose precision-fp16 --out my.py\n")
-    assert result.stdout.count(said) == 1
-    start, *_, end = bench.record()
-    assert start["config"]["dtype"] == "float32" and end["status"] == "complete"
-    assert "7.5" in start["config"]["dtype_reason"]
 
 
 @pytest.mark.parametrize(("cores", "given", "workers"), [(64, None, "8"), (1024, None, "32"),

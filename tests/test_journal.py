@@ -209,16 +209,6 @@ def test_round_trip(tmp_path):
     assert read_journal(tmp_path / "none.jsonl") == []
 
 
-@pytest.mark.parametrize(("record", "says"), [
-    (dict(status="diverged"), "diverged: "),
-    (dict(start=dict(stage="b")), "its record is that of another run"),
-])
-def test_a_record_without_figures_is_a_failed_run(tmp_path, record, says):
-    path = write_journal(tmp_path, "x", plan_of("a"), [dict(name="a", **record)])
-    (result,) = read_journal(path)[0].results
-    assert result.record is None and result.outcome.text.startswith(says)
-
-
 def test_cut_off_by_a_crash(tmp_path, capsys):
     """At any byte of a run: it is lost, those before it and those added later are not."""
     path = write_journal(tmp_path, "x", plan_of("a", "b"), [dict(name="a")])
@@ -289,20 +279,6 @@ def test_newest(tmp_path):
         path = write_journal(tmp_path, "x", plan_of("a", kind=kind),
                              [dict(name="a", error=error)], id=id, time="20260101T000000Z")
     assert [each.id for each in newest(read_journal(path))] == ["3", "2", "5"]
-
-
-@pytest.mark.parametrize(("errors", "results", "has"), [
-    ([None, "can't"], [], False),
-    (["can't", "can't"], [], True),  # a finding as well
-    ([None, None], ["it broke"], False),
-    ([None, None], ["it broke", None], True),
-])
-def test_has_figures(tmp_path, errors, results, has):
-    plan = plan_of("a", "b")
-    plan.runs = [run.but(error=error) for run, error in zip(plan.runs, errors, strict=True)]
-    runs = [dict(name=name, error=error) for name, error in zip("ab", results, strict=False)]
-    (found,) = read_journal(write_journal(tmp_path, "x", plan, runs))
-    assert found.has_figures is has
 
 
 HOLD = """

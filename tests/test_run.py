@@ -174,21 +174,6 @@ def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
         *ROUND[:2], *NEXT[:2], ROUND[2], NEXT[2], ("c", 1, 123)]
 
 
-def test_git_commit(tmp_path, monkeypatch):
-    """What results/ holds is no edit; no clone has no commit."""
-    monkeypatch.setattr(processes, "ROOT", tmp_path)
-    assert processes.git_commit() == (None, None)
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
-    for command in (["init"], ["commit", "--allow-empty", "-m", "first"]):
-        subprocess.run([*git, *command], cwd=tmp_path, check=True, capture_output=True)
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "x.jsonl").write_text("")
-    commit, edited = processes.git_commit()
-    assert len(commit) == 40 and edited is False
-    (tmp_path / "new.patch").write_text("")
-    assert processes.git_commit() == (commit, True)
-
-
 def test_a_run_that_cannot_run(place, plan):
     plan.runs[1] = plan.runs[1].but(error="conflict: here", script="no such script")
     assert place.run(plan) == ROUND[:2] and not run.failed(place.measured[0])
@@ -574,22 +559,6 @@ def test_a_smaller_model_is_as_much_faster():
     assert speeds[:2] == pytest.approx([142_156] * 2) and 8 < speeds[2] / speeds[1] < 9
 
 
-def test_whole_scripts_train_as_long_as_they_do_alone(tmp_path):
-    """Or for fewer epochs, which an estimate for a GPU counts, or until a target."""
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/meta.json").write_text('{"tokens": {"train": 319488}}')  # 312 windows
-    how = dict(peak=312e12, folder=tmp_path)
-    plan = plan_with(plan_of("a", tokens=None, whole=True), expected=31_948.8)
-    assert length(plan, compile=True, **how) == ({}, pytest.approx(20 + 40 + 15 * 14))
-    plan.epochs = 2
-    assert length(plan, **how) == ({"--epochs": 2}, pytest.approx(20 + 2 * 14))
-    plan = plan_with(plan_of("a", whole=True, log_tokens=4096), expected=31_200, processes=4)
-    assert length(plan, 4096, **how)[0] == {"--max-tokens": 4 * 4096, "--eval-freq": 1}
-    plan.targets = dict(published=5.0, best=4.5)
-    assert length(plan, 4096, **how)[0] == {"--max-tokens": 4 * 4096, "--eval-freq": 1,
-                                            "--target-loss": 4.5, "--epochs": 10**6}
-
-
 def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
     """All in one process; what each trains per step comes back, and isn't asked twice."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -838,13 +807,6 @@ def test_what_fits(gpu, free, batches, capsys):
     assert ("not even that fits" in text) == (free == [2_500])
 
 
-def test_one_that_is_chosen_stays(gpu):
-    gpu.setup.options = ["--batch-size=64"]
-    cpu = setup_of(gpu.setup.results)
-    cpu.batches = None
-    assert fitting(gpu.setup) == fitting(cpu) == {} and gpu.children.asked == []
-
-
 def test_a_study_fits_its_runs(gpu, capsys):
     """Resumed with the same batch sizes, though less is free then. A run that doesn't fit all the
     same has failed, the others go on, and a line says what to type."""
@@ -932,18 +894,6 @@ def test_doctor(gpu, monkeypatch, machine, expected):
     gpu.meta.write_text("[]")
     assert "meta.json is damaged (" in Doctor().answer(gpu.setup)
     assert len(lines) < 20
-
-
-def test_doctor_tries_the_compiler_where_a_look_does_not_find_one(gpu, monkeypatch):
-    """PyTorch itself tells why it doesn't work, or finds one all the same."""
-    monkeypatch.setattr(doctor, "has_compiler", lambda gpu: False)
-    for error, told in ((None, "works"), ("no compiler", "doesn't work")):
-        gpu.children.answers["compile_error"] = error
-        text = Doctor().answer(gpu.setup)
-        assert f"torch.compile  {told}\n" in text and ("(no compiler)" in text) is bool(error)
-    monkeypatch.undo()
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert not has_compiler(gpu=False)
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler")

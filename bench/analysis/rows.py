@@ -149,10 +149,10 @@ class Row:
     loss_difference_baseline = property(lambda row: row.loss_over(row.baseline))
 
     def published_over(self, other: "Row | None") -> float | None:
-        return other and ratio(self.run.published, other.run.published)
+        return ratio(self.run.published, other.run.published) if other else None
 
     def loss_over(self, other: "Row | None") -> float | None:
-        return difference(self.val_loss, other and other.val_loss)
+        return difference(self.val_loss, other.val_loss) if other else None
 
     def factor_of(self, figure: Figure, other: "Row | None") -> float | None:
         """The figure over that of `other`, by the test's rounds where both are in the test."""

@@ -85,10 +85,10 @@ def estimates(rows: dict[str, Logs]) -> dict[str, Estimate]:
     usual = median(variances[name] / (1 - 2 / 9 / (len(logs) - 1))**3
                    for name, logs in rest.items())
     found = {}
-    for name, logs in rest.items():
-        degrees = len(logs) - 1 + PRIOR
-        pooled = ((len(logs) - 1) * variances[name] + PRIOR * usual) / degrees
-        found[name] = Estimate(fmean(logs), math.sqrt(pooled / len(logs)), degrees)
+    for name, values in rest.items():
+        degrees = len(values) - 1 + PRIOR
+        pooled = ((len(values) - 1) * variances[name] + PRIOR * usual) / degrees
+        found[name] = Estimate(fmean(values), math.sqrt(pooled / len(values)), degrees)
     return {name: estimate for name, estimate in found.items() if estimate.error > ROUNDING}
 
 
