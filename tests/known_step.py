@@ -1,4 +1,4 @@
-"""Trains with a step whose cost is known, for tests/test_clock.py.
+"""Trains with a step whose cost is known, for tests/test_hardware.py.
 
     python -m tests.known_step SCRIPT CASE DEVICE
 

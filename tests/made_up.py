@@ -136,6 +136,19 @@ def rows_of_text(markdown: str) -> list[list[str]]:
     return [[cell.strip() for cell in line] for line in lines[2:]]
 
 
+class Toy(Study):
+    """A study of the plans that it is made with."""
+
+    name = "toy"
+
+    def __init__(self, *plans):
+        self.made_with = plans
+
+    def plans(self, setup):
+        for plan in self.made_with:  # noqa: UP028 (a tuple takes no rows)
+            yield plan
+
+
 class Children:
     """In place of the children of bench.measure.run: each leaves a made-up record in no time.
 
@@ -252,7 +265,8 @@ def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measured:
         run = dict(name=name, round=1, seed=plan.seed_of(1), source_sha256="s")
         error = lines if isinstance(lines, str) else None
         measured.add(make_result(run, [] if error else lines, dict(
-            seconds=1.0, error=error, outcome=Kind.FAILED if error else Kind.COMPLETE)))
+            seconds=1.0, error=error, matmul_rate=None,
+            outcome=Kind.FAILED if error else Kind.COMPLETE)))
     return measured
 
 
