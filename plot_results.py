@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     studies = all_studies()
     try:
         pyplot = load_pyplot(args.show)
-        summary = "".join(study.summary(args.results_dir) for study in studies.values())
+        summary = studies["stages"].summary(args.results_dir)
         by_study = draw_all(studies, args.results_dir, args.format, keep=args.show)
         print(f"\n{summary}")
         others = ", ".join(relative(folder) for folder in sorted(REFERENCE.glob("*/")))

@@ -85,7 +85,7 @@ def test_a_python_that_keeps_no_docstrings(program):
 @pytest.mark.parametrize(("argv", "says"), [
     ([], "COMMAND"), (["climb"], "'climb'"), (["stages", "--rungs", "1"], "--rungs 1"),
     (["ladder", "--rounds", "0"], "--rounds: 0 is out of range"),
-    (["ladder", "--rounds", "x"], "invalid whole number value: 'x'"),
+    (["ladder", "--rounds", "x"], "invalid number value: 'x'"),
     (["ladder", "--max-tokens", "-1"], "-1 is out of range"),
     (["ladder", "--seconds", "-1"], "-1 is out of range"),
     (["ladder", "--seconds", "x"], "invalid number value: 'x'"),

@@ -56,7 +56,6 @@ def update(text: str, machine: Path, studies: dict) -> str:
     def of_studies(folder: Path) -> dict[str, str]:
         found = {}
         for study in studies.values():
-            found |= study.fixed()
             for measured, _ in found_in(folder, study.name):
                 found |= excerpts_of(study, measured)
         return found

@@ -13,6 +13,7 @@ from bench.report.tables import (
     RUN,
     SPEED_OR_ERROR,
     Column,
+    Table,
     cell,
     spread,
 )
@@ -44,9 +45,11 @@ def published_efficiency() -> tuple[int, float]:
 
 
 def interval_of(row: Row) -> str:
-    """That in which the efficiency lies with a confidence of 95 %."""
-    found = row.baseline and row.difference(speed_of, row.baseline)
-    return spread([each / row.run.processes for each in found.interval], ".0%") if found else ""
+    """Returns that in which the efficiency lies with a confidence of 95 %."""
+    effect = row.baseline and row.difference(speed_of, row.baseline)
+    if not effect:
+        return ""
+    return spread([factor / row.run.processes for factor in effect.interval], ".0%")
 
 
 class Scaling(Study):
@@ -56,12 +59,6 @@ class Scaling(Study):
     schedule = {100: None}
     in_report = ("1,2,4,8",)
     arguments = "[1,2,4]"
-    columns = [
-        RUN, SPEED_OR_ERROR, RANGE,
-        Column("per process", lambda row: cell(ratio(row.tok_per_sec, row.run.processes), ",.0f")),
-        Column("efficiency", lambda row: cell(efficiency_of(row), ".1%")),
-        Column("95 %", interval_of),
-        GB._replace(heading="GB per process"), LOSS]
 
     def options(self, parser):
         parser.add_argument("sizes", nargs="?", default="1,2,4", metavar="1,2,4",
@@ -84,6 +81,14 @@ class Scaling(Study):
                 processes=size, cores=share and share * size,
                 error=None if size in fitting else f"needs {size} {unit}"))
         yield Plan(runs, **self.length(setup))
+
+    def tables(self, measured, rows):
+        return [Table([
+            RUN, SPEED_OR_ERROR, RANGE,
+            Column("per process",
+                   lambda row: cell(ratio(row.tok_per_sec, row.run.processes), ",.0f")),
+            Column("efficiency", lambda row: cell(efficiency_of(row), ".1%")),
+            Column("95 %", interval_of), GB._replace(heading="GB per process"), LOSS], rows)]
 
     def notes(self, measured, rows):
         machine = measured.machine
