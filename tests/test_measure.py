@@ -51,10 +51,7 @@ def main(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("command", [*STUDIES, "report", "readme"])
 def test_help(main, command):
     code, out, _ = main(command, "--help")
-    arguments = STUDIES[command].arguments if command in STUDIES else ""
-    usage = " ".join(["usage: measure.py", command, *arguments.split(), "[options]"])
-    assert code == 0 and usage in " ".join(out.split())
-    assert "positional arguments" not in out or arguments  # the usage line names them
+    assert code == 0 and f"usage: measure.py {command} [" in out
     text = " ".join(main("--help")[1].split())
     assert f" {command} " in text
     if command in STUDIES:

@@ -35,7 +35,6 @@ class Study:
                        " {cuda:,} on a GPU, {cpu:,} on a CPU)")
     rounds_help = "how often each script runs (default: {}; intervals need 2)"
     rungs_help = names_help = ""
-    arguments = ""  # of its command line, those that are no options
     environment: dict[str, str] = {}  # of its runs
     runs_scripts = True  # else it has an `answer` instead of plans
     of_this_machine = True  # else it isn't told what this machine is

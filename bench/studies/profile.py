@@ -88,15 +88,15 @@ class Profile(Study):
         name = found[0].name.removesuffix(".averages.json")
         record = read_record(folder / f"{name}.jsonl")
         if {log["step"] for log in record.logs} & {*range(1, STEPS - 1)}:
-            raise ValueError(f"the profile holds an evaluation, since an epoch has fewer than {STEPS}"
-                             " steps: take a longer text, or a smaller --batch-size")
+            raise ValueError(f"the profile holds an evaluation, since an epoch has fewer than"
+                             f" {STEPS} steps: take a longer text, or a smaller --batch-size")
         profile = read_averages(found[0], record, gpu=bool(setup.machine["gpus"]))
         write_whole(setup.results / TRACE, (folder / f"{name}.trace.json").read_bytes())
         write_whole(setup.results / "profile.json",
                     json.dumps(profile | dict(options=setup.options, trace=TRACE), indent=1))
 
     def tables(self, measured, rows):
-        return []  # `extra` has them: the trace's figures are no run's
+        return []  # `extra` has them: the profile's figures are no run's
 
     def notes(self, measured, rows):
         return []
@@ -125,5 +125,5 @@ class Profile(Study):
         ], profile["operations"][:TOP]))
         idle = "no kernel ran" if profile["gpu"] else "none of PyTorch's operations ran"
         return (f"{profile['steps']} steady steps, {1000 * total:,.1f} ms each while the profiler"
-                f" was recording (which takes time itself). Idle: {idle}. The trace, for ui.perfetto.dev: `{profile['trace']}`.\n\n{split}\n"
-                f"{operations}")
+                f" was recording (which takes time itself). Idle: {idle}. The trace, for"
+                f" ui.perfetto.dev: `{profile['trace']}`.\n\n{split}\n{operations}")

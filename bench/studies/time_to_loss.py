@@ -7,16 +7,8 @@ from bench.analysis.rows import Row, rate_to, rows_of
 from bench.catalogue import Run
 from bench.common import UserError
 from bench.measure.plan import EVERY_ROUND, Setup
-from bench.report.pictures import (
-    COLOURS,
-    draw_bars,
-    key,
-    keys,
-    place_of,
-    rows_of_panels,
-    thousands,
-)
-from bench.report.tables import found_in, markdown
+from bench.report.pictures import COLOURS, draw_bars, key, keys, place_of, rows_of_panels, thousands
+from bench.report.tables import markdown, rows_in
 from bench.studies import Study
 from bench.studies.search import (
     EPOCH_HELP,
@@ -28,7 +20,6 @@ from bench.studies.search import (
     limit_of,
     plan_of,
     read_search,
-    read_search_of_epoch,
     tokens_of_default,
 )
 from bench.studies.times import speedup_of, time_notes, time_tables
@@ -53,15 +44,17 @@ class TimeToLoss(Study):
                                                                                " --epoch`")
 
     def stages(self, setup: Setup) -> list[Run]:
-        """00 and 01, or the rungs that are asked for."""
+        """Returns 00 and 01, or the rungs that are asked for."""
         scripts, rungs = setup.scripts, setup.args.rungs
-        return scripts.chosen(rungs, scripts.rungs()[:-1]) if rungs else [
-            scripts.stage("00"), scripts.stage("01")]
+        if rungs:
+            return scripts.chosen(rungs, scripts.rungs()[:-1])
+        return [scripts.stage("00"), scripts.stage("01")]
 
     def variants(self, setup: Setup) -> list[Run]:
         scripts, names = setup.scripts, setup.args.names
-        return scripts.variants(scripts.stage("01"), setup.machine, names=names)[1:] if names else (
-            [])
+        if not names:
+            return []
+        return scripts.variants(scripts.stage("01"), setup.machine, names=names)[1:]
 
     def plans(self, setup):
         args = setup.args
@@ -70,13 +63,13 @@ class TimeToLoss(Study):
                             " --rungs nor --names", 2)
         runs, variants = self.stages(setup), self.variants(setup)
         if args.epoch:
-            found = read_search_of_epoch(setup)
+            found = read_search(setup, epoch=True)
             first, *others = [point.run(setup) for point in found.points.values()]
             yield plan_of(setup, [first, *(run.but(compared_to=first.name) for run in others)],
                           "epoch", tokens=found.tokens, targets=found.targets,
                           cold_rounds=EVERY_ROUND)
             return
-        found = read_search(setup)
+        found = read_search(setup, epoch=False)
         if found:
             targets, tokens, points = found.targets, found.tokens, found.points
         else:
@@ -108,12 +101,9 @@ class TimeToLoss(Study):
         return time_notes(measured, rows)
 
     def extra(self, folder, found):
-        """Without a measurement, what the records of the three stages tell."""
-        stages = found_in(folder, "stages")
-        if found or not stages:
-            return ""
-        _, rows = stages[0]
-        if not rows[0].record or not rows[0].record.lowest_val_loss:
+        """Returns, without a measurement, what the records of the three stages say."""
+        rows = [] if found else rows_in(folder, "stages")
+        if not rows or not rows[0].record or not rows[0].record.lowest_val_loss:
             return ""
         (table,) = time_tables(rows, {"published": rows[0].record.lowest_val_loss})
         return (f"From the records of the three stages. {markdown(table)}\n"
@@ -121,9 +111,9 @@ class TimeToLoss(Study):
                 " for longer, and with several seeds.\n")
 
     def draw(self, measured, rows):
-        """Seconds to the target that settings were tuned for, or else to the only one, compilation
-        hatched, the slowest first; and the losses over time, of a median seed, of 00, 01 and the
-        fastest script."""
+        """Draws the seconds to the target that settings were tuned for, or else to the only one,
+        compilation hatched, the slowest first; and the losses over time, of a median seed, of 00,
+        01 and the fastest script."""
         targets = measured.plan.targets
         if not targets:
             return None
@@ -151,33 +141,34 @@ def colour_of(row: Row) -> str:
 
 
 def title_of(measured, rows: list[Row], target: float) -> str:
-    """With the finding, where the noise among the seeds allows one; the rows are sorted."""
-    found, known = "", [row for row in rows if row.seconds_to(target, True)]
-    rate = rate_to(target, True)
-    if known and known[-1].significance_of(rate) == "faster":
-        best = known[-1]
-        found = (f"{best.run.stage if best.run.rate else best.label.partition(' --')[0]}:"
-                 f" {best.factor_of(rate, best.versus):.1f} times as fast as"
-                 f" {called(best.versus)}\n")
-    return f"{found}Seconds to a validation loss of {target:.2f}: {place_of(measured)}"
+    """Returns a title with the finding, where the noise among the seeds allows one; the rows are
+    sorted."""
+    title, rate = f"Seconds to a validation loss of {target:.2f}: {place_of(measured)}", rate_to(
+        target, True)
+    best = next((row for row in reversed(rows) if row.seconds_to(target, True)), None)
+    if not best or best.significance_of(rate) != "faster":
+        return title
+    name = best.run.stage if best.run.rate else best.label.partition(" --")[0]
+    times = best.factor_of(rate, best.versus)
+    return f"{name}: {times:.1f} times as fast as {called(best.versus)}\n{title}"
 
 
 def called(row: Row) -> str:
-    """Its script, and its settings after ", "."""
+    """Returns its script, and its settings after ", "."""
     if row.run.rate:
         return row.label.replace(", rate ", ", learning rate ")
-    script, *options = row.label.split(" --")
-    return f"{script}, " + (" ".join(f"--{each}" for each in options) or "default settings")
+    script, dashes, options = row.label.partition(" --")
+    return f"{script}, {dashes.strip()}{options or 'default settings'}"
 
 
 def in_lines(row: Row) -> str:
-    """As called(), in lines that leave room for a bar."""
+    """Returns that in lines that leave room for a bar."""
     return "\n".join(line for part in called(row).replace("+", " + ").split(", ", 1)
                      for line in textwrap.wrap(part, 36, break_on_hyphens=False))
 
 
 def draw_seconds(axes, rows: list[Row], target: float) -> None:
-    """A bar for each row, with its factor over the row that it is compared to."""
+    """Draws a bar for each row, with its factor over the row that it is compared to."""
     compared = [row.versus.run.name for row in rows if row.versus]
     usual = max(compared, key=compared.count, default=None)
 
@@ -188,13 +179,13 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
         factor = speedup_of(row, target, True)
         if not factor:
             return f"{own:,.1f} s"
-        other = row.versus.run.name != usual
-        return f"{own:,.1f} s, {factor}×" + f" over {row.versus.label}" * other
+        other = f" over {row.versus.label}" if row.versus.run.name != usual else ""
+        return f"{own:,.1f} s, {factor}×{other}"
 
     draw_bars(axes, list(map(in_lines, rows)),
               [row.seconds_to(target) for row in rows], list(map(text, rows)),
               list(map(colour_of, rows)), 2.9,
-              [[each for _, each in row.times_to(target) if each < math.inf] for row in rows],
+              [[time for _, time in row.times_to(target) if time < math.inf] for row in rows],
               [row.seconds_to(target, True) or 0 for row in rows])
     axes.tick_params(axis="y", labelsize=9)
     axes.set_xlabel("seconds of training and compilation" + "".join(
@@ -202,26 +193,24 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
 
 
 def draw_losses(axes, rows: list[Row], target: float) -> None:
-    known = [row for row in rows if row.records]
-    others = [row for row in known if colour_of(row) == COLOURS["02"]]
-    tuned = [row for row in known if row.run.rate]
-    for row in known:
-        if row in others[:-1]:  # all but the fastest
-            continue
+    others = [row for row in rows if row.records and colour_of(row) == COLOURS["02"]]
+    drawn = [row for row in rows if row.records and row not in others[:-1]]  # of them the fastest
+    tuned = any(row.run.rate for row in drawn)
+    for row in drawn:
         records = sorted(row.records, key=lambda record: (
             record.reached(target) or (math.inf, math.inf))[1])
         record = records[(len(records) - 1) // 2]
         points = [(point.seconds - record.first_step_excess, point.val_loss)
                   for point in record.curve if point.val_loss is not None]
         axes.plot(*zip(*points, strict=True), linewidth=1.6, color=colour_of(row),
-                  linestyle="--" if tuned and row not in tuned else "-")
-    times = [seconds for row in rows for _, seconds in row.times_to(target)
-             if seconds < math.inf]
+                  linestyle="--" if tuned and not row.run.rate else "-")
+    times = [seconds for row in rows for _, seconds in row.times_to(target) if seconds < math.inf]
     if times:
         axes.set_xlim(0, 1.05 * max(times))
     axes.set_ylim(target - 0.3, target + 3)
     axes.axhline(target, color="0.3", linewidth=1, linestyle=":")
+    dashed = tuned and not all(row.run.rate for row in drawn)
     axes.set_xlabel("seconds of training,\nwithout compilation"
-                    + "\ndashed: default settings" * (0 < len(tuned) < len(known)))
+                    + ("\ndashed: default settings" if dashed else ""))
     axes.set_ylabel("validation loss, nats per token")
     thousands(axes.xaxis)

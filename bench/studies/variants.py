@@ -42,7 +42,6 @@ class Variants(Study):
 
     title = "01 with one alternative at a time"
     schedule = {70: None}
-    arguments = "[GROUP]"
     in_report = "", *GROUPS
     names_help = ("which variants (default: all but those of the compiler's modes and of"
                   " checkpoints); + joins several into one script")
