@@ -52,13 +52,13 @@ def main(argv: list[str] | None = None) -> int:
         summary = studies["stages"].summary(args.results_dir)
         by_study = draw_all(studies, args.results_dir, args.format, keep=args.show)
         print(f"\n{summary}")
-        others = ", ".join(relative(folder) for folder in sorted(REFERENCE.glob("*/")))
-        drawn = {file: picture for own in by_study.values() for file, picture in own.items()}
-        if not drawn:
+        files: dict[str, str | bytes] = {
+            file: picture for own in by_study.values() for file, picture in own.items()}
+        if files:
+            files["summary.md"] = summary
+        else:
             print(f"Nothing to draw: there is no complete run in {relative(args.results_dir)}, or"
-                  " none of a study that has a picture.")
-        print(f"Pictures of other machines: {others}")
-        files: dict[str, str | bytes] = {"summary.md": summary, **drawn} if drawn else {}
+                  f" none of a study that has a picture. Other machines': {relative(REFERENCE)}")
         for name, content in files.items():
             write_whole(out / name, content)
             print(relative(out / name))
