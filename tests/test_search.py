@@ -23,7 +23,7 @@ from bench.analysis.rows import rows_of
 from bench.common import UserError
 from bench.report.tables import excerpts_of, found_in, text_of
 from bench.studies import search
-from bench.studies.search import Point, Search, best_first, next_points, read_search, soonest
+from bench.studies.search import Point, Search, best_first, next_points, read_search
 from bench.studies.stages import Stages
 from bench.studies.time_to_loss import TimeToLoss
 from patches.stack import StackError
@@ -128,26 +128,6 @@ def test_a_target_that_can_not_be_set(tmp_path, study):
     with pytest.raises(UserError, match="there is no target: .*diverged"):
         for _ in carry_out(study, setup_of(tmp_path), landscape(lambda _, rate: rate == 5e-4)):
             pass
-
-
-def test_soonest(tmp_path, monkeypatch):
-    """Of each script: the first of equals, also where none comes to the target; nothing as long as
-    settings of one are left to be tried, or of 00 alone."""
-    monkeypatch.setattr(search, "SETTINGS", 2)
-    starts = Point("00", 1, 1.0), Point("01", 1, 1.0)
-    runs = [point.run(setup_of(tmp_path)) for start in starts
-            for point in (start, start.other_rates()[0])]
-
-    def found(measured_runs, target: float, missing=()) -> dict[str, Point]:
-        plan = search.plan_of(setup_of(tmp_path), measured_runs, "", targets=dict(best=target))
-        plan.rounds = 1
-        return soonest(measured_with(plan, {
-            run.name: record_events(run.name) for run in measured_runs if run not in missing}),
-            target)
-
-    assert found(runs, 7.5) == found(runs, 1.0) == {start.stage: start for start in starts}
-    assert found(runs[:-1], 7.5) == found(runs[:2], 7.5) == found([], 7.5) == {}
-    assert found(runs, 7.5, runs[-1:]) == {}  # planned, and then interrupted
 
 
 def test_what_is_tried_next():
