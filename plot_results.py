@@ -21,6 +21,7 @@ from pathlib import Path
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.report.pictures import draw_all, load_pyplot
 from bench.studies import all_studies
+from bench.studies.stages import Stages
 from patches.stack import StackError
 
 
@@ -34,7 +35,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
                         help="folder for the pictures and summary.md (default: --results-dir)")
     parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png",
                         help="of the pictures (default: png)")
-    parser.add_argument("--show", action="store_true", help="also open the pictures in windows")
     return parser.parse_args(argv)
 
 
@@ -48,9 +48,9 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     studies = all_studies()
     try:
-        pyplot = load_pyplot(args.show)
-        summary = studies["stages"].summary(args.results_dir)
-        by_study = draw_all(studies, args.results_dir, args.format, keep=args.show)
+        load_pyplot()
+        summary = Stages().summary(args.results_dir)
+        by_study = draw_all(studies, args.results_dir, args.format)
         print(f"\n{summary}")
         files: dict[str, str | bytes] = {
             file: picture for own in by_study.values() for file, picture in own.items()}
@@ -65,8 +65,6 @@ def main(argv: list[str] | None = None) -> int:
     except (UserError, StackError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if args.show:
-        pyplot.show()
     return 0
 
 

@@ -126,21 +126,20 @@ def report(args: argparse.Namespace, options: list[str], studies: dict[str, Stud
     for option in ("pieces", "max_tokens", "rungs"):
         if value := getattr(args, option):
             command += [f"--{option.replace('_', '-')}", str(value)]
+    command += ["--", *options] if options else []
     with locked(args.results_dir):
         see_build()
-        return make_report(studies, jobs, args.minutes, shlex.join(
-            [*command, *(["--", *options] if options else [])]))
+        return make_report(studies, jobs, args.minutes, shlex.join(command))
 
 
 def make_report(studies: dict[str, Study], jobs: list[tuple[Study, int | None, Setup]],
                 minutes: float, command: str) -> int:
     """Measures each study for this many rounds, as far as the minutes reach, and writes the page in
-    any case; run again, it continues. All of `jobs` have the same folders. Returns the exit code:
-    1 if something failed. Raises UserError where nothing can be measured."""
+    any case. Returns the exit code: 1 if something failed. Raises UserError where nothing can be
+    measured."""
     began, setup = time.monotonic(), jobs[0][2]
     deadline = began + 60 * minutes - PAGE_SECONDS
     peak = look.look_at(studies, setup.data, setup.results)["matmul_peak"]
-    # What isn't finished: each job's study, and why it was refused.
     missing, refused, failures = [study.name for study, *_ in jobs], {}, False
     try:
         for study, rounds, setup in jobs:

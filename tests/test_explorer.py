@@ -17,7 +17,6 @@ from bench.commands import make_parser
 from bench.predict.speed import CARDS
 from bench.report import check, readme
 from bench.studies import all_studies
-from bench.studies import explorer as study
 from patches import stack
 
 PAGE = readme.EXPLORER.read_text(encoding="utf-8")
@@ -115,21 +114,6 @@ def test_what_to_type(name):
     assert ("--nproc_per_node=4" in last) is (DATA["scripts"][name]["gpus"] == 4)
     words = shlex.split(DATA["scripts"][name]["predict"])
     assert make_parser(all_studies()).parse_args([*words[2:], "--gpu", "T4"]).command == "predict"
-
-
-def test_the_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(study, "EXPLORER", tmp_path / "explorer.html")
-    (tmp_path / "explorer.html").write_text(
-        "<p>\n<!-- explorer: written by measure.py readme -->\n<!-- end -->\n")
-    monkeypatch.setattr(sys, "argv", ["measure.py", "explorer", "--", "--batch-size", "3"])
-    assert measure.main() == 2
-    assert capsys.readouterr().err.startswith("error: explorer takes no options of the scripts")
-    monkeypatch.setattr(sys, "argv", ["measure.py", "explorer"])
-    assert measure.main() == 0
-    assert re.search(r"explorer\.html: 0\.\d MB, to open in a browser", capsys.readouterr().out)
-    after = (tmp_path / "explorer.html").read_text(encoding="utf-8")
-    assert after.startswith("<p>\n<!-- explorer") and json.dumps(
-        DATA["gpus"]["H100"], separators=(",", ":"), ensure_ascii=False) in after
 
 
 def luminance(colour: str) -> float:

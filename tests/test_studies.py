@@ -196,33 +196,17 @@ def test_the_ladder_and_its_length(tmp_path):
 
 
 def test_leave_one_out(tmp_path):
-    """The last technique leaves 01 as the script before it; the first one conflicts. Of a script of
-    one's own also a variant is left out; of one variant alone 01 is left."""
+    """The last technique leaves 01 as the script before it; the first one conflicts."""
     whole, first, last = plan_for(tmp_path, "leave-one-out", "--rungs 0,1,15", GPUS).runs
     assert (whole.name, whole.published, whole.processes) == (LAST, None, 1)
     assert first.error.startswith("conflict: ")
     assert (last.name, last.compared_to, last.expected) == ("without-15-kept-memory", LAST, 142_156)
     assert SCRIPTS.text(last.script) == SCRIPTS.stages["14-chunked-head"]
-    both = "optimizer-muon+compile-blocks"
-    whole, pages, muon, blocks = plan_for(
-        tmp_path, "leave-one-out", f"--rungs 12 --names {both}").runs
-    variable, muon_of = b"THP_MEM_ALLOC_ENABLE", b"Muon("
-    assert variable in SCRIPTS.text(both) and muon_of in SCRIPTS.text(both)
-    assert variable not in SCRIPTS.text(pages.script) and muon_of in SCRIPTS.text(pages.script)
-    assert SCRIPTS.text(muon.script) == SCRIPTS.stages["compile-blocks"]
-    assert (blocks.script, blocks.without) == ("optimizer-muon", "compile-blocks")
-    assert {run.compared_to for run in (pages, muon, blocks)} == {whole.name}
-    alone = plan_for(tmp_path, "leave-one-out", "--rungs 0 --names compile-blocks")
-    assert alone.runs[1].script == SCRIPTS.stage("01").script
-    for names, why in ((both.replace("+", ","), "more than one script"), (
-            "nothing", "no variant 'nothing' of 01"), ("head-liger", "head-liger: needs")):
-        with pytest.raises(UserError, match=why):
-            plan_for(tmp_path, "leave-one-out", f"--names {names}")
 
 
 def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path):
     """Rung 1 conflicts, 2 is a quarter faster, 3 failed, 4 isn't clear. It says nothing without
-    that measurement, nor of a script of one's own."""
+    that measurement."""
     speeds = dict(zip((LAST, *("without-" + name for name in (
         "01-causal-mask", "02-tensor-cores", "03-fused-adamw", "04-pinned-memory"))),
         (100.0, 0, 80.0, 50.0, 100.0), strict=True))
@@ -237,8 +221,6 @@ def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path):
     def excerpt() -> list[dict]:
         return list(cells_of(excerpts_of(STUDIES["ladder"], measured)["ladder"]).values())
 
-    assert "× in 01" not in excerpt()[0]
-    measure(tmp_path, "leave-one-out", "--rungs 1-4 --names compile-blocks")
     assert "× in 01" not in excerpt()[0]
     measure(tmp_path, "leave-one-out", "--rungs 1-4", runs_of=runs_of)
     assert [line["× in 01"] for line in excerpt()] == [

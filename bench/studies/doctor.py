@@ -17,8 +17,6 @@ from bench.predict.speed import CARDS, card_of
 from bench.predict.store import kept
 from bench.studies import Study
 
-EXTRAS = "accelerate", "bitsandbytes", "safetensors", "transformers"
-
 
 class Doctor(Study):
     """One screen about this machine: GPU, free memory, the type that it trains in, compiler,
@@ -53,10 +51,6 @@ class Doctor(Study):
                 or "8 and 32, as published"))
             if not compile_fails:
                 lines += expected(setup, batches.get("32", 32))
-        packages = [name for name in EXTRAS if not importlib.util.find_spec(name)]
-        if packages:
-            missing.append(f"{', '.join(packages)}, for some variants:"
-                           " `pip install -r requirements-extras.txt`")
         lines += [("missing", thing) for thing in missing]
         measured, has_make = any(setup.results.glob("*.jsonl")), (ROOT / ".venv").exists()
         first = f"python 00_orig.py --batch-size {batches['8']}" if batches else "python 00_orig.py"

@@ -146,12 +146,13 @@ class Found(NamedTuple):
     tokens: int  # after which a run is ended
 
 
-def read_search(setup: Setup, epoch: bool) -> Found | None:
-    """Returns what a search has found; None where there is none, or it isn't at its end. One for an
-    `epoch` has to be there. Raises UserError where a search was measured in another way, OSError.
-    """
+def read_search(setup: Setup) -> Found | None:
+    """Returns what a search has found; None where there is none, or it isn't at its end. With
+    --epoch it is the one for that, which has to be there. Raises UserError where a search was
+    measured in another way, OSError."""
     path = journal_of(setup.results, "search")
     by_kind = {measured.kind: measured for measured in newest(read_journal(path))}
+    epoch = setup.args.epoch
     last = by_kind.get("epoch" if epoch else "")
     found = last and (of_epoch(last) if epoch else of_default(last, by_kind))
     if not found and epoch:
@@ -160,7 +161,7 @@ def read_search(setup: Setup, epoch: bool) -> Found | None:
     if not found:
         return None
     different = last.differs_from(setup)
-    if not setup.args.epoch and setup.args.max_tokens not in (None, by_kind["target"].plan.tokens):
+    if not epoch and setup.args.max_tokens not in (None, by_kind["target"].plan.tokens):
         different = "with other --max-tokens"
     if different:
         raise UserError(f"{relative(path)} was measured {different}: search again, or use another"
@@ -231,19 +232,18 @@ def tried_around(setup: Setup, runs: dict[Point, Run], starts: list[Point], neig
 def in_one_epoch(setup: Setup, start: Point, scripts: tuple[str, ...]):
     """Yields plans by which each script has the same chance: settings around its best ones for a
     share of an epoch, the best of them for a larger one, the best of those for all of it. What 00
-    comes to there is the target. They begin where an earlier search for the early target ended."""
-    early = read_search(setup, epoch=False)
-    starts = early.points if early else {}
+    comes to there is the target."""
     epoch = tokens_of_epoch(setup)
     runs: dict[Point, Run] = {}
     (first, count), *later = HALVING[setup.device].items()
-    settings = dict(kind=f"epoch-{first}", rounds=1, tokens=epoch // first)
-    rows = yield from tried_around(setup, runs, [starts.get("00", start)], Point.around, count,
-                                   losses_in_time, **settings)
+
+    def explore(starts: list[Point]):
+        return tried_around(setup, runs, starts, Point.around, count, losses_in_time,
+                            kind=f"epoch-{first}", rounds=1, tokens=epoch // first)
+
+    rows = yield from explore([start])
     best = next(iter(losses_in_time(rows, "00")))
-    rows = yield from tried_around(
-        setup, runs, [starts.get(name, best._replace(stage=name)) for name in scripts],
-        Point.around, count, losses_in_time, **settings)
+    rows = yield from explore([best._replace(stage=name) for name in scripts])
     for share, count in later:
         chosen = [point for stage in ("00", *scripts)
                   for point in [*losses_in_time(rows, stage)][:count]]

@@ -10,7 +10,7 @@ from bench.catalogue import EPOCHS, FLOAT16, ROOT, STAGES, published
 from bench.measure.journal import journal_of, loose_records, read_journal
 from bench.measure.plan import Plan
 from bench.measure.records import Record
-from bench.report.notes import float32_reason, mfu_notes
+from bench.report.notes import float32_reason
 from bench.report.pictures import COLOURS, draw_bars, rows_of_panels, shorten
 from bench.report.tables import Column, Table, cell, figure, markdown, words
 from bench.studies import Study, positive
@@ -49,8 +49,9 @@ class Bar(NamedTuple):
     record: Record | None = None
     tokens: int | None = None  # that it trained on, where runs of its group differ in length
 
-    trained = property(lambda self: self.record.curve[-1].tokens if self.record.curve else 0)
-    is_average = property(lambda self: self.record and self.record.speed_is_average)
+    @property
+    def trained(self) -> int:
+        return self.record.curve[-1].tokens if self.record and self.record.curve else 0
 
     @property
     def label(self) -> str:
@@ -155,7 +156,8 @@ def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
         Column("model / context",
                lambda bar: f"{bar.group.model} / {bar.group.context_length:,}", True),
         words("text", "group.text"), words("stage", "label"),
-        Column("tok/sec", lambda bar: f"{bar.tok_per_sec:,.0f}" + (" †" if bar.is_average else "")),
+        Column("tok/sec", lambda bar: f"{bar.tok_per_sec:,.0f}" + (
+            " †" if figure(bar, "record.speed_is_average") else "")),
         Column("speedup over 00", lambda bar: cell(factor(bar, bars), ".2f") or "n/a"),
         Column("p25–p75", quartiles),
         Column("reserved GB", lambda bar: cell(bar.reserved_gb, ".2f") or "n/a"),
@@ -193,9 +195,9 @@ class Stages(Study):
 
     def summary(self, folder):
         bars = read_bars(folder)
-        notes = mfu_notes(bar.record for bar in bars)
-        if any(bar.is_average for bar in bars):
-            notes.insert(0, "† too few steps for a median: the average of the run.")
+        notes = []
+        if any(bar.record.speed_is_average for bar in bars):
+            notes.append("† too few steps for a median: the average of the run.")
         if any(bar.tokens for bar in bars):
             notes.append("Runs of different lengths: their losses can't be compared.")
         return "\n".join([markdown(bars_table(bars, published_bars())), *notes,

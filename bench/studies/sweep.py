@@ -11,7 +11,7 @@ from bench.catalogue import Run
 from bench.common import UserError
 from bench.measure.plan import Plan
 from bench.measure.records import Kind
-from bench.report.notes import machine_note, mfu_notes, peak_note
+from bench.report.notes import machine_note, peak_note
 from bench.report.pictures import OWN, place_of, rows_of_panels, thousands
 from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, Table, number
 from bench.studies import Study
@@ -70,8 +70,7 @@ class Sweep(Study):
 
     def notes(self, measured, rows):
         return [f"{machine_note(measured, rows)} {peak_note(measured)}",
-                "tok/sec is the median over the rounds of each run's median step.",
-                *mfu_notes(row.record for row in rows if row.record)]
+                "tok/sec is the median over the rounds of each run's median step."]
 
     def draw(self, measured, rows):
         """Draws speed and memory over the batch size, as far as it fits."""

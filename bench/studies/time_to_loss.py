@@ -16,6 +16,7 @@ from bench.studies.search import (
     MAX_TOKENS_HELP,
     TUNING,
     TUNING_ROUNDS,
+    Found,
     default_point,
     limit_of,
     plan_of,
@@ -62,31 +63,27 @@ class TimeToLoss(Study):
             raise UserError("--epoch measures the scripts of `search --epoch`: it takes neither"
                             " --rungs nor --names", 2)
         runs, variants = self.stages(setup), self.variants(setup)
+        found = read_search(setup)
         if args.epoch:
-            found = read_search(setup, epoch=True)
             first, *others = [point.run(setup) for point in found.points.values()]
             yield plan_of(setup, [first, *(run.but(compared_to=first.name) for run in others)],
                           "epoch", tokens=found.tokens, targets=found.targets,
                           cold_rounds=EVERY_ROUND)
             return
-        found = read_search(setup, epoch=False)
-        if found:
-            targets, tokens, points = found.targets, found.tokens, found.points
-        else:
+        if not found:
             (row,) = rows_of((yield plan_of(
                 setup, [default_point(setup).run(setup)], "target", tokens=args.max_tokens,
                 rounds=TUNING_ROUNDS, **TUNING)))
-            tokens, points = limit_of(row), {}
-            targets = {"published": row.lowest_val_loss}
+            found = Found({"published": row.lowest_val_loss}, {}, limit_of(row))
         first, last = runs[0].name, runs[-1].name
         runs = [runs[0].but(compared_to=None), *(run.but(compared_to=first) for run in runs[1:]),
                 *(run.but(compared_to=last) for run in variants)]
-        for stage, point in points.items():  # all at their best are compared to 00 at its best
+        for stage, point in found.points.items():  # all at their best: over 00 at its best
             runs.append(point.run(setup).but(compared_to=first))
             if stage == "00":
                 first = runs[-1].name
-        yield plan_of(setup, runs, "variants" if variants else "", tokens=tokens, targets=targets,
-                      cold_rounds=EVERY_ROUND)
+        yield plan_of(setup, runs, "variants" if variants else "", tokens=found.tokens,
+                      targets=found.targets, cold_rounds=EVERY_ROUND)
 
     def later(self, setup, plan):
         if plan.kind != "target":
