@@ -210,9 +210,8 @@ def test_all_that_is_left_is_known_at_each_step(tmp_path, machine, epoch):
     (Search, dict(names="no-such"), "no-such"),
     (Search, dict(names="optimizer-muon+optimizer-adafactor"), "exclude each other"),
     (Search, dict(names="head-liger"), "head-liger: needs"),
-    (TimeToLoss, dict(rungs="99"), "99"), (TimeToLoss, dict(names="no-such"), "no-such"),
-    (TimeToLoss, dict(epoch=True, rungs="0,5"), "--epoch .* neither --rungs nor --names"),
-    (TimeToLoss, dict(epoch=True, names="optimizer-muon"), "neither --rungs nor --names")])
+    (TimeToLoss, dict(names="no-such"), "no-such"),
+    (TimeToLoss, dict(epoch=True, names="optimizer-muon"), "--epoch .* leave --names out")])
 def test_wrong_options_are_refused_before_anything_runs(tmp_path, study, args, why):
     with pytest.raises((UserError, StackError), match=why):
         next(study().plans(setup_of(tmp_path, **args)))
@@ -262,8 +261,8 @@ def test_after_a_search(tmp_path):
 
 
 def test_without_a_search(tmp_path):
-    """The target is that of 00's default run; some rungs, and variants over the last of them."""
-    setup = setup_of(tmp_path, rungs="0,5,14", names="optimizer-muon,compile-switch")
+    """The target is that of 00's default run; variants are compared to 01."""
+    setup = setup_of(tmp_path, names="optimizer-muon,compile-switch")
     study = TimeToLoss()
     (target, _), (plan, _) = carry_out(study, setup, landscape())
     ((later, times),) = study.later(setup, target)  # for an estimate of both
@@ -272,13 +271,11 @@ def test_without_a_search(tmp_path):
     assert (target.kind, names(target), target.rounds, target.first_seed) == (
         "target", ["00_orig-batch-4-rate-0.0005"], search.TUNING_ROUNDS, 1)
     assert (plan.kind, plan.targets, plan.tokens) == ("variants", dict(published=7.75), 3 * 8192)
-    assert names(plan)[:4] == [
-        "00_orig", "05-bfloat16", "14-chunked-head", "variant-optimizer-muon"]
+    assert names(plan)[:3] == ["00_orig", "01_opt_single_gpu", "variant-optimizer-muon"]
     assert [run.compared_to for run in plan.runs] == [
-        None, *["00_orig"] * 2, *["14-chunked-head"] * (len(plan.runs) - 3)]
+        None, "00_orig", *["01_opt_single_gpu"] * (len(plan.runs) - 2)]
     measured, rows = found_in(tmp_path, "time-to-loss")[-1]
-    assert {"0 baseline\ndefault settings", "optimizer-muon\ndefault settings",
-            "compile-switch\n--compile-switch fallback_random"} <= set(
+    assert {"00", "optimizer-muon", "compile-switch --compile-switch\nfallback_random"} <= set(
         shown(TimeToLoss().draw(measured, rows), ("7.750",)))
 
 

@@ -1,12 +1,11 @@
 """Seconds of training until the validation loss has fallen to a target."""
 
 import math
-import textwrap
+from textwrap import fill
 
 from bench.analysis.rows import Row, rate_to, rows_of
-from bench.catalogue import Run
 from bench.common import UserError
-from bench.measure.plan import EVERY_ROUND, Setup
+from bench.measure.plan import EVERY_ROUND
 from bench.report.pictures import COLOURS, draw_bars, key, keys, place_of, rows_of_panels, thousands
 from bench.report.tables import markdown, rows_in
 from bench.studies import Study
@@ -36,7 +35,6 @@ class TimeToLoss(Study):
     tokens, has_seconds = None, False
     rounds_help = "how many seeds: 123, 124 and so on (default: {})"
     max_tokens_help = MAX_TOKENS_HELP
-    rungs_help = "which rungs of the ladder (default: 00 and 01)"
     names_help = "variants to measure besides, at 01's settings; + joins several into one script"
 
     def options(self, parser):
@@ -44,52 +42,36 @@ class TimeToLoss(Study):
         parser.add_argument("--epoch", action="store_true", help=EPOCH_HELP + "; after `search"
                                                                                " --epoch`")
 
-    def stages(self, setup: Setup) -> list[Run]:
-        """Returns 00 and 01, or the rungs that are asked for."""
-        scripts, rungs = setup.scripts, setup.args.rungs
-        if rungs:
-            return scripts.chosen(rungs, scripts.rungs()[:-1])
-        return [scripts.stage("00"), scripts.stage("01")]
-
-    def variants(self, setup: Setup) -> list[Run]:
+    def runs(self, setup):
+        """Returns 00, 01, and the variants that are asked for."""
         scripts, names = setup.scripts, setup.args.names
+        first, last = scripts.stage("00"), scripts.stage("01").but(compared_to="00_orig")
         if not names:
-            return []
-        return scripts.variants(scripts.stage("01"), setup.machine, names=names)[1:]
+            return [first, last]
+        return [first, last, *scripts.variants(last, setup.machine, names=names)[1:]]
 
     def plans(self, setup):
-        args = setup.args
-        if args.epoch and (args.rungs or args.names):
-            raise UserError("--epoch measures the scripts of `search --epoch`: it takes neither"
-                            " --rungs nor --names", 2)
-        runs, variants = self.stages(setup), self.variants(setup)
+        args, runs = setup.args, self.runs(setup)
+        if args.epoch and args.names:
+            raise UserError("--epoch measures what `search --epoch` found: leave --names out", 2)
         found = read_search(setup)
-        if args.epoch:
-            first, *others = [point.run(setup) for point in found.points.values()]
-            yield plan_of(setup, [first, *(run.but(compared_to=first.name) for run in others)],
-                          "epoch", tokens=found.tokens, targets=found.targets,
-                          cold_rounds=EVERY_ROUND)
-            return
         if not found:
             (row,) = rows_of((yield plan_of(
                 setup, [default_point(setup).run(setup)], "target", tokens=args.max_tokens,
                 rounds=TUNING_ROUNDS, **TUNING)))
             found = Found({"published": row.lowest_val_loss}, {}, limit_of(row))
-        first, last = runs[0].name, runs[-1].name
-        runs = [runs[0].but(compared_to=None), *(run.but(compared_to=first) for run in runs[1:]),
-                *(run.but(compared_to=last) for run in variants)]
-        for stage, point in found.points.items():  # all at their best: over 00 at its best
-            runs.append(point.run(setup).but(compared_to=first))
-            if stage == "00":
-                first = runs[-1].name
-        yield plan_of(setup, runs, "variants" if variants else "", tokens=found.tokens,
+        kind = "epoch" if args.epoch else "variants" if args.names else ""
+        best = [point.run(setup) for point in found.points.values()]  # 00's is the first
+        best = [run.but(compared_to=best[0].name if place else None if args.epoch else runs[0].name)
+                for place, run in enumerate(best)]
+        yield plan_of(setup, best if args.epoch else [*runs, *best], kind, tokens=found.tokens,
                       targets=found.targets, cold_rounds=EVERY_ROUND)
 
     def later(self, setup, plan):
         if plan.kind != "target":
             return []
-        return [(plan_of(setup, [*self.stages(setup), *self.variants(setup)], "",
-                         tokens=LIMIT * (plan.tokens or tokens_of_default(setup))), 1)]
+        tokens = LIMIT * (plan.tokens or tokens_of_default(setup))
+        return [(plan_of(setup, self.runs(setup), "", tokens=tokens), 1)]
 
     def tables(self, measured, rows):
         return time_tables(rows, measured.plan.targets)
@@ -109,7 +91,7 @@ class TimeToLoss(Study):
 
     def draw(self, measured, rows):
         """Draws the seconds to the target that settings were tuned for, or else to the only one,
-        compilation hatched, the slowest first; and the losses over time, of a median seed, of 00,
+        compilation hatched, the slowest first; and the losses over time, of the first seed, of 00,
         01 and the fastest script."""
         targets = measured.plan.targets
         if not targets:
@@ -145,23 +127,13 @@ def title_of(measured, rows: list[Row], target: float) -> str:
     best = next((row for row in reversed(rows) if row.seconds_to(target, True)), None)
     if not best or best.significance_of(rate) != "faster":
         return title
-    name = best.run.stage if best.run.rate else best.label.partition(" --")[0]
     times = best.factor_of(rate, best.versus)
-    return f"{name}: {times:.1f} times as fast as {called(best.versus)}\n{title}"
-
-
-def called(row: Row) -> str:
-    """Returns its script, and its settings after ", "."""
-    if row.run.rate:
-        return row.label.replace(", rate ", ", learning rate ")
-    script, dashes, options = row.label.partition(" --")
-    return f"{script}, {dashes.strip()}{options or 'default settings'}"
+    return f"{best.label}: {times:.1f} times as fast as {best.versus.label}\n{title}"
 
 
 def in_lines(row: Row) -> str:
-    """Returns that in lines that leave room for a bar."""
-    return "\n".join(line for part in called(row).replace("+", " + ").split(", ", 1)
-                     for line in textwrap.wrap(part, 36, break_on_hyphens=False))
+    """Returns its label in lines that leave room for a bar."""
+    return fill(row.label.replace("+", " + "), 36, break_on_hyphens=False)
 
 
 def draw_seconds(axes, rows: list[Row], target: float) -> None:
@@ -186,7 +158,7 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
               [row.seconds_to(target, True) or 0 for row in rows])
     axes.tick_params(axis="y", labelsize=9)
     axes.set_xlabel("seconds of training and compilation" + "".join(
-        f"\n×: over {called(row)}" for row in rows if row.run.name == usual))
+        f"\n×: over {row.label}" for row in rows if row.run.name == usual))
 
 
 def draw_losses(axes, rows: list[Row], target: float) -> None:
@@ -194,11 +166,8 @@ def draw_losses(axes, rows: list[Row], target: float) -> None:
     drawn = [row for row in rows if row.records and row not in others[:-1]]  # of them the fastest
     tuned = any(row.run.rate for row in drawn)
     for row in drawn:
-        records = sorted(row.records, key=lambda record: (
-            record.reached(target) or (math.inf, math.inf))[1])
-        record = records[(len(records) - 1) // 2]
-        points = [(point.seconds - record.first_step_excess, point.val_loss)
-                  for point in record.curve if point.val_loss is not None]
+        points = [(point.seconds - row.record.first_step_excess, point.val_loss)
+                  for point in row.record.curve if point.val_loss is not None]
         axes.plot(*zip(*points, strict=True), linewidth=1.6, color=colour_of(row),
                   linestyle="--" if tuned and not row.run.rate else "-")
     times = [seconds for row in rows for _, seconds in row.times_to(target) if seconds < math.inf]
