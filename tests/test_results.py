@@ -1,6 +1,5 @@
 """bench/studies/results.py: `compare` puts two ladders side by side, `pack` keeps a folder."""
 
-import json
 from argparse import Namespace
 
 import pytest
@@ -89,18 +88,6 @@ def test_only_what_is_comparable(tmp_path):
                        ("nowhere", "nowhere: no ladder there; .* those of amd-epyc-2-cores")):
         with pytest.raises(UserError, match=why):
             answer(tmp_path, "one", other)
-
-
-def test_a_journal_without_one_checksum(tmp_path):
-    """Its runs of that script are lost, the others are compared."""
-    for name in ("one", "other"):
-        ladder(tmp_path / name, {"a": [100.0], "b": [200.0], "c": [300.0]})
-    path = tmp_path / "one" / "ladder.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert lines[0]["sources"].pop("c")
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    _, techniques = answer(tmp_path).split("What each technique")
-    assert [row[1] for row in rows_of_text(techniques)] == ["", "2.00", ""]
 
 
 # ---- For results/reference

@@ -85,7 +85,6 @@ def test_search(tmp_path):
     kinds = [plan.kind for plan in plans]
     assert kinds == sorted(kinds, reverse=True) and set(kinds) == {"target", ""}
     for before, after in zip(plans, plans[1:], strict=False):
-        assert len(set(names(after))) == len(names(after))
         if before.kind == after.kind:
             assert names(after)[:len(names(before))] == names(before) != names(after)
     # 00's default is three factors of 2 off; at its best rate it is one off.
@@ -98,13 +97,11 @@ def test_search(tmp_path):
         "00: --batch-size 2 --learning-rate 0.002\n01: --batch-size 4 --learning-rate 0.004\n"
         f"{MUON}: --batch-size 2 --learning-rate 0.008\n"]
     first, last = plans[0], plans[-1]
-    assert (first.tokens, first.targets, last.tokens, last.targets) == (
-        8192, {}, 3 * 8192, dict(best=7.25))
     # Another seed of the target would move it, and `--resume --rounds 2` could go on with nothing.
-    assert (first.rounds, last.rounds) == (1, None)
-    for plan in (first, last):  # seeds other than those whose times are told
-        assert (plan.whole, plan.new_seeds, plan.first_seed, plan.log_tokens) == (
-            True, True, 1, 4096)
+    assert (first.tokens, first.targets, first.rounds) == (8192, {}, 1)
+    assert (last.tokens, last.targets, last.rounds) == (3 * 8192, dict(best=7.25), None)
+    for plan in (first, last):  # seeds other than those of the times
+        assert (plan.whole, plan.new_seeds, plan.first_seed) == (True, True, 1)
     # A run that failed, and now was repeated, sets a lower target: the rest is of another one.
     kept = (tmp_path / "search.jsonl").read_bytes()
     better = [run | dict(loss=run["loss"] - 1) for run in landscape()(plans[1])[-2:]]
@@ -249,10 +246,7 @@ def test_after_a_search(tmp_path):
     assert (line["tokens"], line["× not counting compiling"], line["compared to"]) == (
         "3,840", "9.33", "00, batch 2, rate 0.002")
     texts = shown(TimeToLoss().draw(measured, rows), ("7.750", "7.250"))
-    for label, row in best.items():
-        if row["seconds"] != "not reached":
-            assert any(text.startswith(f"{row['seconds']} s") and row["× to the loss"] in text
-                       for text in texts), label
+    assert any(text.startswith(f"{line['seconds']} s, {line['× to the loss']}×") for text in texts)
     for changes, why in ((dict(options=["--dropout", "0"]), "with other options"),
                          (dict(machine=MACHINE), "on another machine"),
                          (dict(max_tokens=99), "with other --max-tokens")):

@@ -30,11 +30,10 @@ from bench.audit.gains import gains_of
 from bench.catalogue import Scripts
 from bench.common import ROOT, UserError
 from bench.measure import lengths
-from bench.measure.child import HANG_SECONDS
 from bench.measure.plan import SCRATCH, Plan
 from bench.report import cards, look
 from bench.report.pictures import picture_bytes
-from bench.report.tables import excerpts_of, found_in, markdown, picture_name, tables_of, text_of
+from bench.report.tables import excerpts_of, found_in, full_table, markdown, picture_name, text_of
 from bench.studies import all_studies, search
 from bench.studies.profile import kind_of
 from bench.studies.scaling import numbers
@@ -50,7 +49,7 @@ CASES = [(name, line, machine) for name, study in STUDIES.items() for line in st
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
 H100 = "NVIDIA H100 80GB HBM3"
 FIRST, LAST, DDP = "00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"
-NO_PICTURE = {"leave-one-out", "profile", "search"}
+NO_PICTURE = {"leave-one-out", "profile", "scaling", "search"}
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +120,6 @@ def test_plans(case):
         for place, run in enumerate(plan.runs):
             assert {run.compared_to, run.after} <= {None, *names[:place]}
             assert run.label and run.technique
-            assert run.loss in (None, "unchanged", "rounding", "changes")
             assert run.error or b"def main(" in SCRIPTS.text(run.script)
         kept = json.loads(json.dumps(plan.as_json()))
         assert json.loads(json.dumps(Plan.from_json(kept).as_json())) == kept
@@ -207,11 +205,9 @@ def test_leave_one_out(tmp_path):
 def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path):
     """Rung 1 conflicts, 2 is a quarter faster, 3 failed, 4 isn't clear. It says nothing without
     that measurement."""
-    speeds = dict(zip((LAST, *("without-" + name for name in (
-        "01-causal-mask", "02-tensor-cores", "03-fused-adamw", "04-pinned-memory"))),
-        (100.0, 0, 80.0, 50.0, 100.0), strict=True))
-
     def runs_of(plan) -> list[dict]:
+        speeds = dict(zip([run.name for run in plan.runs], (100.0, 0, 80.0, 50.0, 100.0),
+                          strict=True))
         return [run | dict(speed=speeds[run["name"]] + run["round"] * len(run["name"]) % 3 / 10,
                            error="ended by signal 9" if speeds[run["name"]] < 60 else None)
                 for run in speeds_of(plan)]
@@ -225,11 +221,10 @@ def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path):
     measure(tmp_path, "leave-one-out", "--rungs 1-4", runs_of=runs_of)
     assert [line["× in 01"] for line in excerpt()] == [
         "", "conflict", "**1.25**", "failed", "1.00", ""]
-    assert excerpt()[2] == {
-        "#": "2", "technique": "tensor cores (TF32 matrix products)",
+    assert excerpt()[2].items() >= {
         "tok/sec (range)": "122 (121–124)", "× before": "1.09", "A100": "2.21",
-        "× baseline": "1.20", "× in 01": "**1.25**", "GB": "2.20", "val loss": "8.000",
-        "significance": "**faster**"}
+        "× baseline": "1.20", "GB": "2.20", "val loss": "8.000", "significance": "**faster**",
+    }.items()
 
 
 @pytest.mark.parametrize(("rungs", "machine", "credits"), [
@@ -246,7 +241,7 @@ def test_whose_factor_it_is(tmp_path, rungs, machine, credits):
     gains, _ = gains_of(machine, machine["device"], tmp_path)
     if alone:
         assert gains == {row.run.script: row.factor for row in alone}
-    for table in (*tables_of(study, measured, rows), *study.excerpts(measured, rows)["ladder"]):
+    for table in (full_table(rows), *study.excerpts(measured, rows)["ladder"]):
         for row, cells in zip(rows, rows_of_text(markdown(table)), strict=True):
             assert (row.technique in cells) == (row in (rows[0], *alone))
     texts = shown(study.draw(measured, rows))
@@ -257,31 +252,26 @@ def test_whose_factor_it_is(tmp_path, rungs, machine, credits):
 
 
 def test_ladder_picture(tmp_path):
-    """Its title says what is faster; a name that is too long; no baseline; DDP has the name that
-    readers know."""
-    changes = {"05-bfloat16": dict(loss=8.03), "10-batch-size": dict(loss=9.01),
-               "07-flash-attention": dict(error="out of memory: lower --batch-size and so on")}
+    """Its title says how much faster it is; a name that is too long; no baseline; DDP and a ladder
+    that has just begun."""
+    study, failed = STUDIES["ladder"], dict(error="out of memory: lower --batch-size and so on")
     measured, rows = measure(tmp_path, "ladder", "--rungs 0-10", machine=CPU | dict(name=LONG),
-                             runs_of=lambda plan: [run | changes.get(run["name"], {})
-                                                   for run in speeds_of(plan)])
-    study, texts = STUDIES["ladder"], shown(STUDIES["ladder"].draw(measured, rows))
-    assert {"baseline \u20070", "larger batch 10", "102 tok/sec", "×1.12",
-            "techniques 7 to \u20078", "failed: out of memory: lower --batch-si…"} <= set(texts)
-    whole = rows[-1].factor_baseline
-    assert (f"{whole:.1f}× faster: cpu-demo on {LONG[:59]}…, 2 cores significant: techniques 7"
-            " to 8 1.12×, causal mask made on the fly 1.10×, TF32 tensor cores 1.09× and 6 more"
-            ) in [" ".join(text.split()) for text in texts]
+                             runs_of=lambda plan: [
+                                 run | (failed if run["name"] == "07-flash-attention" else {})
+                                 for run in speeds_of(plan)])
+    texts = shown(study.draw(measured, rows))
+    assert {"102 tok/sec", "×1.12", "techniques 7 to \u20078",
+            "failed: out of memory: lower --batch-si…"} <= set(texts)
+    title = f"{rows[-1].factor_baseline:.1f}× faster: cpu-demo on {LONG[:59]}…, 2 cores"
+    assert any(" ".join(text.split()).startswith(title) for text in texts)
     measured = measured_with(measured.plan, {
         run.name: record_events(run.name, 100.0) for run in measured.plan.runs[1:]} | {
         FIRST: "ended by signal 9"})
     assert study.draw(measured, rows_of(measured)) is None
-    for names, last in (([FIRST, DDP], "techniques 1 to 16"),
-                        ([FIRST, "15-kept-memory", DDP], "DistributedDataParallel × 4 16")):
-        (tmp_path / str(len(names))).mkdir()
-        measured, rows = measure(tmp_path / str(len(names)), "ladder", machine=GPUS,
-                                 runs_of=lambda _, names=names: [dict(name=name) for name in names])
-        axes = study.draw(measured, rows).axes[0]
-        assert axes.get_yticklabels()[-1].get_text() == last
+    measured, rows = measure(tmp_path, "ladder", machine=GPUS, runs_of=lambda _: [
+        dict(name=name) for name in (FIRST, "15-kept-memory", DDP)])
+    axes = study.draw(measured, rows).axes[0]
+    assert axes.get_yticklabels()[-1].get_text() == "DistributedDataParallel × 4 16"
 
 
 def test_another_model_stands_apart(tmp_path):
@@ -325,15 +315,13 @@ def test_the_compilers_modes(tmp_path):
         events[name] = record_events(name, 2048 / step, config=dict(batch_size=8))
         events[name][1]["seconds"] = [first]
     cells = cells_of(text_of(study, measured_with(plan, events)))
-    none, default, other = (cells[label] for label in (
-        "compile-mode --no-compile", "01", "compile-mode --compile-mode max-autotune"))
-    assert (none["compiling, s"], default["compiling, s"]) == ("0.0", "25.0")
-    assert (none["s/step"], default["s/step"]) == ("1.000", "0.500")
-    assert [row["beats no compiler from step"] for row in (none, default, other)] == [
-        "", "50", "never"]
     # 390 windows are 48 steps an epoch.
-    assert (none["5 epochs, s"], default["5 epochs, s"]) == ("240", "145")
-    assert default["× over no compiler"] == "1.66"
+    assert {label: [row["compiling, s"], row["s/step"], row["5 epochs, s"],
+                    row["beats no compiler from step"]] for label, row in cells.items()
+            if row["s/step"]} == {
+        "compile-mode --no-compile": ["0.0", "1.000", "240", ""],
+        "01": ["25.0", "0.500", "145", "50"],
+        "compile-mode --compile-mode max-autotune": ["1.0", "2.000", "481", "never"]}
 
 
 def test_groups_of_variants(tmp_path):
@@ -353,19 +341,6 @@ def test_groups_of_variants(tmp_path):
         {"compile-mode", "checkpoint-resume"})
     with pytest.raises(UserError, match="^--names and a group"):
         plan_for(tmp_path, "variants", "ddp --names optimizer-muon")
-
-
-def test_a_cold_max_autotune_has_the_time_it_takes(tmp_path):
-    """It isn't ended as one that hangs after ten minutes."""
-    setup = setup_for(tmp_path, "variants", "compile", machine=MACHINE)
-    plan = next(STUDIES["variants"].plans(setup))
-    config = dict(batch_size=32, context_length=1024, learning_rate=1e-3, compile=True)
-    runs = {run.name: run.label for run in plan.runs if not run.error}
-    limits = {runs[name]: HANG_SECONDS + 5 * length.seconds for name, length in lengths.lengths_of(
-        plan, setup, dict.fromkeys(runs, config), PEAK).items()}
-    tuned = {label for label in limits if "max-autotune" in label}
-    assert len(tuned) == 2
-    assert all((limits[label] > limits["01"] + 1200) is (label in tuned) for label in limits)
 
 
 # ---- Variants by their names
@@ -547,11 +522,8 @@ def test_scaling(tmp_path):
     cells = cells_of(text_of(STUDIES["scaling"], measured))
     low, high = (factor / 2 for factor in rows[2].interval())
     assert cells["02, 2 processes"]["95 %"] == f"{low:.0%}–{high:.0%}" and low < 0.826 < high
+    assert "for 4 A100s: 74%" in text_of(STUDIES["scaling"], measured)
     assert cells["02, 2 processes"]["efficiency"] == "82.6%" and cells["01"]["95 %"] == ""
-    (axes,) = STUDIES["scaling"].draw(measured, rows).axes
-    # A line for what is ideal, then this machine's and the published 02 on four A100s.
-    assert [line.get_ydata()[-1] for line in axes.lines[1:]] == pytest.approx([82.6, 73.7], abs=0.1)
-    assert STUDIES["scaling"].draw(measured, rows[:1]) is None  # nothing to compare
 
 
 # ---- A profile
