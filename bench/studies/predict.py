@@ -109,8 +109,8 @@ class Predict(Study):
 
 
 def asked_for(args) -> tuple[dict[str, Card], int]:
-    """(the cards by their names, how many of one 02 has, 0 where it isn't asked for). Raises
-    UserError."""
+    """Returns (the cards by their names, how many of one 02 has, 0 where it isn't asked for).
+    Raises UserError."""
     if args.compare and (args.memory is not None or args.gpu != "all"):
         raise UserError("--compare names the GPUs: leave --gpu and --memory out", 2)
     for name in ("memory", "bandwidth", "tflops"):
@@ -139,8 +139,8 @@ def cards_of(args) -> dict[str, Card]:
 
 
 def counted(text: str) -> tuple[int, str]:
-    """(how many GPUs, their names) of "8xH100,8xH200"; 0 where it doesn't say how many. Raises
-    UserError."""
+    """Returns (how many GPUs, their names) of "8xH100,8xH200"; 0 where it doesn't say how many.
+    Raises UserError."""
     counts, names = zip(*(
         re.fullmatch(r"(?:(\d+) *[x×])?(.*)", part.strip(), re.IGNORECASE | re.DOTALL).groups()
         for part in text.split(",")), strict=True)
@@ -159,7 +159,7 @@ def cards_table(cards: dict[str, Card]) -> Table:
 
 
 def answer_of(run: Run, known: dict[str, Prediction], cards: dict[str, Card], there, args) -> str:
-    """What one asks first, of the last script: does it fit, at which batch, how fast is it."""
+    """Returns what one asks first, of the last script: does it fit, at which batch, how fast."""
     if len(cards) <= FEW:
         prices = (args.price or [None]) * len(cards)
         return "\n".join(answer_on(name, card, there(run, name), known, args, price)
@@ -209,7 +209,7 @@ def reserved_table(runs: list[Run], known: dict[str, Prediction], args, ours: di
 
 def fitting_table(runs: list[Run], known: dict[str, Prediction], cards: dict[str, Card],
                   there) -> Table:
-    """The largest batch on each card, of the script that is `there` in place of a run."""
+    """Returns the largest batch on each card, of the script that is `there` in place of a run."""
     def fits(run: Run, name: str) -> str:
         prediction, card = known[there(run, name).name], cards[name]
         batch = largest(prediction.needs, card.mib)
@@ -257,7 +257,7 @@ def notes(cards: dict[str, Card], runs: list[Run]) -> list[str]:
 
 def where_it_goes(runs: list, known: dict[str, Prediction], name: str, card: Card,
                   batch_size: int | None) -> Table:
-    """For one card: at which batch, how fast, and where the time of a step goes."""
+    """Returns for one card at which batch, how fast, and where the time of a step goes."""
     rows = []
     for run in runs:
         prediction, gpus = known[run.name], run.processes
@@ -283,8 +283,8 @@ def where_it_goes(runs: list, known: dict[str, Prediction], name: str, card: Car
 
 
 def chosen(setup, gpus: int) -> list[Run]:
-    """The scripts that are asked for, those of several GPUs on this many. Raises UserError,
-    StackError."""
+    """Returns the scripts that are asked for, those of several GPUs on this many. Raises
+    UserError, StackError."""
     scripts, args = setup.scripts, setup.args
     runs = [scripts.stage(name, gpus or GPUS) for name in ("00", "01", "02")[:3 if gpus else 2]]
     if args.rungs:

@@ -108,7 +108,7 @@ def epoch_table(kind: str, rows: list[Row]) -> Table:
 
 
 def default_point(setup: Setup) -> Point:
-    """The published settings of 00, or what the options say."""
+    """Returns the published settings of 00, or what the options say."""
     run = setup.scripts.stage("00")
     config = configurations([run], Plan([]), setup)[run.name]
     size = config["batch_size"]
@@ -116,13 +116,13 @@ def default_point(setup: Setup) -> Point:
 
 
 def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:
-    """Whole runs with a new seed in each round."""
+    """Returns a plan of whole runs with a new seed in each round."""
     log_tokens = (EPOCH_LOG_TOKENS if kind.startswith("epoch") else LOG_TOKENS)[setup.device]
     return Plan(runs, kind, whole=True, new_seeds=True, log_tokens=log_tokens, **settings)
 
 
 def tokens_of_default(setup: Setup) -> int:
-    """About those that 00's default run trains."""
+    """Returns about how many 00's default run trains."""
     return EPOCHS * tokens_per_epoch(setup.data) if setup.machine["gpus"] else DEMO_TOKENS
 
 
@@ -131,8 +131,8 @@ def tokens_of_epoch(setup: Setup) -> int:
 
 
 def limit_of(row: Row) -> int:
-    """The tokens after which a run is ended, by the row of 00's default run. Raises UserError where
-    that came to no end."""
+    """Returns the tokens after which a run is ended, by the row of 00's default run. Raises
+    UserError where that came to no end."""
     if not row.record or row.lowest_val_loss is None:
         raise UserError(f"00's default run didn't finish, so there is no target: {row.error}")
     return LIMIT * row.record.logs[-1]["tokens"]
@@ -209,7 +209,7 @@ def soonest(measured, target: float) -> dict[str, Point]:
 
 
 def next_points(costs: dict[Point, tuple], neighbours, count: int) -> list[Point]:
-    """What to try after these, of `count` in all: around the best that has untried neighbours."""
+    """Returns what to try next, of `count` in all: around the best with untried neighbours."""
     for best in costs:
         if new := [point for point in neighbours(best) if point not in costs]:
             return new[:count - len(costs)]

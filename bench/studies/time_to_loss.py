@@ -122,8 +122,8 @@ def colour_of(row: Row) -> str:
 def title_of(measured, rows: list[Row], target: float) -> str:
     """Returns a title with the finding, where the noise among the seeds allows one; the rows are
     sorted."""
-    title, rate = f"Seconds to a validation loss of {target:.2f}: {place_of(measured)}", rate_to(
-        target, True)
+    title = f"Seconds to a validation loss of {target:.2f}: {place_of(measured)}"
+    rate = rate_to(target, True)
     best = next((row for row in reversed(rows) if row.seconds_to(target, True)), None)
     if not best or best.significance_of(rate) != "faster":
         return title
@@ -163,20 +163,17 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
 
 def draw_losses(axes, rows: list[Row], target: float) -> None:
     others = [row for row in rows if row.records and colour_of(row) == COLOURS["02"]]
-    drawn = [row for row in rows if row.records and row not in others[:-1]]  # of them the fastest
-    tuned = any(row.run.rate for row in drawn)
-    for row in drawn:
+    for row in rows:
+        if not row.record or row in others[:-1]:  # of the others only the fastest
+            continue
         points = [(point.seconds - row.record.first_step_excess, point.val_loss)
                   for point in row.record.curve if point.val_loss is not None]
         axes.plot(*zip(*points, strict=True), linewidth=1.6, color=colour_of(row),
-                  linestyle="--" if tuned and not row.run.rate else "-")
+                  linestyle="-" if row.run.rate else "--")
     times = [seconds for row in rows for _, seconds in row.times_to(target) if seconds < math.inf]
-    if times:
-        axes.set_xlim(0, 1.05 * max(times))
+    axes.set_xlim(0, 1.05 * max(times) if times else None)
     axes.set_ylim(target - 0.3, target + 3)
     axes.axhline(target, color="0.3", linewidth=1, linestyle=":")
-    dashed = tuned and not all(row.run.rate for row in drawn)
-    axes.set_xlabel("seconds of training,\nwithout compilation"
-                    + ("\ndashed: default settings" if dashed else ""))
+    axes.set_xlabel("seconds of training,\nwithout compilation\ndashed: default settings")
     axes.set_ylabel("validation loss, nats per token")
     thousands(axes.xaxis)
