@@ -1,6 +1,8 @@
 """01 without one technique at a time: what each is still worth next to all the others."""
 
-from bench.measure.plan import EVERY_ROUND, Plan
+from bench.catalogue import Run
+from bench.common import UserError
+from bench.measure.plan import EVERY_ROUND, Plan, Setup
 from bench.report.tables import (
     GB,
     RANGE,
@@ -11,41 +13,58 @@ from bench.report.tables import (
     bold,
     cell,
     number,
+    picture_name,
 )
 from bench.studies import Study
 from patches import stack
 
 
 class LeaveOneOut(Study):
-    """01 without one technique at a time: what each is still worth next to all the others."""
+    """01 without one technique at a time: what each is still worth next to all the others; with
+    --names also of a script composed of variants, without one technique or variant at a time."""
 
     title = "01 without one technique at a time"
     schedule = {60: None}
     rungs_help = "which techniques, by their numbers (default: all)"
+    names_help = "variants that the script has besides, joined by + (default: none)"
 
     def plans(self, setup):
-        """Yields 01, and 01 without each of the chosen techniques that later ones don't build on.
-        """
-        scripts = setup.scripts
-        base = scripts.stage("01").but(published=None)
-        runs = [base]
-        for rung in scripts.chosen(setup.args.rungs, scripts.rungs()[:-1]):
-            if rung.rung == 0:
-                continue  # 00 has no technique; 01 runs in any case
-            script, error = f"01 without {rung.script}", None
-            try:
-                scripts.text(script)
-            except stack.Conflict:
-                error = "conflict: later patches build on the lines that it changes"
-            runs.append(base.but(
-                name=f"without-{rung.name}", label=f"without {rung.label}", script=script,
-                error=error, technique=rung.technique, loss=rung.loss, compared_to=base.name,
-                stage=None, without=rung.name))
-        yield Plan(runs, seed_noise=2, cold_rounds=EVERY_ROUND, **self.length(setup))
+        names = setup.args.names
+        base = setup.scripts.find(names or "01", setup.machine)
+        if base.error:
+            raise UserError(f"{names}: {base.error}")
+        base = base.but(published=None, loss=None, compared_to=None)
+        runs = [base, *without_techniques(setup, base)]
+        for part in base.script.split("+") if names else ():
+            rest = "+".join(other for other in base.script.split("+") if other != part) or "01"
+            runs.append(setup.scripts.find(rest, setup.machine).but(
+                name=f"without-{part}", label=f"without {part}", published=None, loss=None,
+                technique=setup.scripts.find(part, setup.machine).technique,
+                compared_to=base.name, stage=None, without=part))
+        yield Plan(runs, "variants" if names else "", seed_noise=2, cold_rounds=EVERY_ROUND,
+                   **self.length(setup))
 
     def excerpts(self, measured, rows):
-        return {self.name: [Table([
+        return {picture_name(self.name, measured.kind): [Table([
             RUN, SPEED_OR_ERROR, RANGE,
             Column("technique's speedup",
                    lambda row: bold(cell(row.technique_factor, ".2f"), row.significance)),
             GB, number("Δ loss", "loss_difference", "+.3f")], rows)]}
+
+
+def without_techniques(setup: Setup, base: Run) -> list[Run]:
+    """`base` without each of the chosen techniques that later ones don't build on."""
+    runs = []
+    for rung in setup.scripts.chosen(setup.args.rungs, setup.scripts.rungs()[:-1]):
+        if rung.rung == 0:
+            continue  # 00 has no technique; `base` runs in any case
+        script, error = f"{base.script} without {rung.script}", None
+        try:
+            setup.scripts.text(script)
+        except stack.Conflict:
+            error = "conflict: later patches build on the lines that it changes"
+        runs.append(base.but(
+            name=f"without-{rung.name}", label=f"without {rung.label}", script=script, error=error,
+            technique=rung.technique, loss=rung.loss, compared_to=base.name, stage=None,
+            without=rung.name))
+    return runs

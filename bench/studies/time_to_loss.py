@@ -127,8 +127,8 @@ def title_of(measured, rows: list[Row], target: float) -> str:
     best = next((row for row in reversed(rows) if row.seconds_to(target, True)), None)
     if not best or best.significance_of(rate) != "faster":
         return title
-    times = best.factor_of(rate, best.versus)
-    return f"{best.label}: {times:.1f} times as fast as {best.versus.label}\n{title}"
+    name, times = best.label.partition(" --")[0], best.factor_of(rate, best.versus)
+    return f"{name}: {times:.1f} times as fast as {best.versus.label}\n{title}"
 
 
 def in_lines(row: Row) -> str:
