@@ -21,6 +21,7 @@ from pathlib import Path
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.report.pictures import draw_all, load_pyplot
 from bench.studies import all_studies
+from bench.studies.stages import Stages
 from patches.stack import StackError
 
 
@@ -48,16 +49,16 @@ def main(argv: list[str] | None = None) -> int:
     studies = all_studies()
     try:
         load_pyplot()
-        summary = "".join(study.summary(args.results_dir) for study in studies.values())
+        summary = Stages().summary(args.results_dir)
         by_study = draw_all(studies, args.results_dir, args.format)
         print(f"\n{summary}")
-        others = ", ".join(relative(folder) for folder in sorted(REFERENCE.glob("*/")))
-        drawn = {file: picture for own in by_study.values() for file, picture in own.items()}
-        if not drawn:
+        files: dict[str, str | bytes] = {
+            file: picture for own in by_study.values() for file, picture in own.items()}
+        if files:
+            files["summary.md"] = summary
+        else:
             print(f"Nothing to draw: there is no complete run in {relative(args.results_dir)}, or"
-                  " none of a study that has a picture.")
-        print(f"Pictures of other machines: {others}")
-        files: dict[str, str | bytes] = {"summary.md": summary, **drawn} if drawn else {}
+                  f" none of a study that has a picture. Other machines': {relative(REFERENCE)}")
         for name, content in files.items():
             write_whole(out / name, content)
             print(relative(out / name))

@@ -34,8 +34,8 @@ class Audit(Study):
 
     def answer(self, setup):
         args = setup.args
-        command = ["-m", *args.module] if args.module else args.script
-        command = command + ["--"] * bool(setup.options) + setup.options
+        command = ["-m", *args.module] if args.module else [*args.script]
+        command += ["--", *setup.options] if setup.options else []
         if not command:
             raise UserError("which script? python measure.py audit SCRIPT [ITS ARGUMENTS]", 2)
         if not args.module and not Path(command[0]).exists():
@@ -44,8 +44,8 @@ class Audit(Study):
         timed, watched = audit(command, args.minutes)
         if int(os.environ.get("RANK", 0)):
             return ""
-        machine = machine_of(timed)
-        found = tell.findings(command, timed, watched, machine, setup.results, cards)
+        found = tell.findings(command, timed, watched, machine_of(timed), setup.results, cards)
         pages = tell.write_page(found, args.name, setup.results)
-        return json.dumps(found.as_json()) if args.json else tell.text(found) + ", ".join(
-            map(relative, pages))
+        if args.json:
+            return json.dumps(found.as_json())
+        return tell.text(found) + ", ".join(map(relative, pages))
