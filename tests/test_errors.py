@@ -108,8 +108,8 @@ def test_damaged_tokens(bench, name, change):
     if change:
         path.write_bytes(change(content))
     result = bench.fails(says=f" tokens in {bench.data}: {PREPARE}")
-    assert result.stderr.startswith("error: damaged " if change else "error: no ") or (
-        name.endswith(".bin"))
+    assert result.stderr.startswith("error: no " if name[-4:] == "json" and not change
+                                    else "error: damaged ")
     assert bench.no_record()
 
 
@@ -283,7 +283,7 @@ def test_two_runs_at_once_write_two_records(bench, monkeypatch):
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("name", ["../evil", "a/b", "", "..", "/a", "x\ny", "x\x1b"])
+@pytest.mark.parametrize("name", ["../evil", "a/b", "", "/a", "x\ny", "x\x1b"])
 def test_a_name_that_cant_begin_a_files_name(bench, stage, name):
     bench.fails("--name", name, stage=stage, code=2, says="argument --name: a file's name begins")
     assert bench.no_record() and not list(bench.folder.glob("evil*"))

@@ -163,7 +163,7 @@ def test_what_changes_no_loss_has_the_losses_of_its_base():
 
 def main() -> None:
     """Writes the losses anew, of the rows that are named or of all, and tells what moved."""
-    names = {word for word in sys.argv[1:] if word != "--check"}
+    names = {*sys.argv[1:]}
     if unknown := names - rows().keys():
         sys.exit(f"error: no script {', '.join(unknown)}; there are {', '.join(rows())}")
     stored = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {"rows": {}, "left out": {}}
@@ -185,11 +185,10 @@ def main() -> None:
         known = before.get(row)
         moved = f"{largest_difference(golden['rows'][row], known):.1e}" if known else "new"
         print(f"{row}: {moved}", flush=True)
-    if "--check" not in sys.argv:
-        lines = [f'  {json.dumps(row)}: {json.dumps(losses)}'
-                 for row, losses in golden.pop("rows").items()]
-        about = json.dumps(golden, indent=1).removesuffix("\n}")
-        GOLDEN.write_text(f'{about},\n "rows": {{\n' + ",\n".join(lines) + "\n }\n}\n")
+    lines = [f'  {json.dumps(row)}: {json.dumps(losses)}'
+             for row, losses in golden.pop("rows").items()]
+    about = json.dumps(golden, indent=1).removesuffix("\n}")
+    GOLDEN.write_text(f'{about},\n "rows": {{\n' + ",\n".join(lines) + "\n }\n}\n")
 
 
 if __name__ == "__main__":
