@@ -6,7 +6,8 @@
 
 A FILE is UTF-8 text, JSON lines (both also as .gz, .bz2, .xz or .zst) or Parquet, whose `text` are
 documents; or GPT-2's tokens as nanoGPT (train.bin, val.bin) and llm.c (shards) have them. Its bytes
-tell; nanoGPT's are nothing but ids, so their names end in .bin. A folder stands for the .bin in it.
+tell; nanoGPT's are nothing but ids, so their names end in .bin. A folder stands for the .bin in it,
+without those to test with.
 Tokens named "val" are validated on as they are; all else is cut 90/10. <|endoftext|>, in a text and
 between documents, is id 50256, as in GPT-2's own training. A byte-order mark isn't text.
 
@@ -162,14 +163,13 @@ def files_of(names: list[str]) -> Iterator[str]:
     """The files, and in a folder's place the tokens in it, without those to test with. Raises
     UserError."""
     for name in names:
-        inside = sorted(map(str, Path(name).glob("*.bin"))) if os.path.isdir(name) else [name]
-        if not inside:
+        paths = [name]
+        if os.path.isdir(name):
+            inside = sorted(map(str, Path(name).glob("*.bin")))
+            paths = [path for path in inside if not named(path, "test")]
+        if not paths:
             raise UserError(f"{name} is a folder without tokens (*.bin): name the files in it")
-        test = [path for path in inside if named(path, "test")]
-        if 0 < len(test) < len(inside):
-            print(f"left out, to test with: {', '.join(test)} (name a file to take it)")
-            inside = [path for path in inside if path not in test]
-        yield from inside
+        yield from paths
 
 
 def named(path: str, word: str) -> bool:
@@ -252,15 +252,12 @@ def blocks_of(path: str, progress: "Progress") -> Iterator[bytes]:
 
 
 def lines_of(blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The whole lines of each block that ends one."""
-    held = []
+    """The lines that end in each block, then what is left."""
+    rest = b""
     for block in blocks:
-        first, *lines = block.split(b"\n")
-        held.append(first)
-        if lines:
-            yield [b"".join(held), *lines[:-1]]
-            held = lines[-1:]
-    yield [b"".join(held)]
+        *lines, rest = (rest + block).split(b"\n")
+        yield lines
+    yield [rest]
 
 
 def read_text(path: str, progress: "Progress") -> Iterator[str]:

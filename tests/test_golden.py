@@ -9,7 +9,6 @@ float32; so do the variants that convert to a type by themselves, by a stand-in 
 """
 
 import contextlib
-import hashlib
 import json
 import sys
 import tempfile
@@ -21,7 +20,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import (
-    BYTES,
     ONE_RANK,
     TINY,
     call_main,
@@ -30,6 +28,7 @@ from conftest import (
     read_record,
     settings_restored,
     without_bfloat16,
+    write_ids,
 )
 
 from bench.catalogue import lacking as lacking_here
@@ -50,20 +49,11 @@ TOLERANCES = {  # what takes small differences further; besides those three, flo
 LOG_STEPS = [0, 5, 10, 15, 19]
 
 
-def write_formula(folder: Path, train: int = 4_000, val: int = 400) -> Path:
+def write_formula(folder: Path) -> Path:
     """Tokens with something to learn: three alphabets, one after the other, that shift slowly."""
-    folder.mkdir(parents=True)
-    meta = dict(corpus="formula", tokenizer="bytes", vocabulary=256, tokens={}, sha256={})
-    start = 0
-    for part, count in (("train", train), ("val", val)):
-        i = np.arange(start, start + count)
-        ids = (65 + (i * i // 50 + 7 * (i % 3)) % 60).astype("<u2").tobytes()
-        (folder / f"{part}.bin").write_bytes(ids)
-        meta["tokens"][part], meta["sha256"][part] = count, hashlib.sha256(ids).hexdigest()
-        start += count
-    (folder / "vocabulary.json").write_text(json.dumps(BYTES))
-    (folder / "meta.json").write_text(json.dumps(meta))
-    return folder
+    i = np.arange(4_400)
+    ids = 65 + (i * i // 50 + 7 * (i % 3)) % 60
+    return write_ids(folder, "formula", train=ids[:4_000], val=ids[4_000:])
 
 
 @cache

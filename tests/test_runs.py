@@ -199,14 +199,6 @@ def test_a_step_takes_what_it_takes_the_mean_rank(bench, monkeypatch):
     assert script.dist.barrier.call_count == 2
 
 
-def test_too_few_steps_for_a_median(bench):
-    result = bench.main("00_orig", "--max-tokens", 70)  # three steps, two of them warm-up
-    assert [log["tokens"] for log in logs_of(bench)] == [32, 96]
-    (path,) = bench.results.iterdir()
-    assert read_record(path).speed_is_average
-    assert "Median" not in result.stdout
-
-
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="Apple's GPU would be taken")
 def test_without_options(bench, monkeypatch):
     """Where there is no GPU it trains the small model, and says so."""
@@ -425,10 +417,3 @@ def test_ranks(stages, tokens, context, batch, seed, epoch, ranks):
     alone = len(windows) // (batch * ranks)
     assert all(len({*step}) == batch * ranks for step in steps[:alone])
     assert len(steps) >= 8 and steps == [sorted(step) for step in one]
-
-
-def test_a_short_text_is_told(stages, capsys):
-    windows = stages["00_orig"].TokenWindows(np.arange(41, dtype="<u2"), 1)
-    batches = epoch_of(stages["02_opt_multi_gpu_ddp"], windows, config_of(1, 10, 0), 0)
-    said = "One pass over the text has fewer than 8 steps: each epoch makes 2\n"
-    assert len(batches) == 8 and capsys.readouterr().out.startswith(said)

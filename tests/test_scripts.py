@@ -116,19 +116,6 @@ def test_stages_may_be_edited(tmp_path, monkeypatch):
         setup.scripts.text(next(Ladder().plans(setup)).runs[0].script)
 
 
-def test_published_figures_of_every_technique():
-    """As the series was published; the techniques after it are ours."""
-    figures = {patch.name: patch.published for patch in stack.load()}
-    assert [figures.pop(name) for name in list(figures) if name[:2] <= "10"] == [
-        (12526, 26.2422, 1), (27648, 26.2422, 1), (28399, 26.2422, 1), (28402, 26.2422, 1),
-        (45486, 13.7871, 1), (55256, 11.5645, 1), (91901, 5.9004, 1), (112046, 6.1875, 1),
-        (127345, 5.8906, 1), (142156, 22.5078, 1)]
-    assert figures.pop("ddp") == (419259, 22.7969, 4)
-    assert set(figures.values()) == {None}
-    assert [tuple(published().stages[name]) for name in ("00", "01", "02")] == [
-        (12525, 26.2617, 1), (142156, 22.5078, 1), (419259, 22.7969, 4)]
-
-
 @pytest.mark.parametrize("text", [
     None, "{", "[]", '{"gpu": "A100"}', '{"baseline": {"tok_per_sec": "fast"}}',
     json.dumps(json.loads(scripts.PUBLISHED.read_text()) | dict(context_length="long"))])
