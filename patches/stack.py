@@ -26,7 +26,6 @@ import sys
 import tempfile
 import textwrap
 from collections import namedtuple
-from contextlib import suppress
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -359,18 +358,14 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
         before = scripts[find(variant.base, scripts)]
         text = merge(before, scripts[name], text, name, join=True)
     chosen = ", ".join(variants)
-    text = comment(f"{base} with {chosen}; composed by patches/stack.py.") + text
+    note = textwrap.fill(f"# {base} with {chosen}; composed by patches/stack.py.", 100,
+                         subsequent_indent="# ", break_on_hyphens=False)
+    text = f"{note}\n".encode() + text
     try:
         compile(text, "composed", "exec")
     except SyntaxError as error:
         raise Conflict(f"{chosen} don't go together: line {error.lineno}")
     return text
-
-
-def comment(text: str) -> bytes:
-    """Lines of a comment, of 100 characters at most."""
-    return ("\n".join(textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ",
-                                    break_on_hyphens=False)) + "\n").encode()
 
 
 def examples(root: Path) -> dict[Path, bytes]:

@@ -282,18 +282,6 @@ def test_the_heads_products_in_float8(scripts, monkeypatch, shape):
         assert off / 4 < error < off if inner == 32 else error == 0
 
 
-def test_the_rate_is_warmed_up_stable_and_decayed(scripts):
-    script = scripts("schedule-wsd")
-    config = script.Config(learning_rate=2.0, warm_up=0.2, decay=0.4)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.learning_rate)
-    schedule, rates = script.make_schedule(optimizer, 10, config), []
-    for _ in range(10):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert rates == pytest.approx([1, 2, 2, 2, 2, 2, 2, 1.5, 1, 0.5])
-
-
 @pytest.fixture
 def muon(scripts):
     """A function: Muon in float32 on some matrices, with the options given."""
