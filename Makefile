@@ -64,4 +64,4 @@ lint: $(TESTS)
 
 # Generated bad input, kills, full disks: 200 of each; the tests run a few.
 attack: $(TESTS)
-	ATTACK_COUNT=200 "$(PYTHON)" -m pytest -q -rP -n auto --maxprocesses 4 tests/test_attack.py
+	ATTACK_COUNT=200 "$(PYTHON)" -m pytest -q -n auto --maxprocesses 4 tests/test_attack.py

@@ -6,7 +6,8 @@
 
 A FILE is UTF-8 text, JSON lines (both also as .gz, .bz2, .xz or .zst) or Parquet, whose `text` are
 documents; or GPT-2's tokens as nanoGPT (train.bin, val.bin) and llm.c (shards) have them. Its bytes
-tell; nanoGPT's are nothing but ids, so their names end in .bin. A folder stands for the .bin in it.
+tell; nanoGPT's are nothing but ids, so their names end in .bin. A folder stands for the .bin in it,
+without those to test with.
 Tokens named "val" are validated on as they are; all else is cut 90/10. <|endoftext|>, in a text and
 between documents, is id 50256, as in GPT-2's own training. A byte-order mark isn't text.
 
@@ -14,11 +15,9 @@ Without a network the text is the Python standard library's own source, and with
 tokenizer files the tokens are bytes. meta.json, written last, says what was used. vocabulary.json
 has all of the tokenizer, so that the folder can be copied to a machine without a network.
 
-A text of any size is read, encoded over all cores and written in pieces. It is cut only at
-<|endoftext|>, and at line breaks before a character that isn't white space: there the tokenizer
-starts again in any case, so that the ids are those of the whole text. What has no such place is
-held whole, and so is each document of JSON lines, and 64 of Parquet at a time: memory grows with
-the longest of them, to several times its size.
+A text of any size is read, encoded over all cores and written in pieces, which end where the
+tokenizer starts again in any case, so that the ids are those of the whole text: at <|endoftext|>,
+and at line breaks before a character that isn't white space. Memory grows with the longest piece.
 """
 
 import argparse
@@ -35,14 +34,13 @@ import sysconfig
 import time
 import urllib.request
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from http.client import HTTPException
 from io import IncrementalNewlineDecoder
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 
@@ -165,14 +163,13 @@ def files_of(names: list[str]) -> Iterator[str]:
     """The files, and in a folder's place the tokens in it, without those to test with. Raises
     UserError."""
     for name in names:
-        inside = sorted(map(str, Path(name).glob("*.bin"))) if os.path.isdir(name) else [name]
-        if not inside:
+        paths = [name]
+        if os.path.isdir(name):
+            inside = sorted(map(str, Path(name).glob("*.bin")))
+            paths = [path for path in inside if not named(path, "test")]
+        if not paths:
             raise UserError(f"{name} is a folder without tokens (*.bin): name the files in it")
-        test = [path for path in inside if named(path, "test")]
-        if 0 < len(test) < len(inside):
-            print(f"left out, to test with: {', '.join(test)} (name a file to take it)")
-            inside = [path for path in inside if path not in test]
-        yield from inside
+        yield from paths
 
 
 def named(path: str, word: str) -> bool:
@@ -255,15 +252,12 @@ def blocks_of(path: str, progress: "Progress") -> Iterator[bytes]:
 
 
 def lines_of(blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The whole lines of each block that ends one."""
-    held = []
+    """The lines that end in each block, then what is left."""
+    rest = b""
     for block in blocks:
-        first, *lines = block.split(b"\n")
-        held.append(first)
-        if lines:
-            yield [b"".join(held), *lines[:-1]]
-            held = lines[-1:]
-    yield [b"".join(held)]
+        *lines, rest = (rest + block).split(b"\n")
+        yield lines
+    yield [rest]
 
 
 def read_text(path: str, progress: "Progress") -> Iterator[str]:
@@ -399,36 +393,24 @@ def encode(tokenizer: tiktoken.Encoding, texts: Iterable[str]) -> Iterator[np.nd
     """The ids of each text, in their order, encoded by as many threads as there are cores; the
     tokenizer doesn't hold Python's lock."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
+    texts = iter(texts)
     with ThreadPoolExecutor(cores) as threads:
-        waiting = deque()
-        for text in texts:
-            waiting.append(threads.submit(tokenizer.encode_to_numpy, text, allowed_special="all"))
-            if len(waiting) >= min(2 * cores, 32):  # few at a time, for memory's sake
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
+        while some := list(islice(texts, min(2 * cores, 32))):  # few at a time, for memory's sake
+            yield from threads.map(partial(tokenizer.encode_to_numpy, allowed_special="all"), some)
 
 
 class Progress:
-    """A bar on the terminal, where there is one, by the bytes that were read; and what was met:
-    how often <|endoftext|>, and documents whose text is null."""
+    """How much of `total` bytes is read, told on the terminal, where there is one; and what was
+    met: how often <|endoftext|>, and documents whose text is null."""
 
     def __init__(self, total: int):
-        self.total, self.done, self.percent = total, 0, -1
-        self.ends, self.nulls = 0, 0
+        self.total, self.done, self.ends, self.nulls = total, 0, 0, 0
 
     def add(self, count: int) -> None:
         self.done += count
-        percent = min(100, 100 * self.done // max(1, self.total))
-        if percent > self.percent:
-            self.percent = percent
-            self.show(f"[{'#' * (percent // 4):25}] {percent} %" if percent < 100 else "")
-
-    def show(self, text: str) -> None:
-        """In the place of what was shown; the next line overwrites it."""
         if sys.stderr.isatty():
-            print(f"\r{text:40}\r", end="", file=sys.stderr, flush=True)
+            percent = min(100, 100 * self.done // max(1, self.total))
+            print(f"\r{percent:3} %\r", end="", file=sys.stderr, flush=True)
 
     def joined(self, documents: list[str | None]) -> str:
         """Those that have a text, with <|endoftext|> between them."""
@@ -539,23 +521,18 @@ def prepare(files: list[str], out: Path) -> None:
         # GPT-2's tokens of source text are 2 to 4 characters long.
         (ids,) = encode(tokenizer, [standard_library(4 * BOOK_TOKENS)])
         parts = [[ids[:BOOK_TOKENS]], ()]
-    try:
-        with whole(out / "train.bin", out / "val.bin") as paths:
-            counts = write_parts(*parts, *paths)
-            figures = dict(
-                corpus=corpus, tokenizer=tokenizer.name, vocabulary=tokenizer.n_vocab,
-                tokens=counts, sha256=dict(zip(counts, map(sha256_of, paths), strict=True)))
-            # It marks the parts complete: not while they change.
-            (out / "meta.json").unlink(missing_ok=True)
-    finally:
-        progress.show("")
+    with whole(out / "train.bin", out / "val.bin") as paths:
+        counts = write_parts(*parts, *paths)
+        figures = dict(
+            corpus=corpus, tokenizer=tokenizer.name, vocabulary=tokenizer.n_vocab,
+            tokens=counts, sha256=dict(zip(counts, map(sha256_of, paths), strict=True)))
+        (out / "meta.json").unlink(missing_ok=True)  # which marks the parts complete
     write_whole(out / "vocabulary.json", json.dumps(vocabulary_of(tokenizer)).encode())
     write_whole(out / "meta.json", (json.dumps(figures, indent=2) + "\n").encode())
     written = ", ".join(f"{count:,} {part}" for part, count in counts.items())
     print(f"{corpus}: {written} tokens ({tokenizer.name}) in {out}")
     if progress.ends:
-        special = END in tokenizer.special_tokens_set
-        taken = f"id {END_ID}" if special else "left as text, since bytes have no id for it"
+        taken = f"id {END_ID}" if tokenizer.n_vocab > END_ID else "left as text"
         print(f"{progress.ends:,} times {END}, in the text or between documents: {taken}")
     if progress.nulls:
         print(f"{progress.nulls:,} documents without a text (null) were left out")
@@ -597,9 +574,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it cleans up
     parser = argparse.ArgumentParser(
         usage="%(prog)s [FILE ...] [--out DIR]", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("files", nargs="*", metavar="FILE", help="text, JSON lines (both also"
-                        " .gz, .bz2, .xz, .zst), Parquet, tokens of nanoGPT or llm.c (default: the"
-                        " book)")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="text, JSON lines (also packed),"
+                        " Parquet, tokens of nanoGPT or llm.c (default: the book)")
     parser.add_argument("--out", type=Path, default=HERE, help="default: next to this script")
     args = parser.parse_args()
     try:

@@ -25,9 +25,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 from collections import namedtuple
-from contextlib import suppress
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -49,22 +47,16 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
     "Limits": (r".+", "where it gains nothing, or what it costs"),
     "Published": (PUBLISHED, "the published figures (optional), `27,648 tok/sec, 26.2422 GB`, or"
                   " with ` on 4 GPUs` behind it"),
-    "Slot": (r"[a-z]+(?:-[a-z]+)*", "for a variant: what it is a choice of, as data-on-device is"
-             " one of data; its name begins with it"),
-    "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*",
-                 "variants of other slots that a variant can't work with"),
+    "Slot": (r"[a-z]+(?:-[a-z]+)*", "the group of a variant, with which its name begins; a script"
+             " takes one of each"),
+    "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*", "variants of other slots that it can't work with"),
     "Needs": (rf"{NEED}(?:, {NEED})*", "what a variant can't do without: `package NAME`, `an NVIDIA"
-              " GPU`, `compute capability 8.9` of the GPU, where there is one, `bfloat16 units`"),
-    "Measure": (r".+", "the options to measure a variant with, ` | ` between one row's and the"
-                " next; what only one row needs stands behind it, `[an NVIDIA GPU]`"),
+              " GPU`, `compute capability 8.9`, `bfloat16 units`"),
+    "Measure": (r".+", "the options to measure a variant with, ` | ` between rows, behind each what"
+                " it alone needs, `[an NVIDIA GPU]`"),
 }
 OPTIONAL = ("Use", "Limits", "Published", "Slot", "Excludes", "Needs", "Measure")
-MEASURED_WITH_02 = ("ddp", "parallel")  # slots
-PROPOSED = {  # what `new` shows for a flag that it misses
-    "technique": "what it is, in a few words", "loss": "unchanged", "hardware": "any",
-    "source": "https://docs.pytorch.org/…",
-    "text": "What it does, why it is faster or smaller, and when it is not.",
-}
+OF_02 = ("ddp", "parallel")  # slots that are measured with 02
 NAME = re.compile(r"(?!ddp$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # what a user may call a patch
 HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?\n")
 CONFLICT = re.compile(  # as git merge-file --diff3 marks it: ours, the base, theirs
@@ -97,10 +89,9 @@ def read(path: Path) -> bytes:
 def write_all(files: dict[Path, bytes]) -> list[Path]:
     """Writes all files or none; returns those that changed."""
     changed = [p for p, text in files.items() if not p.exists() or p.read_bytes() != text]
-    temporary = {p: p.with_name(f"{p.name}.{threading.get_native_id()}.tmp") for p in changed}
-    handlers, came = {}, []
-    if threading.current_thread() is threading.main_thread():  # others can't set handlers
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    temporary = {p: p.with_name(f"{p.name}.{os.getpid()}.tmp") for p in changed}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    came = []
     try:  # write them next to their places, and rename only when all are complete
         for path, copy in temporary.items():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,11 +171,9 @@ def file_of(name: str) -> str:
 def parse_header(file: str, header: bytes) -> dict[str, str]:
     message = email.message_from_string(header.decode(errors="replace"))
     fields = {field: " ".join(text.split()) for field, text in message.items()}
-    for field in fields.keys() - FIELDS.keys():
-        raise StackError(f"{file}: its header has an unknown field {field}:")
     for field in fields:
-        if len(message.get_all(field)) > 1:
-            raise StackError(f"{file}: its header has {field}: twice")
+        if field not in FIELDS or len(message.get_all(field)) > 1:
+            raise StackError(f"{file}: its header has {field}: twice, or it is an unknown field")
     for field, (form, meaning) in FIELDS.items():
         optional = field in OPTIONAL and field not in fields
         if not optional and not re.fullmatch(form, fields.get(field, "")):
@@ -284,14 +273,8 @@ def rebuild(patches: list[Patch], root: Path = ROOT,
         for patch in reversed(patches[: names.index("ddp") - 1]):
             first = patch.apply(first, reverse=True)
     scripts = {names[0]: first}
-    try:
-        for patch in patches:
-            scripts[patch.name] = patch.apply(scripts[find(patch.base, names)])
-    except StackError as error:
-        if not edited and all_but_first_fit(root):
-            raise StackError(f"{FIRST} was edited ({error}): `python patches/stack.py refresh"
-                             f" {FIRST}` carries the edit through the patches")
-        raise
+    for patch in patches:
+        scripts[patch.name] = patch.apply(scripts[find(patch.base, names)])
     for file in (FIRST, LAST, DDP):
         stage = scripts[find(file, names)]
         if root / file != edited and (found := read(root / file)) != stage:
@@ -299,13 +282,6 @@ def rebuild(patches: list[Patch], root: Path = ROOT,
             raise StackError(f"{file}, line {line}: not what the patches make (edited? `refresh`"
                              " carries the edit on, `new` makes a patch of it)")
     return scripts
-
-
-def all_but_first_fit(root: Path) -> bool:
-    """Whether the patches lead from what 00 was before an edit to 01 and 02."""
-    with suppress(StackError):
-        return bool(rebuild_all(root, root / FIRST))
-    return False
 
 
 def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, bytes]:
@@ -384,18 +360,14 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
         before = scripts[find(variant.base, scripts)]
         text = merge(before, scripts[name], text, name, join=True)
     chosen = ", ".join(variants)
-    text = comment(f"{base} with {chosen}; composed by patches/stack.py.") + text
+    note = textwrap.fill(f"# {base} with {chosen}; composed by patches/stack.py.", 100,
+                         subsequent_indent="# ", break_on_hyphens=False)
+    text = f"{note}\n".encode() + text
     try:
         compile(text, "composed", "exec")
     except SyntaxError as error:
         raise Conflict(f"{chosen} don't go together: line {error.lineno}")
     return text
-
-
-def comment(text: str) -> bytes:
-    """Lines of a comment, of 100 characters at most."""
-    return ("\n".join(textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ",
-                                    break_on_hyphens=False)) + "\n").encode()
 
 
 def examples(root: Path) -> dict[Path, bytes]:
@@ -523,17 +495,18 @@ def new_command(root: Path, name: str, variant: bool, base: str | None,
                 **fields: str | None) -> list[str]:
     """makes what was edited in 01 a patch of its own: at the series' end, or a variant"""
     patches, edited = load(root), DDP if base == "02" else LAST
-    number = len(patches)  # of a technique: ddp.patch, which isn't one, makes room for it
-    file, stage = f"patches/{number:02}-{name}.patch", names_of(patches)[-2]
+    slot, text = fields["slot"], fields.pop("text")
+    if variant != bool(slot) or base and not variant:
+        raise StackError("--slot is for a --variant, which needs one, and so is --base")
     if variant:
         file, stage = f"patches/variants/{name}.patch", Path(edited).stem
-    elif base or fields["slot"]:
-        raise StackError("--base and --slot are for a --variant; other patches go to the end of the"
-                         " series")
+        measure = f"variants {slot if slot in OF_02 and base == '02' else f'--names {name}'}"
+    else:
+        number = len(patches)  # ddp.patch, which isn't a technique, makes room for it
+        file, stage = f"patches/{number:02}-{name}.patch", names_of(patches)[-2]
+        measure = f"ladder --rungs {number - 1}-{number}"
     if not NAME.fullmatch(name) or (root / file).exists():
         raise StackError(f"{name!r} is taken, or isn't a name like sgd or adamw-8bit")
-    ask_for_missing(name, variant, base, fields, root)
-    text = fields.pop("text")
     old, new = before_edit(root / edited, root), read(root / edited)
 
     fields["base"] = stage
@@ -552,50 +525,7 @@ def new_command(root: Path, name: str, variant: bool, base: str | None,
         series = root / "patches/series"
         files[series] = read(series) + f"{patch.name}.patch\n".encode()
     written = [os.path.relpath(path) for path in write_all(files)]
-    return [*written, "next:", *(f"  {command}" for command in next_commands(patch, base, number))]
-
-
-def ask_for_missing(name: str, variant: bool, base: str | None, given: dict[str, str | None],
-                    root: Path) -> None:
-    """Raises StackError if `new` lacks a flag: names all that it lacks, and shows a whole command.
-    """
-    needed = [field.lower() for field in FIELDS if field not in (*OPTIONAL, "Base")] + ["text"]
-    needed = ["slot"] * variant + needed
-    missing = [flag for flag in needed if not given[flag]]
-    if not missing:
-        return
-    proposed = PROPOSED | {"slot": name.partition("-")[0]}
-    values = {flag: given[flag] or proposed[flag] for flag in needed}
-    values |= {"base": base} | {flag: text for flag, text in given.items() if flag not in needed}
-    start = f"python patches/stack.py new {name}{' --variant' * variant}"
-    lines = [start, *(shlex.join([f"--{flag}", text]) for flag, text in values.items() if text)]
-    lacks = ", ".join(f"--{flag}" for flag in missing)
-    message = f"new {name} lacks {lacks}; a whole command:\n  " + " \\\n    ".join(lines)
-    if "slot" in missing:
-        slots = sorted({patch.fields["Slot"] for patch in load_variants(root)
-                        if "Slot" in patch.fields})
-        message += "\n" + textwrap.fill(
-            "--slot says what a variant is a choice of: its name begins with it, and a script"
-            f" takes one variant of each slot. There are {', '.join(slots)}; another word is a new"
-            " slot.", width=100)
-    raise StackError(message)
-
-
-def next_commands(patch: Patch, base: str | None, number: int) -> list[str]:
-    """What to type after `new`: it applies, what would run, a first look, and a verdict."""
-    write = f"python patches/stack.py write {patch.name}"
-    run = ("torchrun --standalone --local-addr 127.0.0.1 --nproc_per_node=2"
-           f" {WRITTEN.as_posix()}/{file_of(patch.name)}")
-    if "Slot" not in patch.fields:
-        study = f"ladder --rungs {number - 1}-{number}"
-    elif base != "02":
-        study = f"variants --names {patch.name}"
-    elif patch.fields["Slot"] in MEASURED_WITH_02:
-        study = f"variants {patch.fields['Slot']}"
-    else:  # no study compares it to 02
-        return ["python patches/stack.py verify", write, run]
-    return ["python patches/stack.py verify", *(f"python measure.py {study}{options}" for options
-            in (" --dry-run", ""))]
+    return [*written, "next:", "  python patches/stack.py verify", f"  python measure.py {measure}"]
 
 
 def compose_command(root: Path, names: list[str], base: str | None, out: Path) -> list[str]:
@@ -604,10 +534,10 @@ def compose_command(root: Path, names: list[str], base: str | None, out: Path) -
     if os.path.lexists(out):
         raise StackError(f"{out} exists: nothing is overwritten")
     written = [os.path.relpath(path) for path in write_all({out: text})]
-    before = {option for file in (LAST, DDP) for option in OPTION.findall(read(root / file))}
+    known = OPTION.findall(read(root / LAST) + read(root / DDP))
     added = [f"--{option.decode().replace('_', '-')}" for option in OPTION.findall(text)
-             if option not in before]
-    return [*written, f"its variants add {', '.join(added)} (see --help)"] if added else written
+             if option not in known]
+    return written + [f"its variants add {', '.join(added)} (see --help)"] if added else written
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -615,10 +545,9 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=title, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(function, usage=None):
+    def command(function):
         name, text = function.__name__.removesuffix("_command"), function.__doc__ or ""
-        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False,
-                                  usage=usage)
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         sub.set_defaults(command=function)
         return sub.add_argument
 
@@ -638,14 +567,14 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     argument("--base", choices=("01", "02"),
              help="the script to change (default: 01, or 02 if a variant is one of it)")
     argument("--out", metavar="FILE", type=Path, required=True, help="the script to write")
-    argument = command(new_command, usage="stack.py new NAME [--variant] [--slot TEXT] …\n"
-                       "`new NAME` shows a whole command, `new NAME --variant` that for a variant")
+    argument = command(new_command)
     argument("name", metavar="NAME", help="its name, without a number")
     for field, (_, meaning) in FIELDS.items():
         if field != "Base":
-            argument(f"--{field.lower()}", metavar="TEXT", help=meaning)
-    argument("--text", metavar="TEXT", help="what it does, why it is faster or smaller, and when"
-             " it isn't")
+            argument(f"--{field.lower()}", metavar="TEXT", help=meaning,
+                     required=field not in OPTIONAL)
+    argument("--text", metavar="TEXT", required=True,
+             help="what it does, why it is faster or smaller, and when it isn't")
     argument("--variant", action="store_true", help="make it a variant, and undo the edit")
     argument("--base", choices=("01", "02"), help="the edited script of a variant (default: 01)")
     return parser.parse_args(argv)

@@ -96,23 +96,26 @@ def skip_without(needs: str) -> None:
         pytest.skip(missing)
 
 
-# vocabulary.json of a tokenizer whose ids are bytes.
-BYTES = dict(pattern="(?s:.)", special={}, tokens=list(map(chr, range(256))))
+def write_ids(folder: Path, corpus: str, vocabulary: int = 256, **parts) -> Path:
+    """Tokens `train` and `val`, whose ids are bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    meta = dict(corpus=corpus, tokenizer="bytes", vocabulary=vocabulary, tokens={}, sha256={})
+    for part, ids in parts.items():
+        data = ids.astype("<u2").tobytes()
+        (folder / f"{part}.bin").write_bytes(data)
+        meta["tokens"][part], meta["sha256"][part] = len(ids), hashlib.sha256(data).hexdigest()
+    (folder / "vocabulary.json").write_text(json.dumps(dict(
+        pattern="(?s:.)", special={}, tokens=list(map(chr, range(256))))))
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
 
 
 def write_tokens(folder: Path, train: int = 2000, val: int = 200, vocabulary: int = 256) -> Path:
     """Tokens with something to learn: a noisy cycle through the alphabet."""
     rng = np.random.default_rng(0)
-    folder.mkdir(parents=True, exist_ok=True)
-    meta = dict(corpus="alphabet", tokenizer="bytes", vocabulary=vocabulary, tokens={}, sha256={})
-    for part, count in (("train", train), ("val", val)):
-        ids = (97 + (np.arange(count) + (rng.random(count) < 0.2)) % 26).astype("<u2")
-        (folder / f"{part}.bin").write_bytes(ids.tobytes())
-        meta["tokens"][part] = count
-        meta["sha256"][part] = hashlib.sha256(ids.tobytes()).hexdigest()
-    (folder / "vocabulary.json").write_text(json.dumps(BYTES))
-    (folder / "meta.json").write_text(json.dumps(meta))
-    return folder
+    return write_ids(folder, "alphabet", vocabulary, **{
+        part: 97 + (np.arange(count) + (rng.random(count) < 0.2)) % 26
+        for part, count in (("train", train), ("val", val))})
 
 
 def environment(**extra: str) -> dict[str, str]:

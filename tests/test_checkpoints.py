@@ -12,16 +12,7 @@ from random import Random
 
 import pytest
 import torch
-from conftest import (
-    TINY,
-    call_main,
-    environment,
-    load,
-    on_small_disk,
-    run_python,
-    small,
-    write_tokens,
-)
+from conftest import TINY, call_main, environment, load, run_python, small, write_tokens
 
 from patches import stack
 
@@ -138,22 +129,6 @@ def test_killed_and_resumed_is_never_killed(trial, whole, base, launch, step):
     seconds = [second for log in map(json.loads, path.read_text().splitlines())
                if log["event"] == "log" for second in log["seconds"]]
     assert end["avg_tok_per_sec"] == pytest.approx(tokens / sum(seconds[1:]))
-
-
-@pytest.mark.slow
-def test_compiled_it_goes_on_within_a_thousandth(trial):
-    """Of the loss; so far it was bit for bit here too."""
-    options = ["--compile", "--max-steps", 8]
-    assert trial.run(trial.script(), "whole", *options).returncode == 0
-    script = trial.script(step=6, how=KILLED)
-    for _ in range(2):
-        result = trial.run(script, "killed", *options, "--resume", "auto", saved="saved")
-    assert "Resuming after step 4 from" in result.stdout, result.stderr
-    assert trial.events("killed", "start")[-1]["config"]["compile"] is True
-    whole, killed = trial.losses("whole"), trial.losses("killed")
-    assert len(whole) == 8 and killed.keys() == whole.keys()
-    for step, losses in whole.items():
-        assert killed[step] == pytest.approx(losses, abs=1e-3)
 
 
 @pytest.mark.slow
@@ -346,26 +321,6 @@ def test_a_full_disk_costs_a_line(trial, base, launch):
     assert trial.saved("saved") == ["step-4"]
     assert trial.events("two", "end")[-1]["status"] == "complete"
     assert len(trial.events("two", "checkpoint_failed")) >= 3
-
-
-@pytest.mark.slow
-def test_a_disk_for_two_of_them_but_not_three(trial, tmp_path):
-    """The newest two stay until a third one is whole, so both are left, and a run resumes from the
-    newer one."""
-    script, place, copy = trial.script(), tmp_path / "place", tmp_path / "copy"
-    place.mkdir()
-    trial.run(script, "one", "--max-steps", "4", saved="saved")
-    size = sum(path.stat().st_size for path in (tmp_path / "saved" / "step-4").iterdir())
-    result = trial.run(
-        script, "two", "--checkpoint-dir", ".", "--checkpoint-every", "4", "--max-steps", "21",
-        before=on_small_disk(int(2.6 * size), place, copy))
-    assert result.returncode == 0, result.stderr
-    assert "No space left on device" in result.stdout, result.stdout
-    assert result.stdout.count("couldn't be written, training goes on without") == 1
-    assert trial.events("two", "end")[-1]["status"] == "complete"
-    assert trial.saved("copy") == ["step-4", "step-8"]
-    result = trial.run(script, "three", "--max-steps", "9", "--resume", copy / "step-8")
-    assert result.returncode == 0 and trial.losses("three")[8] == trial.losses("two")[8]
 
 
 @pytest.mark.parametrize(("base", "launch"), BASES)

@@ -3,13 +3,17 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import fields
+from unittest import mock
 
 import pytest
+import torch
 from conftest import (
     ROOT,
     TINY,
@@ -23,6 +27,7 @@ from conftest import (
 
 from patches import stack
 
+DDP = "02_opt_multi_gpu_ddp"
 ONE_NODE = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
             "--nproc_per_node=4"]
 
@@ -123,3 +128,74 @@ def wait_for_two_ranks(saved, run) -> None:
                     return
         time.sleep(0.2)
     pytest.fail("no checkpoint of two ranks")
+
+
+def two_nodes(bench, port, *options: list) -> list[tuple[int, str]]:
+    """Of each node's own torchrun with one rank: (exit code, stderr)."""
+    runs = [start(node, port, bench.program(DDP), *bench.options(DDP), *own)
+            for node, own in enumerate(options)]
+    try:
+        errors = [run.communicate(timeout=200)[1] for run in runs]
+    finally:
+        for run in runs:
+            kill(run)
+    return [(run.returncode, error) for run, error in zip(runs, errors, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "second", "says"), [
+    (["--max-steps", 3], ["--max-steps", 6], "rank 1 has --max-steps 6, rank 0 has 3"),
+    (["--batch-size", 4], [], "rank 1 has --batch-size 2, rank 0 has 4"),
+    ([], ["--data", "other"], "rank 1 has --data/meta.json "),
+    ([], ["--data", "none"], "rank 1 has --data/meta.json missing, rank 0 has "),
+])
+def test_two_nodes_that_differ(bench, port, first, second, says):
+    other = write_tokens(bench.folder / "other", train=3000)
+    second = [str(other.with_name(text)) if text in ("other", "none") else text for text in second]
+    for node, (code, error) in enumerate(two_nodes(bench, port, first, second)):
+        assert code != 0
+        (line,) = [line for line in error.splitlines() if line.startswith("error: rank ")]
+        assert line.startswith(f"error: rank {node}: {says}") and "[rank" not in error
+    assert bench.no_record()
+
+
+@pytest.mark.slow
+def test_two_nodes_with_folders_of_their_own(bench, port):
+    """What belongs to a machine may differ: folders with the same tokens, and a name."""
+    same = shutil.copytree(bench.data, bench.folder / "same")
+    own = ["--data", same, "--results-dir", bench.folder / "own", "--name", "other"]
+    runs = two_nodes(bench, port, ["--max-steps", 2], [*own, "--max-steps", 2])
+    assert [code for code, _ in runs] == [0, 0]
+    assert bench.record()[-1]["status"] == "complete"
+
+
+def test_ranks_are_compared(stages, monkeypatch, tmp_path):
+    """Every setting but folders, the name and the device; and the tokens."""
+    script, data = stages[DDP], write_tokens(tmp_path / "data")
+    monkeypatch.setattr(script, "WORLD_SIZE", 3)
+
+    def compare(**other) -> str | None:
+        def all_gather_object(everyone, mine):
+            everyone[:] = [mine, mine, mine | theirs]
+
+        theirs = {}
+        monkeypatch.setattr(script, "dist", mock.Mock(all_gather_object=lambda _, mine:
+                                                      theirs.update(mine)))
+        script.compare_ranks(script.Config(**dict(data=str(data)) | other))
+        monkeypatch.setattr(script, "dist", mock.Mock(all_gather_object=all_gather_object))
+        try:
+            script.compare_ranks(script.Config(data=str(data)))
+        except script.UserError as error:
+            return str(error)
+
+    assert compare() is None
+    same = shutil.copytree(data, tmp_path / "same")
+    assert compare(data=str(same), results_dir="x", name="y", device=torch.device("cuda:1")) is None
+    assert compare(learning_rate=1e-5) == "rank 2 has --learning-rate 1e-05, rank 0 has 0.0005"
+    for setting in fields(script.Config):
+        if setting.name not in ("data", "results_dir", "name", "device"):
+            flag = "--" + setting.name.replace("_", "-")
+            assert compare(**{setting.name: 7}).startswith(f"rank 2 has {flag} 7, rank 0 has ")
+    other = write_tokens(tmp_path / "other", train=3000)
+    assert compare(data=str(other)).startswith("rank 2 has --data/meta.json ")
+    assert compare(data=str(tmp_path)).startswith("rank 2 has --data/meta.json missing, rank 0")

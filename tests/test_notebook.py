@@ -41,11 +41,3 @@ def test_notebook(tmp_path, monkeypatch):
 def test_notebook_is_committed_without_results():
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
-
-
-def test_the_notebook_says_what_a_t4_does():
-    """It is what Colab lends; the batch and the speed are what doctor tells."""
-    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    text = "".join("".join(cell["source"]) for cell in cells)
-    assert "On a T4 set `OPTIONS` to" in text and "composed with `precision-fp16`" in text
-    assert "!python measure.py doctor" in text

@@ -1,6 +1,5 @@
 """data/prepare.py: text to tokens, with and without files, network and tokenizer."""
 
-import ast
 import bz2
 import codecs
 import gzip
@@ -21,7 +20,7 @@ import zipfile
 from contextlib import suppress
 from functools import partial
 from http.client import IncompleteRead
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 
 import numpy as np
 import pyarrow.parquet
@@ -77,18 +76,6 @@ def test_files(tmp_path):
     assert meta["tokens"]["train"] == int(0.9 * len(ids))
 
 
-def test_bad_text(tmp_path):
-    path, out = tmp_path / "text.txt", tmp_path / "out"
-    path.write_text("good text\n" * 50)
-    assert prepare(out, path).returncode == 0
-    before = check(out)
-    path.write_bytes(b"abc\xff\xfe" * 99)
-    result = prepare(out, path)
-    assert result.returncode == 1 and "is not UTF-8" in result.stderr
-    assert len(result.stderr.splitlines()) == 1 and result.stderr.startswith("error: ")
-    assert check(out) == before  # what was there is still whole
-
-
 def test_a_file_that_is_not_there(tmp_path):
     """Nothing else is done or said: no folder, no network."""
     there = tmp_path / "text.txt"
@@ -97,13 +84,6 @@ def test_a_file_that_is_not_there(tmp_path):
     assert result.returncode == 1 and "nosuch.txt" in result.stderr
     assert len(result.stderr.splitlines()) == 1 and not result.stdout
     assert not (tmp_path / "out").exists()
-
-
-def test_out_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("x" * 100)
-    result = prepare(tmp_path / "file", tmp_path / "file")
-    assert result.returncode == 1
-    assert len(result.stderr.splitlines()) == 1
 
 
 def test_download_is_checked(tmp_path, monkeypatch):
@@ -144,11 +124,8 @@ HEAD = b"HTTP/1.0 200 OK\r\nContent-Length: 1000000\r\n\r\n"
 @pytest.mark.parametrize(("reply", "says"), [
     ([], "timed out"),
     ([HEAD, b"half"], "isn't the file that was expected"),
-    ([HEAD[:20]], "isn't the file that was expected|urlopen|BadStatus|closed|timed out"),
-    ([b"HTTP/1.0 200 OK\r\n\r\n", b"wrong" * 100], "isn't the file that was expected"),
     ([b"HTTP/1.0 200 OK\r\n\r\n", *[b"x" * 2**20] * 30], "more than 20,971,520 bytes"),
-    ([HEAD, *[b"x", 0.1] * 30], "not there after 1 seconds"),
-    ([b"\x00" * 100_000], ".")])
+    ([HEAD, *[b"x", 0.1] * 30], "not there after 1 seconds")])
 def test_a_real_server_that_misbehaves(monkeypatch, reply, says):
     """It never answers, sends half, something else, far too much, or a byte now and then."""
     script = load(PREPARE)
@@ -176,17 +153,11 @@ def test_a_real_server_that_misbehaves(monkeypatch, reply, says):
     server.close()
 
 
-def test_where_nothing_answers_nothing_else_is_tried(monkeypatch):
-    script = load(PREPARE)
-    asked, web = answers(script, monkeypatch, script.URLError("no route")), script.Web()
-    assert web.fetch("http://one", bool) is None and web.fetch("http://two", bool) is None
-    assert asked == ["http://one"] and web.failure == "http://one: no route"
-
-
 @pytest.mark.parametrize("failure", [
     TimeoutError("timed out"), IncompleteRead(b"abc", 5), b"other",
     HTTPError("http://one", 503, "busy", {}, None)])
 def test_a_server_that_fails_is_asked_again(monkeypatch, failure):
+    """Unless nothing answers there."""
     script = load(PREPARE)
     right = b"right".__eq__
     asked, web = answers(script, monkeypatch, failure, b"right"), script.Web()
@@ -194,6 +165,9 @@ def test_a_server_that_fails_is_asked_again(monkeypatch, failure):
     asked = answers(script, monkeypatch, failure)
     assert web.fetch("http://one", right) is None and len(asked) == script.TRIES
     assert web.failure.startswith("http://one") and web.answers
+    asked = answers(script, monkeypatch, URLError("no route"))
+    assert web.fetch("http://one", bool) is None and web.fetch("http://two", bool) is None
+    assert asked == ["http://one"] and web.failure == "http://one: no route"
 
 
 def test_the_tokenizer_comes_from_a_cache_and_is_checked(tmp_path, monkeypatch):
@@ -240,11 +214,7 @@ def test_pieces_are_encoded_as_the_whole():
         assert "".join(found) == text and len(found) > 3
         ids = np.concatenate([*script.encode(tokenizer, found)])
         assert ids.tolist() == tokenizer.encode(text, allowed_special="all")
-
-
-def test_a_text_without_places_to_cut_is_one_piece():
-    script = load(PREPARE)
-    text = "word " * 100 + "\n indented" * 50
+    text = "word " * 100 + "\n indented" * 50  # without a place to cut
     assert [*script.pieces(blocks_of(text, 20))] == [text]
 
 
@@ -269,24 +239,6 @@ def test_what_ends_it_leaves_nothing_half_done(tmp_path, number):
         process.kill()
     assert process.communicate()[1] == "error: interrupted\n"
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_name_that_the_terminal_lacks(tmp_path):
-    path = tmp_path / "\u0100\u5b57.txt"
-    path.write_text("text\n" * 50)
-    result = prepare(tmp_path / "out", path, env=environment(PYTHONIOENCODING="ascii"))
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines()[1].startswith("??.txt: 225 train")
-
-
-@pytest.mark.parametrize("program", [PREPARE, ROOT / "patches" / "stack.py", *ROOT.glob("*.py"),
-                                     *ROOT.glob("peers/*.py")], ids=lambda path: path.name)
-def test_every_program_replaces_what_the_terminal_lacks(program):
-    """Before it can print anything, its --help included."""
-    tree = ast.parse(program.read_text(encoding="utf-8"))
-    (main,) = (each for each in tree.body if getattr(each, "name", "") == "main")
-    statements = [ast.unparse(statement) for statement in main.body[:3]]
-    assert "sys.stdout.reconfigure(errors='replace')" in statements
 
 
 END = "<|endoftext|>"
@@ -317,19 +269,12 @@ def json_lines(*documents: str) -> bytes:
     return "\n\n".join(lines).encode()
 
 
-def in_two_frames(data: bytes) -> bytes:
-    half = len(data) // 2
-    skipped = b"\x2a\x4d\x18\x04\0\0\0size"  # as pzstd writes it, with 0x50, before a frame
-    return b"".join(first + skipped + zstandard.compress(part)
-                    for first, part in ((b"\x5f", data[:half]), (b"\x50", data[half:])))
+def in_two(pack, before: bytes = b"", after: bytes = b""):
+    """Packs two parts, one behind the other, each with more around it."""
+    return lambda data: b"".join(before + pack(part) + after for part in (data[:99], data[99:]))
 
 
-def padded_gzip(data: bytes) -> bytes:
-    return b"".join(gzip.compress(part) + bytes(500) for part in (data[:99], data[99:]))
-
-
-def padded_xz(data: bytes) -> bytes:
-    return b"".join(lzma.compress(part) + bytes(4) for part in (data[:99], data[99:]))
+FRAME = b"\x50\x2a\x4d\x18\x04\0\0\0size"  # one to skip, as pzstd writes it before another
 
 
 def parquet(path, compression="zstd", **columns):
@@ -345,8 +290,9 @@ def llm_c(path, ids, magic=20240520, version=1, count=None):
     return path
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress, in_two_frames,
-                                  padded_gzip, bz2.compress, padded_xz])
+@pytest.mark.parametrize("pack", [
+    bytes, gzip.compress, zstandard.compress, bz2.compress, in_two(zstandard.compress, FRAME),
+    in_two(gzip.compress, after=bytes(500)), in_two(lzma.compress, after=bytes(4))])
 @pytest.mark.parametrize("form", ["text", "JSON lines"])
 def test_archives_and_documents(script, tmp_path, capsys, monkeypatch, form, pack):
     """What a file says tells what it is: here its name doesn't."""
@@ -361,14 +307,9 @@ def test_archives_and_documents(script, tmp_path, capsys, monkeypatch, form, pac
     assert words["special"] == {END: 50256}
 
 
-@pytest.mark.parametrize("form", ["JSON lines", "Parquet"])
-def test_documents_whose_text_is_null(script, tmp_path, capsys, form):
-    texts, path = [None, *DOCUMENTS[:1], None, "", *DOCUMENTS[1:]], tmp_path / "a"
-    if form == "Parquet":
-        parquet(path, text=texts)
-    else:
-        path.write_bytes(json_lines(*texts))
-    assert ids_of(script, tmp_path / "out", path) == JOINED
+def test_documents_whose_text_is_null(script, tmp_path, capsys):
+    (tmp_path / "a").write_bytes(json_lines(None, DOCUMENTS[0], None, "", *DOCUMENTS[1:]))
+    assert ids_of(script, tmp_path / "out", tmp_path / "a") == JOINED
     assert "\n2 documents without a text" in capsys.readouterr().out
 
 
@@ -419,21 +360,6 @@ def test_memory_stays_small(script, tmp_path):
     assert max(map(len, script.read_json(str(path), progress))) == len(data)
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_the_bar(monkeypatch, capsys, terminal):
-    """It goes forward, on a terminal alone, and leaves nothing behind."""
-    script = load(PREPARE)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
-    progress = script.Progress(200)
-    for _ in range(200):
-        progress.add(1)
-    shown = capsys.readouterr().err.split("\r")[1::2]
-    bars = [f"[{'#' * (percent // 4):25}] {percent} %" for percent in range(100)]
-    assert [line.strip() for line in shown] == ([*bars, ""] if terminal else [])
-    progress.add(1)  # a file may be longer than it was
-    assert not capsys.readouterr().err
-
-
 def test_files_of_all_kinds_together(script, tmp_path):
     names = [tmp_path / name for name in ("1.txt", "2.txt", "3.jsonl", "5.txt")]
     for path, content in zip(names, (b"one " * 9, b"two", json_lines("three"), b"five"),
@@ -449,19 +375,11 @@ def test_files_of_all_kinds_together(script, tmp_path):
 
 
 @pytest.mark.parametrize("text", [
-    "[Illustration]\n", "[1] A note.\n", '["Yes," he said.]\n', "{in braces}\n", '{"a"} b\n'])
+    "[Illustration]\n", '["Yes," he said.]\n', "{in braces}\n", '{"a"} b\n'])
 def test_a_text_that_only_begins_like_json(script, tmp_path, text):
     path = tmp_path / "a"
     path.write_text(text * 30)
     assert ids_of(script, tmp_path / "out", path) == script.gpt2_tokenizer().encode(text * 30)
-
-
-def test_half_a_character_in_json(script, tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(json_lines("a\ud83d!", "\U0001f600" * 9))
-    expected = f"a\ufffd!{END}" + "\U0001f600" * 9
-    encode = script.gpt2_tokenizer().encode
-    assert ids_of(script, tmp_path / "out", path) == encode(expected, allowed_special="all")
 
 
 def test_byte_order_marks_are_no_text(script, tmp_path):
@@ -474,15 +392,6 @@ def test_byte_order_marks_are_no_text(script, tmp_path):
     assert ids_of(script, tmp_path / "out", *paths) == [*text.encode()]
     paths[0].write_bytes(codecs.BOM_UTF8 + json_lines("three\ufeff" * 5, "four"))
     assert ids_of(script, tmp_path / "out", paths[0]) == [*b"three" * 5, 50256, *b"four"]
-
-
-def test_the_end_of_a_text_in_bytes(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text(f"once upon a time{END}" * 9)
-    result = prepare(tmp_path / "out", path)
-    assert result.returncode == 0, result.stderr
-    assert f"9 times {END}, in the text or between documents: left as text" in result.stdout
-    assert sum(check(tmp_path / "out")["tokens"].values()) == 9 * 29
 
 
 def test_it_is_cut_at_the_end_of_a_text():
@@ -518,18 +427,13 @@ def test_tokens_that_are_made_already(script, tmp_path, form):
     assert check(tmp_path / "out")["tokens"]["val"] > 400
 
 
-def test_a_folders_test_bin_is_left_out(script, tmp_path, capsys):
+def test_a_folders_test_bin_is_left_out(script, tmp_path):
+    """Unless it is named."""
     for name, ids in dict(train=IDS, val=IDS[-30:], test=IDS[-50:], latest=IDS[:20]).items():
         (tmp_path / f"{name}.bin").write_bytes(np.array(ids, "<u2").tobytes())
-    out, test = tmp_path / "out", tmp_path / "test.bin"
+    out = tmp_path / "out"
     assert ids_of(script, out, tmp_path) == IDS[:20] + IDS + IDS[-30:]
-    assert f"left out, to test with: {test} (" in capsys.readouterr().out.splitlines()[0]
-    # Where it is named, or nothing else is there, it is taken.
-    assert ids_of(script, out, test) == IDS[-50:]
-    for name in ("train", "val", "latest"):
-        (tmp_path / f"{name}.bin").unlink()
-    assert ids_of(script, out, tmp_path) == IDS[-50:]
-    assert "left out" not in capsys.readouterr().out
+    assert ids_of(script, out, tmp_path / "test.bin") == IDS[-50:]
 
 
 def file(name: str, content: bytes):
@@ -555,16 +459,11 @@ TOKENS = np.array(IDS, "<u2").tobytes()
 
 
 @pytest.mark.parametrize(("files", "says"), [
-    *((file("a", text), "a is empty") for text in (b"", b" \n")),
-    (file("a", b"ab"), "too short"),
+    (file("a", b" \n"), "a is empty"), (file("a", b"ab"), "too short"),
     (file("a.gz", ZIPPED[:-9]), "a.gz is cut off"),
     (file("a.gz", ZIPPED[:-8] + bytes(8)), "a.gz is damaged: .*incorrect data check"),
-    (file("a.gz", ZIPPED + b"more"), "a.gz is damaged"),
     (file("a.zst", ZSTD[:-2]), "a.zst is cut off"),
-    (file("a.zst", ZSTD + b"more"), "a.zst is damaged"),
     (file("a.bz2", bz2.compress(b"text\n" * 99)[:-2]), "a.bz2 is cut off"),
-    (file("a.bz2", bz2.compress(b"text\n" * 99) + b"more"), "a.bz2 is damaged"),
-    (file("a.xz", lzma.compress(b"text\n" * 99)[:-2]), "a.xz is cut off"),
     (file("a.xz", lzma.compress(b"text\n" * 99)[:-2] + b"no"), "a.xz is damaged"),
     *((file(name, content), f"{name} .*{says}") for content, says in (
         (LFS, "Git LFS.*git lfs pull"), (ZIPPED_FILES, "zip.*unpack"), (b"%PDF-1.4\ntext", "PDF"),
@@ -578,29 +477,23 @@ TOKENS = np.array(IDS, "<u2").tobytes()
      r"a.jsonl is not JSON lines: one object a line \(see line 4\)"),
     (file("a.jsonl", b"[" * 100_000), "not JSON lines: .* line 1"),
     (file("a.json", b'[{"text": "a"}]'), r"a.json is not JSON lines: one object a line .* line 1"),
-    (file("a.jsonl", b'[{"text": "a"}]'), "a.jsonl is not JSON lines"),
     (file("a.json", b'\n{\n  "text": "a"\n}\n'), "a.json is not JSON lines: .* line 2"),
-    (file("a.json.gz", gzip.compress(b'[\n{"text": "a"}\n]')), "a.json.gz is not JSON lines"),
     (file("a", b'{"text": "a"}\n{"content": "b"}'), "a, line 2 has no text in 'text'"),
     (file("a", b'{"text": "a"}\n["b"]'), "a is not JSON lines: .* line 2"),
     *((file("a", text), "a is not JSON lines: .* line 1") for text in (  # what no name tells
-        b'[{"text": "a"}]', b'[\n {\n', b'["a", "b"]', b'[ "a" ]', b'{\n "text": "a"\n}\n')),
+        b'[{"text": "a"}]', b'[\n {\n', b'[ "a" ]', b'{\n "text": "a"\n}\n')),
     (file("a.jsonl", b'{"text": ""}\n'), "a.jsonl is empty"),
     (file("a.bin", TOKENS[:-1]), "a.bin is cut off, or not uint16: it has 10,005 bytes"),
     (file("a.bin", TOKENS + b"\x51\xc4"), "a.bin has id 50,257: GPT-2's end with 50,256"),
     (file("a.bin", b"\x93NUMPY\x01\x00" + bytes(120) + TOKENS), "a.bin is a NumPy file"),
     (file("a.bin", np.array(IDS, "<u4").tobytes()), r"a.bin looks like 32-bit ids \(every second"),
-    (file("a.bin", np.array(IDS, "<i8").tobytes()), "a.bin looks like 32-bit ids"),
     (lambda folder: file("a", parquet(folder / "b", text=DOCUMENTS).read_bytes()[:-20])(folder),
      "a is damaged: "),
     (lambda folder: [parquet(folder / "a", text=[1, 2])], "no column 'text' .*but: text int64"),
-    (lambda folder: [parquet(folder / "a", text=[["b"]])], "but: text list<element: string>"),
     (lambda folder: [parquet(folder / "a", id=[1], content=["b"])],
      "no column 'text' of strings, but: id int64, content string"),
-    (lambda folder: [llm_c(folder / "a", IDS, version=2)], r"format and version \[20240520, 2\]"),
     (lambda folder: [llm_c(folder / "a", IDS, 20240801, 7)], r"format and version \[20240801, 7\]"),
     (lambda folder: [llm_c(folder / "a", IDS, count=6000)], "cut off: 5,003 of 6,000 tokens"),
-    (lambda folder: [llm_c(folder / "a", [])], "a is empty"),
     (lambda folder: [folder], "is a folder without tokens"),
     (lambda folder: [llm_c(folder / "a", IDS), *file("b", b"text")(folder)], "one kind at a time"),
     (lambda folder: [*file("meta.pkl", b"")(folder), *file("a.bin", TOKENS)(folder)][1:],
@@ -618,51 +511,23 @@ def test_what_is_refused(script, tmp_path, files, says):
     assert check(out) == before
 
 
-@pytest.mark.parametrize("package, how", [
-    ("zstandard", "pip install zstandard"), ("pyarrow", "pip install pyarrow"),
-    ("lzma", "another build of Python")])
-def test_what_is_missing_is_named(script, tmp_path, monkeypatch, package, how):
+@pytest.mark.parametrize("package", ["zstandard", "pyarrow"])
+def test_what_is_missing_is_named(script, tmp_path, monkeypatch, package):
     path = parquet(tmp_path / "a", text=DOCUMENTS)
-    if package != "pyarrow":
-        path.write_bytes(ZSTD if package == "zstandard" else lzma.compress(b"text"))
+    if package == "zstandard":
+        path.write_bytes(ZSTD)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(script.UserError, match=f"a needs {package}: .*{how}"):
+    with pytest.raises(script.UserError, match=f"a needs {package}: .*pip install {package}"):
         script.prepare([str(path)], tmp_path / "out")
 
 
-@pytest.mark.slow
-def test_tokens_without_their_tokenizer(tmp_path):
-    path, out = llm_c(tmp_path / "a.bin", IDS), tmp_path / "out"
-    result = prepare(out, path)
-    assert result.returncode == 1 and not [*out.iterdir()]
-    assert result.stderr.splitlines()[0].endswith("tokens need GPT-2's tokenizer beside them")
-
-
-PACKS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
-
-
-@pytest.mark.parametrize("name", [
-    *(f"a.{kind}{pack}" for kind in ("txt", "jsonl") for pack in PACKS), "a.parquet", "nanoGPT",
-    "llm.c"])
-def test_it_is_trained_on(script, bench, tmp_path, monkeypatch, name):
-    """What is made of each format is what the scripts read."""
-    path, text = tmp_path / name, END.join(DOCUMENTS).encode()
-    if name == "nanoGPT":
-        path.mkdir()
-        for part, ids in (("train", IDS), ("val", IDS[-30:])):
-            (path / f"{part}.bin").write_bytes(np.array(ids, "<u2").tobytes())
-    elif name == "llm.c":
-        llm_c(path, IDS)
-    elif name == "a.parquet":
-        parquet(path, text=DOCUMENTS)
-    else:
-        pack = PACKS.get(path.suffix, bytes)
-        path.write_bytes(pack(json_lines(*DOCUMENTS) if "jsonl" in name else text))
-    bench.data = tmp_path / "out"
+def test_it_is_trained_on(script, bench, tmp_path, monkeypatch):
+    """What is made is what the scripts read."""
+    path, bench.data = tmp_path / "a.jsonl", tmp_path / "out"
+    path.write_bytes(json_lines(*DOCUMENTS))
     script.prepare([str(path)], bench.data)
     monkeypatch.setattr(bench.stages["00_orig"], "sample", lambda *_: "")  # of ids without words
-    result = bench.main("00_orig", "--max-steps", 6)
-    assert result.returncode == 0, result.stderr
+    assert bench.main("00_orig", "--max-steps", 6).returncode == 0
     start, *_, log, _, end = bench.record()
-    assert start["data"]["corpus"].startswith("train.bin" if name == "nanoGPT" else name)
-    assert (log["step"], end["status"]) == (5, "complete") and log["val_loss"] > 0
+    assert (start["data"]["corpus"], end["status"]) == ("a.jsonl", "complete")
+    assert log["step"] == 5 and log["val_loss"] > 0

@@ -1,54 +1,40 @@
-"""The patches lead from script to script, each stage is a whole program, and edits travel."""
+"""The patches lead from script to script, edits travel, and variants can be composed."""
 
-import hashlib
-import importlib.util
-import math
 import os
 import re
-import runpy
 import shlex
 import shutil
 import signal
 import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import combinations
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch
 from conftest import (
     ROOT,
+    SMALL,
     TINY,
+    call_main,
+    in_float32,
     load,
     read_record,
     run_python,
-    settings_restored,
-    skip_without,
-    small,
+    without_bfloat16,
     write_tokens,
 )
-from test_model import (
-    TWENTY_STEPS,
-    largest_difference,
-    losses_of,
-    model_of,
-    windows_of,
-    with_weights_of,
-)
-from test_runs import END
 
 from bench import commands
+from bench.catalogue import Scripts
+from bench.common import UserError
 from bench.studies import all_studies
+from patches import stack
 
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"
-stack = load(ROOT / "patches" / "stack.py")
 PATCHES, VARIANTS = stack.load(ROOT), stack.load_variants(ROOT)
 SERIES = [patch.name for patch in PATCHES[:-1]]
-# In float32, in which 13 has nothing to round.
-UNCHANGED = [patch.name for patch in PATCHES[:-1]
-             if patch.fields["Loss"] == "unchanged" or patch.name == "13-loss-in-graph"]
-NEEDS = {variant.name: variant.fields.get("Needs", "") for variant in VARIANTS}
-# tests/test_runs.py runs 00 and 02.
-ON_ONE_DEVICE = SERIES + [v.name for v in VARIANTS if v.base == Path(LAST).stem]
 
 
 # The stack of this repository.
@@ -59,15 +45,7 @@ def test_series_leads_from_script_to_script():
     for patch, end in zip(PATCHES, [None] * (len(SERIES) - 1) + [LAST, DDP], strict=True):
         before, text = text, patch.apply(text)
         assert patch.apply(text, reverse=True) == before
-        if end:
-            sums = [hashlib.sha256(t).hexdigest() for t in (text, (ROOT / end).read_bytes())]
-            assert sums[0] == sums[1], end
-
-
-def test_the_command_line():
-    result = run_python(ROOT / "patches" / "stack.py", "verify", cwd=ROOT / "tests")
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith(f"ok: {FIRST} + {len(SERIES)} patches = {LAST}")
+        assert not end or text == (ROOT / end).read_bytes(), end
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git isn't installed")
@@ -82,65 +60,6 @@ def test_git_applies_the_patches(tmp_path):
                                     capture_output=True, text=True)
             assert result.returncode == 0, result.stderr
         assert (tmp_path / f"{patch.base}.py").read_bytes() == scripts[patch.name]
-
-
-@pytest.fixture(scope="session")
-def written(tmp_path_factory) -> Path:
-    """Every stage and variant, written out."""
-    out = tmp_path_factory.mktemp("stages")
-    stack.write_all({out / stack.file_of(n): text for n, text in stack.rebuild_all(ROOT).items()})
-    return out
-
-
-def test_stages_lint(written):
-    if not importlib.util.find_spec("ruff"):
-        pytest.skip("ruff isn't installed")
-    config = ROOT / "pyproject.toml"
-    result = run_python("-m", "ruff", "check", "--no-cache", "--config", config, written)
-    assert result.returncode == 0, result.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", ON_ONE_DEVICE)
-def test_stage_runs(stage, written, tmp_path, capsys):
-    skip_without(NEEDS.get(stage, ""))
-    script = tmp_path / stack.file_of(stage)
-    script.write_text(small((written / script.name).read_text()))
-    plain = ["--no-compile"] if b"compile: bool" in script.read_bytes() else []
-    options = [
-        *TINY, "--context-length", 4, "--eval-windows", 1, "--device", "cpu",
-        "--data", write_tokens(tmp_path / "data"), "--results-dir", tmp_path / "results",
-        "--max-steps", 3, "--eval-freq", 1, *plain,
-    ]
-    with settings_restored(), pytest.raises(SystemExit) as ended:
-        sys.argv = [str(script), *map(str, options)]
-        runpy.run_path(str(script), run_name="__main__")
-    assert not ended.value.code, capsys.readouterr().err
-    start, *logs, epoch, end = read_record(tmp_path / "results")
-    assert (start["event"], epoch["event"], end["event"]) == ("start", "epoch", "end")
-    assert start["stage"] == script.stem
-    assert start["source_sha256"] == hashlib.sha256(script.read_bytes()).hexdigest()
-    assert [log["step"] for log in logs] == [0, 1, 2]
-    assert all(math.isfinite(log[part]) for log in logs for part in ("train_loss", "val_loss"))
-    assert end.keys() == END and end["status"] == "complete" and end["error"] is None
-
-
-@pytest.mark.parametrize("stage", UNCHANGED)
-def test_same_losses_as_the_stage_before(stage, written, tmp_path):
-    """From the same weights, in float32, uncompiled."""
-    folder, models = write_tokens(tmp_path), []
-    stages = ["00_orig", *SERIES]
-    for name in (stages[stages.index(stage) - 1], stage):
-        script = load(written / stack.file_of(name))
-        models.append((script, *model_of(script, **TWENTY_STEPS)))
-    before, after = models[0][1], models[1][1]
-    if before.state_dict().keys() == after.state_dict().keys():
-        after.load_state_dict(before.state_dict())
-    else:
-        with_weights_of(before, after)
-    rows = [losses_of(*each, windows_of(each[0], folder)) for each in models]
-    assert rows[0][-1][2] < rows[0][0][2] - 0.4  # it learns
-    assert largest_difference(*rows) < 1e-5
 
 
 # A small stack of its own: "scripts" of 70 lines, in which each patch changes one.
@@ -240,15 +159,6 @@ def tree(tmp_path, monkeypatch, capsys) -> Tree:
 # What the commands show and write.
 
 
-def test_a_patch_file_in_full():
-    before = b"import os\n\n\nclass Model:\n    a = 1\n    b = 2\n    c = 3\n    d = 4\n"
-    data = patch_of("patches/01-one.patch", "00_orig", before, before.replace(b"4", b"5"))
-    assert data == HEADER.format("01-one", "00_orig").encode() + (
-        b"--- a/00_orig.py\n+++ b/00_orig.py\n@@ -5,4 +5,4 @@ class Model\n"
-        b"     a = 1\n     b = 2\n     c = 3\n-    d = 4\n+    d = 5\n"
-    )
-
-
 @pytest.mark.parametrize("before, after", [
     (b"a\n", b"b\na\n"), (b"a\n", b"a\nb\n"), (b"a\nb\n", b"a\n"), (b"a\n", b"b\n"),
     (b"-- a\n++ a\n", b"++ a\n@@ a\n"), (b"a\n" * 40, b"b\n" + b"a\n" * 38 + b"b\n"),
@@ -293,62 +203,7 @@ def test_write(tree):
     )
 
 
-def test_the_names_of_a_script(tree):
-    scripts = stack.rebuild_all(tree.root)
-    assert list(scripts) == EVERY
-    for name, same in (("00_orig", "00_orig"), ("2", "02-second"), ("profile", "profile"),
-                       ("01_opt_single_gpu", "03-third"), ("02_opt_multi_gpu_ddp", "ddp"),
-                       (LAST, "03-third"), ("variant-profile.py", "profile")):
-        assert stack.find(name, scripts) == same
-    with pytest.raises(stack.StackError, match="no patch 'x'"):
-        stack.find("x", scripts)
-
-
-def test_output_into_a_closed_pipe(tree, monkeypatch):
-    reading, writing = os.pipe()
-    os.close(reading)
-    with open(writing, "w") as pipe, monkeypatch.context() as context:
-        context.setattr(sys, "stdout", pipe)
-        assert stack.main(["show", "ddp"], tree.root) == 0
-    assert tree.capsys.readouterr() == ("", "")
-
-
-# Published figures.
-
-
-@pytest.mark.parametrize("text, expected", [
-    ("27,648 tok/sec, 26.2422 GB", (27648.0, 26.2422, 1)),
-    ("419,259 tok/sec, 22.7969 GB on 4 GPUs", (419259.0, 22.7969, 4)),
-    ("1,234,567 tok/sec,\n  0.5 GB", (1234567.0, 0.5, 1)),
-    *((text, None) for text in (
-        "", "27648 tok/sec, 26.2422 GB", "27,648 tok/s, 26.2422 GB", "27,648 tok/sec", "fast",
-        "27,648 tok/sec, 26.2422 GB on 4 A100s", "27,648 tok/sec, 26.2422 GB.",
-        "27,64 tok/sec, 26 GB")),
-])
-def test_published_figures(tree, text, expected):
-    tree.edit("patches/02-second.patch", "Source: this test\n",
-              f"Source: this test\nPublished: {text}\n")
-    if expected is None:
-        tree.refuses("list", says="patches/02-second.patch: its header needs Published: ")
-        return
-    first, second, *_ = stack.load(tree.root)
-    found = second.published
-    assert (found.tok_per_sec, found.reserved_gb, found.gpus) == found == expected
-    assert first.published is None
-    tree.does("verify")
-
-
 # Edits.
-
-
-@pytest.mark.parametrize("file", [FIRST, LAST, DDP, "build/stages/02-second.py",
-                                  "build/stages/variant-profile.py"])
-def test_refresh_changes_no_byte_of_an_unchanged_tree(tree, file):
-    tree.does("write")
-    before = tree.files()
-    into = ["--into", "2"] if file == LAST else []
-    assert tree.does("refresh", file, *into) == "nothing to change\n"
-    assert tree.files() == before
 
 
 @pytest.fixture
@@ -435,15 +290,6 @@ def test_words_of_a_line_are_merged(mine, edit, both):
         stack.merge(base, ours, theirs, "it")
 
 
-def test_help_text_of_the_real_00_on_a_line_that_a_patch_changes(real_tree):
-    """--batch-size has another default from rung 10 on."""
-    tree, text = real_tree, "windows of a step"
-    tree.edit(FIRST, "windows per step and process", text)
-    tree.does("refresh", FIRST)
-    assert len(tree.holders(f'option(8, "{text}"')) == 10
-    assert len(tree.holders(text)) == 1 + len(PATCHES + VARIANTS)
-
-
 def test_a_conflict_says_what_to_type(tree):
     """And that leads to its end."""
     tree.edit(FIRST, "line 5\n", "edited\n")
@@ -462,17 +308,6 @@ def test_a_conflict_says_what_to_type(tree):
     assert tree.holders("second of other\n") == EVERY[2:]
 
 
-def test_conflict_changes_nothing(tree):
-    tree.does("write")
-    tree.edit(FIRST, "line 20\n", "edited\n")
-    tree.refuses("refresh", FIRST, says="02-second conflicts with the edit at line 20, .*; nothing")
-    before = tree.files()
-    tree.refuses("refresh", FIRST, "--until", "0", says="00_orig doesn't come after 00_orig")
-    tree.does("refresh", FIRST, "--until", "2")  # which replaces that line in any case
-    assert tree.holders("edited\n") == ["00_orig", "01-first"]
-    assert LAST not in tree.changed(before)
-
-
 def test_conflict_with_variants_names_them_and_changes_nothing(tree):
     tree.edit(FIRST, "line 50\n", "edited\n")
     tree.refuses("refresh", FIRST, says="profile conflicts with the edit at line 50")
@@ -484,10 +319,8 @@ def test_conflict_with_variants_names_them_and_changes_nothing(tree):
 
 
 @pytest.mark.parametrize("edited, other", [
-    (FIRST, LAST), (FIRST, DDP), (LAST, FIRST), (LAST, DDP), (DDP, FIRST), (DDP, LAST),
-    ("build/stages/02-second.py", FIRST), (FIRST, "build/stages/02-second.py"),
-    ("build/stages/variant-profile.py", LAST), (FIRST, "build/stages/variant-profile.py"),
-])
+    (FIRST, LAST), (LAST, FIRST), (LAST, DDP), (DDP, FIRST), ("build/stages/02-second.py", FIRST),
+    (FIRST, "build/stages/variant-profile.py")])
 def test_second_edited_file_is_refused(tree, edited, other):
     tree.does("write")
     tree.edit(edited, "line 5\n", "edited\n")
@@ -511,21 +344,14 @@ def new(name: str, *more: str, **fields: str) -> list[str]:
     return ["new", name, *(f"--{key}={text}" for key, text in (NEW | fields).items()), *more]
 
 
-def study(text: str) -> list[str]:
-    """What `new` says to type next where the study `text` measures the patch."""
-    return ["python patches/stack.py verify", *(f"python measure.py {text}{options}" for options in
-            (" --dry-run", ""))]
-
-
-def next_of(out: list[str]) -> list[str]:
-    """The commands that `new` says to type next; each is one that the programs take."""
-    typed = [line.removeprefix("  ") for line in out[out.index("next:") + 1:]]
-    for program, *words in (shlex.split(line.removeprefix("python ")) for line in typed):
-        if program == "measure.py":
-            commands.make_parser(all_studies()).parse_args(words)
-        elif program == "patches/stack.py":
-            stack.parse_arguments(words)
-    return typed
+def next_of(out: str) -> str:
+    """The study that `new` says to type next; each command is one that the programs take."""
+    _, (python, file, *words), (_, program, *study) = map(
+        shlex.split, out[out.index("next:"):].splitlines())
+    assert [python, file, program] == ["python", "patches/stack.py", "measure.py"]
+    stack.parse_arguments(words)
+    commands.make_parser(all_studies()).parse_args(study)
+    return shlex.join(study)
 
 
 def test_edit_of_01_becomes_a_technique(tree):
@@ -536,11 +362,11 @@ def test_edit_of_01_becomes_a_technique(tree):
     tree.refuses(*new("trial", text="--- a line like a diff's"), says="prose and a blank line")
     tree.refuses(*new("Trial"), says="'Trial' .*isn't a name")
     tree.refuses(*new("ddp"), says="'ddp' .*isn't a name")
-    tree.refuses(*new("trial", "--base", "02"), says="--base and --slot are for a --variant")
-    tree.refuses(*new("trial", slot="trial"), says="--base and --slot are for a --variant")
-    out = tree.does(*new("trial", published="28,402 tok/sec, 26.2422 GB")).splitlines()
-    assert out[:3] == ["patches/04-trial.patch", DDP, "patches/series"]
-    assert next_of(out) == study("ladder --rungs 3-4")  # with the one before it
+    tree.refuses(*new("trial", "--base", "02"), says="--variant")
+    tree.refuses(*new("trial", slot="trial"), says="--variant")
+    out = tree.does(*new("trial", published="28,402 tok/sec, 26.2422 GB"))
+    assert out.splitlines()[:3] == ["patches/04-trial.patch", DDP, "patches/series"]
+    assert next_of(out) == "ladder --rungs 3-4"  # with the one before it
     assert tree.holders("edited\n") == ["04-trial", *EVERY[4:]]
     patch = tree.does("show", "4")
     assert "Base: 03-third\nLoss: unchanged\n" in patch and "\n+edited\n" in patch
@@ -549,18 +375,12 @@ def test_edit_of_01_becomes_a_technique(tree):
     assert stack.load(tree.root)[3].published == (28402.0, 26.2422, 1)
 
 
-@pytest.mark.parametrize("file, base, slot, following, more", [
-    (LAST, "01_opt_single_gpu", "data", study("variants --names data-trial"), []),
-    (LAST, "01_opt_single_gpu", "data", study("variants --names data-trial"), ["--base", "01"]),
-    (DDP, "02_opt_multi_gpu_ddp", "ddp", study("variants ddp"), ["--base", "02"]),
-    (DDP, "02_opt_multi_gpu_ddp", "parallel", study("variants parallel"), ["--base", "02"]),
-    (DDP, "02_opt_multi_gpu_ddp", "link", [  # of a slot that no study measures
-        "python patches/stack.py verify", "python patches/stack.py write link-trial",
-        "torchrun --standalone --local-addr 127.0.0.1 --nproc_per_node=2"
-        " build/stages/variant-link-trial.py",
-    ], ["--base", "02"]),
+@pytest.mark.parametrize("file, slot, measure, more", [
+    (LAST, "data", "variants --names data-trial", []),
+    (LAST, "data", "variants --names data-trial", ["--base", "01"]),
+    (DDP, "parallel", "variants parallel", ["--base", "02"]),
 ])
-def test_edit_becomes_a_variant(tree, file, base, slot, following, more):
+def test_edit_becomes_a_variant(tree, file, slot, measure, more):
     def variant(name, **fields):
         return new(name, "--variant", *more, **{"slot": slot} | fields)
 
@@ -571,102 +391,17 @@ def test_edit_becomes_a_variant(tree, file, base, slot, following, more):
     tree.refuses(*variant("4"), says="'4' .*isn't a name")
     tree.refuses(*variant("trial"), says="begin with its Slot:")
     tree.refuses(*variant("trial", slot="Two words"), says="its header needs Slot:")
-    out = tree.does(*variant(name)).splitlines()
-    assert next_of(out) == following
+    tree.refuses(*variant(name, slot=""), says="--slot")
+    assert next_of(tree.does(*variant(name))) == measure
     assert tree.changed(before) == {f"patches/variants/{name}.patch"}  # 01 and 02 are as before
     assert tree.holders("edited\n") == [name]
-    assert f"Base: {base}\nLoss" in (shown := tree.does("show", name))
-    assert f"\nSlot: {slot}\n" in shown
-
-
-@pytest.mark.parametrize("command, lacks", [
-    (["new", "data-trial", "--variant"],
-     "--slot, --technique, --loss, --hardware, --source, --text"),
-    (["new", "data-trial", "--loss", "rounding (of sums)"],
-     "--technique, --hardware, --source, --text"),
-    (new("trial", text=""), "--text"),
-    (new("data-trial", "--variant", technique="it's one", needs="package torch"), "--slot"),
-    (new("data-trial", "--variant", "--base", "01", text="", slot="data"), "--text"),
-])
-def test_new_names_all_that_it_lacks_and_shows_a_whole_command(tree, command, lacks):
-    tree.edit(LAST, "line 5\n", "edited\n")
-    before = tree.files()
-    code, out, error = tree.run(*command)
-    assert (code, out) == (1, "") and tree.files() == before
-    first, _, rest = error.partition("\n")
-    assert first == f"error: new {command[1]} lacks {lacks}; a whole command:"
-    example, says, _ = rest.partition("--slot says")
-    assert bool(says) == ("--slot" in lacks)
-    python, file, *words = shlex.split(example.replace("\\\n", ""))
-    assert (python, file) == ("python", "patches/stack.py")
-    given, whole = (vars(stack.parse_arguments(each)) for each in (command, words))
-    assert {key: whole[key] for key, value in given.items() if value} == {
-        key: value for key, value in given.items() if value}
-    tree.does(*words)
-
-
-def test_new_names_the_slots_that_there_are(capsys):
-    before = {path: path.read_bytes() for path in ROOT.glob("patches/**/*.patch")}
-    assert stack.main(["new", "data-trial", "--variant"]) == 1
-    error = " ".join(capsys.readouterr().err.split())
-    there = sorted({variant.fields["Slot"] for variant in VARIANTS if "Slot" in variant.fields})
-    assert len(there) > 10 and f"There are {', '.join(there)};" in error
-    assert {path: path.read_bytes() for path in ROOT.glob("patches/**/*.patch")} == before
-
-
-def test_new_patch_with_a_second_edited_file_is_refused(tree):
-    tree.edit(LAST, "line 5\n", "edited\n")
-    tree.edit(DDP, "line 6\n", "edited\n")
-    for command in (new("trial"), new("trial", "--variant", slot="trial")):
-        tree.refuses(*command, says=f"only {LAST} may be edited, but {DDP}")
+    patch = tree.does("show", name)
+    assert f"Base: {Path(file).stem}\nLoss" in patch and f"\nSlot: {slot}\n" in patch
 
 
 def test_new_patch_that_conflicts_with_a_variant_is_refused(tree):
     tree.edit(LAST, "line 50\n", "edited\n")
     tree.refuses(*new("trial"), says="profile conflicts with the edit at line \\d+")
-
-
-def test_the_worked_example_of_contributing(real_tree):
-    """Its edit fits 01, its commands print what stands there, and its script trains."""
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```\n\$ (.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 6
-    (diff, edit), *others = map(typed_and_printed, blocks)
-    assert diff == ["git", "diff", "-U1"]
-    lines = [line for line in edit.splitlines(keepends=True) if line[0] in " +-"]
-    sides = ["".join(line[1:] for line in lines if line[0] in signs) for signs in (" -", " +")]
-    real_tree.edit(LAST, *sides)
-    for (_, program, *words), printed in others:
-        if program == "patches/stack.py":
-            pattern = re.escape(printed).replace("…", ".*")
-            assert re.fullmatch(pattern, out := real_tree.does(*words)), out
-            if words[0] == "new":
-                name = words[1]
-        elif program == "-m":
-            assert words[0] == "pytest" and words[-1] == name
-            assert all((ROOT / word).is_file() for word in words if word.endswith(".py"))
-        else:
-            args = commands.make_parser(all_studies()).parse_args(words)
-            assert program == "measure.py" and args.command == "variants" and args.names == name
-    assert re.search(rf"^\| {name} \|", others[-1][1], re.MULTILINE)  # the row in the table
-    real_tree.does("write", name)
-    script = load(real_tree.root / stack.WRITTEN / stack.file_of(name))
-    windows = windows_of(script, write_tokens(real_tree.root / "data"))
-    losses = losses_of(script, *model_of(script, **TWENTY_STEPS), windows)
-    assert losses[-1][2] < losses[0][2] - 0.4  # it learns
-
-
-def typed_and_printed(block: str) -> tuple[list[str], str]:
-    """The words of the command that a block of the page begins with, and what follows it."""
-    lines = block.splitlines(keepends=True)
-    for count in range(1, len(lines) + 1):
-        try:
-            words = shlex.split("".join(lines[:count]).replace("\\\n", ""))
-        except ValueError:  # an open quotation
-            continue
-        if not lines[count - 1].endswith("\\\n"):
-            return words, "".join(lines[count:])
-    raise AssertionError(block)
 
 
 # Damage.
@@ -678,42 +413,28 @@ DAMAGE = [
     (r"@@ -\d+,", "@@ -8,", "hunk 1 doesn't match {base} at line 8 .*`refresh`"),
     (r"(@@ -.*) \+\d+,", r"\1 +8,", r"hunk 1 doesn't match {base} at line \d+"),
     (r"\n@@ .*", "\n@@ here @@", "hunk 1 has no @@"),
-    (r"\n@@ (.*\n)+", "\n", "hunk 1 has no @@"),
     (r"\Z", "\\\\ No newline at end of file\n", "hunk 1 doesn't have the lines"),
     (r"\n--- .*", r"\n--- a/x.py", r"its diff has to begin with --- a/{base} and \+\+\+ b/{base}"),
-    (r"\n\+\+\+ .*", r"\n+++ b/01-first.py", "its diff has to begin with"),
     (r"Hardware: .*\n", "", "its header needs Hardware"),
-    (r"Source: (.*\n)+?\n", "Source:\n\n", "its header needs Source"),
     (r"Loss: .*\n(  .*\n)*", "Loss: small\n", "its header needs Loss"),
-    (r"Base: .*\n", "Base 00_orig\n", "its header needs Base"),
     (r"Base: .*\n", "Base: ddp\n", "its Base: has to be "),
+    ("^", "Published: 27648 tok/sec, 26.2422 GB\n", "its header needs Published: "),
     (r"Loss: ", "Loss: unchanged\nLoss: ", "its header has Loss: twice"),
-    (r"Source: ", "Sources: ", "its header has an unknown field Sources"),
+    (r"Source: ", "Sources: ", "its header has Sources: .*unknown"),
     (r"\n\n(.+\n)+\n", "\n\n", "prose and a blank line"),
     (r"\n\Z", "\r\n", r"every line has to end with \\n"),
 ]
 DAMAGED_VARIANT = [
-    ("^", "Slot: data\n", "a variant's name has to begin with its Slot:"),
     ("^", "Slot: prof\n", "a variant's name has to begin with its Slot:"),  # not a whole word
-    ("^", "Slot: Two Words\n", "its header needs Slot:"),
     ("^", "Measure: --text 'open\n", "its Measure: can't be read: No closing quotation"),
-    ("^", "Needs: package torch.nn\n", "its header needs Needs:"),
     ("^", "Needs: luck\n", "its header needs Needs:"),
     ("^", "Excludes: \n", "its header needs Excludes:"),
-    ("Base: .*", "Base: 03-third", "its Base: has to be 01_opt_single_gpu or 02_opt"),
 ]
-
-
-def test_an_edit_that_is_not_carried_on_is_named(tree):
-    """By every command that needs the scripts; the patches' line numbers tell a user nothing."""
-    tree.edit(FIRST, "line 20\n", "edited\n")
-    tree.refuses("verify", says=r"00_orig.py was edited \(patches/02-second.patch: .*\): `python "
-                 "patches/stack.py refresh 00_orig.py` carries the edit through the patches")
 
 
 @pytest.mark.parametrize("file, pattern, replacement, says", [
     *(("01-first", *damage) for damage in DAMAGE),
-    *(("variants/profile", *damage) for damage in DAMAGE + DAMAGED_VARIANT),
+    *(("variants/profile", *damage) for damage in DAMAGED_VARIANT),
     ("02-second", "Base: .*", "Base: 00_orig", "its Base: has to be 01-first"),
     ("ddp", "Base: .*", "Base: 03-third", "its Base: has to be 01_opt_single_gpu"),
 ])
@@ -786,9 +507,196 @@ def test_renaming_is_not_interrupted(tmp_path, monkeypatch, request):
     assert stack.write_all(files) == []
 
 
-def test_a_thread_may_write(tmp_path):
-    """Python lets only the main thread say what a signal does."""
-    files = {tmp_path / name: b"new" for name in ("one", "two")}
-    with ThreadPoolExecutor() as threads:
-        assert threads.submit(stack.write_all, files).result() == list(files)
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == files
+# Scripts of one's own.
+
+
+# Reviewed: these change the same lines, and would not be right if they were joined.
+CONFLICTS = {
+    ("compile-mode", "embedding-eager"), ("compile-switch", "embedding-eager"),
+    ("precision-fp16", "step-accumulation"),  # every piece's gradients have to be scaled
+    *(("profile", f"schedule-{name}") for name in ("cosine", "scaled", "wsd")),
+    ("checkpoint-resume", "profile"),
+    *((f"ddp-{name}", f"parallel-{other}") for name in ("compression", "options")
+      for other in ("deepspeed", "sharded")),
+    ("attention-backend", "parallel-sharded"), ("attention-backend", "model-skips"),
+    ("data-workers", "timeout-ranks"),
+    ("loop-accelerate", "precision-fp16"), ("loop-accelerate", "step-accumulation"),
+    *((f"optimizer-{name}", f"parallel-{other}")
+      for name in ("adafactor", "adamw-8bit", "foreach", "muon") for other in ("muon", "zero1")),
+    ("parallel-deepspeed", "precision-fp16"), ("parallel-deepspeed", "step-accumulation"),
+    ("parallel-sharded", "precision-float8"),
+    ("memory-offload", "precision-autocast"), ("memory-offload", "precision-fp16"),
+    # Whose head knows neither float8 nor a soft cap; nor does either of these know the other.
+    *((f"head-{name}", other) for name in ("cce", "liger", "pytorch")
+      for other in ("model-mixture", "model-skips", "precision-float8")),
+    ("model-skips", "precision-float8"),
+    *(("compile-blocks", name) for name in (
+        "embedding-eager", "head-cce", "head-liger", "head-pytorch", "model-mixture",
+        "optimizer-in-backward")),
+    ("loop-accelerate", "optimizer-in-backward"), ("optimizer-in-backward", "precision-fp16"),
+    ("optimizer-in-backward", "step-accumulation"),
+    *((name, "optimizer-in-backward") for name in (
+        "compile-mode", "compile-switch", "embedding-eager")),
+}
+CONFLICTS_WITH_02 = {
+    "compile-blocks", "compile-mode", "compile-switch", "data-on-device", "embedding-eager",
+    "loop-accelerate", "optimizer-in-backward",
+}
+
+
+@pytest.fixture
+def made_once(monkeypatch):
+    """The scripts, however often one is composed."""
+    for function in ("rebuild_all", "load_variants"):
+        monkeypatch.setattr(stack, function, cache(getattr(stack, function)))
+
+
+@pytest.mark.slow
+def test_all_pairs_merge_but_those_that_were_reviewed(made_once):
+    conflicts = set()
+    for one, other in combinations(VARIANTS, 2):
+        pair, on_02 = (one.name, other.name), Path(DDP).stem in (one.base, other.base)
+        if on_02 and CONFLICTS_WITH_02 & {*pair}:
+            continue
+        try:
+            note = stack.compose(list(pair)).partition(b"\n")[0].decode()
+            assert note.startswith(f"# {DDP if on_02 else LAST} with {', '.join(pair)}; ")
+        except stack.Conflict:
+            conflicts.add(pair)
+        except stack.StackError as error:
+            assert "exclude each other" in str(error)
+    assert conflicts == CONFLICTS, f"to be reviewed, and added or removed: {conflicts ^ CONFLICTS}"
+
+
+def test_composed_alone_it_is_the_variant_and_on_02_too(made_once):
+    scripts, conflicts = stack.rebuild_all(ROOT), set()
+    for variant in VARIANTS:
+        note, _, text = stack.compose([variant.name]).partition(b"\n")
+        assert text == scripts[variant.name] and variant.name.encode() in note
+        try:
+            assert b"import torch.distributed as dist" in stack.compose([variant.name], DDP)
+        except stack.Conflict:
+            conflicts.add(variant.name)
+    assert conflicts == CONFLICTS_WITH_02
+
+
+@pytest.mark.parametrize(("base", "names", "options"), [
+    ("01", ["step-accumulation", "memory-checkpoint", "optimizer-muon", "precision-autocast",
+            "compile-mode"], ["--micro-batches", "2"]),
+    ("01", ["optimizer-muon", "compile-blocks", "model-modern", "model-skips", "schedule-wsd",
+            "gc-freeze", "memory-budget"], ["--polar-express", "--normuon", "--cautious-decay"]),
+    ("01", ["optimizer-muon", "model-skips", "precision-stochastic", "memory-checkpoint"],
+     ["--dtype", "bfloat16"]),
+    ("02", ["model-modern", "model-skips", "optimizer-muon", "precision-autocast",
+            "schedule-wsd"], []),
+    ("02", ["step-accumulation", "memory-selective", "schedule-scaled"], ["--micro-batches", "2"]),
+    ("02", ["parallel-muon", "model-skips", "schedule-wsd"], []),
+])
+def test_a_composed_script_trains(tmp_path, base, names, options):
+    own = tmp_path / "own.py"
+    result = run_python(ROOT / "patches" / "stack.py", "compose", *names, "--base", base, "--out",
+                        own)
+    assert result.returncode == 0, result.stderr
+    data = write_tokens(tmp_path / "data")
+    with mock.patch.dict((script := load(own)).MODELS["cpu-demo"], SMALL), without_bfloat16():
+        result = call_main(script, *TINY, "--device", "cpu", "--data", data, "--results-dir",
+                           tmp_path / "results", "--max-steps", 3, "--no-compile",
+                           *in_float32(script), *options)
+    assert result.returncode == 0, result.stderr
+    start, *_, end = read_record(tmp_path / "results")
+    assert (start["stage"], end["status"]) == ("own", "complete")
+
+
+@pytest.mark.parametrize(("names", "options"), [
+    (["optimizer-muon", "data-workers", "compile-blocks"],
+     {"--polar-express", "--normuon", "--cautious-decay", "--workers"}),
+    (["ddp-options"], {"--bucket-mb", "--static-graph", "--compile-first"}),
+    (["optimizer-adafactor"], set())])  # other defaults of options that there are
+def test_the_options_that_variants_add_are_told(tmp_path, capsys, names, options):
+    own = tmp_path / "own.py"
+    assert stack.main(["compose", *names, "--out", str(own)]) == 0
+    written, *told = capsys.readouterr().out.splitlines()
+    words = " ".join(told).replace("see --help", "").split()
+    assert Path(written).resolve() == own
+    assert {word.strip(",") for word in words if word.startswith("--")} == options
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("no-such", "no variant 'no-such'"), ("gc-freeze", "exists: nothing is overwritten")])
+def test_a_typo_is_told_before_the_file_that_exists(tmp_path, capsys, name, says):
+    own = tmp_path / "own.py"
+    own.write_text("kept\n")
+    assert stack.main(["compose", name, "--out", str(own)]) == 1
+    assert says in capsys.readouterr().err and own.read_text() == "kept\n"
+
+
+@pytest.mark.parametrize(("names", "says"), [
+    (["optimizer-muon", "optimizer-adafactor"], "adafactor and optimizer-muon exclude each other"),
+    (["precision-fp16", "no-such"],
+     "no variant 'no-such'; `python patches/stack.py list` shows their names"),
+    (["parallel-deepspeed", "optimizer-muon"], "parallel-deepspeed and optimizer-muon exclude"),
+    (["precision-fp16", "step-accumulation"], "step-accumulation conflicts with the others at"),
+])
+def test_refused(names, says):
+    with pytest.raises(stack.StackError, match=says):
+        stack.compose(names)
+
+
+def test_lines_that_both_sides_add_are_joined():
+    """Among imports and fields; a field that both change, and any other place, is a conflict."""
+    base = b"import a\nimport b\nclass Config:\n    x: int = 1\ndef f():\n    return 1\n"
+    ours = base.replace(b"import b", b"import c").replace(b"= 1\n", b"= 1\n    y: int = 2\n")
+    theirs = base.replace(b"import b\n", b"import b\nimport d\n").replace(
+        b"= 1\n", b"= 1\n    z: int = 3\n")
+    joined = base.replace(b"import b", b"import c\nimport d").replace(
+        b"= 1\n", b"= 1\n    y: int = 2\n    z: int = 3\n")
+    assert stack.merge(base, theirs, ours, "it", join=True) == joined
+    for line, place in ((b"    x: int = 1", "class Config"), (b"    return 1", "def f")):
+        with pytest.raises(stack.Conflict, match=f"it conflicts with the others at .*{place}"):
+            stack.merge(base, base.replace(line, line + b"2"), base.replace(line, line + b"3"),
+                        "it", join=True)
+    with pytest.raises(stack.Conflict, match="it conflicts with the edit at line 2, the imports"):
+        stack.merge(base, theirs, ours, "it")
+
+
+def test_contributings_clipping_is_of_all_gradients_with_muon_too(tmp_path):
+    """Its example, joined with a variant whose optimizer has several groups."""
+    example = (ROOT / "CONTRIBUTING.md").read_text().split("     loss.backward()\n")[1]
+    added = "".join(line[1:] + "\n" for line in example.splitlines() if line.startswith("+    "))
+    assert added.count("\n") == 2
+    base, muon = (ROOT / LAST).read_bytes(), stack.rebuild_all(ROOT)["optimizer-muon"]
+    place = b"    loss.backward()\n"
+    edited = base.replace(place, place + added.encode())
+    own = tmp_path / "own.py"
+    own.write_bytes(stack.merge(base, edited, muon, "it", join=True))
+    script = load(own)
+    config = script.Config(**SMALL, context_length=16, vocab_size=300, dropout=0.0, batch_size=2,
+                           device=torch.device("cpu"))
+    model = script.GPTModel(config)
+    optimizer = script.make_optimizer(model, config)
+    assert len(optimizer.param_groups) > 1
+    ids = torch.randint(300, (2, 16))
+    with without_bfloat16():
+        script.backward_and_update(1000 * script.compute_loss(model, ids, ids), optimizer)
+    gradients = [weight.grad for weight in model.parameters()]
+    assert torch.nn.utils.get_total_norm(gradients).item() == pytest.approx(1, rel=1e-3)
+
+
+def test_a_run_of_several_variants():
+    """Each part with the first of the options that it measures, or all with options of one's own;
+    its effect on the loss is the larger one, and it is the script that `compose` writes."""
+    scripts = Scripts()
+    name = "data-workers+memory-checkpoint+optimizer-adafactor"
+    base, *runs = scripts.variants(scripts.stage("01"), dict(gpus=0),
+                                   names=f"{name}, {name} --workers 4")
+    assert [run.options for run in runs] == [("--workers", "2"), ("--workers", "4")]
+    assert [run.label for run in runs] == [f"{name} --workers 2", f"{name} --workers 4"]
+    assert {(run.loss, run.compared_to, run.error) for run in runs} == {
+        ("changes", base.name, None)}
+    assert scripts.text(runs[0].script) == stack.compose(name.split("+"))
+    assert scripts.find(name, dict(gpus=0)) == runs[0]
+    assert scripts.find("head-liger+data-workers", dict(gpus=0)).error.startswith("needs ")
+    for wrong, told in (("data-workers+none", "no variant 'none' of 01"),
+                        ("optimizer-muon+optimizer-adafactor", "exclude each other")):
+        with pytest.raises((UserError, stack.StackError), match=told):
+            scripts.variants(scripts.stage("01"), dict(gpus=0), names=wrong)

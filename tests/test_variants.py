@@ -3,7 +3,6 @@
 import gc
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -26,7 +25,6 @@ from conftest import (
     write_tokens,
 )
 from test_model import largest_difference, losses_of, model_of, one_rank, windows_of
-from torch._functorch import config as compiler
 
 from patches import stack
 
@@ -86,19 +84,6 @@ def test_it_trains(scripts, tokens, tmp_path, name, options, needs, compiled):
     assert result.returncode == 0, result.stderr
     start, *_, end = read_record(tmp_path)
     assert (start["stage"], end["status"]) == (f"variant-{name}", "complete")
-
-
-@pytest.mark.parametrize("name", [name for name, patch in VARIANTS.items()
-                                  if patch.fields["Loss"] == "unchanged"])
-def test_unchanged_is_unchanged(scripts, stages, tokens, name):
-    """Same weights, same batches, float32: the losses of its base."""
-    patch, losses = VARIANTS[name], []
-    skip_without(patch.fields.get("Needs", ""))
-    for script in (stages[patch.base], scripts(name)):
-        with one_rank(script):
-            losses.append(losses_of(script, *model_of(script, **STEPS), windows_of(script, tokens)))
-    assert len(losses[0]) == 6 and losses[0][-1][2] < losses[0][0][2]
-    assert largest_difference(*losses) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["step-accumulation", *(
@@ -188,10 +173,13 @@ def test_experts(scripts):
     assert flops == plain_flops + router  # as many products for a token as without experts
 
 
-def test_modern_switched_off_is_01(scripts, stages, tokens):
-    """Without its four changes the model trains as 01's, from the same weights."""
-    off, losses = dict(rotary=False, qk_norm=False, relu_squared=False, zero_init=False), []
-    for script, settings in ((stages["01_opt_single_gpu"], {}), (scripts("model-modern"), off)):
+@pytest.mark.parametrize(("name", "off"), [
+    ("model-modern", dict(rotary=False, qk_norm=False, relu_squared=False, zero_init=False)),
+    ("model-skips", dict(value_embeddings=False, first_skips=False, soft_cap=0.0))])
+def test_a_model_switched_off_is_01s(scripts, stages, tokens, name, off):
+    """It trains as 01's, from the same weights."""
+    losses = []
+    for script, settings in ((stages["01_opt_single_gpu"], {}), (scripts(name), off)):
         model, config = model_of(script, **STEPS, **settings)
         losses.append(losses_of(script, model, config, windows_of(script, tokens)))
     assert largest_difference(*losses) < 1e-6
@@ -222,30 +210,6 @@ def test_modern_attention(scripts):
     y = scores.masked_fill(later, -torch.inf).softmax(-1) @ v
     expected = attention.out(y.transpose(1, 2).flatten(2))
     torch.testing.assert_close(attention(x_BTC), expected, atol=1e-6, rtol=0)  # angles: float32
-
-
-def test_modern_begins_with_a_flat_guess(scripts, stages):
-    """Each block as the identity, and no table of positions among its weights."""
-    script = scripts("model-modern")
-    model, config = model_of(script)
-    x_BT, y_BT = torch.randint(config.vocab_size, (2, 3, 9))
-    assert script.compute_loss(model, x_BT, y_BT).item() == pytest.approx(
-        np.log(config.vocab_size), abs=1e-5)
-    x_BTC = torch.randn(2, 9, config.width)
-    torch.testing.assert_close(model.blocks(x_BTC), x_BTC)
-    plain, _ = model_of(stages["01_opt_single_gpu"])
-    ours, theirs = (script.count_parameters(one, config) for one in (model, plain))
-    assert ours["flops_per_token"] == theirs["flops_per_token"]
-    assert ours["parameters"] == theirs["parameters"] - config.context_length * config.width
-    assert not any("cos" in name or "sin" in name for name in model.state_dict())
-
-
-def test_skips_switched_off_are_01(scripts, stages, tokens):
-    off, losses = dict(value_embeddings=False, first_skips=False, soft_cap=0.0), []
-    for script, settings in ((stages["01_opt_single_gpu"], {}), (scripts("model-skips"), off)):
-        model, config = model_of(script, **STEPS, **settings)
-        losses.append(losses_of(script, model, config, windows_of(script, tokens)))
-    assert largest_difference(*losses) < 1e-6
 
 
 def test_skips_are_a_plain_models(scripts):
@@ -316,30 +280,6 @@ def test_the_heads_products_in_float8(scripts, monkeypatch, shape):
     for dtype, off in ((torch.float8_e4m3fn, 0.05), (torch.float8_e5m2, 0.1)):
         error = (script.Product.of(a, b, dtype) - a @ b).norm() / (a @ b).norm()
         assert off / 4 < error < off if inner == 32 else error == 0
-
-
-@pytest.mark.parametrize(("where", "blocks", "head"), [
-    ("head", False, True), ("blocks", True, False), ("all", True, True)])
-def test_what_is_in_float8(scripts, where, blocks, head):
-    skip_without(VARIANTS["precision-float8"].fields["Needs"].partition(",")[0])
-    script = scripts("precision-float8")
-    model, config = model_of(script, float8=where)
-    script.prepare_model(model, config)
-    kinds = {type(layer).__name__ for layer in model.blocks.modules() if hasattr(layer, "bias")}
-    assert (("Float8Linear" in kinds), script.Product.in_float8) == (blocks, head)
-    assert type(model.head) is torch.nn.Linear  # of log lines and samples
-
-
-def test_the_rate_is_warmed_up_stable_and_decayed(scripts):
-    script = scripts("schedule-wsd")
-    config = script.Config(learning_rate=2.0, warm_up=0.2, decay=0.4)
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=config.learning_rate)
-    schedule, rates = script.make_schedule(optimizer, 10, config), []
-    for _ in range(10):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert rates == pytest.approx([1, 2, 2, 2, 2, 2, 2, 1.5, 1, 0.5])
 
 
 @pytest.fixture
@@ -421,32 +361,6 @@ def test_muons_options(scripts, muon, options):
         torch.testing.assert_close(weight.detach(), expected, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.slow
-@compiler.patch(activation_memory_budget=1.0)  # restored after; monkeypatch would delete it
-def test_a_budget_keeps_less(scripts, monkeypatch):
-    """Bytes that the compiled model keeps from its forward to its backward pass; by a backend that
-    cuts the graph as the usual one does, and writes no kernels."""
-    script, kept = scripts("memory-budget"), []
-    monkeypatch.setattr(torch, "compile", partial(
-        torch.compile, backend="aot_eager_decomp_partition"))
-    for budget in (0.99, 0.5, 0.0):
-        torch.compiler.reset()
-        model, config = model_of(script, memory_budget=budget, compile=True)
-        training_model, sizes = script.prepare_model(model, config), {}
-        weights = {weight.data_ptr() for weight in model.parameters()}
-
-        def keep(tensor, sizes=sizes, weights=weights):
-            if tensor.data_ptr() not in weights:
-                sizes[tensor.data_ptr()] = tensor.nbytes
-            return tensor
-
-        x_BT, y_BT = torch.randint(config.vocab_size, (2, 8, 16))
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            script.compute_loss(training_model, x_BT, y_BT).backward()
-        kept.append(sum(sizes.values()))
-    assert kept[0] > 1.2 * kept[1] > 1.2 * kept[2]
-
-
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_gloo_sends_one_bucket_after_the_other(scripts, monkeypatch, backend):
     """Two in flight can wait for each other forever."""
@@ -501,49 +415,6 @@ def test_rounding_by_chance_loses_no_change(scripts, capsys):
     weight = torch.nn.Parameter(torch.ones(3))
     rounded_by_chance(script, torch.optim.SGD([weight], lr=0.1), "float32")
     assert "Nothing is rounded by chance: the weights are float32" in capsys.readouterr().out
-
-
-def test_rounding_by_chance_takes_a_neighbour(scripts):
-    """The one above or the one below, with the optimizer's step and decay exactly, and a number
-    that bfloat16 holds stays."""
-    script = scripts("precision-stochastic")
-    torch.manual_seed(0)
-    start = torch.randn(4000).bfloat16()
-    weight = torch.nn.Parameter(start.clone())
-    optimizer = rounded_by_chance(script, torch.optim.SGD([weight], lr=0.0625))
-    weight.grad = torch.randn(4000).bfloat16()
-    optimizer.step()
-    exact = start.float() - 0.0625 * weight.grad.float()
-    distance = (weight.detach().float() - exact).abs()
-    assert (distance <= exact.abs() / 128).all() and (distance > exact.abs() / 500).any()
-    before = weight.detach().clone()
-    weight.grad = torch.zeros_like(weight)
-    optimizer.step()
-    assert torch.equal(weight.detach(), before)
-
-
-def test_the_tied_heads_positions_hide_no_tokens(scripts):
-    model, _ = model_of(scripts("model-tied-head"))
-    assert model.head.weight is model.token_embedding.weight
-    ratio = model.position_embedding.weight.std() / model.token_embedding.weight.std()
-    assert 0.5 < ratio < 2
-
-
-def test_the_experts_are_in_the_record(scripts, tokens, tmp_path):
-    result = call_main(scripts("model-mixture"), *TINY, "--device", "cpu", "--dtype", "float32",
-                       "--data", tokens, "--results-dir", tmp_path, "--max-steps", 3,
-                       "--no-compile")
-    assert result.returncode == 0, result.stderr
-    *_, log, _, _ = read_record(tmp_path)
-    assert [pytest.approx(1)] * 4 == [sum(shares) for shares in log["expert_shares"]]
-
-
-def test_accelerate_refuses_uneven_pieces(scripts, tokens, tmp_path):
-    skip_without(VARIANTS["loop-accelerate"].fields["Needs"])
-    result = call_main(scripts("loop-accelerate"), *TINY, "--device", "cpu", "--data", tokens,
-                       "--results-dir", tmp_path, "--no-compile", "--micro-batches", 3,
-                       variables={})
-    assert result.returncode == 1 and "a multiple of --micro-batches" in result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -604,8 +475,7 @@ def test_a_trained_model_is_a_released_one(scripts, released, tokens, tmp_path, 
 
 @pytest.mark.parametrize(("settings", "content"), [
     (dict(layers=3), None), (dict(layers=1), None), (dict(width=64), None),
-    (dict(context_length=65), None),
-    ({}, b""), ({}, b"x" * 100), ({}, "gone")])
+    (dict(context_length=65), None), ({}, b"x" * 100), ({}, "gone")])
 def test_what_is_no_released_model_is_told(scripts, released, tmp_path, settings, content):
     script, (_, folder) = scripts("init-gpt2"), released
     if content is not None:
@@ -615,18 +485,6 @@ def test_what_is_no_released_model_is_told(scripts, released, tmp_path, settings
     with pytest.raises(script.UserError, match=r"model.safetensors isn't a GPT-2 of this size: "):
         model_of(script, **dict(layers=2, heads=2, width=32, context_length=16,
                                 vocab_size=50_257) | settings, weights=str(folder))
-
-
-def test_autocasts_trial_of_the_compiler_is_of_its_type(scripts, monkeypatch):
-    """A GPU that lacks bfloat16 is seen, though the weights are float32."""
-    script, seen = scripts("precision-autocast"), []
-    monkeypatch.setattr(torch, "compile", lambda function: lambda x: seen.append(x.dtype) or 2 * x)
-    assert script.can_compile(*model_of(script)) and seen == [torch.bfloat16]
-
-
-def test_what_is_taken_of_the_host_is_told():
-    """By the header, which docs/options.md shows."""
-    assert "14 GB of free host memory" in VARIANTS["memory-offload"].fields["Hardware"]
 
 
 @pytest.mark.parametrize("message", [  # of PyTorch, in a worker and for one that was killed
