@@ -184,20 +184,20 @@ def trace(text: bytes, options: list[str]) -> Prediction:
                       first["tokens"] // size, first["flops_per_token"], code_of(text))
 
 
-def extend(known: Prediction, text: bytes, options: list[str], smallest: int | None,
+def extend(old: Prediction, text: bytes, options: list[str], smallest: int | None,
            batch: int | None) -> Prediction:
-    """Adds what predict() is asked for besides; returns `known` itself where nothing is missing.
+    """Adds what predict() is asked for besides; returns `old` itself where nothing is missing.
     Raises UserError."""
-    small = smallest is not None and smallest < known.needs[TRACED[0]].least
+    small = smallest is not None and smallest < old.needs[TRACED[0]].least
     sizes = [size for size in BATCHES if small or size > TRACED[0]] + ([batch] if batch else [])
-    needs = dict(known.needs)
+    needs = dict(old.needs)
     traces = ask(text, options, [size for size in sizes if size not in needs])
     for size, traced in traces.items():
         if not isinstance(traced, UserError):
             needs[size] = need(traced["events"])
         elif size == batch:  # else it may be one that isn't a multiple of --micro-batches
             raise traced
-    return known if needs == known.needs else known._replace(
+    return old if needs == old.needs else old._replace(
         needs={size: needs[size] for size in sorted(needs)})
 
 
@@ -283,7 +283,8 @@ def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], re
         text = scripts.text(keys[names[0]][0])
         stored = [] if anew else [load(scripts, *keys[key], folder)
                                   for key in names for folder in (results, REFERENCE)]
-        old = next((each for each in stored if each and each.code == code), None)
+        old = next((prediction for prediction in stored
+                    if prediction and prediction.code == code), None)
         try:
             new = extend(old or trace(text, options), text, options, smallest, None)
             predictions |= dict.fromkeys(names, new)
