@@ -68,8 +68,6 @@ class Published:
     gpu: str
     model: str
     context_length: int
-    first_losses: tuple[float, float]  # of 00's first log line, of training and of validation
-    last_losses: tuple[float, float]
     stages: dict[str, stack.Published]  # of 00, 01 and 02
     reserved_gb: dict[str, float]  # by the script's name in the catalogue
 
@@ -81,8 +79,6 @@ def published() -> Published:
         data = json.loads(PUBLISHED.read_text(encoding="utf-8"))
         plain = data["baseline"]
         first = stack.Published(float(plain["tok_per_sec"]), float(plain["reserved_gb"]), 1)
-        first_losses, last_losses = ((float(plain[line]["train"]), float(plain[line]["val"]))
-                                     for line in ("first_line", "last_line"))
         gpu, model, context = data["gpu"], data["model"], int(data["context_length"])
         source = (f"Published figures: {gpu}, PyTorch {data['pytorch']}, {model}, context"
                   f" {context:,}, 02 DDP × {patches[-1].published.gpus}; <{data['source']}>")
@@ -91,7 +87,7 @@ def published() -> Published:
     figures = {patch.name: patch.published for patch in patches if patch.published}
     *_, last, ddp = figures.values()
     memory = {name: known.reserved_gb for name, known in figures.items()}
-    return Published(source, gpu, model, context, first_losses, last_losses,
+    return Published(source, gpu, model, context,
                      {"00": first, "01": last, "02": ddp}, {"00": first.reserved_gb} | memory)
 
 

@@ -644,9 +644,3 @@ def test_runs_that_cannot_be_compared(tmp_path, plot):
     write_record(tmp_path, "01_opt_single_gpu", "20260103T000000Z", speed=500.0, start=mine,
                  config=limits)
     assert "| mine.txt | 01 optimized, batch 4 | 500 | n/a |" in "\n".join(plot(tmp_path)[1])
-    for time, digits in (("20260104T000000Z", "a"), ("20260105T000000Z", "b")):  # of one name
-        write_record(tmp_path, "01_opt_single_gpu", time, speed=700.0, config=limits, start=dict(
-            data=mine["data"] | dict(sha256=dict(train=64 * digits))))
-    text = "\n".join(plot(tmp_path)[1])
-    for name in ("unknown | 01 optimized, batch 4 | 500", "aaaaaaaa | 01 optimized, batch 4 | 700"):
-        assert f"| mine.txt, sha256 {name} | n/a |" in text

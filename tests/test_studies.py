@@ -150,7 +150,6 @@ def test_tables(case):
             # Those of the stages and of a search show only what came to its end.
             assert study.name in ("stages", "search") or any(
                 error in other for other in others.values())
-    assert bool(study.extra(case.folder, case.found)) == (study.name == "stages")
 
 
 def test_pictures(case):
@@ -482,16 +481,13 @@ def test_newest_complete_run_of_each_stage_and_group(tmp_path, capsys):
 
 
 def test_stages_beside_the_published_ones(tmp_path):
-    """The losses, and in pictures speed and memory, also where that isn't known, of another text,
+    """In pictures speed and memory, also where that isn't known, of another text,
     and of runs that differ in length; the published figures stand alone where nothing is measured.
     """
     study, theirs = STUDIES["stages"], published_bars()
     assert [line[2:6] for line in rows_of_text(markdown(bars_table([], theirs)))] == [
         ["00 original", "12,525", "1.00", "n/a"], ["01 optimized", "142,156", "11.35", "n/a"],
         ["02 DDP × 4", "419,259", "33.47", "n/a"]]
-    cells = cells_of(study.extra(tmp_path, [measure(tmp_path, "stages")]))
-    assert list(cells["00 original, batch 4"].values())[1:] == ["10.500, 10.000", "7.500, 7.000"]
-    assert list(cells["00, published"].values())[1:] == ["9.535, 9.609", "0.150, 6.914"]
     for day, (gpu, speed) in enumerate(((None, 1000), (LONG, 100_000)), 1):
         for factor, stage in enumerate((FIRST, LAST, DDP), 1):
             write_record(tmp_path, stage, f"2026020{day}T000000Z", speed=speed * factor**4.0,

@@ -29,7 +29,6 @@ class Group(NamedTuple):
     model: str
     context_length: int
     text: str = ""  # where it isn't the book
-    sha256: str = ""  # the first digits for each file of the text; "" in records that don't tell it
 
     @property
     def title(self) -> str:
@@ -74,11 +73,9 @@ class Bar(NamedTuple):
 
 def bar_of(record: Record) -> Bar:
     """Raises LookupError, TypeError or ValueError where a figure is missing or isn't one."""
-    config, data = record.config, record.start.get("data")
-    digests = (data.get("sha256") if isinstance(data, dict) else None) or {}
-    parts = [digests[name] for name in sorted(digests)] if isinstance(digests, dict) else [digests]
+    config = record.config
     group = Group(record.device_name, str(config["model"]), int(config["context_length"]),
-                  record.text, " ".join(str(part)[:8] for part in parts))
+                  record.text)
     bar = Bar(group, record.stage[:2], NAMES[record.stage], config["world_size"],
               record.tok_per_sec, record.end["reserved_gb"], record)
     if not all(figure is None or 0 <= figure < 1e15 for figure in (
@@ -118,9 +115,6 @@ def read_bars(folder: Path, tell: bool = True) -> list[Bar]:
         others = [other for other in latest.values() if other.group == group]
         if not all(map(bar.is_as_long_as, others)):
             bar = bar._replace(tokens=bar.trained)
-        if any(other != group and other[:4] == group[:4] for other, _ in latest):
-            bar = bar._replace(group=group._replace(  # another text has the same name
-                text=f"{group.text or 'the book'}, sha256 {group.sha256 or 'unknown'}"))
         bars.append(bar)
     return bars
 
@@ -202,25 +196,6 @@ class Stages(Study):
             notes.append("Runs of different lengths: their losses can't be compared.")
         return "\n".join([markdown(bars_table(bars, published_bars())), *notes,
                           f"{published().source}\n"])
-
-    def extra(self, folder, found):
-        """Returns the losses of the journal's runs, next to the published ones."""
-        bars = [bar_of(row.records[-1]) for _, rows in found for row in rows if row.records]
-        lines = [(bar.label, bar.record.curve[0][2:], bar.record.curve[-1][2:])
-                 for bar in bars if bar.record.curve]
-        if not lines:
-            return ""
-        theirs = published()
-        lines.append(("00, published", theirs.first_losses, theirs.last_losses))
-
-        def losses(heading: str, place: int) -> Column:
-            return Column(heading, lambda line: ", ".join(
-                cell(loss, ".3f") or "n/a" for loss in line[place]))
-
-        table = markdown(Table([
-            Column("stage", lambda line: line[0], True),
-            losses("first line: train, val", 1), losses("last line: train, val", 2)], lines))
-        return f"Losses, the published ones after {EPOCHS} epochs of the experiment:\n\n{table}"
 
     def pictures(self, folder, found):
         bars = read_bars(folder, tell=False)  # that was told by the summary
