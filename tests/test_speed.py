@@ -306,8 +306,8 @@ def test_own_gpus():
     other = check.gpu_table(REFERENCE / "nvidia-h200").rows
     assert {"00", "01", "02, 1 rank"} == {row["label"] for row in other}
     for row in (*rows, *other):
-        assert abs(row["speed_error"]) < 0.15, row["label"]
-        assert abs(row["gb_error"]) < 0.02 or row["label"] in (
+        assert abs(row["speed"]["error"]) < 0.15, row["label"]
+        assert abs(row["memory"]["error"]) < 0.02 or row["label"] in (
             "01", "02, 1 rank", "14 chunked head")
 
 
