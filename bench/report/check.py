@@ -107,21 +107,25 @@ def expected() -> list[Expected]:
 # ---- Tables ------------------------------------------------------------------------------------
 
 
+def beside(measured: float, predicted: float, **about) -> dict:
+    """A row of a table of measured, or published, figures and predicted ones."""
+    return about | dict(measured=measured, predicted=predicted, error=predicted / measured - 1)
+
+
 def memory_table() -> Table:
     """Each rung's published memory beside the predicted one. Raises UserError, StackError."""
     theirs = published().reserved_gb
     *rungs, ddp = ladder()
-    lines = [(rung.label, rung.batch, theirs[rung.run.script], rung.reserved_gb)
+    lines = [beside(theirs[rung.run.script], rung.reserved_gb, label=rung.label, batch=rung.batch)
              for rung in rungs if rung.run.script in theirs]
     # 02 is the last rung with DDP, the published program rung 10 with it.
     added = median(need.reserved - rungs[-1].prediction.needs[size].reserved
                    for size, need in ddp.prediction.needs.items() if size >= ddp.batch)
-    lines.append(("10, with DDP", ddp.batch, theirs["ddp"], rungs[10].reserved_gb + added / 1024))
+    lines.append(beside(theirs["ddp"], rungs[10].reserved_gb + added / 1024, label="10, with DDP",
+                        batch=ddp.batch))
     return Table([words("rung", "label"), number("batch", "batch"),
-                  number("published", "published", ".2f"), number("predicted", "predicted", ".2f"),
-                  number("error", "error", "+.1%")], [
-        dict(label=label, batch=batch, published=real, predicted=ours, error=ours / real - 1)
-        for label, batch, real, ours in lines])
+                  number("published", "measured", ".2f"), number("predicted", "predicted", ".2f"),
+                  number("error", "error", "+.1%")], lines)
 
 
 def gpu_table(machine: Path) -> Table:
@@ -136,17 +140,16 @@ def gpu_table(machine: Path) -> Table:
         if not (card and known and batch in known.needs and row.record.config["model"] == "gpt2"):
             continue  # nothing is predicted of it
         if speed := known.tok_per_sec(batch, CARDS[card]):
-            gb = known.needs[batch].reserved / 1024
             lines.append(dict(
-                label=row.label, batch=batch, speed=row.tok_per_sec, predicted_speed=speed,
-                speed_error=speed / row.tok_per_sec - 1, gb=row.reserved_gb, predicted_gb=gb,
-                gb_error=gb / row.reserved_gb - 1))
+                label=row.label, batch=batch, speed=beside(row.tok_per_sec, speed),
+                memory=beside(row.reserved_gb, known.needs[batch].reserved / 1024)))
     return Table([
         words("script", "label"), number("batch", "batch"),
-        number("tok/sec, measured", "speed", ",.0f"),
-        number("predicted", "predicted_speed", ",.0f"), number("error", "speed_error", "+.0%"),
-        number("GB, measured", "gb", ".2f"), number("predicted", "predicted_gb", ".2f"),
-        number("error", "gb_error", "+.1%")], lines)
+        number("tok/sec, measured", "speed.measured", ",.0f"),
+        number("predicted", "speed.predicted", ",.0f"), number("error", "speed.error", "+.0%"),
+        number("GB, measured", "memory.measured", ".2f"),
+        number("predicted", "memory.predicted", ".2f"), number("error", "memory.error", "+.1%")],
+        lines)
 
 
 def where_table() -> Table:

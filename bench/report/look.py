@@ -77,7 +77,7 @@ def machine_section(look: dict) -> str:
         f"torch.compile doesn't work: {no_compiler}" if no_compiler else "torch.compile works."]
     lines += [f"Missing: {thing}." for thing in look["missing"]]
     lines += [
-        f"Attention kernels ({trained_in(m)}, causal), and the dropout that each really applies; 01"
+        f"Attention kernels by dropout ({trained_in(m)}, causal), and what each really applies; 01"
         " turns cuDNN's off:",
         markdown(Table([
             number("dropout", "dropout", "g"),
