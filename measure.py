@@ -4,18 +4,15 @@
     python measure.py ladder         # 00, then one more technique at a time, up to 01
     python measure.py leave-one-out  # 01 without one technique at a time
     python measure.py variants       # 01, and alternatives to what it does
-    python measure.py sweep batch    # what fits, and how fast; also `sweep model`, `sweep context`
-    python measure.py --help         # every study
+    python measure.py sweep batch    # what fits, and how fast; also `sweep context`
+    python measure.py --help         # every command
     python measure.py audit FILE     # your own script: which of the techniques it lacks
     python measure.py report         # all of it but the searches: one page
-    python measure.py readme         # writes the tables of docs/ and the machines' pages again
 
     python measure.py ladder --rungs 0,5-8       # some of them
-    python measure.py ladder --rounds 1          # one round: numbers, but no significance
     python measure.py ladder --resume            # go on after an interruption, or with more rounds
     python measure.py ladder --dry-run           # what would run, and about how long
     python measure.py ladder -- --model gpt2     # what follows -- goes to every script
-    python measure.py ladder --help              # every setting
 
 Each run is a fresh process with the same data and seed. A round runs every script once, so that a
 machine that drifts hits all of them alike. results/NAME.jsonl, a study's journal, keeps all that
@@ -48,12 +45,12 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
     except processes.Interrupted as error:
-        # A report always continues; what runs no scripts starts again.
-        runs_scripts = args.command in studies and studies[args.command].runs_scripts
-        resume, goes_on = ["--resume"] * runs_scripts, runs_scripts or args.command == "report"
-        again = [argv[0], *resume, *(option for option in argv[1:] if option != "--resume")]
+        again, continues = argv, args.command == "report"  # which always does
+        if args.command in studies and studies[args.command].runs_scripts:
+            again = [argv[0], "--resume", *(word for word in argv[1:] if word != "--resume")]
+            continues = True
         print(f"interrupted: python measure.py {shlex.join(again)}"
-              f" {'continues from here' if goes_on else 'starts again'}", file=sys.stderr)
+              f" {'continues from here' if continues else 'starts again'}", file=sys.stderr)
         return 128 + error.args[0]
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.report.pictures import draw_all, load_pyplot
 from bench.studies import all_studies
+from bench.studies.stages import Stages
 from patches.stack import StackError
 
 
@@ -34,7 +35,6 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
                         help="folder for the pictures and summary.md (default: --results-dir)")
     parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png",
                         help="of the pictures (default: png)")
-    parser.add_argument("--show", action="store_true", help="also open the pictures in windows")
     return parser.parse_args(argv)
 
 
@@ -48,25 +48,23 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     studies = all_studies()
     try:
-        pyplot = load_pyplot(args.show)
-        summary = "".join(study.summary(args.results_dir) for study in studies.values())
-        by_study = draw_all(studies, args.results_dir, args.format, keep=args.show)
+        load_pyplot()
+        summary = Stages().summary(args.results_dir)
+        by_study = draw_all(studies, args.results_dir, args.format)
         print(f"\n{summary}")
-        others = ", ".join(relative(folder) for folder in sorted(REFERENCE.glob("*/")))
-        drawn = {file: picture for own in by_study.values() for file, picture in own.items()}
-        if not drawn:
+        files: dict[str, str | bytes] = {
+            file: picture for own in by_study.values() for file, picture in own.items()}
+        if files:
+            files["summary.md"] = summary
+        else:
             print(f"Nothing to draw: there is no complete run in {relative(args.results_dir)}, or"
-                  " none of a study that has a picture.")
-        print(f"Pictures of other machines: {others}")
-        files: dict[str, str | bytes] = {"summary.md": summary, **drawn} if drawn else {}
+                  f" none of a study that has a picture. Other machines': {relative(REFERENCE)}")
         for name, content in files.items():
             write_whole(out / name, content)
             print(relative(out / name))
     except (UserError, StackError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if args.show:
-        pyplot.show()
     return 0
 
 

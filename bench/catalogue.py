@@ -23,7 +23,7 @@ STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
 COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
 # The variant that trains on GPUs which multiply float16, and bfloat16 not at all.
 FLOAT16 = "precision-fp16"
-JOINED = r"\+|@| without "  # in the name of a script that is put together: see Scripts.made
+JOINED = r"\+|@| without "  # in the name of a script that is put together: see Scripts.build
 LOSSES = ["unchanged", "rounding", "changes"]  # what a patch may do to the loss, by its header
 
 
@@ -64,9 +64,8 @@ class Run:
 class Published:
     """The figures that were published, on A100s."""
 
-    address: str
+    source: str  # a sentence
     gpu: str
-    pytorch: str
     model: str
     context_length: int
     first_losses: tuple[float, float]  # of 00's first log line, of training and of validation
@@ -74,31 +73,26 @@ class Published:
     stages: dict[str, stack.Published]  # of 00, 01 and 02
     reserved_gb: dict[str, float]  # by the script's name in the catalogue
 
-    @property
-    def source(self) -> str:
-        return (f"Published figures: {self.gpu}, PyTorch {self.pytorch}, {self.model}, context"
-                f" {self.context_length:,}, 02 DDP × {self.stages['02'].gpus}; <{self.address}>")
-
 
 def published() -> Published:
     """Raises UserError where the file can't be read, StackError for a bad patch."""
     patches = stack.load()
-    *series, ddp = (patch.published for patch in patches)
     try:
         data = json.loads(PUBLISHED.read_text(encoding="utf-8"))
         plain = data["baseline"]
         first = stack.Published(float(plain["tok_per_sec"]), float(plain["reserved_gb"]), 1)
         first_losses, last_losses = ((float(plain[line]["train"]), float(plain[line]["val"]))
                                      for line in ("first_line", "last_line"))
-        return Published(
-            address=str(data["source"]), gpu=str(data["gpu"]), pytorch=str(data["pytorch"]),
-            model=str(data["model"]), context_length=int(data["context_length"]),
-            first_losses=first_losses, last_losses=last_losses,
-            stages={"00": first, "01": [figures for figures in series if figures][-1], "02": ddp},
-            reserved_gb={"00": first.reserved_gb} | {
-                patch.name: patch.published.reserved_gb for patch in patches if patch.published})
+        gpu, model, context = data["gpu"], data["model"], int(data["context_length"])
+        source = (f"Published figures: {gpu}, PyTorch {data['pytorch']}, {model}, context"
+                  f" {context:,}, 02 DDP × {patches[-1].published.gpus}; <{data['source']}>")
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{relative(PUBLISHED)} can't be read: {error!r}")
+    figures = {patch.name: patch.published for patch in patches if patch.published}
+    *_, last, ddp = figures.values()
+    memory = {name: known.reserved_gb for name, known in figures.items()}
+    return Published(source, gpu, model, context, first_losses, last_losses,
+                     {"00": first, "01": last, "02": ddp}, {"00": first.reserved_gb} | memory)
 
 
 @cache
@@ -124,11 +118,11 @@ class Scripts:
         if isinstance(script, Path):
             return script.read_bytes()
         if script not in self.texts:
-            self.texts[script] = self.made(script)
+            self.texts[script] = self.build(script)
         return self.texts[script]
 
-    def made(self, script: str) -> bytes:
-        """That of a stage, a rung or a variant, or put together as its name says."""
+    def build(self, script: str) -> bytes:
+        """The text of a stage, a rung or a variant, or put together as its name says."""
         if " without " in script:  # a script, without the technique of a rung
             base, _, rung = script.partition(" without ")
             before = [*self.stages][[*self.stages].index(rung) - 1]
@@ -136,17 +130,16 @@ class Scripts:
         if "@" in script:  # a variant of 01 taken back to a rung
             variant, _, rung = script.partition("@")
             return stack.merge(self.text("01"), self.text(variant), self.text(rung), variant)
-        first, *rest = names = script.split("+")
-        if not rest:
+        if "+" not in script:
             return self.stages[stack.find(STAGES.get(script, script), self.stages)]
+        first, *rest = names = script.split("+")
         return stack.compose(rest, STAGES[first]) if first in STAGES else stack.compose(names)
 
     def canonical(self, script: str | Path) -> str:
         """The one name that a script is known by: 00, 01, 02, a rung's, a variant's, variants'
         joined by +. Raises StackError."""
-        files = {file: stage for stage, file in STAGES.items()}
         if isinstance(script, Path):
-            return files.get(script.name, script.name)
+            return {file: stage for stage, file in STAGES.items()}.get(script.name, script.name)
         if script in STAGES or re.search(JOINED, script):
             return script
         name, names = stack.find(script, self.stages), list(self.stages)
@@ -189,18 +182,18 @@ class Scripts:
 
     def stage(self, name: str, gpus: int = 1) -> Run:
         """"00", "01", or "02" on `gpus` processes. Raises UserError, StackError."""
-        *_, last, ddp = rungs = self.rungs(gpus)
-        run = {"00": rungs[0], "01": last, "02": ddp}[name]
-        run = run.but(name=Path(STAGES[name]).stem, script=name, stage=name, rung=None, label=name)
+        first, *_, last, ddp = self.rungs(gpus)
+        run = {"00": first, "01": last, "02": ddp}[name].but(
+            name=Path(STAGES[name]).stem, script=name, stage=name, rung=None, label=name)
         if name == "01":  # the last published figure of a technique is that of the whole script
             return run.but(technique="every technique", loss=None, published=run.expected)
-        return run.but(label=f"02, {gpus} rank{'s' * (gpus > 1)}") if name == "02" else run
+        ranks = "1 rank" if gpus == 1 else f"{gpus} ranks"
+        return run.but(label=f"02, {ranks}") if name == "02" else run
 
     def float16(self, run: Run) -> Run:
         """01 or 02, composed with FLOAT16."""
-        stage = run.stage
         return run.but(name=f"{run.name}-{FLOAT16}", label=f"{run.label} with {FLOAT16}",
-                       script=FLOAT16 if stage == "01" else f"{stage}+{FLOAT16}")
+                       script=FLOAT16 if run.stage == "01" else f"{run.stage}+{FLOAT16}")
 
     def here(self, name: str, machine: dict, options: list[str]) -> Run:
         """As stage(), in the type that this machine has units for; 02 on all its GPUs, or on two

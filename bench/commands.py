@@ -33,19 +33,18 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
     folders.add_argument("--results-dir", type=Path, default=ROOT / "results", metavar="DIR",
                          help="folder of the results (default: results/ next to this script)")
 
-    def command(name: str, text: str, arguments: str = "", parents=(folders,)):
-        return commands.add_parser(
-            name, help=text, description=text, allow_abbrev=False, parents=parents,
-            usage=" ".join(["measure.py", name, *arguments.split(), "[options]",
-                            "[-- options of the scripts]"]))
+    def command(name: str, text: str, function, parents=(folders,)):
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False,
+                                  parents=parents, epilog="What follows -- goes to every script.")
+        sub.set_defaults(function=function)
+        return sub
 
     for study in studies.values():
-        sub = command(study.name, study.help, study.arguments)
-        sub.set_defaults(function=measure)
+        sub = command(study.name, study.help, measure)
         study.options(sub)
         if not study.runs_scripts:
             continue
-        gpu, cpu = study.rounds.values()
+        gpu, cpu = study.rounds["cuda"], study.rounds["cpu"]
         rounds = str(gpu) if gpu == cpu else f"{gpu} on a GPU, {cpu} on a CPU"
         sub.add_argument("--rounds", type=positive, metavar="N",
                          help=study.rounds_help.format(rounds))
@@ -61,7 +60,7 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
         sub.add_argument("--dry-run", action="store_true",
                          help="only list what would run first, and about how long it takes")
     sub = command("report", "a page about this machine, results/report.md: all of these but search"
-                            " and time-to-loss")
+                            " and time-to-loss", report)
     sub.add_argument("--minutes", type=positive_duration, default=25, metavar="N",
                      help="stop before this many are over; run it again to continue (default: 25)")
     sub.add_argument("--pieces", metavar="A,B", default="", help="some of the studies, such as"
@@ -70,12 +69,11 @@ def make_parser(studies: dict[str, Study]) -> argparse.ArgumentParser:
                      help="training tokens of every run, for a trial")
     sub.add_argument("--rungs", metavar="0,5-8",
                      help="which techniques, for ladder and leave-one-out (default: all)")
-    sub.set_defaults(function=report)
-    sub = command("readme", "write the tables of README.md, docs/ and the machines' READMEs again,"
-                            " from the patches and results/reference/", parents=())
-    sub.set_defaults(function=lambda args, options, studies: print(
-        "README.md, docs/, results/reference/*/README.md: " + (
-            "written" if readme.write_readme(studies) else "nothing to change")))
+    command("readme", "write the tables of README.md, docs/ and the machines' READMEs again, from"
+                      " the patches and results/reference/",
+            lambda args, options, studies: print(
+                "README.md, docs/, results/reference/*/README.md: " + (
+                    "written" if readme.write_readme(studies) else "nothing to change")), ())
     return parser
 
 
@@ -84,7 +82,7 @@ def measure(args: argparse.Namespace, options: list[str], studies: dict[str, Stu
     study = studies[args.command]
     if study.runs_scripts and not args.dry_run:
         make_writable(args.results_dir, OTHER_RESULTS)
-    machine = look.machine_in(args.results_dir) if study.of_this_machine else {}
+    machine = look.this_machine() if study.of_this_machine else {}
     setup = Setup(machine, Scripts(), args.data, args.results_dir, args, options)
     if not study.runs_scripts:
         print(study.answer(setup))
@@ -110,41 +108,39 @@ def report(args: argparse.Namespace, options: list[str], studies: dict[str, Stud
     for name in chosen:
         if name not in pieces:
             raise UserError(f"--pieces: {name!r} is none of {', '.join(pieces)}", 2)
-    places = sorted((place, name) for name in chosen for place in studies[name].schedule)
     make_writable(args.results_dir, OTHER_RESULTS)
-    parser, machine, jobs = make_parser(studies), look.machine_in(args.results_dir), []
-    for place, name in places:
-        rounds = studies[name].schedule[place]
-        for line in studies[name].in_report if rounds != 0 else ():
-            own = parser.parse_args([name, *line.split()])
+    parser, machine, jobs = make_parser(studies), look.this_machine(), []
+    places = sorted((place, name) for name in chosen for place in studies[name].schedule)
+    for place, piece in places:
+        study, rounds = studies[piece], studies[piece].schedule[place]
+        for line in study.in_report if rounds != 0 else ():
+            own = parser.parse_args([piece, *line.split()])
             own.max_tokens = args.max_tokens
             if "rungs" in own:
                 own.rungs = args.rungs
-            jobs.append((studies[name], rounds, Setup(
-                machine, Scripts(), args.data, args.results_dir, own, options,
-                minutes=args.minutes)))
+            jobs.append((study, rounds, Setup(machine, Scripts(), args.data, args.results_dir, own,
+                                              options, minutes=args.minutes)))
     if not jobs:
         raise UserError(f"--pieces: no report measures {', '.join(chosen)}", 2)
-    command = "python measure.py report"
-    command += f' --pieces "{args.pieces}"' if args.pieces else ""
-    command += f" --max-tokens {args.max_tokens}" if args.max_tokens else ""
-    command += f" --rungs {args.rungs}" if args.rungs else ""
-    command += f" -- {shlex.join(options)}" if options else ""
+    command = ["python", "measure.py", "report"]
+    for option in ("pieces", "max_tokens", "rungs"):
+        if value := getattr(args, option):
+            command += [f"--{option.replace('_', '-')}", str(value)]
+    command += ["--", *options] if options else []
     with locked(args.results_dir):
         see_build()
-        return make_report(studies, jobs, args.minutes, command)
+        return make_report(studies, jobs, args.minutes, shlex.join(command))
 
 
 def make_report(studies: dict[str, Study], jobs: list[tuple[Study, int | None, Setup]],
                 minutes: float, command: str) -> int:
     """Measures each study for this many rounds, as far as the minutes reach, and writes the page in
-    any case; run again, it continues. All of `jobs` have the same folders. Returns the exit code:
-    1 if something failed. Raises UserError where nothing can be measured."""
-    began = time.monotonic()
+    any case. Returns the exit code: 1 if something failed. Raises UserError where nothing can be
+    measured."""
+    began, setup = time.monotonic(), jobs[0][2]
     deadline = began + 60 * minutes - PAGE_SECONDS
-    setup = jobs[0][2]
-    seen = look.look_at(studies, setup.data, setup.results)
-    missing, failures, refused = [study.name for study, *_ in jobs], False, {}
+    peak = look.look_at(studies, setup.data, setup.results)["matmul_peak"]
+    missing, refused, failures = [study.name for study, *_ in jobs], {}, False
     try:
         for study, rounds, setup in jobs:
             if time.monotonic() > deadline:
@@ -152,21 +148,19 @@ def make_report(studies: dict[str, Study], jobs: list[tuple[Study, int | None, S
             if study.name in refused:
                 continue
             print(f"--- {study.name}", flush=True)
-            setup.matmul_peak = seen["matmul_peak"]
+            setup.matmul_peak = peak
             try:
                 finished, measured = run_study(study, setup, rounds, None, deadline)
                 failures |= study.failures_count and any(map(failed, measured))
+                if finished:
+                    missing.remove(study.name)
             except (UserError, StackError, OSError) as error:
                 print(f"error: {study.name}: {error}", file=sys.stderr)
-                refused[study.name] = str(error)
-                finished, failures = False, True
-            if finished:
-                missing.remove(study.name)
+                refused[study.name], failures = str(error), True
     finally:
         path = write_page(studies, setup.results, command,
                           {name: refused.get(name, "") for name in missing})
-    unfinished = [name for name in dict.fromkeys(missing) if name not in refused]
-    if unfinished:
+    if unfinished := [name for name in dict.fromkeys(missing) if name not in refused]:
         print(f"\nThe time, {minutes:g} minutes, is over. Not finished: {listed(unfinished)};"
               " run it again to continue")
     head = path.read_text(encoding="utf-8").partition("## ")[0]

@@ -101,13 +101,13 @@ def ask_machine(question: str, **environment: str) -> dict:
 
 
 def git_commit() -> tuple[str | None, bool | None]:
-    """(this repository's commit, whether files outside results/ differ from it); None for both
-    without git, or where this is no clone."""
+    """(this repository's commit, whether its files outside results/ have been edited since); None
+    for both without git, or where this is no clone."""
     if not (ROOT / ".git").exists():
         return None, None
     try:
         failed, commit, _ = run_child(["git", "rev-parse", "HEAD"], ROOT)
-        _, edited, _ = run_child(["git", "status", "--porcelain", "--", ".", ":!results"], ROOT)
+        edited, *_ = run_child(["git", "diff", "--quiet", "HEAD", "--", ".", ":!results"], ROOT)
     except OSError:
         return None, None
     return (None, None) if failed else (commit.strip(), bool(edited))

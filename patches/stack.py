@@ -43,6 +43,8 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
              "`unchanged` (in exact arithmetic), `rounding (...)`, or `changes because ...`"),
     "Hardware": (r".+", "where it helps"),
     "Source": (r".+", "where it is described"),
+    "Use": (r".+", "when to use it"),
+    "Limits": (r".+", "where it gains nothing, or what it costs"),
     "Published": (PUBLISHED, "the published figures (optional), `27,648 tok/sec, 26.2422 GB`, or"
                   " with ` on 4 GPUs` behind it"),
     "Slot": (r"[a-z]+(?:-[a-z]+)*", "the group of a variant, with which its name begins; a script"
@@ -53,7 +55,7 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
     "Measure": (r".+", "the options to measure a variant with, ` | ` between rows, behind each what"
                 " it alone needs, `[an NVIDIA GPU]`"),
 }
-OPTIONAL = ("Published", "Slot", "Excludes", "Needs", "Measure")
+OPTIONAL = ("Use", "Limits", "Published", "Slot", "Excludes", "Needs", "Measure")
 OF_02 = ("ddp", "parallel")  # slots that are measured with 02
 NAME = re.compile(r"(?!ddp$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # what a user may call a patch
 HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?\n")

@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import torch
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
@@ -61,11 +60,6 @@ class Fast(nn.Module):
 
     def attend(self, q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-class Dropout(Fast):
-    def attend(self, q, k, v):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1)
 
 
 class StoredMask(Fast):
@@ -170,7 +164,7 @@ def of(**parts):
     return lambda: train(Net(**{name: part() for name, part in parts.items()}))
 
 
-def closure():
+def closure(by_name=False):
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
     x, y = torch.randn(32, 8), torch.randn(32, 1)
@@ -182,7 +176,7 @@ def closure():
         return value
 
     for _ in range(4):
-        optimizer.step(loss)
+        optimizer.step(closure=loss) if by_name else optimizer.step(loss)
 
 
 def gan():
@@ -316,21 +310,6 @@ def accelerated():
             optimizer.zero_grad()
 
 
-def lightning():
-    """As Lightning's loop does it (pytorch/loops/optimization/automatic.py): the optimizer gets the
-    step as a closure."""
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    for pair in DataLoader([batch() for _ in range(40)], batch_size=None):
-        def closure(pair=pair):
-            loss = model(*pair)
-            optimizer.zero_grad()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure=closure)
-
-
 def two_optimizers():
     """One for matrices, one for the rest, both in each step."""
     model = Net()
@@ -347,22 +326,16 @@ def two_optimizers():
 def workers():
     """Batches come from a process."""
     model = Net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    for pair in DataLoader([batch() for _ in range(8)], batch_size=None, num_workers=1):
-        optimizer.zero_grad()
-        model(*pair).backward()
-        optimizer.step()
+    pairs = iter(DataLoader([batch() for _ in range(8)], batch_size=None, num_workers=1))
+    train(model, lambda *_: model(*next(pairs)))
 
 
 def convolutions():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(),
                           nn.LazyLinear(10))
     model(torch.randn(4, 3, 16, 16))
-    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
-    for _ in range(4):
-        optimizer.zero_grad()
-        F.cross_entropy(model(torch.randn(4, 3, 16, 16)), torch.randint(0, 10, (4,))).backward()
-        optimizer.step()
+    train(model, lambda *_: F.cross_entropy(
+        model(torch.randn(4, 3, 16, 16)), torch.randint(0, 10, (4,))))
 
 
 def penalty():
@@ -395,25 +368,6 @@ def catches_all():
     torch.save(model.state_dict(), "saved.pt")
 
 
-def saves():
-    """A checkpoint in each step."""
-    model = Net()
-
-    def step(*pair):
-        torch.save(model.state_dict(), "checkpoint.pt")
-        return model(*pair)
-
-    train(model, step, steps=40)
-
-
-def in_process(rank):
-    train(Net(), steps=400)
-
-
-def spawned():
-    mp.spawn(in_process, nprocs=1)
-
-
 def thread():
     own = threading.Thread(target=train, args=[Net()])
     own.start()
@@ -433,20 +387,17 @@ def nothing():
 
 
 TOYS = dict(
-    fast=of(), dropout=of(attention=Dropout), stored_mask=of(attention=StoredMask),
-    by_hand=of(attention=ByHand), exponentials=of(attention=Exponentials),
+    fast=of(), stored_mask=of(attention=StoredMask), by_hand=of(attention=ByHand),
+    exponentials=of(attention=Exponentials),
     apart=of(attention=Apart), cross=of(attention=Cross), multihead=of(attention=Multihead),
     std_norm=of(norm=lambda: Norm("std")), rms_norm=of(norm=lambda: Norm("rms")),
     own_rms_norm=of(norm=lambda: Norm("own"), activation=nn.ReLU), cubed=of(activation=Cubed),
     padded=lambda: train(Net(vocabulary=128), vocabulary=128),
-    tied=of(tied=lambda: True), closure=closure, gan=gan, updates_by_hand=updates_by_hand,
-    accumulated=accumulated, evaluated=evaluated, autocast=autocast,
-    compiled_model=compiled_model, compiled_step=compiled_step, compiled_in_part=compiled_in_part,
-    checkpointed=checkpointed, chunks=chunks, distributed=distributed,
-    accelerated=accelerated, lightning=lightning, two_optimizers=two_optimizers, workers=workers,
-    convolutions=convolutions, penalty=penalty,
-    catches_all=catches_all, saves=saves, spawned=spawned, thread=thread, short=short, fails=fails,
-    nothing=nothing)
+    tied=of(tied=lambda: True), lightning=lambda: closure(by_name=True)) | {
+    toy.__name__: toy for toy in (
+        closure, gan, updates_by_hand, accumulated, evaluated, autocast, compiled_model,
+        compiled_step, compiled_in_part, checkpointed, chunks, distributed, accelerated,
+        two_optimizers, workers, convolutions, penalty, catches_all, thread, short, fails, nothing)}
 
 if __name__ == "__main__":
     TOYS[sys.argv[1]]()

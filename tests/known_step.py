@@ -1,4 +1,4 @@
-"""Trains with a step whose cost is known, for tests/test_clock.py.
+"""Trains with a step whose cost is known, for tests/test_hardware.py.
 
     python -m tests.known_step SCRIPT CASE DEVICE
 
@@ -26,9 +26,8 @@ from bench.measure.records import WARM_UP, read_record
 STEPS, EPOCHS, STEP_SECONDS = 40, 4, 0.05
 TENSOR = 2**30
 # The functions of a script, or methods of its classes, that are made slow, by so many seconds.
-SLOW = {"nothing": {}, "evaluation": {"evaluate": 0.2}, "log line": {"Run.log": 0.3},
-        "sample and memory": {"sample": 0.5, "Run.epoch": 0.5}, "first step": {},
-        "checkpoint": {"Checkpoints.save": 0.3}}
+SLOW = {"nothing": {}, "log line": {"Run.log": 0.3}, "first step": {},
+        "sample and memory": {"sample": 0.5, "Run.epoch": 0.5, "evaluate": 0.2}}
 
 
 def slowed(function, seconds: float):
@@ -109,8 +108,6 @@ def main() -> int:
         sys.argv[1:] = ["--model", "cpu-demo", "--context-length", "16", "--batch-size", "2",
                         "--eval-windows", "2", "--eval-freq", "5", "--epochs", str(EPOCHS),
                         "--device", device, "--data", folder, "--results-dir", folder]
-        if case == "checkpoint":
-            sys.argv += ["--checkpoint-dir", f"{folder}/checkpoints", "--checkpoint-every", "10"]
         if "compile" in script.Config.__dataclass_fields__:
             sys.argv.append("--no-compile")  # there is nothing to compile
         # Before the training, whose freed memory 01 keeps: a tensor would take its place.

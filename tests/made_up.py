@@ -136,6 +136,19 @@ def rows_of_text(markdown: str) -> list[list[str]]:
     return [[cell.strip() for cell in line] for line in lines[2:]]
 
 
+class Toy(Study):
+    """A study of the plans that it is made with."""
+
+    name = "toy"
+
+    def __init__(self, *plans):
+        self.made_with = plans
+
+    def plans(self, setup):
+        for plan in self.made_with:  # noqa: UP028 (a tuple takes no rows)
+            yield plan
+
+
 class Children:
     """In place of the children of bench.measure.run: each leaves a made-up record in no time.
 
@@ -152,10 +165,10 @@ class Children:
         monkeypatch.setattr(processes, "run_child", self.run_child)
         monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
         monkeypatch.setattr("bench.measure.run.order_of", lambda id: None)  # as the plan has them
-        monkeypatch.setattr(look, "machine_in", lambda results: self.answers["this_machine"])
+        monkeypatch.setattr(look, "this_machine", lambda: self.answers["this_machine"])
         monkeypatch.setattr(lengths, "configurations", self.configurations)
-        for module in ("run", "child", "plan"):
-            monkeypatch.setattr(f"bench.measure.{module}.BUILD", build)
+        for module in ("measure.run", "measure.child", "measure.plan", "common"):
+            monkeypatch.setattr(f"bench.{module}.BUILD", build)
         monkeypatch.setattr(processes, "git_commit", lambda: ("0123456789abcdef", False))
 
     def run_child(self, command, timeout=None, cores=None, **environment):
@@ -201,8 +214,7 @@ def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
         look = dict(machine=machine, memory_gb=8.0, matmul_peak=PEAK, bandwidth=3e10, attention=[],
                     compile_error=None, missing=[])
         answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12, look=look,
-                       large_loss="not tried", free_memory=[81_000], compile_error=None,
-                       rank_count=2)
+                       free_memory=[81_000], compile_error=None, rank_count=2)
         room = folder / "bench" / "measure"
         (room / "machine.py").rename(room / "real_machine.py")
         (room / "machine.py").write_text(
@@ -253,7 +265,8 @@ def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measured:
         run = dict(name=name, round=1, seed=plan.seed_of(1), source_sha256="s")
         error = lines if isinstance(lines, str) else None
         measured.add(make_result(run, [] if error else lines, dict(
-            seconds=1.0, error=error, outcome=Kind.FAILED if error else Kind.COMPLETE)))
+            seconds=1.0, error=error, matmul_rate=None,
+            outcome=Kind.FAILED if error else Kind.COMPLETE)))
     return measured
 
 
@@ -293,7 +306,7 @@ def complete_results(folder: Path) -> None:
     """What a machine has measured, as `measure.py pack` takes it."""
     folder.mkdir()
     look = dict(machine=CPU, matmul_peak=PEAK, bandwidth=1e10, missing=[], memory_gb=8.0,
-                attention=[], compile_error=None, large_loss=None)
+                attention=[], compile_error=None)
     (folder / "machine.json").write_text(json.dumps(look))
     (folder / "report.md").write_text("# GPT\n\nMade by `python measure.py report`.\n")
     for study, rounds in (("stages", 2), ("ladder", 4)):

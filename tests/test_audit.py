@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT, environment, run_python, small, write_tokens
@@ -10,15 +9,13 @@ from conftest import ROOT, environment, run_python, small, write_tokens
 from bench.audit import tell
 from bench.audit.gains import gains_of
 from bench.audit.notes import notes
-from bench.audit.price import memory_of, work_of
+from bench.audit.price import work_of
 from bench.audit.run import audit, machine_of
 from bench.audit.signs import CANT_TELL, HAS, LACKS, NOT_HERE, verdicts
 from bench.audit.step import Step
 from bench.common import UserError
-from bench.predict.allocator import need
 from bench.predict.speed import CARDS, range_of, seconds
-from bench.predict.tracing import ask
-from bench.studies.audit import Audit
+from bench.predict.store import ask
 from patches import stack
 
 TOYS = ROOT / "tests" / "audit_toys.py"
@@ -133,31 +130,25 @@ def test_convolutions_have_their_own_tf32(tmp_path):
     (0, []), pytest.param(3, [], marks=pytest.mark.slow),
     pytest.param(7, ["--dtype", "float32"], marks=pytest.mark.slow)])
 def test_priced_as_predict_does(rung, number, options):
-    """A rung, run here, does what its trace without storage does, and takes as much memory."""
+    """A rung, run here, does what its trace without storage does."""
     step = Step(rung(number, *options))
     text = small(list(stack.rebuild_all().values())[number].decode()).encode()
     options = ["--model", "cpu-demo", "--context-length", "32", *options]
     (traced,) = ask(text, options, [2]).values()
     found, known = (totals(works) for works in (work_of(step), traced["step"]))
     assert found.keys() == known.keys()
-    for kind, (kernels, flops, size) in known.items():
-        assert found[kind] == [pytest.approx(kernels, rel=0.2, abs=2), flops,
-                               pytest.approx(size, rel=0.05, abs=1000)]
-    assert precisions(work_of(step)) == precisions(traced["step"])
-    assert memory_of(step).least == pytest.approx(need(traced["events"]).least, rel=0.1)
+    for group, (kernels, flops, size) in known.items():
+        assert found[group] == [pytest.approx(kernels, rel=0.2, abs=2), flops,
+                                pytest.approx(size, rel=0.05, abs=1000)], group
 
 
-def totals(works) -> dict[str, list[float]]:
-    """Kernels, floating-point operations and bytes by kind."""
+def totals(works) -> dict[tuple, list[float]]:
+    """Kernels, floating-point operations and bytes by kind, precision and alignment."""
     found = {}
-    for kind, _, _, *figures in works:
-        found[kind] = [a + b for a, b in zip(found.get(kind, [0, 0, 0]), figures, strict=True)]
+    for *group, kernels, flops, size in works:
+        before = found.get(tuple(group), [0, 0, 0])
+        found[tuple(group)] = [before[0] + kernels, before[1] + flops, before[2] + size]
     return found
-
-
-def precisions(works) -> tuple:
-    """Of products, and whether their matrices are aligned."""
-    return tuple(sorted({tuple(each[:3]) for each in works if each[4]}))
 
 
 def test_prices(tmp_path):
@@ -165,13 +156,12 @@ def test_prices(tmp_path):
     found = of_timed(facts, tmp_path, ["RTX 4090", "T4"])
     fast, slow = found.prices
     times = seconds(work_of(Step(facts)), CARDS["RTX 4090"])
-    assert (fast.low + fast.high) / 2 == pytest.approx(32 / sum(times.values()))
+    assert (fast["low"] + fast["high"]) / 2 == pytest.approx(32 / sum(times.values()))
     share = range_of(CARDS["RTX 4090"], False, times)  # of what waits for the host
-    assert fast.high / fast.low == pytest.approx((1 + share) / (1 - share)) and slow.lacks is None
-    assert fast.fits and fast.reserved < 50
+    assert fast["high"] / fast["low"] == pytest.approx((1 + share) / (1 - share))
+    assert slow["lacks"] is None
     page, html = tell.write_page(found, "", tmp_path)
-    text = page.read_text(encoding="utf-8")
-    assert "| RTX 4090 | " in text and "products in TF32" in text and "ran on a CPU" not in text
+    assert "| RTX 4090 | " in page.read_text(encoding="utf-8")
     assert html.name == "audit-a.html" and ">RTX 4090</td>" in html.read_text(encoding="utf-8")
     assert json.loads(json.dumps(found.as_json()))["prices"][0]["card"] == "RTX 4090"
 
@@ -182,17 +172,11 @@ def test_prices_say_what_they_can_not_tell(tmp_path):
     for each in facts["ops"]:
         each["compiled"] = True
     text = tell.text(of_timed(facts, tmp_path, ["T4"]))
-    assert "at least" in text and "can't tell" in text and "uncompiled" in text
+    assert "at least" in text and "uncompiled" in text
     for each in facts["ops"]:
         if each["kernel"] and each["kernel"][0]:
             each["kernel"][0] = "float64"
     assert "no float64" in tell.text(of_timed(facts, tmp_path, ["T4"]))
-
-
-def test_a_gpu_that_nobody_knows(tmp_path):
-    args = SimpleNamespace(gpu="4090,H1000", module=[], script=[str(TOYS)])
-    with pytest.raises(UserError, match="--gpu: 'H1000' is none of"):
-        Audit().answer(SimpleNamespace(args=args, options=[], results=tmp_path))
 
 
 # ---- Toys --------------------------------------------------------------------------------------
@@ -202,14 +186,14 @@ PLAIN = {3, 8, 9, 12, 13, 14, 15}
 NO_HEAD = {9, 13, 14}
 # By the toy's name: what it lacks in place of that, and what can't be told beside UNSEEN.
 LACKING = dict(
-    fast=PLAIN, dropout=PLAIN, stored_mask=PLAIN | {1}, by_hand=PLAIN | {1, 7},
+    fast=PLAIN, stored_mask=PLAIN | {1}, by_hand=PLAIN | {1, 7},
     exponentials=PLAIN | {7}, apart=PLAIN | {11}, cross=PLAIN, multihead=PLAIN | {7},
     std_norm=PLAIN | {6}, rms_norm=PLAIN | {6}, own_rms_norm=PLAIN, cubed=PLAIN | {6},
     padded=PLAIN - {9}, tied=PLAIN, closure=PLAIN - NO_HEAD - {3}, gan=PLAIN - NO_HEAD,
     updates_by_hand=PLAIN - {3}, accumulated=PLAIN - {3}, evaluated=PLAIN - {3}, autocast=PLAIN,
     compiled_model=PLAIN - {8}, compiled_step=PLAIN - {3, 8, 13}, compiled_in_part=PLAIN - {8},
     checkpointed=PLAIN | {1, 7}, chunks=PLAIN - {14}, distributed=PLAIN,
-    accelerated=PLAIN, lightning=PLAIN, two_optimizers=PLAIN, workers=PLAIN,
+    accelerated=PLAIN, lightning=PLAIN - NO_HEAD - {3}, two_optimizers=PLAIN, workers=PLAIN,
     convolutions=PLAIN - NO_HEAD, penalty=PLAIN - NO_HEAD - {15})
 UNTOLD = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8}, penalty={15})
 FAST_TOYS = "fast", "by_hand", "cubed", "closure", "chunks", "accumulated", "lightning", "penalty"
@@ -237,14 +221,13 @@ def test_toys(name, tmp_path):
 def test_what_was_seen_has_its_line(tmp_path):
     found = judged(toy("by_hand", tmp_path))
     lines = TOYS.read_text().splitlines()
-    for technique, text in (("07-flash-attention", "q @ k.transpose"), ("08-torch-compile", ""),
+    for technique, text in (("07-flash-attention", "q @ k.transpose"),
                             ("14-chunked-head", "self.head(self.hidden(ids))"),
                             ("13-loss-in-graph", "F.cross_entropy"),
                             ("03-fused-adamw", "optimizer.step()")):
         name, _, line = found[technique].place.partition(":")
-        assert not text or name == TOYS.name and text in lines[int(line) - 1]
-    shares = {each: found[each].share for each in ("07-flash-attention", "03-fused-adamw")}
-    assert all(0 < share < 1 for share in shares.values())
+        assert name == TOYS.name and text in lines[int(line) - 1]
+        assert 0 < found[technique].share < 1
 
 
 def test_notes(tmp_path):
@@ -252,7 +235,7 @@ def test_notes(tmp_path):
     text = "\n".join(notes(Step(facts), timed_of(facts)))
     assert "1 value read back from tensors" in text and "audit_toys.py:" in text
     assert "clipped tensor by tensor" in text and "filled with zeros" in text
-    assert "no multiple" not in text and "float64" not in text
+    assert "float64" not in text
     facts |= dict(syncs=[True] * 3, ddp=[dict(unused=True, compiled_first=True)])
     timed = timed_of(facts) | dict(breaks={"a reason": 2}, new_graphs=3, waited=4.0,
                                    workers=[0])
@@ -295,36 +278,29 @@ def test_gains_are_from_the_machine_that_is_nearest(tmp_path):
     assert where == "predicted for the H200" and gains["05-bfloat16"] > 1.3
     _, where = of("a GPU that nobody knows", "cuda")
     assert where == "measured on H100, another machine than this one, in bfloat16"
-    assert of("a GPU that nobody knows", "cuda", "float32") == ({}, "")
     gains, where = of("AMD EPYC", "cpu")
     assert where == "measured on AMD EPYC" and gains["05-bfloat16"] > 1.3
     gains, where = of("AMD EPYC", "cpu", "float32")
     assert where == "measured on AMD EPYC (float32)" and gains["05-bfloat16"] < 1.1
-    for kind in ("bfloat16", "float32"):
-        _, where = of("a CPU that nobody knows", "cpu", kind)
-        assert where.endswith(f"another machine than this one, in {kind}")
+    _, where = of("a CPU that nobody knows", "cpu", "float32")
+    assert where.endswith("another machine than this one, in float32")
 
 
 def test_the_machine_is_named_as_in_journals(monkeypatch):
     """It is that on which the script trained."""
-    def ask_machine(question, **environment):
-        asked.append((question, environment))
-        return dict(this_machine=dict(name=name, ram_gb=2.0), matmul_peak=dict(float32=1e11)
-                    )[question]
+    def machine(name: str, ram_gb: float | None, **timed) -> tuple[dict, list]:
+        asked, answers = [], dict(this_machine=dict(name=name, ram_gb=ram_gb), matmul_peak={})
+        monkeypatch.setattr("bench.processes.ask_machine", lambda question, **environment:
+                            asked.append((question, environment)) or answers[question])
+        return machine_of(timed), asked
 
-    monkeypatch.setattr("bench.processes.ask_machine", ask_machine)
-    hidden = dict(CUDA_VISIBLE_DEVICES="")
-    name, asked = "Intel(R) Xeon(R) Processor", []
-    machine = machine_of(dict(device="cpu", memory_there=None))
-    assert machine == dict(name=name, ram_gb=2.0, memory_there=2**31, rates=dict(float32=1e11))
-    assert asked == [("this_machine", hidden), ("matmul_peak", hidden)]
-    monkeypatch.setattr("bench.processes.ask_machine",
-                        lambda question, **_: dict(name=name, ram_gb=None))
-    assert machine_of(dict(device="cpu", memory_there=None))["memory_there"] is None
-    monkeypatch.setattr("bench.processes.ask_machine", ask_machine)
-    name, asked = "NVIDIA H100 80GB HBM3", []
-    assert machine_of(dict(device="cuda", memory_there=7))["memory_there"] == 7
-    assert asked == [("this_machine", {})]  # a datasheet has its rate
+    hidden, cpu = dict(CUDA_VISIBLE_DEVICES=""), dict(device="cpu", memory_there=None)
+    assert machine("Xeon", 2.0, **cpu) == (
+        dict(name="Xeon", ram_gb=2.0, memory_there=2**31, rates={}),
+        [("this_machine", hidden), ("matmul_peak", hidden)])
+    assert machine("Xeon", None, **cpu)[0]["memory_there"] is None
+    gpu, asked = machine("NVIDIA H100 80GB HBM3", 2.0, device="cuda", memory_there=7)
+    assert gpu["memory_there"] == 7 and asked == [("this_machine", {})]  # a datasheet has its rate
 
 
 def test_a_system_that_is_not_unix(tmp_path):
@@ -356,15 +332,9 @@ def test_one_line_says_what_to_do(name, words, forked_children):
 
 
 @pytest.mark.slow
-def test_children_that_train(capfd):
-    with pytest.raises(UserError, match="its children computed for"):
-        audit([str(TOYS), "spawned"], 2)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "key", "steps"), [
     ("gan", "1", 4), ("two_optimizers", "1", 4), ("updates_by_hand", "backward", 4),
-    ("closure", "0", 4), ("lightning", "0", 24)])
+    ("closure", "0", 4), ("lightning", "0", 4)])
 def test_what_ends_a_step(name, key, steps, forked_children):
     """The rarest update, of those that are as frequent the last one; without any a backward
     pass."""
@@ -389,14 +359,8 @@ def test_accelerate_launch(tmp_path, capfd):
 def test_it_ends_whatever_is_caught(tmp_path, monkeypatch, forked_children):
     monkeypatch.chdir(tmp_path)
     timed, watched = audit([str(TOYS), "catches_all"], 2)
-    assert not list(tmp_path.iterdir()) and timed["saved"] == []
+    assert not list(tmp_path.iterdir())  # nothing was saved
     assert timed["steps"] == 24 and len(timed["seconds"]) == 20 and watched["steps"] == 3
-
-
-def test_what_the_script_writes_is_named(tmp_path, monkeypatch, forked_children):
-    monkeypatch.chdir(tmp_path)
-    timed, _ = audit([str(TOYS), "saves"], 2)
-    assert timed["saved"] == [str(tmp_path / "checkpoint.pt")]
 
 
 def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
@@ -432,15 +396,3 @@ def test_under_torchrun_rank_0_tells(tmp_path):
                       env=environment(OMP_NUM_THREADS="1"))
     assert not done.returncode, done.stderr
     assert done.stdout.count("64 tokens a step") == 1 and "no_sync()" in done.stdout
-
-
-@pytest.mark.slow
-def test_hugging_faces_trainer(tmp_path):
-    """Its GPT-2 has the activation by hand, and merged projections; its optimizer is fused."""
-    pytest.importorskip("transformers")
-    data = write_tokens(tmp_path / "data", train=4000)
-    facts = watch(ROOT / "peers" / "hf_trainer.py", "--model", "cpu-demo", "--device", "cpu",
-                  "--data", data, "--results-dir", tmp_path, "--context_length", 32,
-                  "--batch_size", 2, "--eval_windows", 2, report=tmp_path / "report.json")
-    assert {int(name[:2]) for name in lacking(facts) - {"05-bfloat16", "12-huge-pages"}} == {
-        6, 8, 13, 14, 15}

@@ -1,18 +1,187 @@
-"""bench/measure/journal.py: what is written is read back, whatever a crash leaves of it."""
+"""bench/measure/records.py and journal.py: what a run leaves is read back, whatever a crash leaves
+of it."""
 
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT
-from made_up import CPU, MACHINE, PEAK, measured_of, plan_of, write_journal
+from made_up import (
+    CPU,
+    MACHINE,
+    PEAK,
+    measured_of,
+    plan_of,
+    record_events,
+    write_journal,
+    write_record,
+)
 
 from bench.common import UserError
-from bench.measure.journal import append, locked, newest, read_journal
-from bench.measure.records import COMPLETE, Kind, Outcome
+from bench.measure.journal import append, locked, loose_records, newest, read_journal
+from bench.measure.records import COMPLETE, Kind, Outcome, RecordError, make_record, read_record
+
+GPU = "NVIDIA A100-SXM4-80GB"
+
+
+def record_of(events=None, **settings):
+    return make_record("a.jsonl", events or record_events("00_orig", **settings))
+
+
+def logs_of(events: list[dict]) -> list[dict]:
+    return [event for event in events if event["event"] == "log"]
+
+
+def test_record(tmp_path):
+    record = read_record(write_record(tmp_path, "00_orig", config=dict(compile=False)))
+    assert (record.stage, record.outcome) == ("00_orig", COMPLETE)
+    assert (record.tok_per_sec, record.speed_is_average) == (100.0, False)
+    assert (record.device_name, record.uncompiled, record.mfu) == ("Some CPU", True, None)
+    assert record.steps_per_epoch == 390 // 4  # of 100,000 // 256 windows, in batches of 4
+    short = record_of(steps=4, start=dict(data=None))
+    assert (short.tok_per_sec, short.speed_is_average) == (90.0, True)
+    assert (short.uncompiled, short.steps_per_epoch) == (False, None)
+
+
+def test_losses_and_times():
+    """A step of 1,024 tokens takes 10.24 s, the first one 10; log lines after 1, 4 and 8 steps."""
+    record = record_of(record_events("a"))
+    assert [point.tokens for point in record.curve] == [1024, 4096, 8192]
+    assert [point.seconds for point in record.curve] == pytest.approx([10, 40.72, 81.68])
+    assert [point[2:] for point in record.curve] == [(10.5, 10.0), (8.5, 8.0), (7.5, 7.0)]
+    assert record.first_step_excess == pytest.approx(-0.24)
+    losses = {1000: 10.0, 1024: 10.0, 4096: 8.0, 4097: None, None: 7.0}
+    assert {tokens: record.val_loss_after(tokens) for tokens in losses} == losses
+    # The first step counts as long as the others.
+    assert record.reached(9.0) == pytest.approx((2560, 25.6))
+    assert record.reached(11.0) == pytest.approx((1024, 10.24))
+    assert record.reached(6.9) is None
+    # The lines are after 10.24, 40.96 and 81.92 s; before the first one nothing is known.
+    assert [record.loss_at(seconds) for seconds in (10.0, 10.24, 25.6, 40.96, 100.0)] == [
+        None, *map(pytest.approx, (10.0, 9.0, 8.0, 7.0))]
+
+
+@pytest.mark.parametrize(("losses", "lowest", "last", "tokens"), [
+    ((10.0, 6.0, 6.5), 6.0, 6.5, 1024 + 3072 / 4),
+    ((10.0, None, 7.0), 7.0, 7.0, 1024 + 7168 / 3),  # not finite: by the lines around it
+    ((None, None, None), None, None, None),
+])
+def test_other_losses(losses, lowest, last, tokens):
+    events = record_events("a")
+    for log, loss in zip(logs_of(events), losses, strict=True):
+        log["val_loss"] = loss
+    record = record_of(events)
+    assert (record.lowest_val_loss, record.val_loss_after(None)) == (lowest, last)
+    assert (record.reached(9.0) or [None])[0] == (tokens and pytest.approx(tokens))
+
+
+def test_quartiles():
+    """Of single steps, without the two of warm-up; too few steps have none."""
+    events = record_events("a")
+    logs_of(events)[1]["seconds"] = [999.0, 1024 / 10, 1024 / 20]
+    logs_of(events)[2]["seconds"] = [1024 / rate for rate in (30, 40, 60, 50)]
+    assert record_of(events).quartiles == pytest.approx((22.5, 35.0, 47.5))
+    assert record_of(steps=4).quartiles is None
+
+
+def test_a_run_that_went_on():
+    """Its times begin where the earlier run stopped."""
+    events = record_events("a")
+    events[1:1] = [dict(event="resume", train_seconds=100.0), dict(event="checkpoint", seconds=0.5)]
+    record = record_of(events)
+    assert (record.curve[0].seconds, record.first_step_seconds) == (110, 10)
+    assert record.reached(9.0) == pytest.approx((2560, 125.6))
+    assert [save["seconds"] for save in record.checkpoints] == [0.5]
+
+
+def test_several_processes():
+    """They see as many times the tokens, and have as many times the peak. Steps after an evaluation
+    stand apart, as 02 counts."""
+    record = record_of(speed=31_200.0, gpu=GPU, config=dict(world_size=4), tokens=16_384)
+    assert (record.device_name, record.tokens_per_step) == (GPU, 4096)
+    assert (record.val_loss_after(4000), record.steps_per_epoch) == (8.0, 390 // 16)
+    # Of a text of less than 8 steps they make more passes in an epoch.
+    many = record_of(gpu=GPU, config=dict(world_size=64), tokens=16_384)
+    assert many.steps_per_epoch == 6 * 390 // (4 * 64) == 9
+    assert record.mfu == pytest.approx(0.1 / 4)
+    for ranks in (1, 2):
+        start, first, log, *_, end = record_events(
+            "a", tokens=4096 * ranks, steps=12, config=dict(world_size=ranks))
+        log["seconds"] = [1000.0, log["seconds"][0]]
+        low, *_ = record_of([start, first, *[log] * 5, end]).quartiles
+        assert (low == pytest.approx(100)) is (ranks == 2)
+
+
+@pytest.mark.parametrize(("gpu", "config", "precision"), [
+    (GPU, {}, "float32"),
+    (GPU, dict(matmul_precision="high"), "TF32"),
+    (None, dict(matmul_precision="high"), "float32"),  # a CPU has no TF32
+    (GPU, dict(matmul_precision="high", dtype="bfloat16"), "bfloat16"),
+    (GPU, dict(autocast="bfloat16"), "bfloat16"),
+    (None, dict(dtype=None), None),  # a record of before it was kept
+])
+def test_precision(gpu, config, precision):
+    assert record_of(gpu=gpu, config=config).precision == precision
+
+
+def test_too_large(tmp_path, capsys):
+    """A line of 1 GB is no reason to fill the memory."""
+    path = write_record(tmp_path, "00_orig")
+    with open(path, "ab") as file:
+        file.truncate(2**30)
+    with pytest.raises(OSError, match="Too large for a record"):
+        read_record(path)
+    assert loose_records(tmp_path) == []
+    assert "00_orig-20260101T000000Z-1.jsonl" in capsys.readouterr().err
+
+
+def test_killed(tmp_path):
+    path = write_record(tmp_path, "00_orig")
+    path.write_bytes(path.read_bytes()[:-9])  # cut off within its last line
+    record = read_record(path)
+    assert (record.status, record.outcome.kind) == ("killed", Kind.FAILED)
+    assert (record.tok_per_sec, record.val_loss, record.val_loss_after(4096)) == (None, None, 8.0)
+
+
+@pytest.mark.parametrize(("settings", "says"), [
+    (dict(status="out_of_memory", error="out of memory: lower it"), "^out of memory: lower it$"),
+    (dict(status="diverged", error="lower it"), "^diverged: lower it$"),
+    (dict(status="interrupted"), "^interrupted: no reason given$"),
+    (dict(steps=4, avg_tok_per_sec=None), "too short .* raise --max-tokens"),
+    (dict(config=dict(flops_per_token=None)), "flops_per_token is None"),
+    (dict(reserved_gb="much"), "reserved_gb is 'much'"),
+])
+def test_without_figures(settings, says):
+    record = record_of(**settings)
+    assert re.search(says, record.outcome.text)
+    assert record.outcome.kind is (
+        Kind.OUT_OF_MEMORY if record.status == "out_of_memory" else Kind.FAILED)
+
+
+@pytest.mark.parametrize(("damage", "says"), [
+    (lambda text: "", "not a whole record"),
+    (lambda text: "{\n" + text, "line 1"),
+    (lambda text: "[]\n", "line 1"),
+    (lambda text: "[" * 100_000 + "\n", "line 1"),
+    (lambda text: text.replace('"epoch"', '"strange"'), "line 5: .*no such event: 'strange'"),
+    (lambda text: text.replace('"schema": 3', '"schema": 2'), "schema 2"),
+    (lambda text: text + text, "not a whole record"),
+    (lambda text: text.replace('"config"', '"other"'), "not a whole record"),
+    (lambda text: text.replace("10.24", "0"), "not a whole record"),  # steps of no time
+    (lambda text: text.replace('"complete", "error"', '"failed", "other"'), "not a whole record"),
+])
+def test_damaged(tmp_path, damage, says):
+    path = write_record(tmp_path, "a")
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(RecordError, match=says):
+        read_record(path)
+
+
+# ---- Journals
 
 
 def keys(measured) -> list[tuple]:
@@ -23,7 +192,8 @@ def test_round_trip(tmp_path):
     plan = plan_of("a", "b", kind="k", rounds=2, options=["--dropout", "0"], targets={"best": 3.5},
                    memory_limit_gb=8.0, new_seeds=True)
     plan.runs[1] = plan.runs[1].but(options=("--batch-size", "4"), batch=4, error="no")
-    runs = [dict(name="a", speed=120.0, seconds=7.5), dict(name="a", round=2, error="it broke")]
+    runs = [dict(name="a", speed=120.0, seconds=7.5),
+            dict(name="a", round=2, error="out of memory", kind=Kind.HUNG)]  # whatever its words
     path = write_journal(tmp_path, "ladder", plan, runs, MACHINE, options=["--x", "y z"])
     (found,) = read_journal(path)
     line = json.loads(path.read_bytes().splitlines()[0])
@@ -35,29 +205,8 @@ def test_round_trip(tmp_path):
     assert (good.key, good.seconds, good.outcome) == (("a", 1, 123), 7.5, COMPLETE)
     assert good.record.tok_per_sec == 120
     assert (bad.key, bad.record) == (("a", 2, 124), None)
-    assert bad.outcome == Outcome(Kind.FAILED, "it broke")
+    assert bad.outcome == Outcome(Kind.HUNG, "out of memory")
     assert read_journal(tmp_path / "none.jsonl") == []
-
-
-@pytest.mark.parametrize(("record", "says"), [
-    (dict(status="diverged"), "diverged: "),
-    (dict(steps=4, avg_tok_per_sec=None), "too short for a speed"),
-    (dict(start=dict(stage="b")), "its record is that of another run"),
-])
-def test_a_record_without_figures_is_a_failed_run(tmp_path, record, says):
-    path = write_journal(tmp_path, "x", plan_of("a"), [dict(name="a", **record)])
-    (result,) = read_journal(path)[0].results
-    assert result.record is None and result.outcome.text.startswith(says)
-
-
-def test_an_outcome_is_kept_by_its_kind(tmp_path):
-    """Whatever its words are; one that isn't known is no outcome."""
-    path = write_journal(tmp_path, "x", plan_of("a"), [
-        dict(name="a", error="out of memory", kind=Kind.HUNG)])
-    (result,) = read_journal(path)[0].results
-    assert result.outcome == Outcome(Kind.HUNG, "out of memory")
-    path.write_text(path.read_text().replace('"hung"', '"odd"'))
-    assert read_journal(path)[0].results == []
 
 
 def test_cut_off_by_a_crash(tmp_path, capsys):
@@ -70,17 +219,17 @@ def test_cut_off_by_a_crash(tmp_path, capsys):
     *sizes, only_its_end, _ = [0, *(end - less for end in ends for less in (99, 9, 1, 0))]
     for size in sizes:
         path.write_bytes(before + b"".join(run_b)[:size])
-        capsys.readouterr()
         assert keys(*read_journal(path)) == [("a", 1)], size
         assert capsys.readouterr().err == ""  # a crash is no damage
         append(path, *run_b)
         assert keys(*read_journal(path)) == [("a", 1), ("b", 1)], size
+        capsys.readouterr()
     path.write_bytes(before + b"".join(run_b)[:only_its_end])
     assert keys(*read_journal(path)) == [("a", 1), ("b", 1)]
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"{}", b"[]", b"null", b"\xff", b"\0" * 9,
-                                    b"[" * 100_000, b'{"event": "run", "id": {}}'])
+@pytest.mark.parametrize("damage", [b"", b"{", b"null", b"\xff", b"\0" * 9, b"[" * 100_000,
+                                    b'{"event": "run", "id": {}}'])
 @pytest.mark.parametrize("line", [0, 2, -1])  # of a run's: run, a log line, ran
 def test_damage_in_the_middle(tmp_path, capsys, damage, line):
     """That run is lost, and the line is named."""
@@ -94,34 +243,22 @@ def test_damage_in_the_middle(tmp_path, capsys, damage, line):
     assert f"x.jsonl, line {number + 1}: " in capsys.readouterr().err
 
 
-def test_resumed(tmp_path):
-    """A further line of the study: more rounds, another run. It is now the newest."""
+@pytest.mark.parametrize("damage", [{}, dict(plan=dict(runs=[{}])), dict(id=[])])
+def test_resumed(tmp_path, capsys, damage):
+    """A further line of the study: more rounds, another run. It is now the newest; a damaged one
+    leaves what was there."""
     write_journal(tmp_path, "x", plan_of("a", rounds=1), [dict(name="a")])
-    write_journal(tmp_path, "x", plan_of("a"), [dict(name="a")], id="2")
-    path = write_journal(tmp_path, "x", plan_of("a", "b", rounds=2),
-                         [dict(name="a", round=2), dict(name="b")], CPU | dict(threads=9))
-    other, found = read_journal(path)
-    assert (other.id, found.id, found.plan.rounds, found.machine["threads"]) == ("2", "1", 2, 9)
-    assert [run.name for run in found.plan.runs] == ["a", "b"]
-    assert keys(found) == [("a", 1), ("a", 2), ("b", 1)] and keys(other) == [("a", 1)]
-
-
-@pytest.mark.parametrize("damage", [dict(plan=dict(runs=3)), dict(plan=dict(runs=[{}])),
-                                    dict(id=[])])
-def test_a_damaged_line_of_a_resumption_leaves_what_was_there(tmp_path, capsys, damage):
-    plan = plan_of("a", rounds=1)
-    path = write_journal(tmp_path, "x", plan, [dict(name="a")])
-    append(path, measured_of("x", plan).as_json() | damage)
-    (found,) = read_journal(path)
-    assert found.plan == plan and keys(found) == [("a", 1)]
-    assert "x.jsonl, line 10: " in capsys.readouterr().err
-
-
-def test_the_clock_was_set_back(tmp_path):
-    """What was measured last is the newest, whatever the clock said."""
-    for id, time in (("1", "20260101T000000Z"), ("2", "19700101T000000Z")):
-        path = write_journal(tmp_path, "x", plan_of("a"), [dict(name="a")], id=id, time=time)
-    assert [each.id for each in newest(read_journal(path))] == ["2"]
+    path = write_journal(tmp_path, "x", plan_of("a"), [dict(name="a")], id="2")
+    more = measured_of("x", plan_of("a", "b", rounds=2), CPU | dict(threads=9))
+    append(path, more.as_json() | damage)
+    first, last = read_journal(path)
+    assert keys(first) == keys(last) == [("a", 1)]
+    if damage:
+        assert (first.id, last.id) == ("1", "2") and first.plan.rounds == 1
+        assert "x.jsonl, line " in capsys.readouterr().err
+    else:
+        assert (first.id, last.id, last.plan) == ("2", "1", more.plan)
+        assert last.machine["threads"] == 9
 
 
 def test_what_counts(tmp_path):
@@ -134,38 +271,14 @@ def test_what_counts(tmp_path):
     assert [result.record.tok_per_sec for result in found.results] == [60, 70]
 
 
-def test_a_journal_of_before_commits_were_kept(tmp_path):
-    path = write_journal(tmp_path, "x", plan_of("a"), [dict(name="a")])
-    header, *rest = path.read_text().splitlines(keepends=True)
-    header = json.loads(header)
-    del header["commit"], header["edited"]
-    path.write_text("".join([json.dumps(header) + "\n", *rest]))
-    (found,) = read_journal(path)
-    assert (found.commit, found.edited, len(found.results)) == (None, None, 1)
-
-
 def test_newest(tmp_path):
-    """Of each kind, the last one of which a run came to its end, or else the last that tells why
-    none did."""
+    """Of each kind, the last one, whatever the clock said, of which a run came to its end, or else
+    the last that tells why none did."""
     for id, kind, error in (("1", "", None), ("2", "k", None), ("3", "", None),
                             ("4", "", "it broke"), ("5", "failed", "it broke")):
         path = write_journal(tmp_path, "x", plan_of("a", kind=kind),
-                             [dict(name="a", error=error)], id=id)
+                             [dict(name="a", error=error)], id=id, time="20260101T000000Z")
     assert [each.id for each in newest(read_journal(path))] == ["3", "2", "5"]
-
-
-@pytest.mark.parametrize(("errors", "results", "has"), [
-    ([None, "can't"], [], False),
-    (["can't", "can't"], [], True),  # a finding as well
-    ([None, None], ["it broke"], False),
-    ([None, None], ["it broke", None], True),
-])
-def test_has_figures(tmp_path, errors, results, has):
-    plan = plan_of("a", "b")
-    plan.runs = [run.but(error=error) for run, error in zip(plan.runs, errors, strict=True)]
-    runs = [dict(name=name, error=error) for name, error in zip("ab", results, strict=False)]
-    (found,) = read_journal(write_journal(tmp_path, "x", plan, runs))
-    assert found.has_figures is has
 
 
 HOLD = """
@@ -195,6 +308,5 @@ def test_one_measurement_at_a_time(tmp_path, monkeypatch):
         with locked(folder):
             pass
     monkeypatch.undo()
-    for _ in range(2):  # the second time, after an orderly end
-        with locked(folder):
-            pass
+    with locked(folder):
+        pass

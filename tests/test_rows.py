@@ -51,24 +51,6 @@ def test_share_of_this_machines_peak(rows, config, share):
     assert row.mfu == pytest.approx(100e9 / 989e12)
 
 
-def test_several_processes(rows):
-    """tok/sec of all together, the share of all their peaks, the loss after as many tokens each."""
-    plan = plan_of("a", "b")
-    plan.runs[1] = plan.runs[1].but(processes=4)
-    one, four = rows(plan, [dict(name="a"), dict(name="b", config=dict(world_size=4),
-                                                 tokens=4 * 4096, loss=7.5)])
-    assert (one.share_of_peak, four.share_of_peak) == pytest.approx((0.1, 0.025))
-    assert (four.factor, one.val_loss, four.val_loss) == (1, 8.0, 7.5)
-
-
-@pytest.mark.parametrize("figure", ["reserved_gb", "attention_backend"])
-def test_an_end_without_a_figure_breaks_no_table(tmp_path, figure):
-    path = write_journal(tmp_path, "a", plan_of("a"), rounds_of("a", 100.0))
-    path.write_text(path.read_text().replace(f'"{figure}"', '"other"'))
-    (row,) = rows_of(*read_journal(path))
-    assert "100" in markdown(full_table([row])) or row.error
-
-
 def test_errors(rows):
     """Of a run that can't run, of one that failed, of one that failed later, told once."""
     plan = plan_of(*"abcd")
@@ -114,12 +96,6 @@ def test_factors(rows):
     assert (last.published_factor, last.published_factor_baseline) == (4.0, 8.0)
     assert (last.loss_difference, last.loss_difference_baseline) == (-0.75, -0.5)
     assert (last.memory_factor, last.significance) == (pytest.approx(0.5), "faster")
-
-
-def test_without_a_baseline(rows):
-    base, cores, last = rows(plan_of(*"abc"), [dict(name="b"), dict(name="c")])
-    assert (seed_noise(base), cores.versus, cores.significance) == (None, None, None)
-    assert (last.factor, last.factor_baseline, last.significance) == (1, None, "not tested")
 
 
 def noisy(*speeds: float) -> list[dict]:
@@ -187,16 +163,6 @@ def test_a_failed_run_leaves_its_row_out_of_the_test(rows):
     assert (d.significance, d.interval(), d.factor) == ("not tested", None, pytest.approx(4, 0.02))
     assert "failed: `d`" in significance_note(failed)
     assert "failed" not in significance_note(three)
-
-
-def test_some_rows_have_more_rounds(rows):
-    """As in older journals: all are compared by the rounds that all have, medians are of all."""
-    plan, runs = of_one_base(*"abc", rounds=4), noisy(100, 200, 300)
-    more = [dict(name=name, round=number, speed=50.0) for name in "ab" for number in range(5, 10)]
-    before, after = rows(plan, runs), rows(plan, runs + more)
-    assert after[0].rows.judged(speed_of) == before[0].rows.judged(speed_of)
-    assert (after[1].factor, after[1].tok_per_sec) == (before[1].factor, 50)
-    assert "by the 4 rounds that all have" in significance_note(after)
 
 
 def test_a_column_is_judged_once(rows, monkeypatch):
@@ -287,15 +253,6 @@ def test_what_is_not_tried(rows, limit, memories, error, says):
     found = rows(chain("abcde", memory_limit_gb=limit), runs)
     assert [row.error for row in found[2:]] == [says] * 3
     assert found[0].error is None
-
-
-def test_the_largest_memory_of_all_rounds_decides(tmp_path):
-    runs = [dict(name="a", round=number, reserved_gb=gb) for number, gb in ((1, 1.0), (2, 4.0))]
-    path = write_journal(tmp_path, "a", chain("ab", memory_limit_gb=7.0), runs)
-    (measured,) = read_journal(path)
-    first, second = rows_of(measured)
-    assert measured.why_not(first.run) is None
-    assert measured.why_not(second.run).text.startswith("not tried: 2 times the 4.0 GB of size a")
 
 
 @pytest.mark.parametrize(("misses", "sign"), [("", ""), ("a", "> "), ("b", "< "), ("ab", None)])

@@ -19,15 +19,13 @@ from made_up import (
     write_journal,
 )
 
-from bench import processes
 from bench.analysis.rows import rows_of
 from bench.common import UserError
 from bench.report.tables import excerpts_of, found_in, text_of
 from bench.studies import search
-from bench.studies.search import Search, next_points, read_search, soonest
-from bench.studies.settings import Point, best_first
+from bench.studies.search import Point, Search, best_first, next_points, read_search
 from bench.studies.stages import Stages
-from bench.studies.time_to_loss import TimeToLoss, in_lines
+from bench.studies.time_to_loss import TimeToLoss
 from patches.stack import StackError
 
 MUON = "optimizer-muon+memory-checkpoint"
@@ -67,7 +65,7 @@ def names(plan) -> list[str]:
     return [run.name for run in plan.runs]
 
 
-def test_search(tmp_path, capsys):
+def test_search(tmp_path):
     """To the best points, by one plan that grows for the target and one for what follows; equally
     many settings of each script are tried, and it has found nothing before its end."""
     setup = setup_of(tmp_path, max_tokens=8192, names=MUON)
@@ -87,7 +85,6 @@ def test_search(tmp_path, capsys):
     kinds = [plan.kind for plan in plans]
     assert kinds == sorted(kinds, reverse=True) and set(kinds) == {"target", ""}
     for before, after in zip(plans, plans[1:], strict=False):
-        assert len(set(names(after))) == len(names(after))
         if before.kind == after.kind:
             assert names(after)[:len(names(before))] == names(before) != names(after)
     # 00's default is three factors of 2 off; at its best rate it is one off.
@@ -99,34 +96,21 @@ def test_search(tmp_path, capsys):
     assert results == [""] * kinds.count("target") + [None] * (kinds.count("") - 1) + [
         "00: --batch-size 2 --learning-rate 0.002\n01: --batch-size 4 --learning-rate 0.004\n"
         f"{MUON}: --batch-size 2 --learning-rate 0.008\n"]
-    assert "targets: 7.7500, and 7.2500 at learning rate 0.002" in capsys.readouterr().out
     first, last = plans[0], plans[-1]
-    assert (first.tokens, first.targets, last.tokens, last.targets) == (
-        8192, {}, 3 * 8192, dict(best=7.25))
     # Another seed of the target would move it, and `--resume --rounds 2` could go on with nothing.
-    assert (first.rounds, last.rounds) == (1, None)
-    for plan in (first, last):  # seeds other than those whose times are told
-        assert (plan.whole, plan.new_seeds, plan.first_seed, plan.log_tokens) == (
-            True, True, 1, 4096)
+    assert (first.tokens, first.targets, first.rounds) == (8192, {}, 1)
+    assert (last.tokens, last.targets, last.rounds) == (3 * 8192, dict(best=7.25), None)
+    for plan in (first, last):  # seeds other than those of the times
+        assert (plan.whole, plan.new_seeds, plan.first_seed) == (True, True, 1)
     # A run that failed, and now was repeated, sets a lower target: the rest is of another one.
     kept = (tmp_path / "search.jsonl").read_bytes()
     better = [run | dict(loss=run["loss"] - 1) for run in landscape()(plans[1])[-2:]]
     write_journal(tmp_path, "search", plans[1], better, id="0")
     assert read_search(setup) is None
     (tmp_path / "search.jsonl").write_bytes(kept)
-    # A target that was measured anew is of another search.
+    # A target that was measured again is of another search.
     write_journal(tmp_path, "search", first, landscape()(first), id="9")
     assert read_search(setup) is None
-
-
-def test_settings_that_miss_the_target_lead_to_better_ones(tmp_path):
-    """Where no setting comes to the target, the next ones are those around the lowest loss."""
-    costs = {Point("01", 2, 2e-3): (inf, 7.5), Point("01", 1, 2e-3): (inf, 7.4),
-             Point("01", 4, 2e-3): (inf, 7.6)}
-    assert next_points(best_first(costs), Point.other_rates, 8) == [
-        Point("01", 1, 1e-3), Point("01", 1, 4e-3)]
-    assert next_points(best_first(costs | {Point("01", 4, 4e-3): (9.0, 6.0)}),
-                       Point.other_rates, 8) == [Point("01", 4, 8e-3)]
 
 
 def test_settings_that_fail_are_worse_than_all_others(tmp_path):
@@ -138,30 +122,9 @@ def test_settings_that_fail_are_worse_than_all_others(tmp_path):
 
 @pytest.mark.parametrize("study", [Search(), TimeToLoss()])
 def test_a_target_that_can_not_be_set(tmp_path, study):
-    told = "00's default run didn't finish, so there is no target: .*diverged"
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match="there is no target: .*diverged"):
         for _ in carry_out(study, setup_of(tmp_path), landscape(lambda _, rate: rate == 5e-4)):
             pass
-
-
-def test_soonest(tmp_path, monkeypatch):
-    """Of each script: the first of equals, also where none comes to the target; nothing as long as
-    settings of one are left to be tried, or of 00 alone."""
-    monkeypatch.setattr(search, "SETTINGS", 2)
-    starts = Point("00", 1, 1.0), Point("01", 1, 1.0)
-    runs = [point.run(setup_of(tmp_path)) for start in starts
-            for point in (start, start.other_rates()[0])]
-
-    def found(measured_runs, target: float, missing=()) -> dict[str, Point]:
-        plan = search.plan_of(setup_of(tmp_path), measured_runs, "", targets=dict(best=target))
-        plan.rounds = 1
-        return soonest(measured_with(plan, {
-            run.name: record_events(run.name) for run in measured_runs if run not in missing}),
-            target)
-
-    assert found(runs, 7.5) == found(runs, 1.0) == {start.stage: start for start in starts}
-    assert found(runs[:-1], 7.5) == found(runs[:2], 7.5) == found([], 7.5) == {}
-    assert found(runs, 7.5, runs[-1:]) == {}  # planned, and then interrupted
 
 
 def test_what_is_tried_next():
@@ -175,13 +138,16 @@ def test_what_is_tried_next():
     worse = {start: 5.0} | dict.fromkeys(around, 6.0)
     assert set(next_points(worse, Point.around, 10)) == set(around[0].around()) - {start}
     assert next_points(worse, Point.around, 4) == []
+    # Where no setting comes to the target, they are around the lowest loss.
+    costs = {Point("01", 2, 2e-3): (inf, 7.5), Point("01", 1, 2e-3): (inf, 7.4)}
+    assert next_points(best_first(costs), Point.other_rates, 8) == [
+        Point("01", 1, 1e-3), Point("01", 1, 4e-3)]
 
 
-def test_the_search_for_an_epoch(tmp_path):
+def test_the_search_for_an_epoch(tmp_path, monkeypatch):
     """By halving, each script with as many settings; what 00 comes to at the end is the target. The
     times to it are measured with other seeds, each compiling anew."""
-    for _ in carry_out(Search(), setup_of(tmp_path, names=MUON), landscape()):
-        pass  # where it begins
+    monkeypatch.setitem(DEFAULT, "00", (2, 2e-3))  # near enough for eight settings
     setup = setup_of(tmp_path, max_tokens=80_000, names=MUON, epoch=True)
     times = setup_of(tmp_path, max_tokens=80_000, epoch=True)
     with pytest.raises(UserError, match="no whole search for an epoch: python measure.py search"):
@@ -194,28 +160,17 @@ def test_the_search_for_an_epoch(tmp_path):
         kind: dict.fromkeys(BEST, count) for kind, count in (
             ("epoch-8", 8), ("epoch-2", 2), ("epoch", 1))}
     assert {(plan.rounds, plan.first_seed, plan.log_tokens) for plan in plans} == {(1, 1, 16_384)}
-    told = {measured.kind: text_of(Search(), measured) for measured, _ in found_in(
-        tmp_path, "search")}
-    assert "1/8 of an epoch. Loss in equal time:" in told["epoch-8"]
-    assert "| loss in equal time |" in told["epoch-2"] and "The target, 7.0000, is" in told["epoch"]
-    assert told["epoch"].count("| not reached |") == 0
+    for measured, rows in found_in(tmp_path, "search"):
+        if measured.kind.startswith("epoch"):
+            cells = rows_of_text(text_of(Search(), measured))
+            assert len(cells) == len(rows) and all(line[3] for line in cells)
     ((plan, rows),) = carry_out(TimeToLoss(), times, landscape())
     assert [(run.stage, run.batch, run.rate) for run in plan.runs] == [
         (stage, *best) for stage, best in BEST.items()]
     assert (plan.kind, plan.targets, plan.tokens) == ("epoch", dict(epoch=7.0), 160_000)
     assert plan.first_seed == 123 and plan.cold_rounds > 3
-    ((measured, _),) = found_in(tmp_path, "time-to-loss")
-    assert "lowest validation loss of 00 in one epoch" in text_of(TimeToLoss(), measured)
-
-
-def test_the_search_for_an_epoch_on_a_gpu(tmp_path):
-    """Without an eighth of an epoch, which takes no time there."""
-    setup = setup_of(tmp_path, MACHINE, max_tokens=80_000, names=MUON, epoch=True)
-    plans = [plan for plan, _ in carry_out(Search(), setup, landscape())]
-    assert {(plan.kind, plan.tokens, len(plan.runs)) for plan in plans} >= {
-        ("epoch-2", 40_000, 24), ("epoch", 80_000, 3)}
-    assert {plan.kind for plan in plans} == {"epoch-2", "epoch"}
-    assert [run.stage for run in plans[-1].runs] == [*BEST]
+    gpu = setup_of(tmp_path / "gpu", MACHINE, max_tokens=80_000, names=MUON, epoch=True)
+    assert {plan.kind for plan, _ in carry_out(Search(), gpu, landscape())} == {"epoch-2", "epoch"}
 
 
 def test_the_loss_in_time(tmp_path):
@@ -232,25 +187,7 @@ def test_the_loss_in_time(tmp_path):
         points[0]: pytest.approx(6.0), points[1]: 6.0, points[2]: inf}
 
 
-def test_names_are_told_before_anything_runs(tmp_path):
-    for wrong in ("no-such", "optimizer-muon+no-such", "optimizer-muon+optimizer-adafactor"):
-        with pytest.raises((UserError, StackError), match="no-such|exclude each other"):
-            next(Search().plans(setup_of(tmp_path, names=wrong)))
-    with pytest.raises(UserError, match="head-liger: needs"):
-        next(Search().plans(setup_of(tmp_path, names="head-liger")))
-
-
-@pytest.mark.parametrize(("asked", "others", "doubles"), [
-    (None, [], 0), ("", [], 0), ("01,00", [], 2), (f"{MUON}, {MUON}", [MUON], 1),
-    ("data-workers --workers 3,data-workers --workers=3", ["data-workers --workers 3"], 1)])
-def test_a_script_is_searched_for_once(tmp_path, capsys, asked, others, doubles):
-    processes.tell.cache_clear()
-    assert Search().scripts(setup_of(tmp_path, names=asked)) == ("01", *others)
-    assert capsys.readouterr().out.count("asked for twice") == doubles
-
-
-@pytest.mark.parametrize("epoch", [False, True])
-@pytest.mark.parametrize("machine", [CPU, MACHINE])
+@pytest.mark.parametrize(("machine", "epoch"), [(CPU, False), (MACHINE, False), (CPU, True)])
 def test_all_that_is_left_is_known_at_each_step(tmp_path, machine, epoch):
     """So that an estimate is one of the whole search."""
     setup = setup_of(tmp_path, machine, max_tokens=8192, names=MUON, epoch=epoch)
@@ -264,6 +201,22 @@ def test_all_that_is_left_is_known_at_each_step(tmp_path, machine, epoch):
     total = 3 * sum(search.HALVING[setup.device].values()) if epoch else (
         search.RATES + 3 * search.SETTINGS * search.TUNING_ROUNDS)
     assert counts == [total] * len(counts) and len(counts) > 3
+
+
+@pytest.mark.parametrize(("study", "args", "why"), [
+    (Search, dict(names="no-such"), "no-such"),
+    (Search, dict(names="optimizer-muon+optimizer-adafactor"), "exclude each other"),
+    (Search, dict(names="head-liger"), "head-liger: needs"),
+    (TimeToLoss, dict(names="no-such"), "no-such"),
+    (TimeToLoss, dict(epoch=True, names="optimizer-muon"), "--epoch .* leave --names out")])
+def test_wrong_options_are_refused_before_anything_runs(tmp_path, study, args, why):
+    with pytest.raises((UserError, StackError), match=why):
+        next(study().plans(setup_of(tmp_path, **args)))
+
+
+def test_a_script_is_searched_for_once(tmp_path):
+    assert Search().scripts(setup_of(tmp_path, names="")) == ("01",)
+    assert Search().scripts(setup_of(tmp_path, names=f"01,00,{MUON}, {MUON}")) == ("01", MUON)
 
 
 # ---- The time to it
@@ -292,25 +245,18 @@ def test_after_a_search(tmp_path):
     line = best["01, batch 4, rate 0.004"]
     assert (line["tokens"], line["× not counting compiling"], line["compared to"]) == (
         "3,840", "9.33", "00, batch 2, rate 0.002")
-    assert "seeds 123 to 124, 2 rounds" in text and "24,576 tokens" in text
     texts = shown(TimeToLoss().draw(measured, rows), ("7.750", "7.250"))
-    # Of two seeds no finding.
-    assert "Seconds to a validation loss of 7.25: cpu-demo on Some CPU, 2 cores" in texts
-    for label, row in best.items():
-        if row["seconds"] != "not reached":
-            assert any(text.startswith(f"{row['seconds']} s") and row["× to the loss"] in text
-                       for text in texts), label
-    with pytest.raises(UserError, match="was measured with other options"):
-        next(TimeToLoss().plans(setup_of(tmp_path, options=["--dropout", "0"])))
-    with pytest.raises(UserError, match="was measured on another machine"):
-        next(TimeToLoss().plans(setup_of(tmp_path, MACHINE)))
-    with pytest.raises(UserError, match="was measured with other --max-tokens"):
-        next(TimeToLoss().plans(setup_of(tmp_path, max_tokens=99)))
+    assert any(text.startswith(f"{line['seconds']} s, {line['× to the loss']}×") for text in texts)
+    for changes, why in ((dict(options=["--dropout", "0"]), "with other options"),
+                         (dict(machine=MACHINE), "on another machine"),
+                         (dict(max_tokens=99), "with other --max-tokens")):
+        with pytest.raises(UserError, match=f"was measured {why}"):
+            next(TimeToLoss().plans(setup_of(tmp_path, **changes)))
 
 
 def test_without_a_search(tmp_path):
-    """The target is that of 00's default run; some rungs, and variants over the last of them."""
-    setup = setup_of(tmp_path, rungs="0,5,14", names="optimizer-muon,compile-switch")
+    """The target is that of 00's default run; variants are compared to 01."""
+    setup = setup_of(tmp_path, names="optimizer-muon,compile-switch")
     study = TimeToLoss()
     (target, _), (plan, _) = carry_out(study, setup, landscape())
     ((later, times),) = study.later(setup, target)  # for an estimate of both
@@ -319,27 +265,12 @@ def test_without_a_search(tmp_path):
     assert (target.kind, names(target), target.rounds, target.first_seed) == (
         "target", ["00_orig-batch-4-rate-0.0005"], search.TUNING_ROUNDS, 1)
     assert (plan.kind, plan.targets, plan.tokens) == ("variants", dict(published=7.75), 3 * 8192)
-    assert names(plan)[:4] == [
-        "00_orig", "05-bfloat16", "14-chunked-head", "variant-optimizer-muon"]
+    assert names(plan)[:3] == ["00_orig", "01_opt_single_gpu", "variant-optimizer-muon"]
     assert [run.compared_to for run in plan.runs] == [
-        None, *["00_orig"] * 2, *["14-chunked-head"] * (len(plan.runs) - 3)]
+        None, "00_orig", *["01_opt_single_gpu"] * (len(plan.runs) - 2)]
     measured, rows = found_in(tmp_path, "time-to-loss")[-1]
-    texts = shown(TimeToLoss().draw(measured, rows), ("7.750",))
-    assert {in_lines(row) for row in rows} <= set(texts)
-    assert {"0 baseline\ndefault settings", "optimizer-muon\ndefault settings",
-            "compile-switch\n--compile-switch fallback_random"} <= set(texts)
-
-
-def test_wrong_names_are_told_before_anything_runs(tmp_path):
-    for wrong in (dict(rungs="99"), dict(names="no-such")):
-        with pytest.raises(UserError, match="99|no-such"):
-            next(TimeToLoss().plans(setup_of(tmp_path, **wrong)))
-
-
-@pytest.mark.parametrize("chosen", [dict(rungs="0,5"), dict(names="optimizer-muon")])
-def test_what_the_search_for_an_epoch_has_found_is_not_chosen_from(tmp_path, chosen):
-    with pytest.raises(UserError, match="--epoch .* neither --rungs nor --names"):
-        next(TimeToLoss().plans(setup_of(tmp_path, epoch=True, **chosen)))
+    assert {"00", "optimizer-muon", "compile-switch --compile-switch\nfallback_random"} <= set(
+        shown(TimeToLoss().draw(measured, rows), ("7.750",)))
 
 
 def test_without_a_measurement_the_stages_tell(tmp_path):

@@ -14,11 +14,13 @@ from made_up import (
     cells_of,
     measured_with,
     record_events,
+    rounds_of,
     rows_of_text,
     setup_of,
     shown,
     speeds_of,
     write_journal,
+    write_record,
 )
 from matplotlib import pyplot as plt
 
@@ -26,23 +28,28 @@ from bench import processes
 from bench.analysis.rows import rows_of
 from bench.audit.gains import gains_of
 from bench.catalogue import Scripts
-from bench.common import UserError
+from bench.common import ROOT, UserError
 from bench.measure import lengths
-from bench.measure.child import HANG_SECONDS
 from bench.measure.plan import SCRATCH, Plan
-from bench.report import cards, look, waterfall
+from bench.report import cards, look
 from bench.report.pictures import picture_bytes
-from bench.report.tables import excerpts_of, found_in, markdown, picture_name, tables_of, text_of
+from bench.report.tables import excerpts_of, found_in, full_table, markdown, picture_name, text_of
 from bench.studies import all_studies, search
+from bench.studies.profile import kind_of
+from bench.studies.scaling import numbers
+from bench.studies.stages import bars_table, draw_speed, published_bars, read_bars
 from bench.studies.variants import pays_from
+from patches import stack
 
 STUDIES = {name: study for name, study in all_studies().items() if study.runs_scripts}
 SCRIPTS = Scripts()
 GPUS = MACHINE | dict(gpus=4)
 CASES = [(name, line, machine) for name, study in STUDIES.items() for line in study.in_report
-         for machine in (CPU, MACHINE, GPUS)]
+         for machine in (CPU, GPUS)]
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
-NO_PICTURE = {"leave-one-out", "profile", "search"}
+H100 = "NVIDIA H100 80GB HBM3"
+FIRST, LAST, DDP = "00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"
+NO_PICTURE = {"leave-one-out", "profile", "scaling", "search"}
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +78,14 @@ def setup_for(folder, name: str, line: str = "", machine: dict = CPU, options=()
 
 def plan_for(folder, *args, **kwargs) -> Plan:
     """A study's first plan."""
-    setup = setup_for(folder, *args, **kwargs)
-    return next(STUDIES[args[0]].plans(setup))
+    return next(STUDIES[args[0]].plans(setup_for(folder, *args, **kwargs)))
+
+
+def measure(folder, *args, runs_of=speeds_of, **kwargs):
+    """(measurement, rows) of a study's first plan with made-up runs."""
+    plan = plan_for(folder, *args, **kwargs)
+    write_journal(folder, args[0], plan, runs_of(plan), kwargs.get("machine", CPU))
+    return found_in(folder, args[0])[-1]
 
 
 def some_fail(plan: Plan) -> list[dict]:
@@ -107,7 +120,6 @@ def test_plans(case):
         for place, run in enumerate(plan.runs):
             assert {run.compared_to, run.after} <= {None, *names[:place]}
             assert run.label and run.technique
-            assert run.loss in (None, "unchanged", "rounding", "changes")
             assert run.error or b"def main(" in SCRIPTS.text(run.script)
         kept = json.loads(json.dumps(plan.as_json()))
         assert json.loads(json.dumps(Plan.from_json(kept).as_json())) == kept
@@ -141,39 +153,6 @@ def test_tables(case):
     assert bool(study.extra(case.folder, case.found)) == (study.name == "stages")
 
 
-def test_labels_are_for_readers_alone(case, tmp_path):
-    """With other labels the figures are the same, and so are a picture's points and colours."""
-    study, labels, lines = case.study, {}, []
-    for line in (case.folder / f"{study.name}.jsonl").read_text().splitlines():
-        event = json.loads(line)
-        if event["event"] == "study":
-            for run in event["plan"]["runs"]:
-                label = labels.setdefault((event["kind"], run["name"]),
-                                          (f"«{len(labels)}»", run["label"]))
-                run["label"], _ = label
-        lines.append(json.dumps(event) + "\n")
-    (tmp_path / f"{study.name}.jsonl").write_text("".join(lines))
-    renamed = found_in(tmp_path, study.name)
-
-    def texts(measured) -> str:
-        text = text_of(study, measured) + str(excerpts_of(study, measured))
-        for new, old in labels.values():
-            text = text.replace(new, old)
-        return text
-
-    for (measured, _), (other, _) in zip(case.found, renamed, strict=True):
-        assert texts(other) == texts(measured)
-
-    def points(folder, found) -> str:
-        return str([(name, [(line.get_xydata(), line.get_color(), line.get_linestyle())
-                            for line in axes.lines],
-                     [(patch.get_bbox(), patch.get_facecolor()) for patch in axes.patches])
-                    for name, figure in study.pictures(folder, found).items()
-                    for axes in figure.axes])
-
-    assert points(tmp_path, renamed) == points(case.folder, case.found)
-
-
 def test_pictures(case):
     name = case.study.name
     expected = {picture_name(name, measured.kind) for measured, rows in case.found
@@ -201,195 +180,108 @@ def test_the_ladder_and_its_length(tmp_path):
     plan = plan_for(tmp_path, "ladder", machine=MACHINE)
     names = [run.name for run in plan.runs]
     assert [run.compared_to for run in plan.runs] == [None, *names[:-1]]
-    assert (names[0], names[-1]) == ("00_orig", "15-kept-memory")  # 02 needs two GPUs
+    assert (names[0], names[-1]) == (FIRST, "15-kept-memory")  # 02 needs two GPUs
     assert (plan.tokens, plan.seconds) == (393_216, 0)
     last = plan_for(tmp_path, "ladder", machine=GPUS).runs[-1]
-    assert (last.name, last.processes, last.published) == ("02_opt_multi_gpu_ddp", 4, 419_259)
+    assert (last.name, last.processes, last.published) == (DDP, 4, 419_259)
     plan = plan_for(tmp_path, "ladder", "--rungs 0,5-6")
     assert [(run.name, run.compared_to) for run in plan.runs] == [
-        ("00_orig", None), ("05-bfloat16", "00_orig"), ("06-native-layers", "05-bfloat16")]
-    assert (plan.tokens, plan.seconds) == (16_384, 0)
+        (FIRST, None), ("05-bfloat16", FIRST), ("06-native-layers", "05-bfloat16")]
     setup = setup_for(tmp_path, "ladder")
     setup.args.max_tokens, setup.args.seconds = 99, 3.0
-    assert STUDIES["ladder"].length(setup) == dict(
-        tokens=99, seconds=3.0, min_steps=1, equal_steps=True)
+    (plan,) = STUDIES["ladder"].plans(setup)
+    assert (plan.tokens, plan.seconds, plan.min_steps, plan.equal_steps) == (99, 3.0, 1, True)
 
 
 def test_leave_one_out(tmp_path):
-    """The last technique leaves 01 as the stage before it; the first one conflicts."""
-    plan = plan_for(tmp_path, "leave-one-out", "--rungs 0,1,15", GPUS)
-    whole, first, last = plan.runs
-    assert (whole.name, whole.published, whole.processes) == ("01_opt_single_gpu", None, 1)
+    """The last technique leaves 01 as the script before it; the first one conflicts."""
+    whole, first, last = plan_for(tmp_path, "leave-one-out", "--rungs 0,1,15", GPUS).runs
+    assert (whole.name, whole.published, whole.processes) == (LAST, None, 1)
     assert first.error.startswith("conflict: ")
-    assert (last.name, last.label) == ("without-15-kept-memory", "without 15 kept memory")
-    assert (last.compared_to, last.expected) == ("01_opt_single_gpu", 142_156)
+    assert (last.name, last.compared_to, last.expected) == ("without-15-kept-memory", LAST, 142_156)
     assert SCRIPTS.text(last.script) == SCRIPTS.stages["14-chunked-head"]
-
-
-def test_leave_one_out_of_a_script_of_ones_own(tmp_path):
-    """Two variants without one of them; one variant without itself, which is 01."""
-    both = "optimizer-muon+compile-blocks"
-    plan = plan_for(tmp_path, "leave-one-out", f"--rungs 12,14 --names {both}")
-    whole, pages, chunks, muon, blocks = plan.runs
-    assert (plan.kind, whole.script, whole.compared_to) == ("variants", both, None)
-    assert {run.compared_to for run in plan.runs[1:]} == {whole.name}
-    variable, muon_of = b"THP_MEM_ALLOC_ENABLE", b"Muon("
-    assert variable in SCRIPTS.text(both) and muon_of in SCRIPTS.text(both)
-    assert variable not in SCRIPTS.text(pages.script) and muon_of in SCRIPTS.text(pages.script)
-    assert chunks.error.startswith("conflict: ")
-    assert (muon.label, SCRIPTS.text(muon.script)) == (
-        "without optimizer-muon", SCRIPTS.stages["compile-blocks"])
+    both = "optimizer-muon+compile-blocks"  # of a script of one's own also a variant is left out
+    whole, pages, muon, blocks = plan_for(
+        tmp_path, "leave-one-out", f"--rungs 12 --names {both}").runs
+    assert {run.compared_to for run in (pages, muon, blocks)} == {whole.name}
+    variable = b"THP_MEM_ALLOC_ENABLE"
+    assert variable in SCRIPTS.text(both) and variable not in SCRIPTS.text(pages.script)
+    assert SCRIPTS.text(muon.script) == SCRIPTS.stages["compile-blocks"]
     assert (blocks.script, blocks.without) == ("optimizer-muon", "compile-blocks")
-    with pytest.raises(UserError, match="is more than one script: join variants of one by +"):
-        plan_for(tmp_path, "leave-one-out", f"--names {both.replace('+', ',')}")
-    alone = plan_for(tmp_path, "leave-one-out", "--rungs 0 --names compile-blocks")
-    assert [run.name for run in alone.runs] == ["variant-compile-blocks", "without-compile-blocks"]
-    assert alone.runs[1].script == SCRIPTS.stage("01").script
-    with pytest.raises(UserError, match="no variant 'nothing' of 01"):
-        plan_for(tmp_path, "leave-one-out", "--names nothing")
-    with pytest.raises(UserError, match="head-liger: needs the package liger_kernel"):
+    with pytest.raises(UserError, match="head-liger: needs"):
         plan_for(tmp_path, "leave-one-out", "--names head-liger")
-    ladder = plan_for(tmp_path, "ladder", "--rungs 0,12")
-    write_journal(tmp_path, "ladder", ladder, speeds_of(ladder))
-    write_journal(tmp_path, "leave-one-out", plan, speeds_of(plan))
-    ((measured, _),) = found_in(tmp_path, "ladder")
-    (table,) = excerpts_of(STUDIES["ladder"], measured).values()
-    assert "× in 01" not in table  # which isn't what they were measured in
 
 
-def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path, monkeypatch):
-    """Rung 1 conflicts, 2 is a quarter faster, 3 failed, 4 isn't clear. The table of README.md says
-    it only of a 01 with all techniques of the ladder, and among machines of one name of none but
-    the one that was measured so."""
-    ladder = plan_for(tmp_path, "ladder", "--rungs 0-5")
-    without = plan_for(tmp_path, "leave-one-out", "--rungs 1-4")
-    speeds = dict(zip([run.name for run in without.runs], (100.0, 0, 80.0, 50.0, 100.0),
-                      strict=True))
-    runs = [run | dict(speed=speeds[run["name"]] + run["round"] * len(run["name"]) % 3 / 10)
-            for run in speeds_of(without)]
-    for run in runs:
-        run["error"] = "ended by signal 9" if run["speed"] < 60 else None
-    (tmp_path / "alone").mkdir()
-    for folder in (tmp_path, tmp_path / "alone"):
-        write_journal(folder, "ladder", ladder, speeds_of(ladder))
-    write_journal(tmp_path, "leave-one-out", without, runs)
+def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path):
+    """Rung 1 conflicts, 2 is a quarter faster, 3 failed, 4 isn't clear. It says nothing without
+    that measurement."""
+    def runs_of(plan) -> list[dict]:
+        speeds = dict(zip([run.name for run in plan.runs], (100.0, 0, 80.0, 50.0, 100.0),
+                          strict=True))
+        return [run | dict(speed=speeds[run["name"]] + run["round"] * len(run["name"]) % 3 / 10,
+                           error="ended by signal 9" if speeds[run["name"]] < 60 else None)
+                for run in speeds_of(plan)]
 
-    def excerpt(folder) -> list[dict]:
-        ((measured, _),) = found_in(folder, "ladder")
+    measured, _ = measure(tmp_path, "ladder", "--rungs 0-5")
+
+    def excerpt() -> list[dict]:
         return list(cells_of(excerpts_of(STUDIES["ladder"], measured)["ladder"]).values())
 
-    assert [line["× in 01"] for line in excerpt(tmp_path)] == [
+    assert "× in 01" not in excerpt()[0]
+    measure(tmp_path, "leave-one-out", "--rungs 1-4", runs_of=runs_of)
+    assert [line["× in 01"] for line in excerpt()] == [
         "", "conflict", "**1.25**", "failed", "1.00", ""]
-    assert "× in 01" not in excerpt(tmp_path / "alone")[0]
-    monkeypatch.setattr(cards, "REFERENCE", tmp_path)
-    assert "within 01" not in cards.cards(tmp_path, "ladder")
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    ladder_of_four = plan_for(whole, "ladder", "--rungs 0-4")
-    write_journal(whole, "ladder", ladder_of_four, speeds_of(ladder_of_four))
-    write_journal(whole, "leave-one-out", without, runs)
-    texts = cards.cards(whole, "ladder").split("\n## ")
-    assert [re.findall(r"\(within 01: (.*?)\)", text) for text in texts[:5]] == [
-        [], ["1.25×"], [], ["1.00×"], []]
-    assert excerpt(tmp_path)[2] == {
-        "#": "2", "technique": "tensor cores (TF32 matrix products)",
+    assert excerpt()[2].items() >= {
         "tok/sec (range)": "122 (121–124)", "× before": "1.09", "A100": "2.21",
-        "× baseline": "1.20", "× in 01": "**1.25**", "GB": "2.20", "val loss": "8.000",
-        "significance": "**faster**"}
+        "× baseline": "1.20", "GB": "2.20", "val loss": "8.000", "significance": "**faster**",
+    }.items()
 
 
-@pytest.mark.parametrize(("measured", "told"), [
-    (("00_orig", "14-chunked-head"), False), (("13-loss-in-graph", "14-chunked-head"), True)])
-def test_a_summary_credits_a_technique_with_its_own_factor_alone(tmp_path, measured, told):
-    """Not with that of those between it and the last one that was measured. What has no published
-    factor isn't called equal to it."""
-    plan = plan_for(tmp_path, "ladder", "--rungs 0-14")
-    runs = [run for run in speeds_of(plan) if run["name"] in measured]
-    write_journal(tmp_path, "ladder", plan, runs)
-    text = "\n".join(look.summary(tmp_path, dict(machine=CPU, matmul_peak=PEAK)))
-    assert ("the head and its loss in chunks" in text) == told and "published speedup" not in text
-    assert ("techniques 1 to 14" in text) != told
-
-
-@pytest.mark.parametrize(("rungs", "machine", "credits", "published"), [
-    ("0,1,3", CPU, [[1], [2, 3]], [12_525, 12_526, 28_399]),
-    ("0,3", CPU, [[1, 2, 3]], [12_525, 28_399]),
-    ("2-3", CPU, [[3]], [27_648, 28_399]),
-    ("5-7", CPU, [[6], [7]], [45_486, 55_256, 91_901]),
-    ("11,13", CPU, [[12, 13]], [None, None]),
-    ("11,13", MACHINE, [[13]], [None, None])])  # technique 12 is for CPUs alone
-def test_whose_factor_it_is(tmp_path, rungs, machine, credits, published):
-    """In the title, in the picture with the published figures of the same rows, and in an audit."""
+@pytest.mark.parametrize(("rungs", "machine", "credits"), [
+    ("0,1,3", CPU, [[1], [2, 3]]), ("0,3", CPU, [[1, 2, 3]]), ("2-3", CPU, [[3]]),
+    ("11,13", CPU, [[12, 13]]), ("11,13", MACHINE, [[13]])])  # technique 12 is for CPUs alone
+def test_whose_factor_it_is(tmp_path, rungs, machine, credits):
+    """A technique is credited with its own factor alone: in tables and pictures, on a page, and in
+    an audit. What has no published factor isn't called equal to it."""
     study = STUDIES["ladder"]
-    plan = plan_for(tmp_path, "ladder", f"--rungs {rungs}", machine)
-    write_journal(tmp_path, "ladder", plan, speeds_of(plan), machine)
-    ((measured, rows),) = found_in(tmp_path, "ladder")
+    measured, rows = measure(tmp_path, "ladder", f"--rungs {rungs}", machine=machine)
     assert [row.techniques for row in rows[1:]] == credits
     alone = [row for row in rows[1:] if len(row.techniques) == 1]
     assert cards.one_step(rows) == [rows[0], *alone]
     gains, _ = gains_of(machine, machine["device"], tmp_path)
     if alone:
         assert gains == {row.run.script: row.factor for row in alone}
-    for table in (*tables_of(study, measured, rows), *study.excerpts(measured, rows)["ladder"]):
+    for table in (full_table(rows), *study.excerpts(measured, rows)["ladder"]):
         for row, cells in zip(rows, rows_of_text(markdown(table)), strict=True):
             assert (row.technique in cells) == (row in (rows[0], *alone))
     texts = shown(study.draw(measured, rows))
+    summary = "\n".join(look.summary(tmp_path, dict(machine=machine, matmul_peak=PEAK)))
     for row in rows[1:]:
         several = f"techniques {row.techniques[0]} to"
-        assert any(several in text for text in texts) == (row not in alone)
-    steps = waterfall.published_steps([row.run.name for row in rows])
-    assert [step.speed for step in steps] == published
-    for row, step in zip(rows[1:], steps[1:], strict=True):
-        assert step.text == (f"{row.published_factor:.2f}×" if step.speed else "")
-    columns = study.draw(measured, rows).axes
-    assert len(columns) == (1 if published[0] is None else 2)
-
-
-def test_a_ladder_that_has_just_begun(tmp_path):
-    """It has both ends only with a baseline; DDP has the name that readers know."""
-    names = []
-    for runs in (["03-fused-adamw"], ["00_orig", "02_opt_multi_gpu_ddp"]):
-        folder = tmp_path / runs[0]
-        folder.mkdir()
-        plan = plan_for(folder, "ladder", machine=GPUS)
-        write_journal(folder, "ladder", plan, [dict(name=name) for name in runs], GPUS)
-        ((measured, rows),) = found_in(folder, "ladder")
-        own = STUDIES["ladder"].draw(measured, rows).axes[0]
-        names.append([own.get_title("left"), own.get_yticklabels()[-1].get_text()])
-    assert names == [["this machine", "DistributedDataParallel × 4 16"],
-                     ["this machine\n100 → 100 tok/sec", "techniques 1 to 16"]]
+        assert any(several in text for text in texts) == (several in summary) == (row not in alone)
 
 
 def test_ladder_picture(tmp_path):
-    """Its title says what is faster; a name that is too long; no baseline."""
-    study, machine = STUDIES["ladder"], CPU | dict(name=LONG)
-    plan = plan_for(tmp_path, "ladder", "--rungs 0-10", machine)
-    changes = {"05-bfloat16": dict(loss=8.03), "10-batch-size": dict(loss=9.01),
-               "07-flash-attention": dict(error="out of memory: lower --batch-size and so on")}
-    write_journal(tmp_path, "ladder", plan, [
-        run | changes.get(run["name"], {}) for run in speeds_of(plan)], machine)
-    ((measured, rows),) = found_in(tmp_path, "ladder")
+    """Its title says how much faster it is; a name that is too long; no baseline; DDP and a ladder
+    that has just begun."""
+    study, failed = STUDIES["ladder"], dict(error="out of memory: lower --batch-size and so on")
+    measured, rows = measure(tmp_path, "ladder", "--rungs 0-10", machine=CPU | dict(name=LONG),
+                             runs_of=lambda plan: [
+                                 run | (failed if run["name"] == "07-flash-attention" else {})
+                                 for run in speeds_of(plan)])
     texts = shown(study.draw(measured, rows))
-    assert {"baseline \u20070", "larger batch 10", "102 tok/sec", "×1.12",
-            "techniques 7 to \u20078", "failed: out of memory: lower --batch-si…"} <= set(texts)
-    whole = rows[-1].factor_baseline
-    assert (f"{whole:.1f}× faster: cpu-demo on {LONG[:59]}…, 2 cores significant: techniques 7"
-            " to 8 1.12×, causal mask made on the fly 1.10×, TF32 tensor cores 1.09× and 6 more"
-            ) in [" ".join(text.split()) for text in texts]
-    measured = measured_with(plan, {
-        run.name: record_events(run.name, 100.0) for run in plan.runs[1:]} | {
-        "00_orig": "ended by signal 9"})
+    assert {"102 tok/sec", "1.12×", "techniques 7 to \u20078",
+            "failed: out of memory: lower --batch-si…"} <= set(texts)
+    title = f"{rows[-1].factor_baseline:.1f}× faster: cpu-demo on {LONG[:59]}…, 2 cores"
+    assert any(" ".join(text.split()).startswith(title) for text in texts)
+    measured = measured_with(measured.plan, {
+        run.name: record_events(run.name, 100.0) for run in measured.plan.runs[1:]} | {
+        FIRST: "ended by signal 9"})
     assert study.draw(measured, rows_of(measured)) is None
-
-
-def test_trainer(tmp_path):
-    def options(machine) -> list[tuple]:
-        return [run.options for run in plan_for(tmp_path, "variants", "trainer", machine).runs[1:]]
-
-    assert options(CPU)[0] == ("--per_device_train_batch_size", "8")
-    assert options(CPU)[-1][-1] == "--huge_pages" and len(options(CPU)) == 5
-    assert options(MACHINE)[1][1:] == ("32", "--bf16", "--tf32", "True")
-    assert options(MACHINE | dict(capability="7.5"))[1][1:] == ("32", "--bf16")
+    measured, rows = measure(tmp_path, "ladder", machine=GPUS, runs_of=lambda _: [
+        dict(name=name) for name in (FIRST, "15-kept-memory", DDP)])
+    axes = study.draw(measured, rows).axes[0]
+    assert axes.get_yticklabels()[-1].get_text() == "DistributedDataParallel × 4 16"
 
 
 def test_another_model_stands_apart(tmp_path):
@@ -401,13 +293,11 @@ def test_another_model_stands_apart(tmp_path):
         if event["event"] == "log":
             event["expert_shares"] = [[0.2, 0.3, 0.25, 0.25], [0.1, 0.4, 0.25, 0.25]]
     study, measured = STUDIES["variants"], measured_with(plan, events)
-    table, _, rest = text_of(study, measured).partition("\n\n")
-    assert list(cells_of(table)) == ["01", "optimizer-muon"]
-    assert "| `model-mixture` | 200 | 50 | 0.50 |" in rest
     excerpts = excerpts_of(study, measured)
     assert list(cells_of(excerpts["variants"])) == ["`01`", "`optimizer-muon`"]
     cells = cells_of(excerpts["variants-model"])["`model-mixture`"]
-    assert cells["experts' shares of the tokens"] == "10%–40%"
+    assert (cells["× speed"], cells["experts' shares of the tokens"]) == ("0.50", "10%–40%")
+    assert "| `model-mixture` | 200 | 50 | 0.50 |" in text_of(study, measured)
     texts = shown(study.draw(measured, rows_of(measured)))
     assert "optimizer-muon" in texts and "model-mixture" not in texts
 
@@ -435,69 +325,52 @@ def test_the_compilers_modes(tmp_path):
         events[name] = record_events(name, 2048 / step, config=dict(batch_size=8))
         events[name][1]["seconds"] = [first]
     cells = cells_of(text_of(study, measured_with(plan, events)))
-    none, default, other = (cells[label] for label in (
-        "compile-mode --no-compile", "01", "compile-mode --compile-mode max-autotune"))
-    assert (none["compiling, s"], default["compiling, s"]) == ("0.0", "25.0")
-    assert (none["s/step"], default["s/step"]) == ("1.000", "0.500")
-    assert [row["beats no compiler from step"] for row in (none, default, other)] == [
-        "", "50", "never"]
     # 390 windows are 48 steps an epoch.
-    assert (none["5 epochs, s"], default["5 epochs, s"]) == ("240", "145")
-    assert default["× over no compiler"] == "1.66"
+    assert {label: [row["compiling, s"], row["s/step"], row["5 epochs, s"],
+                    row["beats no compiler from step"]] for label, row in cells.items()
+            if row["s/step"]} == {
+        "compile-mode --no-compile": ["0.0", "1.000", "240", ""],
+        "01": ["25.0", "0.500", "145", "50"],
+        "compile-mode --compile-mode max-autotune": ["1.0", "2.000", "481", "never"]}
 
 
 def test_groups_of_variants(tmp_path):
-    """02's groups are compared with 02; checkpoints go to a folder of the run's own."""
+    """02's groups are compared with 02; checkpoints go to a folder of the run's own; Trainer has
+    01's batch, and what the machine has units for."""
     for group in ("ddp", "parallel"):
         first, *others = plan_for(tmp_path, "variants", group).runs
         assert first.script == "02" and others
         assert all(run.script.startswith(group) for run in others)
     first, *others = plan_for(tmp_path, "variants", "checkpoint").runs
     assert first.script == "01" and all(SCRATCH in run.options for run in others)
+    for machine, name, options in ((CPU, "8", []), (MACHINE, "32", ["--bf16", "--tf32", "True"]),
+                                   (MACHINE | dict(capability="7.5"), "32", ["--bf16"])):
+        _, plain, mixed, *_ = plan_for(tmp_path, "variants", "trainer", machine).runs
+        assert plain.options[-1] == name and [*mixed.options[2:]] == (options or ["--bf16"])
     assert {run.script for run in plan_for(tmp_path, "variants").runs}.isdisjoint(
         {"compile-mode", "checkpoint-resume"})
     with pytest.raises(UserError, match="^--names and a group"):
         plan_for(tmp_path, "variants", "ddp --names optimizer-muon")
 
 
-def test_a_cold_max_autotune_has_the_time_it_takes(tmp_path):
-    """It isn't ended as one that hangs after ten minutes."""
-    setup = setup_for(tmp_path, "variants", "compile", machine=MACHINE)
-    plan = next(STUDIES["variants"].plans(setup))
-    config = dict(batch_size=32, context_length=1024, learning_rate=1e-3, compile=True)
-    runs = {run.name: run.label for run in plan.runs if not run.error}
-    limits = {runs[name]: HANG_SECONDS + 5 * length.seconds for name, length in lengths.lengths_of(
-        plan, setup, dict.fromkeys(runs, config), PEAK).items()}
-    tuned = {label for label in limits if "max-autotune" in label}
-    assert len(tuned) == 2
-    assert all((limits[label] > limits["01"] + 1200) is (label in tuned) for label in limits)
-
-
 # ---- Variants by their names
 
 
-@pytest.mark.parametrize(("names", "rows", "doubles"), [
-    ("gc-freeze,optimizer-muon", ["gc-freeze", "optimizer-muon"], 0),
-    ("gc-freeze, gc-freeze", ["gc-freeze"], 1),
-    ("data-workers --workers 2,data-workers --workers=2", ["data-workers --workers 2"], 1),
-    ("data-workers,data-workers --workers 4",
-     ["data-workers --workers 2", "data-workers --workers 4"], 1),
-    ("gc-freeze+optimizer-muon,optimizer-muon+gc-freeze", ["gc-freeze+optimizer-muon"], 1),
+@pytest.mark.parametrize(("names", "label"), [
+    ("gc-freeze, gc-freeze", "gc-freeze"),
+    ("data-workers --workers 2,data-workers --workers=2", "data-workers --workers 2"),
+    ("gc-freeze+optimizer-muon,optimizer-muon+gc-freeze", "gc-freeze+optimizer-muon"),
     ("optimizer-muon --normuon --polar-express,optimizer-muon --polar-express --normuon",
-     ["optimizer-muon --normuon --polar-express"], 1),
-])
-def test_a_variant_is_measured_once(tmp_path, capsys, names, rows, doubles):
+     "optimizer-muon --normuon --polar-express")])
+def test_a_variant_is_measured_once(tmp_path, capsys, names, label):
+    """And two of one name are refused: the journal couldn't tell the one from the other."""
     processes.tell.cache_clear()
     runs = STUDIES["variants"].runs(setup_of(tmp_path, names=names))
-    assert [run.label for run in runs[1:]] == rows
-    assert capsys.readouterr().out.count("asked for twice, and taken once: ") == doubles
-
-
-def test_two_variants_of_one_name_are_refused(tmp_path):
-    """The journal couldn't tell the one from the other."""
-    names = "data-workers --workers 2,data-workers --workers -2"
+    assert [run.label for run in runs[1:]] == [label]
+    assert "asked for twice, and taken once: " in capsys.readouterr().out
     with pytest.raises(UserError, match="both be called variant-data-workers-workers-2"):
-        STUDIES["variants"].runs(setup_of(tmp_path, names=names))
+        STUDIES["variants"].runs(setup_of(
+            tmp_path, names="data-workers --workers 2,data-workers --workers -2"))
 
 
 # ---- Sweeps
@@ -514,24 +387,8 @@ def test_sweeps(tmp_path):
     assert plan.kind == "context-00" and ends[0].name.startswith("00_orig-context-256")
     assert [run.label for run in ends] == ["context 256, batch 128", "context 16384, batch 2"]
     assert ends[1].options == ("--context-length", "16384", "--batch-size", "2")
-
-
-@pytest.mark.parametrize(("kind", "options"), [
-    ("batch", ["--batch-size", "4"]), ("context", ["--batch-size=4"])])
-def test_options_that_the_sweep_sets(tmp_path, kind, options):
-    with pytest.raises(UserError, match=f"^{options[0].split('=')[0]} is set by the sweep itself"):
-        plan_for(tmp_path, "sweep", kind, options=options)
-    assert plan_for(tmp_path, "sweep", kind, options=["--dropout", "0.1"])
-
-
-def test_a_sweep_where_no_memory_is_known(tmp_path):
-    """Not each system tells it."""
-    study, plan = STUDIES["sweep"], plan_for(tmp_path, "sweep", "batch", MACHINE)
-    measured = measured_with(plan, {run.name: record_events(run.name, reserved_gb=None)
-                                    for run in plan.runs[:3]}, MACHINE)
-    figure = study.draw(measured, rows_of(measured))
-    (title, *_) = [text for text in shown(figure) if "the speed varies" in text]
-    assert "memory" not in title and picture_bytes(figure, "png")
+    with pytest.raises(UserError, match="^--batch-size is set by the sweep itself"):
+        plan_for(tmp_path, "sweep", "context", options=["--batch-size=4"])
 
 
 @pytest.mark.parametrize(("memory", "told"), [
@@ -549,3 +406,185 @@ def test_nothing_larger_than_what_does_not_fit(tmp_path, memory, told):
     assert errors[:len(told)] == told and all(errors[len(told):])
     lines = rows_of_text(text_of(study, measured))
     assert len(lines) == len(told) and lines[-1][1] == told[-1]
+    for result in measured.results[:1]:  # not each system knows its memory
+        result.record.end["reserved_gb"] = None
+    assert picture_bytes(study.draw(measured, rows_of(measured)), "png")
+
+
+# ---- Stages
+
+
+@pytest.mark.parametrize(("gpus", "ranks", "published"), [
+    (0, 2, None), (1, 1, None), (4, 4, 419_259)])
+def test_stages(tmp_path, gpus, ranks, published):
+    """The scripts as they stand; in a report on a GPU within a limit, unless their length is set.
+    """
+    setup = setup_for(tmp_path, "stages", machine=MACHINE | dict(gpus=gpus) if gpus else CPU)
+    plan = next(STUDIES["stages"].plans(setup))
+    assert [run.script for run in plan.runs] == [
+        ROOT / name for name in (stack.FIRST, stack.LAST, stack.DDP)]
+    assert [run.compared_to for run in plan.runs] == [None, FIRST, LAST]
+    assert [run.published for run in plan.runs] == [12_525, 142_156, published]
+    assert (plan.runs[2].processes, plan.runs[2].torchrun) == (ranks, True)
+    assert (plan.whole, plan.tokens, plan.epochs, plan.within) == (True, None, None, None)
+    setup.minutes = 25
+    plan = next(STUDIES["stages"].plans(setup))
+    assert bool(plan.within) == bool(gpus)
+    if gpus == 1:  # the published 15 epochs, or as many as the limit holds
+        for peak, epochs in ((312e12, range(2, 15)), (312e13, [15]), (312e9, [1])):
+            assert lengths.epochs_within(plan, setup, dict(bfloat16=peak), {}) in epochs
+    setup.args.max_tokens = 9
+    plan = next(STUDIES["stages"].plans(setup))
+    assert (plan.tokens, plan.within) == (9, None)
+
+
+def test_newest_complete_run_of_each_stage_and_group(tmp_path, capsys):
+    """By hand or in the journal; runs that did not complete are counted, damaged ones named."""
+    plan = plan_for(tmp_path, "stages")
+    write_journal(tmp_path, "stages", plan, [
+        dict(name=FIRST, speed=1500.0, start=dict(time="20260103T000000Z")),
+        dict(name=LAST, speed=4000.0, start=dict(time="20260101T000000Z")),
+        dict(name=DDP, error="it broke")])
+    write_record(tmp_path, FIRST, "20260102T000000Z", speed=1000.0)
+    write_record(tmp_path, FIRST, "20260104T000000Z", speed=9999.0, status="interrupted")
+    write_record(tmp_path / "reference" / "a", FIRST, "20260105T000000Z", speed=1200.0)  # not ours
+    write_record(tmp_path, LAST, "20260102T000000Z", speed=4500.0, steps=5,
+                 config=dict(batch_size=8))
+    write_record(tmp_path, LAST, "20260103T000000Z", avg_tok_per_sec=None, steps=4)
+    write_record(tmp_path, DDP, speed=400_000.0, gpu=H100, reserved_gb=None,
+                 config=dict(world_size=2, batch_size=32))
+    write_record(tmp_path, DDP, "20260102T000000Z", gpu="Fast | $x_1$ GPU")
+    write_record(tmp_path, "03_fused_adamw", "20260109T000000Z")  # none of the stages
+    killed = write_record(tmp_path, FIRST, "20260106T000000Z", speed=7777.0)
+    killed.write_text("".join(killed.read_text().splitlines(keepends=True)[:-1]))
+    torn = write_record(tmp_path, FIRST, "20260107T000000Z", speed=7777.0)
+    torn.write_text(torn.read_text()[:-30])
+    good = write_record(tmp_path, FIRST, "20260108T000000Z", speed=7777.0)
+    text = good.read_text()
+    for old, new in (('"val_loss": 7.0', '"val_loss": "seven"'), ('_gb": 1.25', '_gb": NaN'),
+                     ('"context_length": 256', '"context_length": "many"')):
+        (tmp_path / f"damaged-{len(old)}.jsonl").write_text(text.replace(old, new))
+    good.unlink()
+    summary = STUDIES["stages"].summary(tmp_path)
+    out, err = capsys.readouterr()
+    assert out == "5 runs that did not complete are left out\n"
+    assert len(re.findall(r"^skipped: .*damaged-\d+\.jsonl, ", err, re.MULTILINE)) == 3
+    cells = {(line[0], line[2]): line[1:] for line in rows_of_text(summary)}
+    assert len(cells) == 4
+    assert cells["Some CPU", "00 original, batch 4"] == [
+        "cpu-demo / 256", "00 original, batch 4", "1,500", "1.00", "1,500–1,500", "1.25", "",
+        "7.000"]
+    assert cells["Some CPU", "01 optimized, batch 8"][2:4] == ["4,500", "3.00"]
+    # No 00 in this group: no factor. MFU: of two GPUs' 989e12 FLOP/s.
+    assert cells[H100, "02 DDP × 2, batch 32"][2:] == [
+        "400,000", "n/a", "400,000–400,000", "n/a", "20.2%", "7.000"]
+    assert (r"Fast \| $x_1$ GPU", "02 DDP × 1, batch 4") in cells  # not the published one
+
+
+def test_stages_beside_the_published_ones(tmp_path):
+    """The losses, and in pictures speed and memory, also where that isn't known, of another text,
+    and of runs that differ in length; the published figures stand alone where nothing is measured.
+    """
+    study, theirs = STUDIES["stages"], published_bars()
+    assert [line[2:6] for line in rows_of_text(markdown(bars_table([], theirs)))] == [
+        ["00 original", "12,525", "1.00", "n/a"], ["01 optimized", "142,156", "11.35", "n/a"],
+        ["02 DDP × 4", "419,259", "33.47", "n/a"]]
+    cells = cells_of(study.extra(tmp_path, [measure(tmp_path, "stages")]))
+    assert list(cells["00 original, batch 4"].values())[1:] == ["10.500, 10.000", "7.500, 7.000"]
+    assert list(cells["00, published"].values())[1:] == ["9.535, 9.609", "0.150, 6.914"]
+    for day, (gpu, speed) in enumerate(((None, 1000), (LONG, 100_000)), 1):
+        for factor, stage in enumerate((FIRST, LAST, DDP), 1):
+            write_record(tmp_path, stage, f"2026020{day}T000000Z", speed=speed * factor**4.0,
+                         gpu=gpu, config=dict(world_size=2 if stage == DDP else 1))
+    write_record(tmp_path, LAST, "20260108T000000Z", start=dict(data=dict(
+        corpus="x" * 99, tokenizer="bytes")))
+    write_record(tmp_path, LAST, "20260203T000000Z", speed=16_000.0, steps=40)
+    write_record(tmp_path, FIRST, "20260109T000000Z", gpu="$x_1$", reserved_gb=None)
+    factors = "01 16.0× and 02 81.0× as fast as 00 (one run of each)\n"
+    assert {f"{factors}Some CPU: cpu-demo, context 256", "16,000  (16.00×)",
+            "8,100,000  (81.00×)", "1.25", "01 optimized, batch 4,\n40,960 tokens", "02 DDP × 4",
+            "419,259  (33.47×)", "26.26", "n/a", "$x_1$: cpu-demo, context 256",
+            f"{factors}{LONG[:59]}…: cpu-demo, context 256",
+            f"Some CPU: cpu-demo, context 256\ntext: {'x' * 59}…, its tokens bytes",
+            } <= set(shown(draw_speed([*read_bars(tmp_path), *theirs])))
+
+
+# ---- Scaling
+
+
+def test_scaling(tmp_path):
+    """On a CPU each process has as many cores at every size. The interval of an efficiency is that
+    of the speedup, divided by the processes."""
+    plan = plan_for(tmp_path, "scaling", "4,1,2")
+    assert [(run.label, run.processes, run.cores) for run in plan.runs] == [
+        ("01", 1, 1), ("02, 1 process", 1, 1), ("02, 2 processes", 2, 2), ("02, 4 processes", 4, 4)]
+    assert [run.error for run in plan.runs] == [None] * 3 + ["needs 4 cores"]
+    assert {run.torchrun for run in plan.runs[1:]} == {True}
+    on_gpus = plan_for(tmp_path, "scaling", "1,2,4", MACHINE | dict(gpus=2)).runs
+    assert on_gpus[-1].error == "needs 4 GPUs" and {run.cores for run in on_gpus} == {None}
+    for sizes in ("", "a", "1,,2", "0,1", "1.5"):
+        with pytest.raises(UserError):
+            numbers(sizes)
+    speeds = [2 * [990.0, 1010.0], 4 * [900.0], 2 * [1500.0, 2000 / 1.1]]
+    write_journal(tmp_path, "scaling", plan, [run for row, own in zip(
+        plan.runs, speeds, strict=False) for run in rounds_of(row.name, *own)])
+    ((measured, rows),) = found_in(tmp_path, "scaling")
+    cells = cells_of(text_of(STUDIES["scaling"], measured))
+    low, high = (factor / 2 for factor in rows[2].interval())
+    assert cells["02, 2 processes"]["95 %"] == f"{low:.0%}–{high:.0%}" and low < 0.826 < high
+    assert "for 4 A100s: 74%" in text_of(STUDIES["scaling"], measured)
+    assert cells["02, 2 processes"]["efficiency"] == "82.6%" and cells["01"]["95 %"] == ""
+
+
+# ---- A profile
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits>", "attention"),
+    ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<8>", "loss"),
+    ("triton_red_fused__to_copy_add_amax_arange_exp_gather_log_sub_sum_3", "loss"),
+    ("multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
+    ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matrix products"),
+    ("triton_poi_fused_gelu_2", "fused by torch.compile"), ("aten::copy_", "other"),
+    ("graph_1_cpp_fused_add_native_layer_norm_view_3", "fused by torch.compile")])
+def test_kinds_of_operations(name, kind):
+    assert kind_of(name) == kind
+
+
+def averages(folder, *rows: tuple) -> None:
+    """What the variant leaves: rows of (name, calls, microseconds on the CPU, and on a device)."""
+    keys = "name", "calls", "self_cpu_us", "self_device_us", "device_type", "is_annotation"
+    (folder / "a.averages.json").write_text(json.dumps([
+        dict(zip(keys, row, strict=True)) for row in rows]))
+
+
+@pytest.mark.parametrize("machine", [CPU, MACHINE])
+def test_a_profile(tmp_path, machine):
+    """On a GPU kernels count, what the host does and annotations don't; on a CPU operations. What
+    none of them took is idle. An evaluation within, or no operation, is refused."""
+    study, setup, folder = STUDIES["profile"], setup_of(tmp_path, machine), tmp_path / "run"
+    folder.mkdir()
+    with pytest.raises(ValueError, match="it left no profile"):
+        study.collect(setup, folder)
+    rows = [("ProfilerStep*", 10, 1_000_000.0, 0, "CPU", True), ("aten::mm", 400, 6e6, 0, "CPU",
+            False), ("aten::copy_", 20, 33e6, 0, "CPU", False),
+            ("ProfilerStep*", 10, 0, 40e6, "CUDA", True), ("nvjet_hsh", 20, 0, 3e6, "CUDA", False),
+            ("void pytorch_flash::flash_bwd", 20, 0, 36e6, "CUDA", False)]
+    (folder / "a.trace.json").write_text("a trace")
+    for evaluated, own in ((2, rows), (12, rows[3:]), (12, [])):
+        averages(folder, *own)
+        record = write_record(folder, "01-profile", tokens=1024 * evaluated, steps=12, speed=256.0)
+        record.rename(folder / "a.jsonl")
+        with pytest.raises(ValueError, match="evaluation" if own == rows else "no profile of"):
+            study.collect(setup, folder)
+    assert not list(tmp_path.glob("*.json")) and study.extra(tmp_path, []) == ""
+    averages(folder, *rows)
+    study.collect(setup, folder)
+    assert (tmp_path / "profile.trace.json").read_text() == "a trace"
+    text = study.extra(tmp_path, [])
+    cells = cells_of(text[:text.index("share |", text.index("share |") + 1)].rpartition("\n")[0])
+    assert {kind: row["share"] for kind, row in cells.items()} == (
+        {"attention": "90.0%", "matrix products": "7.5%", "idle": "2.5%"} if machine is MACHINE else
+        {"matrix products": "15.0%", "other": "82.5%", "idle": "2.5%"})
+    operation = "| `aten::mm` | matrix products | 40 | 600.00 | 15.0% |"
+    assert (operation in text) is (machine is CPU)

@@ -13,8 +13,8 @@ from bench.measure.records import Kind, Outcome, Record
 
 def middle(values: Iterable[float | None]) -> float | None:
     """The median of those that are known; None where it is infinite: never, as most often."""
-    found = median([value for value in values if value is not None] or [math.inf])
-    return None if math.isinf(found) else found
+    usual = median([value for value in values if value is not None] or [math.inf])
+    return None if math.isinf(usual) else usual
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
@@ -42,17 +42,9 @@ def memory_of(row: "Row") -> list[tuple[int, float | None]]:
 def rate_to(target: float, with_first_step: bool = False, bound: bool = False) -> Figure:
     """How often in a second a row would come to a target; the larger, the sooner. As a `bound` a
     run that missed it counts as if it had come there at its end."""
-    def rate(row: "Row") -> list[tuple[int, float | None]]:
-        rates = []
-        for (number, record), (_, seconds) in zip(
-                row.by_round.items(), row.times_to(target, with_first_step), strict=True):
-            if bound and math.isinf(seconds):
-                seconds = record.train_seconds + (
-                    row.first_steps()[number] if with_first_step else 0)
-            rates.append((number, 1 / seconds if seconds > 0 else None))
-        return rates
-
-    return rate
+    return lambda row: [
+        (number, 1 / seconds if seconds > 0 else None) for number, (_, seconds) in zip(
+            row.by_round, row.times_to(target, with_first_step, bound), strict=True)]
 
 
 def median_of(figure: Callable[[Record], float | None]) -> property:
@@ -120,9 +112,8 @@ class Row:
             return None
         flops = self.tok_per_sec * self.record.config["flops_per_token"] / self.run.processes
         precision, peak = self.record.precision, self.measured.peak
-        if precision == "TF32" and precision not in peak:  # which this GPU doesn't have
-            precision = "float32"
-        return ratio(flops, peak.get(precision))
+        lacks_tf32 = precision == "TF32" and precision not in peak
+        return ratio(flops, peak.get("float32" if lacks_tf32 else precision))
 
     # ---- Compared
 
@@ -151,16 +142,17 @@ class Row:
     factor = property(lambda row: row.factor_of(speed_of, row.versus))
     factor_baseline = property(lambda row: row.factor_of(speed_of, row.baseline))
     memory_factor = property(lambda row: row.mean_ratio(memory_of, row.versus))  # isn't tested
-    published_factor = property(lambda row: row.versus and ratio(
-        row.run.published, row.versus.run.published))
-    published_factor_baseline = property(lambda row: row.baseline and ratio(
-        row.run.published, row.baseline.run.published))
-    technique_factor = property(
-        lambda row: ratio(1, row.factor) if row.run.without else None)
-    loss_difference = property(
-        lambda row: difference(row.val_loss, row.versus and row.versus.val_loss))
-    loss_difference_baseline = property(
-        lambda row: difference(row.val_loss, row.baseline and row.baseline.val_loss))
+    published_factor = property(lambda row: row.published_over(row.versus))
+    published_factor_baseline = property(lambda row: row.published_over(row.baseline))
+    technique_factor = property(lambda row: ratio(1, row.factor) if row.run.without else None)
+    loss_difference = property(lambda row: row.loss_over(row.versus))
+    loss_difference_baseline = property(lambda row: row.loss_over(row.baseline))
+
+    def published_over(self, other: "Row | None") -> float | None:
+        return ratio(self.run.published, other.run.published) if other else None
+
+    def loss_over(self, other: "Row | None") -> float | None:
+        return difference(self.val_loss, other.val_loss) if other else None
 
     def factor_of(self, figure: Figure, other: "Row | None") -> float | None:
         """The figure over that of `other`, by the test's rounds where both are in the test."""
@@ -171,7 +163,7 @@ class Row:
         """The geometric mean of the figure over that of `other`, over the rounds that both have;
         None where there is none, or where a run missed its target."""
         rows = [logs_of(figure(row)) for row in (self, other)] if other else []
-        rounds = common_rounds(rows) if rows and None not in rows else []
+        rounds = common_rounds(rows) if None not in rows else []
         if not rounds:
             return None
         one, two = (fmean(fmean(logs[number]) for number in rounds) for logs in rows)
@@ -232,13 +224,14 @@ class Row:
         usual = middle((cold or excess).values())
         return {number: cold.get(number, usual) for number in excess}
 
-    def times_to(self, target: float, with_first_step: bool = False,
+    def times_to(self, target: float, with_first_step: bool = False, bound: bool = False,
                  ) -> list[tuple[float, float]]:
         """(tokens, seconds of training) of each round, with the rest of the first step if asked;
-        infinite where it never came there."""
+        infinite where it never came there, or as a `bound` the seconds of all its training."""
         times, rests = [], self.first_steps() if with_first_step else {}
         for number, record in self.by_round.items():
-            tokens, seconds = record.reached(target) or (math.inf, math.inf)
+            tokens, seconds = record.reached(target) or (
+                math.inf, record.train_seconds if bound else math.inf)
             times.append((tokens, seconds + rests.get(number, 0)))
         return times
 
@@ -294,19 +287,20 @@ class Rows(dict[str, Row]):
         test: the others alone would flatter them."""
         rows = {name: logs for name, row in self.items() if row.speeds and not row.outcome
                 and (logs := logs_of(figure(row)))}
-        means = estimates(rows)
-        pairs = {name: self[name].versus for name in means}
-        differences = {name: means[name].minus(means[other.run.name])
-                       for name, other in pairs.items() if other and other.run.name in means}
+        means, differences = estimates(rows), {}
+        for name, mean in means.items():
+            other = self[name].versus
+            if other and other.run.name in means:
+                differences[name] = mean.minus(means[other.run.name])
         return Column(common_rounds(rows.values()), means, differences, significant(differences))
 
 
-def logs_of(values: list[tuple[int, float | None]]) -> Logs | None:
-    """None where a run missed its target."""
+def logs_of(values: list[tuple[int, float | None]]) -> Logs:
+    """The logarithms, by their rounds; none where a run missed its target."""
     logs: Logs = {}
     for number, value in values:
         if value == 0:
-            return None
+            return {}
         if value is not None:
             logs.setdefault(number, []).append(math.log(value))
     return logs

@@ -6,7 +6,7 @@ differs at most 5 % hold a false claim, for rows whose noise is 1 to 8 % of thei
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection
 from statistics import fmean, median, variance
 from typing import NamedTuple
 
@@ -59,10 +59,9 @@ class Estimate(NamedTuple):
         return self.error * float(stdtrit(self.degrees, 1 - p_value / 2))
 
 
-def common_rounds(rows: Iterable[Logs]) -> list[int]:
+def common_rounds(rows: Collection[Logs]) -> list[int]:
     """The rounds that all rows have."""
-    rounds = [set(logs) for logs in rows]
-    return sorted(set.intersection(*rounds)) if rounds else []
+    return sorted(set.intersection(*map(set, rows))) if rows else []
 
 
 def estimates(rows: dict[str, Logs]) -> dict[str, Estimate]:
@@ -73,23 +72,23 @@ def estimates(rows: dict[str, Logs]) -> dict[str, Estimate]:
         return {}
     centred = []
     for logs in rows.values():
-        means = [fmean(logs[number]) for number in rounds]
-        centred.append([mean - fmean(means) for mean in means])
+        own = [fmean(logs[number]) for number in rounds]
+        centred.append([mean - fmean(own) for mean in own])
     # The median, which one slow run doesn't move.
     common = dict(zip(rounds, map(median, zip(*centred, strict=True)), strict=True))
     rest = {name: [log - common[number] for number in rounds for log in logs[number]]
             for name, logs in rows.items()}
     # The median contains about this share of each row's own noise.
-    variances = {name: variance(logs) / (1 - 1 / len(rows)) for name, logs in rest.items()}
+    variances = {name: variance(values) / (1 - 1 / len(rows)) for name, values in rest.items()}
     # The median of a chi-squared distribution is lower than its mean, by Wilson and Hilferty.
-    usual = median(variances[name] / (1 - 2 / 9 / (len(logs) - 1))**3
-                   for name, logs in rest.items())
-    found = {}
-    for name, logs in rest.items():
-        degrees = len(logs) - 1 + PRIOR
-        pooled = ((len(logs) - 1) * variances[name] + PRIOR * usual) / degrees
-        found[name] = Estimate(fmean(logs), math.sqrt(pooled / len(logs)), degrees)
-    return {name: estimate for name, estimate in found.items() if estimate.error > ROUNDING}
+    usual = median(variances[name] / (1 - 2 / 9 / (len(values) - 1))**3
+                   for name, values in rest.items())
+    means = {}
+    for name, values in rest.items():
+        degrees = len(values) - 1 + PRIOR
+        pooled = ((len(values) - 1) * variances[name] + PRIOR * usual) / degrees
+        means[name] = Estimate(fmean(values), math.sqrt(pooled / len(values)), degrees)
+    return {name: estimate for name, estimate in means.items() if estimate.error > ROUNDING}
 
 
 def significant(differences: dict[str, Estimate]) -> set[str]:

@@ -29,7 +29,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from watch import Watch, leave_mode, now, tensors_in  # type: ignore  # beside this file
+from watch import Watch, now, tensors_in  # type: ignore  # beside this file
 
 WARM_UP = 3  # steps that aren't timed: compilation, first allocations
 ENOUGH, LONGEST = 20, 20  # timed steps; seconds since the first step's end, after which two do
@@ -41,7 +41,7 @@ class Steps:
     def __init__(self, order: dict):
         self.order, self.mode, self.key = order, order["mode"], order.get("key")
         self.ends, self.optimizers = {}, {}  # by the order of their first updates; by their ids
-        self.created, self.models, self.workers, self.waits, self.saved = [], [], [], [], []
+        self.created, self.models, self.workers, self.waits = [], [], [], []
         self.backwards, self.graphs = 0, float("inf")
 
     def before(self, optimizer, args, kwargs):
@@ -87,8 +87,7 @@ class Steps:
         elif self.mode == "time" and key == self.rarest:
             if len(ends) == WARM_UP + 1:
                 self.waits, self.graphs = [], graphs()
-            if len(ends) > WARM_UP + self.order.get("steps", ENOUGH) or len(ends) > 2 and (
-                    ends[-1] - ends[0] > self.order.get("longest", LONGEST)):
+            if len(ends) > WARM_UP + ENOUGH or len(ends) > 2 and ends[-1] - ends[0] > LONGEST:
                 finish("timed")
 
     @property
@@ -130,7 +129,6 @@ def finish(how: str, error: str = "") -> None:
         how=how, error=error, key=key, steps=len(ends), backwards=steps.backwards,
         seconds=seconds[min(WARM_UP, len(seconds) // 2):], waited=sum(steps.waits),
         children=os.times().children_user, workers=steps.workers,
-        saved=sorted({path for path in steps.saved if os.path.exists(path)}),
         optimizers=[optimizer_facts(each) for each in steps.optimizers.values()],
         ddp=[dict(unused=each.find_unused_parameters,
                   compiled_first=type(each.module).__name__ == "OptimizedModule")
@@ -141,7 +139,7 @@ def finish(how: str, error: str = "") -> None:
         memory=torch.cuda.max_memory_reserved() if cuda else peak_memory(),
         memory_there=torch.cuda.mem_get_info()[1] if cuda else None)
     if watch.ops:
-        facts |= watch.told()
+        facts |= watch.facts()
     with open(steps.order["report"], "w", encoding="utf-8") as file:
         json.dump(facts, file)
     sys.stdout.flush()
@@ -183,8 +181,8 @@ def product_precision() -> str:
 
 
 def keeps_memory() -> bool | None:
-    """Whether glibc takes 64 MiB from memory that it keeps, and not from Linux; None: it isn't
-    glibc's malloc that serves PyTorch."""
+    """Tells whether glibc takes 64 MiB from memory that it keeps, and not from Linux; None where it
+    isn't glibc's malloc that serves PyTorch."""
     class Info(ctypes.Structure):  # mallinfo2 of malloc.h, the fourth number of which is hblks
         _fields_ = [("numbers", ctypes.c_size_t * 10)]
 
@@ -241,20 +239,6 @@ def prepare() -> None:
     extend(_BaseDataLoaderIter, "__next__", steps.fetch)
     extend(_BaseDataLoaderIter, "__init__",
            lambda _, loader: steps.workers.append(loader.num_workers))
-    extend(torch, "save", lambda obj, f, *_, **__: steps.saved.append(os.path.abspath(f))
-           if isinstance(f, str | os.PathLike) else None)
-    sys.addaudithook(opened)
-    if steps.mode == "watch":
-        torch.compiler.set_stance("force_eager")
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=leave_mode)
-
-
-def opened(event: str, args) -> None:
-    """Files that are written."""
-    if event == "open" and isinstance(args[0], str) and isinstance(args[1], str) and (
-            set(args[1]) & set("wax+")) and not args[0].startswith(("/dev", "/proc", "/tmp")):
-        steps.saved.append(os.path.abspath(args[0]))
 
 
 def main() -> None:

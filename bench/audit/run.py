@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from bench import processes
+from bench.audit.signs import count
 from bench.common import UserError
 from bench.predict.speed import PEAK_FLOPS
 
@@ -24,8 +25,8 @@ def audit(command: list[str], minutes: float, folder: Path | None = None) -> tup
     if key is None:
         raise UserError(f"{command[0]} trained nothing in its own process: {why_nothing(timed)}")
     if steps < LEAST:
-        raise UserError(f"{command[0]} ended after {steps} step{'s' * (steps > 1)}, and an audit"
-                        f" needs {LEAST}: let it train longer")
+        raise UserError(f"{command[0]} ended after {count(steps, 'step')}, and an audit needs"
+                        f" {LEAST}: let it train longer")
     order = dict(mode="watch", key=key, watched=min(2, steps - 1))
     watched = run(command, order, minutes, folder)
     if not any(op["flops"] for op in watched.get("ops", [])):

@@ -27,8 +27,8 @@ class Verdict(NamedTuple):
 
 
 def count(number: int, what: str) -> str:
-    many = what[:-1] + "ie" if what.endswith("y") else what + "e" * what.endswith("x")
-    return f"{number:,} {what if number == 1 else many + 's'}"
+    many = what[:-1] + "ies" if what[-1] == "y" else what + ("es" if what[-1] == "x" else "s")
+    return f"{number:,} {what if number == 1 else many}"
 
 
 # ---- A sign for each technique: (state, what was seen[, operators that it would change]) -------
@@ -95,8 +95,8 @@ def bfloat16(step: Step) -> tuple:
     half = sum(share for kind, share in shares.items() if kind.startswith(HALF))
     seen = "FLOPs in " + ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items())
     if half > 0.9:
-        masters = "float32" in {weight.older["type"] for weight in step.weights.values()}
-        return HAS, seen + ", of float32 weights (autocast)" * masters
+        cast = "float32" in {weight.older["type"] for weight in step.weights.values()}
+        return HAS, seen + (", of float32 weights (autocast)" if cast else "")
     if step.facts["dtype"] != "bfloat16":
         return NO_HARDWARE, seen
     return LACKS if shares.get("float32", 0) > 0.9 else CANT_TELL, seen, step.products
@@ -167,7 +167,7 @@ def flash_attention(step: Step) -> tuple:
     if not by_hand:
         single = any(len(each.ops) > 1 for each in step.attentions)
         return HAS, count(len(step.attentions), "call") + " of PyTorch's attention" + (
-            ", which runs as single operators here" * single)
+            ", which runs as single operators here" if single else "")
     scores = by_hand[0].ops[0].outputs[0]
     return LACKS, (f"{count(len(by_hand), 'softmax')} of scores, {scores.shape[-2]} ×"
                    f" {scores.shape[-1]} in {scores.type}"), [
@@ -213,7 +213,7 @@ def merged_qkv(step: Step) -> tuple:
             inputs = {root.storage for op in makers for root in map(Tensor.root, op.inputs)
                       if len(root.shape) > 1 and root.storage != step.weights[op].storage}
             merged += len({*makers}) == 1
-            apart += [makers] * (len({*makers}) == 3 and len(inputs) == 1)
+            apart += [makers] if len({*makers}) == 3 and len(inputs) == 1 else []
     if apart:
         return LACKS, (f"{count(len(apart), 'call')} of attention with three products of one"
                        " input"), [op for makers in apart for op in makers]

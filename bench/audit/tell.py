@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from bench.audit.gains import gains_of
 from bench.audit.notes import notes
-from bench.audit.price import Price, prices
+from bench.audit.price import prices
 from bench.audit.price import text as text_of_prices
 from bench.audit.signs import CANT_TELL, LACKS, Verdict, count, of_memory, verdicts
 from bench.audit.step import Step
-from bench.common import relative, write_whole
+from bench.common import write_whole
 from bench.predict.speed import PEAK_FLOPS
 from bench.report.html_page import write_html
 from bench.report.tables import Column, Table, markdown, number, words
@@ -44,7 +44,7 @@ class Findings(NamedTuple):
     techniques: list[Finding]
     gains_from: str  # which machine's ladder
     notes: list[str]
-    prices: list[Price]  # on GPUs that aren't here
+    prices: list[dict]  # on GPUs that aren't here
     prices_text: str
 
     def of(self, state: str) -> list[Finding]:
@@ -54,10 +54,9 @@ class Findings(NamedTuple):
                                                     each.most or math.inf))
 
     def as_json(self) -> dict:
-        techniques = [dict(number=each.number, technique=each.technique, gain=each.gain,
-                           most=each.most, **each.verdict._asdict()) for each in self.techniques]
-        return self._asdict() | dict(
-            techniques=techniques, prices=[each._asdict() for each in self.prices])
+        return self._asdict() | dict(techniques=[
+            dict(number=row.number, technique=row.technique, gain=row.gain, most=row.most,
+                 **row.verdict._asdict()) for row in self.techniques])
 
 
 def findings(command: list[str], timed: dict, watched: dict, machine: dict, results: Path,
@@ -73,7 +72,8 @@ def findings(command: list[str], timed: dict, watched: dict, machine: dict, resu
     unit = "tok" if figures["tokens"] else "samples"
     priced = prices(step, figures["tokens"] or figures["samples"], cards)
     return Findings(command, head(timed, machine, figures), figures, techniques, gains_from,
-                    notes(step, timed), priced, text_of_prices(priced, step, unit) * bool(priced))
+                    notes(step, timed), priced,
+                    text_of_prices(priced, step, unit) if priced else "")
 
 
 def figures_of(step: Step, timed: dict, machine: dict) -> dict:
@@ -98,8 +98,7 @@ def figures_of(step: Step, timed: dict, machine: dict) -> dict:
         rate=rate, share_of_rate=rate and flops / usual / rate, mfu=bool(peak),
         memory=timed["memory"], memory_there=machine["memory_there"],
         beside=max(0.0, 1 - usual * len(seconds) / sum(seconds)),
-        shares=dict(sorted(shares.items(), key=lambda each: -each[1])), micro_batches=batches,
-        saved=timed["saved"])
+        shares=dict(sorted(shares.items(), key=lambda item: -item[1])))
 
 
 def head(timed: dict, machine: dict, figures: dict) -> list[str]:
@@ -122,9 +121,6 @@ def head(timed: dict, machine: dict, figures: dict) -> list[str]:
                  f"{kind} {share:.0%}" for kind, share in figures["shares"].items())]
     if figures["beside"] > 0.02:
         lines.append(f"beside training (evaluation, logging): {figures['beside']:.0%} of the time")
-    if figures["saved"]:
-        files = [relative(Path(path)) for path in figures["saved"]]
-        lines.append(f"the script wrote {', '.join(files[:4])}" + ", …" * (len(files) > 4))
     return lines
 
 
@@ -134,7 +130,7 @@ def text(found: Findings) -> str:
     table = markdown(Table([
         number("#", "number"), words("technique", "technique"), words("state", "verdict.state"),
         words("seen", "verdict.seen"), words("where", "verdict.place"),
-        Column("touches", lambda row: f"{row.verdict.share:.0%}" * (row.verdict.share > 0)),
+        Column("touches", lambda row: f"{row.verdict.share:.0%}" if row.verdict.share else ""),
         number("× at most", "most", ".2f"), number("× on our ladder", "gain", ".2f")], rows))
     ladder = f"× on our ladder: {found.gains_from}. " if found.gains_from else ""
     parts = ["".join(f"- {line}\n" for line in found.head),

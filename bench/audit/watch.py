@@ -37,7 +37,13 @@ class Watch(TorchDispatchMode):
         self.on, self.phase = False, ["forward"]
         self.live, self.older, self.count = {}, {}, itertools.count()
         self.ops, self.roots, self.syncs, self.nodes = [], [], [], {}
-        self.storages = []  # as bench.predict.trace.Notes.events
+
+    def __enter__(self):
+        torch.compiler.set_stance("force_eager")
+        torch.compiler.is_compiling = is_compiling
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=leave_mode)
+        return super().__enter__()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -105,13 +111,7 @@ class Watch(TorchDispatchMode):
         key = storage._cdata
         if key not in self.live:
             number = next(self.count)
-            self.storages.append(storage.nbytes())
-
-            def died(_):
-                self.live.pop(key, None)
-                self.storages.append(-1 - number)
-
-            self.live[key] = number, weakref.ref(storage, died)
+            self.live[key] = number, weakref.ref(storage, lambda _: self.live.pop(key, None))
             if is_input:
                 base = tensor if tensor._base is None else tensor._base
                 own = base.is_leaf and (
@@ -122,16 +122,13 @@ class Watch(TorchDispatchMode):
         return [self.live[key][0], [*tensor.shape], type_of(tensor)]
 
     def start(self, parameters) -> None:
-        for each in parameters:
-            self.describe(each, True)
-            if each.grad is not None:
-                self.describe(each.grad, True)
+        for parameter in parameters:  # before a tensor that shares its storage is seen
+            self.describe(parameter, True)
         self.on = True
 
-    def told(self) -> dict:
-        """What was noted, as JSON takes it."""
-        return dict(ops=self.ops, roots=self.roots, older=[*self.older.items()], syncs=self.syncs,
-                    storages=self.storages)
+    def facts(self) -> dict:
+        """Returns what was noted, as JSON takes it."""
+        return dict(ops=self.ops, roots=self.roots, older=[*self.older.items()], syncs=self.syncs)
 
 
 def is_tensor(value) -> bool:
@@ -181,6 +178,13 @@ def is_compiled(frames: list) -> bool:
             if wrapper == "OptimizeContext" or wrapper == "DisableContext" and is_own(inner):
                 return wrapper == "OptimizeContext"
     return False
+
+
+def is_compiling() -> bool:
+    """Stands in for torch.compiler.is_compiling(), by which a script may try the compiler: answers
+    it as if what torch.compile wraps were compiled."""
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
+    return is_own(frames[0]) and is_compiled(frames)
 
 
 def now() -> float:

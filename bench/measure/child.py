@@ -41,15 +41,14 @@ def printed(command: list) -> str:
 def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -> Result:
     """Runs it, and adds it to the journal. Raises UserError, OSError, Interrupted."""
     run, plan, journal = job.run, measured.plan, journal_of(setup.results, study.name)
-    # torch.compile keeps what it made, here by script and options, so that studies share it.
-    made_from = json.dumps([measured.sources[run.name], run.options])
-    cache = BUILD / "compiler-cache" / sha256(made_from.encode())[:16]
+    # torch.compile keeps its results, here by script and options, so that studies share them.
+    key = sha256(json.dumps([measured.sources[run.name], run.options]).encode())
+    cache = BUILD / "compiler-cache" / key[:16]
     cold = job.round <= plan.cold_rounds
     if cold:
         remove_built(cache)
-    environment: dict = dict(TORCHINDUCTOR_CACHE_DIR=str(cache),
-                             TRITON_CACHE_DIR=str(cache / "triton"))
-    environment |= study.environment
+    environment = dict(TORCHINDUCTOR_CACHE_DIR=str(cache), TRITON_CACHE_DIR=str(cache / "triton"),
+                       **study.environment)
     if run.processes > 1:
         environment["OMP_NUM_THREADS"] = "1"  # as torchrun would set it, and say so
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -65,10 +64,10 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
             code, _, err = processes.run_child(command, timeout=timeout, cores=run.cores,
                                                **environment)
         except subprocess.TimeoutExpired:
-            code, err = 1, ""
-            hung = Outcome(Kind.HUNG,
-                           f"ended after {timeout:.0f} s: it hung, or is far too slow")
-        ran = dict(event="ran", seconds=time.perf_counter() - began, exit=code, error=None)
+            code, err, hung = 1, "", Outcome(
+                Kind.HUNG, f"ended after {timeout:.0f} s: it hung, or is far too slow")
+        ran = dict(event="ran", seconds=time.perf_counter() - began, exit=code, error=None,
+                   matmul_rate=None)
         lines, events = read_child(scratch / "results")
         outcome = hung or outcome_of(code, err, start, events, ran)
         if outcome.complete:
@@ -76,7 +75,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
                 study.collect(setup, scratch / "results")
             except ValueError as reason:
                 outcome = Outcome(Kind.FAILED, str(reason))
-    ran |= dict(outcome=outcome.kind, error=outcome.text or None, matmul_rate=None,
+    ran |= dict(outcome=outcome.kind, error=outcome.text or None,
                 load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None)
     try:
         ran["matmul_rate"] = processes.ask_machine("matmul_rate")

@@ -1,10 +1,10 @@
 """A study's journal, results/NAME.jsonl: its whole state, a file of JSON objects, one per line,
 that is only ever appended to.
 
-    study  id, study, kind, time, machine, commit (of git; null where it isn't known), edited
-           (whether files differed from it), matmul_peak, data and sources (SHA-256 of meta.json,
-           and of each run's script), options (those behind --), and the plan: every run, and how
-           long and often it runs
+    study  id, study, kind, time, machine, matmul_peak, data and sources (SHA-256 of meta.json, and
+           of each run's script), options (those behind --), commit (of git) and edited (whether
+           its files had been edited; null: not known), and the plan: every run, and how long and
+           often it runs
     run    id, name, round, seed, cache (cold or warm), command, source_sha256
     ...    the lines of the run's own record: see bench.measure.records
     ran    seconds of wall time, exit, outcome (a Kind of bench.measure.records), error (its text,
@@ -96,7 +96,7 @@ class Measured:
 
     def add(self, result: Result) -> None:
         """Adds a result; a run that is tried again replaces the earlier one."""
-        self.results = [each for each in self.results if each.key != result.key] + [result]
+        self.results = [other for other in self.results if other.key != result.key] + [result]
 
     def rounds_before(self, rounds: int | None) -> int | None:
         """How many rounds were planned, if there are `rounds` now and speedups could be seen before
@@ -110,25 +110,23 @@ class Measured:
         return self.sources.get(result.name) == result.source_sha256
 
     def why_not(self, run: Run) -> Outcome | None:
-        """Why a run isn't tried, by the results of the smaller ones before it; None if it may be.
-        """
-        limit = self.plan.memory_limit_gb
-        smaller = next((each for each in self.plan.runs if each.name == run.after), None)
+        """Why a run isn't tried, by the results of the smaller ones before it; None: it is."""
+        limit, reason = self.plan.memory_limit_gb, ""
+        smaller = next((other for other in self.plan.runs if other.name == run.after), None)
         if not smaller:
             return None
-        results = [each for each in self.results if each.name == smaller.name]
+        results = [result for result in self.results if result.name == smaller.name]
         if not results:
             return self.why_not(smaller)
-        if smaller.error or any(not each.outcome.complete for each in results):
+        if smaller.error or any(not result.outcome.complete for result in results):
             return Outcome(Kind.NOT_TRIED, f"not tried, since {smaller.label} failed")
-        memories = [each.record.end["reserved_gb"] for each in results]
+        memories = [result.record.end["reserved_gb"] for result in results]
         if limit and None in memories:
-            return Outcome(Kind.NOT_TRIED, f"not tried: the memory of {smaller.label} isn't known")
-        if limit and run.growth * max(memories) > limit:
-            return Outcome(Kind.NOT_TRIED,
-                           f"not tried: {run.growth:g} times the {max(memories):.1f} GB of"
-                           f" {smaller.label} would be more than half of the RAM")
-        return None
+            reason = f"the memory of {smaller.label} isn't known"
+        elif limit and run.growth * max(memories) > limit:
+            reason = (f"{run.growth:g} times the {max(memories):.1f} GB of {smaller.label} would be"
+                      " more than half of the RAM")
+        return Outcome(Kind.NOT_TRIED, f"not tried: {reason}") if reason else None
 
     def differs_from(self, setup: Setup) -> str | None:
         """What of a setup is so different that figures of both can't be compared; None: nothing.
@@ -151,29 +149,22 @@ class Measured:
         return next((result.record.text for result in self.results if result.record), "")
 
     @property
-    def usual_rate(self) -> float:
-        """That of products in the type trained in, after the best quarter of the runs; 0 where none
-        is known."""
-        rates = sorted(result.matmul_rate for result in self.results if result.matmul_rate)
-        return rates[3 * len(rates) // 4] if rates else 0
-
-    @property
     def peak(self) -> dict[str, float]:
         """As matmul_peak. On a CPU that moment may have been a slow one: there that of the type
-        trained in is the usual rate after the runs, where that is higher."""
-        if self.machine["gpus"]:
-            return self.matmul_peak
+        trained in is the rate after the best quarter of the runs, where that is higher."""
+        rates = sorted(result.matmul_rate for result in self.results if result.matmul_rate)
         dtype = trained_in(self.machine)
-        return {name: max(rate, self.usual_rate) if name == dtype else rate
-                for name, rate in self.matmul_peak.items()}
+        if self.machine["gpus"] or not rates or dtype not in self.matmul_peak:
+            return self.matmul_peak
+        usual = max(self.matmul_peak[dtype], rates[3 * len(rates) // 4])
+        return self.matmul_peak | {dtype: usual}
 
     @property
     def is_finished(self) -> bool:
         """Whether all of the plan's rounds are measured, but for runs that failed."""
         failed = {result.name for result in self.results if not result.outcome.complete}
-        done = {result.key for result in self.results} | {
-            job.key for job in self.plan.jobs() if job.run.name in failed}
-        return all(job.key in done for job in self.plan.jobs())
+        done = {result.key for result in self.results}
+        return all(job.key in done or job.run.name in failed for job in self.plan.jobs())
 
     @property
     def has_figures(self) -> bool:
@@ -204,14 +195,12 @@ def read_journal(path: Path) -> list[Measured]:
             event = json.loads(line)
             kind = event["event"]
             if kind == "study":
-                run, header = None, fields_of(
-                    dict(commit=None, edited=None) | event, HEADER)
-                plan = Plan.from_json(event["plan"])
-                each = Measured(**header, plan=plan, folder=path.parent)
-                if earlier := found.pop(each.id, None):  # the newest comes last
-                    each.results, each.planned = (
-                        earlier.results, earlier.rounds_before(plan.rounds))
-                found[each.id] = each
+                run, plan = None, Plan.from_json(event["plan"])
+                measured = Measured(**fields_of(event, HEADER), plan=plan, folder=path.parent)
+                if earlier := found.pop(measured.id, None):  # the newest comes last
+                    measured.results = earlier.results
+                    measured.planned = earlier.rounds_before(plan.rounds)
+                found[measured.id] = measured
             elif kind == "run":
                 found[fields_of(event, RUN)["id"]]  # noqa: B018 (its measurement is known)
                 run = event, []
@@ -225,8 +214,8 @@ def read_journal(path: Path) -> list[Measured]:
             run = None  # it is as if it had not been
             if not cut:
                 print(f"skipped: {relative(path)}, line {number}: {error!r}", file=sys.stderr)
-    for each in found.values():
-        each.results = list(filter(each.stands, each.results))
+    for measured in found.values():
+        measured.results = list(filter(measured.stands, measured.results))
     return list(found.values())
 
 
@@ -240,7 +229,7 @@ def fields_of(event: dict, types: dict) -> dict:
 
 def make_result(run: dict, events: list[dict], ran: dict) -> Result:
     """From a run's lines. Raises KeyError, TypeError, ValueError."""
-    seconds, error, rate = fields_of(dict(matmul_rate=None) | ran, RAN).values()
+    seconds, error, rate = fields_of(ran, RAN).values()
     outcome, record = COMPLETE, None
     if error is not None:
         outcome = Outcome(Kind(ran["outcome"]), error)
@@ -260,12 +249,12 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
 def newest(found: list[Measured]) -> list[Measured]:
     """Of each kind the newest measurement that has figures, or else the newest that tells why there
     are none; in the order of their first ones."""
-    kinds = {each.kind: [] for each in found}
-    for each in found:
-        if each.has_figures or each.results:
-            kinds[each.kind].append(each)
-    return [max(known, key=lambda each: each.has_figures) for known in
-            (list(reversed(known)) for known in kinds.values()) if known]
+    kinds: dict[str, Measured | None] = dict.fromkeys(measured.kind for measured in found)
+    for measured in found:
+        before = kinds[measured.kind]
+        if measured.has_figures or measured.results and not (before and before.has_figures):
+            kinds[measured.kind] = measured
+    return [measured for measured in kinds.values() if measured]
 
 
 def loose_records(folder: Path) -> list[Record]:

@@ -12,18 +12,9 @@ from statistics import median
 
 from bench import processes
 from bench.catalogue import EPOCHS, FLOAT16, Run, in_float16, published
-from bench.common import (
-    BUILD,
-    UserError,
-    read_kept,
-    same_machine,
-    sha256,
-    tokens_in,
-    trained_in,
-    write_whole,
-)
-from bench.measure.journal import journal_of, loose_records, read_journal
-from bench.measure.plan import Plan, Setup
+from bench.common import UserError, tokens_in, trained_in
+from bench.measure.journal import Result
+from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import comparison_point, tokens_per_step, windows_per_epoch
 from bench.predict.speed import A100_FLOPS, CARDS, TERA
 from bench.predict.store import TOKENS_OF_BOOK, largest, predict
@@ -37,13 +28,12 @@ PUBLISHED = {"8": "0", "32": "10-batch-size"}  # batch size: the first rung that
 LOADED = 300  # MiB that kernels and libraries still take of what is free
 COMPILE_SECONDS = 40  # of a script that compiles its model, in round 1: a rough estimate
 TUNE_SECONDS = 300  # where max-autotune times kernels for each product on a GPU, as rough
-CPU_SPEED = 1_500  # tok/sec of a CPU on which nothing is measured yet: a rough estimate
 DEMO_TOKENS = 40_960  # that a whole script trains on a CPU, by its own limit
 # How much faster 01 is than 00 where both train in float32: measured on two cores with AVX2 alone.
 FLOAT32_FACTOR = 2.2
-# What is known of a script's configuration, None where it has no such setting; how many are kept.
-CONFIGURATION = "model", "batch_size", "context_length", "learning_rate", "compile"
-KEPT = 1_000
+GPT2 = dict(layers=12, width=768, vocab_size=50_257, context_length=1024)  # as it was published
+# The settings of a script that count here, None where it has no such setting.
+CONFIGURATION = "batch_size", "learning_rate", "compile", *GPT2
 
 
 @dataclass(frozen=True)
@@ -71,39 +61,25 @@ def read_configurations(requests: list) -> list[dict]:
 
 
 def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]:
-    """Of each run by its name what CONFIGURATION names.
-
-    Each script's own parser judges the options; what it said once of a script, with these options
-    on this machine, is kept in build/. Raises UserError where one refuses them.
-    """
+    """The settings of each run that CONFIGURATION names, by its name. Each script's own parser
+    judges the options, all in one child, which loads PyTorch. Raises UserError where one refuses
+    them."""
     for option in setup.options:
         name = option.split("=")[0]
         if name in OWN_OPTIONS:
             raise UserError(f"{name} is set by measure.py itself, for every run alike", 2)
     options = ["--device", setup.device, *plan.options, *setup.options]
-    path = BUILD / "configurations.json"
-    saved, keys = read_kept(path), {run.name: key_of(run, options, setup) for run in runs}
-    unknown = [run for run in runs if keys[run.name] not in saved]
-    if unknown:  # all are asked in one child, which loads PyTorch
-        requests = [[str(setup.script(run)), [*options, *run.options]] for run in unknown]
+    requests = {run.name: (str(setup.script(run)), (*options, *run.options)) for run in runs}
+    if asked := [run for run in runs if requests[run.name] not in setup.configurations]:
         one_rank = dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
         answers = json.loads(processes.ask(  # for 02, as if torchrun had started it
-            "-m", "bench.measure.lengths", json.dumps(requests), **one_rank))
-        for run, answer in zip(unknown, answers, strict=True):
+            "-m", "bench.measure.lengths", json.dumps([requests[run.name] for run in asked]),
+            **one_rank))
+        for run, answer in zip(asked, answers, strict=True):
             if "error" in answer:
                 raise UserError(f"{run.name}: {answer['error']}", 2)
-            saved[keys[run.name]] = answer
-        write_whole(path, json.dumps(dict([*saved.items()][-KEPT:]), indent=1))
-    return {run.name: saved[keys[run.name]] for run in runs}
-
-
-def key_of(run: Run, options: list[str], setup: Setup) -> str:
-    """What a run's configuration follows from: its script (a peer, which isn't in the catalogue,
-    takes settings from 00), its options, and the machine."""
-    peer = [setup.scripts.text("0")] * isinstance(run.script, Path)
-    facts = [*map(sha256, [setup.scripts.text(run.script), *peer]), options, run.options,
-             setup.machine, CONFIGURATION]
-    return sha256(json.dumps(facts).encode())
+            setup.configurations[requests[run.name]] = answer
+    return {name: setup.configurations[request] for name, request in requests.items()}
 
 
 # ---- The batch size that fits a GPU, by the prediction of its memory ----------------------------
@@ -188,22 +164,21 @@ def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
 
 
 def lengths_of(plan: Plan, setup: Setup, configs: dict[str, dict], matmul_peak: dict,
-               speeds: dict[str, float] | None = None) -> dict[str, Length]:
+               ) -> dict[str, Length]:
     """How long each run trains that has a configuration, by its name: enough steps for the common
-    token count, and for `plan.seconds` by the estimated speed. `speeds` are those that were
-    measured on this CPU."""
-    runs = [run for run in plan.runs if run.name in configs]
-    steps, rates, usual = {}, {}, median((speeds or {"": CPU_SPEED}).values())
-    for run in runs:
-        speed = expected_speed(run, matmul_peak, trained_in(setup.machine))
-        tokens = max(plan.seconds * speed, (plan.tokens or 0) * run.processes)
-        steps[run.name] = max(plan.min_steps, math.ceil(
-            tokens / tokens_per_step(configs[run.name], run.processes)))
-        rates[run.name] = speed if setup.machine["gpus"] else (speeds or {}).get(run.name) or usual
+    token count, and for `plan.seconds` by the estimated speed."""
+    steps, speeds = {}, {}
+    for run in plan.runs:
+        if config := configs.get(run.name):
+            speed = expected_speed(run, matmul_peak, trained_in(setup.machine), config)
+            tokens = max(plan.seconds * speed, (plan.tokens or 0) * run.processes)
+            steps[run] = max(plan.min_steps, math.ceil(
+                tokens / tokens_per_step(config, run.processes)))
+            speeds[run] = speed
     if plan.equal_steps:
         steps = dict.fromkeys(steps, max(steps.values(), default=0))
-    return {run.name: length_of(run, plan, setup, configs[run.name], rates[run.name],
-                                steps[run.name]) for run in runs}
+    return {run.name: length_of(run, plan, setup, configs[run.name], speed, steps[run])
+            for run, speed in speeds.items()}
 
 
 def length_of(run: Run, plan: Plan, setup: Setup, config: dict, rate: float, steps: int) -> Length:
@@ -234,50 +209,22 @@ def length_of(run: Run, plan: Plan, setup: Setup, config: dict, rate: float, ste
     return Length(options, (20 if gpus else 10) + extra + max_tokens / rate)
 
 
-def speeds_here(study: str, plan: Plan, setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
-    """tok/sec of the runs that were measured on this machine's CPU with these options, by their
-    names: of `stages`, and of the study, the newest ones; without any as speeds_by_hand. Nothing on
-    a GPU, whose speed follows from its products. Raises OSError."""
-    if setup.device != "cpu":
-        return {}
-    return {result.name: result.record.tok_per_sec
-            for name in dict.fromkeys(("stages", study))
-            for measured in read_journal(journal_of(setup.results, name))
-            if same_machine(measured.machine, setup.machine)
-            and (measured.options, measured.plan.options) == (setup.options, plan.options)
-            for result in measured.results if result.record} or speeds_by_hand(setup, configs)
-
-
-def speeds_by_hand(setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
-    """tok/sec of the scripts that `make bench` or a user started with the model and the context of
-    such runs, by their stages. Damaged records are named. Raises OSError."""
-    kinds = {(config["model"], config["context_length"]) for config in configs.values()}
-    return {record.stage: record.tok_per_sec for record in loose_records(setup.results)
-            if record.outcome.complete and record.config["device"] == setup.device
-            and record.environment.get("torch") == setup.machine["torch"]
-            and (record.config.get("model"), record.config["context_length"]) in kinds}
-
-
-def peak_by_hand(setup: Setup, configs: dict[str, dict]) -> dict[str, float]:
-    """About the rate of matmuls on a GPU where none was measured: that with which
-    expected_speed gives 01 the speed that speeds_by_hand tells; {} where it tells none."""
-    run, dtype = setup.scripts.here("01", setup.machine, setup.options), trained_in(setup.machine)
-    speed = setup.machine["gpus"] and speeds_by_hand(setup, configs).get(run.name)
-    return {dtype: speed / expected_speed(run, {dtype: 1.0}, dtype)} if speed else {}
-
-
 def epochs_within(plan: Plan, setup: Setup, matmul_peak: dict, configs: dict[str, dict]) -> int:
     """As many of the published epochs as each run of a plan can have within its limit."""
     dtype = trained_in(setup.machine)
-    per_epoch = sum(seconds_per_epoch(setup.data, expected_speed(run, matmul_peak, dtype), run,
-                                      configs.get(run.name)) for run in plan.runs)
+    per_epoch = 0.0
+    for run in plan.runs:
+        config = configs.get(run.name)
+        speed = expected_speed(run, matmul_peak, dtype, config)
+        per_epoch += seconds_per_epoch(setup.data, speed, run, config)
     return min(EPOCHS, max(1, int((plan.within - 30 * len(plan.runs)) / per_epoch)))
 
 
-def expected_speed(run: Run, matmul_peak: dict, dtype: str) -> float:
-    """About how many tok/sec: as much faster than an A100 as matmuls are in the type that
-    is trained in. In float32 an A100 has the published speed of 00, and other techniques bring no
-    more than FLOAT32_FACTOR. Raises UserError, StackError."""
+def expected_speed(run: Run, matmul_peak: dict, dtype: str, config: dict | None = None) -> float:
+    """About how many tok/sec, within a factor of three: as much faster than an A100 as matmuls are
+    in the type that is trained in, and as the model of `config` is smaller than GPT-2. In float32
+    an A100 has the published speed of 00, and other techniques bring no more than FLOAT32_FACTOR.
+    Raises UserError, StackError."""
     expected, theirs = run.expected or 0, A100_FLOPS
     if FLOAT16 in str(run.script) and "float16" in matmul_peak:
         dtype = "float16"
@@ -285,7 +232,15 @@ def expected_speed(run: Run, matmul_peak: dict, dtype: str) -> float:
         plain = published().stages["00"].tok_per_sec * run.processes
         expected = min(expected, FLOAT32_FACTOR * plain)
         theirs = CARDS["A100 80 GB"].float32 * TERA
-    return expected * matmul_peak.get(dtype, 0) / theirs or 20_000
+    smaller = flops_per_token(**GPT2) / flops_per_token(
+        **{name: (config or {}).get(name) or size for name, size in GPT2.items()})
+    return smaller * expected * matmul_peak.get(dtype, 0) / theirs or 20_000
+
+
+def flops_per_token(layers: int, width: int, vocab_size: int, context_length: int) -> int:
+    """As 00 counts them, but for its norms and biases."""
+    products = 12 * layers * width**2 + vocab_size * width
+    return 6 * products + 12 * layers * context_length * width
 
 
 def seconds_per_epoch(data: Path, tok_per_sec: float, run: Run, config: dict | None) -> float:
@@ -300,6 +255,70 @@ def tokens_per_epoch(data: Path) -> int:
     """Those to train on; where none are prepared yet, those of the book."""
     known = tokens_in(data)
     return known["tokens"]["train"] if known else TOKENS_OF_BOOK
+
+
+# ---- What is left of a study ------------------------------------------------------------------
+
+
+def time_left(jobs: list[Job], plan: Plan, results: list[Result], expected: dict[str, Length],
+              ahead: float) -> str:
+    """In words: of these jobs of a plan, and of what is `ahead`, by estimate in so many seconds."""
+    seconds = (seconds_left(within_memory(jobs, results, plan), results, expected)
+               + ahead * correction(results, expected))
+    if plan.memory_limit_gb:  # more may fit
+        return f"{in_words(seconds)} or more"
+    most = "at most " if seconds and (ahead or plan.may_end_early) else ""
+    return most + in_words(seconds)
+
+
+def seconds_left(jobs: list[Job], results: list[Result], expected: dict[str, Length]) -> float:
+    """By the median time of each run's results; for a run without any by its length's estimate,
+    corrected by how far the others' were off."""
+    times, off = times_of(results), correction(results, expected)
+    return sum(times[name] if name in times else off * expected[name].seconds
+               for name in (job.run.name for job in jobs))
+
+
+def times_of(results: list[Result]) -> dict[str, float]:
+    """The median seconds of each run's results."""
+    return {name: median(result.seconds for result in results if result.name == name)
+            for name in {result.name for result in results}}
+
+
+def correction(results: list[Result], expected: dict[str, Length]) -> float:
+    """How many times as long as estimated the runs took; 1 without results."""
+    return median([seconds / expected[name].seconds
+                   for name, seconds in times_of(results).items() if name in expected] or [1])
+
+
+def seconds_of_later(study, setup: Setup, plan: Plan, rounds: int | None, matmul_peak: dict,
+                     ) -> tuple[int, float]:
+    """(how many runs, about how many seconds) the study's plans take that follow `plan`. Raises
+    UserError, StackError, OSError."""
+    count, seconds = 0, 0.0
+    for later, times in study.later(setup, plan):
+        configs = configurations(later.runs, later, setup)
+        expected = lengths_of(later, setup, configs, matmul_peak)
+        jobs = replace(later, rounds=later.rounds or rounds or study.rounds[setup.device]).jobs()
+        count += times * len(jobs)
+        seconds += times * seconds_left(jobs, [], expected)
+    return count, seconds
+
+
+def within_memory(jobs: list[Job], results: list[Result], plan: Plan) -> list[Job]:
+    """Of jobs that grow those whose memory is within the plan's limit, if each run takes as many
+    times that of the one before it as it says; all where the limit or the memory isn't known."""
+    memory = {result.name: result.record.end["reserved_gb"] for result in results if result.record}
+    for run in plan.runs:
+        memory[run.name] = memory.get(run.name) or run.growth * memory.get(run.after, 0)
+    limit = plan.memory_limit_gb or math.inf
+    return [job for job in jobs if memory[job.run.name] <= limit]
+
+
+def in_words(seconds: float) -> str:
+    if seconds >= 7200:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ Only those load PyTorch, in a process of its own, so that the one that asks neve
 the GPU.
 """
 
-import ctypes
 import json
 import os
 import platform
@@ -17,61 +16,56 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-from importlib import metadata
 from pathlib import Path
 
-from bench.common import ROOT, UserError, make_writable, sha256
-from patches import stack
+from bench.common import ROOT, UserError, make_writable
 
 # PyTorch's builds for NVIDIA GPUs: the CUDA that the driver has to support, the oldest compute
 # capability that the build has kernels for, and the one from which on it has none.
 # https://github.com/pytorch/pytorch/blob/main/RELEASE.md#pytorch-cuda-support-matrix
 BUILDS = {"cu130": (13_000, 7.5, 99), "cu126": (12_000, 0, 10)}
 SMI_FIELDS = {"name": r"[^,\[\]]+", "driver_version": r"\d[\d.]*", "compute_cap": r"\d+\.\d+"}
-OLDEST_DRIVER = {12: ", 525 or later", 13: ", 580 or later"}
 
 
 def gpu_needs(version: str, cuda: str | None, gpu: str | None, capability: str | None,
-              kernels: list[str]) -> str | None:
+              kernels: list[str], error: str) -> str | None:
     """What is missing before PyTorch computes on the NVIDIA GPU that is here, in one line; None
     where there is no GPU, or nothing is missing. `version`, `cuda` and `kernels`, such as
     ["sm_80", "sm_90"], are PyTorch's; `gpu` and `capability` those of the GPU that it finds, or
-    None."""
+    None; `error` is why it doesn't start CUDA."""
     if gpu:
         own = float(capability)
         return None if has_kernels(own, kernels) else (
             f"kernels for the {gpu}, compute capability {capability}, which PyTorch {version}"
             f" doesn't have: {install(own) or 'no build of it does'}")
-    found = nvidia_smi("name,driver_version")
-    if not found:  # but a container sees the driver of its host
+    gpus = nvidia_smi("name,driver_version")
+    if not gpus:  # but a container sees the driver of its host
         return ("access to the NVIDIA GPU whose driver is loaded: `nvidia-smi` says why there is"
                 " none; a container is started with --gpus all") if (
             Path("/proc/driver/nvidia/version").exists()) else None
-    name, _, driver = found[0].rpartition(", ")
-    hidden, supported = os.environ.get("CUDA_VISIBLE_DEVICES"), driver_cuda()
+    name, _, driver = gpus[0].rpartition(", ")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden in ("", "-1"):
         return f"a visible GPU: CUDA_VISIBLE_DEVICES={hidden} hides the {name}"
-    how, built = install(float(next(iter(nvidia_smi("compute_cap")), 0)), supported), (
-        int(float(cuda or 0)))
-    if 0 < supported // 1000 < built:
-        return (f"a newer driver for the {name}{OLDEST_DRIVER.get(built, '')}: {driver} is for CUDA"
-                f" {supported // 1000}.{supported % 1000 // 10}, and PyTorch {version} is built for"
-                f" CUDA {cuda}" + (f"; or, for this driver, {how}" if how else ""))
-    if not cuda:
-        return f"PyTorch for NVIDIA GPUs, since {version} can't use the {name}" + (
-            f": {how}" if how else f"; its driver {driver} is too old for that")
-    return (f"what keeps PyTorch {version} from the {name}: `python -c 'import torch;"
-            " torch.cuda.init()'` tells it")
+    too_old = re.search(r"driver .* too old \(found version (\d+)\)", error)
+    command = install(float(next(iter(nvidia_smi("compute_cap")), 0)),
+                      int(too_old[1]) if too_old else 99_999)
+    if too_old:
+        return (f"a newer driver for the {name}: {driver} is too old for PyTorch {version}, built"
+                f" for CUDA {cuda}" + (f"; or, for this driver, {command}" if command else ""))
+    if not cuda and command:
+        return f"PyTorch for NVIDIA GPUs, since {version} can't use the {name}: {command}"
+    return f"what keeps PyTorch {version} from the {name}: {error}"
 
 
 def has_kernels(capability: float, kernels: list[str]) -> bool:
     """Whether a build of PyTorch does: compiled for the same major version, or as code for any
     later GPU (PTX). A build for AMD's GPUs names them in another way, and isn't judged."""
-    told = [(kind, int(number) / 10) for each in kernels
-            for kind, number in re.findall(r"^(sm|compute)_(\d+)", each)]
-    return not told or any(
+    names = [re.match(r"(sm|compute)_(\d+)", name) for name in kernels]
+    built = [(name[1], int(name[2]) / 10) for name in names if name]
+    return not built or any(
         number <= capability and (kind == "compute" or int(number) == int(capability))
-        for kind, number in told)
+        for kind, number in built)
 
 
 def install(capability: float, driver: int = 99_999) -> str | None:
@@ -85,54 +79,17 @@ def install(capability: float, driver: int = 99_999) -> str | None:
                       f" https://download.pytorch.org/whl/{build}`")
 
 
-def driver_cuda() -> int:
-    """The CUDA that NVIDIA's driver supports, 12040 for 12.4; 0 where it can't be asked. It tells
-    even where it is too old for PyTorch."""
-    version = ctypes.c_int(0)
-    with suppress(OSError):
-        library = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        library.cuDriverGetVersion(ctypes.byref(version))
-    return version.value
-
-
-def facts() -> list:
-    """What this_machine() follows from, told at once, without PyTorch: while it stays the same, the
-    description does."""
-    try:
-        torch = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        torch = None
-    driver, info = Path("/proc/driver/nvidia"), Path("/proc/cpuinfo")
-    if (driver / "version").exists():  # quicker than nvidia-smi; not there under Windows and WSL
-        gpus = [(driver / "version").read_text()]
-        for path in sorted(driver.glob("gpus/*/information")):  # all else in it may change
-            gpus += re.findall("^Model:.*", path.read_text(), re.MULTILINE)
-    else:
-        gpus = nvidia_smi("name,driver_version")
-    gpus += sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))  # a container's own
-    text = info.read_text(errors="replace") if info.exists() else platform.processor()
-    cpu = re.findall("^(?:model name|cpu family|model|flags|Features)\\s*:.*", text, re.MULTILINE)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    variables = "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS"
-    # The code that tells it, and that of the lesson which decides the type.
-    code = [sha256(path.read_bytes()) for path in (
-        Path(__file__), Path(__file__).with_name("rates.py"), ROOT / stack.LAST)]
-    return [torch, sys.version, platform.platform(), gpus, sorted(set(cpu)) or text, cores,
-            ram_gb(), *map(os.environ.get, variables), *code]
-
-
 def nvidia_smi(fields: str) -> list[str]:
     """Of each GPU what nvidia-smi tells to programs; what it prints for people changes. Empty
     where it isn't there or fails. A line that isn't of such fields, as "[N/A]" or the text of an
     error, tells nothing: nvidia-smi may print that and exit with 0."""
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
     form = ", ".join(SMI_FIELDS[name] for name in fields.split(","))
-    lines = told.stdout.splitlines() if told.returncode == 0 else []
-    return [line for line in lines if re.fullmatch(form, line)]
+    return [line for line in answer.stdout.splitlines() if re.fullmatch(form, line)]
 
 
 def cpu_name(text: str) -> tuple[str, list[str]]:

@@ -2,7 +2,7 @@
 
 import argparse
 import random
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from bench.catalogue import Run, Scripts
@@ -60,6 +60,11 @@ class Plan:
     memory_limit_gb: float | None = None  # runs that by their growth would take more aren't tried
     batches: dict[str, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
 
+    @property
+    def may_end_early(self) -> bool:
+        """Whether runs end at a target, or may not fit."""
+        return bool(self.targets) or self.until_full
+
     def seed_of(self, number: int) -> int:
         """The seed of all runs in round `number`, which counts from 1."""
         return self.first_seed + (number - 1) * self.new_seeds
@@ -91,33 +96,17 @@ class Plan:
 
     def as_json(self) -> dict:
         """For a journal: everything but the scripts themselves, of which it has the names."""
-        plan = {each.name: getattr(self, each.name) for each in fields(self)}
-        empty = Run("", "")
-        plan["runs"] = [
-            {each.name: value for each in fields(run)
-             if (value := getattr(run, each.name)) != getattr(empty, each.name)}
-            for run in self.runs]
-        for run in plan["runs"]:
-            if isinstance(run.get("script"), Path):
-                run["script"] = run["script"].name
+        plan, empty = asdict(self), asdict(Run("", ""))
+        plan["runs"] = [{name: value.name if isinstance(value, Path) else value
+                         for name, value in run.items() if value != empty[name]}
+                        for run in plan["runs"]]
         return plan
 
     @classmethod
     def from_json(cls, plan: dict) -> "Plan":
-        """Of an older journal's plan, in which some of the runs went on after the rounds of all,
-        only the latter. Raises TypeError or LookupError for something else."""
-        plan = plan | dict(runs=list(map(run_from, plan["runs"])))
-        rounds_of_all = plan.pop("whole_rounds", None)
-        if rounds_of_all and plan["rounds"]:
-            plan["rounds"] = min(plan["rounds"], rounds_of_all)
-        for name in ("close", "looks"):
-            plan.pop(name, None)
-        return cls(**plan)
-
-
-def run_from(given: dict) -> Run:
-    """A run as a journal has it. Raises TypeError, LookupError."""
-    return Run(**given | dict(options=tuple(given.get("options", ()))))
+        """Raises TypeError or LookupError for something else."""
+        runs = [Run(**run | dict(options=tuple(run.get("options", ())))) for run in plan["runs"]]
+        return cls(**plan | dict(runs=runs))
 
 
 @dataclass
@@ -133,6 +122,7 @@ class Setup:
     matmul_peak: dict | None = None  # floating-point operations per second, where they are known
     minutes: float | None = None  # within a report, those that the report may take
     batches: dict[str, int] | None = None  # see lengths.fitting; None: not looked at yet
+    configurations: dict[tuple, dict] = field(default_factory=dict)  # see lengths.configurations
 
     @property
     def device(self) -> str:

@@ -41,7 +41,7 @@ def this_machine() -> dict:
         multiprocessors=torch.cuda.get_device_properties(0).multi_processor_count if gpus else None,
         cuda=torch.version.cuda, ram_gb=machine.ram_gb(), dtype=dtype, dtype_reason=dtype_reason,
         gpu_needs=machine.gpu_needs(torch.__version__, torch.version.cuda, gpu, capability,
-                                    torch.cuda.get_arch_list() if gpus else []),
+                                    torch.cuda.get_arch_list() if gpus else [], cuda_error()),
     )
 
 
@@ -53,6 +53,15 @@ def gpu_count() -> int:
         return 0
     torch.cuda.init()
     return torch.cuda.device_count()
+
+
+def cuda_error() -> str:
+    """Why CUDA doesn't start, in PyTorch's words; "" where it does."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).split("\n")[0]
+    return ""
 
 
 def rank_count() -> int:
@@ -184,21 +193,3 @@ def real_dropout(like, dropout: float) -> float:
     y = attention(zeros, zeros, values, dropout_p=dropout)
     odds = y[..., 0].float().square().mean().item() * like.shape[2]
     return odds / (1 + odds)
-
-
-def large_loss() -> str:
-    """Whether cross entropy is right on logits of more than 2³¹ elements (batch 42 and up at
-    context 1,024), which older CUDA kernels took for less. Needs 30 GB; asked in a process of its
-    own, since an illegal memory access ends all use of the GPU."""
-    if not torch.cuda.is_available() or (
-            torch.cuda.get_device_properties(0).total_memory < 30 * 1024**3):
-        return "not tried"
-    rows, ids = 42 * 1024, 50_304
-    logits = torch.randn(rows, ids, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    targets = torch.randint(ids, (rows,), device="cuda")
-    torch.nn.functional.cross_entropy(logits, targets).backward()
-    part = slice(rows - 1024, rows)  # the end lies behind the limit
-    last = logits.detach()[part].clone().requires_grad_()
-    torch.nn.functional.cross_entropy(last, targets[part]).backward()
-    difference = (logits.grad[part] * (rows / 1024) - last.grad).abs().max().item()
-    return "right" if difference < 1e-4 else f"wrong by {difference:.1e} in the gradient"

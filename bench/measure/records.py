@@ -13,10 +13,8 @@ Events of schema 3, in their order; GB are 1024³ bytes, null stands for what is
 
 Variants add to it: `checkpoint` (step, seconds), `checkpoint_failed` (folder, error) and `resume`
 (step, tokens, folder, record, ranks, earlier_ranks, train_seconds) by checkpoint-resume,
-`expert_shares` of a log by model-mixture. Records of before schema 3 were rewritten once, their
-values unchanged, and say so: `rewritten_from` in `start`. Those of schema 1 knew the seconds of log
-lines, not of steps: there `seconds` are means, and `quartiles_tok_per_sec` of `end` is what was
-known of the steps.
+`expert_shares` of a log by model-mixture. Where `start` has `rewritten_from`, `seconds` may be
+means, and `end` has `quartiles_tok_per_sec` of the steps.
 """
 
 import json
@@ -137,15 +135,12 @@ class Record:
             return Outcome(kind, f"{self.status.replace('_', ' ')}: {reason}")
         if not self.tok_per_sec:
             return Outcome(Kind.FAILED, "too short for a speed: raise --max-tokens")
-        needed = {name: self.config.get(name)
-                  for name in ("flops_per_token", "batch_size", "context_length", "world_size")}
-        needed |= dict(first_step_seconds=self.first_step_seconds)
-        if self.end.get("reserved_gb") is not None:  # it isn't known everywhere
-            needed["reserved_gb"] = self.end["reserved_gb"]
-        for name, value in needed.items():
-            if not isinstance(value, int | float):
-                return Outcome(Kind.FAILED, f"its record can't be read: {name} is {value!r}")
-        return COMPLETE
+        needed = dict(flops_per_token=self.config.get("flops_per_token"),
+                      first_step_seconds=self.first_step_seconds,
+                      reserved_gb=self.end["reserved_gb"] or 0)  # it isn't known everywhere
+        wrong = [f"{name} is {value!r}" for name, value in needed.items()
+                 if not isinstance(value, int | float)]
+        return Outcome(Kind.FAILED, f"its record can't be read: {wrong[0]}") if wrong else COMPLETE
 
     @property
     def tok_per_sec(self) -> float | None:
@@ -288,15 +283,15 @@ def make_record(name: str, events: list[dict]) -> Record:
         sums = accumulate(sum(log["seconds"]) for log in logs)
         per_step = tokens_per_step(start["config"], start["config"]["world_size"])
         rates = [per_step / second for second in steady[WARM_UP:]]
-        known = end.get("quartiles_tok_per_sec") or (
+        quartiles = end.get("quartiles_tok_per_sec") or (
             quantiles(rates, n=4, method="inclusive") if len(rates) > 2 and end else None)
-        quartiles = tuple(map(float, known)) if known else None
         val_loss = logs[-1]["val_loss"] if logs and end else None
         earlier = dict(*named("resume")).get("train_seconds", 0)  # of a run that was continued
         curve = [Point(log["tokens"], total + earlier, log["train_loss"], log["val_loss"])
                  for log, total in zip(logs, sums, strict=True)]
         record = Record(name, start, logs, end, named("checkpoint"), curve,
-                        seconds[0] if seconds else None, quartiles, val_loss)
+                        seconds[0] if seconds else None,
+                        tuple(map(float, quartiles)) if quartiles else None, val_loss)
         if not isinstance(record.stage, str):
             raise TypeError(f"the stage is {record.stage!r}")
         # What every reader needs, asked for once.

@@ -13,8 +13,17 @@ from dataclasses import fields, replace
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import BUILD, ELSEWHERE, UserError, listed, make_writable, relative, sha256
-from bench.measure import estimates, lengths
+from bench.common import (
+    BUILD,
+    ELSEWHERE,
+    UserError,
+    listed,
+    make_writable,
+    relative,
+    same_machine,
+    sha256,
+)
+from bench.measure import lengths
 from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import (
     Measured,
@@ -22,7 +31,6 @@ from bench.measure.journal import (
     append,
     data_of,
     journal_of,
-    newest,
     read_journal,
 )
 from bench.measure.lengths import Length
@@ -38,14 +46,12 @@ OPTION_OF = {"tokens": "--max-tokens", "seconds": "--seconds"}
 
 
 def see_build() -> None:
-    """Raises UserError where the folder for what is made on the way can't be written; says where a
-    path keeps torch.compile from working."""
+    """Raises UserError where build/ can't be written; names a path that stops torch.compile."""
     make_writable(BUILD, "scripts and what they compile are kept there; measure in a copy of this"
                          " repository where you may write")
-    for folder in map(str, (BUILD, tempfile.gettempdir())):
-        if " " in folder:
-            print(f"torch.compile doesn't work on a CPU with a space in the path {folder}",
-                  file=sys.stderr)
+    if " " in f"{BUILD}{tempfile.gettempdir()}":
+        print("torch.compile doesn't work on a CPU with a space in the path"
+              f" {BUILD} or {tempfile.gettempdir()}", file=sys.stderr)
 
 
 def run_study(
@@ -144,14 +150,14 @@ class Measurement:
         self.take(plan, rounds)
         self.begin()
         if self.jobs:
-            _, self.ahead = estimates.seconds_of_later(
+            _, self.ahead = lengths.seconds_of_later(
                 self.study, self.setup, plan, rounds, self.measured.matmul_peak)
         while job := self.next_job(deadline):
             processes.raise_pending()
             result = run_job(job, self.measured, self.study, self.setup,
                              self.lengths[job.run.name])
-            self.judge(job, result)
-            self.tell(job, result)
+            self.measured.add(result)
+            self.print_progress(job, result)
         return not self.within_reach()
 
     # ---- What there is to run
@@ -160,33 +166,28 @@ class Measurement:
         """Makes `plan` what is measured, with the batch sizes that fit, and looks what is left of
         it. Results of runs whose script, options or cores have changed since are dropped. Raises
         UserError, also for options that a script refuses, StackError, OSError."""
-        measured, setup = self.measured, self.setup
+        measured, setup, before = self.measured, self.setup, self.measured.plan
         # As in what is measured so far, even where other batch sizes would fit now.
-        begun = measured.results or measured.plan.batches
-        plan = lengths.fit(plan, setup, measured.plan.batches if begun else
-                           lengths.fitting(setup, lengths.fast_of(measured.plan)))
-
-        def how(run: Run) -> tuple:
-            return run.options, run.processes, run.cores, run.torchrun
-
-        before = {run.name: how(run) for run in measured.plan.runs}
-        changed = {run.name for run in plan.runs if before.get(run.name, how(run)) != how(run)}
+        keep = measured.results or before.batches
+        plan = lengths.fit(plan, setup, before.batches if keep else
+                           lengths.fitting(setup, lengths.fast_of(before)))
+        able = [run for run in plan.runs if not run.error]
         rounds = plan.rounds or rounds or self.study.rounds[setup.device]
-        order = measured.plan.order
+        order = before.order
         if not measured.results and not any(run.after for run in plan.runs):
             order = order_of(measured.id)
         measured.planned = measured.rounds_before(rounds)
         measured.plan = replace(plan, rounds=rounds, order=order)
-        able = [run for run in plan.runs if not run.error]
         measured.sources |= {run.name: sha256(setup.scripts.text(run.script)) for run in able}
-        changed |= {each.name for each in measured.results if not measured.stands(each)}
-        kept = [each for each in measured.results if each.name not in changed]
+        ways = {run.name: how_it_runs(run) for run in before.runs}
+        changed = {run.name for run in plan.runs
+                   if ways.get(run.name, how_it_runs(run)) != how_it_runs(run)}
+        changed |= {result.name for result in measured.results if not measured.stands(result)}
         if again := [run.name for run in plan.runs if run.name in changed]:
             print(f"changed since, so measured again: {listed(again)}", flush=True)
-        measured.results = kept
-        done = {each.key for each in kept if answered(each, plan)}
-        self.failed |= {each.name for each in kept
-                        if each.key in done and not each.outcome.complete}
+        measured.results = [result for result in measured.results if result.name not in changed]
+        done = {result.key: result for result in measured.results if answered(result, plan)}
+        self.failed |= {result.name for result in done.values() if not result.outcome.complete}
         self.jobs = [job for job in measured.plan.jobs() if job.key not in done]
         self.configs = lengths.configurations(able, plan, setup) if self.jobs else {}
 
@@ -204,17 +205,11 @@ class Measurement:
             append(self.path, measured.as_json())  # from here on, --resume continues with this one
             print("Measuring this machine's matmul throughput", flush=True)
             measured.matmul_peak = processes.ask_machine("matmul_peak")
+        peak = measured.matmul_peak
         if plan.within and not plan.epochs:
-            plan.epochs = lengths.epochs_within(plan, setup, measured.matmul_peak, self.configs)
+            plan.epochs = lengths.epochs_within(plan, setup, peak, self.configs)
         append(self.path, measured.as_json())
-        self.estimate(measured.matmul_peak)
-
-    def estimate(self, matmul_peak: dict) -> bool:
-        """How long each run trains; returns whether something is known to estimate it by."""
-        plan, setup = self.measured.plan, self.setup
-        speeds = lengths.speeds_here(self.study.name, plan, setup, self.configs)
-        self.lengths = lengths.lengths_of(plan, setup, self.configs, matmul_peak, speeds)
-        return bool(matmul_peak or speeds)
+        self.lengths = lengths.lengths_of(plan, setup, self.configs, peak)
 
     # ---- One run after the other
 
@@ -222,40 +217,44 @@ class Measurement:
         """Takes the first of those within reach; None where none is, or where by estimate it would
         end after the deadline."""
         left = self.within_reach()
-        seconds = estimates.seconds_left(left[:1], self.measured.results, self.lengths)
+        seconds = lengths.seconds_left(left[:1], self.measured.results, self.lengths)
         if not left or deadline is not None and time.monotonic() + seconds > deadline:
             return None
         self.jobs.remove(left[0])
         return left[0]
 
-    def judge(self, job: Job, result: Result) -> None:
-        """Takes a result in; says what to type where a GPU's memory ran out."""
-        self.measured.add(result)
-        if not result.outcome.complete:
-            self.failed.add(job.run.name)
-        if (result.outcome.kind is Kind.OUT_OF_MEMORY and self.setup.device == "cuda"
-                and not self.measured.plan.until_full):
-            batch = self.configs[job.run.name]["batch_size"]
-            options = shlex.join([*self.setup.options, "--batch-size", str(max(1, batch // 2))])
-            print(f"{job.run.name} doesn't fit at batch {batch}; all runs at half of it:"
-                  f" python measure.py {self.study.name} -- {options}", flush=True)
-
-    def tell(self, job: Job, result: Result) -> None:
-        """Prints what a run brought, and how long the others will take."""
-        plan, told = self.measured.plan, str(result.outcome)
-        if result.record:
+    def print_progress(self, job: Job, result: Result) -> None:
+        """Prints what a run brought, and how long the others will take; where a GPU's memory ran
+        out, what to type."""
+        plan, outcome, name = self.measured.plan, result.outcome, job.run.name
+        text = str(outcome)
+        if outcome.complete:
             loss = result.record.val_loss_after(plan.loss_tokens)
-            told = (f"{result.record.tok_per_sec:,.0f} tok/sec, val loss"
+            text = (f"{result.record.tok_per_sec:,.0f} tok/sec, val loss"
                     f" {'n/a' if loss is None else f'{loss:.3f}'}, {result.seconds:.0f} s")
+        else:
+            self.failed.add(name)
+        if (outcome.kind is Kind.OUT_OF_MEMORY and self.setup.device == "cuda"
+                and not plan.until_full):
+            batch = self.configs[name]["batch_size"]
+            options = shlex.join([*self.setup.options, "--batch-size", str(max(1, batch // 2))])
+            print(f"{name} doesn't fit at batch {batch}; all runs at half of it:"
+                  f" python measure.py {self.study.name} -- {options}", flush=True)
         seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
-        left = estimates.time_left(self.within_reach(), self.measured, self.lengths, self.ahead)
-        print(f"round {job.round}: {job.run.name}{seed}: {told}; {left} left", flush=True)
+        left = lengths.time_left(self.within_reach(), plan, self.measured.results, self.lengths,
+                                 self.ahead)
+        print(f"round {job.round}: {name}{seed}: {text}; {left} left", flush=True)
 
     def within_reach(self) -> list[Job]:
         """What is left, without runs that failed, and those that aren't tried for it."""
         measured = self.measured
         beyond = self.failed | {run.name for run in measured.plan.runs if measured.why_not(run)}
         return [job for job in self.jobs if job.run.name not in beyond]
+
+
+def how_it_runs(run: Run) -> tuple:
+    """What besides its script makes a run's results those of another one."""
+    return run.options, run.processes, run.cores, run.torchrun
 
 
 def order_of(id: str) -> int:
@@ -267,38 +266,31 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     """Prints the commands that the study's first plan would run, and how long the whole study would
     take, by what is measured already; it measures nothing, and leaves no results, only the scripts,
     so that the commands can be typed. Raises as run_study."""
-    plan = next(study.plans(setup))
-    earlier = earlier_measurement(study, plan, setup, None, required=True) if resume else None
-    known = newest([each for each in read_journal(journal_of(setup.results, study.name))
-                    if each.kind == plan.kind])
-    one = Measurement(study, plan, setup, earlier)
-    one.take(plan, rounds)
-    peak = known[0].matmul_peak if known else lengths.peak_by_hand(setup, one.configs)
-    estimated = one.estimate(peak)
-    jobs, groups = one.within_reach(), {}
-    for job in jobs:  # those of a run differ by their round, and in a group of its own by the seed
-        own = job.seed == plan.seed_of(job.round)
-        groups.setdefault((job.run.name, own), []).append(job)
-    for (name, _), (job, *more) in groups.items():
-        command = command_of(job, one.measured.plan, setup, one.lengths[name], BUILD / "scratch")
-        seeds = sorted({each.seed for each in more} - {job.seed})
-        others = f" (then --seed {', '.join(map(str, seeds))})" * bool(seeds)
-        print(f"{len(more) + 1} round{'s' * bool(more)}: {printed(command)}{others}")
+    first = next(study.plans(setup))
+    earlier = earlier_measurement(study, first, setup, None, required=True) if resume else None
+    here = [measured for path in sorted(setup.results.glob("*.jsonl"))
+            for measured in read_journal(path) if same_machine(measured.machine, setup.machine)]
+    peak = here[-1].matmul_peak if here else {}
+    results = next((measured.results for measured in reversed(here)
+                    if (measured.study, measured.kind) == (study.name, first.kind)), [])
+    one = Measurement(study, first, setup, earlier)
+    one.take(first, rounds)
+    plan, jobs = one.measured.plan, one.within_reach()
+    expected = lengths.lengths_of(plan, setup, one.configs, peak)
     for run in plan.runs:
+        if own := [job for job in jobs if job.run.name == run.name]:
+            command = command_of(own[0], plan, setup, expected[run.name], BUILD / "scratch")
+            seeds = sorted({job.seed for job in own} - {own[0].seed})
+            others = f" (then --seed {', '.join(map(str, seeds))})" if seeds else ""
+            print(f"{len(own)} run{'s' if len(own) > 1 else ''}: {printed(command)}{others}")
         if run.error:
             print(f"not run: {run.label}: {run.error}")
-    results = known[0].results if known else []
-    jobs = estimates.within_memory(jobs, results, one.measured.plan)
-    later, seconds = estimates.seconds_of_later(study, setup, plan, rounds, peak)
-    count = f"{len(jobs) + later} runs"
+    later, seconds = lengths.seconds_of_later(study, setup, first, rounds, peak)
+    count = f"{len(lengths.within_memory(jobs, results, plan)) + later} runs"
     if later:
         count += f" ({later} of them with settings that follow from results)"
-    if estimated:
+    left = "no estimate yet: nothing is measured here"
+    if peak:
         source = "by an earlier one" if results else "a rough estimate"
-        about = "at most" if later or estimates.may_end_early(plan) else "about"
-        seconds = estimates.seconds_left(jobs, results, one.lengths) + (
-            seconds * estimates.correction(results, one.lengths))
-        print(f"{count}, {about} {estimates.in_words(seconds)} ({source})")
-    else:
-        rough = "; --max-tokens follows from a rate that isn't measured" if plan.seconds else ""
-        print(f"{count}; no estimate yet: nothing is measured here{rough}")
+        left = f"{lengths.time_left(jobs, plan, results, expected, seconds)} ({source})"
+    print(f"{count}, {left}")

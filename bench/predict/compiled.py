@@ -1,5 +1,8 @@
 """torch.compile on tensors without storage, for bench.predict.trace.
 
+For maintainers, with one version of PyTorch alone: most of what is imported here has no public
+name. Whoever reads stored predictions needs none of it.
+
 The compiler plans the graphs of a step, and its own program is run with the kernels left out. It
 plans for a CPU, wherever this runs: fusions, and so some temporaries, may differ from a GPU's.
 """
@@ -24,12 +27,12 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.loop_body import MemoryUsageType
 from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
-from torch.distributed import fsdp
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from bench.predict.pytorch import AS_COMPILED, compiler, key_of, real_compile, replaced
+from bench.predict.pytorch import AS_COMPILED, key_of, real_compile, replaced
 
-PLANS: dict[tuple, tuple] = {}  # many scripts have the same graphs
+PYTORCH = "2.13"  # the version whose compiler and optimizers this knows from within
+PLANS: dict[tuple, tuple] = {}  # the blocks of a model have the same graph
 
 
 def touch(node: SchedulerNode, index_vars) -> None:
@@ -90,15 +93,10 @@ def plan(model: nn.Module, inputs: tuple) -> tuple:
         (outputs,) = graph.graph.find_nodes(op="output")[0].args
         if len(outputs) > 1:
             raise NotImplementedError("a model with several results can't be traced")
-        # Recomputation may be by a policy that the graph's code doesn't show.
-        own = [graph] * any("_checkpoint_context_fn" in part.meta for part in graph.modules()
-                            if isinstance(part, fx.GraphModule))
-        known = (
-            *own, *(part.code for part in graph.modules() if isinstance(part, fx.GraphModule)),
+        known = (  # one script is traced in a process: the rest is the same
+            *(part.code for part in graph.modules() if isinstance(part, fx.GraphModule)),
             *((each.shape, each.stride(), each.dtype, each.requires_grad)
-              for each in example_inputs),
-            torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"),
-            compiler.activation_memory_budget)
+              for each in example_inputs))
 
         # It tells the partitioner which inputs stay anyway, such as weights: to keep those for the
         # backward pass costs nothing.
@@ -226,6 +224,4 @@ def compile_only_models(model=None, **how):
         return compile_only_models
     owner = getattr(model, "__self__", None)
     model = owner if isinstance(owner, nn.Module) else model  # by nn.Module.compile
-    if isinstance(model, fsdp.FSDPModule):
-        raise NotImplementedError("weights that ranks share can only be traced with --no-compile")
     return Compiled(model) if isinstance(model, nn.Module) else model

@@ -28,11 +28,9 @@ class Kernel(NamedTuple):
 
 
 def bytes_of(*tensors: torch.Tensor) -> int:
-    """What is read or written of them: each element once, however often it is broadcast. Of weights
-    that ranks share a rank has its own part."""
-    own = [getattr(each, "_local_tensor", each) for each in tensors]
+    """Counts what is read or written: each element once, however often it is broadcast."""
     return sum(math.prod(size for size, stride in zip(each.shape, each.stride(), strict=True)
-                         if stride) * each.itemsize for each in own)
+                         if stride) * each.itemsize for each in tensors)
 
 
 def is_aligned(matrix: torch.Tensor) -> bool:

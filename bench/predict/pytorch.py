@@ -10,20 +10,16 @@ import contextlib
 import os
 from collections.abc import Iterator
 from importlib import import_module
-from types import SimpleNamespace
 from unittest import mock
 
 import torch
 from torch import nn
-from torch._functorch import config as compiler
-from torch.distributed import fsdp
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-WORLD_SIZE = 4  # of 02, whose memory doesn't depend on it unless a variant shards
-KERNELS = ("cudnn", "flash", "mem_efficient", "math")  # of attention, which a script may turn off
+WORLD_SIZE = 4  # of 02, whose memory doesn't depend on it unless ranks share the states
 # PyTorch's own, before anything replaces them.
 aten, functional = torch.ops.aten, torch.nn.functional
-real_autocast, real_compile, real_fully_shard = torch.autocast, torch.compile, fsdp.fully_shard
+real_autocast, real_compile = torch.autocast, torch.compile
 real_dropout, real_linear = functional.dropout, functional.linear
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 FOREACH = "_get_foreach_kernels_supported_devices"
@@ -51,14 +47,6 @@ def begin_ranks() -> None:
     os.environ |= dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(WORLD_SIZE),
                        MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
-
-
-def reset() -> None:
-    """What a script that was traced before may have set."""
-    torch.set_float32_matmul_precision("highest")
-    compiler.activation_memory_budget = 1.0
-    for name in KERNELS:
-        getattr(torch.backends.cuda, f"enable_{name}_sdp")(True)
 
 
 # ---- Functions that take another way on a CPU, or that need a tensor's values -------------------
@@ -151,43 +139,27 @@ class Buckets(nn.Module):
         return self.module(*inputs)
 
 
-def shares(module: nn.Module, offload_policy=None, **how) -> nn.Module:
-    """In place of fully_shard: the same, for tensors without storage."""
-    if isinstance(offload_policy, fsdp.CPUOffloadPolicy):
-        raise NotImplementedError("--offload can't be traced")
-    from torch.distributed.fsdp._fully_shard import _fsdp_param_group  # not a public name
-
-    _fsdp_param_group.FSDPParamGroup._validate_no_meta_params = lambda _: None
-    return real_fully_shard(module, offload_policy=offload_policy or fsdp.OffloadPolicy(), **how)
+# ---- All of it ---------------------------------------------------------------------------------
 
 
-class NoStream(torch.cpu.Stream):
-    stream_id = device_index = device_type = 0
+def refused(what: str):
+    """Stands in for a function that no trace can follow."""
+    def refuse(*_, **__):
+        raise NotImplementedError(f"{what} can't be traced")
 
-
-# In place of torch.cuda, for fully_shard.
-NO_STREAMS = SimpleNamespace(
-    current_device=lambda: 0, device_count=lambda: WORLD_SIZE, set_device=lambda _: None,
-    current_stream=NoStream, stream=torch.cpu.stream, Stream=NoStream, Event=torch.cpu.Event)
-
-
-def kept_elsewhere(*_, **how):
-    """In place of torch.autograd.graph.save_on_cpu."""
-    raise NotImplementedError("activations in the CPU's memory can't be traced")
+    return refuse
 
 
 @contextlib.contextmanager
-def as_on_cuda(compile, resize) -> Iterator[None]:
-    """For bench.predict.trace, with what takes the place of torch.compile and of a storage's
-    resize_()."""
+def as_on_cuda(compile) -> Iterator[None]:
+    """Replaces all of it for bench.predict.trace, torch.compile by `compile`."""
     optimizers = import_module("torch.optim.optimizer")  # torch.optim hides its name
     # On CUDA an optimizer works on all tensors at once unless it is told not to.
     at_once = [*getattr(optimizers, FOREACH)(), "meta"]
-    with (mock.patch("torch.meta", NO_STREAMS, create=True),
-          mock.patch.object(optimizers, FOREACH, lambda: at_once),
+    with (mock.patch.object(optimizers, FOREACH, lambda: at_once),
           replaced(AS_ON_CUDA | {
-              "torch.compile": compile, "torch.UntypedStorage.resize_": resize,
+              "torch.compile": compile,
               "torch.nn.parallel.DistributedDataParallel": Buckets,
-              "torch.distributed.fsdp.fully_shard": shares,
-              "torch.autograd.graph.save_on_cpu": kept_elsewhere})):
+              "torch.distributed.fsdp.fully_shard": refused("weights that ranks share"),
+              "torch.autograd.graph.save_on_cpu": refused("activations in the CPU's memory")})):
         yield

@@ -35,7 +35,6 @@ UNALIGNED = 0.5  # of the rate of aligned products
 # The same on Hopper (on data-centre Blackwell by assumption) where torch.compile doesn't pad the
 # matrices; probably no kernel with their own matmul instructions takes unaligned ones.
 UNALIGNED_HOPPER = 0.15
-OVERLAP = 0.0  # of the shorter of moving and computing, at the same time as the other
 # Either way of a prediction, by the kind of card; docs/predictions.md tells how many of others'
 # figures lie in it. Of a laptop's or another card that its power holds down, of one whose rate of
 # products nobody measured, and before 8.0, where no training speed is known, it is wider.
@@ -70,9 +69,10 @@ class Card(NamedTuple):
         """One of RANGES."""
         if self.capability < 8:
             return "before 8.0"
-        if self.held or not self.is_measured:
-            return ", ".join(["scaled"] * (not self.is_measured)
-                             + ["power-limited"] * bool(self.held))
+        if not self.is_measured:
+            return "scaled, power-limited" if self.held else "scaled"
+        if self.held:
+            return "power-limited"
         return ("workstation, GeForce" if any("RTX" in name for name in self.names)
                 else "data centre")
 
@@ -232,8 +232,7 @@ def seconds(work: Iterable[Work], card: Card) -> dict[str, float] | None:
     times, kernels = dict.fromkeys(KINDS, 0.0), 0.0
     padded = is_compiled(work := list(work))
     for kind, precision, is_aligned, count, flops, size in work:
-        moving = size / (BANDWIDTH * card.bandwidth * GB)
-        time = count * LAUNCH + moving
+        time = count * LAUNCH + size / (BANDWIDTH * card.bandwidth * GB)
         if flops:
             rate = card.rate(precision, is_aligned, padded)
             if not rate:
@@ -241,7 +240,7 @@ def seconds(work: Iterable[Work], card: Card) -> dict[str, float] | None:
             if kind == "attention" and precision in ("bfloat16", "float16"):
                 share = ATTENTION if card.bfloat16 else EFFICIENT
                 rate = card.attention * TERA if card.attention else share * rate
-            time += flops / rate - OVERLAP * min(moving, flops / rate)
+            time += flops / rate
         times[kind] += time
         kernels += count
     return times | dict(host=max(0, kernels * HOST - sum(times.values())))

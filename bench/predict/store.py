@@ -1,41 +1,47 @@
-"""What a script would take on GPUs that aren't there: traced once (bench.predict.trace), then kept.
+"""What a script would take on GPUs that aren't there: traced once (bench.predict.trace), then
+stored.
 
-What was predicted stands in NAME, in a folder of results: by a script's name and its options, the
-memory at each batch size, the work of a step at two of them, and a hash of the script's code. It
-stays when the code changes; `changed` then names the script.
+Predictions stand in NAME, in a folder of results: by a script's name and its options, the memory at
+each batch size, the work of a step at two of them, and a hash of the script's code. They stay when
+the code changes; `changed` then names the script.
 """
 
 import ast
 import json
-from collections.abc import Iterable
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from bench import processes
 from bench.catalogue import EPOCHS, Scripts
-from bench.common import REFERENCE, UserError, listed, read_kept, sha256, write_whole
+from bench.common import REFERENCE, ROOT, UserError, listed, read_kept, sha256, write_whole
 from bench.predict import speed
 from bench.predict.allocator import Need, need
 from bench.predict.speed import Card, Work
-from bench.predict.tracing import ask, ask_each
 
 BATCHES = [2**k for k in range(10)]
 OTHERS = 614  # MiB: the driver's own, its kernels, and a display
 TRACED = 8, 16  # from these two follow the larger ones: all sizes are a + b times the batch
 TOKENS_OF_BOOK = 414_009  # to train on: 404 windows of 1,024
 NAME = "predict.json"
+SECONDS = 1800  # for one trace, on a slow machine too
+REFUSED = "what it takes can't be predicted: "
 
 
 class Prediction(NamedTuple):
     needs: dict[int, Need]  # by the batch size
-    works: dict[int, dict[str, list[Work]]]  # at two batch sizes: of a "step", an "evaluation"
+    works: dict[int, dict[str, list[Work]]]  # of a "step", at two batch sizes
     context_length: int
     flops_per_token: int
     code: str | None = None  # as code_of() the script that was traced; None: not known
 
-    def seconds(self, batch: int, card: Card, part: str = "step") -> dict[str, float] | None:
-        """As bench.predict.speed.seconds, of a step (or an evaluation of a batch of each text)."""
-        works = {size: work[part] for size, work in self.works.items()}
+    def seconds(self, batch: int, card: Card) -> dict[str, float] | None:
+        """Returns the seconds of a step, as bench.predict.speed.seconds() does."""
+        works = {size: work["step"] for size, work in self.works.items()}
         return speed.seconds(speed.work_at(batch, works), card)
 
     def tok_per_sec(self, batch: int, card: Card, micro_batches: int = 1) -> float | None:
@@ -121,62 +127,87 @@ def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
 def predict(scripts: Scripts, script: str | Path, options: list[str], results: Path,
             smallest: int | None = None, batch: int | None = None, anew: bool = False
             ) -> Prediction:
-    """What a script with these options needs at each of BATCHES, and at `batch`. The smaller ones,
-    which have to be traced one by one, only if a card of `smallest` MiB doesn't have what the first
-    of TRACED takes.
+    """Predicts what a script with these options needs at each of BATCHES, and at `batch`. The
+    smaller ones, which have to be traced one by one, are left out unless a card of `smallest` MiB
+    lacks what the first of TRACED takes.
 
-    What was predicted once is kept in `results` or results/reference, and given as it is, unless it
-    shall be made `anew`, also where the script has changed since: see changed(). Raises UserError.
+    A prediction that `results` or results/reference stores is returned as it is, unless it shall be
+    made `anew`, also where the script has changed since: see changed(). Raises UserError.
     """
     text = scripts.text(script)
-    old = None if anew else next(filter(None, (
-        kept(scripts, script, options, folder) for folder in (results, REFERENCE))), None)
-    known = extended(old or made(text, options), text, options, smallest, batch)
-    if known is not old and results.is_dir():  # it may be misspelt: nothing is made for this alone
-        keep(results, {key_of(scripts, script, options): known})
-    return known
+    old = None if anew else (load(scripts, script, options, results)
+                             or load(scripts, script, options, REFERENCE))
+    new = extend(old or trace(text, options), text, options, smallest, batch)
+    if new is not old and results.is_dir():  # it may be misspelt: nothing is made for this alone
+        save(results, {key_of(scripts, script, options): new})
+    return new
 
 
-def made(text: bytes, options: list[str]) -> Prediction:
-    """By a trace at the batch sizes of TRACED. Raises UserError."""
+def ask(text: bytes, options: list[str], batches: Sequence[int]) -> dict:
+    """Returns what bench.predict.trace.trace() does, by the batch size, or the UserError in place
+    of a trace that a script doesn't let be made. Raises UserError where the child breaks, or is
+    stuck."""
+    if not batches:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder, "script.py")
+        script.write_bytes(text)
+        requests = [dict(script=str(script), options=options, batch=batch) for batch in batches]
+        try:
+            code, out, err = processes.run_child(
+                [sys.executable, "-m", "bench.predict.trace", json.dumps(requests)], ROOT,
+                timeout=SECONDS * len(batches),
+                OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",  # it computes nothing
+                PYTHONUTF8="1")  # PyTorch reads its own files by the locale
+        except subprocess.TimeoutExpired as stuck:
+            raise UserError(f"{REFUSED}no answer after {stuck.timeout:.0f} s")
+    if code:
+        raise UserError(REFUSED + processes.error_line(err))
+    return {batch: answer["trace"] if "trace" in answer else UserError(REFUSED + answer["error"])
+            for batch, answer in zip(batches, json.loads(out.splitlines()[-1]), strict=True)}
+
+
+def trace(text: bytes, options: list[str]) -> Prediction:
+    """Traces a script at the batch sizes of TRACED. Raises UserError."""
     traces = ask(text, options, TRACED)
-    events = [each["events"] for each in traces.values()]
-    needs = {size: need(each["events"]) for size, each in traces.items()}
+    for traced in traces.values():
+        if isinstance(traced, UserError):
+            raise traced
+    events = [traced["events"] for traced in traces.values()]
+    needs = {size: need(traced["events"]) for size, traced in traces.items()}
     for size in BATCHES:
         if size > max(TRACED):
-            with suppress(ValueError):  # it is traced in extended()
+            with suppress(ValueError):  # it is traced in extend()
                 needs[size] = need(at_batch(size, *events))
-    works = {size: works_from(each) for size, each in traces.items()}
-    size, trace = next(iter(traces.items()))
-    return Prediction(
-        needs, works, trace["tokens"] // size, trace["flops_per_token"], code_of(text))
+    size, first = next(iter(traces.items()))
+    return Prediction(needs, {size: works_from(traced) for size, traced in traces.items()},
+                      first["tokens"] // size, first["flops_per_token"], code_of(text))
 
 
-def extended(known: Prediction, text: bytes, options: list[str], smallest: int | None,
-             batch: int | None) -> Prediction:
-    """With what predict() is asked for besides; itself where nothing is missing. Raises
-    UserError."""
-    small = smallest is not None and smallest < known.needs[TRACED[0]].least
-    wanted = [size for size in BATCHES if small or size > TRACED[0]] + [batch] * bool(batch)
-    needs = dict(known.needs)
-    traces = ask_each(text, options, [size for size in wanted if size not in needs])
-    for size, trace in traces.items():
-        if not isinstance(trace, UserError):
-            needs[size] = need(trace["events"])
+def extend(old: Prediction, text: bytes, options: list[str], smallest: int | None,
+           batch: int | None) -> Prediction:
+    """Adds what predict() is asked for besides; returns `old` itself where nothing is missing.
+    Raises UserError."""
+    small = smallest is not None and smallest < old.needs[TRACED[0]].least
+    sizes = [size for size in BATCHES if small or size > TRACED[0]] + ([batch] if batch else [])
+    needs = dict(old.needs)
+    traces = ask(text, options, [size for size in sizes if size not in needs])
+    for size, traced in traces.items():
+        if not isinstance(traced, UserError):
+            needs[size] = need(traced["events"])
         elif size == batch:  # else it may be one that isn't a multiple of --micro-batches
-            raise trace
-    return known if needs == known.needs else known._replace(
+            raise traced
+    return old if needs == old.needs else old._replace(
         needs={size: needs[size] for size in sorted(needs)})
 
 
 def works_from(parts: dict) -> dict[str, list[Work]]:
-    """Of what was read as JSON. Raises LookupError, TypeError, ValueError."""
-    return {part: [Work(str(kind), str(precision), bool(aligned), *map(float, figures))
-                   for kind, precision, aligned, *figures in parts[part]]
-            for part in ("step", "evaluation")}
+    """Reads the work of a step from JSON. Raises LookupError, TypeError, ValueError."""
+    return dict(step=[Work(str(kind), str(precision), bool(aligned), *map(float, figures))
+                      for kind, precision, aligned, *figures in parts["step"]])
 
 
-# ---- What is kept ------------------------------------------------------------------------------
+# ---- What is stored ----------------------------------------------------------------------------
 
 
 def key_of(scripts: Scripts, script: str | Path, options: list[str]) -> str:
@@ -184,7 +215,7 @@ def key_of(scripts: Scripts, script: str | Path, options: list[str]) -> str:
 
 
 def code_of(text: bytes) -> str:
-    """A hash of a script without its comments, docstrings and help texts; of all of it, if it isn't
+    """Hashes a script without its comments, docstrings and help texts; all of it, if it isn't
     Python."""
     try:
         tree = ast.parse(text)
@@ -199,24 +230,25 @@ def code_of(text: bytes) -> str:
     return sha256(ast.unparse(tree).encode())[:16]
 
 
-def kept(scripts: Scripts, script: str | Path, options: list[str], folder: Path
+def load(scripts: Scripts, script: str | Path, options: list[str], folder: Path
          ) -> Prediction | None:
-    """What was predicted before, maybe for other code of the script. Raises StackError."""
+    """Returns a stored prediction, maybe of other code of the script; None where there is none.
+    Raises StackError."""
     try:
         saved = read_kept(folder / NAME)[key_of(scripts, script, options)]
-        needs = {int(size): Need(*each) for size, each in saved["needs"].items()}
+        needs = {int(size): Need(*need) for size, need in saved["needs"].items()}
         works = {size: works_from(saved["works"][str(size)]) for size in TRACED}
-        found = Prediction(needs, works, saved["context_length"], saved["flops_per_token"],
-                           saved["code"])
-        return found if TRACED[0] in needs else None
+        prediction = Prediction(needs, works, saved["context_length"], saved["flops_per_token"],
+                                saved["code"])
+        return prediction if TRACED[0] in needs else None
     except (LookupError, ValueError, TypeError, AttributeError):  # of an older form, or damaged
         return None
 
 
-def keep(results: Path, made: dict[str, Prediction], only: bool = False) -> None:
-    """Adds what was predicted to what is kept; `only` that stays."""
+def save(results: Path, predictions: dict[str, Prediction], only: bool = False) -> None:
+    """Adds predictions to the stored ones, or keeps `only` these."""
     entries = {} if only else read_kept(results / NAME)
-    entries |= {key: each._asdict() for key, each in made.items()}
+    entries |= {key: prediction._asdict() for key, prediction in predictions.items()}
     write_whole(results / NAME, as_lines(entries))
 
 
@@ -228,7 +260,7 @@ def as_lines(entries: dict) -> str:
 
 
 def changed(scripts: Scripts, predicted: Iterable[tuple[str | Path, Prediction]]) -> str | None:
-    """A line that names the scripts whose code isn't that which was predicted; None where there are
+    """Names the scripts whose code isn't that which was predicted, in a line; None where there are
     none. Raises StackError."""
     names = dict.fromkeys(scripts.canonical(script) for script, prediction in predicted
                           if prediction.code != code_of(scripts.text(script)))
@@ -240,54 +272,26 @@ def changed(scripts: Scripts, predicted: Iterable[tuple[str | Path, Prediction]]
 
 def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], results: Path,
                 smallest: int, anew: bool = False) -> str:
-    """Predicts those of which nothing is kept or whose code has changed, or all of them `anew`;
-    keeps these alone. Returns what has changed. Raises UserError, StackError, OSError."""
+    """Predicts those of which nothing is stored or whose code has changed, or all of them `anew`;
+    stores these alone. Returns how many there are. Raises UserError, StackError, OSError."""
     keys = {key_of(scripts, script, options): (script, options) for script, options in wanted}
     same: dict[tuple, list[str]] = {}  # the keys of equal code and options
     for key, (script, options) in keys.items():
         same.setdefault((code_of(scripts.text(script)), *options), []).append(key)
-    before = read_kept(results / NAME) or read_kept(REFERENCE / NAME)
-    after, failed = {}, []
+    predictions: dict[str, Prediction] = {}
     for number, ((code, *options), names) in enumerate(same.items(), 1):
         text = scripts.text(keys[names[0]][0])
-        older = [] if anew else [
-            kept(scripts, *keys[key], folder) for key in names for folder in (results, REFERENCE)]
-        known, told = next((each for each in older if each and each.code == code), None), ""
+        stored = [] if anew else [load(scripts, *keys[key], folder)
+                                  for key in names for folder in (results, REFERENCE)]
+        old = next((prediction for prediction in stored
+                    if prediction and prediction.code == code), None)
         try:
-            new = extended(known or made(text, options), text, options, smallest, None)
-            after |= dict.fromkeys(names, new)
-            told = ": as it was" if new is known else ""
+            new = extend(old or trace(text, options), text, options, smallest, None)
+            predictions |= dict.fromkeys(names, new)
+            outcome = "as it was" if new is old else "predicted"
         except UserError as error:
-            failed += names
-            told = f": {error}"
-        print(f"{number} of {len(same)}: {', '.join(names)}{told}", flush=True)
-        keep(results, {key: after[key] for key in names if key in after})
-    keep(results, {key: after[key] for key in keys if key in after}, only=True)
-    return summary(before, {key: json.loads(json.dumps(each._asdict()))
-                            for key, each in after.items()}, failed)
-
-
-def summary(before: dict, after: dict, failed: list[str]) -> str:
-    """How much predictions differ from earlier ones, one line for each that does by more than a
-    thousandth."""
-    def most(pairs: Iterable) -> float:
-        return max(abs(new - old) / max(1, old) for old, new in pairs)
-
-    lines, unchanged = [], 0
-    for key, new in after.items():
-        if key not in before:
-            lines.append(f"new: {key}")
-            continue
-        old = before[key]
-        memory = most((old["needs"][size][0], reserved)
-                      for size, (reserved, _) in new["needs"].items() if size in old["needs"])
-        work = most([sum(kernels[figure] for kernels in each["works"][size]["step"])
-                     for each in (old, new)] for size in new["works"] for figure in (-2, -1))
-        if max(memory, work) > 0.001:
-            lines.append(f"{key}: reserved memory by up to {memory:.2%}, operations or bytes of a"
-                         f" step by up to {work:.2%}")
-        else:
-            unchanged += 1
-    lines += [f"gone: {key}" for key in before if key not in after]
-    return "\n".join([*lines, f"{unchanged} as before, {len(lines)} not, {len(failed)} can't be"
-                      " predicted"])
+            outcome = str(error)
+        print(f"{number} of {len(same)}: {', '.join(names)}: {outcome}", flush=True)
+        save(results, {key: predictions[key] for key in names if key in predictions})
+    save(results, {key: predictions[key] for key in keys if key in predictions}, only=True)
+    return f"{len(predictions)} of {len(keys)} are predicted."

@@ -1,14 +1,25 @@
 """What a script does on a GPU that isn't there: its own training steps, run on tensors without
 storage (device "meta").
 
-Each storage is noted when it is made and when it dies, and of each kernel how many floating-point
-operations it does and how many bytes it reads and writes. No trace sees the workspace of cuBLAS; it
-is added. In place of torch.compile stands bench.predict.compiled.
+    python -m bench.predict.trace '[{"script": "00_orig.py", "options": [], "batch": 8}, ...]'
+
+prints a line, the list of {"trace": what trace() returns} or {"error": "a line"}. Each storage is
+noted when it is made and when it dies, and of each kernel how many floating-point operations it
+does and how many bytes it reads and writes. No trace sees the workspace of cuBLAS; it is added. In
+place of torch.compile stands bench.predict.compiled.
 """
 
 import contextlib
+import gc
+import io
+import json
+import sys
+import warnings
 import weakref
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -17,15 +28,16 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from bench.predict import lesson, pytorch
+from bench.common import load_script
+from bench.predict import pytorch
 from bench.predict.allocator import WORKSPACE
-from bench.predict.compiled import compile_only_models
+from bench.predict.compiled import PYTORCH, compile_only_models
 from bench.predict.counting import bytes_of, kernel_of
-from bench.predict.lesson import STEPS
-from bench.predict.pytorch import aten, is_meta
+from bench.predict.pytorch import WORLD_SIZE, aten, is_meta
 from bench.predict.speed import Work
+from bench.processes import error_line
 
-resize = torch.UntypedStorage.resize_  # PyTorch's own
+STEPS = 3
 
 
 class Notes(TorchDispatchMode):
@@ -41,8 +53,17 @@ class Notes(TorchDispatchMode):
         self.work, self.updating = [{}], 0  # optimizers that are at it; one may use another
 
     def __enter__(self):
-        Notes.current = self
+        self.hooks = [register_optimizer_step_pre_hook(lambda *_: self.update(1)),
+                      register_optimizer_step_post_hook(lambda *_: self.update(-1))]
         return super().__enter__()
+
+    def __exit__(self, *error):
+        for hook in self.hooks:
+            hook.remove()
+        return super().__exit__(*error)
+
+    def update(self, change: int) -> None:
+        self.updating += change
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is aten._fused_adamw_.default:  # in place, and not there for such tensors
@@ -118,66 +139,96 @@ class Notes(TorchDispatchMode):
         return self.made
 
     def note(self, tensor: torch.Tensor) -> None:
-        tensor = getattr(tensor, "_local_tensor", tensor)  # of weights that ranks share, its own
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.live or not storage.nbytes():
             return
 
+        number = self.add(storage.nbytes())
+
         def died(_):
-            number, _ = self.live.pop(key)
-            self.events += [-number] * bool(number)
+            del self.live[key]
+            self.events.append(-number)
 
-        self.live[key] = self.add(storage.nbytes()), weakref.ref(storage, died)
-
-    def resize(self, storage: torch.UntypedStorage, size: int) -> None:
-        """In place of a storage's resize_(), by which fully_shard gathers and releases weights."""
-        resize(storage, size)
-        if storage._cdata in self.live:
-            number, reference = self.live[storage._cdata]
-            self.events += [-number] * bool(number)
-            self.live[storage._cdata] = self.add(size) if size else 0, reference
+        self.live[key] = weakref.ref(storage, died)
 
 
-@contextlib.contextmanager
-def in_place_of_pytorch():
-    """While it is open, the current Notes see what a script does; it has to be opened before the
-    script is loaded, which may import names from PyTorch."""
-    def updating(change: int):
-        def hook(*_):
-            Notes.current.updating += change
+def settle(config) -> None:
+    """Makes a script's Config one of STEPS steps with an evaluation after the first and the last
+    one; where it may choose its type, that is bfloat16, whatever this computer has."""
+    if getattr(config, "dtype", None) == "auto":
+        config.dtype, config.dtype_reason = "bfloat16", "predicted"
+    config.max_steps, config.max_tokens, config.eval_freq = STEPS, None, 99
+    config.target_loss = -1
 
-        return hook
 
-    with (pytorch.as_on_cuda(compile_only_models, lambda *args: Notes.current.resize(*args)),
-          contextlib.ExitStack() as stack):
-        for register, change in ((register_optimizer_step_pre_hook, 1),
-                                 (register_optimizer_step_post_hook, -1)):
-            stack.callback(register(updating(change)).remove)
-        yield
+def data_of_zeros(module, config):
+    """Returns a script's Data, of more steps than are made, which takes no memory."""
+    tokens = 2 * STEPS * WORLD_SIZE * config.batch_size * config.context_length + 1
+    windows = module.TokenWindows(np.broadcast_to(np.uint16(0), tokens), config.context_length)
+    return module.Data(meta={}, train=windows, val=windows, tokenizer=None)
+
+
+def run_of(start, epoch) -> SimpleNamespace:
+    """Stands in for a script's Run: calls `start` when training starts, after the model was moved,
+    and `epoch` at the end of the first epoch."""
+    return SimpleNamespace(start=lambda model, *_: start(model), log=lambda *_: None,
+                           epoch=lambda *_: epoch())
 
 
 def trace(module, options: list[str], batch: int) -> dict:
-    """What is known of training at a batch size, by a script's own train(): a step, an
-    evaluation of one batch of each text, further steps, an evaluation. The epoch's sample is left
-    out: it takes less memory than an evaluation.
+    """Traces training at a batch size, by a script's own train(): a step, an evaluation of one
+    batch of each text, further steps, an evaluation. The epoch's sample is left out: it takes less
+    memory than an evaluation.
 
-    `events` and the work of a `step` and of an `evaluation` are those of Notes; `tokens` are those
-    of a step on one GPU. A model of few layers can't stand for one of many: the compiler takes one
-    of four orders of a whole graph's kernels, by the memory that each would take.
+    `events` and the work of a `step` are those of Notes; `tokens` are those of a step on one GPU. A
+    model of few layers can't stand for one of many: the compiler takes one of four orders of a
+    whole graph's kernels, by the memory that each would take.
     """
     config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
-    lesson.settle(config, "bfloat16")
+    settle(config)
+    module.can_compile = lambda *_: True  # the script would try it on this computer
     config.device = torch.device("meta")
     config.eval_windows = 8 * getattr(module, "WORLD_SIZE", 1)  # of which each rank has its share
-    data, model, events = lesson.data_of_zeros(module, config), lesson.model_of(module, config), []
+    with torch.device("meta"):
+        model = module.GPTModel(config)
+    data, events = data_of_zeros(module, config), []
     with Notes(config) as notes:
-        run = lesson.run_of(notes.begin, lambda: events.extend(notes.events))
+        run = run_of(notes.begin, lambda: events.extend(notes.events))
         module.train(model, data, config, run, lambda _: notes.mark())
     if len(notes.work) != STEPS + 4:  # now() is asked before, after each step, and at log lines
         raise NotImplementedError("its loop takes the time in another way than 00's")
-    step, evaluation = ([*work.values()] for work in notes.work[-3:-1])
     return dict(
-        events=events, step=step, evaluation=evaluation,
+        events=events, step=[*notes.work[-3].values()],
         tokens=config.batch_size * config.context_length,
         flops_per_token=module.count_parameters(model, config)["flops_per_token"])
+
+
+def answer(script: str, options: list[str], batch: int) -> dict:
+    """Returns the `trace` of a file, or the `error` for which there is none."""
+    here = ".".join(torch.__version__.split(".")[:2])
+    if here != PYTORCH:
+        return dict(error=f"predictions can be made again with PyTorch {PYTORCH}, not with"
+                          f" {here}; stored ones work with any")
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed):
+            with pytorch.as_on_cuda(compile_only_models):  # before it imports names from there
+                return dict(trace=trace(load_script(Path(script)), options, batch))
+    except SystemExit:  # an option that the script doesn't take
+        return dict(error=error_line(printed.getvalue()))
+    except Exception as error:
+        error = getattr(error, "inner_exception", error)  # of the compiler's
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        return dict(error=lines[0])
+
+
+def main() -> None:
+    pytorch.begin_ranks()
+    warnings.simplefilter("ignore")
+    gc.freeze()
+    print(json.dumps([answer(**request) for request in json.loads(sys.argv[1])]))
+
+
+if __name__ == "__main__":
+    main()

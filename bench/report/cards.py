@@ -2,13 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 from bench.analysis.rows import Row, rate_to, speed_of
 from bench.catalogue import published, without_effect_on_gpus
 from bench.common import REFERENCE, short_name
 from bench.report import check
-from bench.report.names import ADVICE, called
 from bench.report.tables import (
     INTERVAL,
     Column,
@@ -25,22 +23,11 @@ from bench.report.tables import (
 from patches import stack
 
 CODE = 14  # lines of a patch that its card shows
-BOTH_ENDS = [number("baseline, tok/sec", "plain", ",.0f"),
-             number("optimized, tok/sec", "fast", ",.0f"),
-             Column("speedup", lambda line: f"{line['factor']:.1f}×"),
-             Column("95 %", lambda line: "{:.1f}–{:.1f}".format(*line["interval"])
-                    if line.get("interval") else "")]
 
 
 def machines(first: Path) -> list[Path]:
     """The folders of the machines that were measured, `first` before the others."""
     return [first, *sorted({path.parent for path in REFERENCE.glob("*/*.jsonl")} - {first})]
-
-
-def ladders(first: Path) -> list[list[Row]]:
-    """The rows of each machine that has a ladder, those with a GPU before the others."""
-    found = filter(None, (rows_in(machine, "ladder") for machine in machines(first)))
-    return sorted(found, key=lambda rows: not has_gpu(rows[0]))
 
 
 def has_gpu(row: Row) -> bool:
@@ -50,83 +37,83 @@ def has_gpu(row: Row) -> bool:
 # ---- A line for each machine -------------------------------------------------------------------
 
 
-def both_ends(first: Path) -> list[dict]:
-    """What 00 and the ladder's last script make on each machine, those with a GPU before the
-    others; where no ladder with a baseline was measured, 00 and 01 by themselves."""
-    *patches, _ = stack.load()  # the last one is DDP's
-    ends = []
-    for folder in machines(first):
-        known = [row for row in rows_in(folder, "ladder")
-                 if row.tok_per_sec and row.run.processes == 1]
-        if not known or known[0].run.rung != 0:
-            known = [row for row in rows_in(folder, "stages")
-                     if row.tok_per_sec and row.run.stage in ("00", "01")]
-        if not known or not known[-1].factor_baseline:
-            continue
-        last, machine = known[-1], known[0].measured.machine
-        gpu = machine["gpus"]
-        between = last.difference(speed_of, last.baseline)
-        idle = without_effect_on_gpus() if gpu else set()
-        whole = max({*range(1, len(patches) + 1)} - idle)
-        count = whole if last.run.rung is None else last.run.rung
-        so_far = f", {count} of {whole} techniques" * (count < whole)
-        so_far += ", one run of each" * (known[0].rounds == last.rounds == 1)
-        models = sorted({row.record.config["model"] for row in known})
-        cores = "" if gpu else f", {machine['threads']} cores"
-        ends.append(dict(
-            machine=f"{'1 × ' * bool(gpu)}{short_name(machine)}{cores},"
-                    f" `{'`, `'.join(models)}`{so_far}", folder=folder,
-            name=short_name(machine), plain=known[0].tok_per_sec, fast=last.tok_per_sec,
-            gpu=gpu, factor=last.factor_baseline, interval=between and between.interval))
-    return sorted(ends, key=lambda end: not end["gpu"])
+def ends_of(folder: Path) -> tuple[Row, Row] | None:
+    """Returns 00 and the ladder's last script; where no ladder with a baseline was measured, 00 and
+    01 by themselves."""
+    rows = [row for row in rows_in(folder, "ladder") if row.tok_per_sec and row.run.processes == 1]
+    if not rows or rows[0].run.rung != 0:
+        rows = [row for row in rows_in(folder, "stages")
+                if row.tok_per_sec and row.run.stage in ("00", "01")]
+    return (rows[0], rows[-1]) if rows and rows[-1].factor_baseline else None
+
+
+def name_of(folder: Path, first: Row, last: Row) -> str:
+    """Returns a machine's name with links, its cores, its model, and how much was measured."""
+    machine, gpu = first.measured.machine, has_gpu(first)
+    name = f"1 × {short_name(machine)}" if gpu else (
+        f"{short_name(machine)}, {machine['threads']} cores")
+    name += f", `{first.record.config['model']}`"
+    whole = max({*range(1, len(stack.load()))} - (without_effect_on_gpus() if gpu else set()))
+    if last.run.rung not in (None, whole):
+        name += f", {last.run.rung} of {whole} techniques"
+    if first.rounds == last.rounds == 1:
+        name += ", one run of each"
+    where = f"../results/reference/{folder.name}"
+    name += f": [findings]({where}/README.md)"
+    return name + (f", [all tables]({where}/report.md)" if (folder / "report.md").exists() else "")
 
 
 def results(first: Path) -> str:
-    """Both ends of every machine's ladder, and the times to a loss, for a page in docs/."""
-    lines = both_ends(first)
-    for line in lines:
-        where = f"../results/reference/{line['folder'].name}"
-        tables = f", [all tables]({where}/report.md)" * (line["folder"] / "report.md").exists()
-        line["machine"] += f": [findings]({where}/README.md){tables}"
-        line["time"] = "; ".join(f"to {target:.2f}: {what} {factor}"
-                                 for target, what, factor, _ in times_to_loss(line["folder"]))
+    """Both ends of every machine's ladder, those with a GPU before the others, and the times to a
+    loss, for a page in docs/."""
+    lines = []
+    for folder in machines(first):
+        if ends := ends_of(folder):
+            plain, fast = ends
+            effect = fast.difference(speed_of, fast.baseline)
+            lines.append(dict(
+                machine=name_of(folder, plain, fast), gpu=has_gpu(plain), plain=plain.tok_per_sec,
+                fast=fast.tok_per_sec, factor=f"{fast.factor_baseline:.1f}×",
+                interval="{:.1f}–{:.1f}".format(*effect.interval) if effect else "",
+                time="; ".join(f"to {target:.2f}: {what} {factor}"
+                               for target, what, factor in times_to_loss(folder)) or "–"))
     return markdown(Table([
-        words("machine", "machine"), *BOTH_ENDS,
-        Column("to the same loss", lambda line: line["time"] or "–", True)], lines))
+        words("machine", "machine"), number("baseline, tok/sec", "plain", ",.0f"),
+        number("optimized, tok/sec", "fast", ",.0f"), number("speedup", "factor"),
+        number("95 %", "interval"), words("to the same loss", "time")],
+        sorted(lines, key=lambda line: not line["gpu"])))
 
 
-def times_to_loss(machine: Path) -> list[tuple[float, str, str, str]]:
-    """(target, script, how many times as fast as 00 it comes there, with an interval, of how many
-    seeds), compilation counted: 01, both at their defaults, to the lowest loss of 00's default run;
-    after a search also 01 and the fastest script, over 00, all at their best settings for the
-    target that they were tuned for."""
-    known = {measured.kind: (measured, rows)
-             for measured, rows in found_in(machine, "time-to-loss")
-             if measured.plan.targets and measured.is_finished}
-    told = []
-    for kind in ("" if "" in known else "variants", "epoch"):
-        if kind not in known:
+def times_to_loss(machine: Path) -> list[tuple[float, str, str]]:
+    """(target, script, how many times as fast as 00 it comes there, with an interval), compilation
+    counted: 01, both at their defaults, to the lowest loss of 00's default run; after a search also
+    01 and the fastest script, over 00, all at their best settings for the target that they were
+    tuned for."""
+    by_kind = {measured.kind: (measured.plan.targets, rows)
+               for measured, rows in found_in(machine, "time-to-loss")
+               if measured.plan.targets and measured.is_finished}
+    times = []
+    for kind in ("" if "" in by_kind else "variants", "epoch"):
+        if kind not in by_kind:
             continue
-        measured, rows = known[kind]
-        targets = measured.plan.targets
-        first, last = next(iter(targets)), [*targets][-1]
-        tuned = [row for row in rows if row.run.rate and not row.missed(targets[last])
-                 and row.speedup_to(targets[last], True)]
-        fastest = max(tuned, key=lambda row: row.speedup_to(targets[last], True)[1], default=None)
-        planned = f" ({measured.planned} planned)" if measured.planned else ""
+        targets, rows = by_kind[kind]
+        first, *_, last = [*targets.values()] * 2
+        tuned = {row: row.speedup_to(last, True) for row in rows
+                 if row.run.rate and not row.missed(last)}
+        tuned = {row: speedup for row, speedup in tuned.items() if speedup}
+        fastest = max(tuned, key=lambda row: tuned[row][1], default=None)
         lines = [(first, row, "01 at its defaults") for row in rows
                  if row.run.stage == "01" and not row.run.rate]
         lines += [(last, row, f"`{row.run.stage}` at its best") for row in tuned
                   if row is fastest or row.run.stage == "01"]
-        for name, row, what in lines:
-            rate = rate_to(targets[name], True)
-            if speedup := row.speedup_to(targets[name], True):
-                interval = row.interval(rate)
-                within = " ({:.1f}–{:.1f})".format(*interval) if interval else ""
-                factor = bold("{}{:.1f}×".format(*speedup), row.significance_of(rate)) + within
-                told.append((targets[name], what + ", one epoch" * (name == "epoch"), factor,
-                             f"{row.rounds}{planned}"))
-    return told
+        for target, row, what in lines:
+            if speedup := row.speedup_to(target, True):
+                rate = rate_to(target, True)
+                factor = bold("{}{:.1f}×".format(*speedup), row.significance_of(rate))
+                if interval := row.interval(rate):
+                    factor += " ({:.1f}–{:.1f})".format(*interval)
+                times.append((target, what + (", one epoch" if kind == "epoch" else ""), factor))
+    return times
 
 
 # ---- A line for each technique -----------------------------------------------------------------
@@ -136,40 +123,36 @@ def index(first: Path) -> str:
     """The same rows for the page with the cards: what was measured on a GPU, what was predicted for
     an H100, and when to use each."""
     predicted = {row.run.script: row.factor for row in check.ladder() if not row.run.torchrun}
-    ladder = next((rows for rows in ladders(first) if has_gpu(rows[0])), [])
+    ladders = [rows for folder in machines(first) if (rows := rows_in(folder, "ladder"))]
+    ladder = next((rows for rows in ladders if has_gpu(rows[0])), [])
     measured = {row.run.name: bold(cell(row.factor, ".2f"), row.significance)
                 for row in one_step(ladder)}
-    lines = [line | dict(measured=measured.get(line["patch"].name),
-                         predicted=predicted.get(line["patch"].name),
-                         advice=ADVICE.get(line["patch"].name)) for line in by_gain()]
-    own = [number(f"{short_name(ladder[0].measured.machine)}: ×", "measured")] if ladder else []
+    own = [Column(f"{short_name(ladder[0].measured.machine)}: ×",
+                  lambda line: measured.get(line["patch"].name, ""))] if ladder else []
+    *ladder_lines, ddp = steps()
+    by_gain = sorted(ladder_lines, key=lambda line: -(line["factor"] or 0))
     return markdown(Table([
         words("technique", "link"), number("A100, published: ×", "factor", ".2f"), *own,
-        number("H100, predicted: ×", "predicted", ".2f"), words("loss", "loss"),
-        words("use it when", "advice.use"), words("limits", "advice.limits")], lines))
+        Column("H100, predicted: ×", lambda line: cell(predicted.get(line["patch"].name), ".2f")),
+        words("loss", "loss"), words("use it when", "patch.fields.Use"),
+        words("limits", "patch.fields.Limits")], [*by_gain, ddp]))
 
 
 def steps() -> list[dict]:
     """Of each technique its patch, the title of its card with a link to it, its effect on the
     loss, the published figures `now`, and their factor over those before. DDP comes last."""
-    found, before = [], published().stages["00"]
+    lines, before = [], published().stages["00"]
     for place, patch in enumerate(stack.load(), 1):
-        title, now = called(patch.name, patch.fields["Technique"]), patch.published
+        title, now = patch.fields["Technique"], patch.published
         if patch.name != "ddp":
             title = f"{place}. {title}"
         anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")  # as code hosts make it
-        found.append(dict(
+        lines.append(dict(
             patch=patch, title=title, link=f"[{title}](#{anchor})", now=now,
             loss=patch.fields["Loss"].split()[0],
             factor=now and now.tok_per_sec / before.tok_per_sec))
         before = now or before
-    return found
-
-
-def by_gain() -> list[dict]:
-    """steps(), the largest published gain first, those without a figure after them."""
-    *ladder, ddp = steps()
-    return [*sorted(ladder, key=lambda line: -(line["factor"] or 0)), ddp]
+    return lines
 
 
 # ---- Cards -------------------------------------------------------------------------------------
@@ -179,54 +162,70 @@ def cards(first: Path, study: str, unchanged: bool = True) -> str:
     """A card for each technique of the study ladder, with its code, or for each variant that leaves
     the loss `unchanged` or doesn't: its header, and what it gains: published, measured on each
     machine, and predicted."""
-    ladder, known = study == "ladder", {step["patch"].name: step for step in steps()}
-    variants = [] if ladder else stack.load_variants()
-    patches = stack.load() if ladder else [
-        patch for patch in variants if (patch.fields["Loss"] == "unchanged") == unchanged]
-    within = {rows[0].measured.folder: of_as_many(rows)
-              for rows in (ladders(first) if ladder else ())}
-    figures: list[tuple[str, dict, Any]] = [
-        (short_name(row.measured.machine), within.get(folder, {}), row)
-        for folder in machines(first) for row in one_step(all_rows_in(folder, study))]
-    figures = [*(each for each in figures if has_gpu(each[2])),
-               *(("predicted for an H100", {}, each) for each in check.expected()),
-               *(each for each in figures if not has_gpu(each[2]))]
-    texts = []
-    for patch in patches:
-        fields, step = patch.fields, known.get(patch.name, {})
-        heading = step.get("title", fields["Technique"])
-        lines = sum(len(new) - len(old) for _, old, _, new in patch.hunks)
-        told: dict[str, list[str]] = {}  # by the options that were measured
-        if now := step.get("now"):
-            gpus = f"{now.gpus} A100s" if now.gpus > 1 else "A100"
-            told[""] = [f"{gpus}, published: {step['factor']:.2f}× the speed,"
-                        f" {now.reserved_gb:.2f} GB"]
-        for where, within_its_01, row in figures:
-            if row.factor and row.run.script == patch.name:
-                options = ("" if ladder else
-                           row.label.strip("`").removeprefix(patch.name).strip(", "))
-                in_01 = within_its_01.get(patch.name, "").strip("*")
-                interval = INTERVAL.cell(row) if isinstance(row, Row) else ""  # of a measurement
-                told.setdefault(options, []).append(
-                    f"{where}: {row.factor:.2f}×{f' ({interval})' * bool(interval)} the speed"
-                    + (f", {row.memory_factor:.2f}× the memory" if row.memory_factor else "")
-                    + f" (within 01: {in_01}×)" * (in_01[:1].isdigit()))
-        facts = [
-            *(f"use it when: {each.use}; limits: {each.limits}"
-              for each in [ADVICE.get(patch.name)] if each),
-            "; ".join([*(f"{name.lower()}: {fields[name]}"
-                         for name in ("Loss", "Hardware", "Needs") if name in fields),
-                       *(f"excludes: {', '.join(names)}" for names in [excluded(patch, variants)]
-                         if names)]),
-            *(f"`{options}`: " * bool(options) + "; ".join(each)
-              for options, each in told.items()),
-            f"[`{patch.name}`](../{patch.file}), {lines:+} lines; source: "
-            + ", ".join(f"<{each}>" for each in fields["Source"].split(", "))]
-        prose = [" ".join(part.split()) for part in patch.header.decode().split("\n\n")[1:]]
-        code = [folded(patch)] * ladder
-        texts.append("\n\n".join([f"## {heading[0].upper()}{heading[1:]}", *filter(None, prose),
-                                  "- " + "\n- ".join(facts), *code]))
+    gains = gains_of(first, study)
+    if study == "ladder":
+        texts = []
+        for step in steps():
+            patch, now, own = step["patch"], step["now"], gains.get(step["patch"].name, {})
+            if now:
+                gpus = f"{now.gpus} A100s" if now.gpus > 1 else "A100"
+                own = {"": [f"{gpus}, published: {step['factor']:.2f}× the speed,"
+                            f" {now.reserved_gb:.2f} GB", *own.get("", [])]}
+            texts.append(f"{card(patch, step['title'], own)}\n\n{folded(patch)}")
+    else:
+        variants = stack.load_variants()
+        texts = [card(patch, patch.fields["Technique"], gains.get(patch.name, {}), variants)
+                 for patch in variants if (patch.fields["Loss"] == "unchanged") == unchanged]
     return "\n\n".join(texts) + "\n"
+
+
+def gains_of(first: Path, study: str) -> dict[str, dict[str, list[str]]]:
+    """By the name of a patch, then by the options that it was measured with: its gain on each
+    machine and the predicted one, those on GPUs first."""
+    within = {folder: of_as_many(ladder) for folder in machines(first)
+              if study == "ladder" and (ladder := rows_in(folder, study))}
+    own = [row for folder in machines(first) for row in one_step(all_rows_in(folder, study))]
+    rows: list[Row | check.Expected] = [*filter(has_gpu, own), *check.expected()]
+    rows += [row for row in own if not has_gpu(row)]
+    gains: dict[str, dict[str, list[str]]] = {}
+    for row in rows:
+        if not row.factor:
+            continue
+        name, options, in_01 = str(row.run.script), "", ""
+        if study == "variants":
+            options = row.label.strip("`").removeprefix(name).strip(", ")
+        text = f"predicted for an H100: {row.factor:.2f}× the speed"
+        if isinstance(row, Row):
+            interval = INTERVAL.cell(row)
+            text = (f"{short_name(row.measured.machine)}: {row.factor:.2f}×"
+                    + (f" ({interval})" if interval else "") + " the speed")
+            in_01 = within.get(row.measured.folder, {}).get(name, "").strip("*")
+        if row.memory_factor:
+            text += f", {row.memory_factor:.2f}× the memory"
+        if in_01[:1].isdigit():
+            text += f" (within 01: {in_01}×)"
+        gains.setdefault(name, {}).setdefault(options, []).append(text)
+    return gains
+
+
+def card(patch, title: str, gains: dict[str, list[str]], variants=()) -> str:
+    """A patch's header with its gains, by the options that they were measured with. `variants` are
+    those that may exclude it."""
+    fields = patch.fields
+    excluded = sorted({*fields.get("Excludes", "").split(", "), *(
+        other.name for other in variants
+        if patch.name in other.fields.get("Excludes", "").split(", "))} - {""})
+    shown = fields | {"Use it when": fields.get("Use"), "Excludes": ", ".join(excluded)}
+    lines = ["; ".join(f"{name.lower()}: {shown[name]}" for name in names if shown.get(name))
+             for names in (("Use it when", "Limits"), ("Loss", "Hardware", "Needs", "Excludes"))]
+    for options, texts in gains.items():
+        lines.append((f"`{options}`: " if options else "") + "; ".join(texts))
+    added = sum(len(new) - len(old) for _, old, _, new in patch.hunks)
+    sources = ", ".join(f"<{source}>" for source in fields["Source"].split(", "))
+    lines.append(f"[`{patch.name}`](../{patch.file}), {added:+} lines; source: {sources}")
+    prose = [" ".join(part.split()) for part in patch.header.decode().split("\n\n")[1:]]
+    return "\n\n".join([f"## {title[0].upper()}{title[1:]}", *filter(None, prose),
+                        "- " + "\n- ".join(filter(None, lines))])
 
 
 def all_rows_in(folder: Path, study: str) -> list[Row]:
@@ -241,14 +240,6 @@ def all_rows_in(folder: Path, study: str) -> list[Row]:
 def one_step(rows: list[Row]) -> list[Row]:
     """Without those whose factor is that of several techniques."""
     return [row for row in rows if len(row.techniques) < 2]
-
-
-def excluded(patch, variants: list) -> list[str]:
-    """The variants that can't work with this one, whichever of the two headers says so."""
-    def named(one) -> list[str]:
-        return list(filter(None, one.fields.get("Excludes", "").split(", ")))
-
-    return sorted({*named(patch), *(each.name for each in variants if patch.name in named(each))})
 
 
 def of_as_many(ladder: list[Row]) -> dict[str, str]:
@@ -271,6 +262,6 @@ def folded(patch) -> str:
             lines.append(place)
         lines += changed
     rest = sum(line[0] != "@" for line in lines[CODE:])
-    more = [f"  … {rest} lines more"] * bool(rest)
+    more = [f"  … {rest} lines more"] if rest else []
     return "\n".join(["<details><summary>its code</summary>", "", "```diff", *lines[:CODE], *more,
                       "```", "</details>"])

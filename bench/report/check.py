@@ -11,7 +11,7 @@ from bench.catalogue import Run, published
 from bench.common import REFERENCE, UserError
 from bench.measure.lengths import PUBLISHED
 from bench.predict.speed import CARDS, KINDS, card_of
-from bench.predict.store import NAME, Prediction, kept, key_of
+from bench.predict.store import NAME, Prediction, key_of, load
 from bench.report.notes import today
 from bench.report.tables import Table, number, rows_in, words
 
@@ -24,7 +24,7 @@ BY_HAND = "06-native-layers"  # the last rung with attention by hand
 
 def kept_of(script: str | Path, options: list[str]) -> Prediction | None:
     """None where it isn't kept. Raises StackError."""
-    return kept(today(), script, options, REFERENCE)
+    return load(today(), script, options, REFERENCE)
 
 
 def prediction_of(script: str | Path, options: list[str]) -> Prediction:
@@ -43,12 +43,11 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
     *rungs, ddp = scripts.rungs(4)
     pairs = [(run.script, GPT2) for run in (*rungs, ddp)]
     pairs += [(run.script, ["--model", "cpu-demo"]) for run in rungs]
-    pairs += [(run.script, ["--model", model]) for model in LARGER
-              for run in (rungs[0], rungs[-1], ddp)]
-    pairs += [(scripts.float16(scripts.stage(stage)).script, ["--model", model])
-              for model in ("gpt2", *LARGER) for stage in ("01", "02")]
-    pairs += [(scripts.stage("01").script, ["--model", model, *WITHOUT_TENSOR_CORES])
-              for model in ("gpt2", *LARGER)]
+    for model in ("gpt2", *LARGER):
+        size = ["--model", model]
+        pairs += [(run.script, size) for run in (rungs[0], rungs[-1], ddp) if model != "gpt2"]
+        pairs += [(scripts.float16(scripts.stage(stage)).script, size) for stage in ("01", "02")]
+        pairs.append((scripts.stage("01").script, [*size, *WITHOUT_TENSOR_CORES]))
     pairs += [(source["script"], [*GPT2, *source["options"]])
               for source in published_others()["sources"].values()]
     pairs += [(run.script, [*GPT2, *run.options]) for run in alternatives()]
@@ -66,12 +65,7 @@ def published_others() -> dict:
     return json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
 
 
-# ---- Predicted beside measured -----------------------------------------------------------------
-
-
-def beside(measured: float, predicted: float, **about) -> dict:
-    """A row of a table of measured, or published, figures and predicted ones."""
-    return about | dict(measured=measured, predicted=predicted, error=predicted / measured - 1)
+# ---- On an H100 --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -101,20 +95,33 @@ def ladder() -> list[Expected]:
     return rows
 
 
+def expected() -> list[Expected]:
+    """What every rung on one GPU, over the one before, and each variant that can be traced, over
+    01, should bring on an H100. Raises UserError."""
+    rungs = [rung for rung in ladder() if not rung.run.torchrun]
+    return rungs + [Expected(run.but(label=f"`{run.label}`"), 32, known, rungs[-1])
+                    for run in alternatives()
+                    if (known := kept_of(run.script, [*GPT2, *run.options]))]
+
+
+# ---- Tables ------------------------------------------------------------------------------------
+
+
 def memory_table() -> Table:
     """Each rung's published memory beside the predicted one. Raises UserError, StackError."""
     theirs = published().reserved_gb
     *rungs, ddp = ladder()
-    rows = [beside(theirs[str(rung.run.script)], rung.reserved_gb, label=rung.label,
-                   batch=rung.batch) for rung in rungs if rung.run.script in theirs]
+    lines = [(rung.label, rung.batch, theirs[rung.run.script], rung.reserved_gb)
+             for rung in rungs if rung.run.script in theirs]
     # 02 is the last rung with DDP, the published program rung 10 with it.
     added = median(need.reserved - rungs[-1].prediction.needs[size].reserved
                    for size, need in ddp.prediction.needs.items() if size >= ddp.batch)
-    rows.append(beside(theirs["ddp"], rungs[10].reserved_gb + added / 1024, label="10, with DDP",
-                       batch=ddp.batch))
+    lines.append(("10, with DDP", ddp.batch, theirs["ddp"], rungs[10].reserved_gb + added / 1024))
     return Table([words("rung", "label"), number("batch", "batch"),
-                  number("published", "measured", ".2f"), number("predicted", "predicted", ".2f"),
-                  number("error", "error", "+.1%")], rows)
+                  number("published", "published", ".2f"), number("predicted", "predicted", ".2f"),
+                  number("error", "error", "+.1%")], [
+        dict(label=label, batch=batch, published=real, predicted=ours, error=ours / real - 1)
+        for label, batch, real, ours in lines])
 
 
 def gpu_table(machine: Path) -> Table:
@@ -129,28 +136,17 @@ def gpu_table(machine: Path) -> Table:
         if not (card and known and batch in known.needs and row.record.config["model"] == "gpt2"):
             continue  # nothing is predicted of it
         if speed := known.tok_per_sec(batch, CARDS[card]):
+            gb = known.needs[batch].reserved / 1024
             lines.append(dict(
-                label=row.label, batch=batch, speed=beside(row.tok_per_sec, speed),
-                memory=beside(row.reserved_gb, known.needs[batch].reserved / 1024)))
-    return Table([words("script", "label"), number("batch", "batch"), *(
-        number(heading, f"{figure}.{name}", form)
-        for figure, unit, form, error in (("speed", "tok/sec", ",.0f", "+.0%"),
-                                          ("memory", "GB", ".2f", "+.1%"))
-        for heading, name, form in ((f"{unit}, measured", "measured", form),
-                                    ("predicted", "predicted", form), ("error", "error", error))
-    )], lines)
-
-
-# ---- What to expect ----------------------------------------------------------------------------
-
-
-def expected() -> list[Expected]:
-    """What every rung on one GPU, over the one before, and each variant that can be traced, over
-    01, should bring on an H100. Raises UserError."""
-    rungs = [rung for rung in ladder() if not rung.run.torchrun]
-    found = [(run, kept_of(run.script, [*GPT2, *run.options])) for run in alternatives()]
-    return rungs + [Expected(run.but(label=f"`{run.label}`"), 32, known, rungs[-1])
-                    for run, known in found if known]  # the others can't be traced
+                label=row.label, batch=batch, speed=row.tok_per_sec, predicted_speed=speed,
+                speed_error=speed / row.tok_per_sec - 1, gb=row.reserved_gb, predicted_gb=gb,
+                gb_error=gb / row.reserved_gb - 1))
+    return Table([
+        words("script", "label"), number("batch", "batch"),
+        number("tok/sec, measured", "speed", ",.0f"),
+        number("predicted", "predicted_speed", ",.0f"), number("error", "speed_error", "+.0%"),
+        number("GB, measured", "gb", ".2f"), number("predicted", "predicted_gb", ".2f"),
+        number("error", "gb_error", "+.1%")], lines)
 
 
 def where_table() -> Table:

@@ -39,31 +39,29 @@ def positive(number: str, text: str) -> float:
 def costs_table(runs: list, known: dict, cards: dict[str, Card], there, args) -> Table:
     """A row for each card and script that fits it: at which batch, how fast, and, if asked for, how
     long args.tokens take, and what they cost. Raises UserError."""
-    each_price = args.price or [None]
-    if len(each_price) not in (1, len(cards)):
-        raise UserError(f"--price: {len(each_price)} prices for {len(cards)} GPUs,"
+    prices = args.price or [None]
+    if len(prices) not in (1, len(cards)):
+        raise UserError(f"--price: {len(prices)} prices for {len(cards)} GPUs,"
                         f" {', '.join(cards)}", 2)
-    rows: list[dict] = []
-    first: dict = {}  # the speeds on the first card, by the script's place
-    for (name, card), price in zip(cards.items(), each_price * len(cards), strict=False):
-        for place, run in enumerate(runs):
+    rows, first = [], {}  # of the first card the speeds, by the script's name
+    for (name, card), price in zip(cards.items(), prices * len(cards), strict=False):
+        for run in runs:
             prediction, gpus = known[there(run, name).name], run.processes
             batch = fitting(prediction.needs, card.mib, args.batch_size)
             row = dict(name=name, label=run.label, batch=batch or "none")
             rows.append(row)
             speeds = batch and card.bandwidth and prediction.speeds(batch, card, gpus)
-            first.setdefault(place, speeds)
-            if not speeds:
-                continue
-            row |= figures_of(prediction, batch, card, gpus, args.tokens, price)
-            if len(cards) > 1 and first[place]:
-                row["times"] = f"{sum(speeds) / sum(first[place]):.2f}"
+            before = first.setdefault(run.name, speeds)
+            if speeds:
+                row |= figures_of(prediction, batch, card, gpus, args.tokens, price)
+                if before and len(cards) > 1:
+                    row["times"] = f"{sum(speeds) / sum(before):.2f}"
     columns = [words("card", "name"), words("script", "label"), number("batch", "batch"),
                number("tok/sec, thousands", "speed"), number(f"× {next(iter(cards))}", "times"),
                number("hours", "hours"), number("cost", "cost"),
                number("M tokens per $", "tokens")]
     what = f"{args.tokens:,.0f} tokens" if args.tokens else "Speed"
-    money = " and ".join(f"{price:g}" for price in each_price) if args.price else ""
+    money = " and ".join(f"{price:g}" for price in args.price or ())
     return Table(columns, rows, f"{what}, on all GPUs of a script" + (
         f", at {money} per GPU and hour" if money else "") + ":")
 
@@ -80,13 +78,10 @@ def figures_of(prediction: Prediction, batch: int, card: Card, gpus: int, count:
         hours = [count / speed / 3600 for speed in reversed(speeds)]
         figures["hours"] = span(*hours)
         if price:
-            figures["cost"] = span(*(each * gpus * price for each in hours))
+            figures["cost"] = span(*(hour * gpus * price for hour in hours))
     if price:
         figures["tokens"] = span(*(speed * 3600 / 1e6 / (gpus * price) for speed in speeds))
     return figures
-
-
-# ---- Why slow ------------------------------------------------------------------------------------
 
 
 @cache
@@ -95,13 +90,12 @@ def causes() -> list[dict]:
 
 
 def why_slow(cards: dict[str, Card]) -> list[str]:
-    """What people found where such a card was slower than predicted, a line each."""
-    lines: dict[str, None] = {}  # each once
-    few = len(cards) <= 4
+    """What people found where such a card was slower than predicted, a line for each cause."""
+    lines: dict[str, None] = {}  # in order
     for name, card in cards.items():
-        for each in causes():
-            if re.search(each["on"], name):
-                limit = f" below the {card.power} W of {name}" if card.power and few else ""
-                lines[f"- {each['cause'].format(power=limit)}: {each['effect']}"
-                      f" ({each['source']}). Check: {each['check']}"] = None
+        limit = f" below the {card.power} W of {name}" if card.power and len(cards) <= 4 else ""
+        for cause in causes():
+            if re.search(cause["on"], name):
+                lines[f"- {cause['cause'].format(power=limit)}: {cause['effect']}"
+                      f" ({cause['source']}). Check: {cause['check']}"] = None
     return ["What slowed such GPUs down elsewhere:", *lines, ""]

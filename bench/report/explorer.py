@@ -5,18 +5,17 @@ these figures; how they come about stands in bench.predict alone."""
 import json
 
 from bench.catalogue import FLOAT16, STAGES, Run
-from bench.predict.speed import CARDS, Card
+from bench.predict.speed import Card
 from bench.predict.store import BATCHES, OTHERS, Prediction
-from bench.report import check
-from bench.report.names import ADVICE
+from bench.report import check, gpus
 from bench.report.notes import today
+from bench.report.tables import technique_names
 from patches import stack
 
 MODELS = "gpt2", *check.LARGER
 GPUS = 4  # of 02, as it was published
 # What to ask where nothing fits.
 LESS = "python measure.py predict --variants memory-checkpoint,optimizer-adamw-8bit"
-Known = dict[str, dict[str, Prediction]]  # by the name of a script, then of a model
 
 
 def choices() -> dict[str, Run]:
@@ -24,23 +23,13 @@ def choices() -> dict[str, Run]:
     in for 02 on a GPU without bfloat16 units. Raises UserError, StackError."""
     scripts = today()
     *rungs, last, ddp = scripts.rungs(GPUS)
-    found = {scripts.canonical(run.script): run for run in rungs}
-    found |= {"00": found["00"].but(label="00, the baseline"),
-              "01": last.but(label=f"01, all {last.rung} techniques"),
-              "02": ddp.but(label=f"02, on {GPUS} GPUs")}
-    found |= {run.label: run for run in check.alternatives()}
+    runs = {scripts.canonical(run.script): run for run in rungs}
+    runs |= {"00": runs["00"].but(label="00, the baseline"),
+             "01": last.but(label=f"01, all {last.rung} techniques"),
+             "02": ddp.but(label=f"02, on {GPUS} GPUs")}
+    runs |= {run.label: run for run in check.alternatives()}
     run = scripts.float16(scripts.stage("02", GPUS))
-    return found | {str(run.script): run.but(published=None)}
-
-
-def predictions(runs: dict[str, Run]) -> Known:
-    """Those that are kept of each. Raises StackError."""
-    found: Known = {}
-    for name, run in runs.items():
-        for model in MODELS:
-            if known := check.kept_of(run.script, ["--model", model, *run.options]):
-                found.setdefault(name, {})[model] = known
-    return found
+    return runs | {str(run.script): run.but(published=None)}
 
 
 def how(name: str, run: Run) -> tuple[str, list[str], str]:
@@ -55,32 +44,25 @@ def how(name: str, run: Run) -> tuple[str, list[str], str]:
         return ("The ladder", [f"python patches/stack.py write {script}",
                                f"{start} {path} --data data"], f"{predict} --rungs {run.rung}")
     names = script.removeprefix("02+")
-    base = " --base 02" * (names != script)
+    base = "" if names == script else " --base 02"
     commands = [f"python patches/stack.py compose {names}{base} --out my.py",
                 " ".join([start, "my.py", *run.options])]
-    if run.processes > 1:  # of it predict tells by itself
+    if run.processes > 1:  # predict shows it in place of 02
         return "", commands, predict
     return "Options of 01", commands, f'{predict} --variants "{run.label}"'
 
 
-def script(name: str, run: Run, known: dict[str, Prediction]) -> dict:
+def script(name: str, run: Run, predictions: dict[str, Prediction]) -> dict:
     """What the page has of a script."""
-    kind, commands, predict = how(name, run)
+    (kind, commands, predict), technique = how(name, run), technique_names().get(name)
     needs = {model: {batch: [gb(need.reserved), gb(need.least)]
-                     for batch, need in each.needs.items() if batch in BATCHES}
-             for model, each in known.items()}
+                     for batch, need in prediction.needs.items() if batch in BATCHES}
+             for model, prediction in predictions.items()}
     return dict(
-        label=f"{run.rung} {ADVICE[name].name}" if name in ADVICE else run.label,
+        label=f"{run.rung} {technique}" if technique else run.label,
         rung=run.rung, gpus=run.processes, kind=kind,
         default=32 if run.rung is None or run.rung >= 10 else 8,
         commands=commands, predict=predict, published=run.published, needs=needs)
-
-
-def about() -> dict[str, str]:
-    """By the name of each technique and variant, the first paragraph of its patch's header: what it
-    does, and when that costs something. Raises StackError."""
-    return {patch.name: " ".join(patch.header.decode().split("\n\n")[1].split())
-            for patch in (*stack.load(), *stack.load_variants())}
 
 
 def gb(mib: int) -> float:
@@ -88,22 +70,19 @@ def gb(mib: int) -> float:
     return float(f"{mib / 1024:.2f}")
 
 
-def speeds(run: Run, known: Prediction, card: Card) -> dict[int, list]:
+def speeds(run: Run, prediction: Prediction, card: Card) -> dict[int, list]:
     """By each batch size that fits: tok/sec of all its GPUs, their range in thousands as `predict`
     prints it, and the MFU in percent; the first and the last are 0 where the GPU lacks what the
     script needs, and the range says what."""
-    found = {}
-    for batch, need in known.needs.items():
-        if batch in BATCHES and need.least <= card.mib - OTHERS:
-            expected = known.tok_per_sec(batch, card) or 0
-            found[batch] = [round(run.processes * expected),
-                            known.speed_range(batch, card, run.processes),
-                            round(100 * (known.mfu(batch, card) or 0))]
-    return found
+    return {batch: [round(run.processes * (prediction.tok_per_sec(batch, card) or 0)),
+                    prediction.speed_range(batch, card, run.processes),
+                    round(100 * (prediction.mfu(batch, card) or 0))]
+            for batch, need in prediction.needs.items()
+            if batch in BATCHES and need.least <= card.mib - OTHERS}
 
 
-def gpu(name: str, card: Card, runs: dict[str, Run], found: Known) -> dict:
-    """What the page has of a GPU."""
+def gpu(name: str, card: Card) -> dict:
+    """What the page has of a GPU but the speeds."""
     notes = {
         "We know of no measured matmul throughput of this GPU: it is scaled from the datasheet, so"
         " the range is wider.": not card.is_measured,
@@ -111,43 +90,44 @@ def gpu(name: str, card: Card, runs: dict[str, Run], found: Known) -> dict:
             not card.is_checked,
         "It has no units for bfloat16. 01 and 02 are composed with precision-fp16, and we know"
         " of no measured training speed to check them against.": not card.bfloat16}
-    told = dict(gb=gb(card.mib), room=gb(card.mib - OTHERS),
-                notes=[note for note, holds in notes.items() if holds])
+    facts = dict(gb=gb(card.mib), room=gb(card.mib - OTHERS),
+                 notes=[note for note, holds in notes.items() if holds])
     if not card.bfloat16:
-        told |= {"instead": {"01": FLOAT16, "02": f"02+{FLOAT16}"}, "with": f"with {FLOAT16}"}
+        facts |= {"instead": {"01": FLOAT16, "02": f"02+{FLOAT16}"}, "with": f"with {FLOAT16}"}
     if name == check.PUBLISHED_ON:
-        told["published"] = True
-    return told | dict(speeds={
-        script: {model: row for model, known in of_models.items()
-                 if (row := speeds(runs[script], known, card))}
-        for script, of_models in found.items()})
-
-
-def measured() -> dict[str, list]:
-    """Returns what others have measured on each GPU, a row each: their program, batch, tok/sec."""
-    rows: dict[str, list] = {}
-    for row in check.published_others()["rows"]:
-        rows.setdefault(row["card"], []).append([row["source"], row["batch"], row["tok_per_sec"]])
-    return rows
+        facts["published"] = True
+    return facts
 
 
 def data_block() -> str:
     """The element of the page that holds it, a line for each GPU. Raises UserError, StackError."""
-    runs = choices()
-    found = predictions(runs)
+    runs, others = choices(), check.published_others()
+    predictions = {name: kept for name, run in runs.items() if (kept := {
+        model: prediction for model in MODELS
+        if (prediction := check.kept_of(run.script, ["--model", model, *run.options]))})}
+    measured: dict[str, list] = {}  # by others on each GPU: their program, batch, tok/sec
+    for row in others["rows"]:
+        measured.setdefault(row["card"], []).append([row["source"], row["batch"],
+                                                     row["tok_per_sec"]])
+    names = {name.split()[0] for name in predictions}
     parts = {
-        "models": MODELS, "less": LESS, "context": found["00"]["gpt2"].context_length,
-        "sources": {name: source["what"] for name, source
-                    in check.published_others()["sources"].items()},
-        "measured": measured(),
-        "about": {name: text for name, text in about().items()
-                  if any(name == script.split()[0] for script in found)},
-        "scripts": {name: script(name, runs[name], each) for name, each in found.items()},
+        "models": MODELS, "less": LESS, "context": predictions["00"]["gpt2"].context_length,
+        "sources": {name: source["what"] for name, source in others["sources"].items()},
+        "measured": measured,
+        # The first paragraph of a patch's header: what it does, and when that costs something.
+        "about": {patch.name: " ".join(patch.header.decode().split("\n\n")[1].split())
+                  for patch in (*stack.load(), *stack.load_variants()) if patch.name in names},
+        "scripts": {name: script(name, runs[name], kept) for name, kept in predictions.items()},
     }
-    cards = sorted((name for name, card in CARDS.items() if card.capability >= 7),  # 01 needs it
-                   key=lambda name: (CARDS[name].mib, CARDS[name].capability))
     lines = [f"{as_json(name)}:{as_json(value)}," for name, value in parts.items()]
-    rows = [f"{as_json(name)}:{as_json(gpu(name, CARDS[name], runs, found))}" for name in cards]
+    rows = []
+    for name, card in gpus.by_memory():
+        if card.capability < 7:  # 01 needs it
+            continue
+        of_scripts = {script: {model: row for model, prediction in kept.items()
+                               if (row := speeds(runs[script], prediction, card))}
+                      for script, kept in predictions.items()}
+        rows.append(f"{as_json(name)}:{as_json(gpu(name, card) | dict(speeds=of_scripts))}")
     return "\n".join(['<script type="application/json" id="data">', "{", *lines, '"gpus":{',
                       ",\n".join(rows), "}}", "</script>"])
 

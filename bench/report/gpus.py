@@ -16,6 +16,11 @@ from patches import stack
 RESERVE = 1.15
 
 
+def by_memory() -> list[tuple[str, Card]]:
+    """(name, GPU), the smallest first."""
+    return sorted(CARDS.items(), key=lambda item: (item[1].mib, item[1].capability))
+
+
 def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
     """What a card without bfloat16 units trains in place of 01 or 02; one before 7.0 has no tensor
     cores either, and none of the compiler's kernels."""
@@ -27,28 +32,26 @@ def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
                    options=(*run.options, *check.WITHOUT_TENSOR_CORES))
 
 
-def on_card(name: str, models: tuple[str, ...]) -> dict:
+def on_card(name: str, card: Card) -> dict:
     """What fits a GPU, how fast 00 and 01 are there, and how to begin."""
-    card, speeds, minutes, batches = CARDS[name], [], [], []
-    row: dict = {}
-    for stage, default in (("00", 8), ("01", 32)):
+    row = dict(card=name if card.is_checked else f"{name} °", gb=card.mib / 1024,
+               capability=card.capability)
+    minutes = []
+    for stage, models, most, room in (
+            ("00", ["gpt2"], 8, card.mib),
+            ("01", ["gpt2", *LARGER], 32, int((card.mib - OTHERS) / RESERVE) + OTHERS)):
         run = in_place(today(), today().stage(stage), card)
-        predicted = {model: prediction_of(run.script, ["--model", model, *run.options])
-                     for model in (models if stage == "01" else models[:1])}
-        room = card.mib if stage == "00" else int((card.mib - OTHERS) / RESERVE) + OTHERS
-        sure = {model: largest(each.needs, room) for model, each in predicted.items()}
-        for model, each in predicted.items():
-            most = largest(each.needs, card.mib)
-            row[f"{stage}, {model}"] = str(sure[model] or "–") + (
-                f" ({most}?)" if most > sure[model] else "")
-        known, batch = predicted["gpt2"], min(default, sure["gpt2"])
-        batches.append(batch)
-        speeds.append(batch and known.tok_per_sec(batch, card))
+        for model in models:
+            needs = prediction_of(run.script, ["--model", model, *run.options]).needs
+            sure, perhaps = largest(needs, room), largest(needs, card.mib)
+            row[f"{stage}, {model}"] = f"{sure or '–'}" + (
+                f" ({perhaps}?)" if perhaps > sure else "")
+            if model == "gpt2":
+                fits = sure
+        known, batch = prediction_of(run.script, [*check.GPT2, *run.options]), min(most, fits)
         row[stage] = known.speed_range(batch, card) if batch else "–"
         minutes.append(f"{known.minutes(batch, card):,.1f}" if batch else "–")
-    return row | dict(card=name + " °" * (not card.is_checked), gb=card.mib / 1024, speeds=speeds,
-                      batches=batches, capability=card.capability, minutes=" / ".join(minutes),
-                      begin=begin(card, sure["gpt2"]))
+    return row | dict(minutes=" / ".join(minutes), begin=begin(card, fits))
 
 
 def begin(card: Card, batch: int) -> str:
@@ -68,16 +71,14 @@ def begin(card: Card, batch: int) -> str:
 
 def cards_table() -> Table:
     """A row for each GPU. Raises UserError, StackError."""
-    models = "gpt2", *LARGER
-    names = sorted(CARDS, key=lambda name: (CARDS[name].mib, CARDS[name].capability))
     columns = [words("GPU", "card"), number("GB", "gb", ".0f"),
                number("compute capability", "capability", ".1f")]
     columns += [number(f"largest batch of {key}", key)
-                for key in ("00, gpt2", *(f"01, {model}" for model in models))]
+                for key in ("00, gpt2", *(f"01, {model}" for model in ("gpt2", *LARGER)))]
     columns += [number(f"thousand tok/sec of {stage}", stage) for stage in ("00", "01")]
     columns += [
         number(f"minutes of {EPOCHS} epochs, 00 / 01", "minutes"), words("begin with", "begin")]
-    return Table(columns, [on_card(name, models) for name in names])
+    return Table(columns, [on_card(name, card) for name, card in by_memory()])
 
 
 def hardware_table() -> Table:

@@ -1,8 +1,6 @@
-"""What this machine is, kept in results/machine.json, and what a page says of it: what works on it,
-and how it did.
+"""What this machine is, and what a page says of it: what works on it, and how it did.
 
-The file holds under "now" the machine's description, and what that follows from, so that a command
-has it at once; and once there is a report, all that bench.measure.rates.look told for it.
+results/machine.json keeps for a report all that bench.measure.rates.look told.
 """
 
 import json
@@ -17,50 +15,25 @@ from bench.common import (
     read_kept,
     relative,
     same_machine,
-    sha256,
     trained_in,
     write_whole,
 )
-from bench.measure import machine
 from bench.measure.journal import data_of, journal_of, read_journal
-from bench.report.names import credited
 from bench.report.notes import counted, peaks
-from bench.report.tables import Column, Table, cell, markdown, number, rows_in
+from bench.report.tables import Column, Table, cell, credited, markdown, number, rows_in
 
 
-def machine_in(results: Path) -> dict:
-    """This machine, as rates.this_machine describes it; kept in `results`, if there is such a
-    folder, and asked for again where a fact that it follows from has changed, or the file is
-    damaged. Raises UserError."""
-    path = results / "machine.json"
-    kept = read_kept(path)
-    now = kept.get("now")
-    if isinstance(now, dict) and now.get("key") == key_of(now.get("machine")):
-        return now["machine"]
-    if not results.is_dir():  # it may be misspelt: what measures makes it, and nothing else
-        print("Looking at this machine", file=sys.stderr, flush=True)
-        return processes.ask_machine("this_machine")
-    print(f"Looking at this machine, once: {relative(path)} keeps it", file=sys.stderr, flush=True)
-    found = processes.ask_machine("this_machine")
-    now = dict(key=key_of(found), machine=found)
-    try:
-        write_whole(path, json.dumps(kept | dict(now=now), indent=1))
-    except UserError as error:
-        print(f"it can't be kept: {error}", file=sys.stderr)
-    return found
-
-
-def key_of(description) -> str:
-    """What a description is known by, with all that it follows from: while both are the same, it
-    stands."""
-    return sha256(json.dumps([description, machine.facts()]).encode())
+def this_machine() -> dict:
+    """This machine, as rates.this_machine describes it. Raises UserError."""
+    print("Looking at this machine", file=sys.stderr, flush=True)
+    return processes.ask_machine("this_machine")
 
 
 def look_at(studies: dict, data: Path, results: Path) -> dict:
     """What rates.look finds here; asked once for a folder of results. Raises UserError
     where that holds the report of another machine or text, or where there are no tokens."""
     processes.prepare_tokens(data)
-    here, look = machine_in(results), read_look(results)
+    here, look = this_machine(), read_look(results)
     if look and not same_machine(look["machine"], here):
         raise UserError(f"{relative(results)} holds the report of another machine or PyTorch;"
                         f" {ELSEWHERE}")
@@ -73,12 +46,7 @@ def look_at(studies: dict, data: Path, results: Path) -> dict:
                                 f" {relative(data)} has now; {ELSEWHERE}")
     if not look:
         look = processes.ask_machine("look")
-        try:
-            look["large_loss"] = processes.ask_machine("large_loss")
-        except UserError as error:
-            look["large_loss"] = f"wrong: {error}"
-        path = results / "machine.json"
-        write_whole(path, json.dumps(read_kept(path) | look, indent=1))
+        write_whole(results / "machine.json", json.dumps(look, indent=1))
     for thing in look["missing"]:
         print(f"missing: {thing}")
     return look
@@ -88,39 +56,36 @@ def read_look(results: Path) -> dict:
     """What an earlier start has found, or {} where there is nothing that a page can show."""
     look = read_kept(results / "machine.json")
     try:
-        machine_section(look), first_line(look), look["large_loss"]  # noqa: B018 (all is there)
+        machine_section(look), first_line(look)  # noqa: B018 (all is there)
         return look
     except DAMAGE:
         return {}
 
 
 def machine_section(look: dict) -> str:
-    m = look["machine"]
-    device = f"{m['gpus']} × {m['name']}, host {m['cpu']}" if m["gpus"] else f"No GPU; {m['cpu']}"
-    gpu = (f", CUDA {m['cuda']}, driver {m['driver']}, compute capability {m['capability']}"
-           if m["gpus"] else "")
+    m, no_compiler = look["machine"], look["compile_error"]
+    device, gpu = f"No GPU; {m['cpu']}", ""
+    if m["gpus"]:
+        device = f"{m['gpus']} × {m['name']}, host {m['cpu']}"
+        gpu = f", CUDA {m['cuda']}, driver {m['driver']}, compute capability {m['capability']}"
     lines = [
         f"{device}. PyTorch {m['torch']}, Python {m['python']}, {m['os']}, {m['threads']} threads"
         f"{gpu}.",
         f"Matmul throughput: {peaks(look['matmul_peak'])}. Copy within memory:"
         f" {look['bandwidth'] / 1e9:,.0f} GB/s (10⁹ bytes, read and written). Memory:"
         f" {cell(look['memory_gb'], '.1f') or 'n/a'} GB.",
-        "torch.compile " + (f"doesn't work: {look['compile_error']}" if look["compile_error"]
-                            else "works."),
-        *["Cross entropy on more than 2³¹ logits (batch 42 and up at context 1,024):"
-          f" {look['large_loss']}."] * bool(m["gpus"]),
-        *(f"Missing: {thing}." for thing in look["missing"]),
-        f"Which attention kernels run with which dropout ({trained_in(m)}, causal), which one"
-        " PyTorch chooses, and the dropout that each really applies; 01 turns cuDNN's"
-        " off:",
+        f"torch.compile doesn't work: {no_compiler}" if no_compiler else "torch.compile works."]
+    lines += [f"Missing: {thing}." for thing in look["missing"]]
+    lines += [
+        f"Attention kernels ({trained_in(m)}, causal), and the dropout that each really applies; 01"
+        " turns cuDNN's off:",
         markdown(Table([
             number("dropout", "dropout", "g"),
             Column("kernel", lambda row: row["backend"].replace("_", " "), True),
             Column("runs", lambda row: "yes" if row["runs"] else "no"),
             Column("PyTorch's choice", lambda row: "←" if row["chosen"] else "", True),
             number("ms, forward and backward", "milliseconds", ".2f"),
-            number("real dropout", "real_dropout", ".3f")], look["attention"])),
-    ]
+            number("real dropout", "real_dropout", ".3f")], look["attention"]))]
     return "\n\n".join(lines)
 
 
@@ -128,45 +93,34 @@ def first_line(look: dict) -> str:
     here = look["machine"]
     dtype = trained_in(here)
     reason = f" ({here['dtype_reason']})" if "dtype_reason" in here else ""
+    model = "" if here["gpus"] else "; no GPU, so the small model `cpu-demo` is trained"
     return (f"**{here['name']}**, PyTorch {here['torch']}:"
             f" {look['matmul_peak'][dtype] / 1e12:,.2f} TFLOP/s in {dtype} matmuls, the"
-            f" type that the optimized scripts train in here{reason}"
-            + ("." if here["gpus"] else "; no GPU, so the small model `cpu-demo` is trained."))
+            f" type that the optimized scripts train in here{reason}{model}.")
 
 
 def summary(results: Path, look: dict) -> list[str]:
-    """What this machine gives, and where it differs from the published table, in five lines."""
+    """What this machine is and gives, in three lines."""
     lines = [first_line(look)]
-    stages, ladder = ([row for row in rows_in(results, name) if row.records]
-                      for name in ("stages", "ladder"))
-    plain, fast = ({row.run.stage: row for row in stages}.get(stage) for stage in ("00", "01"))
+    stages = {row.run.stage: row for row in rows_in(results, "stages") if row.records}
+    plain, fast = stages.get("00"), stages.get("01")
     if plain and fast:
         lines.append(
             f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
-            f" A100: {fast.run.published:,.0f}, {fast.published_factor_baseline:.2f} times), with"
+            f" A100: {fast.published_factor_baseline:.2f} times), with"
             f" {cell(fast.reserved_gb, '.2f') or 'n/a'} GB instead of"
-            f" {cell(plain.reserved_gb, '.2f') or 'n/a'}; {min(plain.rounds, fast.rounds)} run(s)"
-            " each.")
-        if fast.share_of_peak:
-            lines.append(f"{fast.label} reaches {fast.share_of_peak:.0%} of this machine's own"
-                         f" matmul throughput, 00 {plain.share_of_peak or 0:.0%} (of that in"
-                         " its precision).")
-    rungs = [row for row in ladder if row.factor]
-    if rungs:
-        judged = any(row.significance != "not tested" for row in rungs)
-        best = sorted((row for row in rungs if row.significance == "faster" or not judged),
+            f" {cell(plain.reserved_gb, '.2f') or 'n/a'};"
+            f" {counted(min(plain.rounds, fast.rounds), 'run')} each.")
+    steps = [row for row in rows_in(results, "ladder") if row.factor]
+    if steps:
+        judged = any(row.significance != "not tested" for row in steps)
+        best = sorted((row for row in steps if row.significance == "faster" or not judged),
                       key=lambda row: -row.factor)
-        told = ", ".join(f"{credited(row, row.technique)} {row.factor:.2f}×" for row in best[:4])
+        names = ", ".join(f"{credited(row, row.technique)} {row.factor:.2f}×" for row in best[:4])
         lines.append(
             ("Significantly faster" if judged else
              "The largest speedups, not tested for significance yet,")
-            + f" in the ladder ({counted(min(row.rounds for row in rungs), 'round')}):"
-            f" {told or 'none'}.")
-    published = [row for row in rungs if row.published_factor]
-    if published:
-        lines.append("More than a fifth off the published speedup: " + (", ".join(
-            f"{credited(row, row.technique)} {row.factor:.2f}× ({row.published_factor:.2f}×)"
-            for row in published
-            if not 0.8 < row.factor / row.published_factor < 1.25) or "none") + ".")
+            + f" in the ladder ({counted(min(row.rounds for row in steps), 'round')}):"
+            f" {names or 'none'}.")
     return lines

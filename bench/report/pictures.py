@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from bench.analysis.rows import Row, rows_of
-from bench.common import DAMAGE, UserError, short_name
+from bench.common import DAMAGE, short_name
 from bench.measure.journal import journal_of, newest, read_journal
 
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
@@ -19,22 +19,13 @@ INCHES = 10  # of a picture's width, which READMEs show at about 880 pixels
 LETTERS = 96  # of a title that fit into it
 
 
-def load_pyplot(windows: bool = False):
-    """matplotlib.pyplot. What draws into files takes no backend from MPLBACKEND, which may name a
-    notebook's, or one that this matplotlib no longer has. Raises UserError where no windows can be
-    opened; ImportError or OSError where matplotlib can't be loaded."""
-    if not windows:
-        os.environ["MPLBACKEND"] = "Agg"
-    try:
-        from matplotlib import pyplot
+def load_pyplot():
+    """matplotlib.pyplot, which draws into files whatever backend MPLBACKEND names: a notebook's, or
+    one that this matplotlib no longer has. Raises ImportError or OSError where it can't be loaded.
+    """
+    os.environ["MPLBACKEND"] = "Agg"
+    from matplotlib import pyplot
 
-        if windows:
-            pyplot.switch_backend(pyplot.rcParams["backend"])
-    except (ImportError, ValueError) as error:
-        if not windows:
-            raise
-        backend = os.environ.get("MPLBACKEND", "not set")
-        raise UserError(f"--show can't open a window (MPLBACKEND: {backend}): {error}")
     return pyplot
 
 
@@ -86,10 +77,14 @@ def place_of(measured) -> str:
     sizes = " and ".join(map(str, measured.plan.batches.values()))
     models = {each.record.config["model"] for each in measured.results if each.record}
     machine = measured.machine
-    return (f"{'+'.join(models)} on " * (len(models) == 1) + shorten(short_name(machine), 60)
-            + f", {machine['threads']} cores" * (not machine["gpus"])
-            + f", batch size {sizes}" * bool(sizes)
-            + f"\ntext: {measured.text}" * bool(measured.text))
+    place = shorten(short_name(machine), 60)
+    if len(models) == 1:
+        place = f"{models.pop()} on {place}"
+    if not machine["gpus"]:
+        place += f", {machine['threads']} cores"
+    if sizes:
+        place += f", batch size {sizes}"
+    return place + (f"\ntext: {measured.text}" if measured.text else "")
 
 
 def keys(colours: dict[str, str]) -> list:
@@ -104,12 +99,11 @@ def key(label: str, **style):
     return Line2D([], [], label=label, **style)
 
 
-def draw_all(studies: dict, results: Path, form: str = "png",
-             keep: bool = False) -> dict[str, dict[str, bytes]]:
+def draw_all(studies: dict, results: Path, form: str = "png") -> dict[str, dict[str, bytes]]:
     """For each study {file name: picture} of all that there is to draw; says what can't be drawn.
-    To `keep` the figures open is for windows."""
+    """
     try:
-        pyplot = load_pyplot(keep)
+        pyplot = load_pyplot()
     except (ImportError, OSError) as error:
         print(f"there are no pictures: {error}", file=sys.stderr)
         return {}
@@ -122,14 +116,19 @@ def draw_all(studies: dict, results: Path, form: str = "png",
                                  for name, figure in figures.items()}
         except (OSError, *DAMAGE) as error:
             print(f"no picture of {study.name}, it is damaged: {error!r}", file=sys.stderr)
-        if not keep:
-            pyplot.close("all")
+        pyplot.close("all")
     return drawn
 
 
 def picture_bytes(figure, form: str) -> bytes:
+    """The file of a figure; a PNG has a palette, which makes it a third as large."""
+    from PIL import Image  # which matplotlib brings along
+
     buffer = io.BytesIO()
     figure.savefig(buffer, format=form)
+    if form == "png":
+        picture, buffer = Image.open(buffer).convert("RGB").quantize(128), io.BytesIO()
+        picture.save(buffer, form, optimize=True)
     return buffer.getvalue()
 
 
@@ -155,16 +154,6 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
     thousands(axes.xaxis)
 
 
-def finding(base: Row, rows: list[Row]) -> str:
-    """How many are significantly faster or slower, if that was tested."""
-    what = f"{len(rows)} variants of {base.label}"
-    if all(row.significance == "not tested" for row in rows):
-        return f"Speed and memory of {what}"
-    faster, slower = (
-        sum(row.significance == word for row in rows) for word in ("faster", "slower"))
-    return f"Significant among {what}: {faster} faster, {slower} slower"
-
-
 def draw_alternatives(measured, base: Row, rows: list[Row]):
     """Speed and memory of each as factors over `base`, the fastest first; of the speed with
     95 % intervals."""
@@ -173,11 +162,12 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
     if not rows:
         return None
     figure, [(subfigure, *panels)] = rows_of_panels(
-        [f"{finding(base, rows)}\n{place_of(measured)}"], [1.8 + 0.3 * len(rows)], [1, 1])
+        [f"{len(rows)} variants of {base.label}\n{place_of(measured)}"],
+        [1.8 + 0.3 * len(rows)], [1, 1])
     for axes, label in zip(panels, ("speed", "memory"), strict=True):
         lay_rows(axes, len(rows))
         axes.axvline(1, color="0.5", linewidth=1)
-        axes.set_xlabel(f"× {label} over {base.label}")
+        axes.set_xlabel(f"× {label}")
     colours = dict(faster=OWN, slower=ERROR)
     for place, row in enumerate(rows):
         style = dict(color=colours.get(row.significance, UNSURE))

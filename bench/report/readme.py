@@ -11,83 +11,24 @@ from bench.measure.journal import newest, read_journal
 from bench.report import cards, check, explorer, gpus, waterfall
 from bench.report.notes import provenance
 from bench.report.pictures import picture_bytes
-from bench.report.tables import (
-    Table,
-    excerpts_of,
-    found_in,
-    markdown,
-    rows_in,
-)
+from bench.report.tables import excerpts_of, found_in, markdown, rows_in
 
 EXPLORER = ROOT / "docs" / "explorer.html"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), EXPLORER,
          *sorted(REFERENCE.glob("*/README.md"))]
+PICTURE = ROOT / "docs" / "speedup.png"
 BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands there, end
     r"(<!-- ([\w-]+)(?:@([^\s:]+))?: written by measure\.py readme -->\n)((?:(?!<!--).)*)"
     r"(<!-- end -->)?", re.DOTALL)
 # The machine whose tables stand in the pages, unless one says NAME@MACHINE; what is a line or a
 # column for each has all.
 SHOWN = REFERENCE / "amd-epyc-2-cores"
-DRAWN = {  # pictures, by the page that shows them
-    ROOT / "README.md": {"docs/speedup.png": waterfall.readme_picture},
-}
-PREDICTED: dict[str, Callable[[], Table | str]] = {  # of predictions, by the name of their marker
-    "fits": check.memory_table, "gpus": gpus.cards_table, "hardware": gpus.hardware_table,
-    "where": check.where_table, "explorer": explorer.data_block,
-}
-
-
-def write_readme(studies: dict) -> bool:
-    """Writes the pages' tables again; returns whether that changed a page. Raises what update does.
-    """
-    before = {page: page.read_bytes() for page in PAGES}
-    after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
-    for page, text in after.items():
-        write_whole(page, text)
-        for name, draw in DRAWN.get(page, {}).items():
-            write_whole(page.parent / name, picture_bytes(draw(), "png"))
-    return after != before
-
-
-def update(text: str, machine: Path, studies: dict) -> str:
-    """`text` with what stands between its markers written again, from a machine's folder. Raises
-    UserError for a marker without its end or of an unknown table, StackError, OSError."""
-    @cache
-    def of_studies(folder: Path) -> dict[str, str]:
-        found = {}
-        for study in studies.values():
-            found |= study.fixed()
-            for measured, _ in found_in(folder, study.name):
-                found |= excerpts_of(study, measured)
-        return found
-
-    def write(block: re.Match) -> str:
-        opening, name, other, _, end = block.groups()
-        folder = REFERENCE / other if other else machine
-        if not end:
-            raise UserError(f"{opening.strip()} has no <!-- end -->")
-        if other and name in PREDICTED:
-            raise UserError(f"the table {name} is of predictions: leave @{other} out")
-        if not folder.is_dir():
-            raise UserError(f"there is no folder {relative(folder)}")
-        if name in PREDICTED:
-            made = PREDICTED[name]()
-            table = made if isinstance(made, str) else markdown(made)
-        elif name in MEASURED:
-            table = MEASURED[name](folder)
-            if not table.strip():
-                raise UserError(f"there is nothing for the table {name} in {relative(folder)}")
-        elif (table := of_studies(folder).get(name)) is None:
-            raise UserError(f"there is no table {name} in {relative(folder)}")
-        return opening + (table if table.startswith("|") else f"\n{table}\n") + end
-
-    return BLOCK.sub(write, text)
 
 
 def measured_line(machine: Path) -> str:
     """When and at which commits the journals of a machine's page were measured."""
     journals = (newest(read_journal(path)) for path in machine.glob("**/*.jsonl"))
-    return provenance(each for journal in journals for each in journal)
+    return provenance(measured for journal in journals for measured in journal)
 
 
 def sample(machine: Path) -> str:
@@ -101,10 +42,51 @@ def sample(machine: Path) -> str:
             f"Median step tok/sec: {record.tok_per_sec:.0f}\n```\n")
 
 
-MEASURED: dict[str, Callable[[Path], str]] = {  # those of a machine's folder, likewise
+BLOCKS: dict[str, Callable[[Path], str]] = {  # from a machine's folder, by their markers' names
     "sample": sample, "machines": cards.results, "measured": measured_line,
     "own-gpu": lambda machine: markdown(check.gpu_table(machine)),
     "technique-index": cards.index, "technique-cards": partial(cards.cards, study="ladder"),
     "variant-cards": partial(cards.cards, study="variants"),
     "variant-cards-loss": partial(cards.cards, study="variants", unchanged=False),
+    "fits": lambda _: markdown(check.memory_table()),
+    "gpus": lambda _: markdown(gpus.cards_table()),
+    "hardware": lambda _: markdown(gpus.hardware_table()),
+    "where": lambda _: markdown(check.where_table()), "explorer": lambda _: explorer.data_block(),
 }
+
+
+def write_readme(studies: dict) -> bool:
+    """Writes the pages' tables and README's picture again; returns whether that changed a page.
+    Raises what update does."""
+    before = {page: page.read_bytes() for page in PAGES}
+    after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
+    for page, text in after.items():
+        write_whole(page, text)
+    write_whole(PICTURE, picture_bytes(waterfall.readme_picture(), "png"))
+    return after != before
+
+
+def update(text: str, machine: Path, studies: dict) -> str:
+    """`text` with what stands between its markers written again, from a machine's folder. Raises
+    UserError for a marker without its end or of an unknown table, StackError, OSError."""
+    @cache
+    def of_studies(folder: Path) -> dict[str, str]:
+        texts = {}
+        for study in studies.values():
+            for measured, _ in found_in(folder, study.name):
+                texts |= excerpts_of(study, measured)
+        return texts
+
+    def write(block: re.Match) -> str:
+        opening, name, other, _, end = block.groups()
+        folder = REFERENCE / other if other else machine
+        if not end:
+            raise UserError(f"{opening.strip()} has no <!-- end -->")
+        if not folder.is_dir():
+            raise UserError(f"there is no folder {relative(folder)}")
+        table = BLOCKS[name](folder) if name in BLOCKS else of_studies(folder).get(name)
+        if not table or not table.strip():
+            raise UserError(f"there is no table {name} in {relative(folder)}")
+        return opening + (table if table.startswith("|") else f"\n{table}\n") + end
+
+    return BLOCK.sub(write, text)

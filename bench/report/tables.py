@@ -2,13 +2,14 @@
 folder of results."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.analysis.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
-from bench.report.names import credited
 from bench.report.notes import full_notes, one_reference, rounds_note
+from patches import stack
 
 
 class Column(NamedTuple):
@@ -25,6 +26,19 @@ class Table(NamedTuple):
     caption: str = ""
     missing: str = ""  # what stands in an empty cell
     every_column: bool = False  # also those without a figure
+
+
+@cache
+def technique_names() -> dict[str, str]:
+    """What each technique is called, by the name of its patch. Raises StackError."""
+    return {patch.name: patch.fields["Technique"] for patch in stack.load()}
+
+
+def credited(row, name: str) -> str:
+    """What a row's factor is of: the technique with this name, or by their numbers the several
+    that lie between the row and the one that it is compared to."""
+    numbers = row.techniques
+    return name if len(numbers) < 2 else f"techniques {numbers[0]} to {numbers[-1]}"
 
 
 def picture_name(study: str, kind: str) -> str:
@@ -88,8 +102,8 @@ def markdown(*tables: Table) -> str:
                 columns.append([column.heading, ":--" if column.left else "--:", *cells])
         lines = [" | ".join((text or table.missing).replace("|", r"\|") for text in line)
                  for line in zip(*columns, strict=True)]
-        texts.append(f"{table.caption}\n\n" * bool(table.caption)
-                     + "".join(f"| {line} |\n" for line in lines))
+        caption = f"{table.caption}\n\n" if table.caption else ""
+        texts.append(caption + "".join(f"| {line} |\n" for line in lines))
     return "\n".join(texts)
 
 
@@ -115,59 +129,46 @@ def within_01(folder: Path) -> dict[str, str]:
             if row.run.without and not row.measured.kind}
 
 
-def tables_of(study, measured, rows: list[Row]) -> list[Table]:
-    """What a report shows of a plan that was measured."""
-    own = study.tables(measured, rows)
-    return [full_table(rows)] if own is None else own
-
-
 def text_of(study, measured) -> str:
     """All tables of a plan that was measured, and what has to be said of them."""
     rows = rows_of(measured)
-    notes = study.notes(measured, rows)
+    tables, notes = study.tables(measured, rows), study.notes(measured, rows)
+    tables = [full_table(rows)] if tables is None else tables
     notes = full_notes(measured, rows) if notes is None else notes
-    return (markdown(*tables_of(study, measured, rows))
-            + "".join(f"\n{note}\n" for note in notes))
+    return markdown(*tables) + "".join(f"\n{note}\n" for note in notes)
 
 
 def excerpts_of(study, measured) -> dict[str, str]:
     """What the markers of a page ask for, by their names."""
     rows = rows_of(measured)
-    found = study.excerpts(measured, rows) or {
+    excerpts = study.excerpts(measured, rows) or {
         picture_name(study.name, measured.kind):
         study.tables(measured, rows) or [short_table(rows)]}
     added = f"\n{rounds_note(measured, rows)}.\n" if measured.planned else ""
-    return {name: markdown(*tables) + added for name, tables in found.items()}
+    return {name: markdown(*tables) + added for name, tables in excerpts.items()}
 
 
 def full_table(rows: list[Row]) -> Table:
     """Every column that a study of techniques or alternatives may have."""
-    published = " (A100)" * any(row.published_factor_baseline for row in rows)
-    without = any(row.run.without for row in rows)  # whose factor is the inverse of the other
-    ladder = not one_reference(rows)
-    alternatives = not ladder and not without
-
-    def factor(heading: str, ours: str, theirs: str) -> Column:
-        def cell_of(row: Row) -> str:
-            known, published = cell(getattr(row, ours), ".2f"), getattr(row, theirs)
-            return f"{known or 'n/a'} ({published:.2f})" if published else known
-
-        return Column(heading + published, cell_of)
-
     def technique(row: Row) -> str:
-        return (credited(row, row.technique) + r" \*" * row.uncompiled
-                + " †" * row.speed_is_average)
+        return (credited(row, row.technique) + (r" \*" if row.uncompiled else "")
+                + (" †" if row.speed_is_average else ""))
 
+    factors = [number("speedup", "factor", ".2f"), INTERVAL,
+               number("speedup, A100", "published_factor", ".2f")]
+    to_first = [number("× GB", "memory_factor", ".2f")]
+    if any(row.run.without for row in rows):  # the technique's factor is the inverse
+        factors = [number("technique's speedup", "technique_factor", ".2f"), INTERVAL]
+        to_first = []
+    elif not one_reference(rows):
+        factors += [number("over the baseline", "factor_baseline", ".2f"),
+                    number("over the baseline, A100", "published_factor_baseline", ".2f")]
+        to_first = [number("Δ loss, baseline", "loss_difference_baseline", "+.4f")]
     return Table([
-        RUN, Column("technique", technique, True), SPEED, RANGE,
-        number("technique's speedup", "technique_factor", ".2f") if without else
-        factor("speedup", "factor", "published_factor"), INTERVAL,
-        *[factor("over the baseline", "factor_baseline", "published_factor_baseline")] * ladder,
+        RUN, Column("technique", technique, True), SPEED, RANGE, *factors,
         number("reserved GB", "reserved_gb", ".2f"),
-        *[number("× GB", "memory_factor", ".2f")] * alternatives,
         number("first step s", "record.first_step_seconds", ".1f"),
-        LOSS, number("Δ loss", "loss_difference", "+.4f"),
-        *[number("Δ loss, baseline", "loss_difference_baseline", "+.4f")] * ladder,
+        LOSS, number("Δ loss", "loss_difference", "+.4f"), *to_first,
         Column("within seed noise",
                lambda row: {None: "", True: "yes", False: "no"}[row.within_seed_noise]),
         EXPECTED_LOSS, number("of matmul peak", "share_of_peak", ".1%"),
@@ -185,6 +186,7 @@ def short_table(rows: list[Row]) -> Table:
         if row.run.error:
             lacking.setdefault(row.run.error, []).append(f"`{row.label}`")
     left_out = "; ".join(f"{', '.join(labels)} ({error})" for error, labels in lacking.items())
+    caption = f"Not run here: {left_out}." if left_out else ""
     return Table([
         Column("run", lambda row: f"`{row.label}`", True), SPEED,
         Column("× speed", lambda row: row.error or bold(cell(row.factor, ".2f"), row.significance)),
@@ -192,4 +194,4 @@ def short_table(rows: list[Row]) -> Table:
         number("× memory", "memory_factor", ".2f"),
         number("first step, s", "record.first_step_seconds", ".1f"),
         number("Δ loss", "loss_difference", "+.3f"), EXPECTED_LOSS],
-        [row for row in rows if not row.run.error], f"Not run here: {left_out}." * bool(left_out))
+        [row for row in rows if not row.run.error], caption)

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from bench.analysis.rows import Row
 from bench.common import REFERENCE
-from bench.report import cards
-from bench.report.names import called
 from bench.report.pictures import (
     ERROR,
     OWN,
@@ -19,7 +17,7 @@ from bench.report.pictures import (
     rows_of_panels,
     shorten,
 )
-from bench.report.tables import cell
+from bench.report.tables import cell, rows_in, technique_names
 
 BEFORE, MEMORY = "#DCE5EC", "#8D9BA6"  # what is gained already; memory
 SHOWN = 0.02  # README's picture leaves out what changes neither speed nor memory by this share
@@ -34,6 +32,7 @@ class Step(NamedTuple):
     label: str  # what stands at the end of its bar
     memory_gb: float | None
     colour: str = OWN
+    published: float | None = None  # speedup, drawn as a circle
 
 
 def draw(steps: list[Step], title: str):
@@ -50,9 +49,12 @@ def draw(steps: list[Step], title: str):
         start, end = sorted((step.before or low, step.after or low))
         axes.barh(place, start - low, 0.56, low, color=BEFORE)
         axes.barh(place, end - start, 0.56, start, color=step.colour)
+        if step.published:
+            axes.plot(step.published, place, "o", color="white", markeredgecolor="0.2")
+            end = max(end, step.published)
         axes.annotate(step.label, (end, place), (8, 0), textcoords="offset points", va="center",
-                      fontweight="bold" if step.before else "normal", zorder=5,
-                      bbox=dict(facecolor="white", edgecolor="none", pad=0.5))
+                      color=OWN if step.before else "black",
+                      fontweight="bold" if step.before else "normal")
         ends.append(math.log(end / low))
     axes.set_xscale("log", base=2)
     axes.set_xlim(low, low * math.exp(room_for([step.label for step in steps], ends, 4.2)))
@@ -70,15 +72,19 @@ def draw(steps: list[Step], title: str):
     return figure, subfigure, axes
 
 
+def technique_of(row: Row) -> str:
+    """Returns what the technique that a row adds is called, "baseline" for the first."""
+    return technique_names().get(str(row.run.script), row.label.partition(" ")[2])
+
+
 def name_of(row: Row) -> str:
     """Returns a row's technique and number; before a number of one figure is a space as wide."""
-    number, _, name = row.label.partition(" ")
     if len(row.techniques) > 1:
         name = f"techniques {row.techniques[0]} to"
     else:
-        name = called(str(row.run.script), name)
+        name = technique_of(row)
         name += f" × {row.run.processes}" if row.run.processes > 1 else ""
-    return f"{name} {number:\u2007>2}"
+    return f"{name} {row.label.partition(' ')[0]:\u2007>2}"
 
 
 def measured_steps(rows: list[Row]) -> list[Step]:
@@ -86,7 +92,7 @@ def measured_steps(rows: list[Row]) -> list[Step]:
     baseline has no bar."""
     steps = []
     for row in rows:
-        label = (shorten(row.error, 40) if row.error else f"×{row.factor:.2f}" if row.factor else
+        label = (shorten(row.error, 40) if row.error else f"{row.factor:.2f}×" if row.factor else
                  f"{cell(row.tok_per_sec, ',.0f')} tok/sec")
         colour = {"faster": OWN, "slower": ERROR}.get(row.significance, UNSURE)
         before = (row.versus.factor_baseline or 1.0) if row.versus else None
@@ -108,22 +114,23 @@ def machine_picture(title: str, rows: list[Row]):
 
 def readme_picture():
     """The H100's ladder by the medians of its rounds, and the published A100's as circles."""
-    rows = [row for row in cards.rows_in(REFERENCE / "nvidia-h100", "ladder") if row.records]
+    rows = [row for row in rows_in(REFERENCE / "nvidia-h100", "ladder") if row.records]
     first, last = rows[0], rows[-1]
-    steps, published, left_out = [Step("baseline", None, 1.0, "", first.reserved_gb)], [], []
+    steps, left_out = [], []
     for before, row in pairwise(rows):
         gain = row.tok_per_sec / before.tok_per_sec
         if max(abs(gain - 1), 1 - row.reserved_gb / before.reserved_gb) < SHOWN:
-            left_out.append((called(row.run.name, row.label), gain))
+            left_out.append((technique_of(row), gain))
             continue
-        if row.published_factor_baseline:
-            published.append((row.published_factor_baseline, len(steps) + 0.43))
         steps.append(Step(
-            f"+ {called(row.run.name, row.label)}", before.tok_per_sec / first.tok_per_sec,
-            row.tok_per_sec / first.tok_per_sec, f"×{gain:.2f}", row.reserved_gb))
+            f"+ {technique_of(row)}", before.tok_per_sec / first.tok_per_sec,
+            row.tok_per_sec / first.tok_per_sec, f"{gain:.2f}×", row.reserved_gb,
+            published=row.published_factor_baseline))
     names, gains = zip(*left_out, strict=True)
     whole = last.tok_per_sec / first.tok_per_sec
-    figure, _, axes = draw(steps, "")
+    figure, _, axes = draw([
+        Step("baseline", None, 1.0, f"{first.tok_per_sec:,.0f} tok/s", first.reserved_gb), *steps,
+        Step("all of them", 1.0, whole, f"{whole:.1f}×", last.reserved_gb)], "")
     figure.get_layout_engine().set(rect=(0, 0, 1, 0.9))
     for height, size, weight, text in (
             (0.95, 17, "bold", f"One H100: {whole:.0f} times the training throughput"),
@@ -132,12 +139,8 @@ def readme_picture():
         figure.text(0.012, height, text, fontsize=size, fontweight=weight, va="baseline")
     axes.set_xlim(1, 20)
     axes.set_xlabel(f"{axes.get_xlabel()}\nleft out: {', '.join(names)}; together"
-                    f" ×{math.prod(gains):.2f}")
-    axes.plot(*zip(*published, strict=True), "o-", color="0.72", markeredgecolor="0.2",
-              markerfacecolor="white", markersize=6, linewidth=1)
-    for speedup, place, gpu, style in (
-            (*published[-1], "A100 (published)", dict(color="0.2")),
-            (whole, len(steps) - 1, "H100", dict(color=OWN, fontweight="bold"))):
-        axes.annotate(f"{gpu}: {speedup:.1f}×", (speedup, place), (-9, 0), ha="right",
-                      textcoords="offset points", va="center", **style)
+                    f" {math.prod(gains):.2f}×")
+    place, step = [(place, step) for place, step in enumerate(steps, 1) if step.published][-1]
+    axes.annotate(f"A100 (published): {step.published:.1f}×", (step.published, place), (-9, 0),
+                  ha="right", textcoords="offset points", va="center")
     return figure

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.catalogue import Run
 from bench.measure.journal import Measured
 from bench.measure.plan import STEPS, TOKENS, Plan, Setup
-from bench.report.tables import Column, Table, picture_name
+from bench.report.tables import Table, picture_name
 
 
 class Study:
@@ -29,19 +29,16 @@ class Study:
     rounds: dict[str, int] = {"cuda": 4, "cpu": 4}
     tokens: dict[str, int] | None = TOKENS  # None: whole scripts
     has_seconds = True  # whether it has the option --seconds
-    # Of --max-tokens ("": no such option) and --rounds, with their defaults filled in.
+    # Of --max-tokens and --rounds, with their defaults filled in, --rungs and --names; "": it has
+    # no such option.
     max_tokens_help = ("training tokens, per process, after which losses are compared (default:"
                        " {cuda:,} on a GPU, {cpu:,} on a CPU)")
-    rungs_help = names_help = ""  # of --rungs and --names ("": no such option)
-    arguments = ""  # of its command line, those that are no options
+    rounds_help = "how often each script runs (default: {}; intervals need 2)"
+    rungs_help = names_help = ""
     environment: dict[str, str] = {}  # of its runs
     runs_scripts = True  # else it has an `answer` instead of plans
     of_this_machine = True  # else it isn't told what this machine is
     failures_count = True  # whether a run that fails makes the command fail
-    rounds_help = "how often each script runs (default: {}; intervals need 2)"
-    settings: dict = {}  # fields of its Plan
-    columns: list[Column] = []  # in a report (none: those of bench.report.tables.full_table)
-    short: list[Column] = []  # in a page for readers (none: as in a report, or else short_table)
 
     @property
     def name(self) -> str:
@@ -61,25 +58,25 @@ class Study:
             parser.add_argument("--names", metavar="A,B+C", help=self.names_help)
 
     def runs(self, setup: Setup) -> list[Run]:
-        """What is compared, the baseline first. Raises UserError, StackError."""
+        """Returns what is compared, the baseline first. Raises UserError, StackError."""
         raise NotImplementedError
 
     def plans(self, setup: Setup) -> Generator[Plan, Measured, None]:
-        """What to measure: one plan of its runs, unless a study has others. A plan that was
+        """Yields what to measure: one plan of its runs, unless a study has others. A plan that was
         measured comes back with its results, on which the next one may depend. Raises as `runs`."""
-        yield Plan(self.runs(setup), **self.settings, **self.length(setup))
+        yield Plan(self.runs(setup), **self.length(setup))
 
     def later(self, setup: Setup, plan: Plan) -> list[tuple[Plan, int]]:
-        """What follows a plan, for an estimate: plans as long as those to come, whose runs may
-        depend on its results, and how often there is one like each. Raises as `runs`."""
+        """Returns what follows a plan, for an estimate: plans as long as those to come, whose runs
+        may depend on its results, and how often there is one like each. Raises as `runs`."""
         return []
 
     def answer(self, setup: Setup) -> str:
-        """What a study that runs no scripts prints. Raises as `runs`."""
+        """Returns what a study that runs no scripts prints. Raises as `runs`."""
         raise NotImplementedError
 
     def length(self, setup: Setup) -> dict:
-        """How long a run trains, by the options and the device, as fields of Plan."""
+        """Returns how long a run trains, by the options and the device, as fields of Plan."""
         tokens, seconds = setup.args.max_tokens, getattr(setup.args, "seconds", None) or 0
         return dict(tokens=tokens or self.tokens[setup.device], equal_steps=True,
                     min_steps=1 if tokens else STEPS[setup.device], seconds=seconds)
@@ -89,77 +86,52 @@ class Study:
         isn't there."""
 
     def tables(self, measured, rows: list) -> list[Table] | None:
-        """What a report shows of a plan that was measured; None: bench.report.tables.full_table."""
-        return [Table(self.columns, rows)] if self.columns else None
+        """Returns what a report shows of a plan that was measured; None: the full_table of
+        bench.report.tables."""
 
     def notes(self, measured, rows: list) -> list[str] | None:
-        """Paragraphs below its tables; None: bench.report.notes.full_notes."""
+        """Returns paragraphs below its tables; None: bench.report.notes.full_notes."""
 
     def excerpts(self, measured, rows: list) -> dict[str, list[Table]] | None:
-        """The tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME; None: those of
-        `tables`, or else bench.report.tables.short_table, by the study's name and the kind."""
-        name = picture_name(self.name, measured.kind)
-        return {name: [Table(self.short, rows)]} if self.short else None
-
-    def fixed(self) -> dict[str, str]:
-        """The tables, as text, that need no measurement, by the NAME of their marker."""
-        return {}
+        """Returns the tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME; None:
+        those of `tables`, or else the short_table, by the study's name and the kind."""
 
     def extra(self, folder: Path, found: list[tuple]) -> str:
-        """What a page shows next to the tables, from the folder of the results; `found` are
+        """Returns what a page shows next to the tables, from the folder of the results; `found` are
         (measurement, rows), the newest of each kind."""
         return ""
 
     def draw(self, measured, rows: list):
-        """The picture of a plan that was measured, a matplotlib figure; None without one."""
+        """Draws a plan that was measured, as a matplotlib figure; None without one."""
 
     def pictures(self, folder: Path, found: list[tuple]) -> dict:
-        """All its pictures: {name: figure}."""
-        drawn = {picture_name(self.name, each.kind): self.draw(each, rows) for each, rows in found}
+        """Returns all its pictures: {name: figure}."""
+        drawn = {picture_name(self.name, measured.kind): self.draw(measured, rows)
+                 for measured, rows in found}
         return {name: figure for name, figure in drawn.items() if figure}
 
-    def summary(self, folder: Path) -> str:
-        """A table for plot_results.py to print and keep."""
-        return ""
-
     def result(self, measured, rows: list) -> str:
-        """What measure.py prints below the tables."""
+        """Returns what measure.py prints below the tables."""
         return ""
 
 
-def positive(text: str) -> int:
-    """As an option."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is out of range")
-    return int(text)
+def number_from(least: float, kind: type = float):
+    """Returns an option's type for argparse: a finite number that is `least` or more."""
+    def number(text: str) -> float:
+        if not least <= kind(text) < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is out of range")
+        return kind(text)
+
+    return number
 
 
-def duration(text: str) -> float:
-    """As an option: minutes or seconds."""
-    if not 0 <= float(text) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is out of range")
-    return float(text)
-
-
-def positive_duration(text: str) -> float:
-    """As an option: the minutes that something may take."""
-    if not duration(text):
-        raise argparse.ArgumentTypeError(f"{text} is out of range")
-    return float(text)
-
-
-# For argparse, "invalid number value".
-positive.__name__ = "whole number"
-duration.__name__ = positive_duration.__name__ = "number"
+positive, duration, positive_duration = number_from(1, int), number_from(0), number_from(1e-9)
 
 
 def all_studies() -> dict[str, Study]:
-    """Every study by its name, in the order of a report, the others behind."""
-    found = []
+    """Returns every study by its name, in the order of a report, the others behind."""
     for module in pkgutil.iter_modules(__path__):
-        loaded = vars(importlib.import_module(f"bench.studies.{module.name}"))
-        found += [kind() for kind in loaded.values()
-                  if isinstance(kind, type) and issubclass(kind, Study)
-                  and kind.__module__ == f"bench.studies.{module.name}"]
-    found.sort(key=lambda study: (min(study.schedule, default=1000), study.name))
-    return {study.name: study for study in found}
+        importlib.import_module(f"bench.studies.{module.name}")
+    studies = [kind() for kind in Study.__subclasses__() if kind.__module__.startswith(__name__)]
+    studies.sort(key=lambda study: (min(study.schedule, default=1000), study.name))
+    return {study.name: study for study in studies}

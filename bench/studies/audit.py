@@ -27,15 +27,15 @@ class Audit(Study):
         parser.add_argument("--name", default="", help="of the page results/audit-NAME.md"
                             " (default: the script's)")
         parser.add_argument("--gpu", metavar="NAMES", default="", help="GPUs that aren't here, such"
-                            " as \"RTX 4090,H100\": its tok/sec and memory there, predicted")
+                            " as \"RTX 4090,H100\": its tok/sec there, predicted")
         parser.add_argument("--minutes", type=positive_duration, default=10, metavar="N",
                             help="time limit per run, of two (default: 10)")
         parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
     def answer(self, setup):
         args = setup.args
-        command = ["-m", *args.module] if args.module else args.script
-        command = command + ["--"] * bool(setup.options) + setup.options
+        command = ["-m", *args.module] if args.module else [*args.script]
+        command += ["--", *setup.options] if setup.options else []
         if not command:
             raise UserError("which script? python measure.py audit SCRIPT [ITS ARGUMENTS]", 2)
         if not args.module and not Path(command[0]).exists():
@@ -44,8 +44,8 @@ class Audit(Study):
         timed, watched = audit(command, args.minutes)
         if int(os.environ.get("RANK", 0)):
             return ""
-        machine = machine_of(timed)
-        found = tell.findings(command, timed, watched, machine, setup.results, cards)
+        found = tell.findings(command, timed, watched, machine_of(timed), setup.results, cards)
         pages = tell.write_page(found, args.name, setup.results)
-        return json.dumps(found.as_json()) if args.json else tell.text(found) + ", ".join(
-            map(relative, pages))
+        if args.json:
+            return json.dumps(found.as_json())
+        return tell.text(found) + ", ".join(map(relative, pages))

@@ -14,10 +14,8 @@ from bench.common import REFERENCE, ROOT, UserError, other_text, relative, token
 from bench.measure.lengths import FLOAT32_FACTOR, fast_here, fitting, options_of_type
 from bench.measure.machine import compiler_folder, missing_here
 from bench.predict.speed import CARDS, card_of
-from bench.predict.store import kept
+from bench.predict.store import load
 from bench.studies import Study
-
-EXTRAS = "accelerate", "bitsandbytes", "safetensors", "transformers"
 
 
 class Doctor(Study):
@@ -44,15 +42,8 @@ class Doctor(Study):
                 ("free memory", ", ".join(f"{mib / 1024:.1f} GB" for mib in free))]
         lines += [("trains in", type_of(machine)),
                   ("torch.compile", "doesn't work" if compile_fails else "works")]
-        batches, tokens = {}, f"none yet in {relative(setup.data)}: the scripts make them"
-        try:
-            if known := tokens_in(setup.data):
-                text = other_text(known)
-                tokens = (f"{known['tokens']['train']:,} to train on, in {relative(setup.data)}"
-                          + f", of {text}" * bool(text))
-        except UserError as error:
-            tokens = str(error)
-        lines.append(("tokens", tokens))
+        lines.append(("tokens", tokens_line(setup.data)))
+        batches: dict[str, int] = {}
         if machine["gpus"]:
             batches = fitting(setup, fast_here(setup))
             lines.append(("batch size", ", ".join(
@@ -60,23 +51,29 @@ class Doctor(Study):
                 or "8 and 32, as published"))
             if not compile_fails:
                 lines += expected(setup, batches.get("32", 32))
-        packages = [name for name in EXTRAS if not importlib.util.find_spec(name)]
-        if packages:
-            missing.append(f"{', '.join(packages)}, for some variants:"
-                           " `pip install -r requirements-extras.txt`")
         lines += [("missing", thing) for thing in missing]
-        measured = [*setup.results.glob("*.jsonl")]
-        following = "make report" if measured else "make bench"
-        if not (ROOT / ".venv").exists():  # make would install another environment
-            first = f"python 00_orig.py --batch-size {batches['8']}" if batches else (
-                "python 00_orig.py")
-            following = "python measure.py report" if measured else first
-        lines.append(("next", following))
+        measured, has_make = any(setup.results.glob("*.jsonl")), (ROOT / ".venv").exists()
+        first = f"python 00_orig.py --batch-size {batches['8']}" if batches else "python 00_orig.py"
+        lines.append(("next", (  # elsewhere make would install another environment
+            "make report" if has_make else "python measure.py report") if measured else (
+            "make bench" if has_make else first)))
         return "\n".join(f"{name:15}{text}" for name, text in lines)
 
 
+def tokens_line(data: Path) -> str:
+    """Returns how many tokens are there to train on, and of which text."""
+    try:
+        known = tokens_in(data)
+    except UserError as error:
+        return str(error)
+    if not known:
+        return f"none yet in {relative(data)}: the scripts make them"
+    text = f", of {other_text(known)}" if other_text(known) else ""
+    return f"{known['tokens']['train']:,} to train on, in {relative(data)}{text}"
+
+
 def type_of(machine: dict) -> str:
-    """The type that the optimized scripts train in here, and why."""
+    """Returns the type that the optimized scripts train in here, and why."""
     text = f"{trained_in(machine)}: {machine['dtype_reason']}"
     if trained_in(machine) == "float32" and not machine["gpus"]:
         text += f"; 01 is about {FLOAT32_FACTOR} times 00 here"
@@ -86,9 +83,9 @@ def type_of(machine: dict) -> str:
 
 
 def has_compiler(gpu: bool) -> bool:
-    """Whether what torch.compile starts is here, finds Python's headers, and has folders: for a
-    GPU Triton and a C compiler, else a C++ compiler with OpenMP. A trial of torch.compile itself
-    takes many seconds; False: only that can tell."""
+    """Returns whether what torch.compile starts is here, finds Python's headers, and has folders:
+    for a GPU Triton and a C compiler, else a C++ compiler with OpenMP. A trial of torch.compile
+    itself takes many seconds; False: only that can tell."""
     compiler = os.environ.get("CC", "gcc") if gpu else os.environ.get("CXX", "g++")
     torch, headers = importlib.util.find_spec("torch"), sysconfig.get_paths()["include"]
     if not shutil.which(compiler) or not torch or " " in f"{torch.origin}{headers}" or (
@@ -96,7 +93,7 @@ def has_compiler(gpu: bool) -> bool:
         return False
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "probe.c" if gpu else "probe.cpp")
-        source.write_text("#include <Python.h>\n" + "#include <omp.h>\n" * (not gpu))
+        source.write_text("#include <Python.h>\n" + ("" if gpu else "#include <omp.h>\n"))
         flags = [] if gpu else ["-fopenmp", "-std=c++20"]
         return subprocess.run(
             [compiler, *flags, "-shared", "-fPIC", f"-I{headers}", source, "-o", f"{source}.so"],
@@ -104,14 +101,15 @@ def has_compiler(gpu: bool) -> bool:
 
 
 def expected(setup, batch: int) -> list[tuple[str, str]]:
-    """What 01 should do on this card, if it is a known one."""
-    card, run = card_of(setup.machine["name"]), setup.scripts.here(
-        "01", setup.machine, setup.options)
+    """Returns a line of what 01 should do on this card, if it is a known one."""
+    name = card_of(setup.machine["name"])
+    run = setup.scripts.here("01", setup.machine, setup.options)
     options = ["--model", "gpt2", *options_of_type(setup, run.script)]
-    known = kept(setup.scripts, run.script, options, REFERENCE)
-    if not card or not known:
+    prediction = load(setup.scripts, run.script, options, REFERENCE)
+    if not name or not prediction:
         return []
-    told, minutes = known.speed_range(batch, CARDS[card]), known.minutes(batch, CARDS[card])
-    return [("expected", f"{run.label} at batch {batch}: {told} thousand tok/sec on each GPU,"
-                         f" {EPOCHS} epochs in {minutes or 0:,.1f} minutes, by prediction"
+    card = CARDS[name]
+    return [("expected", f"{run.label} at batch {batch}: {prediction.speed_range(batch, card)}"
+                         f" thousand tok/sec on each GPU, {EPOCHS} epochs in"
+                         f" {prediction.minutes(batch, card) or 0:,.1f} minutes, by prediction"
                          " (docs/predictions.md)")]

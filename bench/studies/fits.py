@@ -17,7 +17,6 @@ class Fits(Study):
     build/."""
 
     runs_scripts = False
-    arguments = "00|01|02"
 
     def options(self, parser):
         parser.add_argument("stage", choices=list(STAGES), help="which of the three scripts")

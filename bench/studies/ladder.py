@@ -1,11 +1,19 @@
 """One technique more at a time."""
 
 from bench.analysis.rows import Row
-from bench.measure.plan import EVERY_ROUND
+from bench.measure.plan import EVERY_ROUND, Plan
 from bench.report import waterfall
-from bench.report.names import called, credited
 from bench.report.pictures import place_of
-from bench.report.tables import Column, Table, bold, cell, number, spread, within_01
+from bench.report.tables import (
+    Column,
+    Table,
+    bold,
+    cell,
+    credited,
+    number,
+    spread,
+    within_01,
+)
 from bench.studies import Study
 
 
@@ -15,20 +23,20 @@ class Ladder(Study):
     title = "The ladder: one more technique at a time"
     schedule = {30: 1, 50: None}
     rounds = {"cuda": 4, "cpu": 6}  # a CPU is noisier
-    settings = dict(seed_noise=1, cold_rounds=EVERY_ROUND)
     rungs_help = "which techniques, by their numbers (default: all)"
 
-    def runs(self, setup):
+    def plans(self, setup):
         gpus = setup.machine["gpus"]
         runs = setup.scripts.rungs(gpus)[: None if gpus > 1 else -1]
         runs = setup.scripts.chosen(setup.args.rungs, runs)
-        return [run.but(compared_to=before and before.name)
+        runs = [run.but(compared_to=before and before.name)
                 for before, run in zip([None, *runs], runs, strict=False)]
+        yield Plan(runs, seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))
 
     def excerpts(self, measured, rows):
         def speed(row: Row) -> str:
             values = spread(row.speeds)
-            return cell(row.tok_per_sec, ",.0f") + f" ({values})" * bool(values)
+            return cell(row.tok_per_sec, ",.0f") + (f" ({values})" if values else "")
 
         in_01 = within_01(measured.folder)
         return {"ladder": [Table([
@@ -53,15 +61,14 @@ class Ladder(Study):
 
 
 def finding(measured, rows: list[Row]) -> str:
-    """A title: how much faster it is in total, and what gains significantly. Where nothing does it
-    claims nothing."""
+    """Returns a title: how much faster it is in total, and what gains significantly. Where nothing
+    does it claims nothing."""
     sure = sorted((row for row in rows if row.significance == "faster"),
                   key=lambda row: -row.factor)
     if not sure:
         return f"One more technique at a time: {place_of(measured)}"
-    names = [credited(row, called(str(row.run.script), row.label.partition(" ")[2]))
-             + f" {row.factor:.2f}×" for row in sure]
-    rest = f" and {len(names) - 3} more" * (len(names) > 3)
+    names = [credited(row, waterfall.technique_of(row)) + f" {row.factor:.2f}×" for row in sure]
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
     whole = next(filter(None, (row.factor_baseline for row in reversed(rows))), None)
     first = rows[0].run.rung
     since = f" than after technique {first}" if first else ""

@@ -3,7 +3,18 @@
 from bench.catalogue import Run
 from bench.common import UserError
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
-from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, Column, bold, cell, number
+from bench.report.tables import (
+    GB,
+    RANGE,
+    RUN,
+    SPEED_OR_ERROR,
+    Column,
+    Table,
+    bold,
+    cell,
+    number,
+    picture_name,
+)
 from bench.studies import Study
 from patches import stack
 
@@ -16,10 +27,6 @@ class LeaveOneOut(Study):
     schedule = {60: None}
     rungs_help = "which techniques, by their numbers (default: all)"
     names_help = "variants that the script has besides, joined by + (default: none)"
-    short = [RUN, SPEED_OR_ERROR, RANGE,
-             Column("technique's speedup",
-                    lambda row: bold(cell(row.technique_factor, ".2f"), row.significance)),
-             GB, number("Δ loss", "loss_difference", "+.3f")]
 
     def plans(self, setup):
         names = setup.args.names
@@ -36,6 +43,13 @@ class LeaveOneOut(Study):
                 compared_to=base.name, stage=None, without=part))
         yield Plan(runs, "variants" if names else "", seed_noise=2, cold_rounds=EVERY_ROUND,
                    **self.length(setup))
+
+    def excerpts(self, measured, rows):
+        return {picture_name(self.name, measured.kind): [Table([
+            RUN, SPEED_OR_ERROR, RANGE,
+            Column("technique's speedup",
+                   lambda row: bold(cell(row.technique_factor, ".2f"), row.significance)),
+            GB, number("Δ loss", "loss_difference", "+.3f")], rows)]}
 
 
 def without_techniques(setup: Setup, base: Run) -> list[Run]:

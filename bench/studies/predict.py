@@ -67,8 +67,7 @@ class Predict(Study):
         parser.add_argument("--all", action="store_true",
                             help="trace what the pages say about predictions where it is missing or"
                                  " its script's training step has changed, with --anew all of it"
-                                 " (up to two hours), into --results-dir; print what differs"
-                                 " from what was kept")
+                                 " (up to two hours), into --results-dir")
 
     def answer(self, setup):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
@@ -84,8 +83,9 @@ class Predict(Study):
         runs = chosen(setup, gpus)
 
         def there(run: Run, card: str) -> Run:
-            chosen = option_of("--dtype", options)
-            return run if chosen else in_place(setup.scripts, run, cards[card])
+            if option_of("--dtype", options):
+                return run
+            return in_place(setup.scripts, run, cards[card])
 
         asked = list({run.name: run for run in [
             *runs, *(there(run, card) for card in cards for run in runs)]}.values())
@@ -103,13 +103,13 @@ class Predict(Study):
             text += "\n" + markdown(where_it_goes(
                 [there(run, name) for run in runs], known, name, card, args.batch_size))
         slow = costs.why_slow(cards) if args.why else []
-        return "\n".join([text, *slow, *notes(cards, runs, args),
-                          *([f"{other_code} --anew traces it."] if other_code else [])])
+        edited = [f"{other_code} --anew traces it."] if other_code else []
+        return "\n".join([text, *slow, *notes(cards, runs), *edited])
 
 
 def asked_for(args) -> tuple[dict[str, Card], int]:
-    """(the cards by their names, how many of one 02 has, 0 where it isn't asked for). Raises
-    UserError."""
+    """Returns (the cards by their names, how many of one 02 has, 0 where it isn't asked for).
+    Raises UserError."""
     if args.compare and (args.memory is not None or args.gpu != "all"):
         raise UserError("--compare names the GPUs: leave --gpu and --memory out", 2)
     for name in ("memory", "bandwidth", "tflops"):
@@ -128,11 +128,9 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
             int(1024 * args.memory), 8.0, args.bandwidth or 0, None, rate / 2, rate, rate,
             0.8 * rate, None, is_measured=False, held=1)}, counts
     known = cards_of(args)
-    if names == "all":  # that 01 and 02 are for
-        return {name: card for name, card in known.items()
-                if args.gpu_file or card.capability >= 7}, counts
-    return {name: known[name] for name in named(
-        names, known, "--compare" if args.compare else "--gpu")}, counts
+    chosen = named(names, known, "--compare" if args.compare else "--gpu") if names != "all" else [
+        name for name, card in known.items() if args.gpu_file or card.capability >= 7]
+    return {name: known[name] for name in chosen}, counts  # 01 and 02 are for 7.0 and later
 
 
 def cards_of(args) -> dict[str, Card]:
@@ -140,16 +138,15 @@ def cards_of(args) -> dict[str, Card]:
 
 
 def counted(text: str) -> tuple[int, str]:
-    """(how many GPUs, their names) of "8xH100,8xH200"; 0 where it doesn't say how many. Raises
-    UserError."""
-    parts = [re.fullmatch(r"(?:(\d+) *[x×])?(.*)", part.strip(), re.IGNORECASE | re.DOTALL).groups()
-             for part in text.split(",")]
-    counts = {count for count, _ in parts}
-    if len(counts) > 1 or counts & {"0"}:
+    """Returns (how many GPUs, their names) of "8xH100,8xH200"; 0 where it doesn't say how many.
+    Raises UserError."""
+    counts, names = zip(*(
+        re.fullmatch(r"(?:(\d+) *[x×])?(.*)", part.strip(), re.IGNORECASE | re.DOTALL).groups()
+        for part in text.split(",")), strict=True)
+    if len({*counts}) > 1 or "0" in counts:
         raise UserError(f"{text}: how many GPUs? One number for all of them, from 1", 2)
-    (count,) = counts
-    names = ",".join(name.strip() for _, name in parts)
-    return int(count or 0), "all" if names.lower() == "all" else names
+    joined = ",".join(map(str.strip, names))
+    return int(counts[0] or 0), "all" if joined.lower() == "all" else joined
 
 
 def cards_table(cards: dict[str, Card]) -> Table:
@@ -161,7 +158,7 @@ def cards_table(cards: dict[str, Card]) -> Table:
 
 
 def answer_of(run: Run, known: dict[str, Prediction], cards: dict[str, Card], there, args) -> str:
-    """What one asks first, of the last script: does it fit, at which batch, how fast is it."""
+    """Returns what one asks first, of the last script: does it fit, at which batch, how fast."""
     if len(cards) <= FEW:
         prices = (args.price or [None]) * len(cards)
         return "\n".join(answer_on(name, card, there(run, name), known, args, price)
@@ -174,21 +171,20 @@ def answer_of(run: Run, known: dict[str, Prediction], cards: dict[str, Card], th
 
 def answer_on(name: str, card: Card, run: Run, known: dict[str, Prediction], args,
               price: float | None) -> str:
-    """The same, on one card, in a sentence."""
+    """Returns the same, on one card, in a sentence."""
     prediction = known[run.name]
     most = largest(prediction.needs, card.mib)
     batch = fitting(prediction.needs, card.mib, args.batch_size)
     size = batch or args.batch_size or min(prediction.needs)
-    room = f"{prediction.needs[size].least / 1024:.2f} of {(card.mib - OTHERS) / 1024:.2f} GB"
-    largest_is = f"; the largest that fits is {most}" if args.batch_size and most else ""
     text = (f"{name}, {args.model}, {run.label}: {'fits' if batch else 'does not fit'} at batch"
-            f" {size} (needs {room}{largest_is})")
+            f" {size} (needs {prediction.needs[size].least / 1024:.2f} of"
+            f" {(card.mib - OTHERS) / 1024:.2f} GB"
+            f"{f'; the largest that fits is {most}' if args.batch_size and most else ''})")
     if not batch:
         return text + "."
     if card.bandwidth:
-        speed = prediction.speed_range(batch, card, run.processes)
-        is_known = prediction.speeds(batch, card) is not None
-        text += f", {speed} thousand tok/sec" if is_known else f", {speed}"
+        text += f", {prediction.speed_range(batch, card, run.processes)}"
+        text += " thousand tok/sec" if prediction.speeds(batch, card) is not None else ""
         figures = costs.figures_of(prediction, batch, card, run.processes, args.tokens, price)
         if "hours" in figures:
             text += f"; {args.tokens:,.0f} tokens take {figures['hours']} hours"
@@ -212,7 +208,7 @@ def reserved_table(runs: list[Run], known: dict[str, Prediction], args, ours: di
 
 def fitting_table(runs: list[Run], known: dict[str, Prediction], cards: dict[str, Card],
                   there) -> Table:
-    """The largest batch on each card, of the script that is `there` in place of a run."""
+    """Returns the largest batch on each card, of the script that is `there` in place of a run."""
     def fits(run: Run, name: str) -> str:
         prediction, card = known[there(run, name).name], cards[name]
         batch = largest(prediction.needs, card.mib)
@@ -227,46 +223,40 @@ def fitting_table(runs: list[Run], known: dict[str, Prediction], cards: dict[str
         if any(there(run, name) is not run for run in runs):
             how = f"with {FLOAT16}" if card.capability >= 7 else "in float32, not compiled"
             others.setdefault(how, []).append(name)
-    told = "".join(f" (on {', '.join(names)} {how})" for how, names in others.items())
+    elsewhere = "".join(f" (on {', '.join(names)} {how})" for how, names in others.items())
     return Table([
         Column("card", lambda name: name, True),
         Column("GB", lambda name: f"{cards[name].mib / 1024:.0f}"),
         *(Column(run.label, partial(fits, run)) for run in runs)],
         list(cards),
-        f"Largest batch (a power of two), GB reserved, thousand tok/sec per GPU{told}:")
+        f"Largest batch (a power of two), GB reserved, thousand tok/sec per GPU{elsewhere}:")
 
 
-def notes(cards: dict[str, Card], runs: list[Run], args) -> list[str]:
-    """What to know of the tables, a line each."""
+def notes(cards: dict[str, Card], runs: list[Run]) -> list[str]:
+    """Returns what to know of the tables, a line each."""
+    fast = {name: card for name, card in cards.items() if card.bandwidth}
+    scaled = [name for name, card in fast.items() if card.capability >= 8 and not card.is_measured]
     lines = [f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for driver and display."
-             " How accurate they are: docs/gpus.md, docs/predictions.md. On an H100 01 reserved"
-             " 15 % more than predicted: where less than that is left, take half the batch."]
-    if len(cards) == 1 and all(card.bandwidth for card in cards.values()):
+             " How accurate they are: docs/predictions.md. On an H100 01 reserved 15 % more than"
+             " predicted: where less than that is left, take half the batch."]
+    if fast and len(cards) == 1:
         lines.append(f"{EPOCHS} epochs are of the book, {TOKENS_OF_BOOK:,} training tokens; –: one"
                      " batch has more.")
-    several = {run.processes for run in runs} - {1}
-    if several:
-        lines.append("Communication between GPUs takes no time here, so with several the speed is"
-                     " an upper bound.")
-    scaled = [name for name, card in cards.items()
-              if card.bandwidth and card.capability >= 8 and not card.is_measured]
+    if any(run.processes > 1 for run in runs):
+        lines.append("A step on several GPUs takes at least as long as on one: communication takes"
+                     f" no time here. Weights and states that ranks share are traced as on {GPUS}.")
     if scaled:
-        lines.append(f"Nobody has measured the matmul throughput of these; it is scaled from the"
-                     f" datasheet, so the range is wider: {', '.join(scaled)}.")
-    if any(card.bandwidth and not card.float32 for card in cards.values()):
+        lines.append("The matmul throughput of these is scaled from the datasheet, so the range is"
+                     f" wider: {', '.join(scaled)}.")
+    if not all(card.float32 for card in fast.values()):
         lines.append("Speed unknown: it needs the GPU's float32 throughput, which --gpu-file may"
                      " give.")
-    if several - {GPUS}:
-        lines.append("A step on several GPUs takes at least as long as on one; weights and states"
-                     f" that ranks share are traced as on {GPUS}.")
-    if not args.why and len(cards) <= FEW and any(card.bandwidth for card in cards.values()):
-        lines.append("Is yours slower? --why prints what slowed such GPUs down elsewhere.")
     return lines
 
 
 def where_it_goes(runs: list, known: dict[str, Prediction], name: str, card: Card,
                   batch_size: int | None) -> Table:
-    """For one card: at which batch, how fast, and where the time of a step goes."""
+    """Returns for one card at which batch, how fast, and where the time of a step goes."""
     rows = []
     for run in runs:
         prediction, gpus = known[run.name], run.processes
@@ -292,8 +282,8 @@ def where_it_goes(runs: list, known: dict[str, Prediction], name: str, card: Car
 
 
 def chosen(setup, gpus: int) -> list[Run]:
-    """The scripts that are asked for, those of several GPUs on this many. Raises UserError,
-    StackError."""
+    """Returns the scripts that are asked for, those of several GPUs on this many. Raises
+    UserError, StackError."""
     scripts, args = setup.scripts, setup.args
     runs = [scripts.stage(name, gpus or GPUS) for name in ("00", "01", "02")[:3 if gpus else 2]]
     if args.rungs:
@@ -307,12 +297,8 @@ def chosen(setup, gpus: int) -> list[Run]:
 
 
 def measured(setup, options: list[str]) -> dict[str, str]:
-    """What was reserved on a GPU here, by the run's name."""
-    found = {}
-    for study in ("stages", "ladder", "variants"):
-        for each, rows in found_in(setup.results, study):
-            if each.machine["device"] == "cuda" and setup.options == each.options:
-                found |= {row.run.name: f"{row.reserved_gb:.2f}" for row in rows
-                          if row.record and row.reserved_gb
-                          and row.record.config["model"] == options[1]}
-    return found
+    """Returns what was reserved on a GPU here, by the run's name."""
+    return {row.run.name: f"{row.reserved_gb:.2f}" for study in ("stages", "ladder", "variants")
+            for one, rows in found_in(setup.results, study) for row in rows
+            if one.machine["device"] == "cuda" and setup.options == one.options
+            and row.reserved_gb and row.record and row.record.config["model"] == options[1]}

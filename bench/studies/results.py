@@ -11,13 +11,13 @@ from bench.analysis.stats import significant
 from bench.common import DAMAGE, REFERENCE, UserError, listed, relative, trained_in
 from bench.measure.journal import locked
 from bench.report.look import read_look
-from bench.report.names import credited
 from bench.report.page import write_page
 from bench.report.tables import (
     INTERVAL,
     Column,
     Table,
     cell,
+    credited,
     found_in,
     markdown,
     number,
@@ -29,49 +29,44 @@ from bench.studies import Study, all_studies
 
 
 class Pair(NamedTuple):
-    """The same rung of both ladders."""
+    """The same technique in both ladders."""
 
     one: Row
     other: Row
-    difference: str = ""  # whether the technique brings more here or there
+    difference: str = ""  # whether the technique brings more in A or in B, or why that isn't known
 
     @property
-    def both(self) -> bool:
-        """Whether both have factors."""
-        return bool(self.one.factor and self.other.factor)
-
-    @property
-    def comparable(self) -> bool:
-        """Whether both have factors, over the same rung."""
-        return self.both and self.one.versus.run.name == self.other.versus.run.name
-
-    @property
-    def why_not(self) -> str:
-        """Why the two can't be compared; "" where neither has a row before it."""
-        if self.both:
-            return f"over {self.one.versus.label} in A, over {self.other.versus.label} in B"
+    def why_not(self) -> str | None:
+        """Why the two can't be compared: None where they can, "" where neither has a row before it.
+        """
         rows = {"A": self.one, "B": self.other}
         if missing := [name for name, row in rows.items() if not row.speeds]:
             return f"no figures in {listed(missing)}"
-        first = [name for name, row in rows.items() if not row.versus]
-        return f"the first one in {first[0]}" if len(first) == 1 else ""
+        if first := [name for name, row in rows.items() if not row.versus]:
+            return f"the first one in {first[0]}" if len(first) == 1 else ""
+        if self.one.versus.run.name != self.other.versus.run.name:
+            return f"over {self.one.versus.label} in A, over {self.other.versus.label} in B"
+        return None
 
 
 def judged(pairs: list[Pair]) -> list[Pair]:
-    """With their differences, by the rule of all tables."""
-    differences, words = {}, {}
+    """Returns them with their differences, by the rule of all tables."""
+    differences = {}
     for pair in pairs:
-        ours, theirs = (row.rows.judged(speed_of).differences.get(row.run.name)
-                        for row in (pair.one, pair.other))
-        if pair.comparable:
-            words[pair.one.run.name] = "not tested"
-            if ours and theirs:
-                differences[pair.one.run.name] = ours.minus(theirs)
+        ours, theirs = (row.rows.judged(speed_of).differences.get(row.run.name) for row in pair[:2])
+        if pair.why_not is None and ours and theirs:
+            differences[pair.one.run.name] = ours.minus(theirs)
     names = significant(differences)
-    for name, difference in differences.items():
-        words[name] = "not significant" if name not in names else (
-            "more in A" if difference.mean > 0 else "more in B")
-    return [pair._replace(difference=words.get(pair.one.run.name, pair.why_not)) for pair in pairs]
+
+    def words(pair: Pair) -> str:
+        difference = differences.get(pair.one.run.name)
+        if not difference:
+            return "not tested" if pair.why_not is None else pair.why_not
+        if pair.one.run.name not in names:
+            return "not significant"
+        return "more in A" if difference.mean > 0 else "more in B"
+
+    return [pair._replace(difference=words(pair)) for pair in pairs]
 
 
 class Compare(Study):
@@ -79,7 +74,6 @@ class Compare(Study):
     whether the two differ significantly, and what differs between the machines."""
 
     runs_scripts = of_this_machine = False
-    arguments = "A B"
 
     def options(self, parser):
         for name in "AB":
@@ -90,11 +84,11 @@ class Compare(Study):
         names = setup.args.A, setup.args.B
         (one, rows), (other, others) = map(ladder_in, names)
         if one.options != other.options:
-            ours, theirs = (" ".join(each.options) or "none" for each in (one, other))
+            ours, theirs = (" ".join(options) or "none" for options in (one.options, other.options))
             raise UserError(f"measured with different options: {ours}; {theirs}")
         there = {row.run.name: row for row in others}
         pairs = [Pair(row, there[row.run.name]) for row in rows if row.run.name in there]
-        if not any(pair.comparable for pair in pairs):
+        if not any(pair.why_not is None for pair in pairs):
             reasons = [f"{pair.one.label}: {pair.why_not}" for pair in pairs if pair.why_not]
             raise UserError("the two ladders have no technique in common" + (
                 f" with the same one before it ({'; '.join(reasons)})" if reasons else ""))
@@ -118,7 +112,7 @@ class Compare(Study):
 
 
 def ladder_in(name: str) -> tuple:
-    """(measurement, rows) of the ladder in a folder. Raises UserError."""
+    """Returns (measurement, rows) of the ladder in a folder. Raises UserError."""
     folder = Path(name) if Path(name).is_dir() else REFERENCE / name
     found = found_in(folder, "ladder") if folder.is_dir() else []
     if not found:
@@ -128,28 +122,22 @@ def ladder_in(name: str) -> tuple:
 
 
 def differences(one, other, pairs: list[Pair]) -> list[tuple]:
-    """Lines of (what, A, B), of all in which the two measurements differ; and how fast they are."""
-    def facts(measured) -> dict:
-        return {"techniques from 5 on train in": trained_in(measured.machine)} | {
-            name: value for name, value in measured.machine.items()
-            if not name.startswith("dtype")} | {
+    """Returns lines of (what, A, B): all in which the two measurements differ, and how fast they
+    are."""
+    def facts(measured) -> dict[str, str]:
+        machine = {name: f"{value:.1f}" if isinstance(value, float) else str(value)
+                   for name, value in measured.machine.items()
+                   if value is not None and not name.startswith("dtype")}
+        return {"techniques from 5 on train in": trained_in(measured.machine)} | machine | {
             "measured at commit": (measured.commit or "")[:7],
             "text": measured.text or "the book", "SHA-256 of its tokens": (measured.data or "")[:8],
-            "tokens per run": measured.plan.tokens}
+            "tokens per run": str(measured.plan.tokens)} | {
+            f"matmuls in {name}, TFLOP/s": f"{rate / 1e12:.2f}"
+            for name, rate in measured.peak.items()}
 
-    def shown(value) -> str:
-        if isinstance(value, float):
-            return f"{value:.1f}"
-        return "" if value is None else str(value)
-
-    ours, theirs = facts(one), facts(other)
-    lines: list[tuple] = [(name, shown(ours.get(name)), shown(theirs.get(name)))
-                          for name in ours | theirs]
-    lines = [line for line in lines if line[1] != line[2]]
-    lines += [(f"matmuls in {name}, TFLOP/s", *(
-        f"{each.peak[name] / 1e12:.2f}" if name in each.peak else "" for each in (one, other)))
-        for name in one.peak | other.peak]
-    first = pairs[0]
+    ours, theirs, first = facts(one), facts(other), pairs[0]
+    lines = [(name, ours.get(name, ""), theirs.get(name, "")) for name in ours | theirs
+             if ours.get(name) != theirs.get(name)]
     return [*lines, ("rounds", *(row.rounds for row in first[:2])),
             (f"{first.one.label}, tok/sec", *(cell(row.tok_per_sec, ",.0f") for row in first[:2]))]
 
@@ -166,7 +154,6 @@ class Pack(Study):
     results/reference/NAME, for a pull request."""
 
     runs_scripts = of_this_machine = False
-    arguments = "NAME"
 
     def options(self, parser):
         parser.add_argument("name", metavar="NAME",
@@ -209,15 +196,12 @@ def page_of(results) -> str:
 
 
 def what_is_missing(results) -> list[str]:
-    """Of what a page needs before others may quote it, each with the command that gets it."""
-    missing = []
-    look, text = read_look(results), page_of(results)
-    if not look or not text:
+    """Returns what a page lacks before others may quote it, each with the command that gets it."""
+    missing, look, text = [], read_look(results), page_of(results)
+    if not look or not re.search(MADE_BY, text):
         return ["no report: make report"]
     if "\nNot finished: " in text:
         missing.append("the report isn't finished: make report continues it, or says why it can't")
-    if not re.search(MADE_BY, text):
-        missing.append("the page doesn't name its command: make report")
     for study, rounds in ROUNDS.items():
         found = found_in(results, study)
         command = f"python measure.py {study} --resume --rounds {rounds}"

@@ -1,33 +1,22 @@
 """Weak scaling: 02 with as many processes as asked, each with the same batch."""
 
+from argparse import ArgumentTypeError
+
 from bench.analysis.rows import Row, ratio, speed_of
 from bench.catalogue import published
 from bench.common import UserError
 from bench.measure.plan import Plan
 from bench.report.notes import machine_note
-from bench.report.pictures import OWN, place_of, rows_of_panels
-from bench.report.tables import (
-    GB,
-    LOSS,
-    RANGE,
-    RUN,
-    SPEED_OR_ERROR,
-    Column,
-    cell,
-    spread,
-)
-from bench.studies import Study
+from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, Column, Table, cell, spread
+from bench.studies import Study, positive
 
 
 def numbers(text: str) -> list[int]:
     """Returns the numbers in "1,2,4", each once, in ascending order. Raises UserError."""
     try:
-        sizes = sorted({int(part) for part in text.split(",")})
-    except ValueError:
+        return sorted({positive(part) for part in text.split(",")})
+    except (ValueError, ArgumentTypeError):
         raise UserError(f"{text!r} isn't a list of numbers like 1,2,4", 2)
-    if sizes[0] < 1:
-        raise UserError(f"{text!r}: {sizes[0]} is out of range", 2)
-    return sizes
 
 
 def efficiency_of(row: Row) -> float | None:
@@ -37,16 +26,12 @@ def efficiency_of(row: Row) -> float | None:
     return ratio(factor, row.run.processes) if row.speeds else None
 
 
-def published_efficiency() -> tuple[int, float]:
-    """Returns (GPUs, efficiency) of the published 02 on A100s. Raises UserError, StackError."""
-    one, many = (published().stages[stage] for stage in ("01", "02"))
-    return many.gpus, many.tok_per_sec / many.gpus / one.tok_per_sec
-
-
 def interval_of(row: Row) -> str:
-    """That in which the efficiency lies with a confidence of 95 %."""
-    found = row.baseline and row.difference(speed_of, row.baseline)
-    return spread([each / row.run.processes for each in found.interval], ".0%") if found else ""
+    """Returns that in which the efficiency lies with a confidence of 95 %."""
+    effect = row.baseline and row.difference(speed_of, row.baseline)
+    if not effect:
+        return ""
+    return spread([factor / row.run.processes for factor in effect.interval], ".0%")
 
 
 class Scaling(Study):
@@ -55,13 +40,6 @@ class Scaling(Study):
     title = "How 02 scales over processes"
     schedule = {100: None}
     in_report = ("1,2,4,8",)
-    arguments = "[1,2,4]"
-    columns = [
-        RUN, SPEED_OR_ERROR, RANGE,
-        Column("per process", lambda row: cell(ratio(row.tok_per_sec, row.run.processes), ",.0f")),
-        Column("efficiency", lambda row: cell(efficiency_of(row), ".1%")),
-        Column("95 %", interval_of),
-        GB._replace(heading="GB per process"), LOSS]
 
     def options(self, parser):
         parser.add_argument("sizes", nargs="?", default="1,2,4", metavar="1,2,4",
@@ -85,38 +63,19 @@ class Scaling(Study):
                 error=None if size in fitting else f"needs {size} {unit}"))
         yield Plan(runs, **self.length(setup))
 
-    def notes(self, measured, rows):
-        machine = measured.machine
-        most = max(row.run.processes for row in rows if not row.run.error)
-        shares = "" if machine["gpus"] else (
-            f" Each process has {machine['threads'] // most} of the {machine['threads']} cores at"
-            " every size.")
-        return [machine_note(measured, rows) + shares,
-                 "Weak scaling: each process has the same batch. Efficiency is the speed of each"
-                 " process over that of 01: the mean of the rounds' ratios, with its 95 %"
-                 " interval."]
+    def tables(self, measured, rows):
+        return [Table([
+            RUN, SPEED_OR_ERROR, RANGE,
+            Column("per process",
+                   lambda row: cell(ratio(row.tok_per_sec, row.run.processes), ",.0f")),
+            Column("efficiency", lambda row: cell(efficiency_of(row), ".1%")),
+            Column("95 %", interval_of), GB._replace(heading="GB per process"), LOSS], rows)]
 
-    def draw(self, measured, rows):
-        """Draws efficiency over processes: this machine's, and that of the published A100s."""
-        sizes = {}  # the first row of each number of processes
-        for row in rows[1:]:
-            if row.tok_per_sec:
-                sizes.setdefault(row.run.processes, row)
-        if not sizes or not rows[0].tok_per_sec:
-            return None
-        most = sizes[max(sizes)]
-        figure, [(subfigure, axes)] = rows_of_panels(
-            [f"{most.label}: {efficiency_of(most):.0%} efficient (weak scaling)"
-             f"\n{place_of(measured)}"], [4.1], [1])
-        axes.axhline(100, color="0.5", linewidth=1, linestyle="--", label="ideal")
-        axes.plot(list(sizes), [100 * efficiency_of(row) for row in sizes.values()], "o-",
-                  color=OWN, linewidth=2, label="this machine")
-        gpus, efficiency = published_efficiency()
-        axes.plot([gpus], [100 * efficiency], "s", color="0.5", markersize=8,
-                  label=f"{gpus} × A100, the published 02 (timed with its evaluation)")
-        axes.set(xlabel="processes", ylabel="efficiency, %", ylim=(0, 112))
-        axes.set_xscale("log", base=2)
-        ticks = sorted({1, gpus, *sizes})
-        axes.set_xticks(ticks, ticks)
-        subfigure.legend(loc="outside lower center", ncols=2, frameon=False)
-        return figure
+    def notes(self, measured, rows):
+        one, many = (published().stages[stage] for stage in ("01", "02"))
+        theirs = many.tok_per_sec / many.gpus / one.tok_per_sec
+        return [machine_note(measured, rows),
+                "Weak scaling: each process has the same batch, and on a CPU as many cores at every"
+                " size. Efficiency is the speed of each process over that of 01: the mean of the"
+                f" rounds' ratios, with its 95 % interval; published for {many.gpus} A100s:"
+                f" {theirs:.0%}."]

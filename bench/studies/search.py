@@ -19,7 +19,6 @@ from bench.measure.lengths import DEMO_TOKENS, configurations, fitting, tokens_p
 from bench.measure.plan import Plan, Setup
 from bench.report.tables import RUN, SPEED, Column, Table, cell
 from bench.studies import Study
-from bench.studies.settings import Point, costs_of, losses_in_time, point_of
 from bench.studies.times import time_notes, time_tables
 
 # What chooses settings has this seed and those after; the reported times have plan.SEED and after.
@@ -39,29 +38,77 @@ MAX_TOKENS_HELP = ("training tokens of the run that sets the target (default: 00
                    f" the others have at most {LIMIT} times as many")
 
 
+class Point(NamedTuple):
+    """The settings that a search varies."""
+
+    stage: str  # "00", "01", or variants of 01: "optimizer-muon+model-tied-head"
+    batch: int
+    rate: float
+
+    def around(self) -> list["Point"]:
+        """Returns half and twice the batch size, and half and twice the learning rate."""
+        batches = [size for size in (self.batch // 2, self.batch * 2) if size]
+        return [*(self._replace(batch=size) for size in batches), *self.other_rates()]
+
+    def other_rates(self) -> list["Point"]:
+        return [self._replace(rate=rate) for rate in (self.rate / 2, self.rate * 2)]
+
+    def run(self, setup: Setup) -> Run:
+        """Returns the script with these settings."""
+        run = setup.scripts.find(self.stage, setup.machine)
+        return run.but(
+            name=f"{run.name}-batch-{self.batch}-rate-{self.rate:g}", published=None,
+            label=f"{run.label}, batch {self.batch}, rate {self.rate:g}", **self._asdict(),
+            compared_to=None, options=(*run.options, "--batch-size", str(self.batch),
+                                       "--learning-rate", f"{self.rate:g}"))
+
+
+def point_of(row: Row) -> Point:
+    return Point(*(getattr(row.run, name) for name in Point._fields))
+
+
+def costs_of(rows: list[Row], stage: str, target: float = -math.inf,
+             ) -> dict[Point, tuple[float, float]]:
+    """Returns a script's settings, each with the seconds to a loss of `target` and the lowest loss;
+    the best first. What never comes to the target is judged by its loss."""
+    return best_first({
+        point_of(row): (math.inf, math.inf) if row.error else (
+            row.seconds_to(target) or math.inf, row.lowest_val_loss or math.inf)
+        for row in rows if row.run.stage == stage})
+
+
+def losses_in_time(rows: list[Row], stage: str) -> dict[Point, float]:
+    """Returns a script's settings, each with the loss after as many seconds as the fastest of them
+    took for all of its tokens; the best first."""
+    rows = [row for row in rows if row.run.stage == stage]
+    seconds = min((record.train_seconds for row in rows for record in row.records), default=0)
+    losses = {point_of(row): None if row.error else row.loss_at(seconds) for row in rows}
+    return best_first({point: math.inf if loss is None else loss for point, loss in losses.items()})
+
+
+def best_first(costs: dict) -> dict:
+    """Returns them by their costs; of equals first the one that was measured first."""
+    return {point: costs[point] for point in sorted(costs, key=costs.get)}
+
+
+# ---- What was found ----------------------------------------------------------------------------
+
+
 def epoch_table(kind: str, rows: list[Row]) -> Table:
-    """What the settings of a stage of the search for an epoch came to; after the last one also how
-    soon each script was at the loss of 00."""
-    lowest = Column("lowest val loss", lambda row: row.error or cell(row.lowest_val_loss, ".4f"))
-    if kind == "epoch":
-        target = rows[0].lowest_val_loss or -math.inf
-        return Table([
-            RUN, SPEED, lowest,
-            Column("tokens to the target", lambda row: cell(row.tokens_to(target), ",.0f")),
-            Column("seconds", lambda row: cell(row.seconds_to(target), ",.0f") or "not reached")],
-            rows, f"One epoch with a tuning seed. The target, {target:.4f}, is the lowest loss of"
-            " 00; seconds of training, without compile time:", every_column=True)
+    """Returns what the settings of a stage of the search for an epoch came to."""
     losses = {point: loss for stage in dict.fromkeys(row.run.stage for row in rows)
               for point, loss in losses_in_time(rows, stage).items()}
+    share = kind.partition("-")[2]
     return Table([
-        RUN, SPEED, lowest,
+        RUN, SPEED,
+        Column("lowest val loss", lambda row: row.error or cell(row.lowest_val_loss, ".4f")),
         Column("loss in equal time", lambda row: cell(losses[point_of(row)], ".4f"))],
-        rows, f"1/{kind.rpartition('-')[2]} of an epoch. Loss in equal time: at the moment when the"
-        " script's fastest setting had finished; the settings best in this column go on.")
+        rows, f"{f'1/{share}' if share else 'All'} of an epoch. Loss in equal time: at the moment"
+        " when the script's fastest setting had finished; the settings best in this column go on.")
 
 
 def default_point(setup: Setup) -> Point:
-    """The published settings of 00, or what the options say."""
+    """Returns the published settings of 00, or what the options say."""
     run = setup.scripts.stage("00")
     config = configurations([run], Plan([]), setup)[run.name]
     size = config["batch_size"]
@@ -69,13 +116,13 @@ def default_point(setup: Setup) -> Point:
 
 
 def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:
-    """Whole runs with a new seed in each round."""
+    """Returns a plan of whole runs with a new seed in each round."""
     log_tokens = (EPOCH_LOG_TOKENS if kind.startswith("epoch") else LOG_TOKENS)[setup.device]
     return Plan(runs, kind, whole=True, new_seeds=True, log_tokens=log_tokens, **settings)
 
 
 def tokens_of_default(setup: Setup) -> int:
-    """About those that 00's default run trains."""
+    """Returns about how many 00's default run trains."""
     return EPOCHS * tokens_per_epoch(setup.data) if setup.machine["gpus"] else DEMO_TOKENS
 
 
@@ -84,8 +131,8 @@ def tokens_of_epoch(setup: Setup) -> int:
 
 
 def limit_of(row: Row) -> int:
-    """The tokens after which a run is ended, by the row of 00's default run. Raises UserError where
-    that came to no end."""
+    """Returns the tokens after which a run is ended, by the row of 00's default run. Raises
+    UserError where that came to no end."""
     if not row.record or row.lowest_val_loss is None:
         raise UserError(f"00's default run didn't finish, so there is no target: {row.error}")
     return LIMIT * row.record.logs[-1]["tokens"]
@@ -99,53 +146,55 @@ class Found(NamedTuple):
     tokens: int  # after which a run is ended
 
 
-def searched(setup: Setup) -> tuple[str, dict[str, Measured]]:
-    """(the searches' journal, the newest search of each kind in it). Raises OSError."""
+def read_search(setup: Setup) -> Found | None:
+    """Returns what a search has found; None where there is none, or it isn't at its end. With
+    --epoch it is the one for that, which has to be there. Raises UserError where a search was
+    measured in another way, OSError."""
     path = journal_of(setup.results, "search")
-    return relative(path), {each.kind: each for each in newest(read_journal(path))}
-
-
-def refuse(path: str, different: str | None) -> None:
-    """Raises UserError where a search was measured in another way."""
+    by_kind = {measured.kind: measured for measured in newest(read_journal(path))}
+    epoch = setup.args.epoch
+    last = by_kind.get("epoch" if epoch else "")
+    found = last and (of_epoch(last) if epoch else of_default(last, by_kind))
+    if not found and epoch:
+        raise UserError(f"{relative(path)} has no whole search for an epoch: python measure.py"
+                        " search --epoch")
+    if not found:
+        return None
+    different = last.differs_from(setup)
+    if not epoch and setup.args.max_tokens not in (None, by_kind["target"].plan.tokens):
+        different = "with other --max-tokens"
     if different:
-        raise UserError(f"{path} was measured {different}: search again, or use another"
+        raise UserError(f"{relative(path)} was measured {different}: search again, or use another"
                         " --results-dir")
+    return found
 
 
-def read_search_of_epoch(setup: Setup) -> Found:
-    """What a search for the loss of an epoch has found. Raises UserError where there is none, or it
-    was measured in another way, OSError."""
-    path, found = searched(setup)
-    rows = rows_of(found["epoch"]) if "epoch" in found and found["epoch"].is_finished else []
-    if not rows or rows[0].run.stage != "00" or rows[0].lowest_val_loss is None:
-        raise UserError(f"{path} has no whole search for an epoch: python measure.py search"
-                        " --epoch")
-    refuse(path, found["epoch"].differs_from(setup))
+def of_epoch(last: Measured) -> Found | None:
+    """Returns what came of the last stage of a search for an epoch."""
+    rows = rows_of(last)
+    if not last.is_finished or rows[0].run.stage != "00" or rows[0].lowest_val_loss is None:
+        return None
     return Found({"epoch": rows[0].lowest_val_loss},
                  {row.run.stage: point_of(row) for row in rows if not row.error},
-                 EPOCH_LIMIT * found["epoch"].plan.tokens)
+                 EPOCH_LIMIT * last.plan.tokens)
 
 
-def read_search(setup: Setup) -> Found | None:
-    """What a search has found, if it came to its end. Raises UserError where it was measured in
-    another way, OSError."""
-    path, found = searched(setup)
-    if not {"target", ""} <= found.keys() or found[""].time < found["target"].time:
+def of_default(last: Measured, by_kind: dict[str, Measured]) -> Found | None:
+    """Returns what came of a search for the loss of 00's default run, if it is at its end, and of
+    the target that is the newest."""
+    if "target" not in by_kind or last.time < by_kind["target"].time:
         return None
-    rows, best = rows_of(found["target"]), found[""].plan.targets["best"]
-    points = soonest(found[""], best)
+    rows, best = rows_of(by_kind["target"]), last.plan.targets["best"]
+    points = soonest(last, best)
     if not points or best != next(iter(costs_of(rows, "00").values()))[1]:
-        print(f"{path}: the search isn't finished; --resume continues it")
+        print("the search isn't finished; `search --resume` continues it")
         return None
-    other_limit = setup.args.max_tokens not in (None, found["target"].plan.tokens)
-    refuse(path, "with other --max-tokens" if other_limit and not setup.args.epoch else
-           found[""].differs_from(setup))
     return Found({"published": rows[0].lowest_val_loss, "best": best}, points, limit_of(rows[0]))
 
 
 def soonest(measured, target: float) -> dict[str, Point]:
-    """The settings with which each script reaches the target first; none as long as the search
-    continues."""
+    """Returns the settings with which each script reaches the target first; none as long as the
+    search continues."""
     points, rows = {}, rows_of(measured)
     ran = [row for row in rows if row.error or row.rounds == measured.plan.rounds]
     for stage in dict.fromkeys(row.run.stage for row in rows):
@@ -160,7 +209,7 @@ def soonest(measured, target: float) -> dict[str, Point]:
 
 
 def next_points(costs: dict[Point, tuple], neighbours, count: int) -> list[Point]:
-    """What to try after these, of `count` in all: around the best that has untried neighbours."""
+    """Returns what to try next, of `count` in all: around the best with untried neighbours."""
     for best in costs:
         if new := [point for point in neighbours(best) if point not in costs]:
             return new[:count - len(costs)]
@@ -183,19 +232,18 @@ def tried_around(setup: Setup, runs: dict[Point, Run], starts: list[Point], neig
 def in_one_epoch(setup: Setup, start: Point, scripts: tuple[str, ...]):
     """Yields plans by which each script has the same chance: settings around its best ones for a
     share of an epoch, the best of them for a larger one, the best of those for all of it. What 00
-    comes to there is the target. They begin where an earlier search for the early target ended."""
-    early = read_search(setup)
-    starts = early.points if early else {}
+    comes to there is the target."""
     epoch = tokens_of_epoch(setup)
     runs: dict[Point, Run] = {}
     (first, count), *later = HALVING[setup.device].items()
-    settings = dict(kind=f"epoch-{first}", rounds=1, tokens=epoch // first)
-    rows = yield from tried_around(setup, runs, [starts.get("00", start)], Point.around, count,
-                                   losses_in_time, **settings)
+
+    def explore(starts: list[Point]):
+        return tried_around(setup, runs, starts, Point.around, count, losses_in_time,
+                            kind=f"epoch-{first}", rounds=1, tokens=epoch // first)
+
+    rows = yield from explore([start])
     best = next(iter(losses_in_time(rows, "00")))
-    rows = yield from tried_around(
-        setup, runs, [starts.get(name, best._replace(stage=name)) for name in scripts],
-        Point.around, count, losses_in_time, **settings)
+    rows = yield from explore([best._replace(stage=name) for name in scripts])
     for share, count in later:
         chosen = [point for stage in ("00", *scripts)
                   for point in [*losses_in_time(rows, stage)][:count]]
@@ -221,10 +269,10 @@ class Search(Study):
         parser.add_argument("--epoch", action="store_true", help=EPOCH_HELP + ", by halving")
 
     def scripts(self, setup: Setup) -> tuple[str, ...]:
-        """01 and the variants that are asked for; wrong ones are told before anything runs."""
-        names = filter(str.strip, (setup.args.names or "").split(","))
+        """Returns 01 and the variants that are asked for. Raises UserError for wrong ones."""
+        names = filter(None, map(str.strip, (setup.args.names or "").split(",")))
         runs = [setup.scripts.find(name, setup.machine).but(stage=name)
-                for name in ("00", "01", *map(str.strip, names))]
+                for name in ("00", "01", *names)]
         for run in runs:
             if run.error:
                 raise UserError(f"{run.stage}: {run.error}")
@@ -254,7 +302,8 @@ class Search(Study):
                            Point.around, SETTINGS, soonest_to, **settings)
 
     def later(self, setup, plan):
-        """For each script and length as many runs like its first as settings are left to try."""
+        """Returns for each script and length one run like its first, and how many settings are
+        left to try."""
         stages, tried = ("00", *self.scripts(setup)), Counter(run.stage for run in plan.runs)
         left: list[tuple] = []  # (stage, settings, tokens, rounds)
         if setup.args.epoch:
@@ -280,7 +329,7 @@ class Search(Study):
         return time_tables(rows, measured.plan.targets)
 
     def excerpts(self, measured, rows):
-        """What was found, and how much each setting matters."""
+        """Returns what was found, and how much each setting matters."""
         if measured.kind:
             return None
         target = measured.plan.targets["best"]
@@ -307,13 +356,15 @@ class Search(Study):
         return time_notes(measured, rows)
 
     def result(self, measured, rows):
+        if measured.kind == "epoch":
+            return f"the target: {rows[0].lowest_val_loss:.4f}\n"
         if measured.kind:
-            return f"the target: {rows[0].lowest_val_loss:.4f}\n" * (measured.kind == "epoch")
+            return ""
         target = measured.plan.targets["best"]
         points = soonest(measured, target)
         if not points:
             raise UserError("the search isn't finished")
-        reached = {point_of(row) for row in rows if row.seconds_to(target)}
+        missed = {point_of(row) for row in rows if not row.seconds_to(target)}
         return "".join(f"{stage}: --batch-size {point.batch} --learning-rate {point.rate:g}"
-                       + ", the nearest to the target" * (point not in reached) + "\n"
+                       f"{', the nearest to the target' if point in missed else ''}\n"
                        for stage, point in points.items())

@@ -5,14 +5,13 @@ CPU a run is skipped if, judging by the one before it, it would take more than h
 """
 
 import math
-import re
 
 from bench.analysis.rows import ratio
 from bench.catalogue import Run
 from bench.common import UserError
 from bench.measure.plan import Plan
 from bench.measure.records import Kind
-from bench.report.notes import machine_note, mfu_notes, peak_note
+from bench.report.notes import machine_note, peak_note
 from bench.report.pictures import OWN, place_of, rows_of_panels, thousands
 from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, Table, number
 from bench.studies import Study
@@ -30,7 +29,6 @@ class Sweep(Study):
     title = "What fits: batch, context"
     schedule = {140: None}
     in_report = tuple(OPTION)
-    arguments = "KIND"
     rounds = {"cuda": 3, "cpu": 3}
     has_seconds = False
     rounds_help = "how often each size runs (default: {})"
@@ -44,49 +42,38 @@ class Sweep(Study):
                             help="which script (default: 01)")
 
     def plans(self, setup):
-        what, stage, device = setup.args.what, setup.args.stage, setup.device
-        script = setup.scripts.stage(stage).but(published=None)
-        kind = what if stage == "01" else f"{what}-{stage}"
+        what, stage, cpu = setup.args.what, setup.args.stage, setup.device == "cpu"
         if what == "batch":
-            runs = chain(script, [(f"batch {size}", 2, dict(batch=size)) for size in BATCHES])
+            growth, sizes = 2, [dict(batch=size) for size in BATCHES]
         else:
             # As many tokens take as much memory, but where 00 keeps the scores of its attention.
-            growth, tokens = 2 if stage == "00" else 1, CONTEXT_TOKENS[device]
-            runs = chain(script, [
-                (f"context {length}, batch {tokens // length}", growth,
-                 dict(context=length, batch=tokens // length)) for length in CONTEXTS[device]])
-        yield self.plan(setup, runs, kind)
-
-    def plan(self, setup, runs: list[Run], kind: str) -> Plan:
-        """Raises UserError for options that the sweep itself sets."""
-        own = {option for run in runs for option in run.options}
-        for option in setup.options:
-            if option.startswith("--") and option.split("=")[0] in own:
-                raise UserError(f"{option.split('=')[0]} is set by the sweep itself", 2)
-        cpu, tokens = setup.device == "cpu", setup.args.max_tokens
+            growth, tokens = 2 if stage == "00" else 1, CONTEXT_TOKENS[setup.device]
+            sizes = [dict(context=length, batch=tokens // length)
+                     for length in CONTEXTS[setup.device]]
+        for option in (option.split("=")[0] for option in setup.options):
+            if option in {OPTION[name] for name in sizes[0]}:
+                raise UserError(f"{option} is set by the sweep itself", 2)
+        script = setup.scripts.stage(stage).but(published=None)
         ram = setup.machine["ram_gb"] if cpu else None
-        return Plan(runs, kind, cold_rounds=0, min_steps=MIN_STEPS, until_full=True,
-                    tokens=tokens or (1 if cpu else self.tokens["cuda"]),
-                    seconds=0.0 if cpu else 10.0, memory_limit_gb=ram and ram / 2)
+        yield Plan(chain(script, growth, sizes), what if stage == "01" else f"{what}-{stage}",
+                   cold_rounds=0, min_steps=MIN_STEPS, until_full=True,
+                   tokens=setup.args.max_tokens or (1 if cpu else self.tokens["cuda"]),
+                   seconds=0.0 if cpu else 10.0, memory_limit_gb=ram and ram / 2)
 
     def tables(self, measured, rows):
-        """Speed and memory of each size, up to the first that isn't tried."""
-        shown = []
-        for row in rows:
-            untried = row.outcome and row.outcome.kind is Kind.NOT_TRIED
-            if not untried or not shown or not shown[-1].error:
-                shown.append(row)
+        """Returns speed and memory of each size, up to the first that isn't tried."""
+        shown = [row for before, row in zip([None, *rows], rows, strict=False) if not (
+            row.outcome and row.outcome.kind is Kind.NOT_TRIED and before and before.error)]
         return [Table([RUN, SPEED_OR_ERROR, RANGE, GB._replace(heading="reserved GB"),
                        number("MFU", "mfu", ".1%"),
                        number("of matmul peak", "share_of_peak", ".1%")], shown)]
 
     def notes(self, measured, rows):
         return [f"{machine_note(measured, rows)} {peak_note(measured)}",
-                "tok/sec is the median over the rounds of each run's median step.",
-                *mfu_notes(row.record for row in rows if row.record)]
+                "tok/sec is the median over the rounds of each run's median step."]
 
     def draw(self, measured, rows):
-        """Speed and memory over the batch size, as far as it fits."""
+        """Draws speed and memory over the batch size, as far as it fits."""
         what, _, stage = measured.kind.partition("-")
         rows = [row for row in rows if row.tok_per_sec]
         if not rows or what != "batch":
@@ -120,13 +107,14 @@ class Sweep(Study):
         return figure
 
 
-def chain(script: Run, sizes: list[tuple[str, float, dict]]) -> list[Run]:
-    """Returns a run for each (label, growth in memory, settings); each isn't tried where the one
-    before it doesn't fit."""
+def chain(script: Run, growth: float, sizes: list[dict[str, int]]) -> list[Run]:
+    """Returns a run for each size, which takes about `growth` times the memory of the one before
+    it, and isn't tried where that doesn't fit."""
     runs: list[Run] = []
-    for label, growth, settings in sizes:
-        options = [str(part) for name, value in settings.items() for part in (OPTION[name], value)]
+    for size in sizes:
+        parts = [f"{name} {value}" for name, value in size.items()]
+        options = [str(part) for name, value in size.items() for part in (OPTION[name], value)]
         runs.append(script.but(
-            name="-".join([script.name, *re.findall(r"[\w-]+", label)]), label=label,
+            name="-".join([script.name, *parts]).replace(" ", "-"), label=", ".join(parts),
             options=tuple(options), growth=growth, after=runs[-1].name if runs else None))
     return runs

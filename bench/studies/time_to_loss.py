@@ -1,22 +1,13 @@
 """Seconds of training until the validation loss has fallen to a target."""
 
 import math
-import textwrap
+from textwrap import fill
 
 from bench.analysis.rows import Row, rate_to, rows_of
-from bench.catalogue import Run
 from bench.common import UserError
-from bench.measure.plan import EVERY_ROUND, Setup
-from bench.report.pictures import (
-    COLOURS,
-    draw_bars,
-    key,
-    keys,
-    place_of,
-    rows_of_panels,
-    thousands,
-)
-from bench.report.tables import found_in, markdown
+from bench.measure.plan import EVERY_ROUND
+from bench.report.pictures import COLOURS, draw_bars, key, keys, place_of, rows_of_panels, thousands
+from bench.report.tables import markdown, rows_in
 from bench.studies import Study
 from bench.studies.search import (
     EPOCH_HELP,
@@ -24,11 +15,11 @@ from bench.studies.search import (
     MAX_TOKENS_HELP,
     TUNING,
     TUNING_ROUNDS,
+    Found,
     default_point,
     limit_of,
     plan_of,
     read_search,
-    read_search_of_epoch,
     tokens_of_default,
 )
 from bench.studies.times import speedup_of, time_notes, time_tables
@@ -44,7 +35,6 @@ class TimeToLoss(Study):
     tokens, has_seconds = None, False
     rounds_help = "how many seeds: 123, 124 and so on (default: {})"
     max_tokens_help = MAX_TOKENS_HELP
-    rungs_help = "which rungs of the ladder (default: 00 and 01)"
     names_help = "variants to measure besides, at 01's settings; + joins several into one script"
 
     def options(self, parser):
@@ -52,54 +42,36 @@ class TimeToLoss(Study):
         parser.add_argument("--epoch", action="store_true", help=EPOCH_HELP + "; after `search"
                                                                                " --epoch`")
 
-    def stages(self, setup: Setup) -> list[Run]:
-        """00 and 01, or the rungs that are asked for."""
-        scripts, rungs = setup.scripts, setup.args.rungs
-        return scripts.chosen(rungs, scripts.rungs()[:-1]) if rungs else [
-            scripts.stage("00"), scripts.stage("01")]
-
-    def variants(self, setup: Setup) -> list[Run]:
+    def runs(self, setup):
+        """Returns 00, 01, and the variants that are asked for."""
         scripts, names = setup.scripts, setup.args.names
-        return scripts.variants(scripts.stage("01"), setup.machine, names=names)[1:] if names else (
-            [])
+        first, last = scripts.stage("00"), scripts.stage("01").but(compared_to="00_orig")
+        if not names:
+            return [first, last]
+        return [first, last, *scripts.variants(last, setup.machine, names=names)[1:]]
 
     def plans(self, setup):
-        args = setup.args
-        if args.epoch and (args.rungs or args.names):
-            raise UserError("--epoch measures the scripts of `search --epoch`: it takes neither"
-                            " --rungs nor --names", 2)
-        runs, variants = self.stages(setup), self.variants(setup)
-        if args.epoch:
-            found = read_search_of_epoch(setup)
-            first, *others = [point.run(setup) for point in found.points.values()]
-            yield plan_of(setup, [first, *(run.but(compared_to=first.name) for run in others)],
-                          "epoch", tokens=found.tokens, targets=found.targets,
-                          cold_rounds=EVERY_ROUND)
-            return
+        args, runs = setup.args, self.runs(setup)
+        if args.epoch and args.names:
+            raise UserError("--epoch measures what `search --epoch` found: leave --names out", 2)
         found = read_search(setup)
-        if found:
-            targets, tokens, points = found.targets, found.tokens, found.points
-        else:
+        if not found:
             (row,) = rows_of((yield plan_of(
                 setup, [default_point(setup).run(setup)], "target", tokens=args.max_tokens,
                 rounds=TUNING_ROUNDS, **TUNING)))
-            tokens, points = limit_of(row), {}
-            targets = {"published": row.lowest_val_loss}
-        first, last = runs[0].name, runs[-1].name
-        runs = [runs[0].but(compared_to=None), *(run.but(compared_to=first) for run in runs[1:]),
-                *(run.but(compared_to=last) for run in variants)]
-        for stage, point in points.items():  # all at their best are compared to 00 at its best
-            runs.append(point.run(setup).but(compared_to=first))
-            if stage == "00":
-                first = runs[-1].name
-        yield plan_of(setup, runs, "variants" if variants else "", tokens=tokens, targets=targets,
-                      cold_rounds=EVERY_ROUND)
+            found = Found({"published": row.lowest_val_loss}, {}, limit_of(row))
+        kind = "epoch" if args.epoch else "variants" if args.names else ""
+        best = [point.run(setup) for point in found.points.values()]  # 00's is the first
+        best = [run.but(compared_to=best[0].name if place else None if args.epoch else runs[0].name)
+                for place, run in enumerate(best)]
+        yield plan_of(setup, best if args.epoch else [*runs, *best], kind, tokens=found.tokens,
+                      targets=found.targets, cold_rounds=EVERY_ROUND)
 
     def later(self, setup, plan):
         if plan.kind != "target":
             return []
-        return [(plan_of(setup, [*self.stages(setup), *self.variants(setup)], "",
-                         tokens=LIMIT * (plan.tokens or tokens_of_default(setup))), 1)]
+        tokens = LIMIT * (plan.tokens or tokens_of_default(setup))
+        return [(plan_of(setup, self.runs(setup), "", tokens=tokens), 1)]
 
     def tables(self, measured, rows):
         return time_tables(rows, measured.plan.targets)
@@ -108,12 +80,9 @@ class TimeToLoss(Study):
         return time_notes(measured, rows)
 
     def extra(self, folder, found):
-        """Without a measurement, what the records of the three stages tell."""
-        stages = found_in(folder, "stages")
-        if found or not stages:
-            return ""
-        _, rows = stages[0]
-        if not rows[0].record or not rows[0].record.lowest_val_loss:
+        """Returns, without a measurement, what the records of the three stages say."""
+        rows = [] if found else rows_in(folder, "stages")
+        if not rows or not rows[0].record or not rows[0].record.lowest_val_loss:
             return ""
         (table,) = time_tables(rows, {"published": rows[0].record.lowest_val_loss})
         return (f"From the records of the three stages. {markdown(table)}\n"
@@ -121,9 +90,9 @@ class TimeToLoss(Study):
                 " for longer, and with several seeds.\n")
 
     def draw(self, measured, rows):
-        """Seconds to the target that settings were tuned for, or else to the only one, compilation
-        hatched, the slowest first; and the losses over time, of a median seed, of 00, 01 and the
-        fastest script."""
+        """Draws the seconds to the target that settings were tuned for, or else to the only one,
+        compilation hatched, the slowest first; and the losses over time, of the first seed, of 00,
+        01 and the fastest script."""
         targets = measured.plan.targets
         if not targets:
             return None
@@ -151,33 +120,24 @@ def colour_of(row: Row) -> str:
 
 
 def title_of(measured, rows: list[Row], target: float) -> str:
-    """With the finding, where the noise among the seeds allows one; the rows are sorted."""
-    found, known = "", [row for row in rows if row.seconds_to(target, True)]
+    """Returns a title with the finding, where the noise among the seeds allows one; the rows are
+    sorted."""
+    title = f"Seconds to a validation loss of {target:.2f}: {place_of(measured)}"
     rate = rate_to(target, True)
-    if known and known[-1].significance_of(rate) == "faster":
-        best = known[-1]
-        found = (f"{best.run.stage if best.run.rate else best.label.partition(' --')[0]}:"
-                 f" {best.factor_of(rate, best.versus):.1f} times as fast as"
-                 f" {called(best.versus)}\n")
-    return f"{found}Seconds to a validation loss of {target:.2f}: {place_of(measured)}"
-
-
-def called(row: Row) -> str:
-    """Its script, and its settings after ", "."""
-    if row.run.rate:
-        return row.label.replace(", rate ", ", learning rate ")
-    script, *options = row.label.split(" --")
-    return f"{script}, " + (" ".join(f"--{each}" for each in options) or "default settings")
+    best = next((row for row in reversed(rows) if row.seconds_to(target, True)), None)
+    if not best or best.significance_of(rate) != "faster":
+        return title
+    name, times = best.label.partition(" --")[0], best.factor_of(rate, best.versus)
+    return f"{name}: {times:.1f} times as fast as {best.versus.label}\n{title}"
 
 
 def in_lines(row: Row) -> str:
-    """As called(), in lines that leave room for a bar."""
-    return "\n".join(line for part in called(row).replace("+", " + ").split(", ", 1)
-                     for line in textwrap.wrap(part, 36, break_on_hyphens=False))
+    """Returns its label in lines that leave room for a bar."""
+    return fill(row.label.replace("+", " + "), 36, break_on_hyphens=False)
 
 
 def draw_seconds(axes, rows: list[Row], target: float) -> None:
-    """A bar for each row, with its factor over the row that it is compared to."""
+    """Draws a bar for each row, with its factor over the row that it is compared to."""
     compared = [row.versus.run.name for row in rows if row.versus]
     usual = max(compared, key=compared.count, default=None)
 
@@ -188,40 +148,32 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
         factor = speedup_of(row, target, True)
         if not factor:
             return f"{own:,.1f} s"
-        other = row.versus.run.name != usual
-        return f"{own:,.1f} s, {factor}×" + f" over {row.versus.label}" * other
+        other = f" over {row.versus.label}" if row.versus.run.name != usual else ""
+        return f"{own:,.1f} s, {factor}×{other}"
 
     draw_bars(axes, list(map(in_lines, rows)),
               [row.seconds_to(target) for row in rows], list(map(text, rows)),
               list(map(colour_of, rows)), 2.9,
-              [[each for _, each in row.times_to(target) if each < math.inf] for row in rows],
+              [[time for _, time in row.times_to(target) if time < math.inf] for row in rows],
               [row.seconds_to(target, True) or 0 for row in rows])
     axes.tick_params(axis="y", labelsize=9)
     axes.set_xlabel("seconds of training and compilation" + "".join(
-        f"\n×: over {called(row)}" for row in rows if row.run.name == usual))
+        f"\n×: over {row.label}" for row in rows if row.run.name == usual))
 
 
 def draw_losses(axes, rows: list[Row], target: float) -> None:
-    known = [row for row in rows if row.records]
-    others = [row for row in known if colour_of(row) == COLOURS["02"]]
-    tuned = [row for row in known if row.run.rate]
-    for row in known:
-        if row in others[:-1]:  # all but the fastest
+    others = [row for row in rows if row.records and colour_of(row) == COLOURS["02"]]
+    for row in rows:
+        if not row.record or row in others[:-1]:  # of the others only the fastest
             continue
-        records = sorted(row.records, key=lambda record: (
-            record.reached(target) or (math.inf, math.inf))[1])
-        record = records[(len(records) - 1) // 2]
-        points = [(point.seconds - record.first_step_excess, point.val_loss)
-                  for point in record.curve if point.val_loss is not None]
+        points = [(point.seconds - row.record.first_step_excess, point.val_loss)
+                  for point in row.record.curve if point.val_loss is not None]
         axes.plot(*zip(*points, strict=True), linewidth=1.6, color=colour_of(row),
-                  linestyle="--" if tuned and row not in tuned else "-")
-    times = [seconds for row in rows for _, seconds in row.times_to(target)
-             if seconds < math.inf]
-    if times:
-        axes.set_xlim(0, 1.05 * max(times))
+                  linestyle="-" if row.run.rate else "--")
+    times = [seconds for row in rows for _, seconds in row.times_to(target) if seconds < math.inf]
+    axes.set_xlim(0, 1.05 * max(times) if times else None)
     axes.set_ylim(target - 0.3, target + 3)
     axes.axhline(target, color="0.3", linewidth=1, linestyle=":")
-    axes.set_xlabel("seconds of training,\nwithout compilation"
-                    + "\ndashed: default settings" * (0 < len(tuned) < len(known)))
+    axes.set_xlabel("seconds of training,\nwithout compilation\ndashed: default settings")
     axes.set_ylabel("validation loss, nats per token")
     thousands(axes.xaxis)

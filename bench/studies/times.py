@@ -14,28 +14,25 @@ TARGETS = {  # what they are
 
 
 def time_tables(rows: list[Row], targets: dict[str, float]) -> list[Table]:
-    """How long each run took to each target; without targets, what the runs set as one."""
+    """Returns how long each run took to each target; without targets, what they set as one."""
     if not targets:
-        def lowest(row: Row) -> str:
-            return row.error or cell(row.lowest_val_loss, ".4f") or "n/a"
-
-        return [Table([RUN, Column("lowest val loss", lowest), SPEED], rows)]
+        return [Table([RUN, Column("lowest val loss", lambda row: row.error or cell(
+            row.lowest_val_loss, ".4f") or "n/a"), SPEED], rows)]
     return [Table(time_columns(target), rows, f"Target {target:.4f}, {TARGETS[name]}:",
                   every_column=True)
             for name, target in targets.items()]
 
 
 def time_columns(target: float) -> list[Column]:
-    """The main factor counts compilation, as who waits for it does."""
+    """Returns columns whose main factor counts compilation, as who waits for it does."""
     def seconds(row: Row) -> str:
         return row.error or cell(row.seconds_to(target, True), ",.1f") or "not reached"
 
     def spread_of(row: Row) -> str:
         times = [seconds for _, seconds in row.times_to(target, True)]
-        low, high = min(times, default=math.inf), max(times, default=math.inf)
-        if len(times) < 2 or low == math.inf:
+        if not times or math.isinf(min(times)):
             return ""
-        return f"{low:,.1f}–" + ("not reached" if high == math.inf else f"{high:,.1f}")
+        return spread(times, ",.1f").replace("inf", "not reached")
 
     def first_step(row: Row) -> str:
         extra = difference(row.seconds_to(target, True), row.seconds_to(target))
@@ -57,24 +54,21 @@ def time_columns(target: float) -> list[Column]:
 
 
 def speedup_of(row: Row, target: float, with_first_step: bool) -> str:
-    """As "1.23", or a bound as "> 1.23"; nothing where it isn't known."""
+    """Returns it as "1.23", or a bound as "> 1.23"; nothing where it isn't known."""
     speedup = row.speedup_to(target, with_first_step)
     return "{}{:.2f}".format(*speedup) if speedup else ""
 
 
 def time_notes(measured, rows: list[Row]) -> list[str]:
-    """Below time_tables."""
+    """Returns what to know of time_tables."""
     if not measured.plan.targets:
-        return [machine_note(measured, rows), "Medians over the seeds. What is compared to the"
-                " lowest of them is its time to it."]
+        return [machine_note(measured, rows), "Medians over the seeds."]
     return [
         machine_note(measured, rows),
-        "Seconds until the validation loss has fallen to the target, by a straight line between log"
-        " lines: of training and of compilation with an empty cache; medians over the seeds, with"
-        ' their range. "× not counting compiling": there the first step counts as long as a'
-        " median one.",
-        'Speedups are over the row named in "compared to": the mean of the seeds\' ratios, with its'
-        " 95 % interval; bold: significant over the whole table. A run that has trained on"
-        f" {measured.plan.tokens:,} tokens without coming to the target hasn't reached it; the"
-        " speedup is then a bound (>, <), by how long the run took, and isn't tested.",
+        "Seconds of training and of compilation with an empty cache until the validation loss has"
+        " fallen to the target, by a straight line between log lines: medians over the seeds, with"
+        ' their range. Speedups are over the row named in "compared to": the mean of the seeds\''
+        " ratios, with its 95 % interval; bold: significant over the whole table. A run that has"
+        f" trained on {measured.plan.tokens:,} tokens without coming to the target hasn't reached"
+        " it; the speedup is then a bound (>, <), by how long it took, and isn't tested.",
     ]

@@ -42,7 +42,6 @@ class Variants(Study):
 
     title = "01 with one alternative at a time"
     schedule = {70: None}
-    arguments = "[GROUP]"
     in_report = "", *GROUPS
     names_help = ("which variants (default: all but those of the compiler's modes and of"
                   " checkpoints); + joins several into one script")
@@ -70,10 +69,9 @@ class Variants(Study):
         super().options(parser)
 
     def plans(self, setup):
-        group = setup.args.group or ""
-        if group and setup.args.names:
+        if setup.args.group and setup.args.names:
             raise UserError("--names and a group choose different variants: give one of them", 2)
-        yield Plan(self.runs(setup), group, seed_noise=2, cold_rounds=EVERY_ROUND,
+        yield Plan(self.runs(setup), setup.args.group or "", seed_noise=2, cold_rounds=EVERY_ROUND,
                    **self.length(setup))
 
     def runs(self, setup):

@@ -1,0 +1,652 @@
+"""bench/report: tables and what stands below them, a machine's page, how it goes on after an end at
+any place, the tables inside the pages, and plot_results.py."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import ROOT, environment, run_python
+from made_up import (
+    CPU,
+    MACHINE,
+    PEAK,
+    Children,
+    cells_of,
+    plan_of,
+    rounds_of,
+    rows_of_text,
+    write_journal,
+    write_record,
+)
+from matplotlib import pyplot as plt
+
+import plot_results
+from bench import catalogue, commands, processes
+from bench.analysis.rows import rows_of
+from bench.common import REFERENCE, UserError, relative
+from bench.measure.journal import read_journal
+from bench.measure.machine import ram_gb
+from bench.report import look, page, readme
+from bench.report.notes import full_notes, provenance
+from bench.report.tables import (
+    Table,
+    found_in,
+    full_table,
+    markdown,
+    number,
+    words,
+)
+from bench.studies import all_studies, ladder
+from bench.studies.times import time_tables
+from patches import stack
+
+LOOK = dict(
+    memory_gb=24.0, matmul_peak=PEAK, bandwidth=3e10, compile_error=None,
+    missing=["a thing: how to get it"],
+    attention=[dict(dropout=0.1, backend="flash_attention", runs=True, chosen=True,
+                    milliseconds=1.5, real_dropout=0.0998)],
+)
+SPEEDS = {"00_orig": 100.0, "01_opt_single_gpu": 900.0, "03-fused-adamw": 120.0}
+MEASURED = [study for study in all_studies().values() if any(
+    rounds != 0 for rounds in study.schedule.values())]
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+# ---- Tables ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown(tmp_path):
+    """(each row of a plan's full table, the notes below it)"""
+    def shown(plan, runs, *how, **header):
+        *_, measured = read_journal(write_journal(tmp_path, "a", plan, runs, *how, **header))
+        rows = rows_of(measured)
+        cells = cells_of(markdown(full_table(rows)))
+        return [*cells.values()], full_notes(measured, rows)
+
+    return shown
+
+
+def test_markdown():
+    """A column without a figure is left out, unless the table wants it; a bar is escaped; a figure
+    is an attribute or a key, or one within another."""
+    rows = [dict(label="a|b", record=SimpleNamespace(mfu=0.25, end=dict(gb=2))),
+            dict(label=None, record=None), {}]
+    columns = [words("run|s", "label"), number("MFU", "record.mfu", ".1%"),
+               number("GB", "record.end.gb"), number("gone", "record.end.mib", ".2f")]
+    assert markdown(Table(columns, rows[:2])) == (
+        "| run\\|s | MFU | GB |\n| :-- | --: | --: |\n| a\\|b | 25.0% | 2 |\n|  |  |  |\n")
+    whole = markdown(Table(columns, rows, "What:", missing="n/a", every_column=True))
+    assert whole.startswith("What:\n\n| run") and rows_of_text(whole)[2] == ["n/a"] * 4
+    with pytest.raises(AttributeError):  # a name that no row has is an error, not an empty column
+        markdown(Table([number("MFU", "mfo")], [SimpleNamespace(mfu=1)]))
+
+
+def test_techniques(shown):
+    """Each over the one before and over the first, with the published speedups beside them."""
+    plan = plan_of("base", "cores", "broken", "last")
+    plan.runs = [run.but(published=speed)
+                 for run, speed in zip(plan.runs, (100.0, 200.0, 500.0, None), strict=True)]
+    runs = [*rounds_of("base", *range(100, 104)), dict(name="base", seed=124, loss=8.1875),
+            *rounds_of("cores", *range(103, 107), loss=8.25), dict(name="broken", error="a | b"),
+            *rounds_of("last", *[418.0] * 4, loss=8.0625)]
+    (base, cores, broken, last), notes = shown(plan, runs, MACHINE)
+    assert cores == {
+        "run": "cores", "technique": "technique cores", "tok/sec": "104", "range": "103–106",
+        "speedup": "1.03", "95 %": "1.03–1.03", "speedup, A100": "2.00",
+        "over the baseline": "1.03", "over the baseline, A100": "2.00",
+        "reserved GB": "1.25", "first step s": "10.0", "val loss": "8.2500", "Δ loss": "+0.2500",
+        "Δ loss, baseline": "+0.2500", "within seed noise": "no",
+        "expected effect on the loss": "rounding",
+        "of matmul peak": "10.4%", "attention": "manual", "significance": "faster"}
+    assert base["significance"] == "baseline" and base["speedup"] == base["Δ loss"] == "n/a"
+    assert (broken["tok/sec"], broken["significance"]) == ("n/a", r"failed: a \| b")
+    assert (broken["speedup"], broken["speedup, A100"]) == ("n/a", "2.50")
+    assert (last["speedup"], last["over the baseline"]) == ("4.00", "4.12")
+    assert (last["within seed noise"], last["significance"]) == ("yes", "faster")
+    assert "0.1875" in notes[2]
+
+
+@pytest.mark.parametrize(("record", "mark"), [
+    (dict(steps=4), "†"), (dict(config=dict(compile=False)), r"\*")])
+def test_marks(shown, record, mark):
+    (marked, plain), notes = shown(plan_of("a", "b"), [dict(name="a", **record), dict(name="b")])
+    assert marked["technique"] == f"technique a {mark}" and plain["technique"] == "technique b"
+    assert f" {mark} " in notes[-1]
+
+
+def test_leave_one_out(shown):
+    plan = plan_of("01", "without-a", "without-b")
+    plan.runs[1:] = [run.but(compared_to="01", without="a", error=error)
+                     for run, error in zip(plan.runs[1:], (None, "conflict: x"), strict=True)]
+    (_, a, b), _ = shown(plan, [dict(name="01"), dict(name="without-a", speed=50.0)])
+    assert (a["technique's speedup"], b["technique's speedup"]) == ("2.00", "n/a")
+    assert b["significance"] == "conflict: x" and not {"speedup", "× GB"} & a.keys()
+
+
+@pytest.mark.parametrize(("settings", "parts"), [
+    (dict(tokens=4096), ["Some CPU, PyTorch 2.13;", " seed 123, 2 rounds. 4,096 tokens per run"]),
+    (dict(tokens=None, epochs=5, options=["--name", "a b"]), [
+        "2 rounds, options `--name 'a b' --dropout 0`. 5 epochs per run"])])
+def test_what_was_measured(shown, settings, parts):
+    _, notes = shown(plan_of("a", **settings), rounds_of("a", 100.0, 90.0),
+                     options=["--dropout", "0"] if "options" in settings else [])
+    assert all(part in notes[0] for part in parts)
+    assert notes[0].endswith("float32 1.00, TF32 2.00, bfloat16 4.00 TFLOP/s.")
+
+
+def test_time_to_a_loss(tmp_path):
+    """At 100 tok/sec, 8.5 is reached after 33.28 s; see test_records.py."""
+    plan = plan_of("base", "fast", "slow", "failed", new_seeds=True, tokens=8192,
+                   targets=dict(published=8.5, best=6.5))
+    plan.runs[2:] = [run.but(compared_to="base") for run in plan.runs[2:]]
+    runs = [*rounds_of("base", 100.0, 50.0, 200.0), *rounds_of("fast", 400.0, 400.0, 400.0),
+            dict(name="slow"), dict(name="slow", round=2, loss=9.0, steps=4),
+            dict(name="slow", round=3, loss=9.0, steps=4), dict(name="failed", error="it broke")]
+    (measured,) = read_journal(write_journal(tmp_path, "a", plan, runs))
+    published, best = time_tables(rows_of(measured), plan.targets)
+    base, fast, slow, failed = cells_of(markdown(published)).values()
+    assert base == {
+        "run": "base", "tok/sec": "100", "× tok/sec": "", "tokens": "3,328", "seconds": "33.0",
+        "range": "16.4–66.3", "× to the loss": "", "95 %": "", "first step, extra s": "0.0",
+        "× not counting compiling": "", "compared to": ""}
+    assert fast == {
+        "run": "fast", "tok/sec": "400", "× tok/sec": "4.00", "tokens": "3,328", "seconds": "15.8",
+        "range": "15.8–15.8", "× to the loss": "2.09", "95 %": "",
+        "first step, extra s": "7.4", "× not counting compiling": "4.00", "compared to": "base"}
+    assert (slow["seconds"], slow["range"], slow["× to the loss"]) == (
+        "not reached", "33.0–not reached", "< 0.85")
+    assert (failed["seconds"], failed["range"]) == ("failed: it broke", "")
+    assert cells_of(markdown(best))["base"]["seconds"] == "not reached"
+    (lowest,) = time_tables(rows_of(measured), {})  # runs that set a target
+    assert [row["lowest val loss"] for row in cells_of(markdown(lowest)).values()] == [
+        "7.0000", "7.0000", "9.0000", "failed: it broke"]
+
+
+def test_provenance(tmp_path):
+    """When, at which commits, with which PyTorch: from the first measurement to the last."""
+    measured = []
+    for id, header in (("1", dict(time="20260102T030405Z", commit="0123456789", edited=False)),
+                       ("2", dict(time="20260203T030405Z", commit="abcdefghij", edited=True,
+                                  machine=MACHINE | dict(torch="2.11")))):
+        path = write_journal(tmp_path, "x", plan_of("a"), id=id, **header)
+        measured.insert(0, read_journal(path)[-1])
+    assert provenance([]) == ""
+    assert provenance(measured[1:]) == "Measured on 2026-01-02 at 0123456 with PyTorch 2.13."
+    assert provenance(measured) == (
+        "Measured from 2026-01-02 at 0123456 to 2026-02-03 at abcdefg with edited files"
+        " with PyTorch 2.13 and 2.11.")
+
+
+# ---- A machine's page --------------------------------------------------------------------------
+
+
+class Reports:
+    """Makes reports of made-up runs, all in one folder unless another one is given."""
+
+    def __init__(self, folder: Path, monkeypatch):
+        self.children = Children(monkeypatch, folder / "build", MACHINE)
+        self.children.answers |= dict(look=dict(machine=MACHINE) | LOOK)
+        self.children.does |= {name: dict(speed=speed, gpu=MACHINE["name"])
+                               for name, speed in SPEEDS.items()}
+        self.children.does["01-profile"] = self.profile
+        self.data, self.results = folder / "data", folder / "results"
+        self.data.mkdir()
+        (self.data / "meta.json").write_text('{"tokens": {"train": 414009}}')
+
+    def profile(self, command, environment):
+        """A record beside which a trace lies: of two steps, with a kernel of 0.9 ms in all."""
+        folder = Path(command[command.index("--results-dir") + 1])
+        write_record(folder, "01-profile", tokens=12 * 1024, steps=12)
+        events = [dict(ph="X", cat="user_annotation", name=f"ProfilerStep#{k}", ts=1000 * k,
+                       dur=1000, tid=1) for k in (2, 3)]
+        events.append(dict(ph="X", cat="kernel", name="some_gemm", ts=2000, dur=900, tid=7))
+        (folder / "1.trace.json").write_text(json.dumps(dict(traceEvents=events)))
+        return 0, "", ""
+
+    def make(self, *options, pieces="", results=None) -> int:
+        """measure.py report; returns its exit code. `ran` has what it ran."""
+        studies, before = all_studies(), len(self.children.ran)
+        args = commands.make_parser(studies).parse_args(
+            ["report", "--data", str(self.data), "--results-dir", str(results or self.results),
+             "--minutes", "600", "--max-tokens", "4096", "--rungs", "0,1,3", "--pieces", pieces,
+             *options])
+        try:
+            return commands.report(args, [], studies)
+        finally:
+            self.ran = self.children.ran[before:]
+
+    @property
+    def text(self) -> str:
+        return (self.results / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def reports(tmp_path, monkeypatch):
+    return Reports(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    monkeypatch.setattr(page, "draw_all", lambda *_: {})
+
+
+def section_of(text: str, title: str) -> str:
+    (section,) = (part for part in text.split("\n## ") if part.startswith(title))
+    return section
+
+
+def figures(folder: Path) -> list:
+    return [(row.label, row.rounds, row.tok_per_sec, row.val_loss, row.error)
+            for study in all_studies() for _, rows in found_in(folder, study) for row in rows]
+
+
+def test_page(reports, tmp_path):
+    """Has every study, its figures and its pictures; carried to another place, it goes on there."""
+    assert reports.make() == 0
+    head, *sections = reports.text.split("\n## ")
+    studies = [study for study in all_studies().values() if study.schedule]
+    assert [section.partition("\n")[0] for section in sections] == [
+        "This machine", *(study.title for study in studies)]
+    assert "Not measured yet" not in reports.text and "Not finished" not in head
+    assert "4.00 TFLOP/s in bfloat16" in head
+    assert "**900 tok/sec, 9.00 times** 00's 100" in head
+    assert "techniques 2 to 3 1.20×" in head and "fused AdamW" not in head
+    assert "Missing: a thing: how to get it." in sections[0]
+    assert "| 0.1 | flash attention | yes | ← | 1.50 | 0.100 |" in sections[0]
+    assert "| matrix products | 0.45 | 100.0% |" in reports.text
+    assert "| 00, published | 9.535, 9.609 | 0.150, 6.914 |" in reports.text
+    for picture in ("speed.png", "ladder.png", "sweep-batch.png", "scaling.png"):
+        assert f"]({picture})" in reports.text
+        assert (reports.results / picture).stat().st_size > 10_000
+    elsewhere = tmp_path / "elsewhere"
+    (reports.results / "reference").mkdir()  # of other machines, which isn't packed
+    assert reports.make() == 0 and reports.ran == []
+    shutil.unpack_archive(reports.results / "report.tar.gz", elsewhere)
+    names = {path.name for path in elsewhere.iterdir()}
+    assert names == {path.name for path in reports.results.iterdir()} - {
+        ".lock", "reference", "report.tar.gz"}
+    assert {"report.md", "machine.json", "profile.trace.json", "sweep.jsonl"} <= names
+    assert reports.make(results=elsewhere) == 0 and reports.ran == []
+    assert (elsewhere / "report.md").read_text(encoding="utf-8") == reports.text
+    assert reports.children.asked.count("look") == 1
+
+
+@pytest.mark.slow
+def test_stopped_anywhere_it_ends_with_the_same_figures(reports, tmp_path, no_pictures):
+    short = dict(pieces="stages,ladder,profile")
+    assert reports.make("--rungs", "0,3", **short) == 0
+    whole, wanted = reports.ran, figures(reports.results)
+    names = [name for name, _ in whole]
+    assert names.index("01-profile") == 3 + 3  # after the stages and a round of the ladder
+    for place in range(1, len(whole) + 1):
+        reports.children.calls.clear()
+        reports.children.stop_at, folder = place, tmp_path / str(place)
+        with pytest.raises(processes.Interrupted):
+            reports.make("--rungs", "0,3", results=folder, **short)
+        before = reports.ran
+        assert "Not finished: " in (folder / "report.md").read_text(encoding="utf-8")
+        assert reports.make("--rungs", "0,3", results=folder, **short) == 0
+        assert before + reports.ran == whole  # none of them twice
+        assert figures(folder) == wanted
+
+
+@pytest.mark.slow
+def test_this_machine():
+    """What bench.measure.rates really finds of it, on the page."""
+    run = run_python("-c", "import json; from bench.measure.rates import *\n"
+                     "print(json.dumps(look()))", cwd=ROOT)
+    facts = json.loads(run.stdout.splitlines()[-1])
+    assert facts.keys() == {"machine"} | LOOK.keys()
+    machine, peak = facts["machine"], facts["matmul_peak"]
+    assert machine.keys() == MACHINE.keys() | {"gpu_needs", "multiprocessors"}
+    assert peak.keys() == {"float32", machine["dtype"]}
+    assert all(figure > 1e8 for figure in (facts["bandwidth"], *peak.values()))
+    dropouts = {(row["dropout"], row["backend"]): row["real_dropout"] for row in facts["attention"]
+                if row["runs"]}
+    assert dropouts[0.0, "math"] == 0 and dropouts[0.1, "math"] == pytest.approx(0.1, abs=0.02)
+    assert "| 0.1 | math | yes |" in look.machine_section(facts)
+
+
+def test_time_is_over(reports, no_pictures):
+    assert reports.make("--minutes", "0.1") == 0 and not reports.ran
+    names = re.search("Not finished: (.+); run it again to", reports.text)[1].split(", ")
+    assert set(names) == {study.name for study in MEASURED} and len(names) == len(MEASURED)
+    assert reports.text.count("Not measured yet.") == len(MEASURED) + 1  # and time-to-loss
+
+
+def test_the_page_is_written_whatever_happens(reports, no_pictures, capsys, monkeypatch):
+    """A study that can't be measured is named, and the others are measured."""
+    def plans(self, setup):
+        raise OSError("no git")
+        yield
+
+    monkeypatch.setattr(type(all_studies()["ladder"]), "plans", plans)
+    assert reports.make(pieces="stages,ladder,leave-one-out") == 1
+    assert "error: ladder: no git\n" in capsys.readouterr().err
+    assert "\nNot finished: ladder: no git\n" in reports.text
+    assert figures(reports.results)[-1][0] == "without 3 fused adamw"
+
+
+def test_failures(reports, no_pictures, capsys):
+    """A run that fails is a row and an exit code; a new start tries it again, with the same options
+    alone."""
+    works = reports.children.does.pop("01_opt_single_gpu")
+    reports.children.does["01_opt_single_gpu"] = dict(status="failed", error="it broke")
+    assert reports.make(pieces="stages") == 1
+    assert "failed: it broke" in reports.text and "01 trains" not in reports.text
+    assert reports.make("--max-tokens", "8192", pieces="stages") == 1
+    for text in (capsys.readouterr().err, reports.text):
+        assert "was measured with other --max-tokens" in text and "RESULTS=FOLDER" in text
+    reports.children.does["01_opt_single_gpu"] = works
+    assert reports.make(pieces="stages") == 0
+    assert [name for name, _ in reports.ran] == ["01_opt_single_gpu"]
+
+
+@pytest.mark.parametrize("what", ["machine", "tokens"])
+def test_another_machine_or_text_is_refused(reports, no_pictures, what):
+    """Once, before anything is measured beside the first one."""
+    assert reports.make(pieces="stages") == 0
+    before, meta = reports.text, reports.data / "meta.json"
+    reports.children.answers["this_machine"] = MACHINE | dict(cpu="another host's", threads=64)
+    assert reports.make(pieces="stages") == 0 and not reports.ran
+    if what == "machine":
+        reports.children.answers["this_machine"] = CPU
+    else:
+        meta.write_text(meta.read_text().replace("414009", "414010"))
+    with pytest.raises(UserError, match=f"other {what}|another {what}") as error:
+        reports.make(pieces="ladder,profile")
+    assert "RESULTS=FOLDER" in str(error.value)
+    assert reports.text == before and not reports.ran
+    assert reports.make(pieces="stages", results=reports.data.with_name("other")) == 0
+
+
+@pytest.mark.parametrize(("corpus", "tokenizer", "text"), [
+    ("Middlemarch", "gpt2", ""), ("Middlemarch", "bytes", "Middlemarch, its tokens bytes"),
+    ("a\nb\x1b[2J|$x_1$.txt", "gpt2", "a b [2J|$x_1$.txt")])
+def test_another_text_than_the_book(reports, no_pictures, corpus, tokenizer, text):
+    """Stands on the page, below each table, and in the pictures' titles."""
+    start = dict(data=dict(corpus=corpus, tokenizer=tokenizer, tokens=dict(train=414_009)))
+    for name, does in reports.children.does.items():
+        if isinstance(does, dict):
+            reports.children.does[name] = does | dict(start=start)
+    (reports.data / "meta.json").write_text(json.dumps(start["data"]))
+    assert reports.make(pieces="stages,ladder") == 0
+    for measured, rows in found_in(reports.results, "ladder"):
+        title = ladder.finding(measured, rows)
+        assert [line for line in title.splitlines() if line.startswith("text: ")] == (
+            [f"text: {text}"] if text else [])
+    head = reports.text.partition("## ")[0]
+    assert ("the book" in head) is bool(text) and text in head
+    assert f", text: {text}." in section_of(reports.text, "The ladder") or not text
+
+
+@pytest.mark.parametrize(("place", "advice"), [
+    ("results", "--results-dir"), ("build", "in a copy of this repos")])
+def test_folders_that_cannot_be_written(reports, monkeypatch, place, advice):
+    """One line, which names the folder and what to do, before anything is measured."""
+    (reports.data.parent / "file").touch()
+    below = reports.data.parent / "file" / "below"
+    if place == "build":
+        monkeypatch.setattr("bench.measure.run.BUILD", below)
+    with pytest.raises(UserError) as error:
+        reports.make(results=below if place == "results" else None)
+    assert str(error.value).startswith(f"{relative(below)} can't be written (Not a directory): ")
+    assert advice in str(error.value) and not reports.children.asked
+
+
+NAMELESS = dict(machine={key: CPU[key] for key in CPU if key != "name"}) | LOOK
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", "{}", "[" * 100_000, json.dumps(NAMELESS)])
+def test_a_damaged_look_is_asked_for_again(reports, no_pictures, damaged):
+    reports.results.mkdir()
+    (reports.results / "machine.json").write_text(damaged)
+    assert reports.make(pieces="stages") == 0
+    assert reports.children.asked.count("look") == 1
+    assert look.read_look(reports.results)["bandwidth"] == 3e10
+
+
+def test_damaged_pieces(reports, capsys):
+    """They are named, and the page has all else."""
+    reports.make(pieces="stages,ladder,profile")
+    (reports.results / "profile.json").write_text("[]")
+    ladder = reports.results / "ladder.jsonl"
+    lines = ladder.read_bytes().splitlines(keepends=True)
+    before, _, after = lines[-2].rpartition(b'"reserved_gb"')
+    lines[-2] = before + b'"gb"' + after  # a record without a figure
+    ladder.write_bytes(b"".join([*lines[:2], b'{"event"\n', *lines[3:]]))
+    capsys.readouterr()
+    page.write_page(all_studies(), reports.results, "make report", {})
+    assert "ladder.jsonl, line 3: " in capsys.readouterr().err
+    assert "What is left of it in the folder is damaged: " in section_of(
+        reports.text, "Where a step")
+    section = section_of(reports.text, "The ladder")
+    assert "failed: not a whole record" in section and "![ladder]" in section
+    assert "01 trains" in reports.text
+
+
+def test_a_container_has_less_memory(tmp_path):
+    """By either version of cgroups; without a limit, or with a larger one, it is the machine's."""
+    whole = ram_gb(tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert ram_gb(tmp_path) == whole
+    (tmp_path / "memory.max").write_text(f"{2**20}\n")
+    assert ram_gb(tmp_path) == 2**20 / 1024**3
+    (tmp_path / "memory.max").unlink()
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert ram_gb(tmp_path) == whole
+
+
+# ---- The tables inside the pages ---------------------------------------------------------------
+
+
+def update(text: str, folder) -> str:
+    return readme.update(text, folder, all_studies())
+
+
+def marker(name: str, between: str = "", end: str = "<!-- end -->\n") -> str:
+    return f"<!-- {name}: written by measure.py readme -->\n{between}{end}"
+
+
+def write_ladder(folder: Path, machine: dict = CPU, names=("00_orig",), speeds=None) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = plan_of(*names)
+    plan.runs = [run.but(label=f"{k} {run.name}", rung=k) for k, run in enumerate(plan.runs)]
+    return write_journal(folder, "ladder", plan, [
+        dict(name=name, speed=speeds[k] if speeds else 123) for k, name in enumerate(names)],
+        machine)
+
+
+def test_the_pages_are_what_the_command_writes():
+    blocks = set()
+    for path in readme.PAGES:
+        text = path.read_bytes().decode()
+        blocks |= {block[2] for block in readme.BLOCK.finditer(text)}
+        assert update(text, readme.SHOWN) == text, path.name
+    assert readme.BLOCKS.keys() <= blocks
+    assert all({"Use", "Limits"} <= patch.fields.keys() for patch in stack.load())
+
+
+def test_readme_says_what_was_measured():
+    """The baseline, the script with bfloat16, FlashAttention and torch.compile, and the last."""
+    rows = {row.run.rung: row for _, rows in found_in(REFERENCE / "nvidia-h100", "ladder")
+            for row in rows}
+    numbers = set(re.findall(r"[\d,]+", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert numbers >= {f"{rows[rung].tok_per_sec:,.0f}" for rung in (0, 8, 14)}
+
+
+def anchors(path: Path) -> set[str]:
+    """Of a page's headings, as code hosts make them."""
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+            for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+
+
+def test_links_lead_somewhere():
+    for path in {*readme.PAGES, *ROOT.glob("*.md"), *REFERENCE.glob("*/*.md")}:
+        for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
+            place, _, anchor = link.partition("#")
+            if "://" in place:
+                continue
+            target = path.parent / place if place else path
+            assert target.exists(), f"{path.name}: {link}"
+            assert not anchor or anchor in anchors(target), f"{path.name}: {link}"
+
+
+def test_update_writes_what_stands_between_markers(tmp_path):
+    """And nothing else; `@` names another machine's folder."""
+    write_ladder(tmp_path)
+    other = f"stages@{readme.SHOWN.name}"
+    text = marker("ladder", "old\n") + "a | b\n" + marker(other, "old\n")
+    after = update(text, tmp_path)
+    _, table, between, stages, _ = re.split("<!-- .+ -->\n", after)
+    assert between == "a | b\n"
+    assert rows_of_text(table) == [["0", "technique 00_orig", "123", "1.25", "8.000"]]
+    assert marker(other, stages) == update(marker("stages"), readme.SHOWN).replace("stages", other)
+    assert update(after, tmp_path) == after
+
+
+@pytest.mark.parametrize(("text", "error"), [
+    (marker("other"), "no table other in"), (marker("ladder"), "no table ladder in"),
+    (marker("sample@no.where"), "no folder"), (marker("machines", "| 1 |\n", ""), "no <!-- end"),
+    (marker("machines", "", "") + marker("machines"), "no <!-- end -->")])
+def test_markers_that_do_not_serve(tmp_path, text, error):
+    with pytest.raises(UserError, match=error):
+        update(text, tmp_path)
+
+
+def test_write_readme(tmp_path, monkeypatch):
+    path = tmp_path / "README.md"
+    for name, value in dict(PAGES=[path], SHOWN=tmp_path, PICTURE=tmp_path / "a.png").items():
+        monkeypatch.setattr(readme, name, value)
+    path.write_text(marker("technique-index"))
+    write_ladder(tmp_path)
+    assert readme.write_readme(all_studies())
+    assert not readme.write_readme(all_studies())
+    assert len(rows_of_text(path.read_text(encoding="utf-8"))) == len(stack.load())
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+# ---- plot_results.py ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plot(capsys):
+    """Runs it in this process: (exit code, lines of stdout, lines of stderr)."""
+    def run(results, *options):
+        code = plot_results.main([str(part) for part in ("--results-dir", results, *options)])
+        said = capsys.readouterr()
+        return code, said.out.splitlines(), said.err.splitlines()
+
+    return run
+
+
+def test_plot_results(tmp_path):
+    """From another folder, whatever backend is named: one that matplotlib no longer has."""
+    results, out = tmp_path / "results", tmp_path / "deep" / "out"
+    write_record(results, "00_orig", speed=1000)
+    write_record(results, "00_orig", "20260102T000000Z", status="interrupted")
+    write_ladder(results, names=("00_orig", "01-causal-mask"))
+    write_journal(results, "stages", plan_of("00_orig", "01_opt_single_gpu"), [
+        dict(name="01_opt_single_gpu", speed=3000)])
+    run = run_python("-X", "utf8", ROOT / "plot_results.py", "--results-dir", results, "--out", out,
+                     cwd=tmp_path, encoding="utf-8", env=environment(MPLBACKEND="Qt4Agg"))
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith("1 run that did not complete is left out\n")
+    assert {path.name for path in out.iterdir()} == {"summary.md", "speed.png", "ladder.png"}
+    for path in out.glob("*.png"):
+        assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
+    summary = (out / "summary.md").read_text(encoding="utf-8")
+    assert summary in run.stdout
+    assert "| Some CPU | cpu-demo / 256 | 00 original, batch 4 | 1,000 | 1.00 |" in summary
+    assert "| Some CPU | cpu-demo / 256 | 01 optimized, batch 4 | 3,000 | 3.00 |" in summary
+
+
+def test_nothing_measured(tmp_path, plot, monkeypatch):
+    """The published figures as a table; no picture of a machine that isn't this one. A terminal
+    without × shows a question mark."""
+    code, out, err = plot(tmp_path)
+    assert (code, err) == (0, []) and not list(tmp_path.iterdir())
+    assert any("| A100 (published) | GPT-2 124M / 1,024 | 02 DDP × 4 | 419,259 | 33.47 |" in line
+               for line in out)
+    with open(tmp_path / "out", "w", encoding="ascii") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        assert plot_results.main(["--results-dir", str(tmp_path)]) == 0
+    assert "02 DDP ? 4" in (tmp_path / "out").read_text()
+
+
+def test_what_is_damaged_is_named(tmp_path, plot):
+    """And all else is drawn."""
+    write_record(tmp_path, "00_orig")
+    path = write_ladder(tmp_path, names=("00_orig", "01-causal-mask"))
+    path.write_text(path.read_text() + "[]\n")
+    write_journal(tmp_path, "time-to-loss", plan_of("a", targets={"best": "low"}), [
+        dict(name="a")])
+    code, _, err = plot(tmp_path, "--format", "svg")
+    assert code == 0 and len(err) == 2
+    assert err[0].startswith("no picture of time-to-loss, it is damaged: ")
+    assert err[1].startswith("skipped: ") and "ladder.jsonl, line " in err[1]
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"ladder.svg", "speed.svg"}
+
+
+@pytest.mark.parametrize("fault", ["out", "nowhere", "damaged", "matplotlib"])
+def test_plot_results_ends_with_one_line(tmp_path, plot, monkeypatch, fault):
+    write_record(tmp_path, "00_orig")
+    (tmp_path / "file").write_text('{"gpu": "A100"}')
+    results, out = tmp_path, tmp_path / "out"
+    if fault == "out":
+        out = tmp_path / "file" / "out"
+    elif fault == "nowhere":
+        results = tmp_path / "nowhere"
+    elif fault == "damaged":
+        monkeypatch.setattr(catalogue, "PUBLISHED", tmp_path / "file")
+    else:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = plot(results, "--out", out)
+    assert code == 1 and len(err) == 1 and err[0].startswith("error: ")
+    assert dict(out=f"{relative(out)}/summary.md can't be written", nowhere="is not a folder",
+                damaged="file can't be read", matplotlib="matplotlib")[fault] in err[0]
+    assert not out.exists()
+
+
+def test_a_page_without_matplotlib(reports, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert reports.make(pieces="stages") == 0
+    assert "there are no pictures: " in capsys.readouterr().err
+    assert "![" not in reports.text
+
+
+def test_runs_that_cannot_be_compared(tmp_path, plot):
+    """Those of another text have a group of their own; where limits differ lengths are shown."""
+    book, mine = (dict(data=dict(corpus=name, tokenizer="gpt2")) for name in (
+        "Middlemarch", "mine.txt"))
+    limits = dict(epochs=15, max_steps=None, max_tokens=40_960)
+    write_record(tmp_path, "00_orig", start=book, config=limits)
+    write_record(tmp_path, "02_opt_multi_gpu_ddp", start=book, config=limits | dict(
+        world_size=2, max_tokens=81_920))  # as many for each process
+    assert "Runs of different lengths" not in "\n".join(plot(tmp_path)[1])
+    write_record(tmp_path, "01_opt_single_gpu", speed=300.0, start=book,
+                 config=limits | dict(max_steps=8))
+    text = "\n".join(plot(tmp_path)[1])
+    assert "| 01 optimized, batch 4, 8,192 tokens | 300 | 3.00 |" in text
+    assert "\nRuns of different lengths: their losses can't be compared.\n" in text
+    write_record(tmp_path, "01_opt_single_gpu", "20260103T000000Z", speed=500.0, start=mine,
+                 config=limits)
+    assert "| mine.txt | 01 optimized, batch 4 | 500 | n/a |" in "\n".join(plot(tmp_path)[1])
+    for time, digits in (("20260104T000000Z", "a"), ("20260105T000000Z", "b")):  # of one name
+        write_record(tmp_path, "01_opt_single_gpu", time, speed=700.0, config=limits, start=dict(
+            data=mine["data"] | dict(sha256=dict(train=64 * digits))))
+    text = "\n".join(plot(tmp_path)[1])
+    for name in ("unknown | 01 optimized, batch 4 | 500", "aaaaaaaa | 01 optimized, batch 4 | 700"):
+        assert f"| mine.txt, sha256 {name} | n/a |" in text
