@@ -190,8 +190,8 @@ class TextTokenizer:
     def encode(self, text: str) -> list[int]:
         return self.tokenizer(text, verbose=False)["input_ids"]
 
-    def decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids)
+    def decode(self, ids: list[int], errors: str) -> str:
+        return self.tokenizer.decode(ids)  # which replaces what is no character
 
 
 class Logits(nn.Module):
