@@ -484,7 +484,7 @@ def test_stages_beside_the_published_ones(tmp_path):
     """In pictures speed and memory, also where that isn't known, of another text,
     and of runs that differ in length; the published figures stand alone where nothing is measured.
     """
-    study, theirs = STUDIES["stages"], published_bars()
+    theirs = published_bars()
     assert [line[2:6] for line in rows_of_text(markdown(bars_table([], theirs)))] == [
         ["00 original", "12,525", "1.00", "n/a"], ["01 optimized", "142,156", "11.35", "n/a"],
         ["02 DDP × 4", "419,259", "33.47", "n/a"]]
