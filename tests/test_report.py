@@ -620,10 +620,10 @@ def test_runs_that_cannot_be_compared(tmp_path, plot):
     write_record(tmp_path, "02_opt_multi_gpu_ddp", start=book, config=limits | dict(
         world_size=2, max_tokens=81_920))  # as many for each process
     assert "Runs of different lengths" not in "\n".join(plot(tmp_path)[1])
-    write_record(tmp_path, "01_opt_single_gpu", speed=300.0, start=book,
-                 config=limits | dict(max_steps=8))
+    write_record(tmp_path, "01_opt_single_gpu", speed=300.0, start=book, config=limits,
+                 tokens=2048, steps=4)
     text = "\n".join(plot(tmp_path)[1])
-    assert "| 01 optimized, batch 4, 8,192 tokens | 300 | 3.00 |" in text
+    assert "| 01 optimized, batch 4, 4,096 tokens | 300 | 3.00 |" in text
     assert "\nRuns of different lengths: their losses can't be compared.\n" in text
     write_record(tmp_path, "01_opt_single_gpu", "20260103T000000Z", speed=500.0, start=mine,
                  config=limits)

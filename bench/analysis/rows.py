@@ -6,7 +6,7 @@ from functools import cache
 from statistics import fmean, median
 from typing import NamedTuple
 
-from bench.analysis.stats import LEVEL, Estimate, Logs, common_rounds, estimates, significant
+from bench.analysis.stats import Estimate, Logs, common_rounds, estimates, significant
 from bench.catalogue import Run, without_effect_on_gpus
 from bench.measure.records import Kind, Outcome, Record
 
@@ -185,14 +185,6 @@ class Row:
             return None
         low, high = effect.interval
         return (1 / high, 1 / low) if self.run.without else (low, high)
-
-    def least(self, figure: Figure = speed_of) -> float | None:
-        """The minimum detectable effect: the smallest factor above 1 that would be significant
-        whatever the other rows are; the truth, if it were that, is found half the time."""
-        column, name = self.rows.judged(figure), self.run.name
-        if name not in column.differences:
-            return None
-        return column.differences[name].least(LEVEL / len(column.differences))
 
     def significance_of(self, figure: Figure) -> str | None:
         """Whether the figure is significantly greater than that of `versus` ("faster"), or smaller;

@@ -48,10 +48,6 @@ class Estimate(NamedTuple):
 
         return 2 * float(stdtr(self.degrees, -abs(self.mean) / self.error))
 
-    def least(self, p_value: float) -> float:
-        """The smallest factor above 1 that has this p-value or a smaller one."""
-        return math.exp(max(LEAST, self.reach(p_value)))
-
     def reach(self, p_value: float) -> float:
         """How far from 0 a mean with this error has this p-value."""
         from scipy.special import stdtrit
