@@ -52,13 +52,13 @@ def main(argv: list[str] | None = None) -> int:
         summary = Stages().summary(args.results_dir)
         by_study = draw_all(studies, args.results_dir, args.format)
         print(f"\n{summary}")
-        files: dict[str, str | bytes] = {
-            file: picture for own in by_study.values() for file, picture in own.items()}
-        if files:
-            files["summary.md"] = summary
-        else:
+        drawn = {file: picture for own in by_study.values() for file, picture in own.items()}
+        if not drawn:
             print(f"Nothing to draw: there is no complete run in {relative(args.results_dir)}, or"
-                  f" none of a study that has a picture. Other machines': {relative(REFERENCE)}")
+                  " none of a study that has a picture.")
+        others = ", ".join(relative(folder) for folder in sorted(REFERENCE.glob("*/")))
+        print(f"Pictures of other machines: {others}")
+        files: dict[str, str | bytes] = {"summary.md": summary, **drawn} if drawn else {}
         for name, content in files.items():
             write_whole(out / name, content)
             print(relative(out / name))

@@ -23,7 +23,8 @@ from bench.analysis.rows import rows_of
 from bench.common import UserError
 from bench.report.tables import excerpts_of, found_in, text_of
 from bench.studies import search
-from bench.studies.search import Point, Search, best_first, next_points, read_search
+from bench.studies.search import Search, next_points, read_search
+from bench.studies.settings import Point, best_first
 from bench.studies.stages import Stages
 from bench.studies.time_to_loss import TimeToLoss
 from patches.stack import StackError

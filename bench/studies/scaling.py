@@ -1,22 +1,23 @@
 """Weak scaling: 02 with as many processes as asked, each with the same batch."""
 
-from argparse import ArgumentTypeError
-
 from bench.analysis.rows import Row, ratio, speed_of
 from bench.catalogue import published
 from bench.common import UserError
 from bench.measure.plan import Plan
 from bench.report.notes import machine_note
 from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, Column, Table, cell, spread
-from bench.studies import Study, positive
+from bench.studies import Study
 
 
 def numbers(text: str) -> list[int]:
     """Returns the numbers in "1,2,4", each once, in ascending order. Raises UserError."""
     try:
-        return sorted({positive(part) for part in text.split(",")})
-    except (ValueError, ArgumentTypeError):
+        sizes = sorted({int(part) for part in text.split(",")})
+    except ValueError:
         raise UserError(f"{text!r} isn't a list of numbers like 1,2,4", 2)
+    if sizes[0] < 1:
+        raise UserError(f"{text!r}: {sizes[0]} is out of range", 2)
+    return sizes
 
 
 def efficiency_of(row: Row) -> float | None:

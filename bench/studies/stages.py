@@ -64,11 +64,17 @@ class Bar(NamedTuple):
         return ", ".join(parts)
 
     def is_as_long_as(self, other: "Bar") -> bool:
-        """Returns whether two runs trained on about as many tokens, together or in each process: a
-        limit of tokens is one for all of them, or in a study for each."""
-        return any(max(pair) < 1.5 * min(pair) or not all(pair) for pair in (
-            (self.trained, other.trained),
-            (self.trained / self.processes, other.trained / other.processes)))
+        """Returns whether two runs have the same limits, and trained on about as many tokens: an
+        epoch of 02 may make several passes. A limit of tokens is that of all processes together by
+        default, and of each in a study."""
+        ours, theirs = self.record.config, other.record.config
+        if any(ours.get(name) != theirs.get(name) for name in ("epochs", "max_steps")):
+            return False
+        limits = [config.get("max_tokens") or 0 for config in (ours, theirs)]
+        shares = (1, 1) if limits[0] == limits[1] else (self.processes, other.processes)
+        trained = self.trained / shares[0], other.trained / shares[1]
+        return limits[0] * shares[1] == limits[1] * shares[0] and (
+            not all(trained) or max(trained) < 1.5 * min(trained))
 
 
 def bar_of(record: Record) -> Bar:
@@ -80,7 +86,7 @@ def bar_of(record: Record) -> Bar:
               record.tok_per_sec, record.end["reserved_gb"], record)
     if not all(figure is None or 0 <= figure < 1e15 for figure in (
             bar.tok_per_sec, bar.reserved_gb, *(record.quartiles or ()), record.val_loss,
-            bar.trained, int(bar.processes))):
+            config.get("max_tokens"), bar.trained, int(bar.processes))):
         raise ValueError("a number is out of range")
     return bar
 
