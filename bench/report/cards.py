@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
-from bench.analysis.rows import Row, rate_to, speed_of
+from bench.analysis.rows import Row, rate_to, rows_of, speed_of
 from bench.catalogue import published, without_effect_on_gpus
 from bench.common import REFERENCE, short_name
+from bench.measure.journal import read_journal
 from bench.report import check
 from bench.report.tables import (
     INTERVAL,
@@ -184,7 +185,8 @@ def gains_of(first: Path, study: str) -> dict[str, dict[str, list[str]]]:
     machine and the predicted one, those on GPUs first."""
     within = {folder: of_as_many(ladder) for folder in machines(first)
               if study == "ladder" and (ladder := rows_in(folder, study))}
-    own = [row for folder in machines(first) for row in one_step(all_rows_in(folder, study))]
+    own = [row for folder in machines(first) for row in one_step(all_rows_in(folder, study))
+           if not row.plan.options]  # else it's of another model
     rows: list[Row | check.Expected] = [*filter(has_gpu, own), *check.expected()]
     rows += [row for row in own if not has_gpu(row)]
     gains: dict[str, dict[str, list[str]]] = {}
@@ -229,11 +231,12 @@ def card(patch, title: str, gains: dict[str, list[str]], variants=()) -> str:
 
 
 def all_rows_in(folder: Path, study: str) -> list[Row]:
-    """A machine's newest measurement, and what only those in folders within its own have."""
+    """Returns a machine's newest measurement, and what only its further sessions have."""
     rows = rows_in(folder, study)
-    for path in sorted(folder.glob(f"*/{study}.jsonl")):
-        known = {row.run.name for row in rows}
-        rows += [row for row in rows_in(path.parent, study) if row.run.name not in known]
+    for path in sorted(folder.glob(f"{study}-*.jsonl")):
+        for measured in reversed(read_journal(path)):
+            names = {row.run.name for row in rows}
+            rows += [row for row in rows_of(measured) if row.run.name not in names]
     return rows
 
 
