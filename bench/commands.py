@@ -119,7 +119,7 @@ def report(args: argparse.Namespace, options: list[str], studies: dict[str, Stud
             if "rungs" in own:
                 own.rungs = args.rungs
             jobs.append((study, rounds, Setup(machine, Scripts(), args.data, args.results_dir, own,
-                                              options, minutes=args.minutes)))
+                                              options, in_report=True)))
     if not jobs:
         raise UserError(f"--pieces: no report measures {', '.join(chosen)}", 2)
     command = ["python", "measure.py", "report"]

@@ -209,17 +209,6 @@ def length_of(run: Run, plan: Plan, setup: Setup, config: dict, rate: float, ste
     return Length(options, (20 if gpus else 10) + extra + max_tokens / rate)
 
 
-def epochs_within(plan: Plan, setup: Setup, matmul_peak: dict, configs: dict[str, dict]) -> int:
-    """As many of the published epochs as each run of a plan can have within its limit."""
-    dtype = trained_in(setup.machine)
-    per_epoch = 0.0
-    for run in plan.runs:
-        config = configs.get(run.name)
-        speed = expected_speed(run, matmul_peak, dtype, config)
-        per_epoch += seconds_per_epoch(setup.data, speed, run, config)
-    return min(EPOCHS, max(1, int((plan.within - 30 * len(plan.runs)) / per_epoch)))
-
-
 def expected_speed(run: Run, matmul_peak: dict, dtype: str, config: dict | None = None) -> float:
     """About how many tok/sec, within a factor of three: as much faster than an A100 as matmuls are
     in the type that is trained in, and as the model of `config` is smaller than GPT-2. In float32

@@ -47,7 +47,6 @@ class Plan:
     order: int | None = None  # the seed of the order of runs in each round (None: as they stand)
     whole: bool = False  # every run is as long as its script by itself, or has `tokens` in all
     epochs: int | None = None  # of such a run (None: the script's own)
-    within: float | None = None  # seconds that all runs may take, by fewer epochs, on a GPU
     cold_rounds: int = 1  # that compile again, so that their first step tells how long it takes
     first_seed: int = SEED
     new_seeds: bool = False  # round k has the seed first_seed + k - 1; else all have first_seed
@@ -120,7 +119,7 @@ class Setup:
     args: argparse.Namespace  # the study's own options
     options: list[str] = field(default_factory=list)  # for every script
     matmul_peak: dict | None = None  # floating-point operations per second, where they are known
-    minutes: float | None = None  # within a report, those that the report may take
+    in_report: bool = False  # where a GPU's whole scripts are shorter
     batches: dict[str, int] | None = None  # see lengths.fitting; None: not looked at yet
     configurations: dict[tuple, dict] = field(default_factory=dict)  # see lengths.configurations
 

@@ -101,7 +101,6 @@ class Record:
     start: dict
     logs: list[dict]
     end: dict
-    checkpoints: list[dict]  # each with its step and the seconds that training waited for it
     curve: list[Point]
     first_step_seconds: float | None
     # Of the speed of single steps, tok/sec: the first quartile, the median, the third; None where
@@ -289,7 +288,7 @@ def make_record(name: str, events: list[dict]) -> Record:
         earlier = dict(*named("resume")).get("train_seconds", 0)  # of a run that was continued
         curve = [Point(log["tokens"], total + earlier, log["train_loss"], log["val_loss"])
                  for log, total in zip(logs, sums, strict=True)]
-        record = Record(name, start, logs, end, named("checkpoint"), curve,
+        record = Record(name, start, logs, end, curve,
                         seconds[0] if seconds else None,
                         tuple(map(float, quartiles)) if quartiles else None, val_loss)
         if not isinstance(record.stage, str):

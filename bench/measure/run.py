@@ -38,7 +38,7 @@ from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import Kind
 
 # Fields of a plan that continues.
-MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "within", "batches", "order"}
+MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "batches", "order"}
 OPTION_OF = {"tokens": "--max-tokens", "seconds": "--seconds"}
 
 
@@ -99,8 +99,6 @@ def earlier_measurement(study, plan: Plan, setup: Setup, first: "Measurement | N
                   " which they depend; they start again", flush=True)
         return None
     earlier = found[-1]
-    if plan.within or earlier.plan.within:  # they were as many as fitted
-        plan.epochs = earlier.plan.epochs
     different = earlier.differs_from(setup) or next(
         (f"with other {OPTION_OF.get(each.name, each.name)}" for each in fields(plan)
          if each.name not in MAY_DIFFER
@@ -206,8 +204,6 @@ class Measurement:
             print("Measuring this machine's matmul throughput", flush=True)
             measured.matmul_peak = processes.ask_machine("matmul_peak")
         peak = measured.matmul_peak
-        if plan.within and not plan.epochs:
-            plan.epochs = lengths.epochs_within(plan, setup, peak, self.configs)
         append(self.path, measured.as_json())
         self.lengths = lengths.lengths_of(plan, setup, self.configs, peak)
 

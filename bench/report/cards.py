@@ -186,7 +186,7 @@ def gains_of(first: Path, study: str) -> dict[str, dict[str, list[str]]]:
     within = {folder: of_as_many(ladder) for folder in machines(first)
               if study == "ladder" and (ladder := rows_in(folder, study))}
     own = [row for folder in machines(first) for row in one_step(all_rows_in(folder, study))
-           if not row.plan.options]  # else it's of another model
+           if "--model" not in row.measured.options]
     rows: list[Row | check.Expected] = [*filter(has_gpu, own), *check.expected()]
     rows += [row for row in own if not has_gpu(row)]
     gains: dict[str, dict[str, list[str]]] = {}

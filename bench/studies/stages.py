@@ -15,7 +15,7 @@ from bench.report.pictures import COLOURS, draw_bars, rows_of_panels, shorten
 from bench.report.tables import Column, Table, cell, figure, markdown, words
 from bench.studies import Study, positive
 
-SECONDS = 480  # of the three stages on a GPU, in a report: as many of the 15 epochs as fit
+EPOCHS_IN_REPORT = 3  # on a GPU: in some minutes a slow one has no more
 # By what a record says of its stage, which begins with its number.
 NAMES = {Path(STAGES[stage]).stem + suffix: name + words
          for stage, name in (("00", "00 original"), ("01", "01 optimized"), ("02", "02 DDP"))
@@ -187,8 +187,9 @@ class Stages(Study):
                         compared_to=before and before.name)  # the files, edited or not
                 for run, before, file in zip(runs, [None, *runs], STAGES.values(), strict=False)]
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
-        limit = SECONDS if setup.machine["gpus"] and setup.minutes and not tokens else None
-        yield Plan(runs, whole=True, tokens=tokens, epochs=epochs, within=limit)
+        if setup.in_report and setup.machine["gpus"] and not tokens:
+            epochs = EPOCHS_IN_REPORT
+        yield Plan(runs, whole=True, tokens=tokens, epochs=epochs)
 
     def excerpts(self, measured, rows):
         return {"stages": [bars_table(read_bars(measured.folder), published_bars())]}
