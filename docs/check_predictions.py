@@ -1,6 +1,6 @@
 """Compare predicted speeds with those that other people have measured with their own programs.
 
-    python docs/check_predictions.py    # prints docs/predictions.md's table, and draws its picture
+    python docs/check_predictions.py    # prints tables of docs/, and draws docs/predictions.png
 
 results/reference/published-others.json has the measured speeds. A program of others is predicted
 from the stored work of the script of ours that is most like it; the rules below count what differs.
@@ -17,15 +17,17 @@ from statistics import mean, median
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench.catalogue import published  # noqa: E402
 from bench.common import write_whole  # noqa: E402
-from bench.predict.speed import CARDS, Work  # noqa: E402
+from bench.predict.speed import CARDS, KINDS, Work  # noqa: E402
 from bench.predict.store import Prediction  # noqa: E402
-from bench.report.check import BY_HAND, GPT2, prediction_of, published_others  # noqa: E402
+from bench.report.check import GPT2, beside, ladder, prediction_of, published_others  # noqa: E402
 from bench.report.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels  # noqa: E402
 from bench.report.tables import Table, markdown, number, words  # noqa: E402
 
 PICTURE = ROOT / "docs" / "predictions.png"
 TUNED_ON = "twenty cards"
+BY_HAND = "06-native-layers"  # the last script with attention by hand
 HELD_OUT_COLOUR, TUNED_COLOUR = OWN, "0.6"
 
 # ---- Programs of others, by what differs from ours ----------------------------------------------
@@ -146,6 +148,37 @@ def accuracy_table(rows: list[dict]) -> Table:
                   number("in the printed range", "inside", ".0%")], lines)
 
 
+def memory_table() -> Table:
+    """Makes a line for each script of the published ladder: its memory, and what is predicted."""
+    theirs = published().reserved_gb
+    *rungs, ddp = ladder()
+    lines = [beside(theirs[rung.run.script], rung.reserved_gb, label=rung.label, batch=rung.batch)
+             for rung in rungs if rung.run.script in theirs]
+    # 02 is the last rung with DDP, the published program rung 10 with it.
+    added = median(need.reserved - rungs[-1].prediction.needs[size].reserved
+                   for size, need in ddp.prediction.needs.items() if size >= ddp.batch)
+    lines.append(beside(theirs["ddp"], rungs[10].reserved_gb + added / 1024, label="10, with DDP",
+                        batch=ddp.batch))
+    return Table([words("rung", "label"), number("batch", "batch"),
+                  number("published", "measured", ".2f"), number("predicted", "predicted", ".2f"),
+                  number("error", "error", "+.1%")], lines)
+
+
+def where_table() -> Table:
+    """Makes a line for each kind of work: its milliseconds in a step of 01 on three GPUs."""
+    columns, rows = [words("", "kind")], {kind: {} for kind in KINDS}
+    known = prediction_of("01", GPT2)
+    for name in ("A100 80 GB", "H100", "H200"):
+        times = known.seconds(32, CARDS[name])
+        whole = sum(times.values())
+        columns += [number(f"{name}, ms", f"{name}.ms", ".1f"),
+                    number("× speed without", f"{name}.without", ".2f")]
+        for kind, seconds in times.items():
+            rows[kind][name] = dict(ms=1000 * seconds, without=whole / (whole - seconds))
+    return Table(columns, [dict(kind=kind) | row for kind, row in rows.items()
+                           if any(each["ms"] for each in row.values())])
+
+
 def picture(rows: list[dict]):
     """Draws predicted over measured tok/sec for each figure, with the printed range."""
     near = accuracy([row for row in rows if row["program"] != TUNED_ON])["near"]
@@ -173,7 +206,7 @@ def picture(rows: list[dict]):
 
 def main() -> None:
     rows = compared()
-    print(markdown(accuracy_table(rows)))
+    print(markdown(accuracy_table(rows), memory_table(), where_table()))
     for row in rows:
         print(f"{row['source']}, {row['card']}, batch {row['batch']}: {row['tok_per_sec']:,}"
               f" measured, {row['predicted']:,.0f} predicted ({row['error']:+.0%})")

@@ -4,13 +4,12 @@ results/reference/, and beside it what others and this project's machines have m
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 from bench.analysis.rows import ratio
-from bench.catalogue import Run, published
+from bench.catalogue import Run
 from bench.common import REFERENCE, UserError
 from bench.measure.lengths import PUBLISHED
-from bench.predict.speed import CARDS, KINDS, card_of
+from bench.predict.speed import CARDS, card_of
 from bench.predict.store import NAME, Prediction, key_of, load
 from bench.report.notes import today
 from bench.report.tables import Table, number, rows_in, words
@@ -19,7 +18,6 @@ GPT2 = ["--model", "gpt2"]
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
 LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
 PUBLISHED_ON = "A100 40 GB"  # probably: batch 32 was the largest that fitted
-BY_HAND = "06-native-layers"  # the last rung with attention by hand
 
 
 def kept_of(script: str | Path, options: list[str]) -> Prediction | None:
@@ -112,22 +110,6 @@ def beside(measured: float, predicted: float, **about) -> dict:
     return about | dict(measured=measured, predicted=predicted, error=predicted / measured - 1)
 
 
-def memory_table() -> Table:
-    """Each rung's published memory beside the predicted one. Raises UserError, StackError."""
-    theirs = published().reserved_gb
-    *rungs, ddp = ladder()
-    lines = [beside(theirs[rung.run.script], rung.reserved_gb, label=rung.label, batch=rung.batch)
-             for rung in rungs if rung.run.script in theirs]
-    # 02 is the last rung with DDP, the published program rung 10 with it.
-    added = median(need.reserved - rungs[-1].prediction.needs[size].reserved
-                   for size, need in ddp.prediction.needs.items() if size >= ddp.batch)
-    lines.append(beside(theirs["ddp"], rungs[10].reserved_gb + added / 1024, label="10, with DDP",
-                        batch=ddp.batch))
-    return Table([words("rung", "label"), number("batch", "batch"),
-                  number("published", "measured", ".2f"), number("predicted", "predicted", ".2f"),
-                  number("error", "error", "+.1%")], lines)
-
-
 def gpu_table(machine: Path) -> Table:
     """What a machine's GPU has measured of GPT-2 with one process, beside what is predicted. Raises
     UserError, StackError."""
@@ -150,18 +132,3 @@ def gpu_table(machine: Path) -> Table:
         number("GB, measured", "memory.measured", ".2f"),
         number("predicted", "memory.predicted", ".2f"), number("error", "memory.error", "+.1%")],
         lines)
-
-
-def where_table() -> Table:
-    """Where a step of 01 goes on three cards, in milliseconds. Raises UserError, StackError."""
-    columns, rows = [words("", "kind")], {kind: {} for kind in KINDS}
-    known = prediction_of("01", GPT2)
-    for name in ("A100 80 GB", "H100", "H200"):
-        times = known.seconds(32, CARDS[name])
-        whole = sum(times.values())
-        columns += [number(f"{name}, ms", f"{name}.ms", ".1f"),
-                    number("× speed without", f"{name}.without", ".2f")]
-        for kind, seconds in times.items():
-            rows[kind][name] = dict(ms=1000 * seconds, without=whole / (whole - seconds))
-    return Table(columns, [dict(kind=kind) | row for kind, row in rows.items()
-                           if any(each["ms"] for each in row.values())])

@@ -1,6 +1,5 @@
 """The tables of docs/gpus.md: what fits each GPU and how fast, and what older ones lack."""
 
-import re
 
 from bench.catalogue import EPOCHS, FLOAT16, Run, Scripts
 from bench.predict.speed import CARDS, Card
@@ -9,7 +8,6 @@ from bench.report import check
 from bench.report.check import LARGER, prediction_of
 from bench.report.notes import today
 from bench.report.tables import Table, number, words
-from patches import stack
 
 # 01 reserved 13.64 GB on an H100 where 11.90 were predicted; so a batch fits for sure only where it
 # does with this many times its predicted memory.
@@ -79,18 +77,3 @@ def cards_table() -> Table:
     columns += [
         number(f"minutes of {EPOCHS} epochs, 00 / 01", "minutes"), words("begin with", "begin")]
     return Table(columns, [on_card(name, card) for name, card in by_memory()])
-
-
-def hardware_table() -> Table:
-    """The techniques and variants that older GPUs don't have, by their headers. Raises
-    StackError."""
-    rows = []
-    for patch in (*stack.load(), *stack.load_variants()):
-        if needed := re.search(r"compute capability (\d+\.\d+)", patch.fields["Hardware"]):
-            least = float(needed[1])
-            rows.append(dict(
-                link=f"[{patch.fields['Technique']}](../{patch.file})", least=least,
-                lacking=", ".join(name for name, card in CARDS.items() if card.capability < least)
-                or "(none of these)"))
-    return Table([words("technique", "link"), number("from compute capability", "least", ".1f"),
-                  words("not on", "lacking")], sorted(rows, key=lambda row: row["least"]))

@@ -48,10 +48,8 @@ BLOCKS: dict[str, Callable[[Path], str]] = {  # from a machine's folder, by thei
     "technique-index": cards.index, "technique-cards": partial(cards.cards, study="ladder"),
     "variant-cards": partial(cards.cards, study="variants"),
     "variant-cards-loss": partial(cards.cards, study="variants", unchanged=False),
-    "fits": lambda _: markdown(check.memory_table()),
     "gpus": lambda _: markdown(gpus.cards_table()),
-    "hardware": lambda _: markdown(gpus.hardware_table()),
-    "where": lambda _: markdown(check.where_table()), "explorer": lambda _: explorer.data_block(),
+    "explorer": lambda _: explorer.data_block(),
 }
 
 

@@ -1,18 +1,12 @@
 """What works on this machine, what is missing, and what to type next."""
 
-import importlib.util
-import os
-import shutil
-import subprocess
-import sysconfig
-import tempfile
 from pathlib import Path
 
 from bench import processes
 from bench.catalogue import EPOCHS, in_float16
 from bench.common import REFERENCE, ROOT, UserError, other_text, relative, tokens_in, trained_in
 from bench.measure.lengths import FLOAT32_FACTOR, fast_here, fitting, options_of_type
-from bench.measure.machine import compiler_folder, missing_here
+from bench.measure.machine import missing_here
 from bench.predict.speed import CARDS, card_of
 from bench.predict.store import load
 from bench.studies import Study
@@ -26,11 +20,7 @@ class Doctor(Study):
     runs_scripts = False
 
     def answer(self, setup):
-        machine, compile_fails = setup.machine, None
-        # PyTorch tells why, or finds one all the same. Triton is for GPUs of 7.0 and later.
-        unfit = machine["gpus"] and (machine.get("gpu_needs") or float(machine["capability"]) < 7)
-        if unfit or not has_compiler(machine["gpus"]):
-            compile_fails = processes.ask_machine("compile_error")
+        machine, compile_fails = setup.machine, processes.ask_machine("compile_error")
         missing = missing_here(machine, compile_fails)
         lines = [("PyTorch", f"{machine['torch']}, Python {machine['python']}, {machine['os']}"),
                  ("CPU", f"{machine['cpu']}, {machine['threads']} threads")]
@@ -80,24 +70,6 @@ def type_of(machine: dict) -> str:
     if in_float16(machine, []):
         text += "; make bench and stages do so by themselves"
     return text
-
-
-def has_compiler(gpu: bool) -> bool:
-    """Returns whether what torch.compile starts is here, finds Python's headers, and has folders:
-    for a GPU Triton and a C compiler, else a C++ compiler with OpenMP. A trial of torch.compile
-    itself takes many seconds; False: only that can tell."""
-    compiler = os.environ.get("CC", "gcc") if gpu else os.environ.get("CXX", "g++")
-    torch, headers = importlib.util.find_spec("torch"), sysconfig.get_paths()["include"]
-    if not shutil.which(compiler) or not torch or " " in f"{torch.origin}{headers}" or (
-            gpu and not importlib.util.find_spec("triton")) or compiler_folder(gpu):
-        return False
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "probe.c" if gpu else "probe.cpp")
-        source.write_text("#include <Python.h>\n" + ("" if gpu else "#include <omp.h>\n"))
-        flags = [] if gpu else ["-fopenmp", "-std=c++20"]
-        return subprocess.run(
-            [compiler, *flags, "-shared", "-fPIC", f"-I{headers}", source, "-o", f"{source}.so"],
-            capture_output=True).returncode == 0
 
 
 def expected(setup, batch: int) -> list[tuple[str, str]]:
