@@ -265,7 +265,7 @@ def test_tokens_and_operations(rung, tmp_path):
     assert found.figures["seconds"] == 1 and found.figures["tok_per_sec"] == 64
     assert sum(found.figures["shares"].values()) == pytest.approx(1)
     text = tell.text(found)
-    assert "64 tokens a step" in text and "**not on this hardware**: #2 tensor cores" in text
+    assert "64 tokens a step" in text and "**not on this hardware**: #2 TF32 tensor cores" in text
 
 
 def test_gains_are_from_the_machine_that_is_nearest(tmp_path):

@@ -37,7 +37,7 @@ from bench.common import same_machine, short_name, trained_in
 from bench.measure import lengths, machine, rates
 from bench.report import look
 from bench.report.tables import text_of
-from bench.studies import all_studies, doctor
+from bench.studies import all_studies
 from bench.studies.doctor import Doctor
 from bench.studies.stages import Stages
 from bench.studies.variants import Variants
@@ -155,8 +155,8 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch):
     half = kind.name in ("T4", "V100")  # float16 is what these have units for
     rates_here = {"float32"} | ({"float16"} if half else set()) | ({BFLOAT16} if native else set())
     assert set(rates.matmul_peak()) == rates_here | ({"TF32"} if gpu and native else set())
-    monkeypatch.setattr(processes, "ask_machine", dict(free_memory=[80_000]).__getitem__)
-    monkeypatch.setattr(doctor, "has_compiler", lambda gpu: True)
+    monkeypatch.setattr(processes, "ask_machine", dict(
+        free_memory=[80_000], compile_error=None).__getitem__)
     assert f"\ntrains in      {dtype}: {reason}" in Doctor().answer(setup)
     # What fits is predicted in the type that is trained in: before the study that composes 01, and
     # before others; 00 has no choice.
@@ -360,7 +360,7 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     here = rates.this_machine()
     assert (here["device"], here["gpus"], rates.rank_count()) == ("cpu", 0, 2)
     assert here["gpu_needs"].startswith(TOLD_OLD)
-    monkeypatch.setattr(doctor, "has_compiler", lambda gpu: True)
+    monkeypatch.setattr(processes, "ask_machine", dict(compile_error=None).__getitem__)
     assert f"missing        {here['gpu_needs']}\n" in Doctor().answer(setup_of(tmp_path, here))
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0), raising=False)
     monkeypatch.setattr(look, "this_machine", lambda: here)

@@ -26,6 +26,7 @@ from conftest import (
 )
 from test_model import largest_difference, losses_of, model_of, one_rank, windows_of
 
+from bench.measure.plan import SCRATCH
 from patches import stack
 
 VARIANTS = {patch.name: patch for patch in stack.load_variants() if "Slot" in patch.fields}
@@ -79,8 +80,9 @@ def test_it_trains(scripts, tokens, tmp_path, name, options, needs, compiled):
     # One small layer: compiling four of them takes most of this file's time.
     with mock.patch.dict(script.MODELS["cpu-demo"], SMALL), without_bfloat16():
         result = call_main(script, *TINY, *dtype, "--batch-size", 4, "--device", "cpu", "--data",
-                           tokens, "--results-dir", tmp_path, "--max-steps", 3, compiled, *options,
-                           variables=ranks)
+                           tokens, "--results-dir", tmp_path, "--max-steps", 3, compiled,
+                           *(option.replace(SCRATCH, str(tmp_path / "scratch"))
+                             for option in options), variables=ranks)
     assert result.returncode == 0, result.stderr
     start, *_, end = read_record(tmp_path)
     assert (start["stage"], end["status"]) == (f"variant-{name}", "complete")

@@ -14,11 +14,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from bench.common import ROOT, UserError, make_writable
+from bench.common import ROOT
 
 # PyTorch's builds for NVIDIA GPUs: the CUDA that the driver has to support, the oldest compute
 # capability that the build has kernels for, and the one from which on it has none.
@@ -104,21 +103,6 @@ def cpu_name(text: str) -> tuple[str, list[str]]:
     return name or platform.processor() or platform.machine(), generation
 
 
-def compiler_folder(gpu: bool) -> str | None:
-    """What is wrong with the folders that torch.compile writes into, as what it needs; None where
-    they are fit for it. C++ compilers are started in a way that no space survives."""
-    own = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # PyTorch sets it, too, by the other one
-    for variable, folder in (("TMPDIR", tempfile.gettempdir()), ("TORCHINDUCTOR_CACHE_DIR", own)):
-        try:
-            if folder:
-                make_writable(Path(folder), f"{variable} names it")
-        except UserError as error:
-            return f"another folder, since {error}"
-        if " " in (folder or "") and not gpu:
-            return f"a folder without a space in its path: {variable} names {folder}"
-    return None
-
-
 def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
     """For each thing that is missing how to get it; `compile_fails` is why torch.compile does."""
     missing, gpu = [], machine["gpus"]
@@ -131,7 +115,6 @@ def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
                " triton-windows`), and a C compiler" if gpu else
                "a C++ compiler (`apt install g++`, `xcode-select --install`, or on Windows Visual"
                " Studio's Build Tools), and PyTorch in a path without spaces")
-        how = compiler_folder(gpu) or how
         missing.append(f"torch.compile, which needs {how} ({compile_fails})")
     if not shutil.which("git"):
         missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")
