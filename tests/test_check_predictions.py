@@ -25,9 +25,17 @@ def test_held_out_figures_come_first(rows):
     assert [len({row[name] for row in rows}) for name in ("program", "card")] == [6, 26]
 
 
-def test_the_page_has_the_table(rows):
-    page = (ROOT / "docs" / "predictions.md").read_text()
-    assert markdown(script.accuracy_table(rows)) in page
+def test_the_published_memory():
+    errors = {row["label"]: row["error"] for row in script.memory_table().rows}
+    assert len(errors) == 12
+    for label, error in errors.items():
+        assert abs(error) < (0.06 if label.startswith("8 ") else 0.01), label
+
+
+def test_pages_have_the_tables(rows):
+    for page, table in (("predictions", script.accuracy_table(rows)),
+                        ("gpus", script.memory_table()), ("techniques", script.where_table())):
+        assert markdown(table) in (ROOT / "docs" / f"{page}.md").read_text()
 
 
 def test_rules_count_what_differs():

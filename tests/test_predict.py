@@ -207,10 +207,6 @@ def test_what_is_committed():
     for run in RUNGS:
         own = stored[key_of(SCRIPTS, run.script, ["--model", "gpt2"])]
         assert own["code"] and own["needs"]["8" if run.rung < 10 else "32"][0] > 0
-    errors = {row["label"]: row["error"] for row in check.memory_table().rows}
-    assert len(errors) == 12
-    for label, error in errors.items():
-        assert abs(error) < (0.06 if label.startswith("8 ") else 0.01), label
 
 
 # ---- What is traced ----------------------------------------------------------------------------
@@ -409,8 +405,8 @@ def test_cards():
     ("H1000", "names are H100, "), ("H100,RTX 4095", "names are RTX 4090, "), (" , ", "no GPU")])
 def test_a_name_of_no_card(text, nearest):
     """The nearest three are named, and how to predict one that isn't there; not all."""
-    with pytest.raises(UserError, match=f"--compare.*{nearest}") as raised:
-        named(text, CARDS, "--compare")
+    with pytest.raises(UserError, match=f"--gpu.*{nearest}") as raised:
+        named(text, CARDS)
     assert "\n" not in str(raised.value) and raised.value.code == 2
     assert len(str(raised.value)) < 250
 
@@ -478,7 +474,7 @@ def command(tmp_path, monkeypatch):
                         lambda _, __, options, *___: asked.append(options) or known)
     setup = setup_of(tmp_path)
     args = dict(gpu="all", gpu_file=None, memory=None, bandwidth=None, tflops=None, batch_size=None,
-                model="gpt2", rungs=None, variants=None, all=False, anew=False, compare=None,
+                model="gpt2", rungs=None, variants=None, all=False, anew=False,
                 tokens=None, price=None, why=False)
 
     def answer(**changes) -> str:
@@ -522,7 +518,7 @@ def test_tables_of_the_command(command, tmp_path):
                    f"{minutes:,.1f}", f"{minutes / 8:,.1f}", "02, 8 ranks",
                    known.speed_range(32, CARDS["H100"], 8)):
         assert f"| {figure} |" in text
-    text = answer(compare="4090,l4", tokens=10e9, price=[0.5])
+    text = answer(gpu="4090,l4", tokens=10e9, price=[0.5])
     assert len(re.findall(r"^\| (?:RTX 4090|L4) \| 0", text, re.MULTILINE)) == 4
     assert "(on P100 in float32, not compiled)" in answer(gpu="p100")
     assert ["--model", "gpt2", "--dtype", "float32", "--no-compile"] in asked
@@ -550,9 +546,9 @@ def test_what_is_no_number(text):
     (dict(gpu="H1000"), "'H1000'"), (dict(gpu=""), "names no GPU"),
     (dict(memory=0.0), "out of range"), (dict(rungs="99"), "99"), (dict(tflops=3.0), "together"),
     (dict(gpu="0xH100"), "from 1"), (dict(gpu="4xH100,H200"), "One number"),
-    (dict(memory=8.0, gpu="T4"), "leave --gpu"), (dict(compare="H100", gpu="T4"), "leave --gpu"),
+    (dict(memory=8.0, gpu="T4"), "leave --gpu"),
     (dict(variants="no-such"), "no variant 'no-such' of 01"),
-    (dict(compare="H100,L4", price=[1.0, 2.0, 3.0]), "3 prices for 2 GPUs, H100, L4")])
+    (dict(gpu="H100,L4", price=[1.0, 2.0, 3.0]), "3 prices for 2 GPUs, H100, L4")])
 def test_what_the_command_refuses(command, options, says):
     with pytest.raises(UserError, match=says):
         command.answer(**options)

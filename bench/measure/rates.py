@@ -20,11 +20,11 @@ from patches import stack
 
 
 def this_machine() -> dict:
-    """What a study has to know of it. `device` is "cuda" or "cpu"; `driver`, `capability` (such
-    as "8.0") and `multiprocessors` are the GPU's, or None; `cuda` is the version that PyTorch was
-    built with, or None; `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the
-    type that the optimized scripts train in here, "bfloat16" or "float32", with its reason;
-    `gpu_needs`: see there."""
+    """What a study has to know of it. `device` is "cuda" or "cpu"; `driver` and `capability`, such
+    as "8.0", are the GPU's, or None; `cuda` is the version that PyTorch was built with, or None;
+    `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the type that the
+    optimized scripts train in here, "bfloat16" or "float32", with its reason; `gpu_needs`: see
+    there."""
     os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
     gpus = gpu_count()
     cpu, generation = machine.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
@@ -38,7 +38,6 @@ def this_machine() -> dict:
         cpu=" ".join([cpu, *generation]),
         driver=next(iter(machine.nvidia_smi("driver_version")), None) if gpus else None,
         capability=capability,
-        multiprocessors=torch.cuda.get_device_properties(0).multi_processor_count if gpus else None,
         cuda=torch.version.cuda, ram_gb=machine.ram_gb(), dtype=dtype, dtype_reason=dtype_reason,
         gpu_needs=machine.gpu_needs(torch.__version__, torch.version.cuda, gpu, capability,
                                     torch.cuda.get_arch_list() if gpus else [], cuda_error()),

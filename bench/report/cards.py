@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from bench.analysis.rows import Row, rate_to, rows_of, speed_of
+from bench.analysis.rows import Row, rows_of, speed_of
 from bench.catalogue import published, without_effect_on_gpus
 from bench.common import REFERENCE, short_name
 from bench.measure.journal import read_journal
@@ -14,7 +14,6 @@ from bench.report.tables import (
     Table,
     bold,
     cell,
-    found_in,
     markdown,
     number,
     rows_in,
@@ -65,8 +64,7 @@ def name_of(folder: Path, first: Row, last: Row) -> str:
 
 
 def results(first: Path) -> str:
-    """Both ends of every machine's ladder, those with a GPU before the others, and the times to a
-    loss, for a page in docs/."""
+    """Both ends of every machine's ladder, those with a GPU first, for a page in docs/."""
     lines = []
     for folder in machines(first):
         if ends := ends_of(folder):
@@ -75,46 +73,12 @@ def results(first: Path) -> str:
             lines.append(dict(
                 machine=name_of(folder, plain, fast), gpu=has_gpu(plain), plain=plain.tok_per_sec,
                 fast=fast.tok_per_sec, factor=f"{fast.factor_baseline:.1f}×",
-                interval="{:.1f}–{:.1f}".format(*effect.interval) if effect else "",
-                time="; ".join(f"to {target:.2f}: {what} {factor}"
-                               for target, what, factor in times_to_loss(folder)) or "–"))
+                interval="{:.1f}–{:.1f}".format(*effect.interval) if effect else ""))
     return markdown(Table([
         words("machine", "machine"), number("baseline, tok/sec", "plain", ",.0f"),
         number("optimized, tok/sec", "fast", ",.0f"), number("speedup", "factor"),
-        number("95 %", "interval"), words("to the same loss", "time")],
+        number("95 %", "interval")],
         sorted(lines, key=lambda line: not line["gpu"])))
-
-
-def times_to_loss(machine: Path) -> list[tuple[float, str, str]]:
-    """(target, script, how many times as fast as 00 it comes there, with an interval), compilation
-    counted: 01, both at their defaults, to the lowest loss of 00's default run; after a search also
-    01 and the fastest script, over 00, all at their best settings for the target that they were
-    tuned for."""
-    by_kind = {measured.kind: (measured.plan.targets, rows)
-               for measured, rows in found_in(machine, "time-to-loss")
-               if measured.plan.targets and measured.is_finished}
-    times = []
-    for kind in ("" if "" in by_kind else "variants", "epoch"):
-        if kind not in by_kind:
-            continue
-        targets, rows = by_kind[kind]
-        first, *_, last = [*targets.values()] * 2
-        tuned = {row: row.speedup_to(last, True) for row in rows
-                 if row.run.rate and not row.missed(last)}
-        tuned = {row: speedup for row, speedup in tuned.items() if speedup}
-        fastest = max(tuned, key=lambda row: tuned[row][1], default=None)
-        lines = [(first, row, "01 at its defaults") for row in rows
-                 if row.run.stage == "01" and not row.run.rate]
-        lines += [(last, row, f"`{row.run.stage}` at its best") for row in tuned
-                  if row is fastest or row.run.stage == "01"]
-        for target, row, what in lines:
-            if speedup := row.speedup_to(target, True):
-                rate = rate_to(target, True)
-                factor = bold("{}{:.1f}×".format(*speedup), row.significance_of(rate))
-                if interval := row.interval(rate):
-                    factor += " ({:.1f}–{:.1f})".format(*interval)
-                times.append((target, what + (", one epoch" if kind == "epoch" else ""), factor))
-    return times
 
 
 # ---- A line for each technique -----------------------------------------------------------------

@@ -43,7 +43,7 @@ def costs_table(runs: list, known: dict, cards: dict[str, Card], there, args) ->
     if len(prices) not in (1, len(cards)):
         raise UserError(f"--price: {len(prices)} prices for {len(cards)} GPUs,"
                         f" {', '.join(cards)}", 2)
-    rows, first = [], {}  # of the first card the speeds, by the script's name
+    rows = []
     for (name, card), price in zip(cards.items(), prices * len(cards), strict=False):
         for run in runs:
             prediction, gpus = known[there(run, name).name], run.processes
@@ -51,15 +51,11 @@ def costs_table(runs: list, known: dict, cards: dict[str, Card], there, args) ->
             row = dict(name=name, label=run.label, batch=batch or "none")
             rows.append(row)
             speeds = batch and card.bandwidth and prediction.speeds(batch, card, gpus)
-            before = first.setdefault(run.name, speeds)
             if speeds:
                 row |= figures_of(prediction, batch, card, gpus, args.tokens, price)
-                if before and len(cards) > 1:
-                    row["times"] = f"{sum(speeds) / sum(before):.2f}"
     columns = [words("card", "name"), words("script", "label"), number("batch", "batch"),
-               number("tok/sec, thousands", "speed"), number(f"× {next(iter(cards))}", "times"),
-               number("hours", "hours"), number("cost", "cost"),
-               number("M tokens per $", "tokens")]
+               number("tok/sec, thousands", "speed"), number("hours", "hours"),
+               number("cost", "cost")]
     what = f"{args.tokens:,.0f} tokens" if args.tokens else "Speed"
     money = " and ".join(f"{price:g}" for price in args.price or ())
     return Table(columns, rows, f"{what}, on all GPUs of a script" + (
@@ -69,7 +65,7 @@ def costs_table(runs: list, known: dict, cards: dict[str, Card], there, args) ->
 def figures_of(prediction: Prediction, batch: int, card: Card, gpus: int, count: float | None,
                price: float | None) -> dict[str, str]:
     """The speed of so many GPUs at a batch that fits; where asked for, the hours for `count`
-    tokens, what they cost at a price per GPU and hour, and how many millions one gets for 1."""
+    tokens, and what they cost at a price per GPU and hour."""
     speeds = prediction.speeds(batch, card, gpus)
     if not speeds:
         return {}
@@ -79,8 +75,6 @@ def figures_of(prediction: Prediction, batch: int, card: Card, gpus: int, count:
         figures["hours"] = span(*hours)
         if price:
             figures["cost"] = span(*(hour * gpus * price for hour in hours))
-    if price:
-        figures["tokens"] = span(*(speed * 3600 / 1e6 / (gpus * price) for speed in speeds))
     return figures
 
 

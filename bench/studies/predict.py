@@ -55,12 +55,11 @@ class Predict(Study):
                             help="variants of 01 or 02 besides, each with its measured options or"
                                  " with others: \"step-accumulation --micro-batches 8\"; + joins"
                                  " several into one script")
-        parser.add_argument("--compare", metavar="GPU,GPU", help="these GPUs, side by side")
         parser.add_argument("--tokens", metavar="N", type=tokens,
                             help="how long it takes to train on so many: 10e9, 10B, 300M")
         parser.add_argument("--price", metavar="PER_HOUR", type=prices,
-                            help="of one GPU, in any currency: what it costs; of the GPUs of"
-                                 " --compare one each: 2.7,1.7")
+                            help="of one GPU, in any currency: what it costs; of several GPUs"
+                                 " one each: 2.7,1.7")
         parser.add_argument("--why", action="store_true",
                             help="also print what made such GPUs slower elsewhere")
         parser.add_argument("--anew", action="store_true", help="ignore stored predictions")
@@ -97,7 +96,7 @@ class Predict(Study):
         text += markdown(reserved_table(asked, known, args, measured(setup, options)))
         text += "\n" + markdown(fitting_table(runs, known, cards, there))
         (name, card), *others = cards.items()
-        if args.tokens or args.price or args.compare:
+        if args.tokens or args.price:
             text += "\n" + markdown(costs.costs_table(runs, known, cards, there, args))
         if card.bandwidth and not others:
             text += "\n" + markdown(where_it_goes(
@@ -110,15 +109,13 @@ class Predict(Study):
 def asked_for(args) -> tuple[dict[str, Card], int]:
     """Returns (the cards by their names, how many of one 02 has, 0 where it isn't asked for).
     Raises UserError."""
-    if args.compare and (args.memory is not None or args.gpu != "all"):
-        raise UserError("--compare names the GPUs: leave --gpu and --memory out", 2)
     for name in ("memory", "bandwidth", "tflops"):
         value = getattr(args, name)
         if value is not None and not 0 < value < 100_000:
             raise UserError(f"--{name}: {value:g} is out of range", 2)
     if (args.bandwidth is None) != (args.tflops is None) or args.bandwidth and not args.memory:
         raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
-    counts, names = counted(args.compare or args.gpu)
+    counts, names = counted(args.gpu)
     if args.memory is not None:
         if names not in ("", "all"):
             raise UserError("--memory describes a GPU of its own: leave --gpu out, or give the"
@@ -128,7 +125,7 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
             int(1024 * args.memory), 8.0, args.bandwidth or 0, None, rate / 2, rate, rate,
             0.8 * rate, None, is_measured=False, held=1)}, counts
     known = cards_of(args)
-    chosen = named(names, known, "--compare" if args.compare else "--gpu") if names != "all" else [
+    chosen = named(names, known) if names != "all" else [
         name for name, card in known.items() if args.gpu_file or card.capability >= 7]
     return {name: known[name] for name in chosen}, counts  # 01 and 02 are for 7.0 and later
 

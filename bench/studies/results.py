@@ -145,7 +145,7 @@ def differences(one, other, pairs: list[Pair]) -> list[tuple]:
 # ---- For results/reference ----------------------------------------------------------------------
 
 ROUNDS = {"stages": 2, "ladder": 3}  # that a table which others quote needs
-MADE_BY = r"\nMade by `(.+?)`"
+MADE_BY = r"\bMade by `(.+?)`"
 KEPT = ".jsonl", ".json", ".md", ".html", ".png"
 
 
@@ -208,14 +208,10 @@ def what_is_missing(results) -> list[str]:
         if not found:
             missing.append(f"no {study}: {command}")
         for measured, rows in found:
-            failed = [row.label for row in rows if row.outcome and row.outcome.failed]
-            few = [row.label for row in rows if not row.error and row.rounds < rounds]
-            missing += [f"{study}: {text}" for wrong, text in (
-                (failed, f"{', '.join(failed)} failed"),
-                (few, f"too few rounds of {', '.join(few)}: {command}"),
-                (any(result.record and not result.matmul_rate for result in measured.results),
-                 "runs without the machine's rate: measure again"),
-                (measured.options, f"measured with {' '.join(measured.options)}"),
-                (measured.machine["torch"] != look["machine"]["torch"],
-                 "measured with another PyTorch than the page names")) if wrong]
+            if failed := [row.label for row in rows if row.outcome and row.outcome.failed]:
+                missing.append(f"{study}: {', '.join(failed)} failed")
+            if few := [row.label for row in rows if not row.error and row.rounds < rounds]:
+                missing.append(f"{study}: too few rounds of {', '.join(few)}: {command}")
+            if measured.options:
+                missing.append(f"{study}: measured with {' '.join(measured.options)}")
     return missing

@@ -38,27 +38,23 @@ class Sweep(Study):
     def options(self, parser):
         parser.add_argument("what", choices=list(OPTION), metavar="KIND",
                             help=" or ".join(OPTION))
-        parser.add_argument("--stage", choices=("00", "01"), default="01",
-                            help="which script (default: 01)")
 
     def plans(self, setup):
-        what, stage, cpu = setup.args.what, setup.args.stage, setup.device == "cpu"
+        what, cpu = setup.args.what, setup.device == "cpu"
         if what == "batch":
             growth, sizes = 2, [dict(batch=size) for size in BATCHES]
         else:
-            # As many tokens take as much memory, but where 00 keeps the scores of its attention.
-            growth, tokens = 2 if stage == "00" else 1, CONTEXT_TOKENS[setup.device]
+            growth, tokens = 1, CONTEXT_TOKENS[setup.device]  # as many tokens take as much memory
             sizes = [dict(context=length, batch=tokens // length)
                      for length in CONTEXTS[setup.device]]
         for option in (option.split("=")[0] for option in setup.options):
             if option in {OPTION[name] for name in sizes[0]}:
                 raise UserError(f"{option} is set by the sweep itself", 2)
-        script = setup.scripts.stage(stage).but(published=None)
+        script = setup.scripts.stage("01").but(published=None)
         ram = setup.machine["ram_gb"] if cpu else None
-        yield Plan(chain(script, growth, sizes), what if stage == "01" else f"{what}-{stage}",
-                   cold_rounds=0, min_steps=MIN_STEPS, until_full=True,
+        yield Plan(chain(script, growth, sizes), what, cold_rounds=0, min_steps=MIN_STEPS,
                    tokens=setup.args.max_tokens or (1 if cpu else self.tokens["cuda"]),
-                   seconds=0.0 if cpu else 10.0, memory_limit_gb=ram and ram / 2)
+                   seconds=0.0 if cpu else 10.0, until_full=True, memory_limit_gb=ram and ram / 2)
 
     def tables(self, measured, rows):
         """Returns speed and memory of each size, up to the first that isn't tried."""
@@ -74,12 +70,11 @@ class Sweep(Study):
 
     def draw(self, measured, rows):
         """Draws speed and memory over the batch size, as far as it fits."""
-        what, _, stage = measured.kind.partition("-")
         rows = [row for row in rows if row.tok_per_sec]
-        if not rows or what != "batch":
+        if not rows or measured.kind != "batch":
             return None
         speeds, first, last = [row.tok_per_sec for row in rows], rows[0], rows[-1]
-        title = (f"{stage or '01'} from {first.label} to {last.label}: the speed varies by"
+        title = (f"01 from {first.label} to {last.label}: the speed varies by"
                  f" {max(speeds) / min(speeds):.2f} times")
         if growth := ratio(last.reserved_gb, first.reserved_gb):  # not each system tells memory
             title += f", the memory grows {growth:.1f} times"

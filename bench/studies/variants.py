@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 
 from bench.analysis.rows import Row, ratio
 from bench.catalogue import Run, lacking
@@ -105,11 +104,12 @@ class Variants(Study):
         return Table(self.model_columns, [rows[0], *(row for row in rows if row not in same)])
 
     def draw(self, measured, rows):
-        # An old journal may have others.
-        present = {PEER.name, *(patch.name for patch in stack.load_variants())}
+        """Draws those of 01 and the sharded ones; of other groups the table is enough."""
+        if measured.kind and not measured.kind.startswith("parallel"):
+            return None
+        present = {patch.name for patch in stack.load_variants()}  # an old journal may have others
         return draw_alternatives(measured, rows[0], [
-            row for row in same_model(rows)[1:]
-            if {*Path(row.run.script).name.removeprefix("02+").split("+")} <= present])
+            row for row in same_model(rows)[1:] if {*row.run.script.split("+")} <= present])
 
 
 def same_model(rows: list[Row]) -> list[Row]:
