@@ -211,10 +211,9 @@ def accumulated():
     for _ in range(4):
         for _ in range(3):
             model(*batch()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
         print(float(optimizer.param_groups[0]["lr"]), model.up.weight.sum().item())
         optimizer.step()
-        optimizer.zero_grad(set_to_none=False)
+        optimizer.zero_grad()
 
 
 def evaluated():

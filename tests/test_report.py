@@ -41,7 +41,7 @@ from bench.report.tables import (
     words,
 )
 from bench.studies import all_studies, ladder
-from bench.studies.times import time_tables
+from bench.studies.settings import time_tables
 from patches import stack
 
 LOOK = dict(

@@ -44,8 +44,7 @@ from bench.measure.records import Kind
 from bench.report import look
 from bench.report.tables import text_of
 from bench.studies import Study, all_studies
-from bench.studies.doctor import Doctor
-from bench.studies.fits import Fits
+from bench.studies.doctor import Doctor, Fits
 
 STUDIES = all_studies()
 TINY = "--model cpu-demo --context-length 16 --eval-windows 2".split()
@@ -662,7 +661,7 @@ def test_a_python_that_keeps_no_docstrings(program):
     ("ladder --rounds x", "invalid number value: 'x'"),
     ("ladder --seconds inf", "inf is out of range"),
     ("ladder --round 1", "unrecognized arguments: --round 1"), ("sweep", "KIND"),
-    ("sweep batch --stage 02", "'02'"), ("report --minutes nan", "nan is out of range"),
+    ("report --minutes nan", "nan is out of range"),
     ("report --minutes 0", "--minutes: 0 is out of range"),
     ("audit --minutes -1 x.py", "--minutes: -1 is out of range"),
     ("ladder --rungs 99", "--rungs 99: '99' isn't within 0-15"),
@@ -834,7 +833,7 @@ def test_a_study_fits_its_runs(gpu, capsys):
 def test_what_make_bench_asks(gpu, monkeypatch, tmp_path, capsys, old, free, batches):
     """On a GPU without bfloat16 units 01 and 02 are composed, in build/, with what they would find
     beside them; as large as that script may be, by the committed prediction."""
-    monkeypatch.setattr("bench.studies.fits.BUILD", tmp_path / "build")
+    monkeypatch.setattr("bench.studies.doctor.BUILD", tmp_path / "build")
     monkeypatch.setattr("os.getloadavg", lambda: (99.0, 0.0, 0.0), raising=False)
     gpu.children.answers["free_memory"] = [free]
     if old:

@@ -26,7 +26,7 @@ from matplotlib import pyplot as plt
 
 from bench import processes
 from bench.analysis.rows import rows_of
-from bench.audit.gains import gains_of
+from bench.audit.price import gains_of
 from bench.catalogue import Scripts
 from bench.common import ROOT, UserError
 from bench.measure.plan import SCRATCH, Plan

@@ -26,12 +26,6 @@ def of_operators(step: Step) -> Iterator[str]:
             "; free on a CPU, but on a GPU the program waits for each")
         yield f"{count(len(read), 'value')} read back from tensors in a step, {where(read)}{cost}"
 
-    norms = [op for op in step.ops if op.name == "linalg_vector_norm"
-             and op not in step.training and op.phase == "forward"]
-    weights = sum(each["tensors"] for each in step.facts["optimizers"])
-    if len(norms) >= max(8, weights / 2):
-        yield f"gradients clipped tensor by tensor, {count(len(norms), 'norm')}: {where(norms)}"
-
     # Tensor cores want blocks of 8. The vocabulary has its technique.
     odd = {op: sizes for op in step.products if op not in step.heads and op.name != "convolution"
            and (sizes := {size for each in op.inputs for size in each.shape[-2:]
@@ -45,10 +39,6 @@ def of_operators(step: Step) -> Iterator[str]:
               if each.type == "float64" and max(each.shape, default=0) > 64]
     if double:
         yield f"{count(len(double), 'operator')} in float64: {where(double)}"
-
-    if filled := [op for op in step.ops if op.others.get("zero_grad")]:
-        yield "gradients filled with zeros, not dropped; zero_grad(set_to_none=True) saves the" \
-              f" pass: {where(filled)}"
 
 
 def of_ranks(step: Step) -> Iterator[str]:

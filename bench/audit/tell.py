@@ -7,9 +7,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from bench.audit.gains import gains_of
 from bench.audit.notes import notes
-from bench.audit.price import prices
+from bench.audit.price import gains_of, prices
 from bench.audit.price import text as text_of_prices
 from bench.audit.signs import CANT_TELL, LACKS, Verdict, count, of_memory, verdicts
 from bench.audit.step import Step

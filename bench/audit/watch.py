@@ -87,8 +87,6 @@ class Watch(TorchDispatchMode):
             compiled |= forward["compiled"]
             inner = called.index(ENGINE) if ENGINE in called else 0
             place = place_of(frames[:inner]) or [forward[each] for each in PLACE]
-        if name.endswith("zero_") and "zero_grad" in called:
-            others["zero_grad"] = True
         if name in ("_to_copy", "copy_"):
             source = args[1] if name == "copy_" else args[0]
             if source.device.type != result.device.type:

@@ -1,10 +1,24 @@
-"""What works on this machine, what is missing, and what to type next."""
+"""What works on this machine, what is missing, and what to type next; what `make bench` starts."""
 
+import io
+import os
+import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 
 from bench import processes
-from bench.catalogue import EPOCHS, in_float16
-from bench.common import REFERENCE, ROOT, UserError, other_text, relative, tokens_in, trained_in
+from bench.catalogue import EPOCHS, FLOAT16, STAGES, in_float16
+from bench.common import (
+    BUILD,
+    REFERENCE,
+    ROOT,
+    UserError,
+    other_text,
+    relative,
+    tokens_in,
+    trained_in,
+    write_whole,
+)
 from bench.measure.lengths import FLOAT32_FACTOR, fast_here, fitting, options_of_type
 from bench.measure.machine import missing_here
 from bench.predict.speed import CARDS, card_of
@@ -85,3 +99,36 @@ def expected(setup, batch: int) -> list[tuple[str, str]]:
                          f" thousand tok/sec on each GPU, {EPOCHS} epochs in"
                          f" {prediction.minutes(batch, card) or 0:,.1f} minutes, by prediction"
                          " (docs/predictions.md)")]
+
+
+class Fits(Study):
+    """A script as it fits this machine's GPU: its name, and a batch size as an option where its own
+    doesn't fit. On a GPU without units for bfloat16 01 and 02 are composed with precision-fp16, in
+    build/."""
+
+    runs_scripts = False
+
+    def options(self, parser):
+        parser.add_argument("stage", choices=list(STAGES), help="which of the three scripts")
+
+    def answer(self, setup):
+        stage, script = setup.args.stage, fast_here(setup)
+        first = stage == "00"
+        if first and setup.machine.get("gpu_needs"):
+            print(f"missing: {setup.machine['gpu_needs']}", file=sys.stderr)
+        load, cores = getattr(os, "getloadavg", lambda: [0])()[0], os.cpu_count() or 1
+        if first and load > 0.75 * cores:
+            print(f"Other programs run (load {load:.1f} on {cores} cores): the speeds will be lower"
+                  " than this machine's, and their factors wrong", file=sys.stderr)
+        with redirect_stderr(sys.stderr if first else io.StringIO()):  # what fits is told once
+            batch = fitting(setup, script).get("8" if first else "32")
+        words = [STAGES[stage]]
+        if script == FLOAT16 and not first:
+            run = setup.scripts.here(stage, setup.machine, setup.options)
+            path = BUILD / f"{run.name}.py"
+            write_whole(path, setup.scripts.text(run.script))
+            words = [relative(path), "--data", relative(setup.data),
+                     "--results-dir", relative(setup.results)]
+            reason = setup.machine["dtype_reason"].partition(";")[0]
+            print(f"{run.label}, as {words[0]}: {reason}", file=sys.stderr, flush=True)
+        return " ".join([*words, *([f"--batch-size {batch}"] if batch else [])])

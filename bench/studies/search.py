@@ -18,8 +18,14 @@ from bench.measure.lengths import DEMO_TOKENS, configurations, fitting, tokens_p
 from bench.measure.plan import Plan, Setup
 from bench.report.tables import RUN, SPEED, Column, Table, cell
 from bench.studies import Study
-from bench.studies.settings import Point, costs_of, losses_in_time, point_of
-from bench.studies.times import time_notes, time_tables
+from bench.studies.settings import (
+    Point,
+    costs_of,
+    losses_in_time,
+    point_of,
+    time_notes,
+    time_tables,
+)
 
 # What chooses settings has this seed and those after; the reported times have plan.SEED and after.
 TUNING: dict = dict(first_seed=1, cold_rounds=0)

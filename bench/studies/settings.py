@@ -1,11 +1,13 @@
-"""The settings that a search varies, and what they come to."""
+"""The settings that a search varies, what they come to, and what is shown of the time to a loss."""
 
 import math
 from typing import NamedTuple
 
-from bench.analysis.rows import Row
+from bench.analysis.rows import Row, difference, rate_to
 from bench.catalogue import Run
 from bench.measure.plan import Setup
+from bench.report.notes import machine_note
+from bench.report.tables import RUN, SPEED, Column, Table, bold, cell, number, spread, words
 
 
 class Point(NamedTuple):
@@ -59,3 +61,73 @@ def losses_in_time(rows: list[Row], stage: str) -> dict[Point, float]:
 def best_first(costs: dict) -> dict:
     """Returns them by their costs; of equals first the one that was measured first."""
     return {point: costs[point] for point in sorted(costs, key=costs.get)}
+
+
+# ---- What is shown ---------------------------------------------------------------------------
+
+TARGETS = {  # what they are
+    "published": "the lowest validation loss of 00 in its default run",
+    "best": "the lowest validation loss of 00 at its best learning rate",
+    "epoch": "the lowest validation loss of 00 in one epoch of the text, at its best settings",
+}
+
+
+def time_tables(rows: list[Row], targets: dict[str, float]) -> list[Table]:
+    """Returns how long each run took to each target; without targets, what they set as one."""
+    if not targets:
+        return [Table([RUN, Column("lowest val loss", lambda row: row.error or cell(
+            row.lowest_val_loss, ".4f") or "n/a"), SPEED], rows)]
+    return [Table(time_columns(target), rows, f"Target {target:.4f}, {TARGETS[name]}:",
+                  every_column=True)
+            for name, target in targets.items()]
+
+
+def time_columns(target: float) -> list[Column]:
+    """Returns columns whose main factor counts compilation, as who waits for it does."""
+    def seconds(row: Row) -> str:
+        return row.error or cell(row.seconds_to(target, True), ",.1f") or "not reached"
+
+    def spread_of(row: Row) -> str:
+        times = [seconds for _, seconds in row.times_to(target, True)]
+        if not times or math.isinf(min(times)):
+            return ""
+        return spread(times, ",.1f").replace("inf", "not reached")
+
+    def first_step(row: Row) -> str:
+        extra = difference(row.seconds_to(target, True), row.seconds_to(target))
+        return cell(extra and max(0.0, extra), ".1f")  # it may be shorter than a median step
+
+    def factor(with_first_step: bool):
+        rate = rate_to(target, with_first_step)
+        return lambda row: bold(speedup_of(row, target, with_first_step), row.significance_of(rate))
+
+    return [
+        RUN, SPEED, number("× tok/sec", "factor", ".2f"),
+        Column("tokens", lambda row: cell(row.tokens_to(target), ",.0f")),
+        Column("seconds", seconds), Column("range", spread_of),
+        Column("× to the loss", factor(True)),
+        Column("95 %", lambda row: spread(list(row.interval(rate_to(target, True)) or ()), ".2f")),
+        Column("first step, extra s", first_step),
+        Column("× not counting compiling", factor(False)), words("compared to", "versus.label"),
+    ]
+
+
+def speedup_of(row: Row, target: float, with_first_step: bool) -> str:
+    """Returns it as "1.23", or a bound as "> 1.23"; nothing where it isn't known."""
+    speedup = row.speedup_to(target, with_first_step)
+    return "{}{:.2f}".format(*speedup) if speedup else ""
+
+
+def time_notes(measured, rows: list[Row]) -> list[str]:
+    """Returns what to know of time_tables."""
+    if not measured.plan.targets:
+        return [machine_note(measured, rows), "Medians over the seeds."]
+    return [
+        machine_note(measured, rows),
+        "Seconds of training and of compilation with an empty cache until the validation loss has"
+        " fallen to the target, by a straight line between log lines: medians over the seeds, with"
+        ' their range. Speedups are over the row named in "compared to": the mean of the seeds\''
+        " ratios, with its 95 % interval; bold: significant over the whole table. A run that has"
+        f" trained on {measured.plan.tokens:,} tokens without coming to the target hasn't reached"
+        " it; the speedup is then a bound (>, <), by how long it took, and isn't tested.",
+    ]

@@ -22,7 +22,7 @@ from bench.studies.search import (
     read_search,
     tokens_of_default,
 )
-from bench.studies.times import speedup_of, time_notes, time_tables
+from bench.studies.settings import speedup_of, time_notes, time_tables
 
 
 class TimeToLoss(Study):
