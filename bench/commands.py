@@ -164,6 +164,5 @@ def make_report(studies: dict[str, Study], jobs: list[tuple[Study, int | None, S
         print(f"\nThe time, {minutes:g} minutes, is over. Not finished: {listed(unfinished)};"
               " run it again to continue")
     head = path.read_text(encoding="utf-8").partition("## ")[0]
-    print(f"\n{head}{relative(path)}, after {(time.monotonic() - began) / 60:.1f} minutes;"
-          " report.tar.gz beside it holds all of it")
+    print(f"\n{head}{relative(path)}, after {(time.monotonic() - began) / 60:.1f} minutes")
     return int(failures)

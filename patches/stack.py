@@ -500,7 +500,7 @@ def new_command(root: Path, name: str, variant: bool, base: str | None,
         raise StackError("--slot is for a --variant, which needs one, and so is --base")
     if variant:
         file, stage = f"patches/variants/{name}.patch", Path(edited).stem
-        measure = f"variants {slot if slot in OF_02 and base == '02' else f'--names {name}'}"
+        measure = f"variants {slot}" if base == "02" else f"variants --names {name}"
     else:
         number = len(patches)  # ddp.patch, which isn't a technique, makes room for it
         file, stage = f"patches/{number:02}-{name}.patch", names_of(patches)[-2]
@@ -525,7 +525,9 @@ def new_command(root: Path, name: str, variant: bool, base: str | None,
         series = root / "patches/series"
         files[series] = read(series) + f"{patch.name}.patch\n".encode()
     written = [os.path.relpath(path) for path in write_all(files)]
-    return [*written, "next:", "  python patches/stack.py verify", f"  python measure.py {measure}"]
+    is_measured = base != "02" or slot in OF_02
+    return [*written, "next:", "  python patches/stack.py verify",
+            *([f"  python measure.py {measure}"] if is_measured else [])]
 
 
 def compose_command(root: Path, names: list[str], base: str | None, out: Path) -> list[str]:

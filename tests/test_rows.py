@@ -5,7 +5,6 @@ from statistics import geometric_mean
 import pytest
 from made_up import cells_of, plan_of, rounds_of, write_journal
 
-from bench.analysis import rows as rows_module
 from bench.analysis.rows import rate_to, rows_of, seed_noise, speed_of
 from bench.catalogue import Run
 from bench.measure.journal import read_journal
@@ -163,15 +162,6 @@ def test_a_failed_run_leaves_its_row_out_of_the_test(rows):
     assert (d.significance, d.interval(), d.factor) == ("not tested", None, pytest.approx(4, 0.02))
     assert "failed: `d`" in significance_note(failed)
     assert "failed" not in significance_note(three)
-
-
-def test_a_column_is_judged_once(rows, monkeypatch):
-    calls = []
-    monkeypatch.setattr(rows_module, "estimates", lambda logs: calls.append(logs) or {})
-    for row in rows(of_one_base(*"abc"), noisy(100, 200, 300)):
-        assert (row.factor, row.factor_baseline, row.memory_factor, row.interval()) != ()
-        assert row.significance in (None, "not tested")
-    assert len(calls) == 1
 
 
 def test_memory_is_not_tested(rows):

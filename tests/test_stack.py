@@ -346,11 +346,10 @@ def new(name: str, *more: str, **fields: str) -> list[str]:
 
 def next_of(out: str) -> str:
     """The study that `new` says to type next; each command is one that the programs take."""
-    _, (python, file, *words), (_, program, *study) = map(
-        shlex.split, out[out.index("next:"):].splitlines())
-    assert [python, file, program] == ["python", "patches/stack.py", "measure.py"]
-    stack.parse_arguments(words)
-    commands.make_parser(all_studies()).parse_args(study)
+    _, verify, *measure = out[out.index("next:"):].splitlines()
+    assert verify.strip() == "python patches/stack.py verify"
+    study = shlex.split("".join(measure))[2:]
+    assert not study or commands.make_parser(all_studies()).parse_args(study)
     return shlex.join(study)
 
 
@@ -379,6 +378,7 @@ def test_edit_of_01_becomes_a_technique(tree):
     (LAST, "data", "variants --names data-trial", []),
     (LAST, "data", "variants --names data-trial", ["--base", "01"]),
     (DDP, "parallel", "variants parallel", ["--base", "02"]),
+    (DDP, "data", "", ["--base", "02"]),  # no study takes it
 ])
 def test_edit_becomes_a_variant(tree, file, slot, measure, more):
     def variant(name, **fields):

@@ -48,7 +48,7 @@ CASES = [(name, line, machine) for name, study in STUDIES.items() for line in st
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
 H100 = "NVIDIA H100 80GB HBM3"
 FIRST, LAST, DDP = "00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"
-NO_PICTURE = {"leave-one-out", "profile", "scaling", "search"}
+NO_PICTURE = {"leave-one-out", "profile", "scaling", "search", "sweep"}
 
 
 @pytest.fixture(autouse=True)
@@ -161,8 +161,6 @@ def test_pictures(case):
         expected &= {"variants", "variants-parallel"}
     elif name == "stages":
         expected = {"speed"}
-    elif name == "sweep":
-        expected &= {"sweep-batch"}
     drawn = case.study.pictures(case.folder, case.found)
     assert drawn.keys() == expected
     for figure in drawn.values():
@@ -406,9 +404,6 @@ def test_nothing_larger_than_what_does_not_fit(tmp_path, memory, told):
     assert errors[:len(told)] == told and all(errors[len(told):])
     lines = rows_of_text(text_of(study, measured))
     assert len(lines) == len(told) and lines[-1][1] == told[-1]
-    for result in measured.results[:1]:  # not each system knows its memory
-        result.record.end["reserved_gb"] = None
-    assert picture_bytes(study.draw(measured, rows_of(measured)), "png")
 
 
 # ---- Stages

@@ -4,12 +4,11 @@ GPUs slower than that."""
 import argparse
 import json
 import re
-from functools import cache
 from pathlib import Path
 
 from bench.common import UserError
 from bench.predict.speed import FILE, Card
-from bench.predict.store import Prediction, fitting, span
+from bench.predict.store import fitting, span
 from bench.report.tables import Table, number, words
 
 SUFFIXES = dict(k=1e3, m=1e6, b=1e9)
@@ -52,7 +51,7 @@ def costs_table(runs: list, known: dict, cards: dict[str, Card], there, args) ->
             rows.append(row)
             speeds = batch and card.bandwidth and prediction.speeds(batch, card, gpus)
             if speeds:
-                row |= figures_of(prediction, batch, card, gpus, args.tokens, price)
+                row |= figures_of(speeds, gpus, args.tokens, price)
     columns = [words("card", "name"), words("script", "label"), number("batch", "batch"),
                number("tok/sec, thousands", "speed"), number("hours", "hours"),
                number("cost", "cost")]
@@ -62,13 +61,10 @@ def costs_table(runs: list, known: dict, cards: dict[str, Card], there, args) ->
         f", at {money} per GPU and hour" if money else "") + ":")
 
 
-def figures_of(prediction: Prediction, batch: int, card: Card, gpus: int, count: float | None,
-               price: float | None) -> dict[str, str]:
-    """The speed of so many GPUs at a batch that fits; where asked for, the hours for `count`
-    tokens, and what they cost at a price per GPU and hour."""
-    speeds = prediction.speeds(batch, card, gpus)
-    if not speeds:
-        return {}
+def figures_of(speeds: tuple[float, float], gpus: int, count: float | None, price: float | None,
+               ) -> dict[str, str]:
+    """The speed of so many GPUs; where asked for, the hours for `count` tokens, and what they cost
+    at a price per GPU and hour."""
     figures = dict(speed=span(*(speed / 1000 for speed in speeds)))
     if count:
         hours = [count / speed / 3600 for speed in reversed(speeds)]
@@ -78,17 +74,13 @@ def figures_of(prediction: Prediction, batch: int, card: Card, gpus: int, count:
     return figures
 
 
-@cache
-def causes() -> list[dict]:
-    return json.loads(Path(FILE).with_name("slow.json").read_text(encoding="utf-8"))["causes"]
-
-
 def why_slow(cards: dict[str, Card]) -> list[str]:
     """What people found where such a card was slower than predicted, a line for each cause."""
+    causes = json.loads(Path(FILE).with_name("slow.json").read_text(encoding="utf-8"))["causes"]
     lines: dict[str, None] = {}  # in order
     for name, card in cards.items():
         limit = f" below the {card.power} W of {name}" if card.power and len(cards) <= 4 else ""
-        for cause in causes():
+        for cause in causes:
             if re.search(cause["on"], name):
                 lines[f"- {cause['cause'].format(power=limit)}: {cause['effect']}"
                       f" ({cause['source']}). Check: {cause['check']}"] = None

@@ -1,7 +1,5 @@
 """A machine's page, results/report.md and report.html, with all that the studies have measured."""
 
-import io
-import tarfile
 from pathlib import Path
 
 from bench.common import DAMAGE, write_whole
@@ -14,8 +12,8 @@ from bench.report.tables import found_in, text_of
 
 
 def write_page(studies: dict, results: Path, command: str, missing: dict[str, str]) -> Path:
-    """Writes report.md, report.html, the pictures, and report.tar.gz with all of the folder's
-    state. `missing`: what isn't finished, with why it was refused, or ""."""
+    """Writes report.md, report.html and the pictures. `missing`: what isn't finished, with why it
+    was refused, or ""."""
     look, pictures = read_look(results), draw_all(studies, results)
     for own in pictures.values():
         for file, picture in own.items():
@@ -48,13 +46,6 @@ def write_page(studies: dict, results: Path, command: str, missing: dict[str, st
     write_whole(results / "report.md", "\n".join(page) + "\n")
     if not write_html(results / "report.md"):
         print("no report.html beside report.md: pip install -r requirements-extras.txt")
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
-        for item in sorted(results.iterdir()):
-            if item.is_file() and item.suffix not in (".gz", ".tmp") and (
-                    not item.name.startswith(".")):  # folders are of other reports
-                tar.add(item, item.name)
-    write_whole(results / "report.tar.gz", archive.getvalue())
     return results / "report.md"
 
 

@@ -181,8 +181,9 @@ def answer_on(name: str, card: Card, run: Run, known: dict[str, Prediction], arg
         return text + "."
     if card.bandwidth:
         text += f", {prediction.speed_range(batch, card, run.processes)}"
-        text += " thousand tok/sec" if prediction.speeds(batch, card) is not None else ""
-        figures = costs.figures_of(prediction, batch, card, run.processes, args.tokens, price)
+    if speeds := prediction.speeds(batch, card, run.processes):
+        figures = costs.figures_of(speeds, run.processes, args.tokens, price)
+        text += " thousand tok/sec"
         if "hours" in figures:
             text += f"; {args.tokens:,.0f} tokens take {figures['hours']} hours"
         if "cost" in figures:

@@ -4,15 +4,11 @@ The runs of a sweep grow. Where one doesn't fit, its row says so, and no larger 
 CPU a run is skipped if, judging by the one before it, it would take more than half of the RAM.
 """
 
-import math
-
-from bench.analysis.rows import ratio
 from bench.catalogue import Run
 from bench.common import UserError
 from bench.measure.plan import Plan
 from bench.measure.records import Kind
 from bench.report.notes import machine_note, peak_note
-from bench.report.pictures import OWN, place_of, rows_of_panels, thousands
 from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, Table, number
 from bench.studies import Study
 
@@ -67,39 +63,6 @@ class Sweep(Study):
     def notes(self, measured, rows):
         return [f"{machine_note(measured, rows)} {peak_note(measured)}",
                 "tok/sec is the median over the rounds of each run's median step."]
-
-    def draw(self, measured, rows):
-        """Draws speed and memory over the batch size, as far as it fits."""
-        rows = [row for row in rows if row.tok_per_sec]
-        if not rows or measured.kind != "batch":
-            return None
-        speeds, first, last = [row.tok_per_sec for row in rows], rows[0], rows[-1]
-        title = (f"01 from {first.label} to {last.label}: the speed varies by"
-                 f" {max(speeds) / min(speeds):.2f} times")
-        if growth := ratio(last.reserved_gb, first.reserved_gb):  # not each system tells memory
-            title += f", the memory grows {growth:.1f} times"
-        figure, [(_, speed, memory)] = rows_of_panels(
-            [f"{title}\n{place_of(measured)}"], [3.8], [1, 1])
-        places = range(len(rows))
-        speed.fill_between(places, [min(row.speeds) for row in rows],
-                           [max(row.speeds) for row in rows], color=OWN, alpha=0.2, linewidth=0)
-        speed.plot(places, [row.tok_per_sec for row in rows], "o-", color=OWN, linewidth=2)
-        speed.set(ylim=(0, None), ylabel="speed, tok/sec")
-        memory.plot(places, [row.reserved_gb or math.nan for row in rows], "o-", color=OWN,
-                    linewidth=2)
-        memory.set_yscale("log", base=2)
-        memory.set_ylabel("reserved memory, GB (log scale)")
-        ram = measured.machine["device"] == "cpu" and measured.machine.get("ram_gb")
-        if ram:
-            memory.axhline(ram, color="0.5", linestyle="--", linewidth=1)
-            memory.annotate("RAM", (0, ram), (0, 3), textcoords="offset points", color="0.4")
-        for axes in (speed, memory):
-            axes.set_xlabel("batch size")
-            axes.set_xticks(places, [str(row.record.config["batch_size"]) for row in rows],
-                            fontsize=10)
-        thousands(speed.yaxis)
-        memory.yaxis.set_major_formatter("{x:g}")  # in place of a power of two
-        return figure
 
 
 def chain(script: Run, growth: float, sizes: list[dict[str, int]]) -> list[Run]:
