@@ -164,6 +164,14 @@ def test_a_failed_run_leaves_its_row_out_of_the_test(rows):
     assert "failed" not in significance_note(three)
 
 
+def test_a_column_is_judged_once(rows, monkeypatch):
+    calls = []
+    monkeypatch.setattr("bench.analysis.rows.estimates", lambda logs: calls.append(logs) or {})
+    for row in rows(of_one_base(*"abc"), noisy(100, 200, 300)):
+        assert row.interval() is None and row.significance in (None, "not tested")
+    assert len(calls) == 1
+
+
 def test_memory_is_not_tested(rows):
     runs = [run | dict(reserved_gb=gb) for run, gb in zip(
         noisy(100, 100, 100), 4 * [2.0] + 8 * [1.0], strict=True)]
@@ -233,7 +241,6 @@ def chain(names: str, **settings):
     (9.9, [2.0, 5.0], None,
      "not tried: 2 times the 5.0 GB of size b would be more than half of the RAM"),
     (9.9, [2.0, None], None, "not tried: the memory of size b isn't known"),
-    (None, [2.0, None], None, None),
     (None, [2.0], "out of memory", "not tried, since size b failed"),
 ])
 def test_what_is_not_tried(rows, limit, memories, error, says):
