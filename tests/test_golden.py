@@ -87,7 +87,8 @@ def losses_of(name: str, options: list[str], folder: Path) -> list[list[float]]:
         result = call_main(
             script, *TINY, *in_float32(script), "--batch-size", 4, "--device", "cpu",
             "--learning-rate", 1e-3, "--max-steps", 20, "--eval-freq", 5, "--eval-windows", 6,
-            "--results-dir", folder / "results", "--data", write_formula(folder / "data"), *options,
+            "--results-dir", folder / "results", "--data", write_formula(folder / "data"),
+            *(option.replace("{scratch}", str(folder / "scratch")) for option in options),
             variables=ONE_RANK if b"torch.distributed as dist" in scripts()[name] else {})
     assert result.returncode == 0, result.stderr
     start, *events = read_record(folder / "results")

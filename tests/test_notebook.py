@@ -22,7 +22,7 @@ def test_notebook(tmp_path, monkeypatch):
     settings = next(cell for cell in notebook.cells if cell.cell_type == "code")
     assert "OPTIONS = " in settings.source
     options = " ".join([*TINY, "--max-steps", "4"])
-    settings.source = f"OPTIONS = {options!r}\nMINUTES = 0"
+    settings.source = f"OPTIONS = {options!r}\nMINUTES = 0.01"
     folder = copy_of_checkout(tmp_path / "gpt-speed", CPU)
     write_tokens(folder / "data")
     for name in ("Makefile", "requirements.txt"):
