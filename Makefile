@@ -9,10 +9,10 @@ PYTHON := .venv/bin/python
 ENVIRONMENT := .venv/complete
 TESTS := .venv/tests
 endif
-NPROC := "$(PYTHON)" -m bench.measure.machine rank_count
+NPROC := "$(PYTHON)" -m bench.measure.environment rank_count
 
 MINUTES := 25
-PIECES :=
+STUDIES :=
 # Where it keeps what it measures: another machine, text or setting needs a folder of its own.
 RESULTS := results
 
@@ -31,7 +31,7 @@ bench: $(ENVIRONMENT)
 	"$(PYTHON)" plot_results.py
 
 report: $(ENVIRONMENT)
-	"$(PYTHON)" measure.py report --minutes $(MINUTES) --pieces "$(PIECES)" --results-dir "$(RESULTS)"
+	"$(PYTHON)" measure.py report --minutes $(MINUTES) --studies "$(STUDIES)" --results-dir "$(RESULTS)"
 
 PYTEST = "$(PYTHON)" -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 

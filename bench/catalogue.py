@@ -169,10 +169,10 @@ class Scripts:
             match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
             if not match:
                 raise UserError(
-                    f"--rungs {text}: {part!r} is neither a number nor a range like 5-8", 2)
+                    f"--techniques {text}: {part!r} is neither a number nor a range like 5-8", 2)
             first, last = int(match[1]), int(match[2] or match[1])
             if first > last or last >= len(runs):
-                raise UserError(f"--rungs {text}: {part!r} isn't within 0-{len(runs) - 1}", 2)
+                raise UserError(f"--techniques {text}: {part!r} isn't within 0-{len(runs) - 1}", 2)
             numbers.update(range(first, last + 1))
         return [runs[number] for number in sorted(numbers)]
 

@@ -18,6 +18,7 @@ ROOT = stack.ROOT
 BUILD = ROOT / "build"
 REFERENCE = ROOT / "results" / "reference"
 BOOK = "middlemarch"  # how what meta.json calls the book begins: its title, or its file
+BOOK_TOKENS = 414_009  # of it to train on: 404 windows of 1,024
 LARGEST = 2**28  # bytes of a record or a journal; weeks of measuring make a few million
 # What well-formed JSON with the wrong content can raise, somewhere on its way to a page.
 DAMAGE = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError
@@ -54,6 +55,10 @@ def listed(names: Iterable[str]) -> str:
     """"a", "a and b", "a, b and c"."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def has_option(name: str, options: Iterable[str]) -> bool:
+    return any(option.split("=")[0] == name for option in options)
 
 
 def load_script(path: Path):

@@ -95,8 +95,8 @@ def ask(*command: Any, **environment: Any) -> str:
 
 
 def ask_machine(question: str, **environment: str) -> dict:
-    """The answer of bench.measure.machine to one of its questions. Raises UserError."""
-    told = ask("-m", "bench.measure.machine", question, **environment)
+    """The answer of bench.measure.environment to one of its questions. Raises UserError."""
+    told = ask("-m", "bench.measure.environment", question, **environment)
     return json.loads(told.splitlines()[-1])
 
 

@@ -2,7 +2,7 @@
 # Slurm, from the folder of this repository, on a file system that all nodes share; on a node with a
 # network first: make .venv && .venv/bin/python data/prepare.py
 #
-#   sbatch cluster/slurm.sh    measures on one node what `make report` does; PIECES=stages,ladder in
+#   sbatch cluster/slurm.sh    measures on one node what `make report` does; STUDIES=stages,ladder in
 #                              the environment: these alone; submitted again, it goes on
 #   sbatch --nodes=2 --gpus-per-node=8 cluster/slurm.sh SCRIPT [options]    trains on all nodes' GPUs
 #
@@ -29,12 +29,12 @@ on_node=(srun --cpus-per-task="$SLURM_CPUS_PER_TASK")  # srun doesn't inherit it
 if [ $# -eq 0 ]; then
     # Two minutes before the job's time is over SIGTERM comes: the page is written, with all so far.
     "${on_node[@]}" --nodes=1 --ntasks=1 "$python" measure.py report --minutes 100000 \
-        --pieces "$PIECES"
+        --studies "$STUDIES"
     code=$?
     if [ $code -gt 1 ]; then  # 1: a run failed, which is a row in its table
         exit $code
     fi
-    if [ ! -e results/stages.jsonl ]; then  # which PIECES may lack
+    if [ ! -e results/stages.jsonl ]; then  # which STUDIES may lack
         exit $code
     fi
     exec "${on_node[@]}" --nodes=1 --ntasks=1 "$python" measure.py stages --resume --rounds 2

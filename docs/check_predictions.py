@@ -17,12 +17,13 @@ from statistics import mean, median
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from bench.cards import CARDS  # noqa: E402
 from bench.catalogue import published  # noqa: E402
 from bench.common import write_whole  # noqa: E402
-from bench.predict.speed import CARDS, KINDS, Work  # noqa: E402
+from bench.predict.speed import KINDS, Work  # noqa: E402
 from bench.predict.store import Prediction  # noqa: E402
-from bench.report.check import GPT2, beside, ladder, prediction_of, published_others  # noqa: E402
 from bench.report.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels  # noqa: E402
+from bench.report.prediction_tables import GPT2, beside, ladder, prediction_of, published_others  # noqa: E402
 from bench.report.tables import Table, markdown, number, words  # noqa: E402
 
 PICTURE = ROOT / "docs" / "predictions.png"

@@ -504,7 +504,7 @@ def new_command(root: Path, name: str, variant: bool, base: str | None,
     else:
         number = len(patches)  # ddp.patch, which isn't a technique, makes room for it
         file, stage = f"patches/{number:02}-{name}.patch", names_of(patches)[-2]
-        measure = f"ladder --rungs {number - 1}-{number}"
+        measure = f"ladder --techniques {number - 1}-{number}"
     if not NAME.fullmatch(name) or (root / file).exists():
         raise StackError(f"{name!r} is taken, or isn't a name like sgd or adamw-8bit")
     old, new = before_edit(root / edited, root), read(root / edited)

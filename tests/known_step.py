@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from bench.common import load_script
-from bench.measure.rates import best_dtype
+from bench.measure.hardware import best_dtype
 from bench.measure.records import WARM_UP, read_record
 
 STEPS, EPOCHS, STEP_SECONDS = 40, 4, 0.05

@@ -15,11 +15,11 @@ from bench import processes
 from bench.analysis.rows import rows_of
 from bench.catalogue import Run, Scripts
 from bench.common import UserError
-from bench.measure import lengths
+from bench.measure import sizing
 from bench.measure.journal import Measured, append, journal_of, make_result, read_journal
 from bench.measure.plan import Plan, Setup
 from bench.measure.records import COMPLETE, Kind, Outcome
-from bench.report import look
+from bench.report import machine_section
 from bench.studies import Study
 
 MACHINE = dict(
@@ -35,7 +35,7 @@ PEAK = dict(float32=1e12, TF32=2e12, bfloat16=4e12)
 
 def setup_of(folder: Path, machine: dict = CPU, options: list[str] = (), **args) -> Setup:
     """A Setup whose results lie in `folder`; `args` are the study's options."""
-    args = dict(max_tokens=None, seconds=None, rungs=None, names=None, model=None, sizes="1,2",
+    args = dict(max_tokens=None, seconds=None, techniques=None, names=None, model=None, sizes="1,2",
                 what="batch", group=None, stage="01", epochs=None, epoch=False) | args
     return Setup(machine, Scripts(), folder / "data", folder, Namespace(**args), list(options),
                  matmul_peak=PEAK, batches={})
@@ -165,8 +165,8 @@ class Children:
         monkeypatch.setattr(processes, "run_child", self.run_child)
         monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
         monkeypatch.setattr("bench.measure.run.order_of", lambda id: None)  # as the plan has them
-        monkeypatch.setattr(look, "this_machine", lambda: self.answers["this_machine"])
-        monkeypatch.setattr(lengths, "configurations", self.configurations)
+        monkeypatch.setattr(machine_section, "this_machine", lambda: self.answers["this_machine"])
+        monkeypatch.setattr(sizing, "configurations", self.configurations)
         for module in ("measure.run", "measure.child", "measure.plan", "common"):
             monkeypatch.setattr(f"bench.{module}.BUILD", build)
         monkeypatch.setattr(processes, "git_commit", lambda: ("0123456789abcdef", False))
@@ -216,9 +216,9 @@ def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
         answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12, look=look,
                        free_memory=[81_000], compile_error=None, rank_count=2)
         room = folder / "bench" / "measure"
-        (room / "machine.py").rename(room / "real_machine.py")
-        (room / "machine.py").write_text(
-            "import json, sys\n\nfrom bench.measure.real_machine import *\n\n"
+        (room / "environment.py").rename(room / "real_environment.py")
+        (room / "environment.py").write_text(
+            "import json, sys\n\nfrom bench.measure.real_environment import *\n\n"
             f"if __name__ == '__main__':\n    print(json.dumps({answers!r}[sys.argv[1]]))\n")
     return folder
 

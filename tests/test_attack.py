@@ -155,8 +155,8 @@ def tools(tmp_path, monkeypatch):
 @cases(COUNT)
 def test_command_lines_of_measure(draw, tools, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    studies = [name for name, study in all_studies().items() if study.runs_scripts]
-    options = ["--rounds", "--max-tokens", "--seconds", "--rungs", "--names", "--resume",
+    studies = [name for name, study in all_studies().items()]
+    options = ["--rounds", "--max-tokens", "--seconds", "--techniques", "--names", "--resume",
                "--dry-run", "--epochs", "--x", "-h", "batch", "1,2", "--"]
     tools(draw.choice([*studies, *studies, "x", "report", "predict", "fits"]),
           *random_arguments(draw, options), "--dry-run", "--data", write_tokens(tmp_path / "data"),
@@ -183,7 +183,7 @@ def test_patches(draw, tmp_path, monkeypatch, capsys):
 def test_folders_of_others(draw, tools, tmp_path, monkeypatch):
     """Into `measure.py pack` and `compare`: a damaged or hostile folder of results is taken as far
     as it is whole, or refused in one line; nothing else is written, and no link is copied."""
-    from bench.studies import results
+    from bench.commands import results
 
     secret, reference, folder = (tmp_path / name for name in ("secret", "reference", "folder"))
     secret.write_text("not for others")
@@ -218,8 +218,8 @@ def start(command: list, before: list = (), **how) -> subprocess.Popen:
 
 
 def small_ladder(tree: Path, data: Path, rounds: int, *options) -> list:
-    return [tree / "measure.py", "ladder", "--rungs", "0,1", "--rounds", rounds, "--max-tokens", 64,
-            "--data", data, *options, "--", *TINY]
+    return [tree / "measure.py", "ladder", "--techniques", "0,1", "--rounds", rounds,
+            "--max-tokens", 64, "--data", data, *options, "--", *TINY]
 
 
 def killed_after(seconds: float, command: list) -> str:

@@ -6,14 +6,15 @@ import shutil
 import pytest
 from conftest import ROOT, environment, run_python, small, write_tokens
 
-from bench.audit import tell
+from bench.audit import render
+from bench.audit.checks import CANT_TELL, HAS, LACKS, NOT_HERE, verdicts
 from bench.audit.notes import notes
 from bench.audit.price import gains_of, work_of
 from bench.audit.run import audit, machine_of
-from bench.audit.signs import CANT_TELL, HAS, LACKS, NOT_HERE, verdicts
 from bench.audit.step import Step
+from bench.cards import CARDS
 from bench.common import UserError
-from bench.predict.speed import CARDS, range_of, seconds
+from bench.predict.speed import range_of, seconds
 from bench.predict.store import ask
 from patches import stack
 
@@ -159,7 +160,7 @@ def test_prices(tmp_path):
     share = range_of(CARDS["RTX 4090"], False, times)  # of what waits for the host
     assert fast["high"] / fast["low"] == pytest.approx((1 + share) / (1 - share))
     assert slow["lacks"] is None
-    page, html = tell.write_page(found, "", tmp_path)
+    page, html = render.write_page(found, "", tmp_path)
     assert "| RTX 4090 | " in page.read_text(encoding="utf-8")
     assert html.name == "audit-a.html" and ">RTX 4090</td>" in html.read_text(encoding="utf-8")
     assert json.loads(json.dumps(found.as_json()))["prices"][0]["card"] == "RTX 4090"
@@ -170,12 +171,12 @@ def test_prices_say_what_they_can_not_tell(tmp_path):
     facts = toy("fast", tmp_path)
     for each in facts["ops"]:
         each["compiled"] = True
-    text = tell.text(of_timed(facts, tmp_path, ["T4"]))
+    text = render.text(of_timed(facts, tmp_path, ["T4"]))
     assert "at least" in text and "uncompiled" in text
     for each in facts["ops"]:
         if each["kernel"] and each["kernel"][0]:
             each["kernel"][0] = "float64"
-    assert "no float64" in tell.text(of_timed(facts, tmp_path, ["T4"]))
+    assert "no float64" in render.text(of_timed(facts, tmp_path, ["T4"]))
 
 
 # ---- Toys --------------------------------------------------------------------------------------
@@ -248,8 +249,8 @@ def timed_of(facts: dict) -> dict:
     return facts | dict(seconds=[1.0] * 5, breaks={}, new_graphs=0)
 
 
-def of_timed(facts: dict, folder, cards=()) -> tell.Findings:
-    return tell.findings(["a.py"], timed_of(facts), facts, facts, folder, cards)
+def of_timed(facts: dict, folder, cards=()) -> render.Findings:
+    return render.findings(["a.py"], timed_of(facts), facts, facts, folder, cards)
 
 
 def test_tokens_and_operations(rung, tmp_path):
@@ -262,7 +263,7 @@ def test_tokens_and_operations(rung, tmp_path):
     assert found.figures["flops"] == 64 * (6 * weights + 12 * layers * context * width)
     assert found.figures["seconds"] == 1 and found.figures["tok_per_sec"] == 64
     assert sum(found.figures["shares"].values()) == pytest.approx(1)
-    text = tell.text(found)
+    text = render.text(found)
     assert "64 tokens a step" in text and "**not on this hardware**: #2 TF32 tensor cores" in text
 
 
@@ -314,7 +315,7 @@ def test_a_system_that_is_not_unix(tmp_path):
     facts = json.loads(report.read_text()) | MACHINE | dict(memory_there=None)
     assert facts["memory"] is None and facts["how"] == "watched"
     assert judged(facts)["10-batch-size"].state == CANT_TELL
-    assert "memory ? of ? GB" in tell.text(of_timed(facts, tmp_path))
+    assert "memory ? of ? GB" in render.text(of_timed(facts, tmp_path))
 
 
 # ---- Scripts that need care --------------------------------------------------------------------

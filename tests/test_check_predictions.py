@@ -4,7 +4,7 @@ import pytest
 from conftest import ROOT, load
 
 from bench.predict.speed import Work
-from bench.report.check import prediction_of
+from bench.report.prediction_tables import prediction_of
 from bench.report.tables import markdown
 
 script = load(ROOT / "docs" / "check_predictions.py")

@@ -12,10 +12,9 @@ from conftest import ONE_RANK, ROOT, STAGES, load
 from made_up import setup_of
 
 import measure
-from bench import commands
+from bench import cli
 from bench.catalogue import Scripts
 from bench.report import readme
-from bench.studies import all_studies
 from patches import stack
 
 PAGES = [*readme.PAGES, ROOT / "CONTRIBUTING.md"]
@@ -89,7 +88,7 @@ def test_a_command(page, command, stages, composed, capsys):
     options = words[words.index(script) + 1:]
     if script == "measure.py":
         cut = options.index("--") if "--" in options else len(options)
-        args = commands.make_parser(all_studies()).parse_args(options[:cut])
+        args = cli.make_parser().parse_args(options[:cut])
         for name in (getattr(args, "names", None) or "01").split(","):  # variants that there are
             Scripts().find(name, setup_of(ROOT).machine)
         assert not options[cut + 1:] or takes(stages[STAGES[0]], options[cut + 1:])

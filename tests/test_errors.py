@@ -411,7 +411,7 @@ def test_odd_surroundings(tmp_path, program):
                               home / "results"],
                "plot_results.py": ["--results-dir", home],
                "data/prepare.py": [text, "--out", home / "tokens"],
-               "measure.py": ["ladder", "--rungs", "0", "--rounds", "1", "--max-tokens", "64",
+               "measure.py": ["ladder", "--techniques", "0", "--rounds", "1", "--max-tokens", "64",
                               "--data", data, "--", *conftest.TINY]}[program]
     tree = copy_of_checkout(home / "tree", CPU) if program == "measure.py" else ROOT
     variables = {name: value for name, value in environment().items() if name != "HOME"}

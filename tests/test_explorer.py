@@ -14,11 +14,10 @@ from conftest import ROOT
 from made_up import cells_of
 
 import measure
-from bench.commands import make_parser
-from bench.predict.speed import CARDS
-from bench.report import check, html_page, readme
+from bench.cards import CARDS
+from bench.cli import make_parser
+from bench.report import html_page, prediction_tables, readme
 from bench.report.html_page import write_html
-from bench.studies import all_studies
 from patches import stack
 
 EXPLORER = readme.EXPLORER.read_text(encoding="utf-8")
@@ -29,7 +28,7 @@ BROWSER = next(filter(None, map(shutil.which, (
 needs_browser = pytest.mark.skipif(not BROWSER, reason="needs a Chromium")
 # Options of `predict`, and which scripts of the page, by its names, show the rows of its table.
 CASES = [
-    (dict(gpu="A100 80 GB", batch=8), "--rungs 0,9", {
+    (dict(gpu="A100 80 GB", batch=8), "--techniques 0,9", {
         "00": "0 baseline", "09-padded-vocabulary": "9 padded vocabulary"}),
     (dict(gpu="T4", batch=16), "", {
         "01": "01 with precision-fp16", "02": "02, 4 ranks with precision-fp16"}),
@@ -84,10 +83,10 @@ def test_the_explorers_data():
     card, needs = DATA["gpus"]["RTX 4090"], DATA["scripts"]["00"]["needs"]["gpt2"]
     assert needs["4"][1] < card["room"] < needs["8"][1]
     assert max(map(int, card["speeds"]["00"]["gpt2"])) == 4
-    known = check.prediction_of("01", check.GPT2)
+    known = prediction_tables.prediction_of("01", prediction_tables.GPT2)
     assert card["speeds"]["01"]["gpt2"]["32"][1] == known.speed_range(32, CARDS["RTX 4090"])
     assert DATA["gpus"]["T4"]["speeds"]["05-bfloat16"]["gpt2"]["8"] == [0, "not in bfloat16", 0]
-    parser = make_parser(all_studies())
+    parser = make_parser()
     for name, script in DATA["scripts"].items():
         *before, last = (shlex.split(line) for line in script["commands"])
         for words in before:

@@ -31,14 +31,14 @@ from torch.cuda._utils import _get_device_index
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bench import commands, processes
+from bench import cli, processes
 from bench.catalogue import Scripts, lacking
+from bench.commands.doctor import Doctor
 from bench.common import same_machine, short_name, trained_in
-from bench.measure import lengths, machine, rates
-from bench.report import look
+from bench.measure import environment, hardware, sizing
+from bench.predict import batches
+from bench.report import machine_section
 from bench.report.tables import text_of
-from bench.studies import all_studies
-from bench.studies.doctor import Doctor
 from bench.studies.stages import Stages
 from bench.studies.variants import Variants
 
@@ -100,14 +100,14 @@ def simulate(monkeypatch, capabilities: dict, gpu: str | None = None,
     monkeypatch.setattr(torch.version, "cuda", build if gpu else None)
     # A CUDA build would look there for a driver.
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
-    monkeypatch.setattr(machine, "nvidia_smi", lambda fields: ["570"] if gpu else [])
+    monkeypatch.setattr(environment, "nvidia_smi", lambda fields: ["570"] if gpu else [])
 
 
 @pytest.fixture
 def avx2(monkeypatch) -> dict:
     """The machine that most laptops are."""
     simulate(monkeypatch, X86)
-    return rates.this_machine()
+    return hardware.this_machine()
 
 
 class Model:
@@ -136,7 +136,7 @@ def test_line_and_record_of_each_kind(kind, stages, capsys):
 
 def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch):
     """The description, doctor, fits, lengths and needs, all by one answer."""
-    here = rates.this_machine()
+    here = hardware.this_machine()
     gpu = kind.device.type == "cuda"
     assert (here["device"], here["gpus"]) == (("cuda", 1) if gpu else ("cpu", 0))
     # A Mac is measured on its CPU, whose type counts there.
@@ -144,17 +144,17 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch):
         kind.dtype, kind.reason)
     assert (here["dtype"], here["dtype_reason"]) == (dtype, reason) == (trained_in(here), reason)
     native, setup = dtype == BFLOAT16, setup_of(tmp_path, here)
-    setup.batches, asked = None, []
+    asked = []
 
     def predict(scripts, script, options, *_):
         asked.append([script, *options])
         return SimpleNamespace(needs={8: SimpleNamespace(least=600), 32: SimpleNamespace(least=9)})
 
-    monkeypatch.setattr(lengths, "predict", predict)
-    monkeypatch.setattr(rates, "product_rate", lambda name: 1e12)
+    monkeypatch.setattr(batches, "predict", predict)
+    monkeypatch.setattr(hardware, "product_rate", lambda name: 1e12)
     half = kind.name in ("T4", "V100")  # float16 is what these have units for
     rates_here = {"float32"} | ({"float16"} if half else set()) | ({BFLOAT16} if native else set())
-    assert set(rates.matmul_peak()) == rates_here | ({"TF32"} if gpu and native else set())
+    assert set(hardware.matmul_peak()) == rates_here | ({"TF32"} if gpu and native else set())
     monkeypatch.setattr(processes, "ask_machine", dict(
         free_memory=[80_000], compile_error=None).__getitem__)
     assert f"\ntrains in      {dtype}: {reason}" in Doctor().answer(setup)
@@ -162,14 +162,13 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch):
     # before others; 00 has no choice.
     assert asked == ([["0", "--model", "gpt2"], [
         "precision-fp16" if half else "10-batch-size", "--model", "gpt2"]] if gpu else [])
-    setup.batches = None
-    lengths.fitting(setup)
+    batches.batches_that_fit(setup, composed=False)
     options = ["--model", "gpt2", "--dtype", "float32"] if half else ["--model", "gpt2"]
     assert asked[3:] == ([["10-batch-size", *options]] if gpu else [])
     # Nothing is planned by a rate that the machine doesn't have.
     plain, best = (Scripts().stage(name) for name in ("00", "01"))
     peak = {"float32": 1e12, BFLOAT16: 4e12} if native else {"float32": 1e12}
-    slow, fast = (lengths.expected_speed(run, peak, dtype) for run in (plain, best))
+    slow, fast = (sizing.expected_speed(run, peak, dtype) for run in (plain, best))
     assert slow == pytest.approx(plain.expected * (4 / 312 if native else 1 / 19.2))
     assert fast / slow == pytest.approx(best.expected / plain.expected if native else 2.2)
     # A variant that multiplies in bfloat16 isn't begun where that takes an hour.
@@ -185,12 +184,12 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch):
 def test_an_old_gpu_trains_in_float16_by_itself(monkeypatch, tmp_path, card):
     """In stages; 02, too. A type that is asked for is taken."""
     simulate(monkeypatch, {}, *GPUS[card][:2])
-    setup = setup_of(tmp_path, rates.this_machine())
+    setup = setup_of(tmp_path, hardware.this_machine())
     plan = next(Stages().plans(setup))
     assert [(run.name, run.script) for run in plan.runs[1:]] == [
         (f"{OF_01}-precision-fp16", "precision-fp16"),
         ("02_opt_multi_gpu_ddp-precision-fp16", "02+precision-fp16")]
-    assert plan.runs[2].torchrun and lengths.fast_of(plan) == "precision-fp16"
+    assert plan.runs[2].torchrun
     for run, own in zip(plan.runs[1:], (b"torch.compile(model)", b"DistributedDataParallel("),
                         strict=True):
         text = setup.scripts.text(run.script)
@@ -230,16 +229,16 @@ def test_nothing_multiplies_in_bfloat16_unless_asked(avx2, monkeypatch, tmp_path
         exec(statement, {}, names)
         return 1.0
 
-    monkeypatch.setattr(rates, "seconds_of", once)
-    monkeypatch.setattr(rates, "compile_error", lambda: None)
+    monkeypatch.setattr(hardware, "seconds_of", once)
+    monkeypatch.setattr(hardware, "compile_error", lambda: None)
     with NoBfloat16() as mode, settings_restored():
-        found = rates.look()
-        rate = rates.matmul_rate()
+        found = hardware.look()
+        rate = hardware.matmul_rate()
     assert mode.count > 100 and found["matmul_peak"] == {"float32": rate}
-    text = look.machine_section(found)
+    text = machine_section.machine_section(found)
     assert "dropout (float32, causal)" in text and BFLOAT16 not in text
     assert f"in float32 matmuls, the type that the optimized scripts train in here" \
-           f" ({NO_UNITS})" in look.first_line(found)
+           f" ({NO_UNITS})" in machine_section.first_line(found)
     plan = next(Variants().plans(setup_of(tmp_path, avx2, group="trainer", names=None)))
     assert {bool(run.error) for run in plan.runs if "--bf16" in run.options} == {True}
     assert not any(BFLOAT16 in run.options for run in plan.runs)
@@ -282,7 +281,7 @@ def with_driver(monkeypatch, capability: str | None = "8.0") -> None:
     """What nvidia-smi tells; older drivers don't know what is asked for the capability."""
     answers = {"name,driver_version": [f"{NAME}, 550.54.14"], "driver_version": ["550.54.14"],
                "compute_cap": [capability] if capability else []}
-    monkeypatch.setattr(machine, "nvidia_smi", answers.__getitem__)
+    monkeypatch.setattr(environment, "nvidia_smi", answers.__getitem__)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -300,7 +299,7 @@ def with_driver(monkeypatch, capability: str | None = "8.0") -> None:
 def test_a_gpu_that_is_not_found(monkeypatch, build, error, capability, needs):
     """Both versions, and what to install."""
     with_driver(monkeypatch, capability)
-    assert machine.gpu_needs(*build, None, None, [], error) == needs
+    assert environment.gpu_needs(*build, None, None, [], error) == needs
 
 
 @pytest.mark.parametrize("answer", [
@@ -312,15 +311,15 @@ def test_an_answer_that_tells_nothing(tmp_path, monkeypatch, answer):
     script.write_text(f"#!/bin/sh\ncat << END\n{answer}\nEND\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(machine.Path, "exists", lambda path: False)  # no driver is loaded
+    monkeypatch.setattr(environment.Path, "exists", lambda path: False)  # no driver is loaded
     for fields in ("name,driver_version", "driver_version", "compute_cap"):
-        assert machine.nvidia_smi(fields) == []
-    assert machine.gpu_needs(*CU130, None, None, [], LOST) is None
+        assert environment.nvidia_smi(fields) == []
+    assert environment.gpu_needs(*CU130, None, None, [], LOST) is None
 
 
 def test_a_gpu_that_is_hidden_or_out_of_reach(monkeypatch):
     def needs() -> str | None:
-        return machine.gpu_needs(*CU130, None, None, [], TOO_OLD.format(12040))
+        return environment.gpu_needs(*CU130, None, None, [], TOO_OLD.format(12040))
 
     with_driver(monkeypatch)
     for hides in ("", "-1"):
@@ -328,9 +327,9 @@ def test_a_gpu_that_is_hidden_or_out_of_reach(monkeypatch):
         assert needs() == f"a visible GPU: CUDA_VISIBLE_DEVICES={hides} hides the {NAME}"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as a scheduler sets it
     assert needs().startswith(TOLD_OLD)
-    monkeypatch.setattr(machine, "nvidia_smi", lambda fields: [])
+    monkeypatch.setattr(environment, "nvidia_smi", lambda fields: [])
     for loaded in (True, False):  # a host's driver
-        monkeypatch.setattr(machine.Path, "exists", lambda path, loaded=loaded: loaded)
+        monkeypatch.setattr(environment.Path, "exists", lambda path, loaded=loaded: loaded)
         assert ("a container is started with --gpus all" in (needs() or "")) is loaded
 
 
@@ -343,7 +342,7 @@ def test_a_gpu_that_is_hidden_or_out_of_reach(monkeypatch):
     ("9.4", ["gfx90a", "gfx942"], None), ("9.4", [], None)])  # ROCm
 def test_a_build_without_kernels_for_the_gpu(capability, kernels, build):
     """By what it was compiled for, whatever its CUDA is."""
-    needs = machine.gpu_needs("2.13.0", "12.8", "Tesla P100", capability, kernels, "")
+    needs = environment.gpu_needs("2.13.0", "12.8", "Tesla P100", capability, kernels, "")
     assert needs == (build and "kernels for the Tesla P100, compute capability"
                      f" {capability}, which PyTorch 2.13.0 doesn't have: {INSTALL.format(build)}")
 
@@ -357,19 +356,19 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)  # as NVIDIA's library counts them
     monkeypatch.setattr(torch.cuda, "init", mock.Mock(
         side_effect=RuntimeError(TOO_OLD.format(12040))))
-    here = rates.this_machine()
-    assert (here["device"], here["gpus"], rates.rank_count()) == ("cpu", 0, 2)
+    here = hardware.this_machine()
+    assert (here["device"], here["gpus"], hardware.rank_count()) == ("cpu", 0, 2)
     assert here["gpu_needs"].startswith(TOLD_OLD)
     monkeypatch.setattr(processes, "ask_machine", dict(compile_error=None).__getitem__)
     assert f"missing        {here['gpu_needs']}\n" in Doctor().answer(setup_of(tmp_path, here))
     monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0), raising=False)
-    monkeypatch.setattr(look, "this_machine", lambda: here)
-    monkeypatch.setattr(lengths, "configurations", lambda runs, plan, setup: {run.name: dict(
+    monkeypatch.setattr(machine_section, "this_machine", lambda: here)
+    monkeypatch.setattr(sizing, "configurations", lambda runs, plan, setup: {run.name: dict(
         batch_size=4, context_length=256, compile=True) for run in runs})
     for command in (["stages", "--dry-run"], ["fits", "00"]):
-        args = commands.make_parser(all_studies()).parse_args(
+        args = cli.make_parser().parse_args(
             [*command, "--results-dir", str(tmp_path / "no-such")])
-        assert commands.measure(args, [], all_studies()) == 0
+        assert cli.run(args, []) == 0
         assert capsys.readouterr().err.count(f"missing: {here['gpu_needs']}\n") == 1
     assert not [*tmp_path.iterdir()]  # a misspelt folder isn't made
 
@@ -381,9 +380,9 @@ def test_gpus_are_counted_by_cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "init", lambda: started.append(1))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1 if started else 8)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (2**30, 2**31))
-    assert rates.rank_count() == 1 and rates.this_machine()["gpus"] == 1
+    assert hardware.rank_count() == 1 and hardware.this_machine()["gpus"] == 1
     started.clear()
-    assert rates.free_memory() == [1024]
+    assert hardware.free_memory() == [1024]
 
 
 @pytest.mark.slow

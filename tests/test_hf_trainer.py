@@ -10,8 +10,8 @@ import torch  # noqa: E402
 from conftest import ROOT, SMALL, call_main, load, read_record, write_tokens  # noqa: E402
 from made_up import MACHINE, setup_of  # noqa: E402
 
-from bench.measure.lengths import read_configurations  # noqa: E402
 from bench.measure.records import read_record as read_whole  # noqa: E402
+from bench.measure.sizing import read_configurations  # noqa: E402
 from bench.studies import all_studies  # noqa: E402
 
 TINY = "--model cpu-demo --context-length 16 --per_device_train_batch_size 2 --eval-windows 2"

@@ -14,14 +14,15 @@ from made_up import setup_of
 from torch.nn import functional
 
 from bench import processes
+from bench.cards import CARDS, FILE, PEAK_FLOPS, Card, named, read_cards
 from bench.catalogue import Scripts, published
+from bench.commands import all_commands, costs
 from bench.common import REFERENCE, UserError
 from bench.predict import speed, store, trace
 from bench.predict.allocator import GB, MIB, Allocator, DoesNotFit, Need, need, simulate
-from bench.predict.speed import CARDS, Card, Work, named, read_cards, seconds, work_at
+from bench.predict.speed import Work, seconds, work_at
 from bench.predict.store import Prediction, at_batch, changed, code_of, key_of, largest, predict_all
-from bench.report import check, costs
-from bench.studies import all_studies
+from bench.report import prediction_tables
 
 SCRIPTS = Scripts()
 RUNGS = SCRIPTS.rungs()
@@ -129,7 +130,7 @@ def test_predictions_are_stored(predicted):
     more = predict("name", ["--x"], smallest=319, batch=6)
     assert asked[1:] == [(b"name", ["--x"], [1, 2, 4, 6])] and more.needs[6] == Need(240, 240)
     assert predict("name", ["--x"], smallest=1, batch=6) == more and len(asked) == 2
-    assert predict("name", ["--x"], anew=True) and len(asked) == 3
+    assert predict("name", ["--x"], retrace=True) and len(asked) == 3
     assert predict("odd").needs[32] == Need(32 * 40, 32 * 40)  # each size is traced
     asked.clear()
     text = predicted.file.read_text()
@@ -192,7 +193,7 @@ def test_all_are_predicted(predicted):
     predicted.asked.clear()
     predicted.all(names)
     assert traced() == {b"b", b"bad"} and predicted.file.read_text() == text
-    predicted.all(names, anew=True)
+    predicted.all(names, retrace=True)
     assert traced() == {b"a", b"b", b"bad", b"odd"} and predicted.file.read_text() == text
     with pytest.raises(KeyboardInterrupt):  # nothing is lost
         predicted.all(["new", "interrupts"])
@@ -203,7 +204,7 @@ def test_what_is_committed():
     """It is as near to what was published as docs/gpus.md says, and no other than the pages need,
     whichever version of the scripts it is of."""
     stored = json.loads((REFERENCE / "predict.json").read_text())
-    assert not stored.keys() - {key_of(SCRIPTS, *pair) for pair in check.wanted()}
+    assert not stored.keys() - {key_of(SCRIPTS, *pair) for pair in prediction_tables.wanted()}
     for run in RUNGS:
         own = stored[key_of(SCRIPTS, run.script, ["--model", "gpt2"])]
         assert own["code"] and own["needs"]["8" if run.rung < 10 else "32"][0] > 0
@@ -387,7 +388,7 @@ def made_up(batches: dict[int, tuple]) -> Prediction:
 def test_cards():
     """Which units each has follows from its capability; what is reached is near the datasheet's.
     Each number has a source, and the range is wider where less is known of a card."""
-    text = json.loads(speed.FILE.read_text())
+    text = json.loads(FILE.read_text())
     for name, entry in text["gpus"].items():
         sources = {value[1] for field, value in entry.items() if field != "names"}
         assert sources <= text["sources"].keys(), name
@@ -396,7 +397,7 @@ def test_cards():
         assert (card.bfloat16 is None) == (card.capability < 8), name
         assert (card.tf32 is None) == (card.capability < 8 or name == "MI355X"), name
         assert 0.4 < card.reached / (card.bfloat16 or card.float16) < 1.2, name
-    assert speed.PEAK_FLOPS["NVIDIA H100 80GB HBM3"] == 989e12
+    assert PEAK_FLOPS["NVIDIA H100 80GB HBM3"] == 989e12
     assert [CARDS[name].kind for name in (
         "A100 80 GB", "RTX 4090", "L4", "A40", "RTX 6000 Ada", "V100")] == list(speed.RANGES)
 
@@ -452,8 +453,8 @@ def test_a_file_of_cards(tmp_path):
 
 def test_own_gpus():
     """Speeds are within 15 % (four were fitted to), and memory but for what the page explains."""
-    rows = check.gpu_table(REFERENCE / "nvidia-h100").rows
-    other = check.gpu_table(REFERENCE / "nvidia-h200").rows
+    rows = prediction_tables.gpu_table(REFERENCE / "nvidia-h100").rows
+    other = prediction_tables.gpu_table(REFERENCE / "nvidia-h200").rows
     assert {"00", "01", "7 flash attention"} <= {row["label"] for row in rows}
     assert {"00", "01", "02, 1 rank"} == {row["label"] for row in other}
     for row in (*rows, *other):
@@ -470,16 +471,16 @@ def command(tmp_path, monkeypatch):
     """answer(option=value, ...) of predict, whose every script needs what made_up() says; the
     options that were `asked` for; the made-up prediction as `known`."""
     known, asked = made_up({8: (1024, 900), 16: (2048, 1500), 32: (3072, 3000), 5: (700, 600)}), []
-    monkeypatch.setattr("bench.studies.predict.predict",
+    monkeypatch.setattr("bench.commands.predict.predict",
                         lambda _, __, options, *___: asked.append(options) or known)
     setup = setup_of(tmp_path)
     args = dict(gpu="all", gpu_file=None, memory=None, bandwidth=None, tflops=None, batch_size=None,
-                model="gpt2", rungs=None, variants=None, all=False, anew=False,
+                model="gpt2", techniques=None, variants=None, all=False, retrace=False,
                 tokens=None, price=None, why=False)
 
     def answer(**changes) -> str:
         setup.args = Namespace(**args | changes)
-        return all_studies()["predict"].answer(setup)
+        return all_commands()["predict"].answer(setup)
 
     return SimpleNamespace(answer=answer, asked=asked, known=known, setup=setup)
 
@@ -544,7 +545,8 @@ def test_what_is_no_number(text):
 
 @pytest.mark.parametrize(("options", "says"), [
     (dict(gpu="H1000"), "'H1000'"), (dict(gpu=""), "names no GPU"),
-    (dict(memory=0.0), "out of range"), (dict(rungs="99"), "99"), (dict(tflops=3.0), "together"),
+    (dict(memory=0.0), "out of range"), (dict(techniques="99"), "99"),
+    (dict(tflops=3.0), "together"),
     (dict(gpu="0xH100"), "from 1"), (dict(gpu="4xH100,H200"), "One number"),
     (dict(memory=8.0, gpu="T4"), "leave --gpu"),
     (dict(variants="no-such"), "no variant 'no-such' of 01"),

@@ -25,12 +25,12 @@ from made_up import (
 from matplotlib import pyplot as plt
 
 import plot_results
-from bench import catalogue, commands, processes
+from bench import catalogue, cli, processes
 from bench.analysis.rows import rows_of
 from bench.common import REFERENCE, UserError, relative
+from bench.measure.environment import ram_gb
 from bench.measure.journal import read_journal
-from bench.measure.machine import ram_gb
-from bench.report import look, page, readme
+from bench.report import machine_section, page, readme
 from bench.report.notes import full_notes, provenance
 from bench.report.tables import (
     Table,
@@ -204,13 +204,13 @@ class Reports:
 
     def make(self, *options, pieces=PIECES, results=None) -> int:
         """measure.py report; returns its exit code. `ran` has what it ran."""
-        studies, before = all_studies(), len(self.children.ran)
-        args = commands.make_parser(studies).parse_args(
+        before = len(self.children.ran)
+        args = cli.make_parser().parse_args(
             ["report", "--data", str(self.data), "--results-dir", str(results or self.results),
-             "--minutes", "600", "--max-tokens", "4096", "--rungs", "0,1,3", "--pieces", pieces,
-             *options])
+             "--minutes", "600", "--max-tokens", "4096", "--techniques", "0,1,3",
+             "--studies", pieces, *options])
         try:
-            return commands.report(args, [], studies)
+            return cli.run(args, [])
         finally:
             self.ran = self.children.ran[before:]
 
@@ -267,24 +267,24 @@ def test_page(reports, tmp_path):
 @pytest.mark.slow
 def test_stopped_anywhere_it_ends_with_the_same_figures(reports, tmp_path, no_pictures):
     short = dict(pieces="stages,ladder")
-    assert reports.make("--rungs", "0,3", **short) == 0
+    assert reports.make("--techniques", "0,3", **short) == 0
     whole, wanted = reports.ran, figures(reports.results)
     for place in range(1, len(whole) + 1):
         reports.children.calls.clear()
         reports.children.stop_at, folder = place, tmp_path / str(place)
         with pytest.raises(processes.Interrupted):
-            reports.make("--rungs", "0,3", results=folder, **short)
+            reports.make("--techniques", "0,3", results=folder, **short)
         before = reports.ran
         assert "Not finished: " in (folder / "report.md").read_text(encoding="utf-8")
-        assert reports.make("--rungs", "0,3", results=folder, **short) == 0
+        assert reports.make("--techniques", "0,3", results=folder, **short) == 0
         assert before + reports.ran == whole  # none of them twice
         assert figures(folder) == wanted
 
 
 @pytest.mark.slow
 def test_this_machine():
-    """What bench.measure.rates really finds of it, on the page."""
-    run = run_python("-c", "import json; from bench.measure.rates import *\n"
+    """What bench.measure.hardware really finds of it, on the page."""
+    run = run_python("-c", "import json; from bench.measure.hardware import *\n"
                      "print(json.dumps(look()))", cwd=ROOT)
     facts = json.loads(run.stdout.splitlines()[-1])
     assert facts.keys() == {"machine"} | LOOK.keys()
@@ -295,7 +295,7 @@ def test_this_machine():
     dropouts = {(row["dropout"], row["backend"]): row["real_dropout"] for row in facts["attention"]
                 if row["runs"]}
     assert dropouts[0.0, "math"] == 0 and dropouts[0.1, "math"] == pytest.approx(0.1, abs=0.02)
-    assert "| 0.1 | math | yes |" in look.machine_section(facts)
+    assert "| 0.1 | math | yes |" in machine_section.machine_section(facts)
 
 
 def test_time_is_over(reports, no_pictures):
@@ -393,7 +393,7 @@ def test_a_damaged_look_is_asked_for_again(reports, no_pictures, damaged):
     (reports.results / "machine.json").write_text(damaged)
     assert reports.make(pieces="stages") == 0
     assert reports.children.asked.count("look") == 1
-    assert look.read_look(reports.results)["bandwidth"] == 3e10
+    assert machine_section.read_look(reports.results)["bandwidth"] == 3e10
 
 
 def test_damaged_pieces(reports, capsys):

@@ -1,4 +1,4 @@
-"""bench/studies/results.py: `compare` puts two ladders side by side, `pack` keeps a folder."""
+"""bench/commands/results.py: `compare` puts two ladders side by side, `pack` keeps a folder."""
 
 from argparse import Namespace
 
@@ -15,9 +15,9 @@ from made_up import (
     write_journal,
 )
 
+from bench.commands import results as module
+from bench.commands.results import Compare, Pack, Pair, judged, ladder_in, what_is_missing
 from bench.common import UserError
-from bench.studies import results as module
-from bench.studies.results import Compare, Pack, Pair, judged, ladder_in, what_is_missing
 
 SPEEDS = [100.0, 101.0, 102.0, 103.0]
 

@@ -7,8 +7,8 @@ from conftest import ROOT
 
 # Each may import those behind it, and its own modules; `bench` is what lies below all: common,
 # processes and the catalogue.
-ORDER = ["commands", "studies", "audit", "report", "analysis", "measure", "predict", "catalogue",
-         "processes", "common"]
+ORDER = ["cli", "commands", "studies", "audit", "report", "predict", "analysis", "measure",
+         "catalogue", "subcommands", "processes", "cards", "common"]
 MODULES = sorted((ROOT / "bench").rglob("*.py"))
 LINES = 350  # of a file, at most
 LESSONS = {"00_orig.py": 495, "01_opt_single_gpu.py": 575, "02_opt_multi_gpu_ddp.py": 640}

@@ -35,16 +35,17 @@ import measure
 from bench import common, processes
 from bench.analysis.rows import rows_of
 from bench.catalogue import Run
+from bench.commands.doctor import Doctor, Fits
 from bench.common import ELSEWHERE, UserError, sha256
-from bench.measure import lengths, run
+from bench.measure import run, sizing
 from bench.measure.journal import data_of, journal_of, read_journal
-from bench.measure.lengths import fitting, in_words, seconds_left, time_left, within_memory
 from bench.measure.plan import SCRATCH, Job
 from bench.measure.records import Kind
-from bench.report import look
+from bench.measure.sizing import in_words, seconds_left, time_left, within_memory
+from bench.predict.batches import batches_that_fit
+from bench.report import machine_section
 from bench.report.tables import text_of
 from bench.studies import Study, all_studies
-from bench.studies.doctor import Doctor, Fits
 
 STUDIES = all_studies()
 TINY = "--model cpu-demo --context-length 16 --eval-windows 2".split()
@@ -495,7 +496,7 @@ def test_what_grows_is_estimated_up_to_the_memory(place, limit, memory, sizes):
         end=dict(reserved_gb=gb))) for name, gb in zip("abcde", memory, strict=False)]
     jobs = [Job(each, 1, 123) for each in plan.runs]
     assert "".join(job.run.name for job in within_memory(jobs, results, plan)) == sizes
-    expected = {name: lengths.Length((), each) for name, each in seconds.items()}
+    expected = {name: sizing.Length((), each) for name, each in seconds.items()}
     left = in_words(sum(seconds[name] for name in sizes))
     assert left in time_left(jobs, plan, results, expected, 0)
 
@@ -503,7 +504,7 @@ def test_what_grows_is_estimated_up_to_the_memory(place, limit, memory, sizes):
 def test_time_left(plan):
     jobs = [Job(each, number, seed) for name, number, seed in ROUND + NEXT
             for each in plan.runs if each.name == name]
-    estimates = {"a": lengths.Length((), 30), "b": lengths.Length((), 50)}
+    estimates = {"a": sizing.Length((), 30), "b": sizing.Length((), 50)}
     results = [SimpleNamespace(name="a", seconds=seconds, record=None) for seconds in (10, 20, 90)]
     # b is estimated at 50 s, and a took 20 where 30 were estimated.
     assert seconds_left(jobs, results, estimates) == pytest.approx(4 * 20 + 2 * 50 * 20 / 30)
@@ -516,9 +517,9 @@ def test_time_left(plan):
 def length(plan, per_step=1024, peak=2 * 312e12, machine=MACHINE, folder=Path(), compile=False):
     """The options that say so, and the seconds; the machine is twice an A100."""
     (one,) = plan.runs
-    config = lengths.GPT2 | dict(
+    config = sizing.GPT2 | dict(
         batch_size=per_step // one.processes // 1024, context_length=1024, compile=compile)
-    found = lengths.lengths_of(plan, setup_of(folder, machine), {one.name: config},
+    found = sizing.lengths_of(plan, setup_of(folder, machine), {one.name: config},
                                dict(bfloat16=peak))[one.name]
     return dict(zip(found.options[::2], found.options[1::2], strict=True)), found.seconds
 
@@ -550,8 +551,8 @@ def test_length():
 def test_a_smaller_model_is_as_much_faster():
     """By its floating-point operations, on a CPU as on a GPU."""
     run_of_01 = Run("a", "a", expected=142_156.0)
-    speeds = [lengths.expected_speed(run_of_01, dict(bfloat16=312e12), "bfloat16", config)
-              for config in (None, lengths.GPT2, dict(layers=4, width=256, context_length=256))]
+    speeds = [sizing.expected_speed(run_of_01, dict(bfloat16=312e12), "bfloat16", config)
+              for config in (None, sizing.GPT2, dict(layers=4, width=256, context_length=256))]
     assert speeds[:2] == pytest.approx([142_156] * 2) and 8 < speeds[2] / speeds[1] < 9
 
 
@@ -564,16 +565,16 @@ def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
     runs[1] = runs[1].but(options=("--batch-size", "3"))
     runs.append(Run("made", "made", "", "01_opt_single_gpu"))  # of the catalogue
     setup = setup_of(tmp_path)
-    configs = lengths.configurations(runs, plan, setup).values()
+    configs = sizing.configurations(runs, plan, setup).values()
     assert [(each["batch_size"], each["compile"]) for each in configs] == [
         (2, None), (3, True), (2, True), (2, True)]
     assert {(each["context_length"], each["learning_rate"]) for each in configs} == {(16, 5e-4)}
     monkeypatch.setattr(processes, "ask", None)
-    assert [*lengths.configurations(runs, plan, setup).values()] == [*configs]
+    assert [*sizing.configurations(runs, plan, setup).values()] == [*configs]
     for option in ("--seed", "-h", "--eval-freq=3"):
         setup.options[:] = [option]
         with pytest.raises(UserError, match=f"^{option.split('=')[0]} is set by measure.py"):
-            lengths.configurations(runs, plan, setup)
+            sizing.configurations(runs, plan, setup)
 
 
 # ---- Child processes
@@ -635,12 +636,12 @@ def test_help(main, command):
     code, out, _ = main(command, "--help")
     assert code == 0 and out.startswith(f"usage: measure.py {command} ")
     assert f" {command} " in " ".join(main("--help")[1].split())
-    if command in STUDIES and STUDIES[command].runs_scripts:
+    if command in STUDIES:
         assert all(option in out for option in ("--resume", "--dry-run", "--rounds", "--data"))
         assert not any(text in out for text in ("{}", "{cuda", "{cpu"))  # defaults are filled in
 
 
-@pytest.mark.parametrize("program", ["measure", "plot_results", "bench.measure.machine"])
+@pytest.mark.parametrize("program", ["measure", "plot_results", "bench.measure.environment"])
 def test_an_older_python(program):
     """It is refused before what it lacks is imported."""
     code = f"import sys; sys.version_info = (3, 10, 13, 'final', 0); import {program}"
@@ -650,18 +651,18 @@ def test_an_older_python(program):
 
 
 @pytest.mark.parametrize(("command", "says"), [
-    ("", "COMMAND"), ("climb", "'climb'"), ("stages --rungs 1", "--rungs 1"),
+    ("", "COMMAND"), ("climb", "'climb'"), ("stages --techniques 1", "--techniques 1"),
     ("ladder --rounds 0", "--rounds: 0 is out of range"),
     ("ladder --round 1", "unrecognized arguments: --round 1"), ("sweep", "KIND"),
     ("report --minutes nan", "nan is out of range"),
     ("report --minutes 0", "--minutes: 0 is out of range"),
     ("audit --minutes -1 x.py", "--minutes: -1 is out of range"),
-    ("ladder --rungs 99", "--rungs 99: '99' isn't within 0-15"),
+    ("ladder --techniques 99", "--techniques 99: '99' isn't within 0-15"),
     ("variants --names nothing", "no variant 'nothing' of 01"),
     ("scaling 0,1", "'0,1': 0 is out of range"),
     ("sweep batch -- --batch-size 2", "--batch-size is set by the sweep itself"),
-    ("report --pieces doctor", "--pieces: 'doctor' is none of stages, "),
-    ("report --pieces time-to-loss", "--pieces: no report measures time-to-loss"),
+    ("report --studies doctor", "--studies: 'doctor' is none of stages, "),
+    ("report --studies time-to-loss", "--studies: no report measures time-to-loss"),
     ("ladder --resume --dry-run", "nothing to resume in ")])
 def test_what_is_refused(main, command, says):
     """In one line, and nothing has run."""
@@ -676,16 +677,16 @@ def test_what_the_scripts_refuse(main, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(processes, "on_signals", lambda handler: None)
     monkeypatch.setattr(processes, "ask_machine", main.children.ask_machine)
-    monkeypatch.setattr(look, "this_machine", lambda: CPU)
-    code, out, err = main("ladder", "--rungs", "0,8", "--", *TINY, "--no-compile")
+    monkeypatch.setattr(machine_section, "this_machine", lambda: CPU)
+    code, out, err = main("ladder", "--techniques", "0,8", "--", *TINY, "--no-compile")
     assert (code, out, err) == (2, "", "error: 00_orig: unrecognized arguments: --no-compile\n")
     assert not main.journal.exists()
 
 
 def test_options_behind_the_dashes_go_to_every_script(main):
     options = ["--model", "gpt2", "--", "--seconds", "3"]
-    code, out, err = main("ladder", "--rungs", "0,2", "--rounds", "1", "--max-tokens", "2048", "--",
-                          *options)
+    code, out, err = main("ladder", "--techniques", "0,2", "--rounds", "1", "--max-tokens", "2048",
+                          "--", *options)
     assert (code, err, len(main.children.calls)) == (0, "", 3)
     for call in main.children.calls:
         assert call.command[-5:] == options
@@ -698,10 +699,10 @@ def test_options_behind_the_dashes_go_to_every_script(main):
 def test_an_interrupt_tells_how_to_go_on(main):
     """And the exit code tells of a failure."""
     main.children.stop_at = 2
-    argv = "--rungs", "0", "--rounds", "1", "--", "--dropout", "0.2"
+    argv = "--techniques", "0", "--rounds", "1", "--", "--dropout", "0.2"
     code, _, err = main("ladder", *argv)
     assert code == 128 + signal.SIGTERM
-    again = "--rungs 0 --rounds 1 -- --dropout 0.2 continues from here\n"
+    again = "--techniques 0 --rounds 1 -- --dropout 0.2 continues from here\n"
     assert err.startswith("interrupted: python measure.py ladder --resume ") and err.endswith(again)
     main.children.stop_at = 3
     assert main("ladder", "--resume", *argv)[2].count("--resume") == 1
@@ -715,7 +716,7 @@ def test_an_interrupt_tells_how_to_go_on(main):
 AT_ONCE = """
 import sys
 import measure
-for command in (["--help"], ["ladder", "--help"], ["predict", "--rungs", "0"]):
+for command in (["--help"], ["ladder", "--help"], ["predict", "--techniques", "0"]):
     sys.argv[1:] = command
     try:
         assert measure.main() == 0
@@ -738,8 +739,8 @@ def test_ladder(tmp_path):
     journal = tree / "results" / "ladder.jsonl"
     data = write_tokens(tmp_path / "data", train=16 * 6 + 1)  # 6 windows: a batch of 4, none of 8
     # The batch grows in rung 10.
-    command = ["--rungs", "0,3,10", "--rounds", "1", "--max-tokens", "128", "--data", str(data),
-               "--", *TINY]
+    command = ["--techniques", "0,3,10", "--rounds", "1", "--max-tokens", "128",
+               "--data", str(data), "--", *TINY]
     with subprocess.Popen(
             [sys.executable, "measure.py", "ladder", *command], cwd=tree, env=environment(),
             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
@@ -775,8 +776,7 @@ def gpu(tmp_path, monkeypatch):
     """A GPU with so much free memory; the scripts' own batch sizes are 8 and, of b, 32."""
     gpu = Place(tmp_path, monkeypatch, MACHINE)
     gpu.children.answers |= dict(free_memory=[24_100])
-    gpu.setup.batches = None  # not looked at yet
-    monkeypatch.setattr(lengths, "configurations", lambda runs, plan, setup: {
+    monkeypatch.setattr(sizing, "configurations", lambda runs, plan, setup: {
         each.name: dict(batch_size=32 if each.name == "b" else 8, context_length=256, compile=False)
         for each in runs})
     return gpu
@@ -789,7 +789,7 @@ def gpu(tmp_path, monkeypatch):
 def test_what_fits(gpu, free, batches, capsys):
     """By the committed predictions of 00 and of rung 10."""
     gpu.children.answers["free_memory"] = free
-    assert fitting(gpu.setup) == batches == fitting(gpu.setup)
+    assert batches_that_fit(gpu.setup, composed=False) == batches
     text = capsys.readouterr().err
     assert text.count(" GB of the GPU's memory are free: by prediction, ") == bool(batches)
     assert ("not even that fits" in text) == (free == [2_500])
@@ -805,11 +805,13 @@ def test_a_study_fits_its_runs(gpu, capsys):
         gpu.children.calls.clear()
         return [(words["--name"], words.get("--batch-size")) for words in found]
 
+    gpu.setup.batches = batches_that_fit(gpu.setup, composed=False)
     gpu.run(gpu.plan("a", "b", rounds=1))
     assert batches() == [("a", "4"), ("b", "16")]
     assert "batch size 4 in place of 8, batch size 16 in place of 32" in text_of(
         Toy(), gpu.measured[0])
-    gpu.setup.batches, gpu.children.answers["free_memory"] = None, [7_700]
+    gpu.children.answers["free_memory"] = [7_700]
+    gpu.setup.batches = batches_that_fit(gpu.setup, composed=False)
     gpu.run(gpu.plan("a", "b", rounds=2), resume=True)
     assert batches() == [("a", "4"), ("b", "16")]
     gpu.children.does["b"] = dict(status="out_of_memory", error="out of memory: lower it")
@@ -825,7 +827,7 @@ def test_a_study_fits_its_runs(gpu, capsys):
 def test_what_make_bench_asks(gpu, monkeypatch, tmp_path, capsys, old, free, batches):
     """On a GPU without bfloat16 units 01 and 02 are composed, in build/, with what they would find
     beside them; as large as that script may be, by the committed prediction."""
-    monkeypatch.setattr("bench.studies.doctor.BUILD", tmp_path / "build")
+    monkeypatch.setattr("bench.commands.doctor.BUILD", tmp_path / "build")
     monkeypatch.setattr("os.getloadavg", lambda: (99.0, 0.0, 0.0), raising=False)
     gpu.children.answers["free_memory"] = [free]
     if old:

@@ -26,7 +26,7 @@ def test_chosen_rungs(catalogue, text, numbers):
 
 @pytest.mark.parametrize("text", ["", "13", "5-", "8-5", "0,x", "-1"])
 def test_bad_rungs(catalogue, text):
-    with pytest.raises(UserError, match="--rungs") as error:
+    with pytest.raises(UserError, match="--techniques") as error:
         catalogue.chosen(text, list(range(13)))
     assert error.value.code == 2
 

@@ -26,10 +26,9 @@ from conftest import (
     write_tokens,
 )
 
-from bench import commands
+from bench import cli
 from bench.catalogue import Scripts
 from bench.common import UserError
-from bench.studies import all_studies
 from patches import stack
 
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"
@@ -349,7 +348,7 @@ def next_of(out: str) -> str:
     _, verify, *measure = out[out.index("next:"):].splitlines()
     assert verify.strip() == "python patches/stack.py verify"
     study = shlex.split("".join(measure))[2:]
-    assert not study or commands.make_parser(all_studies()).parse_args(study)
+    assert not study or cli.make_parser().parse_args(study)
     return shlex.join(study)
 
 
@@ -365,7 +364,7 @@ def test_edit_of_01_becomes_a_technique(tree):
     tree.refuses(*new("trial", slot="trial"), says="--variant")
     out = tree.does(*new("trial", published="28,402 tok/sec, 26.2422 GB"))
     assert out.splitlines()[:3] == ["patches/04-trial.patch", DDP, "patches/series"]
-    assert next_of(out) == "ladder --rungs 3-4"  # with the one before it
+    assert next_of(out) == "ladder --techniques 3-4"  # with the one before it
     assert tree.holders("edited\n") == ["04-trial", *EVERY[4:]]
     patch = tree.does("show", "4")
     assert "Base: 03-third\nLoss: unchanged\n" in patch and "\n+edited\n" in patch

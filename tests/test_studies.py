@@ -30,7 +30,7 @@ from bench.audit.price import gains_of
 from bench.catalogue import Scripts
 from bench.common import ROOT, UserError
 from bench.measure.plan import SCRATCH, Plan
-from bench.report import cards, look
+from bench.report import machine_section, technique_pages
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, found_in, full_table, markdown, picture_name, text_of
 from bench.studies import all_studies, search
@@ -40,7 +40,7 @@ from bench.studies.stages import bars_table, draw_speed, published_bars, read_ba
 from bench.studies.variants import pays_from
 from patches import stack
 
-STUDIES = {name: study for name, study in all_studies().items() if study.runs_scripts}
+STUDIES = {name: study for name, study in all_studies().items()}
 SCRIPTS = Scripts()
 GPUS = MACHINE | dict(gpus=4)
 CASES = [(name, line, machine) for name, study in STUDIES.items() for line in study.in_report
@@ -66,11 +66,13 @@ def defaults():
         yield
 
 
-def setup_for(folder, name: str, line: str = "", machine: dict = CPU, options=()):
-    """As measure.py makes it of a command line."""
+def setup_for(folder, name: str, line: str | dict = "", machine: dict = CPU, options=()):
+    """As measure.py makes it of a command line, or a report of options."""
     parser = argparse.ArgumentParser()
     STUDIES[name].options(parser)
-    setup = setup_of(folder, machine, options, **vars(parser.parse_args(line.split())))
+    own = STUDIES[name].defaults | line if isinstance(line, dict) else vars(
+        parser.parse_args(line.split()))
+    setup = setup_of(folder, machine, options, **dict(techniques=None) | own)
     setup.scripts = SCRIPTS  # it keeps what it has rebuilt
     return setup
 
@@ -99,7 +101,7 @@ def some_fail(plan: Plan) -> list[dict]:
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: " ".join(
-    [case[0], *case[1].split(), str(case[2]["gpus"])]))
+    [case[0], *case[1].values(), str(case[2]["gpus"])]))
 def case(request, tmp_path_factory):
     """A study that has been carried out with made-up runs."""
     name, line, machine = request.param
@@ -182,7 +184,7 @@ def test_the_ladder_and_its_length(tmp_path):
     assert (plan.tokens, plan.seconds) == (393_216, 0)
     last = plan_for(tmp_path, "ladder", machine=GPUS).runs[-1]
     assert (last.name, last.processes, last.published) == (DDP, 4, 419_259)
-    plan = plan_for(tmp_path, "ladder", "--rungs 0,5-6")
+    plan = plan_for(tmp_path, "ladder", "--techniques 0,5-6")
     assert [(run.name, run.compared_to) for run in plan.runs] == [
         (FIRST, None), ("05-bfloat16", FIRST), ("06-native-layers", "05-bfloat16")]
     setup = setup_for(tmp_path, "ladder")
@@ -193,14 +195,14 @@ def test_the_ladder_and_its_length(tmp_path):
 
 def test_leave_one_out(tmp_path):
     """The last technique leaves 01 as the script before it; the first one conflicts."""
-    whole, first, last = plan_for(tmp_path, "leave-one-out", "--rungs 0,1,15", GPUS).runs
+    whole, first, last = plan_for(tmp_path, "leave-one-out", "--techniques 0,1,15", GPUS).runs
     assert (whole.name, whole.published, whole.processes) == (LAST, None, 1)
     assert first.error.startswith("conflict: ")
     assert (last.name, last.compared_to, last.expected) == ("without-15-kept-memory", LAST, 142_156)
     assert SCRIPTS.text(last.script) == SCRIPTS.stages["14-chunked-head"]
     both = "optimizer-muon+compile-blocks"  # of a script of one's own also a variant is left out
     whole, pages, muon, blocks = plan_for(
-        tmp_path, "leave-one-out", f"--rungs 12 --names {both}").runs
+        tmp_path, "leave-one-out", f"--techniques 12 --names {both}").runs
     assert {run.compared_to for run in (pages, muon, blocks)} == {whole.name}
     variable = b"THP_MEM_ALLOC_ENABLE"
     assert variable in SCRIPTS.text(both) and variable not in SCRIPTS.text(pages.script)
@@ -220,13 +222,13 @@ def test_the_ladder_says_what_a_technique_brings_in_01(tmp_path):
                            error="ended by signal 9" if speeds[run["name"]] < 60 else None)
                 for run in speeds_of(plan)]
 
-    measured, _ = measure(tmp_path, "ladder", "--rungs 0-5")
+    measured, _ = measure(tmp_path, "ladder", "--techniques 0-5")
 
     def excerpt() -> list[dict]:
         return list(cells_of(excerpts_of(STUDIES["ladder"], measured)["ladder"]).values())
 
     assert "× in 01" not in excerpt()[0]
-    measure(tmp_path, "leave-one-out", "--rungs 1-4", runs_of=runs_of)
+    measure(tmp_path, "leave-one-out", "--techniques 1-4", runs_of=runs_of)
     assert [line["× in 01"] for line in excerpt()] == [
         "", "conflict", "**1.25**", "failed", "1.00", ""]
     assert excerpt()[2].items() >= {
@@ -242,10 +244,10 @@ def test_whose_factor_it_is(tmp_path, rungs, machine, credits):
     """A technique is credited with its own factor alone: in tables and pictures, on a page, and in
     an audit. What has no published factor isn't called equal to it."""
     study = STUDIES["ladder"]
-    measured, rows = measure(tmp_path, "ladder", f"--rungs {rungs}", machine=machine)
+    measured, rows = measure(tmp_path, "ladder", f"--techniques {rungs}", machine=machine)
     assert [row.techniques for row in rows[1:]] == credits
     alone = [row for row in rows[1:] if len(row.techniques) == 1]
-    assert cards.one_step(rows) == [rows[0], *alone]
+    assert technique_pages.one_step(rows) == [rows[0], *alone]
     gains, _ = gains_of(machine, machine["device"], tmp_path)
     if alone:
         assert gains == {row.run.script: row.factor for row in alone}
@@ -253,7 +255,7 @@ def test_whose_factor_it_is(tmp_path, rungs, machine, credits):
         for row, cells in zip(rows, rows_of_text(markdown(table)), strict=True):
             assert (row.technique in cells) == (row in (rows[0], *alone))
     texts = shown(study.draw(measured, rows))
-    summary = "\n".join(look.summary(tmp_path, dict(machine=machine, matmul_peak=PEAK)))
+    summary = "\n".join(machine_section.summary(tmp_path, dict(machine=machine, matmul_peak=PEAK)))
     for row in rows[1:]:
         several = f"techniques {row.techniques[0]} to"
         assert any(several in text for text in texts) == (several in summary) == (row not in alone)
@@ -263,7 +265,7 @@ def test_ladder_picture(tmp_path):
     """Its title says how much faster it is; a name that is too long; no baseline; DDP and a ladder
     that has just begun."""
     study, failed = STUDIES["ladder"], dict(error="out of memory: lower --batch-size and so on")
-    measured, rows = measure(tmp_path, "ladder", "--rungs 0-10", machine=CPU | dict(name=LONG),
+    measured, rows = measure(tmp_path, "ladder", "--techniques 0-10", machine=CPU | dict(name=LONG),
                              runs_of=lambda plan: [
                                  run | (failed if run["name"] == "07-flash-attention" else {})
                                  for run in speeds_of(plan)])

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from bench.audit.signs import count
+from bench.audit.checks import count
 from bench.audit.step import Op, Step
 
 

@@ -7,9 +7,10 @@ from itertools import pairwise
 from pathlib import Path
 
 from bench.audit.step import Step
+from bench.cards import CARDS, card_of
 from bench.catalogue import Scripts
 from bench.common import REFERENCE, short_name, trained_in
-from bench.predict.speed import CARDS, Work, card_of, lacking, range_of, seconds
+from bench.predict.speed import Work, lacking, range_of, seconds
 from bench.predict.store import load
 from bench.report.tables import Table, found_in, markdown, words
 

@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 
 from bench import processes
-from bench.audit.signs import count
+from bench.audit.checks import count
+from bench.cards import PEAK_FLOPS
 from bench.common import UserError
-from bench.predict.speed import PEAK_FLOPS
 
 CHILD = Path(__file__).with_name("child.py")
 LEAST = 2  # steps that a script has to make
@@ -77,9 +77,9 @@ def why_nothing(timed: dict) -> str:
 
 
 def machine_of(timed: dict) -> dict:
-    """What bench.measure.machine tells of the device that a script trained on, with its memory, or
-    None where the system doesn't tell it, and with the rates of its products where no datasheet has
-    them."""
+    """What bench.measure.environment tells of the device that a script trained on, with its memory,
+    or None where the system doesn't tell it, and with the rates of its products where no datasheet
+    has them."""
     hidden = {} if timed["device"] == "cuda" else dict(CUDA_VISIBLE_DEVICES="")
     machine = processes.ask_machine("this_machine", **hidden)
     if machine["name"] not in PEAK_FLOPS:

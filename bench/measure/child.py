@@ -13,9 +13,9 @@ from pathlib import Path
 from bench import processes
 from bench.common import BUILD, UserError, remove_built, sha256
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
-from bench.measure.lengths import Length
 from bench.measure.plan import SCRATCH, Job, Plan, Setup
 from bench.measure.records import Kind, Outcome
+from bench.measure.sizing import Length
 
 HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended
 

@@ -82,7 +82,7 @@ class Measured:
     study: str
     kind: str
     time: str
-    machine: dict  # see bench.measure.rates.this_machine
+    machine: dict  # see bench.measure.hardware.this_machine
     matmul_peak: dict[str, float]  # floating-point operations per second, by precision
     data: str | None  # the SHA-256 of meta.json
     sources: dict[str, str | None]  # the SHA-256 of each run's script

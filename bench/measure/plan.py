@@ -112,7 +112,7 @@ class Plan:
 class Setup:
     """Where and how a study is measured."""
 
-    machine: dict  # see bench.measure.rates.this_machine
+    machine: dict  # see bench.measure.hardware.this_machine
     scripts: Scripts
     data: Path
     results: Path
@@ -120,8 +120,8 @@ class Setup:
     options: list[str] = field(default_factory=list)  # for every script
     matmul_peak: dict | None = None  # floating-point operations per second, where they are known
     in_report: bool = False  # where a GPU's whole scripts are shorter
-    batches: dict[str, int] | None = None  # see lengths.fitting; None: not looked at yet
-    configurations: dict[tuple, dict] = field(default_factory=dict)  # see lengths.configurations
+    batches: dict[str, int] = field(default_factory=dict)  # in place of published ones, to fit
+    configurations: dict[tuple, dict] = field(default_factory=dict)  # see sizing.configurations
 
     @property
     def device(self) -> str:

@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
 
+from bench.cards import PEAK_FLOPS
 from bench.common import lines_of, other_text
-from bench.predict.speed import PEAK_FLOPS
 
 WARM_UP = 2  # steps that a median leaves out
 EVENTS = {"start", "log", "epoch", "end", "checkpoint", "checkpoint_failed", "resume"}

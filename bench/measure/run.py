@@ -23,7 +23,7 @@ from bench.common import (
     same_machine,
     sha256,
 )
-from bench.measure import lengths
+from bench.measure import sizing
 from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import (
     Measured,
@@ -33,9 +33,9 @@ from bench.measure.journal import (
     journal_of,
     read_journal,
 )
-from bench.measure.lengths import Length
 from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import Kind
+from bench.measure.sizing import Length
 
 # Fields of a plan that continues.
 MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "batches", "order"}
@@ -148,7 +148,7 @@ class Measurement:
         self.take(plan, rounds)
         self.begin()
         if self.jobs:
-            _, self.ahead = lengths.seconds_of_later(
+            _, self.ahead = sizing.seconds_of_later(
                 self.study, self.setup, plan, rounds, self.measured.matmul_peak)
         while job := self.next_job(deadline):
             processes.raise_pending()
@@ -167,8 +167,7 @@ class Measurement:
         measured, setup, before = self.measured, self.setup, self.measured.plan
         # As in what is measured so far, even where other batch sizes would fit now.
         keep = measured.results or before.batches
-        plan = lengths.fit(plan, setup, before.batches if keep else
-                           lengths.fitting(setup, lengths.fast_of(before)))
+        plan = sizing.fit(plan, setup, before.batches if keep else setup.batches)
         able = [run for run in plan.runs if not run.error]
         rounds = plan.rounds or rounds or self.study.rounds[setup.device]
         order = before.order
@@ -187,7 +186,7 @@ class Measurement:
         done = {result.key: result for result in measured.results if answered(result, plan)}
         self.failed |= {result.name for result in done.values() if not result.outcome.complete}
         self.jobs = [job for job in measured.plan.jobs() if job.key not in done]
-        self.configs = lengths.configurations(able, plan, setup) if self.jobs else {}
+        self.configs = sizing.configurations(able, plan, setup) if self.jobs else {}
 
     def begin(self) -> None:
         """All that has to be known before the first run; the journal then has this plan. Raises
@@ -205,7 +204,7 @@ class Measurement:
             measured.matmul_peak = processes.ask_machine("matmul_peak")
         peak = measured.matmul_peak
         append(self.path, measured.as_json())
-        self.lengths = lengths.lengths_of(plan, setup, self.configs, peak)
+        self.lengths = sizing.lengths_of(plan, setup, self.configs, peak)
 
     # ---- One run after the other
 
@@ -213,7 +212,7 @@ class Measurement:
         """Takes the first of those within reach; None where none is, or where by estimate it would
         end after the deadline."""
         left = self.within_reach()
-        seconds = lengths.seconds_left(left[:1], self.measured.results, self.lengths)
+        seconds = sizing.seconds_left(left[:1], self.measured.results, self.lengths)
         if not left or deadline is not None and time.monotonic() + seconds > deadline:
             return None
         self.jobs.remove(left[0])
@@ -237,7 +236,7 @@ class Measurement:
             print(f"{name} doesn't fit at batch {batch}; all runs at half of it:"
                   f" python measure.py {self.study.name} -- {options}", flush=True)
         seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
-        left = lengths.time_left(self.within_reach(), plan, self.measured.results, self.lengths,
+        left = sizing.time_left(self.within_reach(), plan, self.measured.results, self.lengths,
                                  self.ahead)
         print(f"round {job.round}: {name}{seed}: {text}; {left} left", flush=True)
 
@@ -272,7 +271,7 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     one = Measurement(study, first, setup, earlier)
     one.take(first, rounds)
     plan, jobs = one.measured.plan, one.within_reach()
-    expected = lengths.lengths_of(plan, setup, one.configs, peak)
+    expected = sizing.lengths_of(plan, setup, one.configs, peak)
     for run in plan.runs:
         if own := [job for job in jobs if job.run.name == run.name]:
             command = command_of(own[0], plan, setup, expected[run.name], BUILD / "scratch")
@@ -281,12 +280,12 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
             print(f"{len(own)} run{'s' if len(own) > 1 else ''}: {printed(command)}{others}")
         if run.error:
             print(f"not run: {run.label}: {run.error}")
-    later, seconds = lengths.seconds_of_later(study, setup, first, rounds, peak)
-    count = f"{len(lengths.within_memory(jobs, results, plan)) + later} runs"
+    later, seconds = sizing.seconds_of_later(study, setup, first, rounds, peak)
+    count = f"{len(sizing.within_memory(jobs, results, plan)) + later} runs"
     if later:
         count += f" ({later} of them with settings that follow from results)"
     left = "no estimate yet: nothing is measured here"
     if peak:
         source = "by an earlier one" if results else "a rough estimate"
-        left = f"{lengths.time_left(jobs, plan, results, expected, seconds)} ({source})"
+        left = f"{sizing.time_left(jobs, plan, results, expected, seconds)} ({source})"
     print(f"{count}, {left}")

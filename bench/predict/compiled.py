@@ -29,7 +29,7 @@ from torch._inductor.scheduler import SchedulerNode
 from torch._inductor.virtualized import V
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from bench.predict.pytorch import AS_COMPILED, key_of, real_compile, replaced
+from bench.predict.meta_patches import AS_COMPILED, key_of, real_compile, replaced
 
 PYTORCH = "2.13"  # the version whose compiler and optimizers this knows from within
 PLANS: dict[tuple, tuple] = {}  # the blocks of a model have the same graph

@@ -17,16 +17,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench import processes
+from bench.cards import Card
 from bench.catalogue import EPOCHS, Scripts
-from bench.common import REFERENCE, ROOT, UserError, listed, read_kept, sha256, write_whole
+from bench.common import (
+    BOOK_TOKENS,
+    REFERENCE,
+    ROOT,
+    UserError,
+    listed,
+    read_kept,
+    sha256,
+    write_whole,
+)
 from bench.predict import speed
 from bench.predict.allocator import Need, need
-from bench.predict.speed import Card, Work
+from bench.predict.speed import Work
 
 BATCHES = [2**k for k in range(10)]
 OTHERS = 614  # MiB: the driver's own, its kernels, and a display
 TRACED = 8, 16  # from these two follow the larger ones: all sizes are a + b times the batch
-TOKENS_OF_BOOK = 414_009  # to train on: 404 windows of 1,024
 NAME = "predict.json"
 SECONDS = 1800  # for one trace, on a slow machine too
 REFUSED = "what it takes can't be predicted: "
@@ -85,7 +94,7 @@ class Prediction(NamedTuple):
     def minutes(self, batch: int, card: Card, gpus: int = 1) -> float | None:
         """Of the published epochs on the book; None as in tok_per_sec()."""
         expected = self.tok_per_sec(batch, card)
-        return expected and EPOCHS * TOKENS_OF_BOOK / (gpus * expected) / 60
+        return expected and EPOCHS * BOOK_TOKENS / (gpus * expected) / 60
 
     def mfu(self, batch: int, card: Card) -> float | None:
         """The share of the datasheet's 16-bit rate, as bench.measure.records.Record.mfu."""
@@ -125,17 +134,17 @@ def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
 
 
 def predict(scripts: Scripts, script: str | Path, options: list[str], results: Path,
-            smallest: int | None = None, batch: int | None = None, anew: bool = False
+            smallest: int | None = None, batch: int | None = None, retrace: bool = False
             ) -> Prediction:
     """Predicts what a script with these options needs at each of BATCHES, and at `batch`. The
     smaller ones, which have to be traced one by one, are left out unless a card of `smallest` MiB
     lacks what the first of TRACED takes.
 
-    A prediction that `results` or results/reference stores is returned as it is, unless it shall be
-    made `anew`, also where the script has changed since: see changed(). Raises UserError.
+    A prediction that `results` or results/reference stores is returned as it is, unless `retrace`
+    is asked for, also where the script has changed since: see changed(). Raises UserError.
     """
     text = scripts.text(script)
-    old = None if anew else (load(scripts, script, options, results)
+    old = None if retrace else (load(scripts, script, options, results)
                              or load(scripts, script, options, REFERENCE))
     new = extend(old or trace(text, options), text, options, smallest, batch)
     if new is not old and results.is_dir():  # it may be misspelt: nothing is made for this alone
@@ -271,8 +280,8 @@ def changed(scripts: Scripts, predicted: Iterable[tuple[str | Path, Prediction]]
 
 
 def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], results: Path,
-                smallest: int, anew: bool = False) -> str:
-    """Predicts those of which nothing is stored or whose code has changed, or all of them `anew`;
+                smallest: int, retrace: bool = False) -> str:
+    """Predicts those of which nothing is stored or whose code has changed, or all of them, and
     stores these alone. Returns how many there are. Raises UserError, StackError, OSError."""
     keys = {key_of(scripts, script, options): (script, options) for script, options in wanted}
     same: dict[tuple, list[str]] = {}  # the keys of equal code and options
@@ -281,7 +290,7 @@ def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], re
     predictions: dict[str, Prediction] = {}
     for number, ((code, *options), names) in enumerate(same.items(), 1):
         text = scripts.text(keys[names[0]][0])
-        stored = [] if anew else [load(scripts, *keys[key], folder)
+        stored = [] if retrace else [load(scripts, *keys[key], folder)
                                   for key in names for folder in (results, REFERENCE)]
         old = next((prediction for prediction in stored
                     if prediction and prediction.code == code), None)

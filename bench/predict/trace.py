@@ -29,11 +29,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from bench.common import load_script
-from bench.predict import pytorch
+from bench.predict import meta_patches
 from bench.predict.allocator import WORKSPACE
 from bench.predict.compiled import PYTORCH, compile_only_models
 from bench.predict.counting import bytes_of, kernel_of
-from bench.predict.pytorch import WORLD_SIZE, aten, is_meta
+from bench.predict.meta_patches import WORLD_SIZE, aten, is_meta
 from bench.predict.speed import Work
 from bench.processes import error_line
 
@@ -213,7 +213,7 @@ def answer(script: str, options: list[str], batch: int) -> dict:
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed):
-            with pytorch.as_on_cuda(compile_only_models):  # before it imports names from there
+            with meta_patches.as_on_cuda(compile_only_models):  # before it imports names from there
                 return dict(trace=trace(load_script(Path(script)), options, batch))
     except SystemExit:  # an option that the script doesn't take
         return dict(error=error_line(printed.getvalue()))
@@ -224,7 +224,7 @@ def answer(script: str, options: list[str], batch: int) -> dict:
 
 
 def main() -> None:
-    pytorch.begin_ranks()
+    meta_patches.begin_ranks()
     warnings.simplefilter("ignore")
     gc.freeze()
     print(json.dumps([answer(**request) for request in json.loads(sys.argv[1])]))

@@ -4,15 +4,16 @@ these figures; how they come about stands in bench.predict alone."""
 
 import json
 
+from bench.cards import Card
 from bench.catalogue import FLOAT16, STAGES, Run
-from bench.predict.speed import Card
 from bench.predict.store import BATCHES, OTHERS, Prediction
-from bench.report import check, gpus
+from bench.report import gpus, prediction_tables
 from bench.report.notes import today
+from bench.report.prediction_tables import kept_of
 from bench.report.tables import technique_names
 from patches import stack
 
-MODELS = "gpt2", *check.LARGER
+MODELS = "gpt2", *prediction_tables.LARGER
 GPUS = 4  # of 02, as it was published
 # What to ask where nothing fits.
 LESS = "python measure.py predict --variants memory-checkpoint,optimizer-adamw-8bit"
@@ -27,7 +28,7 @@ def choices() -> dict[str, Run]:
     runs |= {"00": runs["00"].but(label="00, the baseline"),
              "01": last.but(label=f"01, all {last.rung} techniques"),
              "02": ddp.but(label=f"02, on {GPUS} GPUs")}
-    runs |= {run.label: run for run in check.alternatives()}
+    runs |= {run.label: run for run in prediction_tables.alternatives()}
     run = scripts.float16(scripts.stage("02", GPUS))
     return runs | {str(run.script): run.but(published=None)}
 
@@ -42,7 +43,7 @@ def how(name: str, run: Run) -> tuple[str, list[str], str]:
     if run.rung is not None:
         path = (stack.WRITTEN / stack.file_of(script)).as_posix()
         return ("The ladder", [f"python patches/stack.py write {script}",
-                               f"{start} {path} --data data"], f"{predict} --rungs {run.rung}")
+                               f"{start} {path} --data data"], f"{predict} --techniques {run.rung}")
     names = script.removeprefix("02+")
     base = "" if names == script else " --base 02"
     commands = [f"python patches/stack.py compose {names}{base} --out my.py",
@@ -94,17 +95,17 @@ def gpu(name: str, card: Card) -> dict:
                  notes=[note for note, holds in notes.items() if holds])
     if not card.bfloat16:
         facts |= {"instead": {"01": FLOAT16, "02": f"02+{FLOAT16}"}, "with": f"with {FLOAT16}"}
-    if name == check.PUBLISHED_ON:
+    if name == prediction_tables.PUBLISHED_ON:
         facts["published"] = True
     return facts
 
 
 def data_block() -> str:
     """The element of the page that holds it, a line for each GPU. Raises UserError, StackError."""
-    runs, others = choices(), check.published_others()
+    runs, others = choices(), prediction_tables.published_others()
     predictions = {name: kept for name, run in runs.items() if (kept := {
         model: prediction for model in MODELS
-        if (prediction := check.kept_of(run.script, ["--model", model, *run.options]))})}
+        if (prediction := kept_of(run.script, ["--model", model, *run.options]))})}
     measured: dict[str, list] = {}  # by others on each GPU: their program, batch, tok/sec
     for row in others["rows"]:
         measured.setdefault(row["card"], []).append([row["source"], row["batch"],

@@ -1,12 +1,12 @@
 """The tables of docs/gpus.md: what fits each GPU and how fast, and what older ones lack."""
 
 
+from bench.cards import CARDS, Card
 from bench.catalogue import EPOCHS, FLOAT16, Run, Scripts
-from bench.predict.speed import CARDS, Card
 from bench.predict.store import OTHERS, largest
-from bench.report import check
-from bench.report.check import LARGER, prediction_of
+from bench.report import prediction_tables
 from bench.report.notes import today
+from bench.report.prediction_tables import LARGER, prediction_of
 from bench.report.tables import Table, number, words
 
 # 01 reserved 13.64 GB on an H100 where 11.90 were predicted; so a batch fits for sure only where it
@@ -27,7 +27,7 @@ def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
     if card.capability >= 7:
         return scripts.float16(run)
     return run.but(name=f"{run.name}-float32", label=f"{run.label} in float32, not compiled",
-                   options=(*run.options, *check.WITHOUT_TENSOR_CORES))
+                   options=(*run.options, *prediction_tables.WITHOUT_TENSOR_CORES))
 
 
 def on_card(name: str, card: Card) -> dict:
@@ -46,7 +46,8 @@ def on_card(name: str, card: Card) -> dict:
                 f" ({perhaps}?)" if perhaps > sure else "")
             if model == "gpt2":
                 fits = sure
-        known, batch = prediction_of(run.script, [*check.GPT2, *run.options]), min(most, fits)
+        known = prediction_of(run.script, [*prediction_tables.GPT2, *run.options])
+        batch = min(most, fits)
         row[stage] = known.speed_range(batch, card) if batch else "–"
         minutes.append(f"{known.minutes(batch, card):,.1f}" if batch else "–")
     return row | dict(minutes=" / ".join(minutes), begin=begin(card, fits))

@@ -5,7 +5,7 @@ from pathlib import Path
 from bench.common import DAMAGE, write_whole
 from bench.measure.journal import journal_of, newest, read_journal
 from bench.report.html_page import write_html
-from bench.report.look import first_line, machine_section, read_look, summary
+from bench.report.machine_section import first_line, machine_section, read_look, summary
 from bench.report.notes import provenance
 from bench.report.pictures import draw_all
 from bench.report.tables import found_in, text_of
@@ -36,10 +36,10 @@ def write_page(studies: dict, results: Path, command: str, missing: dict[str, st
         page.append(f"\nNot finished: {', '.join(goes_on)}; run it again to continue with them.")
     page += [f"\nNot finished: {name}: {why}" for name, why in missing.items() if why]
     page.append("\n## This machine\n\n" + machine_section(look)
-                + "\nAlone: `python -m bench.measure.machine look`")
+                + "\nAlone: `python -m bench.measure.environment look`")
     for study in shown:
-        alone = ", ".join("`" + f"python measure.py {study.name} {line}".strip() + "`"
-                          for line in study.in_report)
+        alone = ", ".join(f"`{' '.join(['python measure.py', study.name, *values.values()])}`"
+                          for values in study.in_report)
         page.append(f"\n## {study.title}\n\n"
                     + section(study, results, list(pictures.get(study.name, ())))
                     + f"\nAlone: {alone}")

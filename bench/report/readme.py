@@ -8,10 +8,11 @@ from pathlib import Path
 
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.measure.journal import newest, read_journal
-from bench.report import cards, check, explorer, gpus, waterfall
+from bench.report import explorer, gpus, prediction_tables, technique_pages, waterfall
 from bench.report.notes import provenance
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, found_in, markdown, rows_in
+from bench.report.technique_pages import cards
 
 EXPLORER = ROOT / "docs" / "explorer.html"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), EXPLORER,
@@ -43,11 +44,12 @@ def sample(machine: Path) -> str:
 
 
 BLOCKS: dict[str, Callable[[Path], str]] = {  # from a machine's folder, by their markers' names
-    "sample": sample, "machines": cards.results, "measured": measured_line,
-    "own-gpu": lambda machine: markdown(check.gpu_table(machine)),
-    "technique-index": cards.index, "technique-cards": partial(cards.cards, study="ladder"),
-    "variant-cards": partial(cards.cards, study="variants"),
-    "variant-cards-loss": partial(cards.cards, study="variants", unchanged=False),
+    "sample": sample, "machines": technique_pages.results, "measured": measured_line,
+    "own-gpu": lambda machine: markdown(prediction_tables.gpu_table(machine)),
+    "technique-index": technique_pages.index,
+    "technique-cards": partial(cards, study="ladder"),
+    "variant-cards": partial(cards, study="variants"),
+    "variant-cards-loss": partial(cards, study="variants", unchanged=False),
     "gpus": lambda _: markdown(gpus.cards_table()),
     "explorer": lambda _: explorer.data_block(),
 }

@@ -59,7 +59,7 @@ def draw(steps: list[Step], title: str):
     axes.set_xscale("log", base=2)
     axes.set_xlim(low, low * math.exp(room_for([step.label for step in steps], ends, 4.2)))
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
-    axes.set_xlabel("throughput relative to the baseline (log scale); labels: the gain of each step")
+    axes.set_xlabel("throughput relative to the baseline (log scale); labels: gain of each step")
     sizes = [step.memory_gb or 0 for step in steps]
     memory.barh(range(len(steps)), sizes, 0.56, color=MEMORY)
     for place, size in enumerate(sizes):

@@ -1,14 +1,11 @@
 """Studies. What one is: its runs, how they are measured, and how their results are shown.
 
-Each file in bench/studies/ holds one or more. By being there each is a subcommand of measure.py, a
+Each file in bench/studies/ holds one. By being there it is a subcommand of measure.py, a
 part of the report, a picture of plot_results.py, and a table that a marker in a page asks for.
 """
 
 import argparse
-import importlib
-import math
-import pkgutil
-import re
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -16,44 +13,39 @@ from bench.catalogue import Run
 from bench.measure.journal import Measured
 from bench.measure.plan import STEPS, TOKENS, Plan, Setup
 from bench.report.tables import Table, picture_name
+from bench.subcommands import Subcommand, all_in
 
 
-class Study:
-    """One measurement. The first paragraph of its docstring is its help text."""
+class Study(Subcommand):
+    """One measurement."""
+
+    group = "benchmarks"
 
     title = ""  # its heading on a machine's page
     # At which places of a report it is measured, and for how many rounds (None: as many as it has);
     # 0 rounds: it is only shown. Without a place it isn't part of a report.
     schedule: dict[int, int | None] = {}
-    in_report: tuple[str, ...] = ("",)  # the command lines by which a report measures it
+    # The options with which a report measures it, each set once; and those that it has besides,
+    # with their defaults.
+    in_report: tuple[dict, ...] = ({},)
+    defaults: dict = {}
     rounds: dict[str, int] = {"cuda": 4, "cpu": 4}
     tokens: dict[str, int] | None = TOKENS  # None: whole scripts
     has_seconds = True  # whether it has the option --seconds
-    # Of --max-tokens and --rounds, with their defaults filled in, --rungs and --names; "": it has
-    # no such option.
+    # Of --max-tokens and --rounds, with their defaults filled in, --techniques and --names; "": it
+    # has no such option.
     max_tokens_help = ("training tokens, per process, after which losses are compared (default:"
                        " {cuda:,} on a GPU, {cpu:,} on a CPU)")
     rounds_help = "how often each script runs (default: {}; intervals need 2)"
-    rungs_help = names_help = ""
+    techniques_help = names_help = ""
     environment: dict[str, str] = {}  # of its runs
-    runs_scripts = True  # else it has an `answer` instead of plans
-    of_this_machine = True  # else it isn't told what this machine is
+    composed = False  # whether 01 is composed with precision-fp16 where the GPU needs it
     failures_count = True  # whether a run that fails makes the command fail
-
-    @property
-    def name(self) -> str:
-        """Of its command and journal: that of its class, CompileModes as compile-modes."""
-        return re.sub(r"\B(?=[A-Z])", "-", type(self).__name__).lower()
-
-    @property
-    def help(self) -> str:
-        text = type(self).__doc__ or ""  # `python -OO` keeps none
-        return " ".join(text.split("\n\n")[0].split()).rstrip(".")
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Adds the study's own command-line options."""
-        if self.rungs_help:
-            parser.add_argument("--rungs", metavar="0,5-8", help=self.rungs_help)
+        if self.techniques_help:
+            parser.add_argument("--techniques", metavar="0,5-8", help=self.techniques_help)
         if self.names_help:
             parser.add_argument("--names", metavar="A,B+C", help=self.names_help)
 
@@ -70,10 +62,6 @@ class Study:
         """Returns what follows a plan, for an estimate: plans as long as those to come, whose runs
         may depend on its results, and how often there is one like each. Raises as `runs`."""
         return []
-
-    def answer(self, setup: Setup) -> str:
-        """Returns what a study that runs no scripts prints. Raises as `runs`."""
-        raise NotImplementedError
 
     def length(self, setup: Setup) -> dict:
         """Returns how long a run trains, by the options and the device, as fields of Plan."""
@@ -115,23 +103,8 @@ class Study:
         return ""
 
 
-def number_from(least: float, kind: type = float):
-    """Returns an option's type for argparse: a finite number that is `least` or more."""
-    def number(text: str) -> float:
-        if not least <= kind(text) < math.inf:
-            raise argparse.ArgumentTypeError(f"{text} is out of range")
-        return kind(text)
-
-    return number
-
-
-positive, duration, positive_duration = number_from(1, int), number_from(0), number_from(1e-9)
-
-
 def all_studies() -> dict[str, Study]:
     """Returns every study by its name, in the order of a report, the others behind."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"bench.studies.{module.name}")
-    studies = [kind() for kind in Study.__subclasses__() if kind.__module__.startswith(__name__)]
+    studies = all_in(sys.modules[__name__], Study)
     studies.sort(key=lambda study: (min(study.schedule, default=1000), study.name))
     return {study.name: study for study in studies}

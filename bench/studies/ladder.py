@@ -18,17 +18,19 @@ from bench.studies import Study
 
 
 class Ladder(Study):
-    """00, then one more technique at a time, up to 01; on several GPUs also 02."""
+    """Add one technique at a time, from 00 to 01.
+
+    On several GPUs 02 comes last."""
 
     title = "The ladder: one more technique at a time"
     schedule = {30: 1, 50: None}
     rounds = {"cuda": 4, "cpu": 6}  # a CPU is noisier
-    rungs_help = "which techniques, by their numbers (default: all)"
+    techniques_help = "which techniques, by their numbers (default: all)"
 
     def plans(self, setup):
         gpus = setup.machine["gpus"]
         runs = setup.scripts.rungs(gpus)[: None if gpus > 1 else -1]
-        runs = setup.scripts.chosen(setup.args.rungs, runs)
+        runs = setup.scripts.chosen(setup.args.techniques, runs)
         runs = [run.but(compared_to=before and before.name)
                 for before, run in zip([None, *runs], runs, strict=False)]
         yield Plan(runs, seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))

@@ -20,12 +20,15 @@ from patches import stack
 
 
 class LeaveOneOut(Study):
-    """01 without one technique at a time: what each is still worth next to all the others; with
-    --names also of a script composed of variants, without one technique or variant at a time."""
+    """Leave out one technique at a time from 01.
+
+    That shows what each is still worth next to all the others. With --names, from a script composed
+    of variants, each of which is left out as well."""
 
     title = "01 without one technique at a time"
     schedule = {60: None}
-    rungs_help = "which techniques, by their numbers (default: all)"
+    defaults = dict(names=None)
+    techniques_help = "which techniques, by their numbers (default: all)"
     names_help = "variants that the script has besides, joined by + (default: none)"
 
     def plans(self, setup):
@@ -55,7 +58,7 @@ class LeaveOneOut(Study):
 def without_techniques(setup: Setup, base: Run) -> list[Run]:
     """`base` without each of the chosen techniques that later ones don't build on."""
     runs = []
-    for rung in setup.scripts.chosen(setup.args.rungs, setup.scripts.rungs()[:-1]):
+    for rung in setup.scripts.chosen(setup.args.techniques, setup.scripts.rungs()[:-1]):
         if rung.rung == 0:
             continue  # 00 has no technique; `base` runs in any case
         script, error = f"{base.script} without {rung.script}", None

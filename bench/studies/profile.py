@@ -65,7 +65,9 @@ def split_of(profile: dict) -> dict[str, float]:
 
 
 class Profile(Study):
-    """Where a step of 01 spends its time: ten steady steps under PyTorch's profiler."""
+    """Show where a step of 01 spends its time.
+
+    Ten steady steps run under PyTorch's profiler."""
 
     title = "Where a step of 01 spends its time"
     schedule = {40: None}

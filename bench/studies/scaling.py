@@ -36,11 +36,11 @@ def interval_of(row: Row) -> str:
 
 
 class Scaling(Study):
-    """02 with more and more processes, each with the same batch."""
+    """Run 02 with more and more processes, each with the same batch."""
 
     title = "How 02 scales over processes"
     schedule = {100: None}
-    in_report = ("1,2,4,8",)
+    in_report = (dict(sizes="1,2,4,8"),)
 
     def options(self, parser):
         parser.add_argument("sizes", nargs="?", default="1,2,4", metavar="1,2,4",

@@ -14,8 +14,8 @@ from bench.analysis.rows import Row, rows_of
 from bench.catalogue import EPOCHS, Run, without_doubles
 from bench.common import UserError, relative
 from bench.measure.journal import Measured, journal_of, newest, read_journal
-from bench.measure.lengths import DEMO_TOKENS, configurations, fitting, tokens_per_epoch
 from bench.measure.plan import Plan, Setup
+from bench.measure.sizing import DEMO_TOKENS, configurations, tokens_per_epoch
 from bench.report.tables import RUN, SPEED, Column, Table, cell
 from bench.studies import Study
 from bench.studies.settings import (
@@ -65,7 +65,7 @@ def default_point(setup: Setup) -> Point:
     run = setup.scripts.stage("00")
     config = configurations([run], Plan([]), setup)[run.name]
     size = config["batch_size"]
-    return Point("00", fitting(setup).get(str(size), size), config["learning_rate"])
+    return Point("00", setup.batches.get(str(size), size), config["learning_rate"])
 
 
 def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:
@@ -206,9 +206,11 @@ def in_one_epoch(setup: Setup, start: Point, scripts: tuple[str, ...]):
 
 
 class Search(Study):
-    """Finds 00's best learning rate, whose lowest validation loss is the target; then the batch
-    size and learning rate with which 00, 01 and variants reach it soonest, each by trying equally
-    many settings."""
+    """Tune batch size and learning rate for the time to a loss.
+
+    First it finds 00's best learning rate, whose lowest validation loss is the target; then the
+    batch size and learning rate with which 00, 01 and variants reach it soonest, by trying equally
+    many settings of each."""
 
     rounds = {"cuda": TUNING_ROUNDS, "cpu": TUNING_ROUNDS}
     tokens, has_seconds = None, False

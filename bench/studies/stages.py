@@ -13,7 +13,8 @@ from bench.measure.records import Record
 from bench.report.notes import float32_reason
 from bench.report.pictures import COLOURS, draw_bars, rows_of_panels, shorten
 from bench.report.tables import Column, Table, cell, figure, markdown, words
-from bench.studies import Study, positive
+from bench.studies import Study
+from bench.subcommands import positive
 
 EPOCHS_IN_REPORT = 3  # on a GPU: in some minutes a slow one has no more
 # By what a record says of its stage, which begins with its number.
@@ -166,14 +167,18 @@ def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
 
 
 class Stages(Study):
-    """The three scripts as they stand: 00, 01, and 02 with one process per GPU, or with two where
-    there is no GPU. On a GPU without units for bfloat16 01 and 02 are composed with
-    precision-fp16."""
+    """Train the three scripts: 00, 01 and 02.
 
+    02 has one process for each GPU, or two where there is no GPU. On a GPU without units for
+    bfloat16 01 and 02 are composed with precision-fp16."""
+
+    group = "start here"
     title = "The three stages"
     schedule = {10: None}
+    defaults = dict(epochs=None)
     rounds = {"cuda": 1, "cpu": 1}
     tokens, has_seconds = None, False
+    composed = True
     max_tokens_help = "training tokens of each run, per process (default: the scripts' own length)"
 
     def options(self, parser):

@@ -20,11 +20,13 @@ OPTION = {"batch": "--batch-size", "context": "--context-length"}
 
 
 class Sweep(Study):
-    """Speed and memory over batch sizes or context lengths, up to what fits."""
+    """Measure speed and memory over batch sizes or context lengths.
+
+    Sizes grow until one doesn't fit."""
 
     title = "What fits: batch, context"
     schedule = {140: None}
-    in_report = tuple(OPTION)
+    in_report = tuple(dict(what=name) for name in OPTION)
     rounds = {"cuda": 3, "cpu": 3}
     has_seconds = False
     rounds_help = "how often each size runs (default: {})"

@@ -26,8 +26,10 @@ from bench.studies.settings import speedup_of, time_notes, time_tables
 
 
 class TimeToLoss(Study):
-    """How long 00 and 01 train until their validation loss has fallen to the lowest of 00's default
-    run; after a search also what it has found: each of its scripts at its best settings."""
+    """Measure the time to a loss, of 00, 01 and what a search found.
+
+    The target is the lowest validation loss of 00's default run. After a search each of its scripts
+    also runs at its best settings."""
 
     title = "The time to a loss"
     schedule = {20: 0}

@@ -35,13 +35,15 @@ EPOCHS = 5  # of which the group of the compiler's modes tells the total time
 
 
 class Variants(Study):
-    """01, and 01 with one variant at a time: each is a patch in patches/variants. With a group:
-    the compiler's modes, checkpoints, DDP's switches and sharding (both on 02), or Hugging Face's
-    Trainer."""
+    """Compare 01 with its alternatives, one variant at a time.
+
+    Each is a patch in patches/variants. With a GROUP: the compiler's modes, checkpoints, DDP's
+    switches and sharding (both on 02), or Hugging Face's Trainer."""
 
     title = "01 with one alternative at a time"
     schedule = {70: None}
-    in_report = "", *GROUPS
+    in_report = {}, *(dict(group=group) for group in GROUPS)
+    defaults = dict(group=None, names=None)
     names_help = ("which variants (default: all but those of the compiler's modes and of"
                   " checkpoints); + joins several into one script")
     model_columns = [

@@ -5,20 +5,22 @@ import json
 import os
 from pathlib import Path
 
-from bench.audit import tell
+from bench.audit import render
 from bench.audit.run import audit, machine_of
+from bench.cards import CARDS, named
+from bench.commands import Command
 from bench.common import UserError, relative
-from bench.predict.speed import CARDS, named
-from bench.studies import Study, positive_duration
+from bench.subcommands import positive_duration
 
 
-class Audit(Study):
-    """Of any training script, such as `measure.py audit train.py --batch 8`: how fast it is, which
-    of the techniques it has, which it lacks and where, and what each brought elsewhere. It runs the
-    script as it is, twice, for some steps; only run what you trust."""
+class Audit(Command):
+    """List which techniques your own training script lacks.
 
-    runs_scripts = of_this_machine = False
+    Such as `measure.py audit train.py --batch 8`: how fast it is, which of the techniques it has,
+    which it lacks and where, and what each gained elsewhere. It runs the script as it is, twice,
+    for some steps; only run what you trust."""
 
+    group = "start here"
     def options(self, parser):
         parser.usage = "measure.py audit [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
         parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, default=[],
@@ -44,8 +46,8 @@ class Audit(Study):
         timed, watched = audit(command, args.minutes)
         if int(os.environ.get("RANK", 0)):
             return ""
-        found = tell.findings(command, timed, watched, machine_of(timed), setup.results, cards)
-        pages = tell.write_page(found, args.name, setup.results)
+        found = render.findings(command, timed, watched, machine_of(timed), setup.results, cards)
+        pages = render.write_page(found, args.name, setup.results)
         if args.json:
             return json.dumps(found.as_json())
-        return tell.text(found) + ", ".join(map(relative, pages))
+        return render.text(found) + ", ".join(map(relative, pages))

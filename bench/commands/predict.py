@@ -5,13 +5,14 @@ import re
 from functools import partial
 from pathlib import Path
 
+from bench.cards import CARDS, Card, named, read_cards
 from bench.catalogue import EPOCHS, FLOAT16, Run, without_doubles
-from bench.common import UserError
-from bench.measure.lengths import option_of
-from bench.predict.speed import CARDS, KINDS, Card, named, read_cards
+from bench.commands import Command, costs
+from bench.commands.costs import prices, tokens
+from bench.common import BOOK_TOKENS, UserError, has_option
+from bench.predict.speed import KINDS
 from bench.predict.store import (
     OTHERS,
-    TOKENS_OF_BOOK,
     Prediction,
     changed,
     fitting,
@@ -19,28 +20,26 @@ from bench.predict.store import (
     predict,
     predict_all,
 )
-from bench.report import check, costs
-from bench.report.costs import prices, tokens
+from bench.report import prediction_tables
 from bench.report.gpus import in_place
 from bench.report.tables import Column, Table, found_in, markdown, number, words
-from bench.studies import Study, positive
+from bench.subcommands import positive
 from patches import stack
 
 GPUS = 4  # of 02, as it was published
 FEW = 4  # cards: of more the answer tells how many it fits, not how fast each is
 
 
-class Predict(Study):
-    """Predicts memory, the largest batch and tok/sec on any GPU, without one."""
+class Predict(Command):
+    """Predict memory, the largest batch and tok/sec on any GPU."""
 
-    runs_scripts = of_this_machine = False
-
+    group = "start here"
     def options(self, parser):
         parser.add_argument("--gpu", metavar="NAME", default="all",
                             help="names, or parts of them: 4090 or H100,H200; 8xH100 adds 02 on"
                                  " eight of them; `--gpu list` prints all (default: all)")
         parser.add_argument("--gpu-file", metavar="FILE", type=Path,
-                            help="GPUs of a file like bench/predict/gpus.json instead")
+                            help="GPUs of a file like bench/cards.json instead")
         parser.add_argument("--memory", metavar="GB", type=float,
                             help="a GPU with this much memory instead")
         parser.add_argument("--bandwidth", metavar="GB/S", type=float, help="its memory bandwidth")
@@ -50,7 +49,8 @@ class Predict(Study):
                             help="--model of the scripts (default: %(default)s)")
         parser.add_argument("--batch-size", metavar="N", type=positive,
                             help="also predict this batch size, per GPU")
-        parser.add_argument("--rungs", metavar="0,5-8", help="rungs instead of 00 and 01")
+        parser.add_argument("--techniques", metavar="0,5-8",
+                            help="the scripts after these techniques, instead of 00 and 01")
         parser.add_argument("--variants", metavar="A,B+C",
                             help="variants of 01 or 02 besides, each with its measured options or"
                                  " with others: \"step-accumulation --micro-batches 8\"; + joins"
@@ -62,15 +62,15 @@ class Predict(Study):
                                  " one each: 2.7,1.7")
         parser.add_argument("--why", action="store_true",
                             help="also print what made such GPUs slower elsewhere")
-        parser.add_argument("--anew", action="store_true", help="ignore stored predictions")
+        parser.add_argument("--retrace", action="store_true", help="ignore stored predictions")
         parser.add_argument("--all", action="store_true",
                             help="trace what the pages say about predictions where it is missing or"
-                                 " its script's training step has changed, with --anew all of it"
+                                 " its script's training step has changed, with --retrace all of it"
                                  " (up to two hours), into --results-dir")
 
     def answer(self, setup):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
-        if any(option_of(name, setup.options) for name in ("--batch-size", "--model")):
+        if any(has_option(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)
         if args.gpu.strip().lower() == "list":
             return markdown(cards_table(cards_of(args)))
@@ -78,11 +78,11 @@ class Predict(Study):
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
             return predict_all(
-                setup.scripts, check.wanted(), setup.results, smallest, args.anew)
+                setup.scripts, prediction_tables.wanted(), setup.results, smallest, args.retrace)
         runs = chosen(setup, gpus)
 
         def there(run: Run, card: str) -> Run:
-            if option_of("--dtype", options):
+            if has_option("--dtype", options):
                 return run
             return in_place(setup.scripts, run, cards[card])
 
@@ -90,7 +90,7 @@ class Predict(Study):
             *runs, *(there(run, card) for card in cards for run in runs)]}.values())
         known = {run.name: predict(
             setup.scripts, run.script, [*options, *run.options], setup.results, smallest,
-            args.batch_size, args.anew) for run in asked}
+            args.batch_size, args.retrace) for run in asked}
         other_code = changed(setup.scripts, [(run.script, known[run.name]) for run in asked])
         text = answer_of(runs[-1], known, cards, there, args) + "\n\n"
         text += markdown(reserved_table(asked, known, args, measured(setup, options)))
@@ -102,7 +102,7 @@ class Predict(Study):
             text += "\n" + markdown(where_it_goes(
                 [there(run, name) for run in runs], known, name, card, args.batch_size))
         slow = costs.why_slow(cards) if args.why else []
-        edited = [f"{other_code} --anew traces it."] if other_code else []
+        edited = [f"{other_code} --retrace traces it."] if other_code else []
         return "\n".join([text, *slow, *notes(cards, runs), *edited])
 
 
@@ -238,7 +238,7 @@ def notes(cards: dict[str, Card], runs: list[Run]) -> list[str]:
              " How accurate they are: docs/predictions.md. On an H100 01 reserved 15 % more than"
              " predicted: where less than that is left, take half the batch."]
     if fast and len(cards) == 1:
-        lines.append(f"{EPOCHS} epochs are of the book, {TOKENS_OF_BOOK:,} training tokens; –: one"
+        lines.append(f"{EPOCHS} epochs are of the book, {BOOK_TOKENS:,} training tokens; –: one"
                      " batch has more.")
     if any(run.processes > 1 for run in runs):
         lines.append("A step on several GPUs takes at least as long as on one: communication takes"
@@ -264,7 +264,7 @@ def where_it_goes(runs: list, known: dict[str, Prediction], name: str, card: Car
                    speed=prediction.speed_range(batch, card) if batch else "doesn't fit")
         if times:
             # A batch of more tokens than the book has can't be trained on it.
-            fits_book = batch * prediction.context_length * gpus <= TOKENS_OF_BOOK
+            fits_book = batch * prediction.context_length * gpus <= BOOK_TOKENS
             row |= dict(
                 of_all=prediction.speed_range(batch, card, gpus) if gpus > 1 else None,
                 mfu=prediction.mfu(batch, card),
@@ -284,8 +284,8 @@ def chosen(setup, gpus: int) -> list[Run]:
     UserError, StackError."""
     scripts, args = setup.scripts, setup.args
     runs = [scripts.stage(name, gpus or GPUS) for name in ("00", "01", "02")[:3 if gpus else 2]]
-    if args.rungs:
-        runs = scripts.chosen(args.rungs, scripts.rungs(gpus or GPUS))
+    if args.techniques:
+        runs = scripts.chosen(args.techniques, scripts.rungs(gpus or GPUS))
     of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
     for text in filter(str.strip, (args.variants or "").split(",")):
         first = re.split(r"[+\s]", text.strip())[0]

@@ -6,8 +6,8 @@ import json
 import re
 from pathlib import Path
 
+from bench.cards import Card
 from bench.common import UserError
-from bench.predict.speed import FILE, Card
 from bench.predict.store import fitting, span
 from bench.report.tables import Table, number, words
 
@@ -76,7 +76,7 @@ def figures_of(speeds: tuple[float, float], gpus: int, count: float | None, pric
 
 def why_slow(cards: dict[str, Card]) -> list[str]:
     """What people found where such a card was slower than predicted, a line for each cause."""
-    causes = json.loads(Path(FILE).with_name("slow.json").read_text(encoding="utf-8"))["causes"]
+    causes = json.loads(Path(__file__).with_name("slow.json").read_text(encoding="utf-8"))["causes"]
     lines: dict[str, None] = {}  # in order
     for name, card in cards.items():
         limit = f" below the {card.power} W of {name}" if card.power and len(cards) <= 4 else ""

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from bench.analysis.rows import Row, speed_of
 from bench.analysis.stats import significant
+from bench.commands import Command
 from bench.common import DAMAGE, REFERENCE, UserError, listed, relative, trained_in
 from bench.measure.journal import locked
-from bench.report.look import read_look
+from bench.report.machine_section import read_look
 from bench.report.page import write_page
 from bench.report.tables import (
     INTERVAL,
@@ -23,7 +24,7 @@ from bench.report.tables import (
     number,
     words,
 )
-from bench.studies import Study, all_studies
+from bench.studies import all_studies
 
 # ---- Two folders side by side -------------------------------------------------------------------
 
@@ -69,12 +70,12 @@ def judged(pairs: list[Pair]) -> list[Pair]:
     return [pair._replace(difference=words(pair)) for pair in pairs]
 
 
-class Compare(Study):
-    """Two folders of results side by side: what each technique brings in the one and in the other,
-    whether the two differ significantly, and what differs between the machines."""
+class Compare(Command):
+    """Compare two folders of results: each technique's speedup in both.
 
-    runs_scripts = of_this_machine = False
+    It says whether the two differ significantly, and what differs between the machines."""
 
+    group = "results"
     def options(self, parser):
         for name in "AB":
             parser.add_argument(name, help="a folder of results with a ladder, or the name of one"
@@ -149,12 +150,12 @@ MADE_BY = r"\bMade by `(.+?)`"
 KEPT = ".jsonl", ".json", ".md", ".html", ".png"
 
 
-class Pack(Study):
-    """Checks that results/ is complete (page, journals, rounds, a quiet machine), and copies it to
-    results/reference/NAME, for a pull request."""
+class Pack(Command):
+    """Copy complete results to results/reference/NAME, for a pull request.
 
-    runs_scripts = of_this_machine = False
+    It checks page, journals and rounds before."""
 
+    group = "results"
     def options(self, parser):
         parser.add_argument("name", metavar="NAME",
                             help="the machine, such as rtx-4090: small letters, digits and hyphens")

@@ -7,7 +7,9 @@ from contextlib import redirect_stderr
 from pathlib import Path
 
 from bench import processes
-from bench.catalogue import EPOCHS, FLOAT16, STAGES, in_float16
+from bench.cards import CARDS, card_of
+from bench.catalogue import EPOCHS, STAGES, in_float16
+from bench.commands import Command
 from bench.common import (
     BUILD,
     REFERENCE,
@@ -19,19 +21,20 @@ from bench.common import (
     trained_in,
     write_whole,
 )
-from bench.measure.lengths import FLOAT32_FACTOR, fast_here, fitting, options_of_type
-from bench.measure.machine import missing_here
-from bench.predict.speed import CARDS, card_of
+from bench.measure.environment import missing_here
+from bench.measure.sizing import FLOAT32_FACTOR
+from bench.predict.batches import batches_that_fit, options_of_type
 from bench.predict.store import load
-from bench.studies import Study
 
 
-class Doctor(Study):
-    """One screen about this machine: GPU, free memory, the type that it trains in, compiler,
-    tokens, the batch size that fits, what is missing with the line that gets it, and the next
-    command."""
+class Doctor(Command):
+    """Check this machine: what works, what is missing, what to type next.
 
-    runs_scripts = False
+    One screen: GPU, free memory, the type that it trains in, compiler, tokens, the batch size that
+    fits."""
+
+    group = "start here"
+    needs_machine = True
 
     def answer(self, setup):
         machine, compile_fails = setup.machine, processes.ask_machine("compile_error")
@@ -49,7 +52,7 @@ class Doctor(Study):
         lines.append(("tokens", tokens_line(setup.data)))
         batches: dict[str, int] = {}
         if machine["gpus"]:
-            batches = fitting(setup, fast_here(setup))
+            batches = batches_that_fit(setup, composed=True)
             lines.append(("batch size", ", ".join(
                 f"{batch} in place of {theirs}" for theirs, batch in batches.items())
                 or "8 and 32, as published"))
@@ -101,18 +104,20 @@ def expected(setup, batch: int) -> list[tuple[str, str]]:
                          " (docs/predictions.md)")]
 
 
-class Fits(Study):
-    """A script as it fits this machine's GPU: its name, and a batch size as an option where its own
-    doesn't fit. On a GPU without units for bfloat16 01 and 02 are composed with precision-fp16, in
-    build/."""
+class Fits(Command):
+    """Print the script and batch size that fit this GPU, for make.
 
-    runs_scripts = False
+    The batch size is an option where the script's own doesn't fit. On a GPU without units for
+    bfloat16 01 and 02 are composed with precision-fp16, in build/."""
+
+    group = "maintenance"
+    needs_machine = True
 
     def options(self, parser):
         parser.add_argument("stage", choices=list(STAGES), help="which of the three scripts")
 
     def answer(self, setup):
-        stage, script = setup.args.stage, fast_here(setup)
+        stage = setup.args.stage
         first = stage == "00"
         if first and setup.machine.get("gpu_needs"):
             print(f"missing: {setup.machine['gpu_needs']}", file=sys.stderr)
@@ -121,9 +126,9 @@ class Fits(Study):
             print(f"Other programs run (load {load:.1f} on {cores} cores): the speeds will be lower"
                   " than this machine's, and their factors wrong", file=sys.stderr)
         with redirect_stderr(sys.stderr if first else io.StringIO()):  # what fits is told once
-            batch = fitting(setup, script).get("8" if first else "32")
+            batch = batches_that_fit(setup, composed=True).get("8" if first else "32")
         words = [STAGES[stage]]
-        if script == FLOAT16 and not first:
+        if in_float16(setup.machine, setup.options) and not first:
             run = setup.scripts.here(stage, setup.machine, setup.options)
             path = BUILD / f"{run.name}.py"
             write_whole(path, setup.scripts.text(run.script))

@@ -11,21 +11,18 @@ from pathlib import Path
 from statistics import median
 
 from bench import processes
-from bench.catalogue import EPOCHS, FLOAT16, Run, in_float16, published
-from bench.common import UserError, tokens_in, trained_in
+from bench.cards import A100_FLOPS, CARDS, TERA
+from bench.catalogue import EPOCHS, FLOAT16, Run, published
+from bench.common import BOOK_TOKENS, UserError, has_option, tokens_in, trained_in
 from bench.measure.journal import Result
 from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import comparison_point, tokens_per_step, windows_per_epoch
-from bench.predict.speed import A100_FLOPS, CARDS, TERA
-from bench.predict.store import TOKENS_OF_BOOK, largest, predict
 
 # What the runner gives every script itself, so that runs can be compared.
 OWN_OPTIONS = {
     "--data", "--results-dir", "--name", "--device", "--seed", "--max-tokens", "--max-steps",
     "--epochs", "--eval-freq", "--target-loss", "--help", "-h",
 }
-PUBLISHED = {"8": "0", "32": "10-batch-size"}  # batch size: the first rung that has it
-LOADED = 300  # MiB that kernels and libraries still take of what is free
 COMPILE_SECONDS = 40  # of a script that compiles its model, in round 1: a rough estimate
 TUNE_SECONDS = 300  # where max-autotune times kernels for each product on a GPU, as rough
 DEMO_TOKENS = 40_960  # that a whole script trains on a CPU, by its own limit
@@ -73,7 +70,7 @@ def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]
     if asked := [run for run in runs if requests[run.name] not in setup.configurations]:
         one_rank = dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
         answers = json.loads(processes.ask(  # for 02, as if torchrun had started it
-            "-m", "bench.measure.lengths", json.dumps([requests[run.name] for run in asked]),
+            "-m", "bench.measure.sizing", json.dumps([requests[run.name] for run in asked]),
             **one_rank))
         for run, answer in zip(asked, answers, strict=True):
             if "error" in answer:
@@ -82,73 +79,14 @@ def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]
     return {name: setup.configurations[request] for name, request in requests.items()}
 
 
-# ---- The batch size that fits a GPU, by the prediction of its memory ----------------------------
-
-
-def fitting(setup: Setup, script: str = PUBLISHED["32"]) -> dict[str, int]:
-    """What takes the place of the published batch sizes, by them; nothing where they fit, or
-    without a GPU. From rung 10 on it is what `script` takes that counts. Says what it finds."""
-    if setup.batches is None:
-        setup.batches = {}
-        if setup.device == "cuda" and not option_of("--batch-size", setup.options):
-            setup.batches = predicted(setup, script)
-    return setup.batches
-
-
-def option_of(name: str, options: list[str]) -> bool:
-    return any(option.split("=")[0] == name for option in options)
-
-
-def fast_of(plan: Plan) -> str:
-    """The script that counts in fitting(): that of rung 10, or the one in place of 01."""
-    in_place = any(run.script == FLOAT16 and run.stage for run in plan.runs)
-    return FLOAT16 if in_place else PUBLISHED["32"]
-
-
-def fast_here(setup: Setup) -> str:
-    """That of this machine's 01."""
-    return FLOAT16 if in_float16(setup.machine, setup.options) else PUBLISHED["32"]
-
-
-def predicted(setup: Setup, script: str) -> dict[str, int]:
-    """As fitting. Up to rung 9 the largest power of two that fits, from there four times that, or
-    the largest that fits. Predictions are in bfloat16 unless told otherwise."""
-    free = min(processes.ask_machine("free_memory"))
-    model = [] if option_of("--model", setup.options) else ["--model", "gpt2"]
-    found, rest = {}, ""
-    try:
-        for batch, rung in (PUBLISHED | {"32": script}).items():
-            options = [option for option in setup.options  # 00 has nothing to compile
-                       if rung != "0" or option not in ("--compile", "--no-compile")]
-            own = options_of_type(setup, rung) if rung != "0" else []
-            needs = predict(setup.scripts, rung, [*model, *own, *options], setup.results,
-                            free - LOADED).needs
-            fits = largest(needs, free, LOADED)
-            rest = rest or "; not even that fits" * (not fits)
-            found[batch] = min(int(batch), fits or 1)
-    except UserError as error:
-        print(f"whether the published batch sizes fit isn't known: {error}", file=sys.stderr)
-        return {}
-    found["32"] = min(found["32"], 4 * found["8"])
-    if found == {batch: int(batch) for batch in PUBLISHED}:
-        return {}
-    print(f"{free / 1024:.1f} GB of the GPU's memory are free: by prediction, batch size"
-          f" {found['8']} in place of 8, and {found['32']} in place of 32{rest}", file=sys.stderr,
-          flush=True)
-    return found
-
-
-def options_of_type(setup: Setup, script: str | Path) -> list[str]:
-    """For a prediction of a script from rung 5 on: the type that it trains in here."""
-    asked = option_of("--dtype", setup.options) or trained_in(setup.machine) == "bfloat16"
-    return [] if asked or script == FLOAT16 else ["--dtype", trained_in(setup.machine)]
+# ---- Batch sizes ---------------------------------------------------------------------------------
 
 
 def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
     """The plan with these batch sizes in place of the published ones. Raises UserError."""
     if not batches or plan.until_full:
         return plan
-    free = [run for run in plan.runs if not run.error and not option_of(
+    free = [run for run in plan.runs if not run.error and not has_option(
         "--batch-size", [*plan.options, *setup.options, *run.options])]
     configs = configurations(free, plan, setup)
     runs = []
@@ -243,7 +181,7 @@ def seconds_per_epoch(data: Path, tok_per_sec: float, run: Run, config: dict | N
 def tokens_per_epoch(data: Path) -> int:
     """Those to train on; where none are prepared yet, those of the book."""
     known = tokens_in(data)
-    return known["tokens"]["train"] if known else TOKENS_OF_BOOK
+    return known["tokens"]["train"] if known else BOOK_TOKENS
 
 
 # ---- What is left of a study ------------------------------------------------------------------

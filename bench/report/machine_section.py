@@ -1,6 +1,6 @@
 """What this machine is, and what a page says of it: what works on it, and how it did.
 
-results/machine.json keeps for a report all that bench.measure.rates.look told.
+results/machine.json keeps for a report all that bench.measure.hardware.look told.
 """
 
 import json

@@ -1,7 +1,7 @@
 """What this machine is and lacks, told without PyTorch.
 
-    python -m bench.measure.machine QUESTION  # a function of bench.measure.rates, as JSON: look,
-                                              # this_machine, matmul_peak, free_memory ...
+    python -m bench.measure.environment QUESTION  # a function of bench.measure.hardware, as JSON:
+                                                  # look, this_machine, matmul_peak, ...
 
 Only those load PyTorch, in a process of its own, so that the one that asks never holds memory of
 the GPU.
@@ -134,6 +134,6 @@ def ram_gb(limits: Path = Path("/sys/fs/cgroup")) -> float | None:
 
 
 if __name__ == "__main__":
-    from bench.measure import rates
+    from bench.measure import hardware
 
-    print(json.dumps(getattr(rates, sys.argv[1])()))
+    print(json.dumps(getattr(hardware, sys.argv[1])()))

@@ -15,7 +15,7 @@ from torch.utils import collect_env
 from torch.utils.benchmark import Timer
 
 from bench.common import ROOT, load_script
-from bench.measure import machine
+from bench.measure import environment
 from patches import stack
 
 
@@ -27,7 +27,7 @@ def this_machine() -> dict:
     there."""
     os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
     gpus = gpu_count()
-    cpu, generation = machine.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
+    cpu, generation = environment.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
     gpu = torch.cuda.get_device_name(0) if gpus else None
     capability = "{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None
     dtype, dtype_reason = best_dtype()
@@ -36,11 +36,12 @@ def this_machine() -> dict:
         torch=torch.__version__, python=platform.python_version(),
         os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
         cpu=" ".join([cpu, *generation]),
-        driver=next(iter(machine.nvidia_smi("driver_version")), None) if gpus else None,
+        driver=next(iter(environment.nvidia_smi("driver_version")), None) if gpus else None,
         capability=capability,
-        cuda=torch.version.cuda, ram_gb=machine.ram_gb(), dtype=dtype, dtype_reason=dtype_reason,
-        gpu_needs=machine.gpu_needs(torch.__version__, torch.version.cuda, gpu, capability,
-                                    torch.cuda.get_arch_list() if gpus else [], cuda_error()),
+        cuda=torch.version.cuda, ram_gb=environment.ram_gb(), dtype=dtype,
+        dtype_reason=dtype_reason,
+        gpu_needs=environment.gpu_needs(torch.__version__, torch.version.cuda, gpu, capability,
+                                        torch.cuda.get_arch_list() if gpus else [], cuda_error()),
     )
 
 
@@ -87,7 +88,7 @@ def look() -> dict:
     return dict(
         machine=here, memory_gb=memory, matmul_peak=matmul_peak(), bandwidth=bandwidth(),
         attention=attention_backends(), compile_error=compile_fails,
-        missing=machine.missing_here(here, compile_fails),
+        missing=environment.missing_here(here, compile_fails),
     )
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.analysis.rows import ratio
+from bench.cards import CARDS, card_of
 from bench.catalogue import Run
 from bench.common import REFERENCE, UserError
-from bench.measure.lengths import PUBLISHED
-from bench.predict.speed import CARDS, card_of
+from bench.predict.batches import PUBLISHED
 from bench.predict.store import NAME, Prediction, key_of, load
 from bench.report.notes import today
 from bench.report.tables import Table, number, rows_in, words
@@ -49,7 +49,7 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
     pairs += [(source["script"], [*GPT2, *source["options"]])
               for source in published_others()["sources"].values()]
     pairs += [(run.script, [*GPT2, *run.options]) for run in alternatives()]
-    # For bench.measure.lengths.fitting on a GPU without bfloat16 units.
+    # For bench.predict.batches on a GPU without bfloat16 units.
     pairs.append((PUBLISHED["32"], [*GPT2, "--dtype", "float32"]))
     return pairs
 

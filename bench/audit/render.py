@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from bench.audit.checks import CANT_TELL, LACKS, Verdict, count, of_memory, verdicts
 from bench.audit.notes import notes
 from bench.audit.price import gains_of, prices
 from bench.audit.price import text as text_of_prices
-from bench.audit.signs import CANT_TELL, LACKS, Verdict, count, of_memory, verdicts
 from bench.audit.step import Step
+from bench.cards import PEAK_FLOPS
 from bench.common import write_whole
-from bench.predict.speed import PEAK_FLOPS
 from bench.report.html_page import write_html
 from bench.report.tables import Column, Table, markdown, number, words
 from patches import stack

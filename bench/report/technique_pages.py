@@ -7,7 +7,8 @@ from bench.analysis.rows import Row, rows_of, speed_of
 from bench.catalogue import published, without_effect_on_gpus
 from bench.common import REFERENCE, short_name
 from bench.measure.journal import read_journal
-from bench.report import check
+from bench.report import prediction_tables
+from bench.report.prediction_tables import Expected
 from bench.report.tables import (
     INTERVAL,
     Column,
@@ -87,7 +88,8 @@ def results(first: Path) -> str:
 def index(first: Path) -> str:
     """The same rows for the page with the cards: what was measured on a GPU, what was predicted for
     an H100, and when to use each."""
-    predicted = {row.run.script: row.factor for row in check.ladder() if not row.run.torchrun}
+    predicted = {row.run.script: row.factor for row in prediction_tables.ladder()
+                 if not row.run.torchrun}
     ladders = [rows for folder in machines(first) if (rows := rows_in(folder, "ladder"))]
     ladder = next((rows for rows in ladders if has_gpu(rows[0])), [])
     measured = {row.run.name: bold(cell(row.factor, ".2f"), row.significance)
@@ -151,7 +153,7 @@ def gains_of(first: Path, study: str) -> dict[str, dict[str, list[str]]]:
               if study == "ladder" and (ladder := rows_in(folder, study))}
     own = [row for folder in machines(first) for row in one_step(all_rows_in(folder, study))
            if "--model" not in row.measured.options]
-    rows: list[Row | check.Expected] = [*filter(has_gpu, own), *check.expected()]
+    rows: list[Row | Expected] = [*filter(has_gpu, own), *prediction_tables.expected()]
     rows += [row for row in own if not has_gpu(row)]
     gains: dict[str, dict[str, list[str]]] = {}
     for row in rows:

@@ -1,0 +1,118 @@
+"""A machine's page: what is missing of it is measured, then it is written."""
+
+import argparse
+import shlex
+import sys
+import time
+
+from bench.catalogue import Scripts
+from bench.commands import Command
+from bench.common import UserError, listed, make_writable, relative
+from bench.measure.journal import OTHER_RESULTS, locked
+from bench.measure.plan import Setup
+from bench.measure.run import failed, run_study, see_build
+from bench.predict.batches import batches_that_fit
+from bench.report.machine_section import look_at
+from bench.report.page import write_page
+from bench.studies import Study, all_studies
+from bench.subcommands import positive, positive_duration
+from patches.stack import StackError
+
+PAGE_SECONDS = 20  # to draw and write the page at the end
+
+
+class Report(Command):
+    """Measure what fits into some minutes, and write results/report.md.
+
+    All studies but search and time-to-loss. Run it again to continue."""
+
+    group = "start here"
+    needs_machine = True
+
+    def options(self, parser):
+        parser.add_argument("--minutes", type=positive_duration, default=25, metavar="N",
+                            help="stop before this many are over; run it again to continue"
+                                 " (default: 25)")
+        parser.add_argument("--studies", metavar="A,B", default="",
+                            help="some of the studies, such as stages,ladder,profile"
+                                 " (default: all)")
+        parser.add_argument("--max-tokens", type=positive, metavar="N",
+                            help="training tokens of every run, for a trial")
+        parser.add_argument("--techniques", metavar="0,5-8",
+                            help="which techniques, for ladder and leave-one-out (default: all)")
+
+    def run(self, setup):
+        """Returns the exit code: 1 if something failed."""
+        make_writable(setup.results, OTHER_RESULTS)
+        jobs = jobs_of(setup)
+        with locked(setup.results):
+            see_build()
+            return make_report(jobs, setup, command_of(setup))
+
+
+def jobs_of(setup: Setup) -> list[tuple[Study, int | None, Setup]]:
+    """Returns (study, rounds, its own setup) in the order of the report; rounds are None where the
+    study has its usual number. Raises UserError."""
+    args, studies = setup.args, all_studies()
+    known = [name for name, study in studies.items() if study.schedule]
+    names = args.studies.replace(",", " ").split() or known
+    for name in names:
+        if name not in known:
+            raise UserError(f"--studies: {name!r} is none of {', '.join(known)}", 2)
+    jobs = []
+    places = sorted((place, name) for name in names for place in studies[name].schedule)
+    for place, chosen in places:
+        study, rounds = studies[chosen], studies[chosen].schedule[place]
+        for values in study.in_report if rounds != 0 else ():
+            own = argparse.Namespace(**vars(args) | study.defaults | values)
+            jobs.append((study, rounds, Setup(setup.machine, Scripts(), setup.data, setup.results,
+                                              own, setup.options, in_report=True)))
+    if not jobs:
+        raise UserError(f"--studies: no report measures {', '.join(names)}", 2)
+    return jobs
+
+
+def command_of(setup: Setup) -> str:
+    """Returns the command that makes this page, as a user would type it."""
+    words = ["python", "measure.py", "report"]
+    for option in ("studies", "max_tokens", "techniques"):
+        if value := getattr(setup.args, option):
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    return shlex.join([*words, *(["--", *setup.options] if setup.options else [])])
+
+
+def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup, command: str) -> int:
+    """Measures each study for its rounds, as far as the minutes reach, and writes the page in any
+    case. Returns the exit code: 1 if something failed. Raises UserError where nothing can be
+    measured."""
+    began, minutes, studies = time.monotonic(), setup.args.minutes, all_studies()
+    deadline = began + 60 * minutes - PAGE_SECONDS
+    peak = look_at(studies, setup.data, setup.results)["matmul_peak"]
+    batches = {composed: batches_that_fit(setup, composed)
+               for composed in {study.composed for study, *_ in jobs}}
+    unfinished, refused, failures = [study.name for study, *_ in jobs], {}, False
+    try:
+        for study, rounds, own in jobs:
+            if time.monotonic() > deadline:
+                break
+            if study.name in refused:
+                continue
+            print(f"--- {study.name}", flush=True)
+            own.matmul_peak, own.batches = peak, batches[study.composed]
+            try:
+                finished, measured = run_study(study, own, rounds, None, deadline)
+                failures |= study.failures_count and any(map(failed, measured))
+                if finished:
+                    unfinished.remove(study.name)
+            except (UserError, StackError, OSError) as error:
+                print(f"error: {study.name}: {error}", file=sys.stderr)
+                refused[study.name], failures = str(error), True
+    finally:
+        path = write_page(studies, setup.results, command,
+                          {name: refused.get(name, "") for name in unfinished})
+    if names := [name for name in dict.fromkeys(unfinished) if name not in refused]:
+        print(f"\nThe time, {minutes:g} minutes, is over. Not finished: {listed(names)};"
+              " run it again to continue")
+    head = path.read_text(encoding="utf-8").partition("## ")[0]
+    print(f"\n{head}{relative(path)}, after {(time.monotonic() - began) / 60:.1f} minutes")
+    return int(failures)

@@ -1,0 +1,53 @@
+"""What every subcommand of measure.py has: a name, a help text, options; and types of options."""
+
+import argparse
+import importlib
+import math
+import pkgutil
+import re
+from types import ModuleType
+
+GROUPS = "start here", "benchmarks", "results", "maintenance"
+
+
+class Subcommand:
+    """A study or a command. Its docstring describes it; the first line is its line in --help."""
+
+    group = ""  # one of GROUPS
+
+    @property
+    def name(self) -> str:
+        """The class's name in small letters: LeaveOneOut is leave-one-out."""
+        return re.sub(r"\B(?=[A-Z])", "-", type(self).__name__).lower()
+
+    @property
+    def description(self) -> str:
+        return " ".join((type(self).__doc__ or "").split())  # `python -OO` keeps none
+
+    @property
+    def help(self) -> str:
+        return (type(self).__doc__ or "").partition("\n")[0].rstrip(".")
+
+    def options(self, parser: argparse.ArgumentParser) -> None:
+        """Adds its own command-line options."""
+
+
+def all_in(package: ModuleType, kind: type) -> list:
+    """Returns an instance of each subclass of `kind` that the modules of a package define."""
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return [subclass() for subclass in kind.__subclasses__()
+            if subclass.__module__.startswith(f"{package.__name__}.")]
+
+
+def number_from(least: float, kind: type = float):
+    """Returns an option's type for argparse: a finite number that is `least` or more."""
+    def number(text: str) -> float:
+        if not least <= kind(text) < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is out of range")
+        return kind(text)
+
+    return number
+
+
+positive, duration, positive_duration = number_from(1, int), number_from(0), number_from(1e-9)
