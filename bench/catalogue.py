@@ -11,7 +11,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from bench.common import REFERENCE, ROOT, UserError, relative, trained_in
-from bench.processes import tell
+from bench.processes import print_once
 from patches import stack
 
 PUBLISHED = REFERENCE / "published-a100.json"
@@ -44,18 +44,18 @@ class Run:
     processes: int = 1
     torchrun: bool = False  # whether torchrun starts it
     options: tuple[str, ...] = ()  # next to those of the plan
-    rung: int | None = None  # its number in the ladder
+    number: int | None = None  # its number in the ladder
     stage: str | None = None  # "00", "01" or "02"; what a search tunes, as it was asked for
-    without: str | None = None  # the technique or variant that was taken out of it
+    ablated: str | None = None  # the technique or variant that was taken out of it
     batch: int | None = None  # windows, where a search tunes it
     rate: float | None = None  # the learning rate, where a search tunes it
     compared_to: str | None = None  # the name of an earlier run
     error: str | None = None  # why it can't run
-    after: str | None = None  # an earlier, smaller run: this one isn't tried unless that fits
-    growth: float = 1  # about how many times the memory of that one it takes
+    requires: str | None = None  # an earlier, smaller run: this one isn't tried unless that fits
+    memory_growth: float = 1  # about how many times the memory of that one it takes
     cores: int | None = None  # of a CPU that it may use (None: all)
 
-    def but(self, **changes) -> "Run":
+    def replace(self, **changes) -> "Run":
         """A copy with changes."""
         return replace(self, **changes)
 
@@ -120,12 +120,12 @@ class Scripts:
     def build(self, script: str) -> bytes:
         """The text of a stage, a rung or a variant, or put together as its name says."""
         if " without " in script:  # a script, without the technique of a rung
-            base, _, rung = script.partition(" without ")
-            before = [*self.stages][[*self.stages].index(rung) - 1]
-            return stack.merge(self.text(rung), self.text(base), self.text(before), script)
+            base, _, technique = script.partition(" without ")
+            before = [*self.stages][[*self.stages].index(technique) - 1]
+            return stack.merge(self.text(technique), self.text(base), self.text(before), script)
         if "@" in script:  # a variant of 01 taken back to a rung
-            variant, _, rung = script.partition("@")
-            return stack.merge(self.text("01"), self.text(variant), self.text(rung), variant)
+            variant, _, technique = script.partition("@")
+            return stack.merge(self.text("01"), self.text(variant), self.text(technique), variant)
         if "+" not in script:
             return self.stages[stack.find(STAGES.get(script, script), self.stages)]
         first, *rest = names = script.split("+")
@@ -142,10 +142,10 @@ class Scripts:
         ends = {names[0]: "00", names[names.index("ddp") - 1]: "01", "ddp": "02"}
         return ends.get(name, name)
 
-    def rungs(self, gpus: int = 1) -> list[Run]:
+    def ladder(self, gpus: int = 1) -> list[Run]:
         """00, the script after each patch, and 02 on `gpus`. Raises UserError, StackError."""
         speed = published().stages["00"].tok_per_sec
-        runs = [Run(Path(stack.FIRST).stem, "0 baseline", "baseline", "00", rung=0,
+        runs = [Run(Path(stack.FIRST).stem, "0 baseline", "baseline", "00", number=0,
                     published=speed, expected=speed)]
         for number, patch in enumerate(stack.load(), 1):
             ddp, theirs = patch.name == "ddp", patch.published
@@ -155,12 +155,12 @@ class Scripts:
                 speed = theirs.tok_per_sec / theirs.gpus
             runs.append(Run(
                 Path(stack.file_of(patch.name)).stem, f"{number} {words}",
-                patch.fields["Technique"], patch.name, rung=number, processes=processes,
+                patch.fields["Technique"], patch.name, number=number, processes=processes,
                 torchrun=ddp, loss=patch.fields["Loss"].split()[0], expected=speed * processes,
                 published=theirs.tok_per_sec if theirs and theirs.gpus == processes else None))
         return runs
 
-    def chosen(self, text: str | None, runs: list[Run]) -> list[Run]:
+    def select(self, text: str | None, runs: list[Run]) -> list[Run]:
         """Those of some rungs that "0,5-8" names; all for None. Raises UserError."""
         if text is None:
             return runs
@@ -178,39 +178,39 @@ class Scripts:
 
     def stage(self, name: str, gpus: int = 1) -> Run:
         """"00", "01", or "02" on `gpus` processes. Raises UserError, StackError."""
-        first, *_, last, ddp = self.rungs(gpus)
-        run = {"00": first, "01": last, "02": ddp}[name].but(
-            name=Path(STAGES[name]).stem, script=name, stage=name, rung=None, label=name)
+        first, *_, last, ddp = self.ladder(gpus)
+        run = {"00": first, "01": last, "02": ddp}[name].replace(
+            name=Path(STAGES[name]).stem, script=name, stage=name, number=None, label=name)
         if name == "01":  # the last published figure of a technique is that of the whole script
-            return run.but(technique="every technique", loss=None, published=run.expected)
+            return run.replace(technique="every technique", loss=None, published=run.expected)
         ranks = "1 rank" if gpus == 1 else f"{gpus} ranks"
-        return run.but(label=f"02, {ranks}") if name == "02" else run
+        return run.replace(label=f"02, {ranks}") if name == "02" else run
 
     def float16(self, run: Run) -> Run:
         """01 or 02, composed with FLOAT16."""
-        return run.but(name=f"{run.name}-{FLOAT16}", label=f"{run.label} with {FLOAT16}",
+        return run.replace(name=f"{run.name}-{FLOAT16}", label=f"{run.label} with {FLOAT16}",
                        script=FLOAT16 if run.stage == "01" else f"{run.stage}+{FLOAT16}")
 
-    def here(self, name: str, machine: dict, options: list[str]) -> Run:
+    def for_machine(self, name: str, machine: dict, options: list[str]) -> Run:
         """As stage(), in the type that this machine has units for; 02 on all its GPUs, or on two
         ranks of a CPU. Raises UserError, StackError."""
         run = self.stage(name, machine["gpus"] or 2)
         return self.float16(run) if name != "00" and in_float16(machine, options) else run
 
-    def variants(self, base: Run, machine: dict, slot: str | None = None,
+    def variants(self, base: Run, machine: dict, group: str | None = None,
                  names: str | None = None) -> list[Run]:
         """`base` (01 or 02), and a run compared to it for each row of its measured variants: those
-        of a slot, those in `names` ("optimizer-muon,data-workers"), or all but the compiler's modes
+        of a group, those in `names` ("optimizer-muon,data-workers"), or all but the compiler's modes
         and checkpoints. A name may join several, of which each has the first of its measured
         options: "optimizer-muon+data-workers"; and options behind a name take the place of those
         that are measured: "data-workers --workers 8". Raises UserError, StackError."""
         known = {patch.name: patch for patch in stack.load_variants()
-                 if patch.base == base.name and "Slot" in patch.fields
-                 and slot in (None, patch.fields["Slot"])}
-        chosen = [name for name in known if slot or name not in (COMPILER, CHECKPOINTS)]
+                 if patch.base == base.name and "Group" in patch.fields
+                 and group in (None, patch.fields["Group"])}
+        chosen = [name for name in known if group or name not in (COMPILER, CHECKPOINTS)]
         if names is not None:
             chosen = [name.strip() for name in names.split(",")]
-        runs = [base.but(published=None, loss=None)]
+        runs = [base.replace(published=None, loss=None)]
         for text in chosen:
             name, *own = text.split() or [""]
             for part in name.split("+"):
@@ -226,7 +226,7 @@ class Scripts:
                 option_sets = [(own or together, ", ".join(needs for _, needs in firsts if needs))]
             for options, needs in option_sets:
                 words = re.findall(r"\w[\w.-]*", " ".join(options))
-                runs.append(runs[0].but(
+                runs.append(runs[0].replace(
                     name="-".join(["variant", name, *words]), script=name,
                     label=" ".join([name, *options]), options=tuple(options),
                     technique=", ".join(patch.fields["Technique"] for patch in patches),
@@ -244,11 +244,11 @@ class Scripts:
         stage = self.stage(name if name in STAGES else "01")
         return stage if name in STAGES else self.variants(stage, machine, names=name)[1]
 
-    def variants_of_02(self, machine: dict, slot: str) -> list[Run]:
-        """02 on all GPUs, or on two ranks of a CPU, and its variants of a slot."""
-        runs = self.variants(self.stage("02", machine["gpus"] or 2), machine, slot)
+    def variants_of_02(self, machine: dict, group: str) -> list[Run]:
+        """02 on all GPUs, or on two ranks of a CPU, and its variants of a group."""
+        runs = self.variants(self.stage("02", machine["gpus"] or 2), machine, group)
         if machine["gpus"] == 1:
-            runs = [run.but(error="needs two or more GPUs") for run in runs]
+            runs = [run.replace(error="needs two or more GPUs") for run in runs]
         return runs
 
 
@@ -263,7 +263,7 @@ def without_doubles(runs: list[Run]) -> list[Run]:
         row = (frozenset(str(run.script).split("+")),
                frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options))
         if first := rows.get(row):
-            tell(f"asked for twice, and taken once: {first.label}"
+            print_once(f"asked for twice, and taken once: {first.label}"
                  + (f" ({run.label})" if run.label != first.label else ""))
         elif other := names.get(run.name):
             raise UserError(f"{other.label} and {run.label} would both be called {run.name}: ask"

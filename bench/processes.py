@@ -120,11 +120,11 @@ def prepare_tokens(folder: Path) -> None:
         print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
         ask(ROOT / "data" / "prepare.py", "--out", folder.resolve())
     if text := other_text(tokens_in(folder)):
-        tell(f"Not the book in GPT-2's tokens: {relative(folder)} holds {text}")
+        print_once(f"Not the book in GPT-2's tokens: {relative(folder)} holds {text}")
 
 
 @cache
-def tell(line: str) -> None:
+def print_once(line: str) -> None:
     """Prints a line once."""
     print(line, flush=True)
 

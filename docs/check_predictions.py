@@ -24,7 +24,7 @@ from bench.predict.speed import KINDS, Work  # noqa: E402
 from bench.predict.store import Prediction  # noqa: E402
 from bench.report.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels  # noqa: E402
 from bench.report.prediction_tables import GPT2, beside, ladder, prediction_of, published_others  # noqa: E402
-from bench.report.tables import Table, markdown, number, words  # noqa: E402
+from bench.report.tables import Table, markdown, num_col, words  # noqa: E402
 
 PICTURE = ROOT / "docs" / "predictions.png"
 TUNED_ON = "twenty cards"
@@ -144,9 +144,9 @@ def accuracy_table(rows: list[dict]) -> Table:
                 lines.append(dict(label=label) | accuracy(some))
     tuned = [row for row in rows if row["program"] == TUNED_ON]
     lines.append(dict(label=f"tuned on: *{TUNED_ON}*, compiled") | accuracy(tuned))
-    return Table([words("figures of", "label"), number("figures", "count"),
-                  number("median error", "median", ".0%"), number("within 20 %", "near", ".0%"),
-                  number("in the printed range", "inside", ".0%")], lines)
+    return Table([words("figures of", "label"), num_col("figures", "count"),
+                  num_col("median error", "median", ".0%"), num_col("within 20 %", "near", ".0%"),
+                  num_col("in the printed range", "inside", ".0%")], lines)
 
 
 def memory_table() -> Table:
@@ -160,9 +160,9 @@ def memory_table() -> Table:
                    for size, need in ddp.prediction.needs.items() if size >= ddp.batch)
     lines.append(beside(theirs["ddp"], rungs[10].reserved_gb + added / 1024, label="10, with DDP",
                         batch=ddp.batch))
-    return Table([words("rung", "label"), number("batch", "batch"),
-                  number("published", "measured", ".2f"), number("predicted", "predicted", ".2f"),
-                  number("error", "error", "+.1%")], lines)
+    return Table([words("rung", "label"), num_col("batch", "batch"),
+                  num_col("published", "measured", ".2f"), num_col("predicted", "predicted", ".2f"),
+                  num_col("error", "error", "+.1%")], lines)
 
 
 def where_table() -> Table:
@@ -172,10 +172,10 @@ def where_table() -> Table:
     for name in ("A100 80 GB", "H100", "H200"):
         times = known.seconds(32, CARDS[name])
         whole = sum(times.values())
-        columns += [number(f"{name}, ms", f"{name}.ms", ".1f"),
-                    number("× speed without", f"{name}.without", ".2f")]
+        columns += [num_col(f"{name}, ms", f"{name}.ms", ".1f"),
+                    num_col("× speed without", f"{name}.without", ".2f")]
         for kind, seconds in times.items():
-            rows[kind][name] = dict(ms=1000 * seconds, without=whole / (whole - seconds))
+            rows[kind][name] = dict(ms=1000 * seconds, ablated=whole / (whole - seconds))
     return Table(columns, [dict(kind=kind) | row for kind, row in rows.items()
                            if any(each["ms"] for each in row.values())])
 

@@ -47,16 +47,16 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
     "Limits": (r".+", "where it gains nothing, or what it costs"),
     "Published": (PUBLISHED, "the published figures (optional), `27,648 tok/sec, 26.2422 GB`, or"
                   " with ` on 4 GPUs` behind it"),
-    "Slot": (r"[a-z]+(?:-[a-z]+)*", "the group of a variant, with which its name begins; a script"
+    "Group": (r"[a-z]+(?:-[a-z]+)*", "the group of a variant, with which its name begins; a script"
              " takes one of each"),
-    "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*", "variants of other slots that it can't work with"),
+    "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*", "variants of other groups that it can't work with"),
     "Needs": (rf"{NEED}(?:, {NEED})*", "what a variant can't do without: `package NAME`, `an NVIDIA"
               " GPU`, `compute capability 8.9`, `bfloat16 units`"),
     "Measure": (r".+", "the options to measure a variant with, ` | ` between rows, behind each what"
                 " it alone needs, `[an NVIDIA GPU]`"),
 }
-OPTIONAL = ("Use", "Limits", "Published", "Slot", "Excludes", "Needs", "Measure")
-OF_02 = ("ddp", "parallel")  # slots that are measured with 02
+OPTIONAL = ("Use", "Limits", "Published", "Group", "Excludes", "Needs", "Measure")
+OF_02 = ("ddp", "parallel")  # groups that are measured with 02
 NAME = re.compile(r"(?!ddp$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # what a user may call a patch
 HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?\n")
 CONFLICT = re.compile(  # as git merge-file --diff3 marks it: ours, the base, theirs
@@ -124,9 +124,9 @@ class Patch:
         self.base = base = fields["Base"]
         if base not in bases:
             raise StackError(f"{file}: its Base: has to be {' or '.join(bases)}")
-        slot = fields.get("Slot")
-        if slot and not f"{self.name}-".startswith(f"{slot}-"):
-            raise StackError(f"{file}: a variant's name has to begin with its Slot:")
+        group = fields.get("Group")
+        if group and not f"{self.name}-".startswith(f"{group}-"):
+            raise StackError(f"{file}: a variant's name has to begin with its Group:")
         self.published = None
         if published := re.fullmatch(PUBLISHED, fields.get("Published", "")):
             speed, memory, gpus = published.groups("1")
@@ -350,7 +350,7 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
                 f"no variant {name!r}; `python patches/stack.py list` shows their names")
     for one, other in permutations(variants.values(), 2):
         excluded = one.fields.get("Excludes", "").split(", ")
-        if other.name in excluded or one.fields.get("Slot", one.name) == other.fields.get("Slot"):
+        if other.name in excluded or one.fields.get("Group", one.name) == other.fields.get("Group"):
             raise StackError(f"{one.name} and {other.name} exclude each other")
     base = base or max(file_of(variant.base) for variant in variants.values())
     scripts, text = rebuild_all(root), read(root / base)
@@ -495,12 +495,12 @@ def new_command(root: Path, name: str, variant: bool, base: str | None,
                 **fields: str | None) -> list[str]:
     """makes what was edited in 01 a patch of its own: at the series' end, or a variant"""
     patches, edited = load(root), DDP if base == "02" else LAST
-    slot, text = fields["slot"], fields.pop("text")
-    if variant != bool(slot) or base and not variant:
-        raise StackError("--slot is for a --variant, which needs one, and so is --base")
+    group, text = fields["group"], fields.pop("text")
+    if variant != bool(group) or base and not variant:
+        raise StackError("--group is for a --variant, which needs one, and so is --base")
     if variant:
         file, stage = f"patches/variants/{name}.patch", Path(edited).stem
-        measure = f"variants {slot}" if base == "02" else f"variants --names {name}"
+        measure = f"variants {group}" if base == "02" else f"variants --names {name}"
     else:
         number = len(patches)  # ddp.patch, which isn't a technique, makes room for it
         file, stage = f"patches/{number:02}-{name}.patch", names_of(patches)[-2]
@@ -525,7 +525,7 @@ def new_command(root: Path, name: str, variant: bool, base: str | None,
         series = root / "patches/series"
         files[series] = read(series) + f"{patch.name}.patch\n".encode()
     written = [os.path.relpath(path) for path in write_all(files)]
-    is_measured = base != "02" or slot in OF_02
+    is_measured = base != "02" or group in OF_02
     return [*written, "next:", "  python patches/stack.py verify",
             *([f"  python measure.py {measure}"] if is_measured else [])]
 

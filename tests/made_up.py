@@ -18,7 +18,7 @@ from bench.common import UserError
 from bench.measure import sizing
 from bench.measure.journal import Measured, append, journal_of, make_result, read_journal
 from bench.measure.plan import Plan, Setup
-from bench.measure.records import COMPLETE, Kind, Outcome
+from bench.measure.records import COMPLETE, Outcome, Status
 from bench.report import machine_section
 from bench.studies import Study
 
@@ -108,7 +108,7 @@ def write_journal(
     path, measured = journal_of(folder, study), measured_of(study, plan, machine, **header)
     lines = [measured.as_json()]
     for run in runs:
-        run = dict(round=1, error=None, kind=Kind.FAILED, seconds=1.0, matmul_rate=4e12) | run
+        run = dict(round=1, error=None, kind=Status.FAILED, seconds=1.0, matmul_rate=4e12) | run
         name, number, error, kind, seconds, rate = (run.pop(key) for key in (
             "name", "round", "error", "kind", "seconds", "matmul_rate"))
         run.setdefault("seed", plan.seed_of(number))
@@ -118,7 +118,7 @@ def write_journal(
             lines += record_events(name, **run)
         outcome = Outcome(kind, error) if error else COMPLETE
         lines.append(dict(event="ran", seconds=seconds, exit=int(bool(error)),
-                          outcome=outcome.kind, error=outcome.text or None, load=0.5,
+                          outcome=outcome.status, error=outcome.text or None, load=0.5,
                           matmul_rate=rate))
     append(path, *lines)
     return path
@@ -266,7 +266,7 @@ def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measured:
         error = lines if isinstance(lines, str) else None
         measured.add(make_result(run, [] if error else lines, dict(
             seconds=1.0, error=error, matmul_rate=None,
-            outcome=Kind.FAILED if error else Kind.COMPLETE)))
+            outcome=Status.FAILED if error else Status.COMPLETE)))
     return measured
 
 
@@ -316,7 +316,7 @@ def complete_results(folder: Path) -> None:
 def measure_again(folder: Path, study: str, rounds: int, **changes) -> None:
     """A journal of two scripts, each run with `changes`."""
     plan = plan_of("a", "b", rounds=rounds)
-    plan.runs = [run.but(stage=f"0{k}", rung=k) for k, run in enumerate(plan.runs)]
+    plan.runs = [run.replace(stage=f"0{k}", number=k) for k, run in enumerate(plan.runs)]
     write_journal(folder, study, plan, [
         dict(name=name, round=number) | changes
         for number in range(1, rounds + 1) for name in "ab"])

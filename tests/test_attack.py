@@ -59,7 +59,7 @@ INSTEAD = [
     b"", b"\xff\xfe", b"[" * 100_000, b"null", b"true", b"-1", b"0", b"7", b"0.5", b"1e308",
     b"9" * 400, b"NaN", b'""', b'"x"', b'"\\u0000"', b'"\\ud800"', b'"../../x"', b'"/etc/passwd"',
     b'"%s"' % (b"x" * 5000), b"[]", b"{}", b"[[]]", b"[null]", b'{"a": 1}', b"\n",
-    b"Base: ../../x\n", b"--- a//etc/passwd\n", b"+++ b/../../x.py\n", b"Slot: ../x\n",
+    b"Base: ../../x\n", b"--- a//etc/passwd\n", b"+++ b/../../x.py\n", b"Group: ../x\n",
     b"Needs: package os;x\n", b"Measure: $(touch x)\n", b"@@ -1,99999999 +1,1 @@\n"]
 
 

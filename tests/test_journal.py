@@ -23,7 +23,7 @@ from made_up import (
 
 from bench.common import UserError
 from bench.measure.journal import append, locked, loose_records, newest, read_journal
-from bench.measure.records import COMPLETE, Kind, Outcome, RecordError, make_record, read_record
+from bench.measure.records import COMPLETE, Outcome, RecordError, Status, make_record, read_record
 
 GPU = "NVIDIA A100-SXM4-80GB"
 
@@ -142,7 +142,7 @@ def test_killed(tmp_path):
     path = write_record(tmp_path, "00_orig")
     path.write_bytes(path.read_bytes()[:-9])  # cut off within its last line
     record = read_record(path)
-    assert (record.status, record.outcome.kind) == ("killed", Kind.FAILED)
+    assert (record.status, record.outcome.status) == ("killed", Status.FAILED)
     assert (record.tok_per_sec, record.val_loss, record.val_loss_after(4096)) == (None, None, 8.0)
 
 
@@ -157,8 +157,8 @@ def test_killed(tmp_path):
 def test_without_figures(settings, says):
     record = record_of(**settings)
     assert re.search(says, record.outcome.text)
-    assert record.outcome.kind is (
-        Kind.OUT_OF_MEMORY if record.status == "out_of_memory" else Kind.FAILED)
+    assert record.outcome.status is (
+        Status.OUT_OF_MEMORY if record.status == "out_of_memory" else Status.FAILED)
 
 
 @pytest.mark.parametrize(("damage", "says"), [
@@ -190,9 +190,9 @@ def keys(measured) -> list[tuple]:
 def test_round_trip(tmp_path):
     plan = plan_of("a", "b", kind="k", rounds=2, options=["--dropout", "0"], targets={"best": 3.5},
                    memory_limit_gb=8.0, new_seeds=True)
-    plan.runs[1] = plan.runs[1].but(options=("--batch-size", "4"), batch=4, error="no")
+    plan.runs[1] = plan.runs[1].replace(options=("--batch-size", "4"), batch=4, error="no")
     runs = [dict(name="a", speed=120.0, seconds=7.5),
-            dict(name="a", round=2, error="out of memory", kind=Kind.HUNG)]  # whatever its words
+            dict(name="a", round=2, error="out of memory", kind=Status.HUNG)]  # whatever its words
     path = write_journal(tmp_path, "ladder", plan, runs, MACHINE, options=["--x", "y z"])
     (found,) = read_journal(path)
     line = json.loads(path.read_bytes().splitlines()[0])
@@ -204,7 +204,7 @@ def test_round_trip(tmp_path):
     assert (good.key, good.seconds, good.outcome) == (("a", 1, 123), 7.5, COMPLETE)
     assert good.record.tok_per_sec == 120
     assert (bad.key, bad.record) == (("a", 2, 124), None)
-    assert bad.outcome == Outcome(Kind.HUNG, "out of memory")
+    assert bad.outcome == Outcome(Status.HUNG, "out of memory")
     assert read_journal(tmp_path / "none.jsonl") == []
 
 

@@ -25,7 +25,7 @@ from bench.predict.store import Prediction, at_batch, changed, code_of, key_of, 
 from bench.report import prediction_tables
 
 SCRIPTS = Scripts()
-RUNGS = SCRIPTS.rungs()
+RUNGS = SCRIPTS.ladder()
 SMALL = ["--model", "cpu-demo", "--dropout", "0.1"]
 
 
@@ -207,7 +207,7 @@ def test_what_is_committed():
     assert not stored.keys() - {key_of(SCRIPTS, *pair) for pair in prediction_tables.wanted()}
     for run in RUNGS:
         own = stored[key_of(SCRIPTS, run.script, ["--model", "gpt2"])]
-        assert own["code"] and own["needs"]["8" if run.rung < 10 else "32"][0] > 0
+        assert own["code"] and own["needs"]["8" if run.number < 10 else "32"][0] > 0
 
 
 # ---- What is traced ----------------------------------------------------------------------------

@@ -37,8 +37,8 @@ from bench.report.tables import (
     found_in,
     full_table,
     markdown,
-    number,
-    words,
+    num_col,
+    text_col,
 )
 from bench.studies import all_studies, ladder
 from bench.studies.settings import time_tables
@@ -81,20 +81,20 @@ def test_markdown():
     is an attribute or a key, or one within another."""
     rows = [dict(label="a|b", record=SimpleNamespace(mfu=0.25, end=dict(gb=2))),
             dict(label=None, record=None), {}]
-    columns = [words("run|s", "label"), number("MFU", "record.mfu", ".1%"),
-               number("GB", "record.end.gb"), number("gone", "record.end.mib", ".2f")]
+    columns = [text_col("run|s", "label"), num_col("MFU", "record.mfu", ".1%"),
+               num_col("GB", "record.end.gb"), num_col("gone", "record.end.mib", ".2f")]
     assert markdown(Table(columns, rows[:2])) == (
         "| run\\|s | MFU | GB |\n| :-- | --: | --: |\n| a\\|b | 25.0% | 2 |\n|  |  |  |\n")
     whole = markdown(Table(columns, rows, "What:", missing="n/a", every_column=True))
     assert whole.startswith("What:\n\n| run") and rows_of_text(whole)[2] == ["n/a"] * 4
     with pytest.raises(AttributeError):  # a name that no row has is an error, not an empty column
-        markdown(Table([number("MFU", "mfo")], [SimpleNamespace(mfu=1)]))
+        markdown(Table([num_col("MFU", "mfo")], [SimpleNamespace(mfu=1)]))
 
 
 def test_techniques(shown):
     """Each over the one before and over the first, with the published speedups beside them."""
     plan = plan_of("base", "cores", "broken", "last")
-    plan.runs = [run.but(published=speed)
+    plan.runs = [run.replace(published=speed)
                  for run, speed in zip(plan.runs, (100.0, 200.0, 500.0, None), strict=True)]
     runs = [*rounds_of("base", *range(100, 104)), dict(name="base", seed=124, loss=8.1875),
             *rounds_of("cores", *range(103, 107), loss=8.25), dict(name="broken", error="a | b"),
@@ -126,7 +126,7 @@ def test_marks(shown, record, mark):
 
 def test_leave_one_out(shown):
     plan = plan_of("01", "without-a", "without-b")
-    plan.runs[1:] = [run.but(compared_to="01", without="a", error=error)
+    plan.runs[1:] = [run.replace(compared_to="01", ablated="a", error=error)
                      for run, error in zip(plan.runs[1:], (None, "conflict: x"), strict=True)]
     (_, a, b), _ = shown(plan, [dict(name="01"), dict(name="without-a", speed=50.0)])
     assert (a["technique's speedup"], b["technique's speedup"]) == ("2.00", "n/a")
@@ -148,7 +148,7 @@ def test_time_to_a_loss(tmp_path):
     """At 100 tok/sec, 8.5 is reached after 33.28 s; see test_records.py."""
     plan = plan_of("base", "fast", "slow", "failed", new_seeds=True, tokens=8192,
                    targets=dict(published=8.5, best=6.5))
-    plan.runs[2:] = [run.but(compared_to="base") for run in plan.runs[2:]]
+    plan.runs[2:] = [run.replace(compared_to="base") for run in plan.runs[2:]]
     runs = [*rounds_of("base", 100.0, 50.0, 200.0), *rounds_of("fast", 400.0, 400.0, 400.0),
             dict(name="slow"), dict(name="slow", round=2, loss=9.0, steps=4),
             dict(name="slow", round=3, loss=9.0, steps=4), dict(name="failed", error="it broke")]
@@ -439,7 +439,7 @@ def marker(name: str, between: str = "", end: str = "<!-- end -->\n") -> str:
 def write_ladder(folder: Path, machine: dict = CPU, names=("00_orig",), speeds=None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     plan = plan_of(*names)
-    plan.runs = [run.but(label=f"{k} {run.name}", rung=k) for k, run in enumerate(plan.runs)]
+    plan.runs = [run.replace(label=f"{k} {run.name}", number=k) for k, run in enumerate(plan.runs)]
     return write_journal(folder, "ladder", plan, [
         dict(name=name, speed=speeds[k] if speeds else 123) for k, name in enumerate(names)],
         machine)
@@ -457,7 +457,7 @@ def test_the_pages_are_what_the_command_writes():
 
 def test_readme_says_what_was_measured():
     """The baseline, the script with bfloat16, FlashAttention and torch.compile, and the last."""
-    rows = {row.run.rung: row for _, rows in found_in(REFERENCE / "nvidia-h100", "ladder")
+    rows = {row.run.number: row for _, rows in found_in(REFERENCE / "nvidia-h100", "ladder")
             for row in rows}
     numbers = set(re.findall(r"[\d,]+", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert numbers >= {f"{rows[rung].tok_per_sec:,.0f}" for rung in (0, 8, 14)}

@@ -53,13 +53,13 @@ def test_share_of_this_machines_peak(rows, config, share):
 def test_errors(rows):
     """Of a run that can't run, of one that failed, of one that failed later, told once."""
     plan = plan_of(*"abcd")
-    plan.runs[0] = plan.runs[0].but(error="needs the package x")
+    plan.runs[0] = plan.runs[0].replace(error="needs the package x")
     runs = [dict(name="b", error="out of memory: lower it"), dict(name="c"),
             dict(name="c", round=2, error="it broke"), dict(name="c", round=3, error="no")]
     a, b, c, d = rows(plan, runs)
     assert [row.error for row in (a, b, c, d)] == [
         "needs the package x", "failed: out of memory: lower it", "failed: it broke", None]
-    assert (c.tok_per_sec, c.rounds, c.versus) == (100, 1, None)
+    assert (c.tok_per_sec, c.rounds, c.reference) == (100, 1, None)
     for row in (a, b, d):
         assert (row.tok_per_sec, row.val_loss, row.reserved_gb, row.record) == (None,) * 4
         assert (row.significance, row.factor, row.share_of_peak) == (None,) * 3
@@ -77,19 +77,19 @@ def test_factors(rows):
     """Over the row before, or the nearest before that with figures; and over the first one: means
     of the rounds' ratios."""
     plan = plan_of("base", "cores", "broken", "last")
-    plan.runs = [run.but(published=speed)
+    plan.runs = [run.replace(published=speed)
                  for run, speed in zip(plan.runs, (100.0, 200.0, 500.0, 800.0), strict=True)]
     runs = [*rounds_of("base", 100.0, 101.0, 102.0, 103.0),
             *rounds_of("cores", 103.0, 104.0, 105.0, 106.0, loss=8.25, reserved_gb=2.5),
             dict(name="broken", error="it broke"),
             *rounds_of("last", *[418.0] * 4, loss=7.5, reserved_gb=1.25)]
     base, cores, broken, last = rows(plan, runs)
-    assert (base.versus, base.baseline, base.factor, base.factor_baseline) == (None,) * 4
+    assert (base.reference, base.baseline, base.factor, base.factor_baseline) == (None,) * 4
     assert (base.significance, base.memory_factor, base.loss_difference) == (None,) * 3
     assert cores.factor == cores.factor_baseline == pytest.approx(mean_ratio(range(103, 107)))
     assert (cores.significance, cores.memory_factor) == ("faster", pytest.approx(2))
     assert (broken.factor, broken.published_factor) == (None, 2.5)
-    assert (last.versus, last.baseline) == (cores, base)
+    assert (last.reference, last.baseline) == (cores, base)
     assert (last.factor, last.factor_baseline) == pytest.approx(
         (mean_ratio([418] * 4, range(103, 107)), mean_ratio([418] * 4)))
     assert (last.published_factor, last.published_factor_baseline) == (4.0, 8.0)
@@ -108,7 +108,7 @@ def noisy(*speeds: float) -> list[dict]:
 
 def of_one_base(*names: str, **settings):
     plan = plan_of(*names, **settings)
-    plan.runs = [run.but(compared_to=names[0] if run.name != names[0] else None)
+    plan.runs = [run.replace(compared_to=names[0] if run.name != names[0] else None)
                  for run in plan.runs]
     return plan
 
@@ -116,7 +116,7 @@ def of_one_base(*names: str, **settings):
 def test_leave_one_out(rows):
     """Factor and significance of the technique are those of 01 over 01 without it."""
     plan = of_one_base(*"abc")
-    plan.runs[1:] = [run.but(without=run.name) for run in plan.runs[1:]]
+    plan.runs[1:] = [run.replace(ablated=run.name) for run in plan.runs[1:]]
     whole, without, same = rows(plan, noisy(800, 400, 800))
     assert (without.factor, without.technique_factor) == pytest.approx((0.5, 2.0), rel=0.01)
     low, high = without.interval()
@@ -230,7 +230,7 @@ def test_times_to_a_target(rows):
 def chain(names: str, **settings):
     """Each twice as large as the one before."""
     plan = plan_of(*names, **settings)
-    plan.runs = [Run(name, f"size {name}", "larger", growth=2, after=before)
+    plan.runs = [Run(name, f"size {name}", "larger", memory_growth=2, requires=before)
                  for before, name in zip([None, *names], names, strict=False)]
     return plan
 

@@ -40,7 +40,7 @@ from bench.common import ELSEWHERE, UserError, sha256
 from bench.measure import run, sizing
 from bench.measure.journal import data_of, journal_of, read_journal
 from bench.measure.plan import SCRATCH, Job
-from bench.measure.records import Kind
+from bench.measure.records import Status
 from bench.measure.sizing import in_words, seconds_left, time_left, within_memory
 from bench.predict.batches import batches_that_fit
 from bench.report import machine_section
@@ -69,7 +69,7 @@ class Place:
         for place, each in enumerate(plan.runs):
             script = self.folder / f"{each.name}.py"
             script.exists() or script.write_text(each.name)
-            plan.runs[place] = each.but(script=script)
+            plan.runs[place] = each.replace(script=script)
         return plan
 
     def events(self, kind: str) -> list[dict]:
@@ -121,7 +121,7 @@ def test_the_order_of_the_runs(monkeypatch, place):
     place.path.write_text("".join(lines[:starts[-3]]))
     assert place.run(plan, rounds=4, resume=True) == ran[-3:]
     plan = place.plan(*"abcdef")
-    plan.runs = [each.but(after=each.compared_to) for each in plan.runs]
+    plan.runs = [each.replace(requires=each.compared_to) for each in plan.runs]
     assert [name for name, *_ in place.run(plan, rounds=2)] == [*"abcdef"] * 2
 
 
@@ -172,7 +172,7 @@ def test_resume_repeats_what_is_missing_or_changed(place, plan, capsys):
 
 
 def test_a_run_that_cannot_run(place, plan):
-    plan.runs[1] = plan.runs[1].but(error="conflict: here", script="no such script")
+    plan.runs[1] = plan.runs[1].replace(error="conflict: here", script="no such script")
     assert place.run(plan) == ROUND[:2] and not run.failed(place.measured[0])
     plan.runs = [plan.runs[1]]
     assert place.run(plan) == [] and read_journal(place.path)[-1].has_figures
@@ -243,10 +243,10 @@ class Dependent(Toy):
         best, other = sorted(rows, key=lambda row: -row.tok_per_sec)
         plan = self.made_with[1]
         a_and_b = {each.name: each for each in plan.runs}
-        plan.runs = [a_and_b[best.run.name].but(compared_to=None)]
+        plan.runs = [a_and_b[best.run.name].replace(compared_to=None)]
         (row,) = rows_of((yield plan))
         assert row.rounds == 2
-        plan.runs.append(a_and_b[other.run.name].but(compared_to=None))
+        plan.runs.append(a_and_b[other.run.name].replace(compared_to=None))
         yield plan
 
 
@@ -277,8 +277,8 @@ def test_a_plan_may_depend_on_the_rows_of_the_one_before(place, capsys):
 
 
 def sizes(place, **settings):
-    plan = place.plan("a", "b", "c", until_full=True, **settings)
-    plan.runs = [each.but(after=each.compared_to, growth=4) for each in plan.runs]
+    plan = place.plan("a", "b", "c", stop_at_oom=True, **settings)
+    plan.runs = [each.replace(requires=each.compared_to, memory_growth=4) for each in plan.runs]
     return plan
 
 
@@ -293,7 +293,7 @@ def test_larger_ones_are_not_tried(place, does, fails):
     place.children.does["b"] = does
     assert place.run(plan, rounds=2) == [("a", 1, 123), ("b", 1, 123), ("a", 2, 123)]
     assert run.failed(place.measured[0]) is fails
-    assert rows_of(place.measured[0])[2].outcome.kind is Kind.NOT_TRIED
+    assert rows_of(place.measured[0])[2].outcome.status is Status.NOT_TRIED
     place.children.does.clear()
     assert place.run(plan, rounds=2, resume=True) == (
         [("b", 1, 123), ("c", 1, 123), ("b", 2, 123), ("c", 2, 123)] if fails else [])
@@ -305,8 +305,8 @@ def test_larger_ones_are_not_tried(place, does, fails):
 def test_dry_run(place, plan, capsys):
     """Nothing is measured and no results are left, only the scripts, for the commands to be typed;
     where no rate of this machine is known there is no estimate."""
-    plan.runs[1] = plan.runs[1].but(script="made")
-    plan.runs.append(plan.runs[1].but(name="c", error="needs a thing"))
+    plan.runs[1] = plan.runs[1].replace(script="made")
+    plan.runs.append(plan.runs[1].replace(name="c", error="needs a thing"))
     place.setup.scripts.texts["made"] = b"made\n"
     run.dry_run(Toy(plan), place.setup, 3, resume=False)
     first, second, *rest = capsys.readouterr().out.splitlines()
@@ -368,7 +368,7 @@ def test_why_a_run_failed(place, capsys, does, error, kind):
     place.run(place.plan("a"))
     (result,) = place.measured[0].results
     assert read_journal(place.path)[0].results == [result]  # the journal says the same
-    assert (result.outcome.text, result.outcome.kind) == (error, kind)
+    assert (result.outcome.text, result.outcome.status) == (error, kind)
     assert bool(result.record) is (kind == "complete")
     assert place.events("ran")[0]["outcome"] == kind
     assert capsys.readouterr().err == ""  # every line of the journal is whole
@@ -385,7 +385,7 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.
 def test_command(place, changes, launcher, variables):
     """A run's own options come last; its folders live as long as it does."""
     plan = place.plan("a", options=["--batch-size", "8"])
-    plan.runs[0] = plan.runs[0].but(options=("--batch-size", "2", "--to", SCRATCH), **changes)
+    plan.runs[0] = plan.runs[0].replace(options=("--batch-size", "2", "--to", SCRATCH), **changes)
     place.setup.options.extend(["--dropout", "0"])
     folders = []
 
@@ -435,7 +435,7 @@ def test_compile_cache(place, settings, files, kept):
         return child(speed=100)(command, environment)
 
     plan = place.plan("a", "b", seed_noise=True, **settings)
-    plan.runs[1] = plan.runs[1].but(script=plan.runs[0].script, options=(
+    plan.runs[1] = plan.runs[1].replace(script=plan.runs[0].script, options=(
         "--weights", "../../../data", "x" * 300))
     place.children.does |= dict(a=compile, b=compile)
     place.run(plan, rounds=2)
@@ -489,8 +489,8 @@ def test_an_estimate_is_of_the_whole_study(place, plan, capsys):
     (8.0, [1.0], "abcd"), (8.0, [1.0, 1.5, 2.0], "abcde"), (8.0, [1.0, 9.0], "a"),
     (8.0, [None], "abcde"), (None, [1.0, 9.0], "abcde")])
 def test_what_grows_is_estimated_up_to_the_memory(place, limit, memory, sizes):
-    plan = place.plan(*"abcde", until_full=True, memory_limit_gb=limit)
-    plan.runs = [each.but(after=each.compared_to, growth=2) for each in plan.runs]
+    plan = place.plan(*"abcde", stop_at_oom=True, memory_limit_gb=limit)
+    plan.runs = [each.replace(requires=each.compared_to, memory_growth=2) for each in plan.runs]
     seconds = {name: 10.0 * 2**number for number, name in enumerate("abcde")}
     results = [SimpleNamespace(name=name, seconds=seconds[name], record=SimpleNamespace(
         end=dict(reserved_gb=gb))) for name, gb in zip("abcde", memory, strict=False)]
@@ -526,7 +526,7 @@ def length(plan, per_step=1024, peak=2 * 312e12, machine=MACHINE, folder=Path(),
 
 def plan_with(plan=None, **changes):
     plan = plan or plan_of("a", tokens=10_000, seconds=10)
-    plan.runs = [plan.runs[0].but(**changes)]
+    plan.runs = [plan.runs[0].replace(**changes)]
     return plan
 
 
@@ -561,8 +561,8 @@ def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("bench.measure.plan.BUILD", tmp_path / "build")
     plan = plan_of("00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp", options=TINY_OPTIONS)
-    runs = [each.but(script=ROOT / f"{each.name}.py") for each in plan.runs]
-    runs[1] = runs[1].but(options=("--batch-size", "3"))
+    runs = [each.replace(script=ROOT / f"{each.name}.py") for each in plan.runs]
+    runs[1] = runs[1].replace(options=("--batch-size", "3"))
     runs.append(Run("made", "made", "", "01_opt_single_gpu"))  # of the catalogue
     setup = setup_of(tmp_path)
     configs = sizing.configurations(runs, plan, setup).values()
@@ -762,7 +762,7 @@ def test_ladder(tmp_path):
     base, _, adam, batch = (found[key] for key in sorted(found))
     assert adam.record.tok_per_sec > 0 and adam.record.curve[-1].tokens == 128
     assert adam.record.val_loss == pytest.approx(base.record.val_loss, abs=1e-4)
-    assert batch.outcome.kind is Kind.TEXT_TOO_SHORT
+    assert batch.outcome.status is Status.TEXT_TOO_SHORT
     assert [row[0] for row in rows_of_text(result.stdout)] == [
         "0 baseline", "3 fused adamw", "10 batch size"]
     assert {path.name for path in (tree / "build").iterdir()} <= {"scripts", "compiler-cache"}
@@ -818,7 +818,7 @@ def test_a_study_fits_its_runs(gpu, capsys):
     gpu.run(gpu.plan("a", "b", rounds=2))
     assert batches() == [("a", "1"), ("b", "4"), ("a", "1")] and run.failed(gpu.measured[0])
     assert "python measure.py toy -- --batch-size" in capsys.readouterr().out
-    gpu.run(gpu.plan("a", until_full=True))
+    gpu.run(gpu.plan("a", stop_at_oom=True))
     assert batches() == [("a", None)]
 
 

@@ -21,19 +21,19 @@ def catalogue() -> Scripts:
 @pytest.mark.parametrize(("text", "numbers"), [
     (None, list(range(13))), ("0,5-8", [0, 5, 6, 7, 8]), (" 12, 3 - 3,12", [3, 12])])
 def test_chosen_rungs(catalogue, text, numbers):
-    assert catalogue.chosen(text, list(range(13))) == numbers
+    assert catalogue.select(text, list(range(13))) == numbers
 
 
 @pytest.mark.parametrize("text", ["", "13", "5-", "8-5", "0,x", "-1"])
 def test_bad_rungs(catalogue, text):
     with pytest.raises(UserError, match="--techniques") as error:
-        catalogue.chosen(text, list(range(13)))
+        catalogue.select(text, list(range(13)))
     assert error.value.code == 2
 
 
 def test_rungs(catalogue):
-    rungs = catalogue.rungs(gpus=2)
-    assert [run.rung for run in rungs] == list(range(len(stack.load()) + 1))
+    rungs = catalogue.ladder(gpus=2)
+    assert [run.number for run in rungs] == list(range(len(stack.load()) + 1))
     assert (rungs[0].label, rungs[0].published, rungs[0].loss) == ("0 baseline", 12_525, None)
     assert (rungs[5].label, rungs[5].published) == ("5 bfloat16", 45_486)
     assert (rungs[11].label, rungs[11].published) == ("11 merged qkv", None)
@@ -41,7 +41,7 @@ def test_rungs(catalogue):
     for run, text in zip(rungs, stack.rebuild(stack.load()).values(), strict=True):
         assert catalogue.text(run.script) == text
         assert run.technique and run.technique != run.name
-    two, four = rungs[-1], catalogue.rungs(gpus=4)[-1]
+    two, four = rungs[-1], catalogue.ladder(gpus=4)[-1]
     assert (two.name, two.label, two.processes, two.torchrun) == (
         "02_opt_multi_gpu_ddp", f"{len(stack.load())} DDP", 2, True)
     assert (two.published, two.expected) == (None, 419_259 / 2)
@@ -69,10 +69,10 @@ def test_variants(catalogue):
 
     assert labels(names="step-accumulation, optimizer-muon") == [
         "01", "step-accumulation --micro-batches 4", "optimizer-muon"]
-    slot = labels(slot="loop")
-    assert slot == ["01", "loop-accelerate --micro-batches 1", "loop-accelerate --micro-batches 4"]
+    group = labels(group="loop")
+    assert group == ["01", "loop-accelerate --micro-batches 1", "loop-accelerate --micro-batches 4"]
     every = labels()
-    assert set(slot) < set(every) and "parallel-zero1" not in every
+    assert set(group) < set(every) and "parallel-zero1" not in every
     assert not any(name in label for label in every
                    for name in (scripts.COMPILER, scripts.CHECKPOINTS))
     _, run = catalogue.variants(base, CPU, names="step-accumulation")
@@ -123,6 +123,6 @@ def test_published_figures_missing_or_damaged(tmp_path, monkeypatch, catalogue, 
     monkeypatch.setattr(scripts, "PUBLISHED", tmp_path / "published.json")
     if text is not None:
         scripts.PUBLISHED.write_text(text)
-    for read in (published, catalogue.rungs):
+    for read in (published, catalogue.ladder):
         with pytest.raises(UserError, match="published.json can't be read"):
             read()

@@ -102,7 +102,7 @@ def test_search(tmp_path):
     assert (first.tokens, first.targets, first.rounds) == (8192, {}, 1)
     assert (last.tokens, last.targets, last.rounds) == (3 * 8192, dict(best=7.25), None)
     for plan in (first, last):  # seeds other than those of the times
-        assert (plan.whole, plan.new_seeds, plan.first_seed) == (True, True, 1)
+        assert (plan.full_length, plan.new_seeds, plan.first_seed) == (True, True, 1)
     # A run that failed, and now was repeated, sets a lower target: the rest is of another one.
     kept = (tmp_path / "search.jsonl").read_bytes()
     better = [run | dict(loss=run["loss"] - 1) for run in landscape()(plans[1])[-2:]]

@@ -361,7 +361,7 @@ def test_edit_of_01_becomes_a_technique(tree):
     tree.refuses(*new("Trial"), says="'Trial' .*isn't a name")
     tree.refuses(*new("ddp"), says="'ddp' .*isn't a name")
     tree.refuses(*new("trial", "--base", "02"), says="--variant")
-    tree.refuses(*new("trial", slot="trial"), says="--variant")
+    tree.refuses(*new("trial", group="trial"), says="--variant")
     out = tree.does(*new("trial", published="28,402 tok/sec, 26.2422 GB"))
     assert out.splitlines()[:3] == ["patches/04-trial.patch", DDP, "patches/series"]
     assert next_of(out) == "ladder --techniques 3-4"  # with the one before it
@@ -373,29 +373,29 @@ def test_edit_of_01_becomes_a_technique(tree):
     assert stack.load(tree.root)[3].published == (28402.0, 26.2422, 1)
 
 
-@pytest.mark.parametrize("file, slot, measure, more", [
+@pytest.mark.parametrize("file, group, measure, more", [
     (LAST, "data", "variants --names data-trial", []),
     (LAST, "data", "variants --names data-trial", ["--base", "01"]),
     (DDP, "parallel", "variants parallel", ["--base", "02"]),
     (DDP, "data", "", ["--base", "02"]),  # no study takes it
 ])
-def test_edit_becomes_a_variant(tree, file, slot, measure, more):
+def test_edit_becomes_a_variant(tree, file, group, measure, more):
     def variant(name, **fields):
-        return new(name, "--variant", *more, **{"slot": slot} | fields)
+        return new(name, "--variant", *more, **{"group": group} | fields)
 
-    before, name = tree.files(), f"{slot}-trial"
+    before, name = tree.files(), f"{group}-trial"
     tree.refuses(*variant(name), says="nothing would be left")
     tree.edit(file, "line 5\n", "edited\n")
     tree.refuses(*variant("profile"), says="'profile' is taken")
     tree.refuses(*variant("4"), says="'4' .*isn't a name")
-    tree.refuses(*variant("trial"), says="begin with its Slot:")
-    tree.refuses(*variant("trial", slot="Two words"), says="its header needs Slot:")
-    tree.refuses(*variant(name, slot=""), says="--slot")
+    tree.refuses(*variant("trial"), says="begin with its Group:")
+    tree.refuses(*variant("trial", group="Two words"), says="its header needs Group:")
+    tree.refuses(*variant(name, group=""), says="--group")
     assert next_of(tree.does(*variant(name))) == measure
     assert tree.changed(before) == {f"patches/variants/{name}.patch"}  # 01 and 02 are as before
     assert tree.holders("edited\n") == [name]
     patch = tree.does("show", name)
-    assert f"Base: {Path(file).stem}\nLoss" in patch and f"\nSlot: {slot}\n" in patch
+    assert f"Base: {Path(file).stem}\nLoss" in patch and f"\nSlot: {group}\n" in patch
 
 
 def test_new_patch_that_conflicts_with_a_variant_is_refused(tree):
@@ -424,7 +424,7 @@ DAMAGE = [
     (r"\n\Z", "\r\n", r"every line has to end with \\n"),
 ]
 DAMAGED_VARIANT = [
-    ("^", "Slot: prof\n", "a variant's name has to begin with its Slot:"),  # not a whole word
+    ("^", "Group: prof\n", "a variant's name has to begin with its Group:"),  # not a whole word
     ("^", "Measure: --text 'open\n", "its Measure: can't be read: No closing quotation"),
     ("^", "Needs: luck\n", "its header needs Needs:"),
     ("^", "Excludes: \n", "its header needs Excludes:"),

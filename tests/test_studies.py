@@ -91,8 +91,8 @@ def measure(folder, *args, runs_of=speeds_of, **kwargs):
 
 def some_fail(plan: Plan) -> list[dict]:
     """speeds_of, but that the last run fails, and that the one before it can't run."""
-    if len(plan.runs) > 2 and not plan.runs[-2].after:
-        plan.runs[-2] = plan.runs[-2].but(error="needs a thing")
+    if len(plan.runs) > 2 and not plan.runs[-2].requires:
+        plan.runs[-2] = plan.runs[-2].replace(error="needs a thing")
     runs = speeds_of(plan)
     for run in runs:
         if run["name"] == plan.runs[-1].name != plan.runs[0].name:
@@ -119,7 +119,7 @@ def test_plans(case):
         names = [run.name for run in plan.runs]
         assert len(set(names)) == len(names)
         for place, run in enumerate(plan.runs):
-            assert {run.compared_to, run.after} <= {None, *names[:place]}
+            assert {run.compared_to, run.requires} <= {None, *names[:place]}
             assert run.label and run.technique
             assert run.error or b"def main(" in SCRIPTS.text(run.script)
         kept = json.loads(json.dumps(plan.as_json()))
@@ -207,7 +207,7 @@ def test_leave_one_out(tmp_path):
     variable = b"THP_MEM_ALLOC_ENABLE"
     assert variable in SCRIPTS.text(both) and variable not in SCRIPTS.text(pages.script)
     assert SCRIPTS.text(muon.script) == SCRIPTS.stages["compile-blocks"]
-    assert (blocks.script, blocks.without) == ("optimizer-muon", "compile-blocks")
+    assert (blocks.script, blocks.ablated) == ("optimizer-muon", "compile-blocks")
     with pytest.raises(UserError, match="head-liger: needs"):
         plan_for(tmp_path, "leave-one-out", "--names head-liger")
 
@@ -364,7 +364,7 @@ def test_groups_of_variants(tmp_path):
      "optimizer-muon --normuon --polar-express")])
 def test_a_variant_is_measured_once(tmp_path, capsys, names, label):
     """And two of one name are refused: the journal couldn't tell the one from the other."""
-    processes.tell.cache_clear()
+    processes.print_once.cache_clear()
     runs = STUDIES["variants"].runs(setup_of(tmp_path, names=names))
     assert [run.label for run in runs[1:]] == [label]
     assert "asked for twice, and taken once: " in capsys.readouterr().out
@@ -378,10 +378,10 @@ def test_a_variant_is_measured_once(tmp_path, capsys, names, label):
 
 def test_sweeps(tmp_path):
     plan = plan_for(tmp_path, "sweep", "batch", MACHINE)
-    assert (plan.kind, plan.memory_limit_gb, plan.until_full) == ("batch", None, True)
+    assert (plan.kind, plan.memory_limit_gb, plan.stop_at_oom) == ("batch", None, True)
     assert (plan.tokens, plan.seconds, plan.min_steps) == (393_216, 10, 6)
     assert [run.label for run in plan.runs[:3]] == ["batch 1", "batch 2", "batch 4"]
-    assert [run.after for run in plan.runs[1:]] == [run.name for run in plan.runs[:-1]]
+    assert [run.requires for run in plan.runs[1:]] == [run.name for run in plan.runs[:-1]]
     plan = plan_for(tmp_path, "sweep", "context", MACHINE)
     ends = plan.runs[0], plan.runs[-1]
     assert plan.kind == "context" and ends[0].name.startswith("01_opt_single_gpu-context-256")
@@ -423,7 +423,7 @@ def test_stages(tmp_path, gpus, ranks, published):
     assert [run.compared_to for run in plan.runs] == [None, FIRST, LAST]
     assert [run.published for run in plan.runs] == [12_525, 142_156, published]
     assert (plan.runs[2].processes, plan.runs[2].torchrun) == (ranks, True)
-    assert (plan.whole, plan.tokens, plan.epochs) == (True, None, None)
+    assert (plan.full_length, plan.tokens, plan.epochs) == (True, None, None)
     setup.in_report = True
     assert next(STUDIES["stages"].plans(setup)).epochs == (3 if gpus else None)
     setup.args.max_tokens = 9

@@ -29,7 +29,7 @@ from test_model import largest_difference, losses_of, model_of, one_rank, window
 from bench.measure.plan import SCRATCH
 from patches import stack
 
-VARIANTS = {patch.name: patch for patch in stack.load_variants() if "Slot" in patch.fields}
+VARIANTS = {patch.name: patch for patch in stack.load_variants() if "Group" in patch.fields}
 ROWS = [(name, options, needs) for name, patch in VARIANTS.items()
         for options, needs in patch.option_sets]
 # What the compiler sees in other rows, or in 01: all products of float8 with --float8 all, and the
@@ -66,7 +66,7 @@ def scripts(tmp_path_factory):
     *(pytest.param(*row, "--no-compile", id=" ".join([row[0], *row[1]])) for row in ROWS),
     *(pytest.param(*row, "--compile", id=" ".join([row[0], *row[1], "compiled"]),
                    marks=pytest.mark.slow)
-      for row in ROWS if VARIANTS[row[0]].fields["Slot"] not in EAGER
+      for row in ROWS if VARIANTS[row[0]].fields["Group"] not in EAGER
       and (row[0], tuple(row[1])) not in COMPILED_ELSEWHERE)])
 def test_it_trains(scripts, tokens, tmp_path, name, options, needs, compiled):
     patch = VARIANTS[name]
@@ -74,7 +74,7 @@ def test_it_trains(scripts, tokens, tmp_path, name, options, needs, compiled):
         skip_without(needs)
     ranks = ONE_RANK if patch.base == Path(stack.DDP).stem else {}
     script = scripts(name)
-    dtype = [] if patch.fields["Slot"] == "precision" else in_float32(script)
+    dtype = [] if patch.fields["Group"] == "precision" else in_float32(script)
     if (name, compiled) == ("model-mixture", "--compile"):
         dtype = ["--dtype", "bfloat16"]  # the compiler takes grouped products of no other type
     # One small layer: compiling four of them takes most of this file's time.
@@ -89,7 +89,7 @@ def test_it_trains(scripts, tokens, tmp_path, name, options, needs, compiled):
 
 
 @pytest.mark.parametrize("name", ["step-accumulation", *(
-    name for name, patch in VARIANTS.items() if patch.fields["Slot"] == "memory")])
+    name for name, patch in VARIANTS.items() if patch.fields["Group"] == "memory")])
 def test_the_gradient_is_that_of_the_whole_batch(scripts, stages, tokens, name):
     """Of a first step, relative to the largest of each tensor."""
     patch, models = VARIANTS[name], []

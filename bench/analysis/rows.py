@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from bench.analysis.stats import Estimate, Logs, common_rounds, estimates, significant
 from bench.catalogue import Run, without_effect_on_gpus
-from bench.measure.records import Kind, Outcome, Record
+from bench.measure.records import Outcome, Record, Status
 
 
-def middle(values: Iterable[float | None]) -> float | None:
+def median_known(values: Iterable[float | None]) -> float | None:
     """The median of those that are known; None where it is infinite: never, as most often."""
     usual = median([value for value in values if value is not None] or [math.inf])
     return None if math.isinf(usual) else usual
@@ -49,7 +49,7 @@ def rate_to(target: float, with_first_step: bool = False, bound: bool = False) -
 
 def median_of(figure: Callable[[Record], float | None]) -> property:
     """A figure of Row: the median over its records."""
-    return property(lambda row: middle(map(figure, row.records)))
+    return property(lambda row: median_known(map(figure, row.records)))
 
 
 class Row:
@@ -70,9 +70,9 @@ class Row:
         self.outcome: Outcome | None = next(
             (result.outcome for result in results if not result.outcome.complete), None)
         if run.error:
-            self.outcome = Outcome(Kind.CANNOT_RUN, run.error)
+            self.outcome = Outcome(Status.CANNOT_RUN, run.error)
         elif not results:
-            self.outcome = measured.why_not(run)
+            self.outcome = measured.skip_reason(run)
         complete = [result for result in results if result.record]
         # Every run tells the speed, those with the seed of their round the rest.
         self.runs = [(result.round, result.record) for result in complete]
@@ -91,13 +91,13 @@ class Row:
 
     error = property(lambda row: row.outcome and str(row.outcome))
 
-    tok_per_sec = property(lambda row: middle(row.speeds))
-    reserved_gb = property(lambda row: middle(row.memories))
+    tok_per_sec = property(lambda row: median_known(row.speeds))
+    reserved_gb = property(lambda row: median_known(row.memories))
     lowest_val_loss = median_of(lambda record: record.lowest_val_loss)
     first_step_excess = median_of(lambda record: record.first_step_excess)
     mfu = median_of(lambda record: record.mfu)
     uncompiled = property(lambda row: any(record.uncompiled for record in row.records))
-    val_loss = property(lambda row: middle(
+    val_loss = property(lambda row: median_known(
         record.val_loss_after(row.plan.loss_tokens) for record in row.records))
     speed_is_average = property(lambda row: any(record.speed_is_average for record in row.records))
 
@@ -123,7 +123,7 @@ class Row:
         return None if self.run.name == first else self.rows[first]
 
     @property
-    def versus(self) -> "Row | None":
+    def reference(self) -> "Row | None":
         name = self.run.compared_to
         while name and not self.rows[name].speeds:
             name = self.rows[name].run.compared_to
@@ -133,19 +133,19 @@ class Row:
     def techniques(self) -> list[int]:
         """The numbers of the techniques that its factor is of: more than one in a ladder where the
         row before it was left out or failed; none where there is no factor, or no ladder."""
-        if self.run.rung is None or not self.versus or not self.speeds:
+        if self.run.number is None or not self.reference or not self.speeds:
             return []
-        numbers = range(self.versus.run.rung + 1, self.run.rung + 1)
+        numbers = range(self.reference.run.number + 1, self.run.number + 1)
         idle = without_effect_on_gpus() if self.measured.machine["gpus"] else set()
-        return [number for number in numbers if number == self.run.rung or number not in idle]
+        return [number for number in numbers if number == self.run.number or number not in idle]
 
-    factor = property(lambda row: row.factor_of(speed_of, row.versus))
+    factor = property(lambda row: row.factor_of(speed_of, row.reference))
     factor_baseline = property(lambda row: row.factor_of(speed_of, row.baseline))
-    memory_factor = property(lambda row: row.mean_ratio(memory_of, row.versus))  # isn't tested
-    published_factor = property(lambda row: row.published_over(row.versus))
+    memory_factor = property(lambda row: row.mean_ratio(memory_of, row.reference))  # isn't tested
+    published_factor = property(lambda row: row.published_over(row.reference))
     published_factor_baseline = property(lambda row: row.published_over(row.baseline))
-    technique_factor = property(lambda row: ratio(1, row.factor) if row.run.without else None)
-    loss_difference = property(lambda row: row.loss_over(row.versus))
+    technique_factor = property(lambda row: ratio(1, row.factor) if row.run.ablated else None)
+    loss_difference = property(lambda row: row.loss_over(row.reference))
     loss_difference_baseline = property(lambda row: row.loss_over(row.baseline))
 
     def published_over(self, other: "Row | None") -> float | None:
@@ -172,7 +172,7 @@ class Row:
     def difference(self, figure: Figure = speed_of, other: "Row | None" = None) -> Estimate | None:
         """The mean logarithm of the figure over that of `other`, else `versus`; None where one of
         them isn't in the test."""
-        other, means = other or self.versus, self.rows.judged(figure).means
+        other, means = other or self.reference, self.rows.judged(figure).means
         if not other or not {self.run.name, other.run.name} <= means.keys():
             return None
         return means[self.run.name].minus(means[other.run.name])
@@ -184,12 +184,12 @@ class Row:
         if not effect:
             return None
         low, high = effect.interval
-        return (1 / high, 1 / low) if self.run.without else (low, high)
+        return (1 / high, 1 / low) if self.run.ablated else (low, high)
 
     def significance_of(self, figure: Figure) -> str | None:
         """Whether the figure is significantly greater than that of `versus` ("faster"), or smaller;
         None where there is none to compare with."""
-        if not self.versus or not self.speeds:
+        if not self.reference or not self.speeds:
             return None
         column, name = self.rows.judged(figure), self.run.name
         if name not in column.differences:
@@ -197,7 +197,7 @@ class Row:
         if name not in column.significant:
             return "no significant change"
         greater = column.differences[name].mean > 0
-        return "faster" if greater != bool(self.run.without) else "slower"
+        return "faster" if greater != bool(self.run.ablated) else "slower"
 
     significance = property(lambda row: row.significance_of(speed_of))
 
@@ -213,7 +213,7 @@ class Row:
         round that found it compiled already the median of those that didn't."""
         excess = {number: record.first_step_excess for number, record in self.by_round.items()}
         cold = {number: rest for number, rest in excess.items() if number <= self.plan.cold_rounds}
-        usual = middle((cold or excess).values())
+        usual = median_known((cold or excess).values())
         return {number: cold.get(number, usual) for number in excess}
 
     def times_to(self, target: float, with_first_step: bool = False, bound: bool = False,
@@ -236,27 +236,27 @@ class Row:
         one seed. Where runs of one of the two missed it, the factor is a bound, by how long they
         trained: the sign is ">" if they are those of `versus`, "<" if its own. None where both
         have such runs."""
-        if not self.versus:
+        if not self.reference:
             return None
-        own, theirs = self.missed(target), self.versus.missed(target)
+        own, theirs = self.missed(target), self.reference.missed(target)
         if not own and not theirs:
-            sign, factor = "", self.factor_of(rate_to(target, with_first_step), self.versus)
+            sign, factor = "", self.factor_of(rate_to(target, with_first_step), self.reference)
         else:
             bound = rate_to(target, with_first_step, bound=True)
-            sign, factor = "> " if theirs else "< ", self.mean_ratio(bound, self.versus)
+            sign, factor = "> " if theirs else "< ", self.mean_ratio(bound, self.reference)
         return (sign, factor) if factor and not (own and theirs) else None
 
     def tokens_to(self, target: float) -> float | None:
         """As seconds_to()."""
-        return middle(tokens for tokens, _ in self.times_to(target))
+        return median_known(tokens for tokens, _ in self.times_to(target))
 
     def seconds_to(self, target: float, with_first_step: bool = False) -> float | None:
         """The median, of which a run that never came there counts as slower than all others."""
-        return middle(seconds for _, seconds in self.times_to(target, with_first_step))
+        return median_known(seconds for _, seconds in self.times_to(target, with_first_step))
 
     def loss_at(self, seconds: float) -> float | None:
         """The median over the rounds of the validation loss after this many seconds of training."""
-        return middle(record.loss_at(seconds) for record in self.records)
+        return median_known(record.loss_at(seconds) for record in self.records)
 
 
 class Column(NamedTuple):
@@ -281,7 +281,7 @@ class Rows(dict[str, Row]):
                 and (logs := logs_of(figure(row)))}
         means, differences = estimates(rows), {}
         for name, mean in means.items():
-            other = self[name].versus
+            other = self[name].reference
             if other and other.run.name in means:
                 differences[name] = mean.minus(means[other.run.name])
         return Column(common_rounds(rows.values()), means, differences, significant(differences))

@@ -12,7 +12,7 @@ from bench.catalogue import Scripts
 from bench.common import REFERENCE, short_name, trained_in
 from bench.predict.speed import Work, lacking, range_of, seconds
 from bench.predict.store import load
-from bench.report.tables import Table, found_in, markdown, words
+from bench.report.tables import Table, found_in, markdown, text_col
 
 
 def prices(step: Step, count: int, cards: Sequence[str]) -> list[dict]:
@@ -63,7 +63,7 @@ def text(rows: list[dict], step: Step, unit: str) -> str:
         row["speed"] = f"no {row['lacks']}" if row["low"] is None else (
             f"at least {rounded(row['low'])}" if is_compiled(step) else
             f"{rounded(row['low'])}–{rounded(row['high'])}")
-    table = markdown(Table([words("GPU", "card"), words(f"{unit}/sec", "speed")], rows,
+    table = markdown(Table([text_col("GPU", "card"), text_col(f"{unit}/sec", "speed")], rows,
                            "On GPUs that aren't here, predicted:"))
     return f"{table}\n{note} How far to trust it: docs/predictions.md\n"
 
@@ -99,7 +99,7 @@ def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float
 def predicted(card: str) -> dict[str, float]:
     """For a GPU."""
     scripts, speeds = Scripts(), {}
-    for rung, run in enumerate(scripts.rungs()):
+    for rung, run in enumerate(scripts.ladder()):
         prediction = load(scripts, run.script, ["--model", "gpt2"], REFERENCE)
         speeds[str(run.script)] = prediction and prediction.tok_per_sec(
             8 if rung < 10 else 32, CARDS[card])  # as the published experiment

@@ -15,7 +15,7 @@ from bench.audit.step import Step
 from bench.cards import PEAK_FLOPS
 from bench.common import write_whole
 from bench.report.html_page import write_html
-from bench.report.tables import Column, Table, markdown, number, words
+from bench.report.tables import Column, Table, markdown, num_col, text_col
 from patches import stack
 
 KINDS = dict(head="head and loss", loss="head and loss", rest="norms and the rest")
@@ -127,10 +127,11 @@ def text(found: Findings) -> str:
     """One screen, in Markdown."""
     rows = [*found.of(LACKS), *found.of(CANT_TELL)]
     table = markdown(Table([
-        number("#", "number"), words("technique", "technique"), words("state", "verdict.state"),
-        words("seen", "verdict.seen"), words("where", "verdict.place"),
+        num_col("#", "number"), text_col("technique", "technique"),
+        text_col("state", "verdict.state"), text_col("seen", "verdict.seen"),
+        text_col("where", "verdict.place"),
         Column("touches", lambda row: f"{row.verdict.share:.0%}" if row.verdict.share else ""),
-        number("× at most", "most", ".2f"), number("× on our ladder", "gain", ".2f")], rows))
+        num_col("× at most", "most", ".2f"), num_col("× on our ladder", "gain", ".2f")], rows))
     ladder = f"× on our ladder: {found.gains_from}. " if found.gains_from else ""
     parts = ["".join(f"- {line}\n" for line in found.head),
              (table if rows else "It lacks nothing.\n") + f"\n{ladder}To see the lines of number 3:"

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.cards import Card
 from bench.common import UserError
 from bench.predict.store import fitting, span
-from bench.report.tables import Table, number, words
+from bench.report.tables import Table, num_col, text_col
 
 SUFFIXES = dict(k=1e3, m=1e6, b=1e9)
 
@@ -52,9 +52,9 @@ def costs_table(runs: list, known: dict, cards: dict[str, Card], there, args) ->
             speeds = batch and card.bandwidth and prediction.speeds(batch, card, gpus)
             if speeds:
                 row |= figures_of(speeds, gpus, args.tokens, price)
-    columns = [words("card", "name"), words("script", "label"), number("batch", "batch"),
-               number("tok/sec, thousands", "speed"), number("hours", "hours"),
-               number("cost", "cost")]
+    columns = [text_col("card", "name"), text_col("script", "label"), num_col("batch", "batch"),
+               num_col("tok/sec, thousands", "speed"), num_col("hours", "hours"),
+               num_col("cost", "cost")]
     what = f"{args.tokens:,.0f} tokens" if args.tokens else "Speed"
     money = " and ".join(f"{price:g}" for price in args.price or ())
     return Table(columns, rows, f"{what}, on all GPUs of a script" + (

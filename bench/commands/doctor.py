@@ -92,7 +92,7 @@ def type_of(machine: dict) -> str:
 def expected(setup, batch: int) -> list[tuple[str, str]]:
     """Returns a line of what 01 should do on this card, if it is a known one."""
     name = card_of(setup.machine["name"])
-    run = setup.scripts.here("01", setup.machine, setup.options)
+    run = setup.scripts.for_machine("01", setup.machine, setup.options)
     options = ["--model", "gpt2", *options_of_type(setup, run.script)]
     prediction = load(setup.scripts, run.script, options, REFERENCE)
     if not name or not prediction:
@@ -129,7 +129,7 @@ class Fits(Command):
             batch = batches_that_fit(setup, composed=True).get("8" if first else "32")
         words = [STAGES[stage]]
         if in_float16(setup.machine, setup.options) and not first:
-            run = setup.scripts.here(stage, setup.machine, setup.options)
+            run = setup.scripts.for_machine(stage, setup.machine, setup.options)
             path = BUILD / f"{run.name}.py"
             write_whole(path, setup.scripts.text(run.script))
             words = [relative(path), "--data", relative(setup.data),

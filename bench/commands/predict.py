@@ -22,7 +22,7 @@ from bench.predict.store import (
 )
 from bench.report import prediction_tables
 from bench.report.gpus import in_place
-from bench.report.tables import Column, Table, found_in, markdown, number, words
+from bench.report.tables import Column, Table, found_in, markdown, num_col, text_col
 from bench.subcommands import positive
 from patches import stack
 
@@ -272,10 +272,11 @@ def where_it_goes(runs: list, known: dict[str, Prediction], name: str, card: Car
                 shares={kind: spent / sum(times.values()) for kind, spent in times.items()})
         rows.append(row)
     return Table([
-        words("script", "label"), number("batch", "batch"), number("tok/sec, thousands", "speed"),
-        number("of all its GPUs", "of_all"), number("MFU", "mfu", ".0%"),
-        number(f"minutes of {EPOCHS} epochs", "minutes"),
-        *(number(kind, f"shares.{kind}", ".0%") for kind in KINDS)], rows,
+        text_col("script", "label"), num_col("batch", "batch"),
+        num_col("tok/sec, thousands", "speed"),
+        num_col("of all its GPUs", "of_all"), num_col("MFU", "mfu", ".0%"),
+        num_col(f"minutes of {EPOCHS} epochs", "minutes"),
+        *(num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS)], rows,
         f"{name}: speed, time for {EPOCHS} epochs, share of step time:")
 
 
@@ -285,7 +286,7 @@ def chosen(setup, gpus: int) -> list[Run]:
     scripts, args = setup.scripts, setup.args
     runs = [scripts.stage(name, gpus or GPUS) for name in ("00", "01", "02")[:3 if gpus else 2]]
     if args.techniques:
-        runs = scripts.chosen(args.techniques, scripts.rungs(gpus or GPUS))
+        runs = scripts.select(args.techniques, scripts.ladder(gpus or GPUS))
     of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
     for text in filter(str.strip, (args.variants or "").split(",")):
         first = re.split(r"[+\s]", text.strip())[0]

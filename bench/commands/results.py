@@ -17,12 +17,12 @@ from bench.report.tables import (
     INTERVAL,
     Column,
     Table,
-    cell,
     credited,
+    fmt,
     found_in,
     markdown,
-    number,
-    words,
+    num_col,
+    text_col,
 )
 from bench.studies import all_studies
 
@@ -43,10 +43,10 @@ class Pair(NamedTuple):
         rows = {"A": self.one, "B": self.other}
         if missing := [name for name, row in rows.items() if not row.speeds]:
             return f"no figures in {listed(missing)}"
-        if first := [name for name, row in rows.items() if not row.versus]:
+        if first := [name for name, row in rows.items() if not row.reference]:
             return f"the first one in {first[0]}" if len(first) == 1 else ""
-        if self.one.versus.run.name != self.other.versus.run.name:
-            return f"over {self.one.versus.label} in A, over {self.other.versus.label} in B"
+        if self.one.reference.run.name != self.other.reference.run.name:
+            return f"over {self.one.reference.label} in A, over {self.other.reference.label} in B"
         return None
 
 
@@ -59,7 +59,7 @@ def judged(pairs: list[Pair]) -> list[Pair]:
             differences[pair.one.run.name] = ours.minus(theirs)
     names = significant(differences)
 
-    def words(pair: Pair) -> str:
+    def text_col(pair: Pair) -> str:
         difference = differences.get(pair.one.run.name)
         if not difference:
             return "not tested" if pair.why_not is None else pair.why_not
@@ -67,7 +67,7 @@ def judged(pairs: list[Pair]) -> list[Pair]:
             return "not significant"
         return "more in A" if difference.mean > 0 else "more in B"
 
-    return [pair._replace(difference=words(pair)) for pair in pairs]
+    return [pair._replace(difference=text_col(pair)) for pair in pairs]
 
 
 class Compare(Command):
@@ -101,12 +101,12 @@ class Compare(Command):
                 [("folder", *names), *differences(one, other, pairs)])),
             markdown(Table([
                 Column("technique", lambda pair: credited(pair.one, pair.one.label), True),
-                number("published", "one.published_factor", ".2f"),
-                number("A: ×", "one.factor", ".2f"),
+                num_col("published", "one.published_factor", ".2f"),
+                num_col("A: ×", "one.factor", ".2f"),
                 Column("95 %", lambda pair: INTERVAL.cell(pair.one)),
-                number("B: ×", "other.factor", ".2f"),
+                num_col("B: ×", "other.factor", ".2f"),
                 Column("95 %", lambda pair: INTERVAL.cell(pair.other)),
-                words("difference", "difference")],
+                text_col("difference", "difference")],
                 pairs, "What each technique brings over the one before it:")),
             "The published figures (an A100) have no intervals, so nothing is known of their"
             " significance."])
@@ -140,7 +140,7 @@ def differences(one, other, pairs: list[Pair]) -> list[tuple]:
     lines = [(name, ours.get(name, ""), theirs.get(name, "")) for name in ours | theirs
              if ours.get(name) != theirs.get(name)]
     return [*lines, ("rounds", *(row.rounds for row in first[:2])),
-            (f"{first.one.label}, tok/sec", *(cell(row.tok_per_sec, ",.0f") for row in first[:2]))]
+            (f"{first.one.label}, tok/sec", *(fmt(row.tok_per_sec, ",.0f") for row in first[:2]))]
 
 
 # ---- For results/reference ----------------------------------------------------------------------

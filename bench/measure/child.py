@@ -14,7 +14,7 @@ from bench import processes
 from bench.common import BUILD, UserError, remove_built, sha256
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
 from bench.measure.plan import SCRATCH, Job, Plan, Setup
-from bench.measure.records import Kind, Outcome
+from bench.measure.records import Outcome, Status
 from bench.measure.sizing import Length
 
 HANG_SECONDS = 300  # and five times the estimate: a run that takes longer hangs, and is ended
@@ -65,7 +65,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
                                                **environment)
         except subprocess.TimeoutExpired:
             code, err, hung = 1, "", Outcome(
-                Kind.HUNG, f"ended after {timeout:.0f} s: it hung, or is far too slow")
+                Status.HUNG, f"ended after {timeout:.0f} s: it hung, or is far too slow")
         ran = dict(event="ran", seconds=time.perf_counter() - began, exit=code, error=None,
                    matmul_rate=None)
         lines, events = read_child(scratch / "results")
@@ -74,8 +74,8 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
             try:
                 study.collect(setup, scratch / "results")
             except ValueError as reason:
-                outcome = Outcome(Kind.FAILED, str(reason))
-    ran |= dict(outcome=outcome.kind, error=outcome.text or None,
+                outcome = Outcome(Status.FAILED, str(reason))
+    ran |= dict(outcome=outcome.status, error=outcome.text or None,
                 load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None)
     try:
         ran["matmul_rate"] = processes.ask_machine("matmul_rate")
@@ -90,11 +90,11 @@ def outcome_of(code: int, err: str, start: dict, events: list[dict], ran: dict) 
     """By what its record tells; where that has no end, or is that of a whole run, by how the
     process ended."""
     outcome = make_result(start, events, ran).outcome if events else (
-        Outcome(Kind.FAILED, "it left no record"))
+        Outcome(Status.FAILED, "it left no record"))
     ended = any(event.get("event") == "end" for event in events)
     if code and (outcome.complete or not ended):
         outcome = outcome_by_line(processes.error_line(err)) if code > 0 else Outcome(
-            Kind.KILLED if code == -9 else Kind.FAILED, f"ended by signal {-code}")
+            Status.KILLED if code == -9 else Status.FAILED, f"ended by signal {-code}")
     rank = re.search(r"^error: (rank \d+: .+)", err, re.MULTILINE)
     if rank and not outcome.complete:  # why the other ranks, and so the record, came to no end
         outcome = outcome_by_line(rank[1])
@@ -104,11 +104,11 @@ def outcome_of(code: int, err: str, start: dict, events: list[dict], ran: dict) 
 def outcome_by_line(line: str) -> Outcome:
     """By a script's last line. It has no other way to tell why it ended before its record began, or
     in which rank."""
-    for words, kind in (("out of memory", Kind.OUT_OF_MEMORY),
-                        ("text is too short", Kind.TEXT_TOO_SHORT)):
+    for words, kind in (("out of memory", Status.OUT_OF_MEMORY),
+                        ("text is too short", Status.TEXT_TOO_SHORT)):
         if words in line:
             return Outcome(kind, line)
-    return Outcome(Kind.FAILED, line)
+    return Outcome(Status.FAILED, line)
 
 
 def read_child(folder: Path) -> tuple[bytes, list[dict]]:

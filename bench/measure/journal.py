@@ -39,10 +39,10 @@ from bench.measure.plan import Plan, Setup
 from bench.measure.records import (
     COMPLETE,
     EVENTS,
-    Kind,
     Outcome,
     Record,
     RecordError,
+    Status,
     make_record,
     read_record,
 )
@@ -105,28 +105,28 @@ class Measured:
         added = could_be_seen and 1 < (self.plan.rounds or 1) < (rounds or 1)
         return self.planned or (self.plan.rounds if added else None)
 
-    def stands(self, result: Result) -> bool:
+    def is_current(self, result: Result) -> bool:
         """Whether a run is of the script that this measures."""
         return self.sources.get(result.name) == result.source_sha256
 
-    def why_not(self, run: Run) -> Outcome | None:
+    def skip_reason(self, run: Run) -> Outcome | None:
         """Why a run isn't tried, by the results of the smaller ones before it; None: it is."""
         limit, reason = self.plan.memory_limit_gb, ""
-        smaller = next((other for other in self.plan.runs if other.name == run.after), None)
+        smaller = next((other for other in self.plan.runs if other.name == run.requires), None)
         if not smaller:
             return None
         results = [result for result in self.results if result.name == smaller.name]
         if not results:
-            return self.why_not(smaller)
+            return self.skip_reason(smaller)
         if smaller.error or any(not result.outcome.complete for result in results):
-            return Outcome(Kind.NOT_TRIED, f"not tried, since {smaller.label} failed")
+            return Outcome(Status.NOT_TRIED, f"not tried, since {smaller.label} failed")
         memories = [result.record.end["reserved_gb"] for result in results]
         if limit and None in memories:
             reason = f"the memory of {smaller.label} isn't known"
-        elif limit and run.growth * max(memories) > limit:
-            reason = (f"{run.growth:g} times the {max(memories):.1f} GB of {smaller.label} would be"
-                      " more than half of the RAM")
-        return Outcome(Kind.NOT_TRIED, f"not tried: {reason}") if reason else None
+        elif limit and run.memory_growth * max(memories) > limit:
+            reason = (f"{run.memory_growth:g} times the {max(memories):.1f} GB of {smaller.label}"
+                      " would be more than half of the RAM")
+        return Outcome(Status.NOT_TRIED, f"not tried: {reason}") if reason else None
 
     def differs_from(self, setup: Setup) -> str | None:
         """What of a setup is so different that figures of both can't be compared; None: nothing.
@@ -215,7 +215,7 @@ def read_journal(path: Path) -> list[Measured]:
             if not cut:
                 print(f"skipped: {relative(path)}, line {number}: {error!r}", file=sys.stderr)
     for measured in found.values():
-        measured.results = list(filter(measured.stands, measured.results))
+        measured.results = list(filter(measured.is_current, measured.results))
     return list(found.values())
 
 
@@ -232,16 +232,16 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
     seconds, error, rate = fields_of(ran, RAN).values()
     outcome, record = COMPLETE, None
     if error is not None:
-        outcome = Outcome(Kind(ran["outcome"]), error)
+        outcome = Outcome(Status(ran["outcome"]), error)
     else:
         try:
             record = make_record(run["name"], events)
             outcome = record.outcome
             if outcome.complete and (
                     (record.stage, record.config["seed"]) != (run["name"], run["seed"])):
-                outcome = Outcome(Kind.FAILED, "its record is that of another run")
+                outcome = Outcome(Status.FAILED, "its record is that of another run")
         except RecordError as reason:
-            outcome = Outcome(Kind.FAILED, str(reason))
+            outcome = Outcome(Status.FAILED, str(reason))
     return Result(run["name"], run["round"], run["seed"], run["source_sha256"], seconds, outcome,
                   record if outcome.complete else None, rate)
 

@@ -45,7 +45,7 @@ class Plan:
     options: list[str] = field(default_factory=list)  # for every script
     seed_noise: int = 0  # how often each round runs the baseline besides, each time with a new seed
     order: int | None = None  # the seed of the order of runs in each round (None: as they stand)
-    whole: bool = False  # every run is as long as its script by itself, or has `tokens` in all
+    full_length: bool = False  # every run is as long as its script alone, or has `tokens` in all
     epochs: int | None = None  # of such a run (None: the script's own)
     cold_rounds: int = 1  # that compile again, so that their first step tells how long it takes
     first_seed: int = SEED
@@ -55,14 +55,14 @@ class Plan:
     #                                                          a run, which then has to be `whole`
     min_steps: int = 1  # of every run, if its tokens are fewer
     equal_steps: bool = False  # whether all runs have as many as the one that needs most
-    until_full: bool = False  # that a run doesn't fit is no failure
+    stop_at_oom: bool = False  # that a run doesn't fit is no failure
     memory_limit_gb: float | None = None  # runs that by their growth would take more aren't tried
     batches: dict[str, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
 
     @property
     def may_end_early(self) -> bool:
         """Whether runs end at a target, or may not fit."""
-        return bool(self.targets) or self.until_full
+        return bool(self.targets) or self.stop_at_oom
 
     def seed_of(self, number: int) -> int:
         """The seed of all runs in round `number`, which counts from 1."""

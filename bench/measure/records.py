@@ -36,7 +36,7 @@ EVENTS = {"start", "log", "epoch", "end", "checkpoint", "checkpoint_failed", "re
 # ---- How a run ended ---------------------------------------------------------------------------
 
 
-class Kind(StrEnum):
+class Status(StrEnum):
     """How a run ended, or why there was none."""
 
     COMPLETE = auto()
@@ -51,24 +51,24 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Code decides by `kind`; the text, one line, tells people why there are no figures."""
+    """Code decides by `status`; the text, one line, tells people why there are no figures."""
 
-    kind: Kind = Kind.COMPLETE
+    status: Status = Status.COMPLETE
     text: str = ""
 
     @property
     def complete(self) -> bool:
-        return self.kind is Kind.COMPLETE
+        return self.status is Status.COMPLETE
 
     @property
     def is_too_large(self) -> bool:
         """Whether the run needs more memory, or more text, than there is."""
-        return self.kind in (Kind.OUT_OF_MEMORY, Kind.KILLED, Kind.TEXT_TOO_SHORT)
+        return self.status in (Status.OUT_OF_MEMORY, Status.KILLED, Status.TEXT_TOO_SHORT)
 
     @property
     def failed(self) -> bool:
         """Whether the run was tried, and left no figures."""
-        return self.kind not in (Kind.COMPLETE, Kind.NOT_TRIED, Kind.CANNOT_RUN)
+        return self.status not in (Status.COMPLETE, Status.NOT_TRIED, Status.CANNOT_RUN)
 
     def __str__(self) -> str:
         return "failed: " * self.failed + self.text
@@ -125,21 +125,23 @@ class Record:
     def outcome(self) -> Outcome:
         """Complete is a run with a speed, and with what every table needs."""
         if not self.end:
-            return Outcome(Kind.FAILED, "killed: its record has no end")
+            return Outcome(Status.FAILED, "killed: its record has no end")
         if self.status != "complete":
             reason = (self.end["error"] or "no reason given").removeprefix("out of memory: ")
             if self.status == "failed":
-                return Outcome(Kind.FAILED, reason)
-            kind = Kind.OUT_OF_MEMORY if self.status == "out_of_memory" else Kind.FAILED
+                return Outcome(Status.FAILED, reason)
+            kind = Status.OUT_OF_MEMORY if self.status == "out_of_memory" else Status.FAILED
             return Outcome(kind, f"{self.status.replace('_', ' ')}: {reason}")
         if not self.tok_per_sec:
-            return Outcome(Kind.FAILED, "too short for a speed: raise --max-tokens")
+            return Outcome(Status.FAILED, "too short for a speed: raise --max-tokens")
         needed = dict(flops_per_token=self.config.get("flops_per_token"),
                       first_step_seconds=self.first_step_seconds,
                       reserved_gb=self.end["reserved_gb"] or 0)  # it isn't known everywhere
         wrong = [f"{name} is {value!r}" for name, value in needed.items()
                  if not isinstance(value, int | float)]
-        return Outcome(Kind.FAILED, f"its record can't be read: {wrong[0]}") if wrong else COMPLETE
+        if wrong:
+            return Outcome(Status.FAILED, f"its record can't be read: {wrong[0]}")
+        return COMPLETE
 
     @property
     def tok_per_sec(self) -> float | None:

@@ -34,7 +34,7 @@ from bench.measure.journal import (
     read_journal,
 )
 from bench.measure.plan import Job, Plan, Setup
-from bench.measure.records import Kind
+from bench.measure.records import Status
 from bench.measure.sizing import Length
 
 # Fields of a plan that continues.
@@ -119,7 +119,7 @@ def failed(measured: Measured) -> bool:
 def answered(result: Result, plan: Plan) -> bool:
     """Whether a result is what its run was for: figures, or that it doesn't fit."""
     outcome = result.outcome
-    return outcome.complete or plan.until_full and outcome.is_too_large
+    return outcome.complete or plan.stop_at_oom and outcome.is_too_large
 
 
 # ---- A plan ------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class Measurement:
         able = [run for run in plan.runs if not run.error]
         rounds = plan.rounds or rounds or self.study.rounds[setup.device]
         order = before.order
-        if not measured.results and not any(run.after for run in plan.runs):
+        if not measured.results and not any(run.requires for run in plan.runs):
             order = order_of(measured.id)
         measured.planned = measured.rounds_before(rounds)
         measured.plan = replace(plan, rounds=rounds, order=order)
@@ -179,7 +179,7 @@ class Measurement:
         ways = {run.name: how_it_runs(run) for run in before.runs}
         changed = {run.name for run in plan.runs
                    if ways.get(run.name, how_it_runs(run)) != how_it_runs(run)}
-        changed |= {result.name for result in measured.results if not measured.stands(result)}
+        changed |= {result.name for result in measured.results if not measured.is_current(result)}
         if again := [run.name for run in plan.runs if run.name in changed]:
             print(f"changed since, so measured again: {listed(again)}", flush=True)
         measured.results = [result for result in measured.results if result.name not in changed]
@@ -229,8 +229,8 @@ class Measurement:
                     f" {'n/a' if loss is None else f'{loss:.3f}'}, {result.seconds:.0f} s")
         else:
             self.failed.add(name)
-        if (outcome.kind is Kind.OUT_OF_MEMORY and self.setup.device == "cuda"
-                and not plan.until_full):
+        if (outcome.status is Status.OUT_OF_MEMORY and self.setup.device == "cuda"
+                and not plan.stop_at_oom):
             batch = self.configs[name]["batch_size"]
             options = shlex.join([*self.setup.options, "--batch-size", str(max(1, batch // 2))])
             print(f"{name} doesn't fit at batch {batch}; all runs at half of it:"
@@ -243,7 +243,7 @@ class Measurement:
     def within_reach(self) -> list[Job]:
         """What is left, without runs that failed, and those that aren't tried for it."""
         measured = self.measured
-        beyond = self.failed | {run.name for run in measured.plan.runs if measured.why_not(run)}
+        beyond = self.failed | {run.name for run in measured.plan.runs if measured.skip_reason(run)}
         return [job for job in self.jobs if job.run.name not in beyond]
 
 

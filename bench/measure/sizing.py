@@ -84,7 +84,7 @@ def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]
 
 def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
     """The plan with these batch sizes in place of the published ones. Raises UserError."""
-    if not batches or plan.until_full:
+    if not batches or plan.stop_at_oom:
         return plan
     free = [run for run in plan.runs if not run.error and not has_option(
         "--batch-size", [*plan.options, *setup.options, *run.options])]
@@ -93,7 +93,7 @@ def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
     for run in plan.runs:
         own = configs[run.name]["batch_size"] if run in free else None
         batch = batches.get(str(own), own)
-        runs.append(run if batch == own else run.but(
+        runs.append(run if batch == own else run.replace(
             options=(*run.options, "--batch-size", str(batch))))
     return replace(plan, runs=runs, batches=batches)
 
@@ -126,7 +126,7 @@ def length_of(run: Run, plan: Plan, setup: Setup, config: dict, rate: float, ste
     tuned = any(option.startswith("max-autotune") for option in run.options)
     extra = (TUNE_SECONDS if tuned else COMPILE_SECONDS) if gpus and config["compile"] else 0
     per_step = tokens_per_step(config, run.processes)
-    if plan.whole:
+    if plan.full_length:
         options: tuple = ("--epochs", plan.epochs) if plan.epochs else ()
         training = DEMO_TOKENS / rate if not gpus else (
             (plan.epochs or EPOCHS) * seconds_per_epoch(setup.data, rate, run, config))
@@ -237,7 +237,7 @@ def within_memory(jobs: list[Job], results: list[Result], plan: Plan) -> list[Jo
     times that of the one before it as it says; all where the limit or the memory isn't known."""
     memory = {result.name: result.record.end["reserved_gb"] for result in results if result.record}
     for run in plan.runs:
-        memory[run.name] = memory.get(run.name) or run.growth * memory.get(run.after, 0)
+        memory[run.name] = memory.get(run.name) or run.memory_growth * memory.get(run.requires, 0)
     limit = plan.memory_limit_gb or math.inf
     return [job for job in jobs if memory[job.run.name] <= limit]
 

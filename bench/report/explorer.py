@@ -23,14 +23,14 @@ def choices() -> dict[str, Run]:
     """What one can choose: the ladder, which ends with 02, and the variants of 01; then what stands
     in for 02 on a GPU without bfloat16 units. Raises UserError, StackError."""
     scripts = today()
-    *rungs, last, ddp = scripts.rungs(GPUS)
+    *rungs, last, ddp = scripts.ladder(GPUS)
     runs = {scripts.canonical(run.script): run for run in rungs}
-    runs |= {"00": runs["00"].but(label="00, the baseline"),
-             "01": last.but(label=f"01, all {last.rung} techniques"),
-             "02": ddp.but(label=f"02, on {GPUS} GPUs")}
+    runs |= {"00": runs["00"].replace(label="00, the baseline"),
+             "01": last.replace(label=f"01, all {last.number} techniques"),
+             "02": ddp.replace(label=f"02, on {GPUS} GPUs")}
     runs |= {run.label: run for run in prediction_tables.alternatives()}
     run = scripts.float16(scripts.stage("02", GPUS))
-    return runs | {str(run.script): run.but(published=None)}
+    return runs | {str(run.script): run.replace(published=None)}
 
 
 def how(name: str, run: Run) -> tuple[str, list[str], str]:
@@ -40,10 +40,10 @@ def how(name: str, run: Run) -> tuple[str, list[str], str]:
     start = f"torchrun --nproc_per_node={run.processes}" if run.processes > 1 else "python"
     if name in STAGES:
         return "The scripts", [f"{start} {STAGES[name]}"], predict
-    if run.rung is not None:
+    if run.number is not None:
         path = (stack.WRITTEN / stack.file_of(script)).as_posix()
-        return ("The ladder", [f"python patches/stack.py write {script}",
-                               f"{start} {path} --data data"], f"{predict} --techniques {run.rung}")
+        commands = [f"python patches/stack.py write {script}", f"{start} {path} --data data"]
+        return "The ladder", commands, f"{predict} --techniques {run.number}"
     names = script.removeprefix("02+")
     base = "" if names == script else " --base 02"
     commands = [f"python patches/stack.py compose {names}{base} --out my.py",
@@ -60,9 +60,9 @@ def script(name: str, run: Run, predictions: dict[str, Prediction]) -> dict:
                      for batch, need in prediction.needs.items() if batch in BATCHES}
              for model, prediction in predictions.items()}
     return dict(
-        label=f"{run.rung} {technique}" if technique else run.label,
-        rung=run.rung, gpus=run.processes, kind=kind,
-        default=32 if run.rung is None or run.rung >= 10 else 8,
+        label=f"{run.number} {technique}" if technique else run.label,
+        number=run.number, gpus=run.processes, kind=kind,
+        default=32 if run.number is None or run.number >= 10 else 8,
         commands=commands, predict=predict, published=run.published, needs=needs)
 
 

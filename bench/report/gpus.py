@@ -7,7 +7,7 @@ from bench.predict.store import OTHERS, largest
 from bench.report import prediction_tables
 from bench.report.notes import today
 from bench.report.prediction_tables import LARGER, prediction_of
-from bench.report.tables import Table, number, words
+from bench.report.tables import Table, num_col, text_col
 
 # 01 reserved 13.64 GB on an H100 where 11.90 were predicted; so a batch fits for sure only where it
 # does with this many times its predicted memory.
@@ -26,7 +26,7 @@ def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
         return run
     if card.capability >= 7:
         return scripts.float16(run)
-    return run.but(name=f"{run.name}-float32", label=f"{run.label} in float32, not compiled",
+    return run.replace(name=f"{run.name}-float32", label=f"{run.label} in float32, not compiled",
                    options=(*run.options, *prediction_tables.WITHOUT_TENSOR_CORES))
 
 
@@ -70,11 +70,11 @@ def begin(card: Card, batch: int) -> str:
 
 def cards_table() -> Table:
     """A row for each GPU. Raises UserError, StackError."""
-    columns = [words("GPU", "card"), number("GB", "gb", ".0f"),
-               number("compute capability", "capability", ".1f")]
-    columns += [number(f"largest batch of {key}", key)
+    columns = [text_col("GPU", "card"), num_col("GB", "gb", ".0f"),
+               num_col("compute capability", "capability", ".1f")]
+    columns += [num_col(f"largest batch of {key}", key)
                 for key in ("00, gpt2", *(f"01, {model}" for model in ("gpt2", *LARGER)))]
-    columns += [number(f"thousand tok/sec of {stage}", stage) for stage in ("00", "01")]
+    columns += [num_col(f"thousand tok/sec of {stage}", stage) for stage in ("00", "01")]
     columns += [
-        number(f"minutes of {EPOCHS} epochs, 00 / 01", "minutes"), words("begin with", "begin")]
+        num_col(f"minutes of {EPOCHS} epochs, 00 / 01", "minutes"), text_col("begin with", "begin")]
     return Table(columns, [on_card(name, card) for name, card in by_memory()])

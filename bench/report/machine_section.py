@@ -20,7 +20,7 @@ from bench.common import (
 )
 from bench.measure.journal import data_of, journal_of, read_journal
 from bench.report.notes import counted, peaks
-from bench.report.tables import Column, Table, cell, credited, markdown, number, rows_in
+from bench.report.tables import Column, Table, credited, fmt, markdown, num_col, rows_in
 
 
 def this_machine() -> dict:
@@ -73,19 +73,19 @@ def machine_section(look: dict) -> str:
         f"{gpu}.",
         f"Matmul throughput: {peaks(look['matmul_peak'])}. Copy within memory:"
         f" {look['bandwidth'] / 1e9:,.0f} GB/s (10⁹ bytes, read and written). Memory:"
-        f" {cell(look['memory_gb'], '.1f') or 'n/a'} GB.",
+        f" {fmt(look['memory_gb'], '.1f') or 'n/a'} GB.",
         f"torch.compile doesn't work: {no_compiler}" if no_compiler else "torch.compile works."]
     lines += [f"Missing: {thing}." for thing in look["missing"]]
     lines += [
         f"Attention kernels by dropout ({trained_in(m)}, causal), and what each really applies; 01"
         " turns cuDNN's off:",
         markdown(Table([
-            number("dropout", "dropout", "g"),
+            num_col("dropout", "dropout", "g"),
             Column("kernel", lambda row: row["backend"].replace("_", " "), True),
             Column("runs", lambda row: "yes" if row["runs"] else "no"),
             Column("PyTorch's choice", lambda row: "←" if row["chosen"] else "", True),
-            number("ms, forward and backward", "milliseconds", ".2f"),
-            number("real dropout", "real_dropout", ".3f")], look["attention"]))]
+            num_col("ms, forward and backward", "milliseconds", ".2f"),
+            num_col("real dropout", "real_dropout", ".3f")], look["attention"]))]
     return "\n\n".join(lines)
 
 
@@ -109,8 +109,8 @@ def summary(results: Path, look: dict) -> list[str]:
             f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
             f" A100: {fast.published_factor_baseline:.2f} times), with"
-            f" {cell(fast.reserved_gb, '.2f') or 'n/a'} GB instead of"
-            f" {cell(plain.reserved_gb, '.2f') or 'n/a'};"
+            f" {fmt(fast.reserved_gb, '.2f') or 'n/a'} GB instead of"
+            f" {fmt(plain.reserved_gb, '.2f') or 'n/a'};"
             f" {counted(min(plain.rounds, fast.rounds), 'run')} each.")
     steps = [row for row in rows_in(results, "ladder") if row.factor]
     if steps:

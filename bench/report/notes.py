@@ -113,7 +113,7 @@ def significance_note(rows: list[Row]) -> str:
 
 def factor_note(rows: list[Row]) -> str:
     """What the factors of a table are over."""
-    if any(row.run.without for row in rows):
+    if any(row.run.ablated for row in rows):
         return "Speedups are of the script with the technique over the one without it."
     return "Speedups are over " + (
         "the first row." if one_reference(rows) else "the row above, or the nearest with numbers.")

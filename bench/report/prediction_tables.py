@@ -12,7 +12,7 @@ from bench.common import REFERENCE, UserError
 from bench.predict.batches import PUBLISHED
 from bench.predict.store import NAME, Prediction, key_of, load
 from bench.report.notes import today
-from bench.report.tables import Table, number, rows_in, words
+from bench.report.tables import Table, num_col, rows_in, text_col
 
 GPT2 = ["--model", "gpt2"]
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
@@ -38,7 +38,7 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
     """The scripts, each with its options, whose predictions the tables need, and the variants of 01
     that may be in them. Raises UserError, StackError."""
     scripts = today()
-    *rungs, ddp = scripts.rungs(4)
+    *rungs, ddp = scripts.ladder(4)
     pairs = [(run.script, GPT2) for run in (*rungs, ddp)]
     pairs += [(run.script, ["--model", "cpu-demo"]) for run in rungs]
     for model in ("gpt2", *LARGER):
@@ -73,21 +73,22 @@ class Expected:
     run: Run
     batch: int
     prediction: Prediction
-    versus: "Expected | None"
+    reference: "Expected | None"
 
     label = property(lambda row: row.run.label)
     tok_per_sec = property(lambda row: row.prediction.tok_per_sec(row.batch, CARDS["H100"]))
     reserved_gb = property(lambda row: row.prediction.needs[row.batch].reserved / 1024)
-    factor = property(lambda row: row.versus and ratio(row.tok_per_sec, row.versus.tok_per_sec))
+    factor = property(
+        lambda row: row.reference and ratio(row.tok_per_sec, row.reference.tok_per_sec))
     memory_factor = property(
-        lambda row: row.versus and ratio(row.reserved_gb, row.versus.reserved_gb))
+        lambda row: row.reference and ratio(row.reserved_gb, row.reference.reserved_gb))
 
 
 def ladder() -> list[Expected]:
     """Every rung at its published batch size, over the one before; the last one is 02. Raises
     UserError, StackError."""
     rows: list[Expected] = []
-    for place, run in enumerate(today().rungs(4)):
+    for place, run in enumerate(today().ladder(4)):
         rows.append(Expected(run, 8 if place < 10 else 32, prediction_of(run.script, GPT2),
                              rows[-1] if rows else None))
     return rows
@@ -97,7 +98,7 @@ def expected() -> list[Expected]:
     """What every rung on one GPU, over the one before, and each variant that can be traced, over
     01, should bring on an H100. Raises UserError."""
     rungs = [rung for rung in ladder() if not rung.run.torchrun]
-    return rungs + [Expected(run.but(label=f"`{run.label}`"), 32, known, rungs[-1])
+    return rungs + [Expected(run.replace(label=f"`{run.label}`"), 32, known, rungs[-1])
                     for run in alternatives()
                     if (known := kept_of(run.script, [*GPT2, *run.options]))]
 
@@ -116,7 +117,7 @@ def gpu_table(machine: Path) -> Table:
     lines = []
     rows = [row for study in ("stages", "ladder") for row in rows_in(machine, study)
             if row.record and row.run.processes == 1]
-    for row in sorted(rows, key=lambda row: str(row.run.stage or f"00 {row.run.rung:02}")):
+    for row in sorted(rows, key=lambda row: str(row.run.stage or f"00 {row.run.number:02}")):
         card, batch = card_of(row.measured.machine["name"]), row.record.config["batch_size"]
         known = kept_of(row.run.stage or row.run.script, GPT2)
         if not (card and known and batch in known.needs and row.record.config["model"] == "gpt2"):
@@ -126,9 +127,9 @@ def gpu_table(machine: Path) -> Table:
                 label=row.label, batch=batch, speed=beside(row.tok_per_sec, speed),
                 memory=beside(row.reserved_gb, known.needs[batch].reserved / 1024)))
     return Table([
-        words("script", "label"), number("batch", "batch"),
-        number("tok/sec, measured", "speed.measured", ",.0f"),
-        number("predicted", "speed.predicted", ",.0f"), number("error", "speed.error", "+.0%"),
-        number("GB, measured", "memory.measured", ".2f"),
-        number("predicted", "memory.predicted", ".2f"), number("error", "memory.error", "+.1%")],
+        text_col("script", "label"), num_col("batch", "batch"),
+        num_col("tok/sec, measured", "speed.measured", ",.0f"),
+        num_col("predicted", "speed.predicted", ",.0f"), num_col("error", "speed.error", "+.0%"),
+        num_col("GB, measured", "memory.measured", ".2f"),
+        num_col("predicted", "memory.predicted", ".2f"), num_col("error", "memory.error", "+.1%")],
         lines)

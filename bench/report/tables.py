@@ -48,7 +48,7 @@ def picture_name(study: str, kind: str) -> str:
 # ---- Cells and columns -------------------------------------------------------------------------
 
 
-def cell(value: float | None, form: str) -> str:
+def fmt(value: float | None, form: str) -> str:
     """A figure, or nothing where there is none."""
     return "" if value is None else format(value, form)
 
@@ -63,7 +63,7 @@ def bold(text: str, significance: str | None) -> str:
     return f"**{text}**" if text and significance in ("faster", "slower") else text
 
 
-def figure(row, name: str):
+def lookup(row, name: str):
     """What a row has by a name such as "record.mfu", of attributes or keys; None where one of them
     is None or there is no such key."""
     for part in name.split("."):
@@ -71,24 +71,24 @@ def figure(row, name: str):
     return row
 
 
-def number(heading: str, name: str, form: str = "") -> Column:
+def num_col(heading: str, name: str, form: str = "") -> Column:
     """A column of a figure, by its name in a row."""
-    return Column(heading, lambda row: cell(figure(row, name), form))
+    return Column(heading, lambda row: fmt(lookup(row, name), form))
 
 
-def words(heading: str, name: str) -> Column:
+def text_col(heading: str, name: str) -> Column:
     """A column of text, by its name in a row."""
-    return Column(heading, lambda row: figure(row, name) or "", True)
+    return Column(heading, lambda row: lookup(row, name) or "", True)
 
 
-RUN = words("run", "label")
-SPEED = number("tok/sec", "tok_per_sec", ",.0f")
+RUN = text_col("run", "label")
+SPEED = num_col("tok/sec", "tok_per_sec", ",.0f")
 SPEED_OR_ERROR = Column("tok/sec", lambda row: row.error or SPEED.cell(row))
 INTERVAL = Column("95 %", lambda row: spread(list(row.interval() or ()), ".2f"))
 RANGE = Column("range", lambda row: spread(row.speeds))
-GB = number("GB", "reserved_gb", ".2f")
-LOSS = number("val loss", "val_loss", ".4f")
-EXPECTED_LOSS = words("expected effect on the loss", "run.loss")
+GB = num_col("GB", "reserved_gb", ".2f")
+LOSS = num_col("val loss", "val_loss", ".4f")
+EXPECTED_LOSS = text_col("expected effect on the loss", "run.loss")
 
 
 def markdown(*tables: Table) -> str:
@@ -123,10 +123,10 @@ def rows_in(folder: Path, study: str) -> list[Row]:
 def within_01(folder: Path) -> dict[str, str]:
     """What leave-one-out says that each technique brings within 01, by the name of its rung; or why
     it couldn't be left out ("conflict", "failed")."""
-    return {row.run.without: row.error.partition(":")[0] if row.error else
-            bold(cell(row.technique_factor, ".2f"), row.significance)
+    return {row.run.ablated: row.error.partition(":")[0] if row.error else
+            bold(fmt(row.technique_factor, ".2f"), row.significance)
             for row in rows_in(folder, "leave-one-out")
-            if row.run.without and not row.measured.kind}
+            if row.run.ablated and not row.measured.kind}
 
 
 def text_of(study, measured) -> str:
@@ -154,25 +154,25 @@ def full_table(rows: list[Row]) -> Table:
         return (credited(row, row.technique) + (r" \*" if row.uncompiled else "")
                 + (" †" if row.speed_is_average else ""))
 
-    factors = [number("speedup", "factor", ".2f"), INTERVAL,
-               number("speedup, A100", "published_factor", ".2f")]
-    to_first = [number("× GB", "memory_factor", ".2f")]
-    if any(row.run.without for row in rows):  # the technique's factor is the inverse
-        factors = [number("technique's speedup", "technique_factor", ".2f"), INTERVAL]
+    factors = [num_col("speedup", "factor", ".2f"), INTERVAL,
+               num_col("speedup, A100", "published_factor", ".2f")]
+    to_first = [num_col("× GB", "memory_factor", ".2f")]
+    if any(row.run.ablated for row in rows):  # the technique's factor is the inverse
+        factors = [num_col("technique's speedup", "technique_factor", ".2f"), INTERVAL]
         to_first = []
     elif not one_reference(rows):
-        factors += [number("over the baseline", "factor_baseline", ".2f"),
-                    number("over the baseline, A100", "published_factor_baseline", ".2f")]
-        to_first = [number("Δ loss, baseline", "loss_difference_baseline", "+.4f")]
+        factors += [num_col("over the baseline", "factor_baseline", ".2f"),
+                    num_col("over the baseline, A100", "published_factor_baseline", ".2f")]
+        to_first = [num_col("Δ loss, baseline", "loss_difference_baseline", "+.4f")]
     return Table([
         RUN, Column("technique", technique, True), SPEED, RANGE, *factors,
-        number("reserved GB", "reserved_gb", ".2f"),
-        number("first step s", "record.first_step_seconds", ".1f"),
-        LOSS, number("Δ loss", "loss_difference", "+.4f"), *to_first,
+        num_col("reserved GB", "reserved_gb", ".2f"),
+        num_col("first step s", "record.first_step_seconds", ".1f"),
+        LOSS, num_col("Δ loss", "loss_difference", "+.4f"), *to_first,
         Column("within seed noise",
                lambda row: {None: "", True: "yes", False: "no"}[row.within_seed_noise]),
-        EXPECTED_LOSS, number("of matmul peak", "share_of_peak", ".1%"),
-        number("MFU", "mfu", ".1%"), words("attention", "record.end.attention_backend"),
+        EXPECTED_LOSS, num_col("of matmul peak", "share_of_peak", ".1%"),
+        num_col("MFU", "mfu", ".1%"), text_col("attention", "record.end.attention_backend"),
         Column("significance", lambda row: row.error or row.significance or (
             "baseline" if row is rows[0] else ""), True),
     ], rows, missing="n/a")
@@ -189,9 +189,9 @@ def short_table(rows: list[Row]) -> Table:
     caption = f"Not run here: {left_out}." if left_out else ""
     return Table([
         Column("run", lambda row: f"`{row.label}`", True), SPEED,
-        Column("× speed", lambda row: row.error or bold(cell(row.factor, ".2f"), row.significance)),
+        Column("× speed", lambda row: row.error or bold(fmt(row.factor, ".2f"), row.significance)),
         INTERVAL, GB,
-        number("× memory", "memory_factor", ".2f"),
-        number("first step, s", "record.first_step_seconds", ".1f"),
-        number("Δ loss", "loss_difference", "+.3f"), EXPECTED_LOSS],
+        num_col("× memory", "memory_factor", ".2f"),
+        num_col("first step, s", "record.first_step_seconds", ".1f"),
+        num_col("Δ loss", "loss_difference", "+.3f"), EXPECTED_LOSS],
         [row for row in rows if not row.run.error], caption)

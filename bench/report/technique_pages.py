@@ -14,12 +14,12 @@ from bench.report.tables import (
     Column,
     Table,
     bold,
-    cell,
+    fmt,
     markdown,
-    number,
+    num_col,
     rows_in,
+    text_col,
     within_01,
-    words,
 )
 from patches import stack
 
@@ -42,7 +42,7 @@ def ends_of(folder: Path) -> tuple[Row, Row] | None:
     """Returns 00 and the ladder's last script; where no ladder with a baseline was measured, 00 and
     01 by themselves."""
     rows = [row for row in rows_in(folder, "ladder") if row.tok_per_sec and row.run.processes == 1]
-    if not rows or rows[0].run.rung != 0:
+    if not rows or rows[0].run.number != 0:
         rows = [row for row in rows_in(folder, "stages")
                 if row.tok_per_sec and row.run.stage in ("00", "01")]
     return (rows[0], rows[-1]) if rows and rows[-1].factor_baseline else None
@@ -55,8 +55,8 @@ def name_of(folder: Path, first: Row, last: Row) -> str:
         f"{short_name(machine)}, {machine['threads']} cores")
     name += f", `{first.record.config['model']}`"
     whole = max({*range(1, len(stack.load()))} - (without_effect_on_gpus() if gpu else set()))
-    if last.run.rung not in (None, whole):
-        name += f", {last.run.rung} of {whole} techniques"
+    if last.run.number not in (None, whole):
+        name += f", {last.run.number} of {whole} techniques"
     if first.rounds == last.rounds == 1:
         name += ", one run of each"
     where = f"../results/reference/{folder.name}"
@@ -76,9 +76,9 @@ def results(first: Path) -> str:
                 fast=fast.tok_per_sec, factor=f"{fast.factor_baseline:.1f}×",
                 interval="{:.1f}–{:.1f}".format(*effect.interval) if effect else ""))
     return markdown(Table([
-        words("machine", "machine"), number("baseline, tok/sec", "plain", ",.0f"),
-        number("optimized, tok/sec", "fast", ",.0f"), number("speedup", "factor"),
-        number("95 %", "interval")],
+        text_col("machine", "machine"), num_col("baseline, tok/sec", "plain", ",.0f"),
+        num_col("optimized, tok/sec", "fast", ",.0f"), num_col("speedup", "factor"),
+        num_col("95 %", "interval")],
         sorted(lines, key=lambda line: not line["gpu"])))
 
 
@@ -92,17 +92,17 @@ def index(first: Path) -> str:
                  if not row.run.torchrun}
     ladders = [rows for folder in machines(first) if (rows := rows_in(folder, "ladder"))]
     ladder = next((rows for rows in ladders if has_gpu(rows[0])), [])
-    measured = {row.run.name: bold(cell(row.factor, ".2f"), row.significance)
+    measured = {row.run.name: bold(fmt(row.factor, ".2f"), row.significance)
                 for row in one_step(ladder)}
     own = [Column(f"{short_name(ladder[0].measured.machine)}: ×",
                   lambda line: measured.get(line["patch"].name, ""))] if ladder else []
     *ladder_lines, ddp = steps()
     by_gain = sorted(ladder_lines, key=lambda line: -(line["factor"] or 0))
     return markdown(Table([
-        words("technique", "link"), number("A100, published: ×", "factor", ".2f"), *own,
-        Column("H100, predicted: ×", lambda line: cell(predicted.get(line["patch"].name), ".2f")),
-        words("loss", "loss"), words("use it when", "patch.fields.Use"),
-        words("limits", "patch.fields.Limits")], [*by_gain, ddp]))
+        text_col("technique", "link"), num_col("A100, published: ×", "factor", ".2f"), *own,
+        Column("H100, predicted: ×", lambda line: fmt(predicted.get(line["patch"].name), ".2f")),
+        text_col("loss", "loss"), text_col("use it when", "patch.fields.Use"),
+        text_col("limits", "patch.fields.Limits")], [*by_gain, ddp]))
 
 
 def steps() -> list[dict]:
@@ -214,7 +214,7 @@ def one_step(rows: list[Row]) -> list[Row]:
 def of_as_many(ladder: list[Row]) -> dict[str, str]:
     """What each technique brings within 01, where that was measured with all of the ladder's."""
     texts = within_01(ladder[0].measured.folder)
-    rungs = {row.run.name for row in ladder if row.run.rung and row.run.processes == 1}
+    rungs = {row.run.name for row in ladder if row.run.number and row.run.processes == 1}
     return texts if texts.keys() == rungs else {}
 
 

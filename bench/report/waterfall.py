@@ -17,7 +17,7 @@ from bench.report.pictures import (
     rows_of_panels,
     shorten,
 )
-from bench.report.tables import cell, rows_in, technique_names
+from bench.report.tables import fmt, rows_in, technique_names
 
 BEFORE, MEMORY = "#DCE5EC", "#8D9BA6"  # what is gained already; memory
 SHOWN = 0.02  # README's picture leaves out what changes neither speed nor memory by this share
@@ -93,9 +93,9 @@ def measured_steps(rows: list[Row]) -> list[Step]:
     steps = []
     for row in rows:
         label = (shorten(row.error, 40) if row.error else f"{row.factor:.2f}×" if row.factor else
-                 f"{cell(row.tok_per_sec, ',.0f')} tok/sec")
+                 f"{fmt(row.tok_per_sec, ',.0f')} tok/sec")
         colour = {"faster": OWN, "slower": ERROR}.get(row.significance, UNSURE)
-        before = (row.versus.factor_baseline or 1.0) if row.versus else None
+        before = (row.reference.factor_baseline or 1.0) if row.reference else None
         steps.append(Step(
             name_of(row),
             before if row.factor_baseline else None, row.factor_baseline, label,

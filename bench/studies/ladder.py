@@ -8,9 +8,9 @@ from bench.report.tables import (
     Column,
     Table,
     bold,
-    cell,
     credited,
-    number,
+    fmt,
+    num_col,
     spread,
     within_01,
 )
@@ -29,28 +29,28 @@ class Ladder(Study):
 
     def plans(self, setup):
         gpus = setup.machine["gpus"]
-        runs = setup.scripts.rungs(gpus)[: None if gpus > 1 else -1]
-        runs = setup.scripts.chosen(setup.args.techniques, runs)
-        runs = [run.but(compared_to=before and before.name)
+        runs = setup.scripts.ladder(gpus)[: None if gpus > 1 else -1]
+        runs = setup.scripts.select(setup.args.techniques, runs)
+        runs = [run.replace(compared_to=before and before.name)
                 for before, run in zip([None, *runs], runs, strict=False)]
         yield Plan(runs, seed_noise=1, cold_rounds=EVERY_ROUND, **self.length(setup))
 
     def excerpts(self, measured, rows):
         def speed(row: Row) -> str:
             values = spread(row.speeds)
-            return cell(row.tok_per_sec, ",.0f") + (f" ({values})" if values else "")
+            return fmt(row.tok_per_sec, ",.0f") + (f" ({values})" if values else "")
 
         in_01 = within_01(measured.folder)
         return {"ladder": [Table([
-            Column("#", lambda row: str(row.run.rung)),
+            Column("#", lambda row: str(row.run.number)),
             Column("technique", lambda row: credited(row, row.technique), True),
             Column("tok/sec (range)", speed),
-            number("× before", "factor", ".2f"),
-            number("A100", "published_factor", ".2f"),
-            number("× baseline", "factor_baseline", ".2f"),
+            num_col("× before", "factor", ".2f"),
+            num_col("A100", "published_factor", ".2f"),
+            num_col("× baseline", "factor_baseline", ".2f"),
             Column("× in 01", lambda row: in_01.get(row.run.name, "")),
-            number("GB", "reserved_gb", ".2f"),
-            number("val loss", "val_loss", ".3f"),
+            num_col("GB", "reserved_gb", ".2f"),
+            num_col("val loss", "val_loss", ".3f"),
             Column("significance",
                    lambda row: row.error or bold(row.significance or "", row.significance), True),
         ], rows)]}
@@ -72,7 +72,7 @@ def finding(measured, rows: list[Row]) -> str:
     names = [credited(row, waterfall.technique_of(row)) + f" {row.factor:.2f}×" for row in sure]
     rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
     whole = next(filter(None, (row.factor_baseline for row in reversed(rows))), None)
-    first = rows[0].run.rung
+    first = rows[0].run.number
     since = f" than after technique {first}" if first else ""
     return ((f"{whole:.1f}× faster{since}: " if whole else "") + f"{place_of(measured)}\n"
             f"significant: {', '.join(names[:3])}{rest}")

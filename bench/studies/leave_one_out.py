@@ -11,8 +11,8 @@ from bench.report.tables import (
     Column,
     Table,
     bold,
-    cell,
-    number,
+    fmt,
+    num_col,
     picture_name,
 )
 from bench.studies import Study
@@ -36,14 +36,14 @@ class LeaveOneOut(Study):
         base = setup.scripts.find(names or "01", setup.machine)
         if base.error:
             raise UserError(f"{names}: {base.error}")
-        base = base.but(published=None, loss=None, compared_to=None)
+        base = base.replace(published=None, loss=None, compared_to=None)
         runs = [base, *without_techniques(setup, base)]
         for part in base.script.split("+") if names else ():
             rest = "+".join(other for other in base.script.split("+") if other != part) or "01"
-            runs.append(setup.scripts.find(rest, setup.machine).but(
+            runs.append(setup.scripts.find(rest, setup.machine).replace(
                 name=f"without-{part}", label=f"without {part}", published=None, loss=None,
                 technique=setup.scripts.find(part, setup.machine).technique,
-                compared_to=base.name, stage=None, without=part))
+                compared_to=base.name, stage=None, ablated=part))
         yield Plan(runs, "variants" if names else "", seed_noise=2, cold_rounds=EVERY_ROUND,
                    **self.length(setup))
 
@@ -51,23 +51,23 @@ class LeaveOneOut(Study):
         return {picture_name(self.name, measured.kind): [Table([
             RUN, SPEED_OR_ERROR, RANGE,
             Column("technique's speedup",
-                   lambda row: bold(cell(row.technique_factor, ".2f"), row.significance)),
-            GB, number("Δ loss", "loss_difference", "+.3f")], rows)]}
+                   lambda row: bold(fmt(row.technique_factor, ".2f"), row.significance)),
+            GB, num_col("Δ loss", "loss_difference", "+.3f")], rows)]}
 
 
 def without_techniques(setup: Setup, base: Run) -> list[Run]:
     """`base` without each of the chosen techniques that later ones don't build on."""
     runs = []
-    for rung in setup.scripts.chosen(setup.args.techniques, setup.scripts.rungs()[:-1]):
-        if rung.rung == 0:
+    for rung in setup.scripts.select(setup.args.techniques, setup.scripts.ladder()[:-1]):
+        if rung.number == 0:
             continue  # 00 has no technique; `base` runs in any case
         script, error = f"{base.script} without {rung.script}", None
         try:
             setup.scripts.text(script)
         except stack.Conflict:
             error = "conflict: later patches build on the lines that it changes"
-        runs.append(base.but(
+        runs.append(base.replace(
             name=f"without-{rung.name}", label=f"without {rung.label}", script=script, error=error,
             technique=rung.technique, loss=rung.loss, compared_to=base.name, stage=None,
-            without=rung.name))
+            ablated=rung.name))
     return runs

@@ -78,10 +78,10 @@ class Profile(Study):
     environment = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}  # a CPU's fused loops, by name
 
     def plans(self, setup):
-        run = setup.scripts.stage("01").but(
+        run = setup.scripts.stage("01").replace(
             name="01-profile", label="01, profiled", script="profile", published=None,
             options=("--max-steps", str(STEPS), "--eval-freq", str(10**9)))
-        yield Plan([run], whole=True)
+        yield Plan([run], full_length=True)
 
     def collect(self, setup, folder):
         found = [*folder.glob("*.averages.json")]

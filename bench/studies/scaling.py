@@ -5,7 +5,7 @@ from bench.catalogue import published
 from bench.common import UserError
 from bench.measure.plan import Plan
 from bench.report.notes import machine_note
-from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, Column, Table, cell, spread
+from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, Column, Table, fmt, spread
 from bench.studies import Study
 
 
@@ -55,10 +55,10 @@ class Scaling(Study):
         sizes = numbers(setup.args.sizes)
         fitting = [size for size in sizes if size <= there]
         share = None if machine["gpus"] else max(1, there // max([1, *fitting]))
-        base = setup.scripts.stage("01").but(published=None, cores=share)
-        runs, ddp = [base], setup.scripts.stage("02").but(published=None, compared_to=base.name)
+        base = setup.scripts.stage("01").replace(published=None, cores=share)
+        runs, ddp = [base], setup.scripts.stage("02").replace(published=None, compared_to=base.name)
         for size in sizes:
-            runs.append(ddp.but(
+            runs.append(ddp.replace(
                 name=f"{ddp.name}-{size}", label=f"02, {size} process{'es' if size > 1 else ''}",
                 processes=size, cores=share and share * size,
                 error=None if size in fitting else f"needs {size} {unit}"))
@@ -68,8 +68,8 @@ class Scaling(Study):
         return [Table([
             RUN, SPEED_OR_ERROR, RANGE,
             Column("per process",
-                   lambda row: cell(ratio(row.tok_per_sec, row.run.processes), ",.0f")),
-            Column("efficiency", lambda row: cell(efficiency_of(row), ".1%")),
+                   lambda row: fmt(ratio(row.tok_per_sec, row.run.processes), ",.0f")),
+            Column("efficiency", lambda row: fmt(efficiency_of(row), ".1%")),
             Column("95 %", interval_of), GB._replace(heading="GB per process"), LOSS], rows)]
 
     def notes(self, measured, rows):

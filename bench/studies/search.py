@@ -16,7 +16,7 @@ from bench.common import UserError, relative
 from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import DEMO_TOKENS, configurations, tokens_per_epoch
-from bench.report.tables import RUN, SPEED, Column, Table, cell
+from bench.report.tables import RUN, SPEED, Column, Table, fmt
 from bench.studies import Study
 from bench.studies.settings import (
     Point,
@@ -54,8 +54,8 @@ def epoch_table(kind: str, rows: list[Row]) -> Table:
     share = kind.partition("-")[2]
     return Table([
         RUN, SPEED,
-        Column("lowest val loss", lambda row: row.error or cell(row.lowest_val_loss, ".4f")),
-        Column("loss in equal time", lambda row: cell(losses[point_of(row)], ".4f"))],
+        Column("lowest val loss", lambda row: row.error or fmt(row.lowest_val_loss, ".4f")),
+        Column("loss in equal time", lambda row: fmt(losses[point_of(row)], ".4f"))],
         rows, f"{f'1/{share}' if share else 'All'} of an epoch. Loss in equal time: at the moment"
         " when the script's fastest setting had finished; the settings best in this column go on.")
 
@@ -71,7 +71,7 @@ def default_point(setup: Setup) -> Point:
 def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:
     """Returns a plan of whole runs with a new seed in each round."""
     log_tokens = (EPOCH_LOG_TOKENS if kind.startswith("epoch") else LOG_TOKENS)[setup.device]
-    return Plan(runs, kind, whole=True, new_seeds=True, log_tokens=log_tokens, **settings)
+    return Plan(runs, kind, full_length=True, new_seeds=True, log_tokens=log_tokens, **settings)
 
 
 def tokens_of_default(setup: Setup) -> int:
@@ -226,7 +226,7 @@ class Search(Study):
     def scripts(self, setup: Setup) -> tuple[str, ...]:
         """Returns 01 and the variants that are asked for. Raises UserError for wrong ones."""
         names = filter(None, map(str.strip, (setup.args.names or "").split(",")))
-        runs = [setup.scripts.find(name, setup.machine).but(stage=name)
+        runs = [setup.scripts.find(name, setup.machine).replace(stage=name)
                 for name in ("00", "01", *names)]
         for run in runs:
             if run.error:
@@ -293,7 +293,7 @@ class Search(Study):
         def at(name: str, factor: float) -> Column:
             def seconds(point: Point) -> str:
                 other = point._replace(**{name: getattr(point, name) * factor})
-                return cell(costs[other], ".1f") or "not reached" if other in costs else ""
+                return fmt(costs[other], ".1f") or "not reached" if other in costs else ""
 
             return Column(f"{name} × {factor:g}", seconds)
 
@@ -301,7 +301,7 @@ class Search(Study):
             Column("script", lambda point: f"`{point.stage}`", True),
             Column("batch", lambda point: str(point.batch)),
             Column("learning rate", lambda point: f"{point.rate:g}"),
-            Column("seconds", lambda point: cell(costs[point], ".1f")),
+            Column("seconds", lambda point: fmt(costs[point], ".1f")),
             at("batch", 0.5), at("batch", 2), at("rate", 0.5), at("rate", 2)],
             list(soonest(measured, target).values()),
             f"Seconds of training, without compile time, to a validation loss of {target:.4f}: at"

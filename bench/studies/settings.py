@@ -7,7 +7,17 @@ from bench.analysis.rows import Row, difference, rate_to
 from bench.catalogue import Run
 from bench.measure.plan import Setup
 from bench.report.notes import machine_note
-from bench.report.tables import RUN, SPEED, Column, Table, bold, cell, number, spread, words
+from bench.report.tables import (
+    RUN,
+    SPEED,
+    Column,
+    Table,
+    bold,
+    fmt,
+    num_col,
+    spread,
+    text_col,
+)
 
 
 class Point(NamedTuple):
@@ -28,7 +38,7 @@ class Point(NamedTuple):
     def run(self, setup: Setup) -> Run:
         """Returns the script with these settings."""
         run = setup.scripts.find(self.stage, setup.machine)
-        return run.but(
+        return run.replace(
             name=f"{run.name}-batch-{self.batch}-rate-{self.rate:g}", published=None,
             label=f"{run.label}, batch {self.batch}, rate {self.rate:g}", **self._asdict(),
             compared_to=None, options=(*run.options, "--batch-size", str(self.batch),
@@ -75,7 +85,7 @@ TARGETS = {  # what they are
 def time_tables(rows: list[Row], targets: dict[str, float]) -> list[Table]:
     """Returns how long each run took to each target; without targets, what they set as one."""
     if not targets:
-        return [Table([RUN, Column("lowest val loss", lambda row: row.error or cell(
+        return [Table([RUN, Column("lowest val loss", lambda row: row.error or fmt(
             row.lowest_val_loss, ".4f") or "n/a"), SPEED], rows)]
     return [Table(time_columns(target), rows, f"Target {target:.4f}, {TARGETS[name]}:",
                   every_column=True)
@@ -85,7 +95,7 @@ def time_tables(rows: list[Row], targets: dict[str, float]) -> list[Table]:
 def time_columns(target: float) -> list[Column]:
     """Returns columns whose main factor counts compilation, as who waits for it does."""
     def seconds(row: Row) -> str:
-        return row.error or cell(row.seconds_to(target, True), ",.1f") or "not reached"
+        return row.error or fmt(row.seconds_to(target, True), ",.1f") or "not reached"
 
     def spread_of(row: Row) -> str:
         times = [seconds for _, seconds in row.times_to(target, True)]
@@ -95,20 +105,21 @@ def time_columns(target: float) -> list[Column]:
 
     def first_step(row: Row) -> str:
         extra = difference(row.seconds_to(target, True), row.seconds_to(target))
-        return cell(extra and max(0.0, extra), ".1f")  # it may be shorter than a median step
+        return fmt(extra and max(0.0, extra), ".1f")  # it may be shorter than a median step
 
     def factor(with_first_step: bool):
         rate = rate_to(target, with_first_step)
         return lambda row: bold(speedup_of(row, target, with_first_step), row.significance_of(rate))
 
     return [
-        RUN, SPEED, number("× tok/sec", "factor", ".2f"),
-        Column("tokens", lambda row: cell(row.tokens_to(target), ",.0f")),
+        RUN, SPEED, num_col("× tok/sec", "factor", ".2f"),
+        Column("tokens", lambda row: fmt(row.tokens_to(target), ",.0f")),
         Column("seconds", seconds), Column("range", spread_of),
         Column("× to the loss", factor(True)),
         Column("95 %", lambda row: spread(list(row.interval(rate_to(target, True)) or ()), ".2f")),
         Column("first step, extra s", first_step),
-        Column("× not counting compiling", factor(False)), words("compared to", "versus.label"),
+        Column("× not counting compiling", factor(False)),
+        text_col("compared to", "reference.label"),
     ]
 
 

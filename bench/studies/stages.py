@@ -12,7 +12,7 @@ from bench.measure.plan import Plan
 from bench.measure.records import Record
 from bench.report.notes import float32_reason
 from bench.report.pictures import COLOURS, draw_bars, rows_of_panels, shorten
-from bench.report.tables import Column, Table, cell, figure, markdown, words
+from bench.report.tables import Column, Table, fmt, lookup, markdown, text_col
 from bench.studies import Study
 from bench.subcommands import positive
 
@@ -150,20 +150,20 @@ def bars_table(bars: list[Bar], theirs: list[Bar]) -> Table:
 
     def mfu(bar: Bar) -> str:
         is_cpu = bar.record and bar.record.config["device"] == "cpu"
-        return cell(figure(bar, "record.mfu"), ".1%") or ("" if is_cpu else "n/a")
+        return fmt(lookup(bar, "record.mfu"), ".1%") or ("" if is_cpu else "n/a")
 
     return Table([
-        words("device", "group.device"),
+        text_col("device", "group.device"),
         Column("model / context",
                lambda bar: f"{bar.group.model} / {bar.group.context_length:,}", True),
-        words("text", "group.text"), words("stage", "label"),
+        text_col("text", "group.text"), text_col("stage", "label"),
         Column("tok/sec", lambda bar: f"{bar.tok_per_sec:,.0f}" + (
-            " †" if figure(bar, "record.speed_is_average") else "")),
-        Column("speedup over 00", lambda bar: cell(factor(bar, bars), ".2f") or "n/a"),
+            " †" if lookup(bar, "record.speed_is_average") else "")),
+        Column("speedup over 00", lambda bar: fmt(factor(bar, bars), ".2f") or "n/a"),
         Column("p25–p75", quartiles),
-        Column("reserved GB", lambda bar: cell(bar.reserved_gb, ".2f") or "n/a"),
+        Column("reserved GB", lambda bar: fmt(bar.reserved_gb, ".2f") or "n/a"),
         Column("MFU", mfu),
-        Column("val loss", lambda bar: cell(figure(bar, "record.val_loss"), ".3f") or "n/a")], bars)
+        Column("val loss", lambda bar: fmt(lookup(bar, "record.val_loss"), ".3f") or "n/a")], bars)
 
 
 class Stages(Study):
@@ -187,14 +187,14 @@ class Stages(Study):
                                  f" {EPOCHS})")
 
     def plans(self, setup):
-        runs = [setup.scripts.here(stage, setup.machine, setup.options) for stage in STAGES]
-        runs = [run.but(script=ROOT / file if run.script in STAGES else run.script,
+        runs = [setup.scripts.for_machine(stage, setup.machine, setup.options) for stage in STAGES]
+        runs = [run.replace(script=ROOT / file if run.script in STAGES else run.script,
                         compared_to=before and before.name)  # the files, edited or not
                 for run, before, file in zip(runs, [None, *runs], STAGES.values(), strict=False)]
         tokens, epochs = setup.args.max_tokens, setup.args.epochs
         if setup.in_report and setup.machine["gpus"] and not tokens:
             epochs = EPOCHS_IN_REPORT
-        yield Plan(runs, whole=True, tokens=tokens, epochs=epochs)
+        yield Plan(runs, full_length=True, tokens=tokens, epochs=epochs)
 
     def excerpts(self, measured, rows):
         return {"stages": [bars_table(read_bars(measured.folder), published_bars())]}
@@ -232,7 +232,7 @@ def draw_speed(bars: list[Bar]):
         draw_bars(speed, [fill(bar.label, 26) for bar in members],
                   [bar.tok_per_sec for bar in members], speeds, colours, 5.0)
         draw_bars(memory, [""] * len(members), [bar.reserved_gb for bar in members],
-                  [cell(bar.reserved_gb, ".2f") or "n/a" for bar in members], colours, 3.0)
+                  [fmt(bar.reserved_gb, ".2f") or "n/a" for bar in members], colours, 3.0)
         speed.set_xlabel("speed, tok/sec (all processes)")
         memory.set_xlabel("reserved memory, GB (per process)")
     return figure

@@ -7,9 +7,9 @@ CPU a run is skipped if, judging by the one before it, it would take more than h
 from bench.catalogue import Run
 from bench.common import UserError
 from bench.measure.plan import Plan
-from bench.measure.records import Kind
+from bench.measure.records import Status
 from bench.report.notes import machine_note, peak_note
-from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, Table, number
+from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, Table, num_col
 from bench.studies import Study
 
 BATCHES = [2**k for k in range(13)]
@@ -48,19 +48,19 @@ class Sweep(Study):
         for option in (option.split("=")[0] for option in setup.options):
             if option in {OPTION[name] for name in sizes[0]}:
                 raise UserError(f"{option} is set by the sweep itself", 2)
-        script = setup.scripts.stage("01").but(published=None)
+        script = setup.scripts.stage("01").replace(published=None)
         ram = setup.machine["ram_gb"] if cpu else None
         yield Plan(chain(script, growth, sizes), what, cold_rounds=0, min_steps=MIN_STEPS,
                    tokens=setup.args.max_tokens or (1 if cpu else self.tokens["cuda"]),
-                   seconds=0.0 if cpu else 10.0, until_full=True, memory_limit_gb=ram and ram / 2)
+                   seconds=0.0 if cpu else 10.0, stop_at_oom=True, memory_limit_gb=ram and ram / 2)
 
     def tables(self, measured, rows):
         """Returns speed and memory of each size, up to the first that isn't tried."""
         shown = [row for before, row in zip([None, *rows], rows, strict=False) if not (
-            row.outcome and row.outcome.kind is Kind.NOT_TRIED and before and before.error)]
+            row.outcome and row.outcome.status is Status.NOT_TRIED and before and before.error)]
         return [Table([RUN, SPEED_OR_ERROR, RANGE, GB._replace(heading="reserved GB"),
-                       number("MFU", "mfu", ".1%"),
-                       number("of matmul peak", "share_of_peak", ".1%")], shown)]
+                       num_col("MFU", "mfu", ".1%"),
+                       num_col("of matmul peak", "share_of_peak", ".1%")], shown)]
 
     def notes(self, measured, rows):
         return [f"{machine_note(measured, rows)} {peak_note(measured)}",
@@ -74,7 +74,7 @@ def chain(script: Run, growth: float, sizes: list[dict[str, int]]) -> list[Run]:
     for size in sizes:
         parts = [f"{name} {value}" for name, value in size.items()]
         options = [str(part) for name, value in size.items() for part in (OPTION[name], value)]
-        runs.append(script.but(
+        runs.append(script.replace(
             name="-".join([script.name, *parts]).replace(" ", "-"), label=", ".join(parts),
-            options=tuple(options), growth=growth, after=runs[-1].name if runs else None))
+            options=tuple(options), memory_growth=growth, requires=runs[-1].name if runs else None))
     return runs

@@ -47,7 +47,7 @@ class TimeToLoss(Study):
     def runs(self, setup):
         """Returns 00, 01, and the variants that are asked for."""
         scripts, names = setup.scripts, setup.args.names
-        first, last = scripts.stage("00"), scripts.stage("01").but(compared_to="00_orig")
+        first, last = scripts.stage("00"), scripts.stage("01").replace(compared_to="00_orig")
         if not names:
             return [first, last]
         return [first, last, *scripts.variants(last, setup.machine, names=names)[1:]]
@@ -64,7 +64,8 @@ class TimeToLoss(Study):
             found = Found({"published": row.lowest_val_loss}, {}, limit_of(row))
         kind = "epoch" if args.epoch else "variants" if args.names else ""
         best = [point.run(setup) for point in found.points.values()]  # 00's is the first
-        best = [run.but(compared_to=best[0].name if place else None if args.epoch else runs[0].name)
+        first = None if args.epoch else runs[0].name
+        best = [run.replace(compared_to=best[0].name if place else first)
                 for place, run in enumerate(best)]
         yield plan_of(setup, best if args.epoch else [*runs, *best], kind, tokens=found.tokens,
                       targets=found.targets, cold_rounds=EVERY_ROUND)
@@ -117,7 +118,7 @@ NAMES = {"00": "00, baseline", "01": "01, optimized", "02": "01 with options"}
 
 
 def colour_of(row: Row) -> str:
-    stage = row.run.stage if row.run.rung is None else "01" if row.run.rung else "00"
+    stage = row.run.stage if row.run.number is None else "01" if row.run.number else "00"
     return COLOURS[stage if stage in ("00", "01") else "02"]
 
 
@@ -129,8 +130,8 @@ def title_of(measured, rows: list[Row], target: float) -> str:
     best = next((row for row in reversed(rows) if row.seconds_to(target, True)), None)
     if not best or best.significance_of(rate) != "faster":
         return title
-    name, times = best.label.partition(" --")[0], best.factor_of(rate, best.versus)
-    return f"{name}: {times:.1f} times as fast as {best.versus.label}\n{title}"
+    name, times = best.label.partition(" --")[0], best.factor_of(rate, best.reference)
+    return f"{name}: {times:.1f} times as fast as {best.reference.label}\n{title}"
 
 
 def in_lines(row: Row) -> str:
@@ -140,7 +141,7 @@ def in_lines(row: Row) -> str:
 
 def draw_seconds(axes, rows: list[Row], target: float) -> None:
     """Draws a bar for each row, with its factor over the row that it is compared to."""
-    compared = [row.versus.run.name for row in rows if row.versus]
+    compared = [row.reference.run.name for row in rows if row.reference]
     usual = max(compared, key=compared.count, default=None)
 
     def text(row: Row) -> str:
@@ -150,7 +151,7 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
         factor = speedup_of(row, target, True)
         if not factor:
             return f"{own:,.1f} s"
-        other = f" over {row.versus.label}" if row.versus.run.name != usual else ""
+        other = f" over {row.reference.label}" if row.reference.run.name != usual else ""
         return f"{own:,.1f} s, {factor}×{other}"
 
     draw_bars(axes, list(map(in_lines, rows)),

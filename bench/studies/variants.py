@@ -15,13 +15,13 @@ from bench.report.tables import (
     SPEED,
     Column,
     Table,
-    cell,
-    figure,
+    fmt,
     full_table,
+    lookup,
     markdown,
-    number,
+    num_col,
     short_table,
-    words,
+    text_col,
 )
 from bench.studies import Study
 from patches import stack
@@ -48,18 +48,18 @@ class Variants(Study):
                   " checkpoints); + joins several into one script")
     model_columns = [
         Column("another model", lambda row: f"`{row.label}`", True),
-        number("parameters", PARAMETERS, ","), SPEED,
-        Column("× speed", lambda row: row.error or cell(row.factor, ".2f")), GB,
-        number("× memory", "memory_factor", ".2f"), LOSS,
-        number("Δ loss", "loss_difference", "+.4f"),
+        num_col("parameters", PARAMETERS, ","), SPEED,
+        Column("× speed", lambda row: row.error or fmt(row.factor, ".2f")), GB,
+        num_col("× memory", "memory_factor", ".2f"), LOSS,
+        num_col("Δ loss", "loss_difference", "+.4f"),
         Column("experts' shares of the tokens", lambda row: shares(row)),
     ]
     compile_columns = [
-        words("mode or backend", "label"), number("compiling, s", "first_step_excess", ".1f"),
-        number("s/step", "seconds_per_step", ".3f"),
-        Column("× speed", lambda row: row.error or cell(row.factor, ".2f")),
-        Column(f"{EPOCHS} epochs, s", lambda row: cell(total_seconds(row), ",.0f")),
-        Column("× over no compiler", lambda row: cell(
+        text_col("mode or backend", "label"), num_col("compiling, s", "first_step_excess", ".1f"),
+        num_col("s/step", "seconds_per_step", ".3f"),
+        Column("× speed", lambda row: row.error or fmt(row.factor, ".2f")),
+        Column(f"{EPOCHS} epochs, s", lambda row: fmt(total_seconds(row), ",.0f")),
+        Column("× over no compiler", lambda row: fmt(
             ratio(total_seconds(uncompiled(row)), total_seconds(row)), ".2f")),
         Column("beats no compiler from step", lambda row: beats_from(row, uncompiled(row))),
         GB, LOSS]
@@ -116,8 +116,8 @@ class Variants(Study):
 
 def same_model(rows: list[Row]) -> list[Row]:
     """Returns those that train the model of the first one, or of which that isn't known."""
-    first = figure(rows[0], PARAMETERS)
-    return [row for row in rows if None in (first, own := figure(row, PARAMETERS)) or own == first]
+    first = lookup(rows[0], PARAMETERS)
+    return [row for row in rows if None in (first, own := lookup(row, PARAMETERS)) or own == first]
 
 
 def shares(row: Row) -> str:
@@ -165,7 +165,7 @@ def trainer_runs(setup: Setup) -> list[Run]:
     """Returns 01, and the same training by Trainer (peers/hf_trainer.py), from its defaults to its
     fastest settings."""
     machine = setup.machine
-    base = setup.scripts.stage("01").but(published=None)
+    base = setup.scripts.stage("01").replace(published=None)
     batch = ("--per_device_train_batch_size", "32" if machine["gpus"] else "8")  # as 01
     tf32 = ("--tf32", "True") if float(machine.get("capability") or 0) >= 8 else ()
     mixed, fastest = ("--bf16", *tf32), ("--dtype", trained_in(machine), "--torch_compile")
@@ -176,7 +176,7 @@ def trainer_runs(setup: Setup) -> list[Run]:
     for options in settings:
         needs = "package transformers, package accelerate"
         needs += ", bfloat16 units" if "--bf16" in options else ""
-        runs.append(base.but(
+        runs.append(base.replace(
             name="-".join(["trainer", *re.findall(r"\w+", " ".join(options))]),
             label=" ".join(["Trainer", *options]), script=PEER,
             technique="Hugging Face's Trainer", loss="changes", options=batch + options,
