@@ -16,7 +16,6 @@ import email
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -73,7 +72,7 @@ class Conflict(StackError):
 
 
 def read(path: Path) -> bytes:
-    """Returns a text file's bytes. Raises StackError for line ends other than \\n, else OSError."""
+    """Returns a text file's bytes. Raises OSError, StackError for line ends but \\n."""
     text = path.read_bytes()
     if not text.endswith(b"\n") or b"\r" in text:
         raise StackError(f"{path}: every line has to end with \\n, without \\r")
@@ -90,9 +89,7 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
         for path, copy in temporary.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(files[path])
-            if path.exists():
-                shutil.copymode(path, copy)
-        for number in handlers:  # an interrupt between two renames would leave a broken stack
+        for number in handlers:  # an interrupt would leave half of the stack
             signal.signal(number, lambda number, frame: received.append(number))
         for path, copy in temporary.items():
             copy.replace(path)
@@ -107,10 +104,10 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
 
 
 class Patch:
-    """One technique: its header explains it, its hunks lead from the script `base` to `name`."""
+    """One technique: its header explains it, its hunks lead from `base` to `name`."""
 
     def __init__(self, file: str, data: bytes, *bases: str):
-        """Parses the patch `file`. Raises StackError if it is bad, or changes none of `bases`."""
+        """Parses `file`. Raises StackError if it is bad or changes none of `bases`."""
         start = data.find(b"\n--- ") + 1 or len(data)
         self.header, diff = data[:start], data[start:]  # fields and prose, then the lines
         self.file, self.name = file, Path(file).stem  # file: "patches/05-bfloat16.patch"
@@ -124,18 +121,15 @@ class Patch:
         if published := re.fullmatch(PUBLISHED, fields.get("Published", "")):
             speed, memory, gpus = published.groups("1")
             self.published = Published(float(speed.replace(",", "")), float(memory), int(gpus))
-        self.option_sets = []  # of each run that measures a variant: its options, what they need
+        self.option_sets = []  # of each run of a variant: its options, what they need
         for run in fields.get("Measure", "").split("|"):
             options, _, needs = run.strip().removesuffix("]").partition("[")
             self.option_sets.append((options.split(), needs or fields.get("Needs", "")))
-        names = f"--- a/{file_of(base)}", f"+++ b/{file_of(base)}"
-        hunks = diff.removeprefix("{}\n{}\n".format(*names).encode())
-        if hunks == diff:
-            raise StackError(f"{file}: its diff has to begin with {' and '.join(names)}")
-        self.hunks = parse_hunks(file, hunks)
+        names = f"--- a/{file_of(base)}\n+++ b/{file_of(base)}\n"
+        self.hunks = parse_hunks(file, diff.removeprefix(names.encode()))
 
     def apply(self, text: bytes, reverse: bool = False) -> bytes:
-        """Returns `name` from `base`, or the reverse. Raises StackError if a hunk doesn't fit."""
+        """Leads from `base` to `name`, or back. Raises StackError if a hunk doesn't fit."""
         source, result, position = text.splitlines(keepends=True), [], 0
         for number, hunk in enumerate(self.hunks, 1):
             start, removed, new_start, added = hunk[2:] + hunk[:2] if reverse else hunk
@@ -154,19 +148,20 @@ def file_of(name: str) -> str:
     """Returns the file name of the script after the patch `name`."""
     if name == "ddp":
         return DDP
-    # A plain name won't do: Python would import a script profile.py as its own module `profile`.
+    # Python would import a script profile.py as its own module `profile`.
     return f"{name}.py" if name[0].isdigit() else f"variant-{name}.py"
 
 
 def parse_header(file: str, header: bytes) -> dict[str, str]:
-    """Returns the fields of a header. Raises StackError for a bad one, or one without prose."""
+    """Returns a header's fields. Raises StackError for a bad one, or without prose."""
     message = email.message_from_string(header.decode(errors="replace"))
     fields = {field: " ".join(text.split()) for field, text in message.items()}
     for field in fields:
         if field not in FIELDS or len(message.get_all(field)) > 1:
             raise StackError(f"{file}: its header has {field}: twice, or it is an unknown field")
     for field, (form, meaning) in FIELDS.items():
-        if field in {*REQUIRED, *fields} and not re.fullmatch(form, fields.get(field, "")):
+        is_needed = field in REQUIRED or field in fields
+        if is_needed and not re.fullmatch(form, fields.get(field, "")):
             raise StackError(f"{file}: its header needs {field}: {meaning}")
     prose = str(message.get_payload())
     if not prose.strip() or not prose.endswith("\n\n"):
@@ -175,12 +170,12 @@ def parse_header(file: str, header: bytes) -> dict[str, str]:
 
 
 def parse_hunks(file: str, diff: bytes) -> list[tuple[int, list[bytes], int, list[bytes]]]:
-    """Returns each hunk: its first line (from 0) and lines in the old file, then in the new one."""
+    """Returns hunks: first line (from 0) and lines of the old file, then of the new."""
     hunks = []
     for number, text in enumerate(re.split(rb"(?<=\n)(?=@@)", diff), 1):
         match = HUNK.match(text)
         if not match:
-            raise StackError(f"{file}: hunk {number} has no @@ -line,count +line,count @@")
+            raise StackError(f"{file}: hunk {number} doesn't begin with @@ -1,2 +3,4 @@")
         old_line, old_count, new_line, new_count = (int(n) for n in match.groups("1"))
         lines = text[match.end() :].splitlines(keepends=True)
         old = [line[1:] for line in lines if line[:1] in b" -"]
@@ -194,7 +189,7 @@ def parse_hunks(file: str, diff: bytes) -> list[tuple[int, list[bytes], int, lis
 
 
 def make_patch(file: str, header: bytes, base: str, before: bytes, after: bytes) -> bytes:
-    """Returns a patch file's content. Raises StackError for a bad header or an empty diff."""
+    """Returns a patch's content. Raises StackError for a bad header or no difference."""
     name = Path(file).stem
     if before == after:
         raise StackError(f"nothing would be left of {name}: its script would be the same as {base}")
@@ -212,7 +207,7 @@ def make_patch(file: str, header: bytes, base: str, before: bytes, after: bytes)
 
 
 def load(root: Path = ROOT) -> list[Patch]:
-    """Reads the patches of the series, in order, and ddp.patch. Raises StackError for a bad one."""
+    """Reads the series in its order, then ddp.patch. Raises StackError."""
     series = read(root / "patches/series").decode(errors="replace").splitlines()
     for number, line in enumerate(series, 1):
         if not re.fullmatch(rf"{number:02}-[a-z0-9-]+\.patch", line):
@@ -223,19 +218,19 @@ def load(root: Path = ROOT) -> list[Patch]:
 
 
 def load_variants(root: Path = ROOT) -> list[Patch]:
-    """Reads the variants, sorted by name. Raises StackError for a bad one."""
+    """Reads the variants, sorted by name. Raises StackError."""
     bases = Path(LAST).stem, Path(DDP).stem
     return [Patch(path.relative_to(root).as_posix(), read(path), *bases)
             for path in sorted(root.glob("patches/variants/*.patch"))]
 
 
 def names_of(patches: list[Patch]) -> list[str]:
-    """Returns the scripts' names in their order: "00_orig", "01-causal-mask" and so on, "ddp"."""
+    """Returns the scripts' names in order: "00_orig", "01-causal-mask" ... "ddp"."""
     return [Path(FIRST).stem, *(patch.name for patch in patches)]
 
 
 def find(name: str, names: Iterable[str]) -> str:
-    """Returns the one of `names` that "5", "05-bfloat16", "ddp", a variant or a file means."""
+    """Returns the name that "5", "05-bfloat16", "ddp", a variant or a file means."""
     ordered = list(names)
     last = ordered.index("ddp") - 1  # the script that is 01
     if name.isdecimal() and int(name) <= last:
@@ -250,7 +245,7 @@ def find(name: str, names: Iterable[str]) -> str:
 def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, bytes]:
     """Returns all scripts by name, the variants' last, as before an edit of the file `edited`.
 
-    Raises StackError if a patch doesn't match, or another one of 00, 01 and 02 isn't the patches'.
+    Raises StackError if a patch doesn't fit, or another of 00, 01 and 02 is edited.
     """
     patches = load(root) + load_variants(root)
     names, first = names_of(patches), read(root / FIRST)
@@ -263,10 +258,9 @@ def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, byte
         scripts[patch.name] = patch.apply(scripts[find(patch.base, names)])
     for file in (FIRST, LAST, DDP):
         script = scripts[find(file, names)]
-        if root / file != edited and (text := read(root / file)) != script:
-            line = text[:len(os.path.commonprefix([text, script]))].count(b"\n") + 1
-            raise StackError(f"{file}, line {line}: not what the patches make (edited? `refresh`"
-                             " carries the edit on, `new` makes a patch of it)")
+        if root / file != edited and read(root / file) != script:
+            raise StackError(f"{file} isn't what the patches make (edited? `refresh` carries the"
+                             " edit on, `new` makes a patch of it)")
     return scripts
 
 
@@ -282,14 +276,15 @@ def merge(base: bytes, ours: bytes, theirs: bytes, name: str, join: bool = False
     merged = merge_lines(base, ours, theirs)
     while conflict := CONFLICT.search(merged):
         before, after = merged[: conflict.start()], merged[conflict.end() :]
-        place, both = (DEFINITION.findall(before) or [b"the imports"])[-1].decode(), None
+        place = (DEFINITION.findall(before) or [b"the imports"])[-1].decode()
+        both = None
         if words:
             both = merge_words(*conflict.groups())
         elif join and place in ("the imports", "class Config"):
             both = join_lines(*conflict.groups())
         if both is None:
-            what, line = "the others" if join else "the edit", before.count(b"\n") + 1
-            raise Conflict(f"{name} conflicts with {what} at line {line}, {place};"
+            line = before.count(b"\n") + 1
+            raise Conflict(f"{name} conflicts with another change at line {line}, {place};"
                            " nothing is changed", name)
         merged = before + both + after
     return merged
@@ -364,7 +359,7 @@ def examples(root: Path) -> dict[Path, bytes]:
 
 
 def before_edit(file: Path, root: Path) -> dict[str, bytes]:
-    """Returns every script as before the edit of `file`. Raises StackError for a second edit."""
+    """Returns all scripts as before the edit of `file`. Raises StackError for another."""
     try:
         scripts = rebuild_all(root, edited=file)
         for name, script in scripts.items():
@@ -377,7 +372,7 @@ def before_edit(file: Path, root: Path) -> dict[str, bytes]:
 
 
 def carry(patches: list, old: dict, new: dict[str, bytes], root: Path) -> dict[Path, bytes]:
-    """Returns the files to write if `new` replaces `old`; other scripts follow their bases."""
+    """Returns the files to write if `new` replaces `old`; the rest follows its base."""
     names, files = names_of(patches), {}
     new = {names[0]: old[names[0]]} | new  # a copy, with 00
     for patch in patches:
@@ -391,7 +386,7 @@ def carry(patches: list, old: dict, new: dict[str, bytes], root: Path) -> dict[P
 
 
 def list_command(root: Path) -> list[str]:
-    """lists techniques in their order, then variants: effect on the loss, base, what it is"""
+    """lists techniques, then variants: effect on the loss, base, what it is"""
     row = "{:22}  {:9}  {:20}  {}".format
     return [row("name", "loss", "base", "technique")] + [
         row(patch.name, patch.fields["Loss"].split()[0], patch.base, patch.fields["Technique"])
@@ -415,7 +410,7 @@ def write_command(root: Path, names: list[str]) -> list[str]:
 
 
 def verify_command(root: Path) -> list[str]:
-    """verifies that 00 + series is 01, and + ddp.patch is 02, byte for byte, and every variant"""
+    """verifies that the patches lead from 00 to 01 and 02 and to every variant"""
     patches, variants = load(root), load_variants(root)
     rebuild_all(root)
     files = {patch.file for patch in patches + variants}
@@ -431,12 +426,12 @@ def verify_command(root: Path) -> list[str]:
 
 
 def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) -> list[str]:
-    """carries an edit into all that builds on it: patches, 01, 02, variants, build/stages/"""
+    """carries an edit into all patches and scripts that build on it"""
     file, patches, variants = file.resolve(), load(root), load_variants(root)
     series, names = names_of(patches), names_of(patches + variants)
     edited = find(file.name, names)
     old, new = before_edit(file, root), {edited: read(file)}
-    if file.name == LAST:  # back through the series to `into`; the later scripts follow below
+    if file.name == LAST:  # back to `into`; the later scripts follow below
         if into is None:
             raise StackError("name the patch of this edit (--into NAME), or use `new NAME`")
         first = find(into, names)
@@ -492,7 +487,7 @@ def new_command(root: Path, name: str, variant: bool, base: str | None,
     head = "\n".join([*header, "", wrap(text), "", ""]).encode()
     before = old[find(script, old)]
     files = {root / file: make_patch(file, head, script, before, new)}
-    # Insert it as a patch that changes nothing yet; then its edit is carried like any other.
+    # Insert a patch that changes nothing yet; then its edit is carried like any.
     patch = Patch(file, files[root / file], script)
     patches.insert(len(patches) if variant else -1, patch)
     old[patch.name] = before
@@ -501,8 +496,8 @@ def new_command(root: Path, name: str, variant: bool, base: str | None,
         series = root / "patches/series"
         files[series] = read(series) + f"{patch.name}.patch\n".encode()
     written = [os.path.relpath(path) for path in write_all(files)]
-    commands = ["patches/stack.py verify", *([f"measure.py {measure}"] if base != "02" else [])]
-    return [*written, "next:", *(f"  python {command}" for command in commands)]
+    written += ["next:", "  python patches/stack.py verify"]
+    return written if base == "02" else [*written, f"  python measure.py {measure}"]
 
 
 def compose_command(root: Path, names: list[str], base: str | None, out: Path) -> list[str]:
@@ -514,12 +509,13 @@ def compose_command(root: Path, names: list[str], base: str | None, out: Path) -
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
+    title = (__doc__ or "").partition("\n")[0]  # `python -OO` keeps none
+    parser = argparse.ArgumentParser(description=title)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(function):
         name, text = function.__name__.removesuffix("_command"), function.__doc__ or ""
-        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(command=function)
         return sub.add_argument
 
@@ -530,19 +526,22 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     command(verify_command)
     argument = command(refresh_command)
     argument("file", metavar="FILE", type=Path, help=f"{FIRST}, 01, 02, or one of {WRITTEN}")
-    argument("--into", metavar="NAME", help="the patch that an edit of 01 belongs to; 0 for 00")
+    argument("--into", metavar="NAME", help="the patch that an edit of 01 belongs to, or 0")
     argument("--until", metavar="NAME", action="append", default=[], help="where the edit would"
              " conflict: this script and those after it, or this variant, stay (repeatable)")
     argument = command(compose_command)
     argument("names", metavar="NAME", nargs="+", help="a variant")
-    argument("--base", choices=("01", "02"), help="default: 01, or 02 for a variant that needs it")
+    argument("--base", choices=("01", "02"),
+             help="the script to change (default: 01, or 02 if a variant is one of it)")
     argument("--out", metavar="FILE", type=Path, required=True, help="the script to write")
     argument = command(new_command)
     argument("name", metavar="NAME", help="its name, without a number")
     for field, (_, meaning) in FIELDS.items():
         if field != "Base":
-            argument(f"--{field.lower()}", metavar="TEXT", help=meaning, required=field in REQUIRED)
-    argument("--text", metavar="TEXT", required=True, help="what it does, and when it helps or not")
+            argument(f"--{field.lower()}", metavar="TEXT", help=meaning,
+                     required=field in REQUIRED)
+    argument("--text", metavar="TEXT", required=True,
+             help="what it does, why it is faster or smaller, and when it isn't")
     argument("--variant", action="store_true", help="make it a variant, and undo the edit")
     argument("--base", choices=("01", "02"), help="the edited script of a variant (default: 01)")
     return parser.parse_args(argv)
