@@ -283,8 +283,8 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
 def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
     """Counts the parameters and the floating-point operations per training token: 2 forward and 4
     backward per weight of a linear layer, plus attention's (PaLM, arXiv:2204.02311, appendix B)."""
-    products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    flops = 6 * products + 12 * config.layers * config.context_length * config.width
+    matmul_weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    flops = 6 * matmul_weights + 12 * config.layers * config.context_length * config.width
     return dict(parameters=sum(p.numel() for p in model.parameters()), flops_per_token=flops)
 
 
