@@ -2,10 +2,11 @@
 
     torchrun --nproc_per_node=4 02_opt_multi_gpu_ddp.py    # one process per GPU
 
-00_orig.py writes model and loop by hand, 01_opt_single_gpu.py adds fifteen speed techniques, and
-02_opt_multi_gpu_ddp.py trains on many GPUs. Read data, model and training; main() ties it together.
-Capitals at the end of a name are the dimensions of the tensor: B batch, T tokens of the context,
-C channels (the width), H heads, D channels of one head, V vocabulary.
+00_orig.py spells out model and training loop, 01_opt_single_gpu.py adds fifteen speed techniques,
+02_opt_multi_gpu_ddp.py trains on many GPUs. This is a benchmark, not a training recipe: that would
+also schedule the learning rate and clip gradients. Read data, model and training; main() ties them
+together. Name suffixes give tensor dimensions: B batch, T tokens of the context, C channels (the
+width), H heads, D channels of one head, V vocabulary.
 """
 
 import argparse
@@ -34,14 +35,14 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Subset
 
 HERE = Path(__file__).resolve().parent
-RANK = int(os.environ.get("RANK") or 0)  # torchrun sets these for each process
+RANK = int(os.environ.get("RANK") or 0)  # torchrun sets these four for each process
 LOCAL_RANK = int(os.environ.get("LOCAL_RANK") or 0)  # on its machine
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE") or 1)
 LOCAL_WORLD_SIZE = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 # ---- Settings ----------------------------------------------------------------------------------
 
-MODELS = {  # cpu-demo: a minute on a CPU; no dropout: 01's fast attention lacks it on CPUs
+MODELS = {  # cpu-demo takes a minute on a CPU, where 01's fast attention can't have dropout
     "gpt2": dict(layers=12, heads=12, width=768),
     "gpt2-medium": dict(layers=24, heads=16, width=1024),
     "gpt2-large": dict(layers=36, heads=20, width=1280),
@@ -52,7 +53,7 @@ MODELS = {  # cpu-demo: a minute on a CPU; no dropout: 01's fast attention lacks
 
 
 def option(default, text: str, low: float | None = None, below: float = math.inf, **more):
-    """A field that is also a --flag: a number of at least `low` and below `below`, or a text."""
+    """Returns a field that is also a --flag: a number from `low` to less than `below`, or text."""
     def number(given: str) -> float:
         value = float(given) if isinstance(default, float) else int(given)
         if not low <= value < below:
@@ -65,32 +66,32 @@ def option(default, text: str, low: float | None = None, below: float = math.inf
 
 @dataclass
 class Config:
-    """Every setting of a run. The defaults are an experiment that others have published."""
+    """The settings of a run. The defaults reproduce S. Raschka's published experiment."""
 
-    model: str = option("gpt2", "default: gpt2 with CUDA, cpu-demo without", choices=MODELS)
+    model: str = option("gpt2", "model size (default: gpt2 on CUDA, else cpu-demo)", choices=MODELS)
     layers: int = 12
     heads: int = 12
     width: int = 768
     vocab_size: int = 50_304  # GPT-2's 50,257 and 47 unused ids: a multiple of 64 is faster
     context_length: int = option(1024, "tokens per window", 1)
-    dropout: float = option(0.1, "share of the activations zeroed in training", 0, 1)
-    dtype: str = option("auto", "of the weights; default: bfloat16 where hardware multiplies it",
+    dropout: float = option(0.1, "share of activations zeroed in training", 0, 1)
+    dtype: str = option("auto", "weight dtype (default: bfloat16 if the hardware supports it)",
                         choices=("auto", "float32", "bfloat16"))
     dtype_reason: str = "by --dtype"
 
     batch_size: int = option(32, "windows per step and process", 1)
     learning_rate: float = option(5e-4, "AdamW's learning rate", 0, 1e36)
     weight_decay: float = option(0.1, "AdamW's weight decay", 0)
-    compile: bool = option(True, "compile, but not on mps", action=argparse.BooleanOptionalAction)
+    compile: bool = option(True, "torch.compile, not on mps", action=argparse.BooleanOptionalAction)
 
-    seed: int = option(123, "seed of the weights, dropout and the order of batches", 0, 2**63)
-    epochs: int = option(15, "epochs, of 8 steps or more; the limit reached first ends it", 1)
+    seed: int = option(123, "seed of the weights, dropout and batch order", 0, 2**63)
+    epochs: int = option(15, "epochs of 8 steps or more; training stops at the first limit", 1)
     max_steps: int | None = option(None, "steps; default: no limit", 1)
     max_tokens: int | None = option(None, "tokens of all processes; default: no limit", 1)
-    target_loss: float = option(0.0, "validation loss to end at; default: none", 0)
+    target_loss: float = option(0.0, "stop at this validation loss; default: none", 0)
     eval_freq: int = option(15, "steps between log lines; each epoch ends with another line", 1)
-    eval_windows: int = option(40, "windows of each text that losses are measured on", 1)
-    device: torch.device = option(None, "default: cuda, a GPU per rank", choices=("cpu", "cuda"))
+    eval_windows: int = option(40, "windows per split used to compute losses", 1)
+    device: torch.device = option(None, "default: cuda, else cpu", choices=("cpu", "cuda"))
     data: str = option(str(HERE / "data"), "folder of the tokens; default: data/ beside this file")
     results_dir: str = option(str(HERE / "results"), "folder of the record; default: results/")
     name: str = option(Path(__file__).stem, "name of the run in its record")
@@ -101,7 +102,7 @@ class Config:
 # ---- Data --------------------------------------------------------------------------------------
 
 class TokenWindows(Dataset):
-    """Pairs (x_T, y_T) of int64 ids: the x_T don't overlap; y_T is x_T moved on by one token."""
+    """Pairs (x_T, y_T) of int64 ids. The x_T don't overlap, and y_T is x_T shifted by one token."""
 
     def __init__(self, tokens: np.ndarray, context_length: int):
         self.tokens, self.context_length = tokens, context_length
@@ -115,14 +116,14 @@ class TokenWindows(Dataset):
         return torch.from_numpy(window[:-1]), torch.from_numpy(window[1:])
 
 
-Data = namedtuple("Data", "meta train val tokenizer")  # meta: what prepare.py tells of the text
+Data = namedtuple("Data", "meta train val tokenizer")  # meta holds prepare.py's meta.json
 
 
 def load_data(config: Config) -> Data:
-    """The tokens in --data; prepare.py makes those of the default folder. Raises UserError."""
-    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # which writes meta.json last
+    """Loads the tokens in --data; runs prepare.py if the default has none. Raises UserError."""
+    folder, script = Path(config.data), HERE / "data" / "prepare.py"  # it writes meta.json last
     default = config.data == Config.data and script.exists()
-    for chosen in (RANK == 0, LOCAL_RANK == 0 < RANK):  # then machines with a disk of their own
+    for chosen in (RANK == 0, LOCAL_RANK == 0 < RANK):  # then machines with their own disk
         if chosen and default and not (folder / "meta.json").exists():
             print(f"No tokens in {folder}: running data/prepare.py", flush=True)
             subprocess.run([sys.executable, script])
@@ -131,7 +132,7 @@ def load_data(config: Config) -> Data:
     try:
         meta, words = (json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
                        for name in ("meta", "vocabulary"))
-        json.dumps(meta, allow_nan=False)  # a check: the record can't hold NaN
+        json.dumps(meta, allow_nan=False)  # raises for NaN, which the record can't hold
         parts = [np.memmap(folder / f"{part}.bin", "<u2", "r", shape=meta["tokens"][part])
                  for part in ("train", "val")]  # mapped, not copied into memory
         if max(part.max() for part in parts) >= config.vocab_size:
@@ -150,14 +151,13 @@ def load_data(config: Config) -> Data:
 
 
 def make_loader(windows: TokenWindows, config: Config) -> DataLoader:
-    """This rank's batches: every WORLD_SIZE-th window of a single process's order. If a pass gives
-    fewer than 8 steps, an epoch makes several, each in a new order: else it would be too short."""
+    """Returns this rank's share of an epoch, which repeats a short text to get to 8 steps."""
     passes = math.ceil(8 * config.batch_size * WORLD_SIZE / len(windows))
     if passes > 1:
         print(f"One pass over the text has fewer than 8 steps: each epoch makes {passes}")
-    windows = Subset(windows, [*range(len(windows))] * passes)  # which train() shuffles
+    windows = Subset(windows, [*range(len(windows))] * passes)  # train() shuffles them
     sampler = DistributedSampler(windows, shuffle=False, drop_last=True)
-    pin = config.device.type == "cuda"  # page-locked host memory, from which a GPU copies by itself
+    pin = config.device.type == "cuda"  # page-locked memory, which the GPU reads by itself
     return DataLoader(windows, config.batch_size, sampler=sampler, drop_last=True, pin_memory=pin)
 
 
@@ -186,15 +186,6 @@ class MultiHeadAttention(nn.Module):
             q_BHTD, k_BHTD, v_BHTD, dropout_p=self.dropout if self.training else 0, is_causal=True
         )
         return self.out(y_BHTD.transpose(1, 2).reshape(B, T, C))
-
-
-def attention_backend(model: nn.Module, config: Config) -> str | None:
-    """Attention's kernel, which the record keeps: PyTorch's choice; None where it doesn't tell."""
-    choose = getattr(torch, "_fused_sdp_choice", None)
-    shape = (1, config.context_length, config.heads, config.width // config.heads)
-    q_BHTD = next(model.parameters()).new_empty(shape).transpose(1, 2).requires_grad_()
-    how = dict(dropout_p=config.dropout, is_causal=True)
-    return choose and nn.attention.SDPBackend(choose(q_BHTD, q_BHTD, q_BHTD, **how)).name.lower()
 
 
 class TransformerBlock(nn.Module):
@@ -228,7 +219,7 @@ class GPTModel(nn.Module):
         self.head = nn.Linear(config.width, config.vocab_size, bias=False)
 
     def forward(self, ids_BT, targets_BT=None):
-        """Logits; with targets their mean cross entropy, so that one graph holds model and loss."""
+        """Returns logits, or with targets the mean loss, so that one graph holds both of them."""
         positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
         x_BTC = self.token_embedding(ids_BT) + self.position_embedding(positions_T)
         x_BTC = self.blocks(self.dropout(x_BTC))
@@ -240,30 +231,30 @@ class GPTModel(nn.Module):
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """The head and its cross entropy, for M of the batch's N tokens at a time, so that all logits
-    never exist at once. The forward pass makes the gradients too, while it has a chunk's logits."""
+    """Computes the head and its cross entropy for M of the batch's N tokens at a time, so that all
+    logits never exist at once. The forward pass computes the gradients too, chunk by chunk."""
 
     @staticmethod
     def forward(ctx, x_NC, weight_VC, targets_N):
-        """The sum of the losses."""
+        """Returns the sum of the losses."""
         chunk = max(1024, math.ceil(len(targets_N) / 8))  # fewer tokens don't fill a GPU
         losses, x_gradients, sum_VC = [], [], None
         ids_V = torch.arange(len(weight_VC), dtype=torch.int32, device=x_NC.device)
         for x_MC, targets_M in zip(x_NC.split(chunk), targets_N.split(chunk), strict=True):
             targets_M1 = targets_M[:, None]
             logits_MV = (x_MC @ weight_VC.T).float()
-            # The softmax step by step, since both the loss and the gradient need its exponentials.
+            # The softmax is spelled out, since loss and gradient both need its exponentials.
             max_M1 = logits_MV.amax(dim=-1, keepdim=True)
             exp_MV = (logits_MV - max_M1).exp()
             sum_M1 = exp_MV.sum(dim=-1, keepdim=True)
             losses.append((sum_M1.log() + max_M1 - logits_MV.gather(-1, targets_M1)).sum())
-            # The gradient of the logits: their softmax, less 1 at the target.
+            # The gradient of the logits is their softmax, minus 1 at the target.
             gradient_MV = (exp_MV / sum_M1 - (ids_V == targets_M1.int()).float()).to(x_MC.dtype)
             x_gradients.append(gradient_MV @ weight_VC)
             part_VC = gradient_MV.T @ x_MC
             sum_VC = part_VC if sum_VC is None else sum_VC + part_VC
         ctx.save_for_backward(torch.cat(x_gradients), sum_VC)
-        return torch.stack(losses).sum()  # with += in the loop, compile kept all logits (GPU)
+        return torch.stack(losses).sum()  # with += above, torch.compile kept all logits
 
     @staticmethod
     def backward(ctx, gradient):
@@ -271,30 +262,13 @@ class ChunkedLoss(torch.autograd.Function):
         return gradient * x_gradient_NC, gradient * weight_gradient_VC, None
 
 
-def best_dtype(device: torch.device) -> tuple[str, str]:
-    """(bfloat16 where the hardware multiplies it, else float32; why)."""
-    if device.type == "cuda":
-        capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
-        if float(capability) >= 8:
-            return "bfloat16", f"compute capability {capability}"
-        return "float32", (f"compute capability {capability} has no bfloat16 units; for float16:"
-                           " python patches/stack.py compose precision-fp16 --out my.py")
-    if device.type == "cpu":
-        has = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch doesn't tell
-        for unit in ("amx_bf16", "avx512_bf16", "bf16"):  # of Intel; of Intel and AMD; of ARM
-            if has.get(unit):
-                return "bfloat16", f"the CPU has {unit}"
-        return "float32", "this CPU has no bfloat16 units"  # emulated it would be slower
-    return "float32", f"bfloat16 was not measured on {device.type}; to try it: --dtype bfloat16"
-
-
 def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     """Moves `model` to the device, in place, and returns what a training step calls."""
-    torch.set_float32_matmul_precision("high")  # TF32 products on tensor cores
+    torch.set_float32_matmul_precision("high")  # TF32 matmuls on tensor cores
     device = config.device
-    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN: only dropout rates of n/16
+    torch.backends.cuda.enable_cudnn_sdp(not config.dropout)  # cuDNN's dropout is in sixteenths
     if config.dtype == "auto":
-        dist.broadcast_object_list(answer := [*best_dtype(device)])  # rank 0's, where they differ
+        dist.broadcast_object_list(answer := [*best_dtype(device)])  # rank 0's, if they differ
         config.dtype, config.dtype_reason = answer
     print(f"Training in {config.dtype}: {config.dtype_reason}")
     model.to(device, getattr(torch, config.dtype))
@@ -306,28 +280,11 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     return torch.compile(ddp_model) if config.compile else ddp_model
 
 
-def can_compile(model: nn.Module, config: Config) -> bool:
-    """Whether torch.compile works here; where a trial fails, one line says why."""
-    x = torch.ones(8, device=config.device, dtype=next(model.parameters()).dtype)
-    try:
-        torch._dynamo.config.suppress_errors = False  # else what fails would run uncompiled
-        with warnings.catch_warnings():  # if a GPU lacks the type, it only warns
-            warnings.filterwarnings("error", ".*does not support bfloat16")
-            if torch.compile(lambda x: x + torch.compiler.is_compiling())(x)[0] == 2:
-                return True
-        reason = "it is switched off, as by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"
-    except Exception as error:
-        lines = str(error).split("\n")
-        reason = " ".join(lines[:2] + [line for line in lines[2:] if "error: " in line][:1])
-    print(f"Training without torch.compile; docs/troubleshooting.md says what it needs ({reason})")
-    return False
-
-
 def count_parameters(model: nn.Module, config: Config) -> dict[str, int]:
-    """Parameters, and floating-point operations to train on a token: 2 forward and 4 backward for
-    each weight of a linear layer, and those of attention (PaLM, arXiv:2204.02311, appendix B)."""
-    products = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    flops = 6 * products + 12 * config.layers * config.context_length * config.width
+    """Counts the parameters and the floating-point operations per training token: 2 forward and 4
+    backward per weight of a linear layer, plus attention's (PaLM, arXiv:2204.02311, appendix B)."""
+    matmul_weights = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    flops = 6 * matmul_weights + 12 * config.layers * config.context_length * config.width
     return dict(parameters=sum(p.numel() for p in model.parameters()), flops_per_token=flops)
 
 
@@ -349,7 +306,7 @@ def backward_and_update(loss: torch.Tensor, optimizer: torch.optim.Optimizer) ->
 
 
 def train(model: nn.Module, data: Data, config: Config, run: "Run", now) -> None:
-    """Trains `model` in place, timed by `now`; reports to `run`; raises if a loss isn't finite."""
+    """Trains `model` in place, timed by `now`, and reports to `run`; raises if a loss diverges."""
     training_model = prepare_model(model, config)  # it shares its weights with `model`
     run.start(model, data, config)
     optimizer = make_optimizer(model, config)
@@ -395,10 +352,10 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
     model.eval()
     loss_sum = 0.0
     count = min(config.eval_windows, len(windows))
-    first = Subset(windows, range(RANK, count, WORLD_SIZE))  # each rank its share
+    first = Subset(windows, range(RANK, count, WORLD_SIZE))  # this rank's share
     for x_BT, y_BT in DataLoader(first, min(8, config.batch_size)):
         logits_BTV = model(x_BT.to(config.device))
-        # Small batches, and the loss window by window: this must not set the peak of memory.
+        # Small batches and one window's loss at a time keep this below training's memory peak.
         for logits_TV, y_T in zip(logits_BTV, y_BT.to(config.device), strict=True):
             losses_T = F.cross_entropy(logits_TV.float(), y_T, reduction="none")
             loss_sum += losses_T.cpu().double().sum().item()  # mps has no float64
@@ -408,7 +365,7 @@ def evaluate(model: nn.Module, windows: TokenWindows, config: Config) -> float:
 
 @torch.no_grad()
 def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> str:
-    """A prompt and 50 more tokens, each the likeliest next one that the tokenizer has."""
+    """Continues a prompt by 50 tokens, each the likeliest of those that the tokenizer has."""
     model.eval()
     ids_BT = torch.tensor([tokenizer.encode("Every effort moves you")], device=config.device)
     for _ in range(50):
@@ -416,11 +373,11 @@ def sample(model: nn.Module, tokenizer: tiktoken.Encoding, config: Config) -> st
         next_B1 = logits_BTV[:, -1, : tokenizer.n_vocab].argmax(dim=-1, keepdim=True)  # one id each
         ids_BT = torch.cat([ids_BT, next_B1], dim=1)
     model.train()
-    return tokenizer.decode(ids_BT[0].tolist(), "backslashreplace")  # of half a character
+    return tokenizer.decode(ids_BT[0].tolist(), "backslashreplace")  # a character may be cut
 
 
 def now(device: torch.device):
-    """This moment; on a GPU an event, stamped when the GPU gets there, so that nothing waits."""
+    """Returns a timestamp; on a GPU an event, so that nothing synchronizes."""
     if device.type == "cpu":
         return time.perf_counter()
     event = getattr(torch, device.type).Event(enable_timing=True)
@@ -429,27 +386,70 @@ def now(device: torch.device):
 
 
 def seconds_between(times: list) -> list[float]:
-    """Seconds from each time to the next; waits until a GPU has come to the last one."""
+    """Returns the seconds between timestamps; waits until a GPU has reached the last one."""
     if isinstance(times[0], float):
         return np.diff(times).tolist()
     times[-1].synchronize()
     return [start.elapsed_time(end) / 1000 for start, end in zip(times, times[1:], strict=False)]
 
 
+# ---- Plumbing: hardware, record, settings, errors ----------------------------------------------
+
+def best_dtype(device: torch.device) -> tuple[str, str]:
+    """Returns bfloat16 if the hardware has units for it, else float32, and the reason."""
+    if device.type == "cuda":
+        capability = "{}.{}".format(*torch.cuda.get_device_capability(device))
+        if float(capability) >= 8:
+            return "bfloat16", f"compute capability {capability}"
+        return "float32", (f"compute capability {capability} has no bfloat16 units; for float16:"
+                           " python patches/stack.py compose precision-fp16 --out my.py")
+    if device.type == "cpu":
+        has = getattr(torch.cpu, "get_capabilities", dict)()  # older PyTorch lacks it
+        for unit in ("amx_bf16", "avx512_bf16", "bf16"):  # on Intel; on Intel and AMD; on Arm
+            if has.get(unit):
+                return "bfloat16", f"the CPU has {unit}"
+        return "float32", "this CPU has no bfloat16 units"  # emulation would be slower
+    return "float32", f"bfloat16 was not measured on {device.type}; to try it: --dtype bfloat16"
+
+
+def can_compile(model: nn.Module, config: Config) -> bool:
+    """Tries whether torch.compile works here; if it doesn't, prints the reason in one line."""
+    x = torch.ones(8, device=config.device, dtype=next(model.parameters()).dtype)
+    try:
+        torch._dynamo.config.suppress_errors = False  # else a failure would run uncompiled
+        with warnings.catch_warnings():  # a GPU without bfloat16 only warns
+            warnings.filterwarnings("error", ".*does not support bfloat16")
+            if torch.compile(lambda x: x + torch.compiler.is_compiling())(x)[0] == 2:
+                return True
+        reason = "it is switched off, as by TORCH_COMPILE_DISABLE or TORCHDYNAMO_DISABLE"
+    except Exception as error:
+        lines = str(error).split("\n")
+        reason = " ".join(lines[:2] + [line for line in lines[2:] if "error: " in line][:1])
+    print(f"Training without torch.compile; docs/troubleshooting.md says what it needs ({reason})")
+    return False
+
+
+def attention_backend(model: nn.Module, config: Config) -> str | None:
+    """Returns the attention kernel that PyTorch chooses; None if this version doesn't say."""
+    choose = getattr(torch, "_fused_sdp_choice", None)
+    shape = (1, config.context_length, config.heads, config.width // config.heads)
+    q_BHTD = next(model.parameters()).new_empty(shape).transpose(1, 2).requires_grad_()
+    how = dict(dropout_p=config.dropout, is_causal=True)
+    return choose and nn.attention.SDPBackend(choose(q_BHTD, q_BHTD, q_BHTD, **how)).name.lower()
+
+
 def memory_gb(device: torch.device) -> dict[str, float | None]:
-    """GB (1024³ bytes) reserved, now and at most; on a CPU the peak of the resident set."""
+    """Returns reserved GB (1024³ bytes), now and at the peak; on a CPU the peak resident set."""
     size, peak, status = None, None, Path("/proc/self/status")
     if device.type == "cuda":
         size, peak = torch.cuda.memory_reserved(), torch.cuda.max_memory_reserved()
-    elif status.exists() and "VmHWM:" in status.read_text():  # which gVisor leaves out
+    elif status.exists() and "VmHWM:" in status.read_text():  # gVisor has no VmHWM
         size = peak = 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
     return dict(reserved_gb=size and size / 1024**3, peak_reserved_gb=peak and peak / 1024**3)
 
 
-# ---- Plumbing: record, settings, errors --------------------------------------------------------
-
 class Run:
-    """What a run prints, and its record, a file of JSON lines; each event is recorded first."""
+    """Prints the log and writes the record, JSON lines of a benchmark's figures, not weights."""
 
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
         self.config, self.seconds, self.average = config, [], None
@@ -458,7 +458,7 @@ class Run:
         path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
         if RANK == 0:  # one record is enough
             path.parent.mkdir(parents=True, exist_ok=True)
-        while path.exists():  # that of another machine, which shares the folder
+        while path.exists():  # another machine may share the folder
             path = path.with_stem(f"{path.stem}-2")
         self.file = open(os.devnull if RANK else path, "w" if RANK else "x", encoding="utf-8")
         settings = dict(asdict(config), **count_parameters(model, config), world_size=WORLD_SIZE,
@@ -478,7 +478,7 @@ class Run:
         print(json.dumps({"event": event, **figures}, allow_nan=False), file=self.file, flush=True)
 
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
-        """Reports the speed since the last line, and of all steps but the first, which warms up."""
+        """Reports the speed since the last line, and over all steps but the first, a warm-up."""
         seconds = [total / WORLD_SIZE for total in sum_over_ranks(seconds)]  # mean of the ranks
         steady = seconds[WORLD_SIZE > 1 :] or seconds  # the first one began on idle GPUs
         self.seconds += steady
@@ -491,7 +491,7 @@ class Run:
                    avg_tok_per_sec=self.average, seconds=seconds)
         print(f"Ep {epoch}, Step {step:06d}, Train: {train_loss:.3f}, Val: {val_loss:.3f}, "
               f"Step tok/sec: {rate:.0f}, Avg tok/sec: {self.average or 0:.0f}", flush=True)
-        dist.barrier()  # rank 0 has written more: the clock starts on all at once
+        dist.barrier()  # rank 0 writes more; the clock starts on all ranks at once
 
     def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
         text, memory = sample(model, tokenizer, self.config), memory_gb(self.config.device)
@@ -507,39 +507,39 @@ class Run:
             self.file.close()
         except OSError as full:  # such as a full disk; an earlier error is printed already
             sys.exit(1 if error else f"error: {full}")
-        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second is slow, too
+        rates = self.config.tokens_per_step / np.array(self.seconds[2:])  # the second step is slow
         if len(rates) >= 3:
             print(f"Median step tok/sec: {np.median(rates):.0f}")
 
 
 def configure(argv: list[str] | None = None) -> Config:
-    """The settings. Exits with 2 for a wrong one, and raises for a device that doesn't work."""
+    """Reads the settings. Exits with 2 for an invalid one; raises if the device doesn't work."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages (Linux), before any tensor
     parser = argparse.ArgumentParser(description="Train GPT-2 on a book.", allow_abbrev=False,
                                      usage="%(prog)s [options]", argument_default=argparse.SUPPRESS)
-    for setting in filter(lambda setting: setting.metadata, fields(Config)):  # each option()
+    for setting in filter(lambda setting: setting.metadata, fields(Config)):  # made by option()
         parser.add_argument("--" + setting.name.replace("_", "-"), **setting.metadata)
     given, cuda = vars(parser.parse_args(argv)), torch.cuda.is_available()
     if Path(name := given.get("name", "-")).name != name or not name or not name.isprintable():
         parser.error("argument --name: a file's name begins with it")
-    if not cuda and platform.libc_ver()[0] == "glibc":  # what a step frees stays for the next one
+    if not cuda and platform.libc_ver()[0] == "glibc":  # freed memory stays for the next step
         for option, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD: never; M_MMAP_MAX: none
             ctypes.CDLL(None).mallopt(option, value)
     name, gpus = given.get("device", "cuda" if cuda else "cpu"), 0
     if name == "cuda":
-        torch.cuda.init()  # else whole GPUs would be counted where they are cut up (MIG)
+        torch.cuda.init()  # else device_count() may count a GPU cut by MIG as one
         gpus = torch.cuda.device_count()
     launched = all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
     if not launched or 0 < gpus <= LOCAL_RANK:
         parser.error(f"a process per GPU: torchrun --nproc_per_node={gpus or 2} {parser.prog}")
     device = torch.device(f"cuda:{LOCAL_RANK}" if name == "cuda" else "cpu")
     torch.ones(1, device=device).item()
-    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # or compile fails
+    os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # compile needs it
     if device.type == "cuda":
         torch.cuda.set_device(device.index or 0)
     model = given.get("model", "gpt2" if device.type == "cuda" else "cpu-demo")
     if "model" not in given and model == "cpu-demo":
-        print("Not on an NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2")
+        print("No NVIDIA GPU: training the small cpu-demo model (--model gpt2 for GPT-2 124M)")
     if given.keys() & {"epochs", "max_steps"}:  # a limit of the user's replaces cpu-demo's own
         given.setdefault("max_tokens", None)
     return Config(**MODELS[model] | given | dict(model=model, device=device))
@@ -574,7 +574,7 @@ def compare_ranks(config: Config) -> None:
 
 
 def sum_over_ranks(values: list[float]) -> list[float]:
-    """Each value's sum, in float64; NCCL wants it on this rank's GPU."""
+    """Returns each value's sum in float64; NCCL needs the tensor on this rank's GPU."""
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"
     totals = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(totals)
@@ -586,14 +586,14 @@ class UserError(Exception):
 
 
 def interrupt(number, frame) -> None:
-    """Ctrl-C and SIGTERM end a run in the same way; a second one can't cut the end short."""
+    """Ends a run on Ctrl-C or SIGTERM; a second signal can't cut the end short."""
     for either in (signal.SIGINT, signal.SIGTERM):
         signal.signal(either, signal.SIG_IGN)
     raise KeyboardInterrupt(number)
 
 
 def explain(error: BaseException, config: Config | None) -> tuple[str, str, int]:
-    """(status, a line for the user, exit code). Triton's "out of resource" isn't memory."""
+    """Returns a status, a line and an exit code. Triton's "out of resource" isn't memory."""
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, FileExistsError) and os.path.islink(str(error.filename)):
         text += ", a link to a folder that isn't there"
@@ -631,7 +631,7 @@ def main() -> int:
         status, message, code = explain(error, config)
         if RANK == 0 or status not in ("interrupted", "diverged"):  # which end all ranks at once
             print(f"error: rank {RANK}: {message}", file=sys.stderr)
-    if hasattr(run, "file"):  # else it ended before its start
+    if hasattr(run, "file"):  # else it failed before run.start()
         run.end(status, message)
     return code
 

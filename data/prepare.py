@@ -5,19 +5,18 @@
     python data/prepare.py --out DIR        # somewhere else than next to this script
 
 A FILE is UTF-8 text, JSON lines (both also as .gz, .bz2, .xz or .zst) or Parquet, whose `text` are
-documents; or GPT-2's tokens as nanoGPT (train.bin, val.bin) and llm.c (shards) have them. Its bytes
-tell; nanoGPT's are nothing but ids, so their names end in .bin. A folder stands for the .bin in it,
-without those to test with.
-Tokens named "val" are validated on as they are; all else is cut 90/10. <|endoftext|>, in a text and
-between documents, is id 50256, as in GPT-2's own training. A byte-order mark isn't text.
+documents; or GPT-2's tokens in the files of nanoGPT (train.bin, val.bin) or llm.c (shards). Content
+decides, but nanoGPT's files hold nothing but ids, so their names have to end in .bin. A folder
+stands for its .bin files, except those for testing. Files named "val" become the validation part;
+all else is split 90/10. <|endoftext|>, in a text and between documents, becomes id 50256.
 
-Without a network the text is the Python standard library's own source, and without GPT-2's
-tokenizer files the tokens are bytes. meta.json, written last, says what was used. vocabulary.json
-has all of the tokenizer, so that the folder can be copied to a machine without a network.
+Without a network the text is the source of Python's standard library, and without GPT-2's tokenizer
+files the tokens are bytes. meta.json, written last, says what was used. vocabulary.json holds the
+whole tokenizer, so that the folder can be copied to a machine without a network.
 
-A text of any size is read, encoded over all cores and written in pieces, which end where the
-tokenizer starts again in any case, so that the ids are those of the whole text: at <|endoftext|>,
-and at line breaks before a character that isn't white space. Memory grows with the longest piece.
+Texts of any size are read, encoded on all cores and written in pieces. A piece ends where GPT-2's
+tokenizer starts anew anyway, so that ids are those of the whole text: at <|endoftext|>, and at line
+breaks before a character that isn't white space. The longest piece has to fit in memory.
 """
 
 import argparse
@@ -53,7 +52,7 @@ TRAIN_SHARE = 0.9
 BOOK_URL = "https://www.gutenberg.org/cache/epub/145/pg145.txt"
 BOOK_TITLE = "Middlemarch"
 BOOK_MARKS = ("*** START OF THE PROJECT GUTENBERG EBOOK", "*** END OF THE PROJECT GUTENBERG EBOOK")
-BOOK_TOKENS = 460_010  # of GPT-2's; the text without a network is cut to as many
+BOOK_TOKENS = 460_010  # GPT-2's; the text without a network is cut to this length
 
 TOKENIZER_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 TOKENIZER_SHA256 = {
@@ -64,7 +63,7 @@ TOKENIZER_SHA256 = {
 END, END_ID = "<|endoftext|>", 50_256  # GPT-2's last id
 
 # How files of a kind begin.
-GZIP, XZ, PARQUET, NUMPY = b"\x1f\x8b", b"\xfd7zXZ\0", b"PAR1", b"\x93NUMPY"
+GZIP, XZ, PARQUET = b"\x1f\x8b", b"\xfd7zXZ\0", b"PAR1"
 BZIP2 = re.compile(rb"BZh\d1AY&SY")
 ZSTD = re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18")  # or a frame without data
 LLM_C, HEADER = [20240520, 1], 1024  # magic and version of GPT-2's uint16; bytes
@@ -76,17 +75,17 @@ NO_TEXT = {
     codecs.BOM_UTF16_LE: "is UTF-16: save it as UTF-8",
     codecs.BOM_UTF16_BE: "is UTF-16: save it as UTF-8",
 }
-MARKED_UP = {".csv", ".tsv", ".html", ".htm", ".xml"}  # are text, and more
+MARKED_UP = {".csv", ".tsv", ".html", ".htm", ".xml"}
 
-# Objects, or an array of them or of strings; the last two are refused: they aren't JSON lines.
+# Objects, or an array of objects or strings, which is refused: it isn't JSON lines.
 JSON = re.compile(rb'\{\s*(?:\}|"[^"\n]*"\s*:)|\[\s*(?:\{|"[^"\n]*"\s*[],])')
 
-BLOCK = 2**20  # characters, bytes or ids that are read and encoded at once
-PACKED = 2**12  # bytes of an archive that are unpacked at once: they may become many more
+BLOCK = 2**20  # characters, bytes or ids read and encoded at once
+PACKED = 2**12  # bytes of an archive unpacked at once; they may grow a lot
 
 TIMEOUT_SECONDS = 5  # without an answer
-WHOLE_SECONDS, WHOLE_BYTES = 120, 20 * 2**20  # of one file, which has less than 2 MiB
-TRIES = 3  # of a server that answers and then fails
+WHOLE_SECONDS, WHOLE_BYTES = 120, 20 * 2**20  # for a file, which has less than 2 MiB
+TRIES = 3  # if a server answers but fails
 
 
 class UserError(Exception):
@@ -95,8 +94,8 @@ class UserError(Exception):
 
 @contextmanager
 def whole(*paths: Path) -> Iterator[list[Path]]:
-    """Temporary files to write to, which are renamed to `paths` in the end: nobody ever sees half a
-    file, and a run goes on with the one that it has opened."""
+    """Yields temporary files and renames them to `paths` in the end, so that nobody sees half a
+    file, and a run that has opened the old file keeps it."""
     temporary = [path.with_name(f"{path.name}.{os.getpid()}.tmp") for path in paths]
     try:
         yield temporary
@@ -113,14 +112,14 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 class Web:
-    """Fetches files. `failure` tells what couldn't be had; where nothing answers at all, nothing
+    """Fetches files; `failure` is the last error. After a server that didn't answer at all, nothing
     else is tried."""
 
     def __init__(self):
         self.failure, self.answers = None, True
 
-    def fetch(self, url: str, check: Callable[[bytes], bool]) -> bytes | None:
-        """The bytes at `url` that pass the check, or None."""
+    def fetch(self, url: str, check: Callable[[bytes], object]) -> bytes | None:
+        """Returns the bytes at `url` if they pass the check."""
         for attempt in range(TRIES if self.answers else 0):
             time.sleep(attempt)
             try:
@@ -138,7 +137,7 @@ class Web:
 
 
 def read_limited(response) -> bytes:
-    """All of an answer. Raises TimeoutError or ValueError for one that goes on and on."""
+    """Returns an answer's bytes. Raises TimeoutError or ValueError for an endless one."""
     data, until = bytearray(), time.monotonic() + WHOLE_SECONDS
     while piece := response.read1(2**16):
         data += piece
@@ -150,41 +149,38 @@ def read_limited(response) -> bytes:
 
 
 def extra(name: str, what: str):
-    """A library that not everyone has. Raises UserError where it isn't installed."""
+    """Imports a library for `what`. Raises UserError if it isn't installed."""
     try:
         return importlib.import_module(name)
     except ImportError:
-        own = name in sys.stdlib_module_names
-        how = "another build of Python" if own else f"python -m pip install {name}"
-        raise UserError(f"{what} needs {name}: {how}")
+        raise UserError(f"{what} needs {name}: python -m pip install {name}")
 
 
 def files_of(names: list[str]) -> Iterator[str]:
-    """The files, and in a folder's place the tokens in it, without those to test with. Raises
-    UserError."""
+    """Yields the files, and instead of a folder its tokens, except for tests. Raises UserError."""
     for name in names:
         paths = [name]
         if os.path.isdir(name):
             inside = sorted(map(str, Path(name).glob("*.bin")))
-            paths = [path for path in inside if not named(path, "test")]
+            paths = [path for path in inside if not has_word(path, "test")]
         if not paths:
             raise UserError(f"{name} is a folder without tokens (*.bin): name the files in it")
         yield from paths
 
 
-def named(path: str, word: str) -> bool:
-    """Whether a file's name has the word (a pattern), not only as a part of a longer one."""
+def has_word(path: str, word: str) -> bool:
+    """Returns whether a file's name has the word (a pattern), and not within a longer one."""
     return bool(re.search(rf"(?<![a-z])(?:{word})(?![a-z])", Path(path).name.lower()))
 
 
 def kind_of(path: str) -> str:
-    """What a file holds, by what it says: "tokens", "parquet", "json" (lines) or "text", the last
-    two in an archive, too. Raises UserError, OSError."""
+    """Returns a file's kind by its content: "tokens", "parquet", "json" (lines) or "text", the last
+    two also in an archive. Raises UserError, OSError."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        return "text"  # a pipe: it can be read only once
+        return "text"  # a pipe can be read only once
     with open(path, "rb") as file:
         head = file.read(BLOCK)
-    if has_llm_c_header(head) or path.endswith(".bin") and b"\0" in head:  # which no text has
+    if has_llm_c_header(head) or path.endswith(".bin") and b"\0" in head:  # no text has NUL
         return "tokens"
     if head.startswith(PARQUET):
         return "parquet"
@@ -194,12 +190,12 @@ def kind_of(path: str) -> str:
 
 
 def has_llm_c_header(head: bytes) -> bool:
-    """Of any of llm.c's formats: a date of 2024. None begins a text, nor, as two ids, GPT-2's."""
+    """Returns whether it begins with a date of 2024, as no text and no two of GPT-2's ids do."""
     return len(head) >= 12 and int.from_bytes(head[:4], "little") // 10_000 == 2024
 
 
 def unpacker(head: bytes, path: str) -> Callable | None:
-    """What unpacks a file that begins so; None if it is no archive. Raises UserError."""
+    """Returns a constructor of what unpacks the file, None if it isn't packed. Raises UserError."""
     if head.startswith(GZIP):
         return partial(zlib.decompressobj, 31)
     if BZIP2.match(head):
@@ -212,8 +208,8 @@ def unpacker(head: bytes, path: str) -> Callable | None:
 
 
 def unpacked(path: str, progress: "Progress") -> Iterator[bytes]:
-    """A file's bytes in blocks; what is in it, if it is an archive. Raises OSError, and UserError,
-    with what to do, also for what would be read as text and is none."""
+    """Yields a file's bytes in blocks, unpacked. Raises OSError, and UserError for what isn't text,
+    with what to do."""
     blocks = blocks_of(path, progress)
     first = next(blocks, b"")
     for beginning, what in NO_TEXT.items():
@@ -227,6 +223,7 @@ def unpacked(path: str, progress: "Progress") -> Iterator[bytes]:
 
 
 def blocks_of(path: str, progress: "Progress") -> Iterator[bytes]:
+    """Yields a file's bytes in blocks, unpacked. Raises UserError, OSError."""
     with open(path, "rb") as file:
         start = unpacker(file.peek(10), path)
         archive = start and start()
@@ -235,7 +232,7 @@ def blocks_of(path: str, progress: "Progress") -> Iterator[bytes]:
             if not archive:
                 yield block
             while archive and block:
-                if archive.eof:  # an archive may be several in a row, with zeros after each
+                if archive.eof:  # another may follow, after zeros
                     block = block.lstrip(b"\0")
                     if not block:
                         break
@@ -251,19 +248,10 @@ def blocks_of(path: str, progress: "Progress") -> Iterator[bytes]:
             raise UserError(f"{path} is cut off: the archive has no end")
 
 
-def lines_of(blocks: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """The lines that end in each block, then what is left."""
-    rest = b""
-    for block in blocks:
-        *lines, rest = (rest + block).split(b"\n")
-        yield lines
-    yield [rest]
-
-
 def read_text(path: str, progress: "Progress") -> Iterator[str]:
-    """A text in blocks. Raises UserError, OSError."""
+    """Yields a text in blocks. Raises UserError, OSError."""
     if MARKED_UP & {*Path(path.lower()).suffixes}:
-        print(f"{path} is taken as text, with all that marks it up")
+        print(f"{path} is taken as text, with its markup")
     decoder = IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True)
     for block in chain(unpacked(path, progress), [b""]):
         try:
@@ -274,27 +262,29 @@ def read_text(path: str, progress: "Progress") -> Iterator[str]:
 
 
 def read_json(path: str, progress: "Progress") -> Iterator[str]:
-    """The documents of JSON lines in blocks. Raises UserError, OSError."""
-    before = 0
-    for lines in lines_of(unpacked(path, progress)):
+    """Yields the documents of JSON lines in blocks. Raises UserError, OSError."""
+    number, rest = 0, b""
+    for block in chain(unpacked(path, progress), [b"\n"]):  # the last line may lack its end
+        *lines, rest = (rest + block).split(b"\n")
         texts = []
-        for number, line in enumerate(lines, before + 1):
+        for line in lines:
+            number += 1
             try:
                 document = json.loads(line) if line.strip() else dict(text="")
             except (ValueError, RecursionError):
                 document = None
             if not isinstance(document, dict):
                 raise UserError(f"{path} is not JSON lines: one object a line (see line {number})")
-            texts.append(document.get("text", False))
-            if not isinstance(texts[-1], str | None):
+            text = document.get("text", False)
+            if not isinstance(text, str | None):
                 raise UserError(f"{path}, line {number} has no text in 'text': {line[:80]!r}")
-        before += len(lines)
-        # JSON may hold half a character; U+FFFD takes its place, as in tiktoken.
-        yield re.sub("[\ud800-\udfff]", "\ufffd", progress.joined(texts))
+            texts.append(text)
+        # JSON may hold half a character, which becomes U+FFFD, as in tiktoken.
+        yield re.sub("[\ud800-\udfff]", "\ufffd", END.join(filter(None, texts)))
 
 
 def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
-    """The documents of a Parquet file in blocks. Raises UserError, OSError."""
+    """Yields the documents of a Parquet file in blocks. Raises UserError, OSError."""
     arrow, parquet = extra("pyarrow", path), extra("pyarrow.parquet", path)
     size = os.path.getsize(path)
     try:
@@ -305,19 +295,18 @@ def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
                 raise UserError(f"{path} has no column 'text' of strings, but: {has}")
             for batch in file.iter_batches(64, columns=["text"]):  # a document may be a book
                 progress.add(size * len(batch) // file.metadata.num_rows)
-                yield progress.joined(batch.column(0).to_pylist())
+                yield END.join(filter(None, batch.column(0).to_pylist()))
     except (arrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}")
 
 
-# A document is a string in all of them.
-STRINGS = re.compile(r"(dictionary<values=)?(large_)?string(_view)?\b")
+STRINGS = re.compile(r"(dictionary<values=)?(large_)?string(_view)?\b")  # Parquet's types
 READ = dict(text=read_text, json=read_json, parquet=read_parquet)
 
 
 def read_files(sources: list[tuple[str, str]], progress: "Progress") -> Iterator[str]:
-    """The text of all files, each with its kind, in blocks. Between two texts is a line break,
-    between documents <|endoftext|>. Raises UserError, OSError."""
+    """Yields the text of all files (path, kind) in blocks, with a line break between two texts and
+    <|endoftext|> between documents. Raises UserError, OSError."""
     between, before = "", None
     for path, kind in sources:
         empty = True
@@ -335,8 +324,7 @@ def read_files(sources: list[tuple[str, str]], progress: "Progress") -> Iterator
 
 
 def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
-    """The ids of a file that holds nothing else, or of one of llm.c's shards, which begin with 256
-    numbers (int32): magic, version, how many ids follow. Raises UserError, OSError."""
+    """Yields the ids of a file of nanoGPT or llm.c. Raises UserError, OSError."""
     with open(path, "rb") as file:
         size, head = os.fstat(file.fileno()).st_size, file.read(HEADER)
         if has_llm_c_header(head):
@@ -350,8 +338,6 @@ def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
             if Path(path).with_name("meta.pkl").exists():
                 raise UserError(f"{path} isn't GPT-2's: meta.pkl beside it is another vocabulary,"
                                 " nanoGPT's of characters; prepare the text instead")
-            if head.startswith(NUMPY):
-                raise UserError(f"{path} is a NumPy file: write its ids alone, with tofile()")
             if len(head) > 2 and not np.frombuffer(head[: len(head) // 2 * 2], "<u2")[1::2].any():
                 raise UserError(f"{path} looks like 32-bit ids (every second is 0), not uint16")
             if size % 2:
@@ -367,18 +353,18 @@ def read_tokens(path: str, progress: "Progress") -> Iterator[np.ndarray]:
 
 
 def last_cut(text: str) -> int:
-    """The last place to cut at, or -1: before <|endoftext|>, or a line break before anything else
+    """Returns the last place to cut at, or -1: <|endoftext|>, or a line break before anything else
     that isn't white space."""
     end, place = text.rfind(END), len(text) - 1
     while (place := text.rfind("\n", 0, place)) > end:
         after = text[place + 1 : place + 1 + len(END)]
-        if not (after[0].isspace() or END.startswith(after)):  # the block may end within it
+        if not (after[0].isspace() or END.startswith(after)):  # <|endoftext|> may be cut off
             return place
     return end
 
 
 def pieces(blocks: Iterable[str]) -> Iterator[str]:
-    """The text, one piece for each block that it can be cut in; all of it where it can't be."""
+    """Yields the text in pieces, one for each block in which it can be cut."""
     held = []
     for block in blocks:
         cut = last_cut(block)
@@ -390,21 +376,19 @@ def pieces(blocks: Iterable[str]) -> Iterator[str]:
 
 
 def encode(tokenizer: tiktoken.Encoding, texts: Iterable[str]) -> Iterator[np.ndarray]:
-    """The ids of each text, in their order, encoded by as many threads as there are cores; the
-    tokenizer doesn't hold Python's lock."""
+    """Yields each text's ids, in order, encoded on all cores (tiktoken releases Python's lock)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     texts = iter(texts)
     with ThreadPoolExecutor(cores) as threads:
-        while some := list(islice(texts, min(2 * cores, 32))):  # few at a time, for memory's sake
-            yield from threads.map(partial(tokenizer.encode_to_numpy, allowed_special="all"), some)
+        while batch := list(islice(texts, min(2 * cores, 32))):  # few at a time save memory
+            yield from threads.map(partial(tokenizer.encode_to_numpy, allowed_special="all"), batch)
 
 
 class Progress:
-    """How much of `total` bytes is read, told on the terminal, where there is one; and what was
-    met: how often <|endoftext|>, and documents whose text is null."""
+    """Counts the bytes read of `total`, and shows their share on a terminal."""
 
     def __init__(self, total: int):
-        self.total, self.done, self.ends, self.nulls = total, 0, 0, 0
+        self.total, self.done = total, 0
 
     def add(self, count: int) -> None:
         self.done += count
@@ -412,22 +396,12 @@ class Progress:
             percent = min(100, 100 * self.done // max(1, self.total))
             print(f"\r{percent:3} %\r", end="", file=sys.stderr, flush=True)
 
-    def joined(self, documents: list[str | None]) -> str:
-        """Those that have a text, with <|endoftext|> between them."""
-        self.nulls += documents.count(None)
-        return END.join(filter(None, documents))
-
-    def count_ends(self, texts: Iterable[str]) -> Iterator[str]:
-        for text in texts:
-            self.ends += text.count(END)
-            yield text
-
 
 def book(out: Path, web: Web) -> Path | None:
-    """The text of Middlemarch between Gutenberg's marks, kept in `out`; None without a network."""
+    """Returns the file of Middlemarch's text in `out`, fetched if need be; None if that fails."""
     path = out / "middlemarch.txt"
     if not path.exists():
-        data = web.fetch(BOOK_URL, lambda data: text_of_the_book(data) is not None)
+        data = web.fetch(BOOK_URL, text_of_the_book)
         if data is None:
             return None
         write_whole(path, text_of_the_book(data).encode("utf-8"))
@@ -435,7 +409,7 @@ def book(out: Path, web: Web) -> Path | None:
 
 
 def text_of_the_book(data: bytes) -> str | None:
-    """What is between Gutenberg's marks, None where that isn't the whole book."""
+    """Returns what is between Gutenberg's marks, None if that isn't the whole book."""
     text = data.decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
     start, end = (text.find(mark) for mark in BOOK_MARKS)
     if not (0 <= start < end) or BOOK_TITLE not in text[:start] or end - start < 1_500_000:
@@ -444,7 +418,7 @@ def text_of_the_book(data: bytes) -> str | None:
 
 
 def standard_library(characters: int) -> str:
-    """The first `characters` of Python's own modules in the order of their names."""
+    """Returns the first `characters` of Python's own modules, sorted by name."""
     folder = Path(sysconfig.get_path("stdlib"))
     paths = [folder / f"{name}.py" for name in sorted(sys.stdlib_module_names)]
     text = "".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())
@@ -454,7 +428,7 @@ def standard_library(characters: int) -> str:
 
 
 def gpt2_tokenizer(cache: Path, web: Web) -> tiktoken.Encoding | None:
-    """GPT-2's tokenizer, whose files are put into `cache`; None without a network."""
+    """Returns GPT-2's tokenizer, with its files in `cache`; None if they can't be fetched."""
     places = [cache, Path(os.environ.get("TIKTOKEN_CACHE_DIR") or cache)]
     for name, digest in TOKENIZER_SHA256.items():
         def is_right(data: bytes, digest=digest) -> bool:
@@ -462,8 +436,8 @@ def gpt2_tokenizer(cache: Path, web: Web) -> tiktoken.Encoding | None:
 
         # tiktoken looks for a file by the SHA-1 of its URL, and fetches without a time-out.
         file = hashlib.sha1((TOKENIZER_URL + name).encode()).hexdigest()
-        known = [place / file for place in places if (place / file).is_file()]
-        data = next(filter(is_right, (path.read_bytes() for path in known)), None)
+        cached = [place / file for place in places if (place / file).is_file()]
+        data = next(filter(is_right, (path.read_bytes() for path in cached)), None)
         data = data or web.fetch(TOKENIZER_URL + name, is_right)
         if data is None:
             return None
@@ -473,13 +447,8 @@ def gpt2_tokenizer(cache: Path, web: Web) -> tiktoken.Encoding | None:
     return tiktoken.get_encoding("gpt2")
 
 
-def byte_tokenizer() -> tiktoken.Encoding:
-    ranks = {bytes([i]): i for i in range(256)}
-    return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={})
-
-
 def vocabulary_of(tokenizer: tiktoken.Encoding) -> dict:
-    """What tiktoken.Encoding is made from, as JSON can hold it."""
+    """Returns, for JSON, what tiktoken.Encoding is built from."""
     ranks = tokenizer._mergeable_ranks
     return dict(pattern=tokenizer._pat_str, special=tokenizer._special_tokens,
                 tokens=[token.decode("latin-1") for token in sorted(ranks, key=ranks.get)])
@@ -506,17 +475,22 @@ def prepare(files: list[str], out: Path) -> None:
     if not tokenizer:
         if tokens:
             raise UserError(f"{web.failure}: tokens need GPT-2's tokenizer beside them")
-        tokenizer = byte_tokenizer()
+        bytes_only = {bytes([i]): i for i in range(256)}
+        tokenizer = tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=bytes_only,
+                                      special_tokens={})
         instead.append("the tokens are bytes")
     if instead:
         print(f"{web.failure}: {', '.join(instead)}", flush=True)
     progress = Progress(sum(os.stat(path).st_size for path, _ in sources))
     if tokens:
+        val = [path for path in tokens if has_word(path, "val(idation)?")]
+        train = [path for path in tokens if path not in val]
+        if not train or not val:
+            train, val = tokens, []
         parts = [chain.from_iterable(read_tokens(path, progress) for path in paths)
-                 for paths in parts_of(tokens)]
+                 for paths in (train, val)]
     elif sources:
-        texts = progress.count_ends(pieces(read_files(sources, progress)))
-        parts = [encode(tokenizer, texts), ()]
+        parts = [encode(tokenizer, pieces(read_files(sources, progress))), ()]
     else:
         # GPT-2's tokens of source text are 2 to 4 characters long.
         (ids,) = encode(tokenizer, [standard_library(4 * BOOK_TOKENS)])
@@ -526,32 +500,20 @@ def prepare(files: list[str], out: Path) -> None:
         figures = dict(
             corpus=corpus, tokenizer=tokenizer.name, vocabulary=tokenizer.n_vocab,
             tokens=counts, sha256=dict(zip(counts, map(sha256_of, paths), strict=True)))
-        (out / "meta.json").unlink(missing_ok=True)  # which marks the parts complete
+        (out / "meta.json").unlink(missing_ok=True)  # it marks the parts complete
     write_whole(out / "vocabulary.json", json.dumps(vocabulary_of(tokenizer)).encode())
     write_whole(out / "meta.json", (json.dumps(figures, indent=2) + "\n").encode())
     written = ", ".join(f"{count:,} {part}" for part, count in counts.items())
     print(f"{corpus}: {written} tokens ({tokenizer.name}) in {out}")
-    if progress.ends:
-        taken = f"id {END_ID}" if tokenizer.n_vocab > END_ID else "left as text"
-        print(f"{progress.ends:,} times {END}, in the text or between documents: {taken}")
-    if progress.nulls:
-        print(f"{progress.nulls:,} documents without a text (null) were left out")
-
-
-def parts_of(paths: list[str]) -> tuple[list[str], list[str]]:
-    """Files of tokens to train and to validate on, by their names; without either, all to cut."""
-    validate = [path for path in paths if named(path, "val(idation)?")]
-    train = [path for path in paths if path not in validate]
-    return (train, validate) if train and validate else (paths, [])
 
 
 def write_parts(ids: Iterable[np.ndarray], val_ids: Iterable[np.ndarray], train_path: Path,
                 val_path: Path) -> dict:
-    """Writes the ids, and cuts them into the two parts, unless there are `val_ids`, without ever
-    holding them all; returns the tokens of each. Raises UserError for too few."""
+    """Writes the ids, split in two unless there are `val_ids`, and never holds them all; returns
+    how many each part has. Raises UserError for too few."""
     with open(train_path, "wb+") as train, open(val_path, "wb") as val:
-        train.writelines(some.astype("<u2") for some in ids)
-        val.writelines(some.astype("<u2") for some in val_ids)
+        train.writelines(block.astype("<u2") for block in ids)
+        val.writelines(block.astype("<u2") for block in val_ids)
         own, count = val.tell() // 2, train.tell() // 2
         if own + count < 2 / (1 - TRAIN_SHARE):
             raise UserError(f"the text is too short: {own + count} tokens")
@@ -572,11 +534,11 @@ def main() -> int:
     sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a name may hold what a terminal can't show
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: it cleans up
-    parser = argparse.ArgumentParser(
-        usage="%(prog)s [FILE ...] [--out DIR]", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("files", nargs="*", metavar="FILE", help="text, JSON lines (also packed),"
                         " Parquet, tokens of nanoGPT or llm.c (default: the book)")
-    parser.add_argument("--out", type=Path, default=HERE, help="default: next to this script")
+    parser.add_argument("--out", type=Path, metavar="DIR", default=HERE,
+                        help="folder of the tokens (default: next to this script)")
     args = parser.parse_args()
     try:
         prepare(args.files, args.out)

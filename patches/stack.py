@@ -1,16 +1,13 @@
-"""The speed techniques between the scripts, one patch each: read, apply, verify and refresh them.
+"""Show, apply, verify and refresh the patches that lead from script to script.
 
-    python patches/stack.py --help
+00_orig.py with all patches of patches/series is 01_opt_single_gpu.py, and with ddp.patch after them
+02_opt_multi_gpu_ddp.py. A variant, patches/variants/NAME.patch, changes 01 or 02; nothing builds on
+it. Each patch names the script that it applies to, so that `git apply` takes it, too.
 
-A stage is a script as it stands after a patch: stage 0 is 00_orig.py, the stage after the last
-patch of patches/series is 01_opt_single_gpu.py, and after ddp.patch comes 02_opt_multi_gpu_ddp.py.
-A variant, patches/variants/NAME.patch, is an alternative to 01 or 02; nothing builds on it. Each
-patch names the script that it applies to, so that `git apply` takes it, too.
-
-Edit scripts, never patches: 00, 01 or 02 in place, or a stage or variant in build/stages/, where
-`write` puts them. Then `refresh FILE` merges the edit into every script that builds on that file,
-also into lines that a patch changes in other words, and rewrites the patches; a conflict, or a
-second edited file, stops it with nothing changed.
+Edit scripts, never patches: 00, 01 or 02 in place, or another one in build/stages/, where `write`
+puts them. Then `refresh FILE` merges the edit into every script that builds on that file, even into
+lines that a patch changes in other words, and rewrites the patches. A conflict or a second edited
+file stops it with nothing changed.
 """
 
 import argparse
@@ -19,13 +16,13 @@ import email
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
 from collections import namedtuple
+from collections.abc import Iterable
 from functools import partial
 from itertools import permutations
 from pathlib import Path
@@ -38,31 +35,27 @@ PUBLISHED = r"(\d{1,3}(?:,\d{3})*) tok/sec, (\d+\.\d+) GB(?: on (\d+) GPUs)?"
 NEED = r"(?:package [\w-]+|an NVIDIA GPU|compute capability \d+\.\d|bfloat16 units)"
 FIELDS = {  # of a patch's header: the form of each, and what it says
     "Technique": (r".+", "the technique in a few words"),
-    "Base": (r".+", "the name of the stage before it"),
+    "Base": (r".+", "the script that it changes"),
     "Loss": (r"unchanged|rounding \(.+\)|changes because .+",
              "`unchanged` (in exact arithmetic), `rounding (...)`, or `changes because ...`"),
     "Hardware": (r".+", "where it helps"),
     "Source": (r".+", "where it is described"),
     "Use": (r".+", "when to use it"),
     "Limits": (r".+", "where it gains nothing, or what it costs"),
-    "Published": (PUBLISHED, "the published figures (optional), `27,648 tok/sec, 26.2422 GB`, or"
-                  " with ` on 4 GPUs` behind it"),
-    "Group": (r"[a-z]+(?:-[a-z]+)*", "the group of a variant, with which its name begins; a script"
-             " takes one of each"),
-    "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*", "variants of other groups that it can't work with"),
+    "Published": (PUBLISHED, "the published figures: `27,648 tok/sec, 26.2422 GB[ on 4 GPUs]`"),
+    "Group": (r"[a-z]+(?:-[a-z]+)*", "the first words of a variant's name; no two go together"),
+    "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*", "variants of other groups that it excludes"),
     "Needs": (rf"{NEED}(?:, {NEED})*", "what a variant can't do without: `package NAME`, `an NVIDIA"
               " GPU`, `compute capability 8.9`, `bfloat16 units`"),
-    "Measure": (r".+", "the options to measure a variant with, ` | ` between rows, behind each what"
+    "Measure": (r".+", "the options to measure a variant with, ` | ` between runs, behind each what"
                 " it alone needs, `[an NVIDIA GPU]`"),
 }
-OPTIONAL = ("Use", "Limits", "Published", "Group", "Excludes", "Needs", "Measure")
-OF_02 = ("ddp", "parallel")  # groups that are measured with 02
+REQUIRED = ("Technique", "Base", "Loss", "Hardware", "Source")
 NAME = re.compile(r"(?!ddp$)[a-z][a-z0-9]*(-[a-z0-9]+)*")  # what a user may call a patch
 HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(?: .*)?\n")
 CONFLICT = re.compile(  # as git merge-file --diff3 marks it: ours, the base, theirs
     rb"^<{7} ours\n(.*?)^\|{7} base\n(.*?)^={7}\n(.*?)^>{7} theirs\n", re.DOTALL | re.MULTILINE)
 DEFINITION = re.compile(rb"^(?:(?:class|def) \w+|\w+ = {$)", re.MULTILINE)
-OPTION = re.compile(rb"^    (\w+): [^=\n]+ = option\(", re.MULTILINE)  # a setting of Config
 WORD = re.compile(rb"\w+|\s|[^\w\s]")
 
 
@@ -71,15 +64,15 @@ class StackError(Exception):
 
 
 class Conflict(StackError):
-    """Two changes of the same lines."""
+    """Two changes of the same lines; `name` is the script that isn't merged."""
 
     def __init__(self, text: str, name: str = ""):
         super().__init__(text)
-        self.name = name  # of the script that isn't merged
+        self.name = name
 
 
 def read(path: Path) -> bytes:
-    """A text file's bytes. Raises StackError for line ends other than \\n, else OSError."""
+    """Returns a text file's bytes. Raises OSError, StackError for line ends but \\n."""
     text = path.read_bytes()
     if not text.endswith(b"\n") or b"\r" in text:
         raise StackError(f"{path}: every line has to end with \\n, without \\r")
@@ -91,15 +84,13 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
     changed = [p for p, text in files.items() if not p.exists() or p.read_bytes() != text]
     temporary = {p: p.with_name(f"{p.name}.{os.getpid()}.tmp") for p in changed}
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    came = []
-    try:  # write them next to their places, and rename only when all are complete
+    received = []
+    try:  # write next to the final names, and rename only when all files are complete
         for path, copy in temporary.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(files[path])
-            if path.exists():
-                shutil.copymode(path, copy)
-        for number in handlers:  # an interrupt between two renames would leave a broken stack
-            signal.signal(number, lambda number, frame: came.append(number))
+        for number in handlers:  # an interrupt would leave half of the stack
+            signal.signal(number, lambda number, frame: received.append(number))
         for path, copy in temporary.items():
             copy.replace(path)
     finally:
@@ -107,16 +98,16 @@ def write_all(files: dict[Path, bytes]) -> list[Path]:
             signal.signal(number, handler)
         for copy in temporary.values():
             copy.unlink(missing_ok=True)
-    for late in came[:1]:  # now it may end the program
-        signal.raise_signal(late)
+    if received:  # now it may end the program
+        signal.raise_signal(received[0])
     return changed
 
 
 class Patch:
-    """One technique: its header explains it, its hunks lead from the script `base` to `name`."""
+    """One technique: its header explains it, its hunks lead from `base` to `name`."""
 
     def __init__(self, file: str, data: bytes, *bases: str):
-        """Raises StackError for a bad patch, or one whose Base isn't one of `bases`."""
+        """Parses `file`. Raises StackError if it is bad or changes none of `bases`."""
         start = data.find(b"\n--- ") + 1 or len(data)
         self.header, diff = data[:start], data[start:]  # fields and prose, then the lines
         self.file, self.name = file, Path(file).stem  # file: "patches/05-bfloat16.patch"
@@ -124,28 +115,21 @@ class Patch:
         self.base = base = fields["Base"]
         if base not in bases:
             raise StackError(f"{file}: its Base: has to be {' or '.join(bases)}")
-        group = fields.get("Group")
-        if group and not f"{self.name}-".startswith(f"{group}-"):
+        if not f"{self.name}-".startswith(f"{fields.get('Group', self.name)}-"):
             raise StackError(f"{file}: a variant's name has to begin with its Group:")
         self.published = None
         if published := re.fullmatch(PUBLISHED, fields.get("Published", "")):
             speed, memory, gpus = published.groups("1")
             self.published = Published(float(speed.replace(",", "")), float(memory), int(gpus))
-        self.option_sets = []  # of each row that a variant has in its plan: options, what they need
-        for row in fields.get("Measure", "").split("|"):
-            options, _, needs = row.strip().removesuffix("]").partition("[")
-            try:
-                self.option_sets.append((shlex.split(options), needs or fields.get("Needs", "")))
-            except ValueError as error:
-                raise StackError(f"{file}: its Measure: can't be read: {error}")
-        names = f"--- a/{file_of(base)}", f"+++ b/{file_of(base)}"
-        hunks = diff.removeprefix("{}\n{}\n".format(*names).encode())
-        if hunks == diff:
-            raise StackError(f"{file}: its diff has to begin with {' and '.join(names)}")
-        self.hunks = parse_hunks(file, hunks)
+        self.option_sets = []  # of each run of a variant: its options, what they need
+        for run in fields.get("Measure", "").split("|"):
+            options, _, needs = run.strip().removesuffix("]").partition("[")
+            self.option_sets.append((options.split(), needs or fields.get("Needs", "")))
+        names = f"--- a/{file_of(base)}\n+++ b/{file_of(base)}\n"
+        self.hunks = parse_hunks(file, diff.removeprefix(names.encode()))
 
     def apply(self, text: bytes, reverse: bool = False) -> bytes:
-        """`name` from `base`, or the reverse. Raises StackError unless every hunk fits exactly."""
+        """Leads from `base` to `name`, or back. Raises StackError if a hunk doesn't fit."""
         source, result, position = text.splitlines(keepends=True), [], 0
         for number, hunk in enumerate(self.hunks, 1):
             start, removed, new_start, added = hunk[2:] + hunk[:2] if reverse else hunk
@@ -161,22 +145,23 @@ class Patch:
 
 
 def file_of(name: str) -> str:
-    """The file name of a stage's or variant's script; 02 is the stage after ddp.patch."""
+    """Returns the file name of the script after the patch `name`."""
     if name == "ddp":
         return DDP
-    # No plain name for a variant: Python would import a script profile.py as its module `profile`.
+    # Python would import a script profile.py as its own module `profile`.
     return f"{name}.py" if name[0].isdigit() else f"variant-{name}.py"
 
 
 def parse_header(file: str, header: bytes) -> dict[str, str]:
+    """Returns a header's fields. Raises StackError for a bad one, or without prose."""
     message = email.message_from_string(header.decode(errors="replace"))
     fields = {field: " ".join(text.split()) for field, text in message.items()}
     for field in fields:
         if field not in FIELDS or len(message.get_all(field)) > 1:
             raise StackError(f"{file}: its header has {field}: twice, or it is an unknown field")
     for field, (form, meaning) in FIELDS.items():
-        optional = field in OPTIONAL and field not in fields
-        if not optional and not re.fullmatch(form, fields.get(field, "")):
+        is_needed = field in REQUIRED or field in fields
+        if is_needed and not re.fullmatch(form, fields.get(field, "")):
             raise StackError(f"{file}: its header needs {field}: {meaning}")
     prose = str(message.get_payload())
     if not prose.strip() or not prose.endswith("\n\n"):
@@ -185,12 +170,12 @@ def parse_header(file: str, header: bytes) -> dict[str, str]:
 
 
 def parse_hunks(file: str, diff: bytes) -> list[tuple[int, list[bytes], int, list[bytes]]]:
-    """Of each hunk: the lines before it, the old lines, the new lines before it, the new lines."""
+    """Returns hunks: first line (from 0) and lines of the old file, then of the new."""
     hunks = []
     for number, text in enumerate(re.split(rb"(?<=\n)(?=@@)", diff), 1):
         match = HUNK.match(text)
         if not match:
-            raise StackError(f"{file}: hunk {number} has no @@ -line,count +line,count @@")
+            raise StackError(f"{file}: hunk {number} doesn't begin with @@ -1,2 +3,4 @@")
         old_line, old_count, new_line, new_count = (int(n) for n in match.groups("1"))
         lines = text[match.end() :].splitlines(keepends=True)
         old = [line[1:] for line in lines if line[:1] in b" -"]
@@ -198,13 +183,13 @@ def parse_hunks(file: str, diff: bytes) -> list[tuple[int, list[bytes], int, lis
         unknown = any(line[:1] not in b" -+" for line in lines)
         if unknown or (len(old), len(new)) != (old_count, new_count):
             raise StackError(f"{file}: hunk {number} doesn't have the lines that its @@ announces")
-        # Lines are counted from 1, but for an empty side a diff gives the line before it.
+        # A diff counts lines from 1, but for an empty side it gives the line before it.
         hunks.append((old_line - (old_count > 0), old, new_line - (new_count > 0), new))
     return hunks
 
 
 def make_patch(file: str, header: bytes, base: str, before: bytes, after: bytes) -> bytes:
-    """A patch file's content. Raises StackError for a bad header, or if there is no difference."""
+    """Returns a patch's content. Raises StackError for a bad header or no difference."""
     name = Path(file).stem
     if before == after:
         raise StackError(f"nothing would be left of {name}: its script would be the same as {base}")
@@ -222,7 +207,7 @@ def make_patch(file: str, header: bytes, base: str, before: bytes, after: bytes)
 
 
 def load(root: Path = ROOT) -> list[Patch]:
-    """The patches of the series in their order, then ddp.patch. Raises StackError for a bad one."""
+    """Reads the series in its order, then ddp.patch. Raises StackError."""
     series = read(root / "patches/series").decode(errors="replace").splitlines()
     for number, line in enumerate(series, 1):
         if not re.fullmatch(rf"{number:02}-[a-z0-9-]+\.patch", line):
@@ -233,40 +218,36 @@ def load(root: Path = ROOT) -> list[Patch]:
 
 
 def load_variants(root: Path = ROOT) -> list[Patch]:
-    """The variants, sorted by name. Raises StackError for a bad one."""
-    paths = sorted(root.glob("patches/variants/*.patch"))
-    files = [path.relative_to(root).as_posix() for path in paths]
-    for file in files:
-        if not NAME.fullmatch(Path(file).stem):
-            raise StackError(f"{file}: a variant has a name like sgd or adamw-8bit")
+    """Reads the variants, sorted by name. Raises StackError."""
     bases = Path(LAST).stem, Path(DDP).stem
-    return [Patch(file, read(root / file), *bases) for file in files]
+    return [Patch(path.relative_to(root).as_posix(), read(path), *bases)
+            for path in sorted(root.glob("patches/variants/*.patch"))]
 
 
 def names_of(patches: list[Patch]) -> list[str]:
-    """The stages' names in their order: "00_orig", "01-causal-mask" and so on, "ddp"."""
+    """Returns the scripts' names in order: "00_orig", "01-causal-mask" ... "ddp"."""
     return [Path(FIRST).stem, *(patch.name for patch in patches)]
 
 
-def find(name: str, names: list[str] | dict[str, bytes]) -> str:
-    """The one of `names` that "5", "05-bfloat16", "ddp", a variant's name or a script's means."""
-    names = list(names)
-    last = names.index("ddp") - 1  # the stage that is 01; "ddp" is 02
+def find(name: str, names: Iterable[str]) -> str:
+    """Returns the name that "5", "05-bfloat16", "ddp", a variant or a file means."""
+    ordered = list(names)
+    last = ordered.index("ddp") - 1  # the script that is 01
     if name.isdecimal() and int(name) <= last:
-        return names[int(name)]
+        return ordered[int(name)]
     name = name.removesuffix(".py").removeprefix("variant-")
-    name = {LAST: names[last], DDP: "ddp"}.get(f"{name}.py", name)
-    if name not in names:
+    name = {LAST: ordered[last], DDP: "ddp"}.get(f"{name}.py", name)
+    if name not in ordered:
         raise StackError(f"no patch {name!r}; `python patches/stack.py list` shows their names")
     return name
 
 
-def rebuild(patches: list[Patch], root: Path = ROOT,
-            edited: Path | None = None) -> dict[str, bytes]:
-    """Each of names_of(patches) with its script, as it was before the file `edited` was edited.
+def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, bytes]:
+    """Returns all scripts by name, the variants' last, as before an edit of the file `edited`.
 
-    Raises StackError if a patch doesn't match, or another one of 00, 01 and 02 isn't its stage.
+    Raises StackError if a patch doesn't fit, or another of 00, 01 and 02 is edited.
     """
+    patches = load(root) + load_variants(root)
     names, first = names_of(patches), read(root / FIRST)
     if edited == root / FIRST:  # what it was before comes from 01, backwards
         first = read(root / LAST)
@@ -276,52 +257,41 @@ def rebuild(patches: list[Patch], root: Path = ROOT,
     for patch in patches:
         scripts[patch.name] = patch.apply(scripts[find(patch.base, names)])
     for file in (FIRST, LAST, DDP):
-        stage = scripts[find(file, names)]
-        if root / file != edited and (found := read(root / file)) != stage:
-            line = found[:len(os.path.commonprefix([found, stage]))].count(b"\n") + 1
-            raise StackError(f"{file}, line {line}: not what the patches make (edited? `refresh`"
-                             " carries the edit on, `new` makes a patch of it)")
+        script = scripts[find(file, names)]
+        if root / file != edited and read(root / file) != script:
+            raise StackError(f"{file} isn't what the patches make (edited? `refresh` carries the"
+                             " edit on, `new` makes a patch of it)")
     return scripts
-
-
-def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, bytes]:
-    """Every stage, then every variant, by its name. Raises StackError as `rebuild` does."""
-    return rebuild(load(root) + load_variants(root), root, edited)
 
 
 def merge(base: bytes, ours: bytes, theirs: bytes, name: str, join: bool = False,
           words: bool = False) -> bytes:
-    """`ours`, the script `name`, with what changed from `base` to `theirs`. Raises Conflict.
+    """Returns `ours`, the script `name`, with what changed from `base` to `theirs`.
 
-    With `join`, where both change the imports or the fields of Config at one place, the lines of
-    both are taken, since their order doesn't matter there; no field may come twice. With `words`,
-    where both change a line, words of it that only one changes are merged.
+    With `join`, lines that both sides add to the imports or to the fields of Config are all taken;
+    with `words`, two changes of one line are merged word by word. Raises Conflict.
     """
     if base == theirs:
         return ours
     merged = merge_lines(base, ours, theirs)
     while conflict := CONFLICT.search(merged):
         before, after = merged[: conflict.start()], merged[conflict.end() :]
-        mine, common, other = (side.splitlines(keepends=True) for side in conflict.groups())
-        # What both have kept, and what either has added.
-        both = [line for line in other if line in mine or line not in common]
-        both += [line for line in mine if line not in other and line not in common]
-        fields = re.findall(rb"^    (\w+):", b"".join(both), re.MULTILINE)
         place = (DEFINITION.findall(before) or [b"the imports"])[-1].decode()
-        listed = place in ("the imports", "class Config") and len(fields) == len(set(fields))
-        by_words = merge_words(*conflict.groups()) if words else None
-        if by_words is not None:
-            both = [by_words]
-        elif mine != other and not (join and listed):
-            what, line = "the others" if join else "the edit", before.count(b"\n") + 1
-            raise Conflict(f"{name} conflicts with {what} at line {line}, {place};"
+        both = None
+        if words:
+            both = merge_words(*conflict.groups())
+        elif join and place in ("the imports", "class Config"):
+            both = join_lines(*conflict.groups())
+        if both is None:
+            line = before.count(b"\n") + 1
+            raise Conflict(f"{name} conflicts with another change at line {line}, {place};"
                            " nothing is changed", name)
-        merged = before + b"".join(both) + after
+        merged = before + both + after
     return merged
 
 
 def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> bytes:
-    """As git merges them, with its marks of conflicts."""
+    """Merges as git does, which marks conflicts."""
     with tempfile.TemporaryDirectory() as folder:
         for file, text in (("ours", ours), ("base", base), ("theirs", theirs)):
             Path(folder, file).write_bytes(text)
@@ -333,21 +303,28 @@ def merge_lines(base: bytes, ours: bytes, theirs: bytes) -> bytes:
 
 
 def merge_words(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
-    """The same of words, each of which git sees as a line; None for a conflict."""
-    newline = b"\1"  # which no script has
+    """Merges words, each of which git sees as a line; returns None for a conflict."""
+    newline = b"\1"  # no script has this character
     sides = (b"".join(word.replace(b"\n", newline) + b"\n" for word in WORD.findall(side))
              for side in (base, ours, theirs))
     merged = merge_lines(*sides)
     return None if CONFLICT.search(merged) else merged.replace(b"\n", b"").replace(newline, b"\n")
 
 
+def join_lines(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
+    """Joins lists of lines; returns None if a field would come twice."""
+    mine, common, other = (side.splitlines(keepends=True) for side in (ours, base, theirs))
+    both = [line for line in other if line in mine or line not in common]  # kept or added
+    both += [line for line in mine if line not in other and line not in common]
+    fields = re.findall(rb"^    (\w+):", b"".join(both), re.MULTILINE)
+    return b"".join(both) if len(fields) == len(set(fields)) else None
+
+
 def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> bytes:
-    """01 or 02, the script `base`, with variants. Raises StackError, Conflict for two that meet."""
+    """Returns the script `base`, 01 or 02, with variants. Raises StackError, Conflict."""
     variants = {patch.name: patch for patch in load_variants(root) if patch.name in names}
-    for name in names:
-        if name not in variants:
-            raise StackError(
-                f"no variant {name!r}; `python patches/stack.py list` shows their names")
+    for name in set(names) - variants.keys():
+        raise StackError(f"no variant {name!r}; `python patches/stack.py list` shows their names")
     for one, other in permutations(variants.values(), 2):
         excluded = one.fields.get("Excludes", "").split(", ")
         if other.name in excluded or one.fields.get("Group", one.name) == other.fields.get("Group"):
@@ -371,19 +348,18 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
 
 
 def examples(root: Path) -> dict[Path, bytes]:
-    """The composed scripts in docs/, as compose makes them today of what their first comment
-    names; others there have no such comment."""
-    found = {}
+    """Composes the scripts in docs/ anew whose first comment names a base and variants."""
+    texts = {}
     for path in sorted(root.glob("docs/*.py")):
         first = re.match(rb"(?:# .*\n)*", read(path)).group().decode()
         base, _, names = first.removeprefix("# ").replace("\n# ", " ").partition(" with ")
         if names:
-            found[path] = compose(names.partition(";")[0].split(", "), base, root)
-    return found
+            texts[path] = compose(names.partition(";")[0].split(", "), base, root)
+    return texts
 
 
 def before_edit(file: Path, root: Path) -> dict[str, bytes]:
-    """Every script as before the edit of `file`. Raises StackError if another is edited too."""
+    """Returns all scripts as before the edit of `file`. Raises StackError for another."""
     try:
         scripts = rebuild_all(root, edited=file)
         for name, script in scripts.items():
@@ -396,7 +372,7 @@ def before_edit(file: Path, root: Path) -> dict[str, bytes]:
 
 
 def carry(patches: list, old: dict, new: dict[str, bytes], root: Path) -> dict[Path, bytes]:
-    """The files to write if `new` replaces `old`; the other scripts follow their bases."""
+    """Returns the files to write if `new` replaces `old`; the rest follows its base."""
     names, files = names_of(patches), {}
     new = {names[0]: old[names[0]]} | new  # a copy, with 00
     for patch in patches:
@@ -410,7 +386,7 @@ def carry(patches: list, old: dict, new: dict[str, bytes], root: Path) -> dict[P
 
 
 def list_command(root: Path) -> list[str]:
-    """the techniques in their order, then the variants: what each does to the loss, and its base"""
+    """lists techniques, then variants: effect on the loss, base, what it is"""
     row = "{:22}  {:9}  {:20}  {}".format
     return [row("name", "loss", "base", "technique")] + [
         row(patch.name, patch.fields["Loss"].split()[0], patch.base, patch.fields["Technique"])
@@ -418,16 +394,14 @@ def list_command(root: Path) -> list[str]:
 
 
 def show_command(root: Path, name: str) -> list[str]:
-    """one technique or variant: what it is, and the lines it changes"""
-    files = {patch.name: patch.file for patch in load(root) + load_variants(root)}
-    file = files.get(find(name, [Path(FIRST).stem, *files]))
-    if file is None:
-        raise StackError(f"{FIRST} is what the patches begin with, no patch")
-    return [read(root / file).decode(errors="replace")[:-1]]
+    """shows a patch: what the technique or variant is, and the lines that it changes"""
+    patches = load(root) + load_variants(root)
+    files = {Path(FIRST).stem: FIRST} | {patch.name: patch.file for patch in patches}
+    return [read(root / files[find(name, files)]).decode(errors="replace")[:-1]]
 
 
 def write_command(root: Path, names: list[str]) -> list[str]:
-    """the scripts as they stand after the named patches (run them with --data data)"""
+    """writes scripts as they stand after the named patches (run them with --data data)"""
     scripts = rebuild_all(root)
     names = [find(name, scripts) for name in names] or list(scripts)
     files = {root / WRITTEN / file_of(name): scripts[name] for name in names}
@@ -436,14 +410,13 @@ def write_command(root: Path, names: list[str]) -> list[str]:
 
 
 def verify_command(root: Path) -> list[str]:
-    """checks that 00 + series is 01, and + ddp.patch is 02, byte for byte, and every variant"""
+    """verifies that the patches lead from 00 to 01 and 02 and to every variant"""
     patches, variants = load(root), load_variants(root)
-    known = {root / patch.file for patch in patches + variants}
-    found = {*root.glob("patches/*.patch"), *root.glob("patches/variants/*")}
-    for path in sorted(found - known):
-        file = path.relative_to(root).as_posix()
-        raise StackError(f"{file} is neither in patches/series nor a variant's patch")
-    rebuild(patches + variants, root)
+    rebuild_all(root)
+    files = {patch.file for patch in patches + variants}
+    for path in sorted([*root.glob("patches/*.patch"), *root.glob("patches/variants/*")]):
+        if (file := path.relative_to(root).as_posix()) not in files:
+            raise StackError(f"{file} is neither in patches/series nor a variant's patch")
     for path, text in examples(root).items():
         if read(path) != text:
             raise StackError(f"{path.relative_to(root).as_posix()} isn't what `compose` makes now:"
@@ -453,71 +426,69 @@ def verify_command(root: Path) -> list[str]:
 
 
 def refresh_command(root: Path, file: Path, into: str | None, until: list[str]) -> list[str]:
-    """carries an edit into all that builds on it: patches, 01, 02, variants, build/stages/"""
+    """carries an edit into all patches and scripts that build on it"""
     file, patches, variants = file.resolve(), load(root), load_variants(root)
-    stages, names = names_of(patches), names_of(patches + variants)
+    series, names = names_of(patches), names_of(patches + variants)
     edited = find(file.name, names)
     old, new = before_edit(file, root), {edited: read(file)}
-    if file.name == LAST:  # back through the stages to `into`; all later ones follow below
+    if file.name == LAST:  # back to `into`; the later scripts follow below
         if into is None:
-            raise StackError(
-                "say to which patch this edit belongs (--into NAME), or use `new NAME`")
+            raise StackError("name the patch of this edit (--into NAME), or use `new NAME`")
         first = find(into, names)
-        if first not in stages[:-1]:
+        if first not in series[:-1]:
             raise StackError(f"{first} isn't part of {LAST}: edit {file_of(first)}")
-        for i in reversed(range(stages.index(first), stages.index(edited))):
-            name, later = stages[i], stages[i + 1]
+        for i in reversed(range(series.index(first), series.index(edited))):
+            name, later = series[i], series[i + 1]
             new[name] = merge(old[later], old[name], new[later], name, words=True)
     elif into is not None:
         raise StackError(f"--into is for edits of {LAST}; this one belongs to {edited}")
     for name in [find(name, names) for name in until]:
-        kept = stages[stages.index(name) :] if name in stages else [name]
+        kept = series[series.index(name) :] if name in series else [name]
         if edited in kept:
             raise StackError(f"--until: {name} doesn't come after {edited}")
         new |= {name: old[name] for name in kept}
     try:
         changed = write_all(carry(patches + variants, old, new, root))
     except Conflict as conflict:
-        again = ["refresh", os.path.relpath(file), *(["--into", into] if into else [])]
-        for name in [*until, conflict.name]:
-            again += ["--until", name]
+        options = [f"--into={into}"] if into else []
+        options += [f"--until={name}" for name in [*until, conflict.name]]
+        edit = shlex.join([os.path.relpath(file), *options])
         script = os.path.relpath(root / WRITTEN / file_of(conflict.name))
         raise StackError(
-            f"{conflict}. To go on, type\n  python patches/stack.py {shlex.join(again)}\n"
+            f"{conflict}. To go on, type\n  python patches/stack.py refresh {edit}\n"
             f"  python patches/stack.py write {conflict.name}\n"
-            f"make the edit in {script} as it has to be there, and type\n"
-            f"  python patches/stack.py refresh {script}")
+            f"make the edit in {script}, and type\n  python patches/stack.py refresh {script}")
     changed += write_all(examples(root))
     return [os.path.relpath(path) for path in changed] or ["nothing to change"]
 
 
 def new_command(root: Path, name: str, variant: bool, base: str | None,
                 **fields: str | None) -> list[str]:
-    """makes what was edited in 01 a patch of its own: at the series' end, or a variant"""
+    """turns your edit of 01 into a patch, at the end of the series or a variant"""
     patches, edited = load(root), DDP if base == "02" else LAST
     group, text = fields["group"], fields.pop("text")
     if variant != bool(group) or base and not variant:
         raise StackError("--group is for a --variant, which needs one, and so is --base")
     if variant:
-        file, stage = f"patches/variants/{name}.patch", Path(edited).stem
-        measure = f"variants {group}" if base == "02" else f"variants --names {name}"
+        file, script = f"patches/variants/{name}.patch", Path(edited).stem
+        measure = f"variants --names {name}"
     else:
         number = len(patches)  # ddp.patch, which isn't a technique, makes room for it
-        file, stage = f"patches/{number:02}-{name}.patch", names_of(patches)[-2]
+        file, script = f"patches/{number:02}-{name}.patch", names_of(patches)[-2]
         measure = f"ladder --techniques {number - 1}-{number}"
     if not NAME.fullmatch(name) or (root / file).exists():
         raise StackError(f"{name!r} is taken, or isn't a name like sgd or adamw-8bit")
     old, new = before_edit(root / edited, root), read(root / edited)
 
-    fields["base"] = stage
+    fields["base"] = script
     wrap = partial(textwrap.fill, width=100, break_long_words=False, break_on_hyphens=False)
     header = [wrap(f"{field}: {fields[field.lower()]}", subsequent_indent="  ")
               for field in FIELDS if fields[field.lower()]]
     head = "\n".join([*header, "", wrap(text), "", ""]).encode()
-    before = old[find(stage, old)]
-    files = {root / file: make_patch(file, head, stage, before, new)}
-    # Insert it as a patch that changes nothing yet; then its edit is carried like any other.
-    patch = Patch(file, files[root / file], stage)
+    before = old[find(script, old)]
+    files = {root / file: make_patch(file, head, script, before, new)}
+    # Insert a patch that changes nothing yet; then its edit is carried like any.
+    patch = Patch(file, files[root / file], script)
     patches.insert(len(patches) if variant else -1, patch)
     old[patch.name] = before
     files |= carry(patches + load_variants(root), old, {patch.name: new}, root)
@@ -525,45 +496,39 @@ def new_command(root: Path, name: str, variant: bool, base: str | None,
         series = root / "patches/series"
         files[series] = read(series) + f"{patch.name}.patch\n".encode()
     written = [os.path.relpath(path) for path in write_all(files)]
-    is_measured = base != "02" or group in OF_02
-    return [*written, "next:", "  python patches/stack.py verify",
-            *([f"  python measure.py {measure}"] if is_measured else [])]
+    written += ["next:", "  python patches/stack.py verify"]
+    return written if base == "02" else [*written, f"  python measure.py {measure}"]
 
 
 def compose_command(root: Path, names: list[str], base: str | None, out: Path) -> list[str]:
-    """a script of your own: 01 or 02 with the named variants, in one file that needs no other"""
+    """composes a script of your own: 01 or 02 with the named variants, in one file"""
     text = compose(names, {"01": LAST, "02": DDP}.get(base), root)
     if os.path.lexists(out):
         raise StackError(f"{out} exists: nothing is overwritten")
-    written = [os.path.relpath(path) for path in write_all({out: text})]
-    known = OPTION.findall(read(root / LAST) + read(root / DDP))
-    added = [f"--{option.decode().replace('_', '-')}" for option in OPTION.findall(text)
-             if option not in known]
-    return written + [f"its variants add {', '.join(added)} (see --help)"] if added else written
+    return [os.path.relpath(path) for path in write_all({out: text})]
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     title = (__doc__ or "").partition("\n")[0]  # `python -OO` keeps none
-    parser = argparse.ArgumentParser(description=title, allow_abbrev=False)
+    parser = argparse.ArgumentParser(description=title)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(function):
         name, text = function.__name__.removesuffix("_command"), function.__doc__ or ""
-        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
+        sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(command=function)
         return sub.add_argument
 
     command(list_command)
-    name = 'a patch by its number ("5") or name ("05-bfloat16"), "ddp", or a variant'
+    name = 'a patch by number ("5") or name ("05-bfloat16"), "ddp", or a variant'
     command(show_command)("name", metavar="NAME", help=name)
     command(write_command)("names", metavar="NAME", nargs="*", help=f"{name} (default: all)")
     command(verify_command)
     argument = command(refresh_command)
     argument("file", metavar="FILE", type=Path, help=f"{FIRST}, 01, 02, or one of {WRITTEN}")
-    argument("--into", metavar="NAME", help="the patch that an edit of 01 belongs to; 0 for 00")
-    argument("--until", metavar="NAME", action="append", default=[],
-             help="where the edit ends if it would conflict: this stage and those after it, or this"
-                  " variant, keep their scripts (may be given several times)")
+    argument("--into", metavar="NAME", help="the patch that an edit of 01 belongs to, or 0")
+    argument("--until", metavar="NAME", action="append", default=[], help="where the edit would"
+             " conflict: this script and those after it, or this variant, stay (repeatable)")
     argument = command(compose_command)
     argument("names", metavar="NAME", nargs="+", help="a variant")
     argument("--base", choices=("01", "02"),
@@ -574,7 +539,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     for field, (_, meaning) in FIELDS.items():
         if field != "Base":
             argument(f"--{field.lower()}", metavar="TEXT", help=meaning,
-                     required=field not in OPTIONAL)
+                     required=field in REQUIRED)
     argument("--text", metavar="TEXT", required=True,
              help="what it does, why it is faster or smaller, and when it isn't")
     argument("--variant", action="store_true", help="make it a variant, and undo the edit")

@@ -7,19 +7,15 @@ import hashlib
 import io
 import json
 import lzma
-import os
-import re
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 import zipfile
-from contextlib import suppress
 from functools import partial
 from http.client import IncompleteRead
+from types import SimpleNamespace
 from urllib.error import HTTPError, URLError
 
 import numpy as np
@@ -59,21 +55,6 @@ def test_no_network(tmp_path):
     assert meta["tokenizer"] == "bytes" and meta["vocabulary"] == 256
     assert prepare(tmp_path).returncode == 0
     assert check(tmp_path) == meta
-
-
-def test_files(tmp_path):
-    texts = ["Ein Anfang: äöü€.\n" * 40, "and an end\n" * 60]
-    paths = [tmp_path / name for name in ("one text.txt", "two.txt")]
-    for path, text in zip(paths, texts, strict=True):
-        path.write_text(text, encoding="utf-8")
-    result = prepare(tmp_path / "out", *paths)
-    assert result.returncode == 0, result.stderr
-    meta = check(tmp_path / "out")
-    assert meta["corpus"] == "one text.txt, two.txt"
-    parts = [(tmp_path / "out" / f"{part}.bin").read_bytes() for part in ("train", "val")]
-    ids = np.frombuffer(b"".join(parts), "<u2")
-    assert bytes(ids.astype(np.uint8)).decode() == "\n".join(texts)
-    assert meta["tokens"]["train"] == int(0.9 * len(ids))
 
 
 def test_a_file_that_is_not_there(tmp_path):
@@ -118,39 +99,12 @@ def answers(script, monkeypatch, *replies) -> list:
     return asked
 
 
-HEAD = b"HTTP/1.0 200 OK\r\nContent-Length: 1000000\r\n\r\n"
-
-
-@pytest.mark.parametrize(("reply", "says"), [
-    ([], "timed out"),
-    ([HEAD, b"half"], "isn't the file that was expected"),
-    ([b"HTTP/1.0 200 OK\r\n\r\n", *[b"x" * 2**20] * 30], "more than 20,971,520 bytes"),
-    ([HEAD, *[b"x", 0.1] * 30], "not there after 1 seconds")])
-def test_a_real_server_that_misbehaves(monkeypatch, reply, says):
-    """It never answers, sends half, something else, far too much, or a byte now and then."""
+@pytest.mark.parametrize(("piece", "error"), [(b"x" * 2**20, ValueError), (b"x", TimeoutError)])
+def test_an_endless_answer_is_refused(monkeypatch, piece, error):
     script = load(PREPARE)
-    monkeypatch.setattr(script, "TIMEOUT_SECONDS", 0.5)
-    monkeypatch.setattr(script, "WHOLE_SECONDS", 1)
-    monkeypatch.setattr(script, "TRIES", 1)
-    server = socket.create_server(("127.0.0.1", 0))
-
-    def serve():
-        connection, _ = server.accept()
-        with suppress(OSError), connection:
-            connection.recv(4096)
-            for part in reply:
-                time.sleep(part) if isinstance(part, float) else connection.sendall(part)
-            if not reply:
-                time.sleep(1)
-
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    web, began = script.Web(), time.monotonic()
-    address = f"http://127.0.0.1:{server.getsockname()[1]}/book"
-    assert web.fetch(address, lambda data: data == b"right") is None
-    assert re.search(says, web.failure), web.failure
-    assert time.monotonic() - began < 60
-    server.close()
+    monkeypatch.setattr(script, "WHOLE_SECONDS", 0.5)
+    with pytest.raises(error):
+        script.read_limited(SimpleNamespace(read1=lambda size: piece))
 
 
 @pytest.mark.parametrize("failure", [
@@ -189,7 +143,6 @@ def test_the_tokenizer_comes_from_a_cache_and_is_checked(tmp_path, monkeypatch):
     monkeypatch.setattr(script.tiktoken, "get_encoding", lambda name: name)
     assert script.gpt2_tokenizer(out, script.Web()) == "gpt2"
     assert sorted(path.read_bytes() for path in out.iterdir()) == sorted(contents.values())
-    assert os.environ["TIKTOKEN_CACHE_DIR"] == str(out)
 
 
 def blocks_of(text: str, size: int) -> list[str]:
@@ -221,7 +174,7 @@ def test_pieces_are_encoded_as_the_whole():
 def test_a_text_through_a_pipe_is_whole(tmp_path):
     result = prepare(tmp_path, "/dev/stdin", input="a line\n" * 50)
     assert result.returncode == 0, result.stderr
-    assert sum(check(tmp_path)["tokens"].values()) == 350
+    assert check(tmp_path)["tokens"] == dict(train=315, val=35)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -294,31 +247,16 @@ def llm_c(path, ids, magic=20240520, version=1, count=None):
     bytes, gzip.compress, zstandard.compress, bz2.compress, in_two(zstandard.compress, FRAME),
     in_two(gzip.compress, after=bytes(500)), in_two(lzma.compress, after=bytes(4))])
 @pytest.mark.parametrize("form", ["text", "JSON lines"])
-def test_archives_and_documents(script, tmp_path, capsys, monkeypatch, form, pack):
-    """What a file says tells what it is: here its name doesn't."""
+def test_archives_and_documents(script, tmp_path, monkeypatch, form, pack):
+    """Content decides; here the name doesn't help."""
     monkeypatch.setattr(script, "PACKED", 50)
     text = END.join(DOCUMENTS).replace("\r\n", "\n")
     path = tmp_path / "no suffix"
-    path.write_bytes(pack(text.encode() if form == "text" else json_lines(*DOCUMENTS)))
+    path.write_bytes(pack(text.encode() if form == "text" else json_lines(None, *DOCUMENTS, "")))
     expected = JOINED if form == "JSON lines" else [id for id in JOINED if id != 13]
     assert ids_of(script, tmp_path / "out", path) == expected
-    assert f"2 times {END}, in the text or between documents: id 50256" in capsys.readouterr().out
     words = json.loads((tmp_path / "out" / "vocabulary.json").read_text())
     assert words["special"] == {END: 50256}
-
-
-def test_documents_whose_text_is_null(script, tmp_path, capsys):
-    (tmp_path / "a").write_bytes(json_lines(None, DOCUMENTS[0], None, "", *DOCUMENTS[1:]))
-    assert ids_of(script, tmp_path / "out", tmp_path / "a") == JOINED
-    assert "\n2 documents without a text" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", ["a.csv", "a.HTML", "a.html.gz"])
-def test_what_is_taken_as_text(script, tmp_path, capsys, name):
-    path, text = tmp_path / name, b"<p>id,text\n" * 9
-    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
-    assert ids_of(script, tmp_path / "out", path) == [*text]
-    assert capsys.readouterr().out.startswith(f"{path} is taken as text")
 
 
 def test_tokens_that_a_run_has_mapped_stay(script, tmp_path):
@@ -374,12 +312,10 @@ def test_files_of_all_kinds_together(script, tmp_path):
         "1.txt, 2.txt, 3.jsonl and 2 more")
 
 
-@pytest.mark.parametrize("text", [
-    "[Illustration]\n", '["Yes," he said.]\n', "{in braces}\n", '{"a"} b\n'])
+@pytest.mark.parametrize("text", ["[Illustration]\n", '["Yes," he said.]\n', '{"a"} b\n'])
 def test_a_text_that_only_begins_like_json(script, tmp_path, text):
-    path = tmp_path / "a"
-    path.write_text(text * 30)
-    assert ids_of(script, tmp_path / "out", path) == script.gpt2_tokenizer().encode(text * 30)
+    (tmp_path / "a").write_text(text * 30)
+    assert ids_of(script, tmp_path / "out", tmp_path / "a") == [*(text * 30).encode()]
 
 
 def test_byte_order_marks_are_no_text(script, tmp_path):
@@ -405,35 +341,24 @@ def test_it_is_cut_at_the_end_of_a_text():
 IDS = [13, 50256, *range(40_000, 45_000), 11]
 
 
-@pytest.mark.parametrize("form", ["files", "folder", "shards"])
-def test_tokens_that_are_made_already(script, tmp_path, form):
-    """They stay what they are, the validation text too."""
-    train, val = tmp_path / "train.bin", tmp_path / "val.bin"
-    named = [tmp_path] if form == "folder" else [val, train]
-    if form == "shards":
-        paths = [tmp_path / f"fineweb_{name}.bin" for name in ("val_000000", "train_000001",
-                                                               "train_000002")]
-        named = [llm_c(path, ids) for path, ids in zip(
-            paths, (IDS[-30:], IDS[:99], IDS[99:]), strict=True)]
-    else:
-        train.write_bytes(np.array(IDS, "<u2").tobytes())
-        val.write_bytes(np.array(IDS[-30:], "<u2").tobytes())
-    assert ids_of(script, tmp_path / "out", *named) == IDS + IDS[-30:]
-    meta = check(tmp_path / "out")
-    assert meta["tokens"] == dict(train=len(IDS), val=30) and meta["vocabulary"] == 50257
-    # Of one file alone the end is for validation.
-    assert ids_of(script, tmp_path / "out", named[-1] / "train.bin" if form == "folder"
-                  else named[-1]) == IDS[99 if form == "shards" else 0 :]
-    assert check(tmp_path / "out")["tokens"]["val"] > 400
-
-
-def test_a_folders_test_bin_is_left_out(script, tmp_path):
-    """Unless it is named."""
+def test_tokens_that_are_made_already(script, tmp_path):
+    """They stay what they are, the validation text too; a folder's test.bin is left out."""
     for name, ids in dict(train=IDS, val=IDS[-30:], test=IDS[-50:], latest=IDS[:20]).items():
         (tmp_path / f"{name}.bin").write_bytes(np.array(ids, "<u2").tobytes())
     out = tmp_path / "out"
     assert ids_of(script, out, tmp_path) == IDS[:20] + IDS + IDS[-30:]
+    meta = check(out)
+    assert meta["tokens"] == dict(train=20 + len(IDS), val=30) and meta["vocabulary"] == 50257
+    assert ids_of(script, out, tmp_path / "val.bin", tmp_path / "train.bin") == IDS + IDS[-30:]
+    assert ids_of(script, out, tmp_path / "train.bin") == IDS
+    assert check(out)["tokens"]["val"] > 400
     assert ids_of(script, out, tmp_path / "test.bin") == IDS[-50:]
+
+
+def test_shards(script, tmp_path):
+    parts = dict(val_000000=IDS[-30:], train_000001=IDS[:99], train_000002=IDS[99:])
+    paths = [llm_c(tmp_path / f"fineweb_{name}.bin", ids) for name, ids in parts.items()]
+    assert ids_of(script, tmp_path / "out", *paths) == IDS + IDS[-30:]
 
 
 def file(name: str, content: bytes):
@@ -470,22 +395,17 @@ TOKENS = np.array(IDS, "<u2").tobytes()
         (TARRED, "unpack"), *((("text\n" * 9).encode(code), "UTF-16.*UTF-8") for code in (
             "utf-16", "utf-16-le", "utf-16-be"))) for name in ("a.txt", "a.jsonl", "a.parquet")),
     (file("a.tar.gz", gzip.compress(TARRED)), "a.tar.gz .*unpack"),
-    (file("a.bin", LFS), "git lfs pull"),
     (file("a.gz", gzip.compress(b"abc\xff" * 9)), r"a.gz is not UTF-8 text: b'abc\\xff"),
     (file("a.txt", "é".encode() * 2**20 + b"\xc3"), r"not UTF-8 text: .*\\xc3'$"),
     (file("a.jsonl", json_lines("a", "b") + b'\n{"text": "cut'),
      r"a.jsonl is not JSON lines: one object a line \(see line 4\)"),
     (file("a.jsonl", b"[" * 100_000), "not JSON lines: .* line 1"),
-    (file("a.json", b'[{"text": "a"}]'), r"a.json is not JSON lines: one object a line .* line 1"),
     (file("a.json", b'\n{\n  "text": "a"\n}\n'), "a.json is not JSON lines: .* line 2"),
     (file("a", b'{"text": "a"}\n{"content": "b"}'), "a, line 2 has no text in 'text'"),
-    (file("a", b'{"text": "a"}\n["b"]'), "a is not JSON lines: .* line 2"),
-    *((file("a", text), "a is not JSON lines: .* line 1") for text in (  # what no name tells
-        b'[{"text": "a"}]', b'[\n {\n', b'[ "a" ]', b'{\n "text": "a"\n}\n')),
+    *((file("a", text), "a is not JSON lines: .* line 1") for text in (b'[\n {\n', b'[ "a" ]')),
     (file("a.jsonl", b'{"text": ""}\n'), "a.jsonl is empty"),
     (file("a.bin", TOKENS[:-1]), "a.bin is cut off, or not uint16: it has 10,005 bytes"),
     (file("a.bin", TOKENS + b"\x51\xc4"), "a.bin has id 50,257: GPT-2's end with 50,256"),
-    (file("a.bin", b"\x93NUMPY\x01\x00" + bytes(120) + TOKENS), "a.bin is a NumPy file"),
     (file("a.bin", np.array(IDS, "<u4").tobytes()), r"a.bin looks like 32-bit ids \(every second"),
     (lambda folder: file("a", parquet(folder / "b", text=DOCUMENTS).read_bytes()[:-20])(folder),
      "a is damaged: "),
@@ -511,13 +431,10 @@ def test_what_is_refused(script, tmp_path, files, says):
     assert check(out) == before
 
 
-@pytest.mark.parametrize("package", ["zstandard", "pyarrow"])
-def test_what_is_missing_is_named(script, tmp_path, monkeypatch, package):
+def test_a_missing_package_is_named(script, tmp_path, monkeypatch):
     path = parquet(tmp_path / "a", text=DOCUMENTS)
-    if package == "zstandard":
-        path.write_bytes(ZSTD)
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(script.UserError, match=f"a needs {package}: .*pip install {package}"):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(script.UserError, match="a needs pyarrow: .*pip install pyarrow"):
         script.prepare([str(path)], tmp_path / "out")
 
 

@@ -216,7 +216,7 @@ def test_without_options(bench, monkeypatch):
     result = call_main(bench.stages["00_orig"], *folders, "--max-steps", 1, "--context-length", 8)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith(
-        "Not on an NVIDIA GPU: this is the small model cpu-demo; the full one: --model gpt2\n"
+        "No NVIDIA GPU: training the small cpu-demo model (--model gpt2 for GPT-2 124M)\n"
     )
     assert bench.record()[0]["config"]["max_tokens"] is None  # the user has said how long
 

