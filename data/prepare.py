@@ -15,8 +15,8 @@ files the tokens are bytes. meta.json, written last, says what was used. vocabul
 whole tokenizer, so that the folder can be copied to a machine without a network.
 
 Texts of any size are read, encoded on all cores and written in pieces. A piece ends where GPT-2's
-tokenizer starts anew anyway, so that ids are those of the whole text: at <|endoftext|>, and at line
-breaks before a character that isn't white space. The longest piece has to fit in memory.
+tokenizer starts anew anyway: at <|endoftext|>, and at line breaks before a character that isn't
+white space. The longest piece has to fit in memory.
 """
 
 import argparse
@@ -280,7 +280,7 @@ def read_json(path: str, progress: "Progress") -> Iterator[str]:
                 raise UserError(f"{path}, line {number} has no text in 'text': {line[:80]!r}")
             texts.append(text)
         # JSON may hold half a character, which becomes U+FFFD, as in tiktoken.
-        yield re.sub("[\ud800-\udfff]", "\ufffd", END.join(filter(None, texts)))
+        yield re.sub("[\ud800-\udfff]", "\ufffd", progress.joined(texts))
 
 
 def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
@@ -295,7 +295,7 @@ def read_parquet(path: str, progress: "Progress") -> Iterator[str]:
                 raise UserError(f"{path} has no column 'text' of strings, but: {has}")
             for batch in file.iter_batches(64, columns=["text"]):  # a document may be a book
                 progress.add(size * len(batch) // file.metadata.num_rows)
-                yield END.join(filter(None, batch.column(0).to_pylist()))
+                yield progress.joined(batch.column(0).to_pylist())
     except (arrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged: {str(error).splitlines()[0]}")
 
@@ -385,16 +385,21 @@ def encode(tokenizer: tiktoken.Encoding, texts: Iterable[str]) -> Iterator[np.nd
 
 
 class Progress:
-    """Counts the bytes read of `total`, and shows their share on a terminal."""
+    """Counts the bytes read of `total`, which a terminal shows, and documents without text."""
 
     def __init__(self, total: int):
-        self.total, self.done = total, 0
+        self.total, self.done, self.nulls = total, 0, 0
 
     def add(self, count: int) -> None:
         self.done += count
         if sys.stderr.isatty():
             percent = min(100, 100 * self.done // max(1, self.total))
             print(f"\r{percent:3} %\r", end="", file=sys.stderr, flush=True)
+
+    def joined(self, documents: list[str | None]) -> str:
+        """Returns the documents with <|endoftext|> between them, and counts those without text."""
+        self.nulls += documents.count(None)
+        return END.join(filter(None, documents))
 
 
 def book(out: Path, web: Web) -> Path | None:
@@ -503,8 +508,9 @@ def prepare(files: list[str], out: Path) -> None:
         (out / "meta.json").unlink(missing_ok=True)  # it marks the parts complete
     write_whole(out / "vocabulary.json", json.dumps(vocabulary_of(tokenizer)).encode())
     write_whole(out / "meta.json", (json.dumps(figures, indent=2) + "\n").encode())
+    skipped = f"; {progress.nulls:,} documents without text skipped" if progress.nulls else ""
     written = ", ".join(f"{count:,} {part}" for part, count in counts.items())
-    print(f"{corpus}: {written} tokens ({tokenizer.name}) in {out}")
+    print(f"{corpus}: {written} tokens ({tokenizer.name}) in {out}{skipped}")
 
 
 def write_parts(ids: Iterable[np.ndarray], val_ids: Iterable[np.ndarray], train_path: Path,

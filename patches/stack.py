@@ -57,6 +57,7 @@ CONFLICT = re.compile(  # as git merge-file --diff3 marks it: ours, the base, th
     rb"^<{7} ours\n(.*?)^\|{7} base\n(.*?)^={7}\n(.*?)^>{7} theirs\n", re.DOTALL | re.MULTILINE)
 DEFINITION = re.compile(rb"^(?:(?:class|def) \w+|\w+ = {$)", re.MULTILINE)
 WORD = re.compile(rb"\w+|\s|[^\w\s]")
+OPTION = re.compile(rb"^    (\w+): [^=\n]+ = option\(", re.MULTILINE)  # a setting of Config
 
 
 class StackError(Exception):
@@ -505,17 +506,21 @@ def compose_command(root: Path, names: list[str], base: str | None, out: Path) -
     text = compose(names, {"01": LAST, "02": DDP}.get(base), root)
     if os.path.lexists(out):
         raise StackError(f"{out} exists: nothing is overwritten")
-    return [os.path.relpath(path) for path in write_all({out: text})]
+    written = [os.path.relpath(path) for path in write_all({out: text})]
+    base_options = OPTION.findall(read(root / LAST) + read(root / DDP))
+    added = [f"--{option.decode().replace('_', '-')}" for option in OPTION.findall(text)
+             if option not in base_options]
+    return written + [f"its variants add {', '.join(added)} (see --help)"] if added else written
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     title = (__doc__ or "").partition("\n")[0]  # `python -OO` keeps none
-    parser = argparse.ArgumentParser(description=title)
+    parser = argparse.ArgumentParser(description=title, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(function):
         name, text = function.__name__.removesuffix("_command"), function.__doc__ or ""
-        sub = commands.add_parser(name, help=text, description=text)
+        sub = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         sub.set_defaults(command=function)
         return sub.add_argument
 

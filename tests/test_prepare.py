@@ -448,3 +448,9 @@ def test_it_is_trained_on(script, bench, tmp_path, monkeypatch):
     start, *_, log, _, end = bench.record()
     assert (start["data"]["corpus"], end["status"]) == ("a.jsonl", "complete")
     assert log["step"] == 5 and log["val_loss"] > 0
+
+
+def test_documents_whose_text_is_null(script, tmp_path, capsys):
+    (tmp_path / "a").write_bytes(json_lines(None, DOCUMENTS[0], None, "", *DOCUMENTS[1:]))
+    assert ids_of(script, tmp_path / "out", tmp_path / "a") == JOINED
+    assert "; 2 documents without text" in capsys.readouterr().out

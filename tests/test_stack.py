@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 from conftest import (
     ROOT,
     SMALL,
@@ -576,3 +577,40 @@ def test_a_run_of_several_variants():
     assert scripts.find("head-liger+data-workers", dict(gpus=0)).error.startswith("needs ")
     with pytest.raises(UserError, match="no variant 'none' of 01"):
         scripts.variants(scripts.stage("01"), dict(gpus=0), names="data-workers+none")
+
+
+def test_contributings_clipping_is_of_all_gradients_with_muon_too(tmp_path):
+    """Its example, joined with a variant whose optimizer has several groups."""
+    example = (ROOT / "CONTRIBUTING.md").read_text().split("     loss.backward()\n")[1]
+    added = "".join(line[1:] + "\n" for line in example.splitlines() if line.startswith("+    "))
+    assert added.count("\n") == 2
+    base, muon = (ROOT / LAST).read_bytes(), stack.rebuild_all(ROOT)["optimizer-muon"]
+    place = b"    loss.backward()\n"
+    edited = base.replace(place, place + added.encode())
+    own = tmp_path / "own.py"
+    own.write_bytes(stack.merge(base, edited, muon, "it", join=True))
+    script = load(own)
+    config = script.Config(**SMALL, context_length=16, vocab_size=300, dropout=0.0, batch_size=2,
+                           device=torch.device("cpu"))
+    model = script.GPTModel(config)
+    optimizer = script.make_optimizer(model, config)
+    assert len(optimizer.param_groups) > 1
+    ids = torch.randint(300, (2, 16))
+    with without_bfloat16():
+        script.backward_and_update(1000 * script.compute_loss(model, ids, ids), optimizer)
+    gradients = [weight.grad for weight in model.parameters()]
+    assert torch.nn.utils.get_total_norm(gradients).item() == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize(("names", "options"), [
+    (["optimizer-muon", "data-workers", "compile-blocks"],
+     {"--polar-express", "--normuon", "--cautious-decay", "--workers"}),
+    (["ddp-options"], {"--bucket-mb", "--static-graph", "--compile-first"}),
+    (["optimizer-adafactor"], set())])  # other defaults of options that there are
+def test_the_options_that_variants_add_are_told(tmp_path, capsys, names, options):
+    own = tmp_path / "own.py"
+    assert stack.main(["compose", *names, "--out", str(own)]) == 0
+    written, *told = capsys.readouterr().out.splitlines()
+    words = " ".join(told).replace("see --help", "").split()
+    assert Path(written).resolve() == own
+    assert {word.strip(",") for word in words if word.startswith("--")} == options
