@@ -3,6 +3,7 @@
 import gc
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -32,13 +33,11 @@ from patches import stack
 VARIANTS = {patch.name: patch for patch in stack.load_variants() if "Group" in patch.fields}
 ROWS = [(name, options, needs) for name, patch in VARIANTS.items()
         for options, needs in patch.option_sets]
-# What the compiler sees in other rows, or in 01: all products of float8 with --float8 all, and the
-# operator of 01 that each switch brings back.
-COMPILED_ELSEWHERE = {("precision-float8", ()), ("precision-float8", ("--float8", "head")), *(
-    ("model-modern", (switch,)) for switch in (
-        "--no-rotary", "--no-qk-norm", "--no-relu-squared", "--no-zero-init"))}
 # These leave the graph as it is; test_checkpoints.py compiles with checkpoints.
 EAGER = ("allocator", "checkpoint", "data", "gc", "optimizer", "schedule", "step")
+# Traces both directions and splits them as Inductor does, but generates no code, which takes a
+# minute on a CPU and says nothing of a GPU's kernels.
+TRACED = partial(torch.compile, backend="aot_eager_decomp_partition")
 STEPS = dict(eval_freq=1, eval_windows=3, max_steps=6, batch_size=8)
 
 
@@ -66,26 +65,27 @@ def scripts(tmp_path_factory):
     *(pytest.param(*row, "--no-compile", id=" ".join([row[0], *row[1]])) for row in ROWS),
     *(pytest.param(*row, "--compile", id=" ".join([row[0], *row[1], "compiled"]),
                    marks=pytest.mark.slow)
-      for row in ROWS if VARIANTS[row[0]].fields["Group"] not in EAGER
-      and (row[0], tuple(row[1])) not in COMPILED_ELSEWHERE)])
-def test_it_trains(scripts, tokens, tmp_path, name, options, needs, compiled):
+      for row in ROWS if VARIANTS[row[0]].fields["Group"] not in EAGER)])
+def test_it_trains(scripts, tokens, tmp_path, monkeypatch, name, options, needs, compiled):
     patch = VARIANTS[name]
     if name != "precision-fp16":  # a few products it can do without a GPU
         skip_without(needs)
-    ranks = ONE_RANK if patch.base == Path(stack.DDP).stem else {}
     script = scripts(name)
     dtype = [] if patch.fields["Group"] == "precision" else in_float32(script)
     if (name, compiled) == ("model-mixture", "--compile"):
         dtype = ["--dtype", "bfloat16"]  # the compiler takes grouped products of no other type
-    # One small layer: compiling four of them takes most of this file's time.
+    if name not in ("compile-mode", "compile-switch"):
+        monkeypatch.setattr(torch, "compile", TRACED)
     with mock.patch.dict(script.MODELS["cpu-demo"], SMALL), without_bfloat16():
         result = call_main(script, *TINY, *dtype, "--batch-size", 4, "--device", "cpu", "--data",
                            tokens, "--results-dir", tmp_path, "--max-steps", 3, compiled,
                            *(option.replace(SCRATCH, str(tmp_path / "scratch"))
-                             for option in options), variables=ranks)
+                             for option in options),
+                           variables=ONE_RANK if patch.base == Path(stack.DDP).stem else {})
     assert result.returncode == 0, result.stderr
     start, *_, end = read_record(tmp_path)
     assert (start["stage"], end["status"]) == (f"variant-{name}", "complete")
+    assert start["config"]["compile"] is ("--no-compile" not in (compiled, *options))
 
 
 @pytest.mark.parametrize("name", ["step-accumulation", *(
@@ -104,47 +104,26 @@ def test_the_gradient_is_that_of_the_whole_batch(scripts, stages, tokens, name):
 
 
 @pytest.mark.slow
-def test_sharded_ranks_train_as_02_does(tmp_path):
-    """Two ranks, of which the second has no window of its own to evaluate, or one less; float32."""
-    data, losses = write_tokens(tmp_path / "data"), {}
-    for name, windows, *options in (
-        ("ddp", 1), ("ddp", 3), ("parallel-zero1", 3), ("parallel-sharded", 1, "--zero", 2),
-        ("parallel-sharded", 3, "--zero", 3),
+@pytest.mark.parametrize(("name", "windows", "options"), [
+    ("ddp", 1, []), ("parallel-zero1", 3, []), ("parallel-sharded", 1, ["--zero", 2]),
+    ("parallel-sharded", 3, ["--zero", 3]), ("parallel-muon", 3, [])])
+def test_two_ranks_train_as_one(tmp_path, name, windows, options):
+    """With one window to evaluate the second rank has none; with three it has one less."""
+    script, losses = tmp_path / f"{name}.py", []
+    script.write_text(small(stack.rebuild_all()[name].decode()))
+    options = [*TINY, "--device", "cpu", "--data", write_tokens(tmp_path / "data"), "--no-compile",
+               "--dtype", "float32", "--max-steps", 4, "--eval-freq", 1, "--eval-windows", windows,
+               *options, "--results-dir"]
+    for result in (
+        call_main(load(script), *options, tmp_path / "one", "--batch-size", 4),
+        run_python("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script,
+                   *options, tmp_path / "two", "--batch-size", 2),
     ):
-        script, results = tmp_path / f"{name}.py", tmp_path / f"{name}-{windows}"
-        script.write_text(small(stack.rebuild_all()[name].decode()))
-        result = run_python(
-            "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, *TINY,
-            "--device", "cpu", "--data", data, "--results-dir", results, "--max-steps", 4,
-            "--eval-freq", 1, "--no-compile", "--dtype", "float32", "--eval-windows", windows,
-            *options)
         assert result.returncode == 0, result.stderr
-        _, *logs, _, end = read_record(results)
+        _, *logs, _, end = read_record(tmp_path / ("two" if losses else "one"))
         assert (len(logs), end["status"]) == (4, "complete")
-        losses[name, windows] = torch.tensor([[log["train_loss"], log["val_loss"]] for log in logs])
-        torch.testing.assert_close(losses[name, windows], losses["ddp", windows], atol=1e-5, rtol=0,
-                                   msg=name)
-
-
-@pytest.mark.slow
-def test_shared_muon_trains_as_muon(tmp_path):
-    """On two ranks, of which each makes the updates of its matrices, or all of them."""
-    data, losses = write_tokens(tmp_path / "data"), []
-    text = small(stack.rebuild_all()["parallel-muon"].decode())
-    own = "ZeroRedundancyOptimizer(matrices, torch.optim.Muon, parameters_as_bucket_view=True,"
-    assert text.count(own) == 1
-    for name, part in (("shared", own), ("whole", "torch.optim.Muon(matrices,")):
-        script, results = tmp_path / f"{name}.py", tmp_path / name
-        script.write_text(text.replace(own, part))
-        result = run_python(
-            "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, *TINY,
-            "--device", "cpu", "--data", data, "--results-dir", results, "--max-steps", 4,
-            "--eval-freq", 1, "--no-compile", "--dtype", "float32", "--learning-rate", "0.01")
-        assert result.returncode == 0, result.stderr
-        _, *logs, _, _ = read_record(results)
         losses.append(torch.tensor([[log["train_loss"], log["val_loss"]] for log in logs]))
-    assert len(losses[0]) == 4 and (losses[0][-1] < losses[0][0] - 0.02).all()
-    torch.testing.assert_close(*losses, atol=1e-6, rtol=0)
+    torch.testing.assert_close(*losses, atol=1e-5, rtol=0)
 
 
 def test_experts(scripts):
@@ -335,8 +314,7 @@ def test_muons_products_are_nearly_orthogonal(scripts, polar_express, below, abo
         assert below < values.min() and values.max() < above
 
 
-@pytest.mark.parametrize("options", [dict(normuon=True), dict(cautious_decay=True),
-                                     dict(normuon=True, cautious_decay=True, polar_express=True)])
+@pytest.mark.parametrize("options", [dict(normuon=True), dict(cautious_decay=True)])
 def test_muons_options(scripts, muon, options):
     """Three steps of a plain formulation, number by number."""
     script = scripts("optimizer-muon")
@@ -346,8 +324,7 @@ def test_muons_options(scripts, muon, options):
     for _ in range(3):
         weight.grad = torch.randn(4, 6)
         momentum = 0.95 * momentum + 0.05 * weight.grad
-        step = (0.05 * weight.grad + 0.95 * momentum)[None]
-        step = script.orthogonalize(step, options.get("polar_express", False))[0]
+        step = script.orthogonalize((0.05 * weight.grad + 0.95 * momentum)[None], False)[0]
         if options.get("normuon"):
             squares = 0.95 * squares + 0.05 * (step**2).mean(1)
             step = step / squares.sqrt()[:, None]
