@@ -21,6 +21,8 @@ import pytest
 # Before anything imports torch, and for the processes that tests start: two tests at once, or two
 # ranks, that each use every core run several times slower than with one thread each.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A rank that waits for one that is gone takes no notice of SIGTERM; torchrun kills it after 30 s.
+os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"
 
 # What tests compile, some with stand-ins for parts of PyTorch, is never taken for the user's own.
 # The workers of a run share it.
@@ -136,6 +138,9 @@ def run_python(*command, before=(), env: dict[str, str] | None = None, fork=True
         return forked.run(command, env, **({"timeout": 240} | options))
     options = {"capture_output": True, "text": True, "timeout": 240} | options
     return subprocess.run([*before, sys.executable, *command], env=env, **options)
+
+
+assert sys.platform != "linux" or forked.can_run(["-c"], environment())
 
 
 @pytest.fixture
