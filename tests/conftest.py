@@ -56,13 +56,6 @@ def load(path: Path):
     return module
 
 
-@pytest.fixture(autouse=True)
-def environment_stays():
-    """What a script's configure() sets, such as huge pages, isn't there for the next test."""
-    with mock.patch.dict(os.environ):
-        yield
-
-
 # One layer, 32 wide, in the place of cpu-demo's four.
 SMALL = dict(layers=1, heads=2, width=32)
 SIZES = "layers=4, heads=4, width=256", "layers=1, heads=2, width=32"
@@ -278,14 +271,10 @@ def one_error_line(stderr: str, stage: str, code: int = 1, says: str = "") -> No
 
 
 @pytest.fixture(autouse=True)
-def kernels_restored():
-    """prepare_model() sets them for its process, which here goes on with other scripts."""
-    import torch
-
-    precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
-    yield
-    torch.set_float32_matmul_precision(precision)
-    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+def settings_stay():
+    """What a script's configure() or prepare_model() sets isn't there for the next test."""
+    with settings_restored():
+        yield
 
 
 @pytest.fixture
