@@ -21,6 +21,8 @@ import pytest
 # Before anything imports torch, and for the processes that tests start: two tests at once, or two
 # ranks, that each use every core run several times slower than with one thread each.
 os.environ["OMP_NUM_THREADS"] = "1"
+# A rank that waits for one that is gone takes no notice of SIGTERM; torchrun kills it after 30 s.
+os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"
 
 # What tests compile, some with stand-ins for parts of PyTorch, is never taken for the user's own.
 # The workers of a run share it.
@@ -52,13 +54,6 @@ def load(path: Path):
     sys.modules[spec.name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture(autouse=True)
-def environment_stays():
-    """What a script's configure() sets, such as huge pages, isn't there for the next test."""
-    with mock.patch.dict(os.environ):
-        yield
 
 
 # One layer, 32 wide, in the place of cpu-demo's four.
@@ -136,6 +131,9 @@ def run_python(*command, before=(), env: dict[str, str] | None = None, fork=True
         return forked.run(command, env, **({"timeout": 240} | options))
     options = {"capture_output": True, "text": True, "timeout": 240} | options
     return subprocess.run([*before, sys.executable, *command], env=env, **options)
+
+
+assert sys.platform != "linux" or forked.can_run(["-c"], environment())
 
 
 @pytest.fixture
@@ -273,14 +271,10 @@ def one_error_line(stderr: str, stage: str, code: int = 1, says: str = "") -> No
 
 
 @pytest.fixture(autouse=True)
-def kernels_restored():
-    """prepare_model() sets them for its process, which here goes on with other scripts."""
-    import torch
-
-    precision, cudnn = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
-    yield
-    torch.set_float32_matmul_precision(precision)
-    torch.backends.cuda.enable_cudnn_sdp(cudnn)
+def settings_stay():
+    """What a script's configure() or prepare_model() sets isn't there for the next test."""
+    with settings_restored():
+        yield
 
 
 @pytest.fixture

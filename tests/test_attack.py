@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, STAGES, TINY, environment, on_small_disk, write_tokens
-from made_up import CPU, Children, complete_results, copy_of_checkout, measure_again, write_record
+from made_up import CPU, complete_results, copy_of_checkout, measure_again, write_record
 from matplotlib.figure import Figure
 from test_stack import Tree
 
@@ -113,56 +113,6 @@ def test_tokens(draw, bench):
     assert bench.no_record() is bool(result.returncode)
 
 
-ARGUMENTS = ["0", "-1", "1", "3", "7", "16", "1e300", "nan", "inf", "-inf", "x", "", " ", "1.5",
-             "9" * 30, "1e-320", "é", "a b;'\"\n", "../x", "--", "-", "cpu", "cuda", "meta", "gpt3"]
-
-
-def random_arguments(draw: random.Random, options: list[str]) -> list[str]:
-    return [draw.choice(words) for _ in range(draw.randrange(1, 4)) for words in
-            (options, ARGUMENTS)[:draw.choice([1, 2, 2, 2, 2])]]
-
-
-@cases(COUNT)
-def test_command_lines_of_the_scripts(draw, bench, monkeypatch, tmp_path):
-    """They train a step, diverge, or refuse the options in one line; and nothing is written but
-    into the folder of the results."""
-    monkeypatch.chdir(tmp_path)
-    names = [f"--{name.replace('_', '-')}" for name, setting in
-             bench.stages[STAGES[1]].Config.__dataclass_fields__.items()
-             if setting.metadata and name not in ("model", "data", "results_dir", "compile")]
-    result = bench.main(draw.choice(STAGES), *random_arguments(draw, [*names, "--x", "-h"]),
-                        "--max-steps", 1)
-    one_error(result.returncode, result.stderr)
-    assert {path.name for path in tmp_path.iterdir()} <= {"data", "results"}
-
-
-@pytest.fixture
-def tools(tmp_path, monkeypatch):
-    """A function: `measure.py WORDS`, with answers of children that only studies start."""
-    children = Children(monkeypatch, tmp_path / "build")
-    monkeypatch.setattr(measure.processes, "run_child", lambda command, *args, **named: (
-        children.run_child(command, *args, **named) if "--name" in command
-        else (1, "", "error: only scripts of studies run here")))
-    monkeypatch.setattr(measure.processes, "on_signals", lambda handler: None)
-
-    def run(*words) -> None:
-        monkeypatch.setattr(sys, "argv", ["measure.py", *map(str, words)])
-        call(measure.main)
-
-    return run
-
-
-@cases(COUNT)
-def test_command_lines_of_measure(draw, tools, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    studies = [name for name, study in all_studies().items()]
-    options = ["--rounds", "--max-tokens", "--seconds", "--techniques", "--names", "--resume",
-               "--dry-run", "--epochs", "--x", "-h", "batch", "1,2", "--"]
-    tools(draw.choice([*studies, *studies, "x", "report", "predict", "fits"]),
-          *random_arguments(draw, options), "--dry-run", "--data", write_tokens(tmp_path / "data"),
-          "--results-dir", tmp_path / "results")
-
-
 @cases(COUNT)
 def test_patches(draw, tmp_path, monkeypatch, capsys):
     """Into stack.py: verified as they were, or refused in one line; nothing outside is touched."""
@@ -180,7 +130,7 @@ def test_patches(draw, tmp_path, monkeypatch, capsys):
 
 
 @cases(COUNT)
-def test_folders_of_others(draw, tools, tmp_path, monkeypatch):
+def test_folders_of_others(draw, tmp_path, monkeypatch):
     """Into `measure.py pack` and `compare`: a damaged or hostile folder of results is taken as far
     as it is whole, or refused in one line; nothing else is written, and no link is copied."""
     from bench.commands import results
@@ -199,10 +149,11 @@ def test_folders_of_others(draw, tools, tmp_path, monkeypatch):
         elif not path.is_symlink():
             spoil(draw, path)
     name = draw.choice(["../x", "", "/tmp/x", "a b", "x/y", "é", "\n", *["rtx-4090"] * 60])
-    tools(*draw.choice([*[["pack", "--results-dir", folder, name]] * 3,
-                        ["compare", folder, tmp_path / "whole", "--results-dir", reference]]))
-    assert {path.name for path in tmp_path.iterdir()} <= {
-        "secret", "reference", "build", "whole", "folder"}
+    words = draw.choice([*[["pack", "--results-dir", folder, name]] * 3,
+                         ["compare", folder, tmp_path / "whole", "--results-dir", reference]])
+    monkeypatch.setattr(sys, "argv", ["measure.py", *map(str, words)])
+    call(measure.main)
+    assert {path.name for path in tmp_path.iterdir()} <= {"secret", "reference", "whole", "folder"}
     assert secret.read_text() == "not for others"
     for copy in reference.rglob("*"):
         assert not copy.is_symlink() and copy.name[-4:] != ".tmp"
@@ -215,11 +166,6 @@ def test_folders_of_others(draw, tools, tmp_path, monkeypatch):
 def start(command: list, before: list = (), **how) -> subprocess.Popen:
     return subprocess.Popen([*before, sys.executable, *map(str, command)], env=environment(),
                             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
-
-
-def small_ladder(tree: Path, data: Path, rounds: int, *options) -> list:
-    return [tree / "measure.py", "ladder", "--techniques", "0,1", "--rounds", rounds,
-            "--max-tokens", 64, "--data", data, *options, "--", *TINY]
 
 
 def killed_after(seconds: float, command: list) -> str:
@@ -265,13 +211,14 @@ def test_a_measurement_is_killed(tmp_path):
     journal, data = tree / "results" / "ladder.jsonl", write_tokens(tmp_path / "data")
 
     def command() -> list:
-        return small_ladder(tree, data, 2, *["--resume"] * journal.exists())
+        return [tree / "measure.py", "ladder", "--techniques", "0,1", "--rounds", 2,
+                "--max-tokens", 64, "--data", data, *["--resume"] * journal.exists(), "--", *TINY]
 
     def kept() -> int:
         measured = read_journal(journal)
         return len(measured[-1].results) if measured else 0
 
-    for _ in range(KILLS):
+    for _ in range(max(1, KILLS - 1)):
         before = kept()
         killed_after(draw.uniform(0.5, 12), command())
         until = time.monotonic() + 60
@@ -284,9 +231,8 @@ def test_a_measurement_is_killed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["rw", "ro"])
-@pytest.mark.parametrize(("program", "most"), [
-    ("00_orig.py", 8_000), ("data/prepare.py", 1_500_000)])
+@pytest.mark.parametrize(("program", "most", "mode"), [
+    ("00_orig.py", 8_000, "rw"), ("data/prepare.py", 1_500_000, "rw"), ("00_orig.py", 8_000, "ro")])
 @cases(max(1, COUNT // 12))
 def test_full_and_read_only_disks(draw, tmp_path, program, most, mode):
     """One line says what is wrong, and what is there can be read."""

@@ -9,32 +9,18 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from unittest import mock
 
 import pytest
 import torch
-from conftest import (
-    ROOT,
-    TINY,
-    environment,
-    read_record,
-    run_python,
-    skip_without,
-    small,
-    write_tokens,
-)
+from conftest import environment, read_record, run_python, skip_without, small, write_tokens
 
 from patches import stack
 
 DDP = "02_opt_multi_gpu_ddp"
-ONE_NODE = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
-            "--nproc_per_node=4"]
-
-
-@pytest.fixture
-def data(tmp_path):
-    return write_tokens(tmp_path / "data", train=700)
+TORCHRUN = ["-m", "torch.distributed.run", "--local-addr", "127.0.0.1"]
 
 
 @pytest.fixture
@@ -43,24 +29,19 @@ def port() -> int:
         return server.getsockname()[1]
 
 
-def script(names: list[str], folder):
-    """02 with variants, and a model of one small layer."""
-    text = stack.compose(names, stack.DDP) if names else (ROOT / stack.DDP).read_bytes()
-    path = folder / "script.py"
-    path.write_text(small(text.decode()))
-    return path
+def node(number: int, port: int, *options, nodes: str = "2", conf: str = "") -> list:
+    """The words of a torchrun of several; node 0 holds the rendezvous."""
+    return [*TORCHRUN, "--nnodes", nodes, "--rdzv-backend", "c10d", "--rdzv-endpoint",
+            f"127.0.0.1:{port}", "--rdzv-conf", f"is_host={int(number == 0)}{conf}", *options]
 
 
-def start(node: int, port: int, *command, nodes: str = "2", processes: int = 1,
-          conf: str = "") -> subprocess.Popen:
-    """Starts a torchrun; node 0 holds the rendezvous."""
-    conf = f"is_host={int(node == 0)}{conf and ','}{conf}"
-    return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--nnodes", nodes,
-         "--nproc_per_node", str(processes), "--rdzv-backend", "c10d",
-         "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", conf, "--local-addr", "127.0.0.1",
-         *map(str, command)], env=environment(), text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+def two_nodes(bench, port, *options: list, ranks: int = 1) -> list[subprocess.CompletedProcess]:
+    """02 on two nodes, each with a torchrun and options of its own."""
+    script = bench.program(DDP)
+    commands = [[*node(number, port, "--nproc-per-node", ranks), script,
+                 *bench.options(DDP, *own)] for number, own in enumerate(options)]
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda command: run_python(*command), commands))
 
 
 def kill(run: subprocess.Popen) -> None:
@@ -78,41 +59,48 @@ def losses(results) -> list:
 
 
 @pytest.mark.slow
-def test_two_nodes_train_as_one(port, data, tmp_path):
-    """Of two processes each: as one node with four. One record, one sample."""
-    command = [script([], tmp_path), *TINY, "--device", "cpu", "--no-compile", "--dtype", "float32",
-               "--max-steps", 3, "--eval-freq", 1, "--data", data]
-    runs = [start(node, port, *command, "--results-dir", tmp_path / "two", processes=2)
-            for node in (0, 1)]
-    outputs = [run.communicate(timeout=240) for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], outputs
-    assert sorted(out.count("Reserved memory") for out, _ in outputs) == [0, 1]
-    one = run_python(*ONE_NODE, *command, "--results-dir", tmp_path / "one")
+def test_two_nodes_train_as_one(bench, port):
+    """Of two ranks each: as one node with four. One record, one sample. Folders with the same
+    tokens, and a name, may differ."""
+    same, steps = bench.folder / "same", ["--max-steps", 3, "--eval-freq", 1]
+    shutil.copytree(bench.data, same)
+    own = ["--data", same, "--results-dir", bench.folder / "own", "--name", "other"]
+    runs = two_nodes(bench, port, steps, [*steps, *own], ranks=2)
+    assert [run.returncode for run in runs] == [0, 0], runs
+    assert sorted(run.stdout.count("Reserved memory") for run in runs) == [0, 1]
+    one = run_python(*TORCHRUN, "--standalone", "--nproc-per-node=4", bench.program(DDP),
+                     *bench.options(DDP, *steps, "--results-dir", bench.folder / "one"))
     assert one.returncode == 0, one.stderr
-    assert len(losses(tmp_path / "one")) == 3
-    assert losses(tmp_path / "two") == losses(tmp_path / "one")  # read_record: there is just one
+    losses, alone = ([(log["step"], log["train_loss"], log["val_loss"]) for log in record
+                      if log["event"] == "log"]
+                     for record in (bench.record(), read_record(bench.folder / "one")))
+    assert len(alone) == 3 and losses == alone
 
 
 @pytest.mark.slow
-def test_a_node_is_killed_and_the_other_goes_on(port, data, tmp_path):
+def test_a_node_is_killed_and_the_other_goes_on(bench, port):
     """With --nnodes=1:2, where the node that is killed doesn't hold the rendezvous."""
     skip_without("package safetensors")
-    command = [script(["checkpoint-resume", "timeout-ranks"], tmp_path), *TINY, "--device", "cpu",
-               "--no-compile", "--dtype", "float32", "--epochs", 10, "--data", data,
-               "--results-dir", tmp_path / "results", "--rank-timeout", 5,
-               "--checkpoint-dir", tmp_path / "saved", "--checkpoint-every", 10, "--resume", "auto"]
-    conf = "join_timeout=120,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
-    runs = [start(node, port, "--max-restarts=3", *command, nodes="1:2", conf=conf)
-            for node in (0, 1)]
+    script, saved = bench.folder / "script.py", bench.folder / "saved"
+    text = stack.compose(["checkpoint-resume", "timeout-ranks"], stack.DDP)
+    script.write_text(small(text.decode()))
+    options = bench.options(DDP, "--max-steps", 150, "--epochs", 10, "--rank-timeout", 5,
+                            "--checkpoint-dir", saved, "--checkpoint-every", 10,
+                            "--resume", "auto")
+    conf = ",join_timeout=120,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
+    runs = [subprocess.Popen(
+        [sys.executable, *node(number, port, "--max-restarts=3", nodes="1:2", conf=conf), script,
+         *map(str, options)], env=environment(), text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE) for number in (0, 1)]
     try:
-        wait_for_two_ranks(tmp_path / "saved", runs[0])
+        wait_for_two_ranks(saved, runs[0])
         kill(runs[1])
         _, err = runs[0].communicate(timeout=240)
     finally:
         for run in runs:
             kill(run)
     assert runs[0].returncode == 0, err
-    events = [json.loads(line) for path in (tmp_path / "results").glob("*.jsonl")
+    events = [json.loads(line) for path in bench.results.glob("*.jsonl")
               for line in path.read_text().splitlines()]
     resumes = [event for event in events if event["event"] == "resume"]
     assert (resumes[-1]["ranks"], resumes[-1]["earlier_ranks"]) == (1, 2)
@@ -130,43 +118,17 @@ def wait_for_two_ranks(saved, run) -> None:
     pytest.fail("no checkpoint of two ranks")
 
 
-def two_nodes(bench, port, *options: list) -> list[tuple[int, str]]:
-    """Of each node's own torchrun with one rank: (exit code, stderr)."""
-    runs = [start(node, port, bench.program(DDP), *bench.options(DDP), *own)
-            for node, own in enumerate(options)]
-    try:
-        errors = [run.communicate(timeout=200)[1] for run in runs]
-    finally:
-        for run in runs:
-            kill(run)
-    return [(run.returncode, error) for run, error in zip(runs, errors, strict=True)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "second", "says"), [
-    (["--max-steps", 3], ["--max-steps", 6], "rank 1 has --max-steps 6, rank 0 has 3"),
     (["--batch-size", 4], [], "rank 1 has --batch-size 2, rank 0 has 4"),
-    ([], ["--data", "other"], "rank 1 has --data/meta.json "),
-    ([], ["--data", "none"], "rank 1 has --data/meta.json missing, rank 0 has "),
-])
-def test_two_nodes_that_differ(bench, port, first, second, says):
-    other = write_tokens(bench.folder / "other", train=3000)
-    second = [str(other.with_name(text)) if text in ("other", "none") else text for text in second]
-    for node, (code, error) in enumerate(two_nodes(bench, port, first, second)):
-        assert code != 0
-        (line,) = [line for line in error.splitlines() if line.startswith("error: rank ")]
-        assert line.startswith(f"error: rank {node}: {says}") and "[rank" not in error
+    ([], ["--data", "none"], "rank 1 has --data/meta.json missing, rank 0 has ")])
+def test_two_nodes_that_differ(bench, port, monkeypatch, first, second, says):
+    monkeypatch.chdir(bench.folder)
+    for rank, run in enumerate(two_nodes(bench, port, first, second)):
+        assert run.returncode != 0
+        (line,) = [line for line in run.stderr.splitlines() if line.startswith("error: rank ")]
+        assert line.startswith(f"error: rank {rank}: {says}") and "[rank" not in run.stderr
     assert bench.no_record()
-
-
-@pytest.mark.slow
-def test_two_nodes_with_folders_of_their_own(bench, port):
-    """What belongs to a machine may differ: folders with the same tokens, and a name."""
-    same = shutil.copytree(bench.data, bench.folder / "same")
-    own = ["--data", same, "--results-dir", bench.folder / "own", "--name", "other"]
-    runs = two_nodes(bench, port, ["--max-steps", 2], [*own, "--max-steps", 2])
-    assert [code for code, _ in runs] == [0, 0]
-    assert bench.record()[-1]["status"] == "complete"
 
 
 def test_ranks_are_compared(stages, monkeypatch, tmp_path):

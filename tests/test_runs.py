@@ -1,9 +1,10 @@
-"""What a run prints and leaves, in all three stages."""
+"""What a run of each of the three scripts prints and leaves."""
 
 import hashlib
 import math
 import os
 import re
+import shutil
 from collections import Counter
 from dataclasses import fields
 from functools import partial
@@ -13,16 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    ONE_RANK,
-    ROOT,
-    STAGES,
-    call_main,
-    environment,
-    run_python,
-    small,
-    write_tokens,
-)
+from conftest import ONE_RANK, ROOT, STAGES, call_main, environment, run_python, write_tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,24 +24,15 @@ LINE = re.compile(
     r"Ep (\d+), Step (\d{6}), Train: (\d+\.\d{3}), Val: (\d+\.\d{3}),"
     r" Step tok/sec: (\d+), Avg tok/sec: (\d+)"
 )
-RANKS_ARE_SLOW = [*STAGES[:2], pytest.param(STAGES[2], marks=pytest.mark.slow)]
 START = {"event", "schema", "stage", "time", "config", "data", "environment", "source_sha256"}
 EPOCH = {"event", "epoch", "reserved_gb", "peak_reserved_gb", "sample"}
-END = {
-    "event", "status", "error", "avg_tok_per_sec", "reserved_gb", "peak_reserved_gb",
-    "attention_backend",
-}
-LOG = {
-    "event", "epoch", "step", "tokens", "train_loss", "val_loss", "step_tok_per_sec",
-    "avg_tok_per_sec", "seconds",
-}
+END = {"event", "status", "error", "avg_tok_per_sec", "reserved_gb", "peak_reserved_gb",
+       "attention_backend"}
+LOG = {"event", "epoch", "step", "tokens", "train_loss", "val_loss", "step_tok_per_sec",
+       "avg_tok_per_sec", "seconds"}
 
 
-def logs_of(bench) -> list[dict]:
-    return [event for event in bench.record() if event["event"] == "log"]
-
-
-@pytest.mark.parametrize("stage", RANKS_ARE_SLOW)
+@pytest.mark.parametrize("stage", [*STAGES[:2], pytest.param(STAGES[2], marks=pytest.mark.slow)])
 def test_output_and_record(stage, bench):
     """02 with two ranks; its limit counts the tokens of both."""
     ranks = 2 if stage.startswith("02") else 1
@@ -101,14 +84,13 @@ def test_output_and_record(stage, bench):
     names = {setting.name for setting in fields(bench.stages[stage].Config)}
     of_the_model = {"parameters", "flops_per_token", "world_size", "dtype", "matmul_precision"}
     assert config.keys() == (names | of_the_model) - {"data", "results_dir"}
-    known = dict(
+    expected = dict(
         model="cpu-demo", name=stage, device="cpu", world_size=ranks, batch_size=2,
-        context_length=16, eval_freq=2, eval_windows=2,
+        context_length=16, eval_freq=2, eval_windows=2, dtype="float32",
         vocab_size=50_304 if optimized else 50_257,
-        dtype="float32",
         matmul_precision="high" if optimized else "highest",
     ) | ({"compile": False, "dtype_reason": "by --dtype"} if optimized else {})
-    assert config | known == config
+    assert config | expected == config
     assert str(bench.data.parent) not in str(start)  # nothing of this machine's paths
 
     assert epoch.keys() == EPOCH
@@ -157,7 +139,7 @@ def test_figures_are_exact_and_of_training_alone(stage, bench, monkeypatch):
         monkeypatch.setattr(script, name, function)
     result = bench.main(stage, "--batch-size", 15, "--epochs", 2, "--eval-freq", 5)
     assert result.returncode == 0, result.stderr
-    logs = logs_of(bench)
+    logs = [event for event in bench.record() if event["event"] == "log"]
     (path,) = bench.results.iterdir()
     record = read_record(path)  # as the tools see it
     # 124 windows make 8 steps an epoch. A line after step 0, every 5 steps, and at an epoch's end.
@@ -223,8 +205,7 @@ def test_without_options(bench, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variables", [
-    dict(TORCH_COMPILE_DISABLE="1"), dict(TORCHDYNAMO_DISABLE="1"),
-    dict(TORCHDYNAMO_SUPPRESS_ERRORS="1", CXX="/none"), dict(CXX="/none")])
+    dict(TORCH_COMPILE_DISABLE="1"), dict(TORCHDYNAMO_SUPPRESS_ERRORS="1", CXX="/none")])
 def test_without_a_compiler(bench, tmp_path, variables):
     """The record never says that a run was compiled which wasn't."""
     env = environment(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"), **variables)
@@ -257,39 +238,41 @@ def test_names_and_settings_reach_the_record(bench):
     assert re.fullmatch(r"rung-cpu-\d{8}T\d{6}Z-\d+\.jsonl", path.name)
 
 
-def small_copy(folder, stage):
-    """A stage beside data/prepare.py in a folder of its own, with a model of a moment."""
-    (folder / "data").mkdir()
-    (folder / f"{stage}.py").write_text(small((ROOT / f"{stage}.py").read_text()))
-    (folder / "data" / "prepare.py").write_bytes((ROOT / "data" / "prepare.py").read_bytes())
-    return folder / f"{stage}.py"
+@pytest.fixture
+def copy(bench):
+    """A function: a script beside data/prepare.py in a folder without tokens."""
+    def copy(stage: str):
+        (bench.folder / "data").rename(bench.folder / "unused")
+        (bench.folder / "data").mkdir()
+        shutil.copy(ROOT / "data" / "prepare.py", bench.folder / "data")
+        return bench.program(stage)
+
+    return copy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", RANKS_ARE_SLOW)
-def test_the_first_command(stage, tmp_path):
+@pytest.mark.parametrize("stage", [STAGES[0], STAGES[2]])
+def test_the_first_command(copy, tmp_path, stage):
     """Without tokens in its default folder a script makes them; of several ranks, one does."""
-    script = small_copy(tmp_path, stage)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    off = [] if stage == "00_orig" else ["--no-compile"]
-    result = run_python(*(launcher if stage.startswith("02") else []), script, "--device", "cpu",
-                        "--max-steps", 1, "--eval-windows", 1, *off)
+    script = copy(stage)
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    launcher, off = (ranks, ["--no-compile"]) if stage == STAGES[2] else ([], [])
+    result = run_python(*launcher, script, "--device", "cpu", "--max-steps", 1, "--eval-windows", 1,
+                        *off)
     assert result.returncode == 0, result.stderr
-    said = f"No tokens in {tmp_path}/data: running data/prepare.py\n"
-    assert result.stdout.count(said) == 1
+    assert result.stdout.count(f"No tokens in {tmp_path}/data: running data/prepare.py\n") == 1
     assert result.stdout.count("the tokens are bytes") == 1  # it ran once, without a network
     assert len([*(tmp_path / "results").iterdir()]) == 1
 
 
-def test_the_first_command_where_no_text_can_be_had(tmp_path):
-    script = small_copy(tmp_path, "00_orig")
-    (tmp_path / "data" / "prepare.py").write_text("import sys; sys.exit('error: no text')")
+def test_the_first_command_where_no_text_can_be_had(copy, tmp_path):
+    script, folder = copy("00_orig"), tmp_path / "data"
+    (folder / "prepare.py").write_text("import sys; sys.exit('error: no text')")
     result = run_python(script)
     assert result.returncode == 1
-    folder = f"{tmp_path}/data"
     says = f"error: no tokens in {folder}: run `python data/prepare.py --out {folder}`"
     assert result.stderr.splitlines() == ["error: no text", says]
-    (tmp_path / "data" / "prepare.py").unlink()  # copied without it
+    (folder / "prepare.py").unlink()  # copied without it
     assert run_python(script).stderr.splitlines() == [says]
 
 
@@ -314,47 +297,19 @@ def test_of_several_machines_each_prepares_what_it_lacks(bench, tmp_path, monkey
             script.load_data(config)
         assert order == expected
         order.clear()
-    write_tokens(home / "data")  # a disk that all share: nobody prepares again
-    monkeypatch.setattr(script, "RANK", 4)
-    monkeypatch.setattr(script, "LOCAL_RANK", 0)
+    write_tokens(home / "data")  # a disk that all share: rank 4 doesn't prepare again
     script.load_data(script.Config(data=script.Config.data, context_length=16))
     assert order == ["barrier", "barrier"]
 
 
-# Windows, orders and ranks, by property: for every length of text, context, batch and world.
+# Windows and ranks, by property: for every length of text, context, batch and world.
 
-SIZES = dict(tokens=st.integers(2, 600), context=st.integers(1, 40), batch=st.integers(1, 9),
-             seed=st.integers(0, 2**31), epoch=st.integers(0, 30))
+SIZES = dict(tokens=st.integers(2, 600), context=st.integers(1, 40))
 QUICK = settings(max_examples=150, deadline=None, derandomize=True)
 
 
-def epoch_of(script, windows, config, epoch: int, rank: int = 0, ranks: int = 1) -> list[list[int]]:
-    """The first tokens of the windows in each batch of a rank, as train() orders them."""
-    seen, sampler = [], getattr(script, "DistributedSampler", None)
-    replaced = dict(evaluate=lambda *_: 1.0, make_optimizer=mock.Mock(), now=lambda _: 0.0,
-                    prepare_model=lambda model, config: model,
-                    backward_and_update=lambda *_: None,
-                    compute_loss=lambda model, x_BT, y_BT: seen.append(x_BT[:, 0].tolist()))
-    if sampler:
-        replaced |= dict(WORLD_SIZE=ranks, DistributedSampler=partial(
-            sampler, num_replicas=ranks, rank=rank))
-    if len(windows) < config.batch_size and not sampler:
-        return []  # the script refuses so short a text
-    one = SimpleNamespace(**vars(config) | dict(seed=config.seed + epoch))
-    with mock.patch.multiple(script, **replaced):
-        script.train(None, SimpleNamespace(train=windows, val=windows, tokenizer=None), one,
-                     mock.Mock(), script.now)
-    return seen
-
-
-def config_of(context: int, batch: int, seed: int) -> SimpleNamespace:
-    return SimpleNamespace(context_length=context, batch_size=batch, seed=seed, epochs=1,
-                           max_tokens=None, max_steps=None, tokens_per_step=1, eval_freq=10**6,
-                           target_loss=0, device=torch.device("cpu"))
-
-
 @QUICK
-@given(tokens=SIZES["tokens"], context=SIZES["context"])
+@given(**SIZES)
 def test_windows(stages, tokens, context):
     """They cover the text from its first token on without a gap or an overlap, and what is left
     over is shorter than one; each target is the next token."""
@@ -367,53 +322,40 @@ def test_windows(stages, tokens, context):
     assert tokens - 1 - len(covered) < context
 
 
-def passes_of(windows, batch: int) -> int:
-    """How often 02 passes over the text in an epoch: so that it has 8 steps."""
-    return -(-8 * batch // len(windows))
-
-
-@pytest.mark.parametrize("stage", STAGES)
-@QUICK
-@given(**SIZES)
-def test_an_epoch(stages, stage, tokens, context, batch, seed, epoch):
-    """Each window at most once, all but the last short batch; the next epoch has another order, the
-    same epoch the same, and every stage that of 00."""
-    windows = stages["00_orig"].TokenWindows(np.arange(tokens, dtype="<u2"), context)
-    if not len(windows):
-        return
-    config, script = config_of(context, batch, seed), stages[stage]
-    batches = epoch_of(script, windows, config, epoch)
-    seen = [start for each in batches for start in each]
-    passes = passes_of(windows, batch) if stage == "02_opt_multi_gpu_ddp" else 1
-    assert len(seen) == passes * len(windows) // batch * batch
-    assert max(Counter(seen).values(), default=0) <= passes
-    assert set(seen) <= set(range(0, len(windows) * context, context))
-    assert batches == epoch_of(script, windows, config, epoch)
-    for start in range(0, len(seen), len(windows)):  # within a pass no window comes twice
-        one_pass = seen[start : start + len(windows)]
-        assert len({*one_pass}) == len(one_pass)
-    if passes == 1:
-        assert batches == epoch_of(stages["00_orig"], windows, config, epoch)
-    if len(set(seen)) > 12:  # of fewer windows two orders may be alike by chance
-        assert batches != epoch_of(script, windows, config, epoch + 1)
+def steps_of(script, windows, batch: int, seed: int, rank: int = 0, ranks: int = 1) -> list:
+    """The first token of each window in each batch of a rank, as train() orders them."""
+    steps = []
+    config = SimpleNamespace(
+        batch_size=batch, seed=seed, epochs=1, max_tokens=None, max_steps=None, tokens_per_step=1,
+        eval_freq=10**6, target_loss=0, device=torch.device("cpu"))
+    replaced = dict(
+        evaluate=lambda *_: 1.0, make_optimizer=mock.Mock(), now=lambda _: 0.0,
+        prepare_model=lambda model, config: model, backward_and_update=lambda *_: None,
+        compute_loss=lambda model, x_BT, y_BT: steps.append(x_BT[:, 0].tolist()), WORLD_SIZE=ranks,
+        DistributedSampler=partial(script.DistributedSampler, num_replicas=ranks, rank=rank))
+    with mock.patch.multiple(script, **replaced):
+        script.train(None, SimpleNamespace(train=windows, val=windows, tokenizer=None), config,
+                     mock.Mock(), script.now)
+    return steps
 
 
 @QUICK
-@given(**SIZES, ranks=st.integers(1, 6))
-def test_ranks(stages, tokens, context, batch, seed, epoch, ranks):
-    """No rank sees another's window, unless an epoch passes over a short text more often; and each
-    step's windows are those of one process with the batches of all ranks together."""
-    windows = stages["00_orig"].TokenWindows(np.arange(tokens, dtype="<u2"), context)
+@given(**SIZES, batch=st.integers(1, 9), seed=st.integers(0, 2**31), ranks=st.integers(1, 6))
+def test_ranks(stages, tokens, context, batch, seed, ranks):
+    """No rank sees another's window, unless an epoch passes over a short text more often so that it
+    has 8 steps; and each step's windows are those of one process with all ranks' batches."""
+    script = stages["02_opt_multi_gpu_ddp"]
+    windows = script.TokenWindows(np.arange(tokens, dtype="<u2"), context)
     if len(windows) < batch:  # the script refuses so short a text
         return
-    script = stages["02_opt_multi_gpu_ddp"]
-    each = [epoch_of(script, windows, config_of(context, batch, seed), epoch, rank, ranks)
-            for rank in range(ranks)]
-    one = epoch_of(script, windows, config_of(context, batch * ranks, seed), epoch)
-    steps = [sorted(start for mine in step for start in mine) for step in zip(*each, strict=True)]
-    seen = [start for step in steps for start in step]
-    assert max(Counter(seen).values()) <= passes_of(windows, batch * ranks)
+    by_rank = [steps_of(script, windows, batch, seed, rank, ranks) for rank in range(ranks)]
+    steps = [sorted(sum(parts, [])) for parts in zip(*by_rank, strict=True)]
+    alone = steps_of(script, windows, batch * ranks, seed)
+    assert len(steps) >= 8 and steps == [sorted(step) for step in alone]
+    times = Counter(sum(steps, []))
+    passes = -(-8 * batch * ranks // len(windows))
+    assert max(times.values()) <= passes and set(times) <= set(
+        range(0, len(windows) * context, context))
     # The first steps that are of one pass alone have no window twice.
-    alone = len(windows) // (batch * ranks)
-    assert all(len({*step}) == batch * ranks for step in steps[:alone])
-    assert len(steps) >= 8 and steps == [sorted(step) for step in one]
+    first = len(windows) // (batch * ranks)
+    assert all(len({*step}) == batch * ranks for step in steps[:first])

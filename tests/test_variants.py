@@ -3,6 +3,7 @@
 import gc
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -32,13 +33,11 @@ from patches import stack
 VARIANTS = {patch.name: patch for patch in stack.load_variants() if "Group" in patch.fields}
 ROWS = [(name, options, needs) for name, patch in VARIANTS.items()
         for options, needs in patch.option_sets]
-# What the compiler sees in other rows, or in 01: all products of float8 with --float8 all, and the
-# operator of 01 that each switch brings back.
-COMPILED_ELSEWHERE = {("precision-float8", ()), ("precision-float8", ("--float8", "head")), *(
-    ("model-modern", (switch,)) for switch in (
-        "--no-rotary", "--no-qk-norm", "--no-relu-squared", "--no-zero-init"))}
 # These leave the graph as it is; test_checkpoints.py compiles with checkpoints.
 EAGER = ("allocator", "checkpoint", "data", "gc", "optimizer", "schedule", "step")
+# Traces both directions and splits them as Inductor does, but generates no code, which takes a
+# minute on a CPU and says nothing of a GPU's kernels.
+TRACED = partial(torch.compile, backend="aot_eager_decomp_partition")
 STEPS = dict(eval_freq=1, eval_windows=3, max_steps=6, batch_size=8)
 
 
@@ -66,26 +65,27 @@ def scripts(tmp_path_factory):
     *(pytest.param(*row, "--no-compile", id=" ".join([row[0], *row[1]])) for row in ROWS),
     *(pytest.param(*row, "--compile", id=" ".join([row[0], *row[1], "compiled"]),
                    marks=pytest.mark.slow)
-      for row in ROWS if VARIANTS[row[0]].fields["Group"] not in EAGER
-      and (row[0], tuple(row[1])) not in COMPILED_ELSEWHERE)])
-def test_it_trains(scripts, tokens, tmp_path, name, options, needs, compiled):
+      for row in ROWS if VARIANTS[row[0]].fields["Group"] not in EAGER)])
+def test_it_trains(scripts, tokens, tmp_path, monkeypatch, name, options, needs, compiled):
     patch = VARIANTS[name]
     if name != "precision-fp16":  # a few products it can do without a GPU
         skip_without(needs)
-    ranks = ONE_RANK if patch.base == Path(stack.DDP).stem else {}
     script = scripts(name)
     dtype = [] if patch.fields["Group"] == "precision" else in_float32(script)
     if (name, compiled) == ("model-mixture", "--compile"):
         dtype = ["--dtype", "bfloat16"]  # the compiler takes grouped products of no other type
-    # One small layer: compiling four of them takes most of this file's time.
+    if name not in ("compile-mode", "compile-switch"):
+        monkeypatch.setattr(torch, "compile", TRACED)
     with mock.patch.dict(script.MODELS["cpu-demo"], SMALL), without_bfloat16():
         result = call_main(script, *TINY, *dtype, "--batch-size", 4, "--device", "cpu", "--data",
                            tokens, "--results-dir", tmp_path, "--max-steps", 3, compiled,
                            *(option.replace(SCRATCH, str(tmp_path / "scratch"))
-                             for option in options), variables=ranks)
+                             for option in options),
+                           variables=ONE_RANK if patch.base == Path(stack.DDP).stem else {})
     assert result.returncode == 0, result.stderr
     start, *_, end = read_record(tmp_path)
     assert (start["stage"], end["status"]) == (f"variant-{name}", "complete")
+    assert start["config"]["compile"] is ("--no-compile" not in (compiled, *options))
 
 
 @pytest.mark.parametrize("name", ["step-accumulation", *(
@@ -104,47 +104,26 @@ def test_the_gradient_is_that_of_the_whole_batch(scripts, stages, tokens, name):
 
 
 @pytest.mark.slow
-def test_sharded_ranks_train_as_02_does(tmp_path):
-    """Two ranks, of which the second has no window of its own to evaluate, or one less; float32."""
-    data, losses = write_tokens(tmp_path / "data"), {}
-    for name, windows, *options in (
-        ("ddp", 1), ("ddp", 3), ("parallel-zero1", 3), ("parallel-sharded", 1, "--zero", 2),
-        ("parallel-sharded", 3, "--zero", 3),
+@pytest.mark.parametrize(("name", "windows", "options"), [
+    ("ddp", 1, []), ("parallel-zero1", 3, []), ("parallel-sharded", 1, ["--zero", 2]),
+    ("parallel-sharded", 3, ["--zero", 3]), ("parallel-muon", 3, [])])
+def test_two_ranks_train_as_one(tmp_path, name, windows, options):
+    """With one window to evaluate the second rank has none; with three it has one less."""
+    script, losses = tmp_path / f"{name}.py", []
+    script.write_text(small(stack.rebuild_all()[name].decode()))
+    options = [*TINY, "--device", "cpu", "--data", write_tokens(tmp_path / "data"), "--no-compile",
+               "--dtype", "float32", "--max-steps", 4, "--eval-freq", 1, "--eval-windows", windows,
+               *options, "--results-dir"]
+    for result in (
+        call_main(load(script), *options, tmp_path / "one", "--batch-size", 4),
+        run_python("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script,
+                   *options, tmp_path / "two", "--batch-size", 2),
     ):
-        script, results = tmp_path / f"{name}.py", tmp_path / f"{name}-{windows}"
-        script.write_text(small(stack.rebuild_all()[name].decode()))
-        result = run_python(
-            "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, *TINY,
-            "--device", "cpu", "--data", data, "--results-dir", results, "--max-steps", 4,
-            "--eval-freq", 1, "--no-compile", "--dtype", "float32", "--eval-windows", windows,
-            *options)
         assert result.returncode == 0, result.stderr
-        _, *logs, _, end = read_record(results)
+        _, *logs, _, end = read_record(tmp_path / ("two" if losses else "one"))
         assert (len(logs), end["status"]) == (4, "complete")
-        losses[name, windows] = torch.tensor([[log["train_loss"], log["val_loss"]] for log in logs])
-        torch.testing.assert_close(losses[name, windows], losses["ddp", windows], atol=1e-5, rtol=0,
-                                   msg=name)
-
-
-@pytest.mark.slow
-def test_shared_muon_trains_as_muon(tmp_path):
-    """On two ranks, of which each makes the updates of its matrices, or all of them."""
-    data, losses = write_tokens(tmp_path / "data"), []
-    text = small(stack.rebuild_all()["parallel-muon"].decode())
-    own = "ZeroRedundancyOptimizer(matrices, torch.optim.Muon, parameters_as_bucket_view=True,"
-    assert text.count(own) == 1
-    for name, part in (("shared", own), ("whole", "torch.optim.Muon(matrices,")):
-        script, results = tmp_path / f"{name}.py", tmp_path / name
-        script.write_text(text.replace(own, part))
-        result = run_python(
-            "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script, *TINY,
-            "--device", "cpu", "--data", data, "--results-dir", results, "--max-steps", 4,
-            "--eval-freq", 1, "--no-compile", "--dtype", "float32", "--learning-rate", "0.01")
-        assert result.returncode == 0, result.stderr
-        _, *logs, _, _ = read_record(results)
         losses.append(torch.tensor([[log["train_loss"], log["val_loss"]] for log in logs]))
-    assert len(losses[0]) == 4 and (losses[0][-1] < losses[0][0] - 0.02).all()
-    torch.testing.assert_close(*losses, atol=1e-6, rtol=0)
+    torch.testing.assert_close(*losses, atol=1e-5, rtol=0)
 
 
 def test_experts(scripts):
@@ -169,8 +148,8 @@ def test_experts(scripts):
     layer(x_BTC)
     assert layer.balance_loss.item() == pytest.approx(1)
     plain, _ = model_of(scripts("optimizer-foreach"))
-    flops, plain_flops = (script.count_parameters(each, config)["flops_per_token"]
-                          for each in (model, plain))
+    flops, plain_flops = (script.count_parameters(network, config)["flops_per_token"]
+                          for network in (model, plain))
     router = 6 * layer.router.weight.numel() * config.layers
     assert flops == plain_flops + router  # as many products for a token as without experts
 
@@ -244,7 +223,7 @@ def test_skips_are_a_plain_models(scripts):
 
 def test_the_capped_loss_is_that_of_the_capped_logits(scripts):
     """With its gradients; and no logit is larger than the cap."""
-    script, found = scripts("model-skips"), []
+    script, results = scripts("model-skips"), []
     model, _ = model_of(script, soft_cap=2.0)
     with torch.no_grad():
         model.head.weight.mul_(20)
@@ -253,8 +232,8 @@ def test_the_capped_loss_is_that_of_the_capped_logits(scripts):
     assert 1.9 < logits_BTV.abs().max() <= 2
     for loss in (script.compute_loss(model, x_BT, y_BT),
                  torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), y_BT.flatten())):
-        found.append([loss, *torch.autograd.grad(loss, [*model.parameters()])])
-    torch.testing.assert_close(*found)
+        results.append([loss, *torch.autograd.grad(loss, [*model.parameters()])])
+    torch.testing.assert_close(*results)
 
 
 def test_cce_is_given_01s_head(scripts, stages, tokens, monkeypatch):
@@ -284,18 +263,12 @@ def test_the_heads_products_in_float8(scripts, monkeypatch, shape):
         assert off / 4 < error < off if inner == 32 else error == 0
 
 
-@pytest.fixture
-def muon(scripts):
-    """A function: Muon in float32 on some matrices, with the options given."""
-    script = scripts("optimizer-muon")
-
-    def make(matrices, **options):
-        config = script.Config(device=torch.device("cpu"), learning_rate=0.01, **options)
-        optimizer = script.Muon(matrices, config)
-        optimizer.dtype = torch.float32
-        return optimizer
-
-    return make
+def muon(script, matrices, **options):
+    """Muon in float32 on some matrices."""
+    config = script.Config(device=torch.device("cpu"), learning_rate=0.01, **options)
+    optimizer = script.Muon(matrices, config)
+    optimizer.dtype = torch.float32
+    return optimizer
 
 
 def matrices_of(*shapes):
@@ -303,11 +276,12 @@ def matrices_of(*shapes):
     return [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
 
 
-def test_muon_is_pytorchs(muon):
+def test_muon_is_pytorchs(scripts):
     """Which multiplies in bfloat16, whatever the weights are, but for this test."""
     shapes = (6, 12), (12, 6), (12, 6), (5, 5)
     ours, theirs = matrices_of(*shapes), matrices_of(*shapes)
-    optimizers = muon(ours), torch.optim.Muon(theirs, lr=0.01, adjust_lr_fn="match_rms_adamw")
+    optimizers = (muon(scripts("optimizer-muon"), ours),
+                  torch.optim.Muon(theirs, lr=0.01, adjust_lr_fn="match_rms_adamw"))
     with without_bfloat16():
         for _ in range(5):
             for weight, other in zip(ours, theirs, strict=True):
@@ -335,19 +309,17 @@ def test_muons_products_are_nearly_orthogonal(scripts, polar_express, below, abo
         assert below < values.min() and values.max() < above
 
 
-@pytest.mark.parametrize("options", [dict(normuon=True), dict(cautious_decay=True),
-                                     dict(normuon=True, cautious_decay=True, polar_express=True)])
-def test_muons_options(scripts, muon, options):
+@pytest.mark.parametrize("options", [dict(normuon=True), dict(cautious_decay=True)])
+def test_muons_options(scripts, options):
     """Three steps of a plain formulation, number by number."""
     script = scripts("optimizer-muon")
     (weight,), (expected,) = matrices_of((4, 6)), matrices_of((4, 6))
     expected, momentum, squares = expected.detach().clone(), torch.zeros(4, 6), torch.zeros(4)
-    optimizer = muon([weight], weight_decay=0.5, **options)
+    optimizer = muon(script, [weight], weight_decay=0.5, **options)
     for _ in range(3):
         weight.grad = torch.randn(4, 6)
         momentum = 0.95 * momentum + 0.05 * weight.grad
-        step = (0.05 * weight.grad + 0.95 * momentum)[None]
-        step = script.orthogonalize(step, options.get("polar_express", False))[0]
+        step = script.orthogonalize((0.05 * weight.grad + 0.95 * momentum)[None], False)[0]
         if options.get("normuon"):
             squares = 0.95 * squares + 0.05 * (step**2).mean(1)
             step = step / squares.sqrt()[:, None]
@@ -384,17 +356,10 @@ def test_the_collector_is_frozen_once(scripts, tokens):
         gc.unfreeze()
 
 
-def rounded_by_chance(script, optimizer, dtype="bfloat16", seed=1):
-    config = script.Config(device=torch.device("cpu"), seed=seed)
-    config.dtype = dtype
-    script.StochasticRounding(optimizer, config)
-    return optimizer
-
-
-def test_rounding_by_chance_loses_no_change(scripts, capsys):
+def test_rounding_by_chance_loses_no_change(scripts):
     """AdamW's small steps, and the fall of its average once gradients become smaller, come to as
     much as in float32; rounded to the nearest they come to something else. Each seed its own."""
-    script, found = scripts("precision-stochastic"), {}
+    script, ends = scripts("precision-stochastic"), {}
     for name, dtype in (("exact", torch.float32), ("nearest", torch.bfloat16),
                         ("chance", torch.bfloat16), ("again", torch.bfloat16),
                         ("other", torch.bfloat16)):
@@ -402,21 +367,20 @@ def test_rounding_by_chance_loses_no_change(scripts, capsys):
         weight = torch.nn.Parameter(torch.cat([torch.ones(1000), -torch.ones(1000)]).to(dtype))
         optimizer = torch.optim.AdamW([weight], lr=1e-4, weight_decay=1.0, fused=True)
         if name not in ("exact", "nearest"):
-            rounded_by_chance(script, optimizer, seed=2 if name == "other" else 1)
+            config = script.Config(device=torch.device("cpu"), seed=2 if name == "other" else 1)
+            config.dtype = "bfloat16"
+            script.StochasticRounding(optimizer, config)
         for step in range(600):
             weight.grad = (0.1 if step > 200 else 1) * (0.5 + torch.randn(2000)).to(dtype)
             optimizer.step()
-        found[name] = [weight.detach(), optimizer.state[weight]["exp_avg_sq"]]
+        ends[name] = [weight.detach(), optimizer.state[weight]["exp_avg_sq"]]
     means = {name: torch.stack([tensor.float().unflatten(0, (2, -1)).mean(1) for tensor in tensors])
-             for name, tensors in found.items()}
+             for name, tensors in ends.items()}
     assert (means["chance"] - means["exact"]).abs().max() < 3e-3
     assert (means["nearest"] - means["exact"]).abs().min() > 2e-2
-    assert torch.equal(found["chance"][0], found["again"][0])  # as on another rank
-    assert not torch.equal(found["chance"][0], found["other"][0])
-    assert found["chance"][0].dtype == torch.bfloat16
-    weight = torch.nn.Parameter(torch.ones(3))
-    rounded_by_chance(script, torch.optim.SGD([weight], lr=0.1), "float32")
-    assert "Nothing is rounded by chance: the weights are float32" in capsys.readouterr().out
+    assert torch.equal(ends["chance"][0], ends["again"][0])  # as on another rank
+    assert not torch.equal(ends["chance"][0], ends["other"][0])
+    assert ends["chance"][0].dtype == torch.bfloat16
 
 
 @pytest.fixture(scope="module")
@@ -475,23 +439,21 @@ def test_a_trained_model_is_a_released_one(scripts, released, tokens, tmp_path, 
     assert again.returncode == 1 and "File exists" in again.stderr
 
 
-@pytest.mark.parametrize(("settings", "content"), [
-    (dict(layers=3), None), (dict(layers=1), None), (dict(width=64), None),
-    (dict(context_length=65), None), ({}, b"x" * 100), ({}, "gone")])
-def test_what_is_no_released_model_is_told(scripts, released, tmp_path, settings, content):
+@pytest.mark.parametrize(("settings", "damaged"), [
+    (dict(layers=3), False), (dict(layers=1), False), (dict(width=64), False),
+    (dict(context_length=65), False), ({}, True)])
+def test_what_is_no_released_model(scripts, released, tmp_path, settings, damaged):
     script, (_, folder) = scripts("init-gpt2"), released
-    if content is not None:
+    if damaged:
         folder = tmp_path
-        if content != "gone":
-            (folder / "model.safetensors").write_bytes(content)
+        (folder / "model.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(script.UserError, match=r"model.safetensors isn't a GPT-2 of this size: "):
         model_of(script, **dict(layers=2, heads=2, width=32, context_length=16,
                                 vocab_size=50_257) | settings, weights=str(folder))
 
 
 @pytest.mark.parametrize("message", [  # of PyTorch, in a worker and for one that was killed
-    "Caught RuntimeError in DataLoader worker process 0.\nRuntimeError: unable to allocate shared"
-    " memory(shm) for file </torch_7_0>: No space left on device (28)",
+    "RuntimeError: unable to allocate shared memory(shm) for file </torch_7_0>",
     "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's"
     " workers are out of shared memory. Please try to raise your shared memory limit."])
 def test_workers_that_lack_shared_memory(scripts, capsys, message):
