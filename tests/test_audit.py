@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT, environment, run_python, small, write_tokens
 
 from bench.audit import render
-from bench.audit.checks import CANT_TELL, HAS, LACKS, NOT_HERE, verdicts
+from bench.audit.checks import CANT_TELL, HAS, LACKS, NOT_HERE, check
 from bench.audit.notes import notes
 from bench.audit.price import gains_of, work_of
 from bench.audit.run import audit, machine_of
@@ -21,10 +21,10 @@ from patches import stack
 TOYS = ROOT / "tests" / "audit_toys.py"
 CHILD = ROOT / "bench" / "audit" / "child.py"
 # What bench.audit.run.machine_of would tell.
-MACHINE = dict(name="AMD EPYC", torch="2", dtype="float32", memory_there=2**34,
+MACHINE = dict(name="AMD EPYC", torch="2", dtype="float32", memory_total=2**34,
                rates=dict(float32=1e11))
 GPU = MACHINE | dict(name="a GPU that nobody knows", capability="9.0", dtype="bfloat16",
-                     memory_there=80 * 2**30)
+                     memory_total=80 * 2**30)
 TECHNIQUES = [patch.name for patch in stack.load() if patch.name != "ddp"]
 # What a CPU can't show: TF32, pinned memory, whether a larger batch pays; and one without units for
 # it bfloat16.
@@ -34,7 +34,7 @@ UNSEEN = "02-tensor-cores", "04-pinned-memory", "05-bfloat16", "10-batch-size"
 def watch(script, *options, report=None, **order) -> dict:
     """The report of the watched step of a script."""
     report = report or script.with_suffix(".json")
-    order = dict(mode="watch", report=str(report), key="0", watched=2) | order
+    order = dict(mode="watch", report=str(report), key=0, watched=2) | order
     done = run_python(CHILD, json.dumps(order), script, *options)
     assert report.exists(), done.stderr
     facts = json.loads(report.read_text())
@@ -43,7 +43,7 @@ def watch(script, *options, report=None, **order) -> dict:
 
 
 def judged(facts: dict) -> dict:
-    return verdicts(Step(facts))
+    return check(Step(facts))
 
 
 def lacking(facts: dict) -> set[str]:
@@ -109,7 +109,7 @@ def test_copies_to_a_gpu(rung):
         copy = facts["ops"][-1] | dict(
             name="_to_copy", inputs=[[9999, [2, 32], "int64", "self"]], phase="forward",
             origin=None, outputs=[[9998, [2, 32], "int64"]], flops=0, device="cpu",
-            others=dict(source="cpu", pinned=pinned, non_blocking=non_blocking))
+            scalars=dict(source="cpu", pinned=pinned, non_blocking=non_blocking))
         found = judged(facts | dict(ops=[*facts["ops"], copy]))["04-pinned-memory"]
         assert found.state == state
     assert judged(facts)["04-pinned-memory"].state == NOT_HERE
@@ -200,7 +200,7 @@ FAST_TOYS = "fast", "by_hand", "cubed", "closure", "chunks", "accumulated", "lig
 
 
 def toy(name: str, folder) -> dict:
-    key = dict(updates_by_hand="backward", gan="1", two_optimizers="1").get(name, "0")
+    key = dict(updates_by_hand="backward", gan=1, two_optimizers=1).get(name, 0)
     return watch(TOYS, name, report=folder / "report.json", key=key)
 
 
@@ -225,7 +225,7 @@ def test_what_was_seen_has_its_line(tmp_path):
                             ("14-chunked-head", "self.head(self.hidden(ids))"),
                             ("13-loss-in-graph", "F.cross_entropy"),
                             ("03-fused-adamw", "optimizer.step()")):
-        name, _, line = found[technique].place.partition(":")
+        name, _, line = found[technique].where.partition(":")
         assert name == TOYS.name and text in lines[int(line) - 1]
         assert 0 < found[technique].share < 1
 
@@ -249,8 +249,8 @@ def timed_of(facts: dict) -> dict:
     return facts | dict(seconds=[1.0] * 5, breaks={}, new_graphs=0)
 
 
-def of_timed(facts: dict, folder, cards=()) -> render.Findings:
-    return render.findings(["a.py"], timed_of(facts), facts, facts, folder, cards)
+def of_timed(facts: dict, folder, cards=()) -> render.Audit:
+    return render.audit_of(["a.py"], timed_of(facts), facts, facts, folder, cards)
 
 
 def test_tokens_and_operations(rung, tmp_path):
@@ -293,13 +293,13 @@ def test_the_machine_is_named_as_in_journals(monkeypatch):
                             asked.append((question, environment)) or answers[question])
         return machine_of(timed), asked
 
-    hidden, cpu = dict(CUDA_VISIBLE_DEVICES=""), dict(device="cpu", memory_there=None)
+    hidden, cpu = dict(CUDA_VISIBLE_DEVICES=""), dict(device="cpu", memory_total=None)
     assert machine("Xeon", 2.0, **cpu) == (
-        dict(name="Xeon", ram_gb=2.0, memory_there=2**31, rates={}),
+        dict(name="Xeon", ram_gb=2.0, memory_total=2**31, rates={}),
         [("this_machine", hidden), ("matmul_peak", hidden)])
-    assert machine("Xeon", None, **cpu)[0]["memory_there"] is None
-    gpu, asked = machine("NVIDIA H100 80GB HBM3", 2.0, device="cuda", memory_there=7)
-    assert gpu["memory_there"] == 7 and asked == [("this_machine", {})]  # a datasheet has its rate
+    assert machine("Xeon", None, **cpu)[0]["memory_total"] is None
+    gpu, asked = machine("NVIDIA H100 80GB HBM3", 2.0, device="cuda", memory_total=7)
+    assert gpu["memory_total"] == 7 and asked == [("this_machine", {})]  # a datasheet has its rate
 
 
 def test_a_system_that_is_not_unix(tmp_path):
@@ -308,11 +308,11 @@ def test_a_system_that_is_not_unix(tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import os, torch\ndel os.killpg, os.getpgid, os.register_at_fork\n")
     report = tmp_path / "report.json"
-    for order in (dict(mode="time"), dict(mode="watch", key="0", watched=2)):
+    for order in (dict(mode="time"), dict(mode="watch", key=0, watched=2)):
         done = run_python(CHILD, json.dumps(order | dict(report=str(report))), TOYS, "fast",
                           env=environment(PYTHONPATH=str(tmp_path)), fork=False)
         assert not done.returncode and report.exists(), done.stderr
-    facts = json.loads(report.read_text()) | MACHINE | dict(memory_there=None)
+    facts = json.loads(report.read_text()) | MACHINE | dict(memory_total=None)
     assert facts["memory"] is None and facts["how"] == "watched"
     assert judged(facts)["10-batch-size"].state == CANT_TELL
     assert "memory ? of ? GB" in render.text(of_timed(facts, tmp_path))
@@ -332,8 +332,8 @@ def test_one_line_says_what_to_do(name, words, forked_children):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "key", "steps"), [
-    ("gan", "1", 4), ("two_optimizers", "1", 4), ("updates_by_hand", "backward", 4),
-    ("closure", "0", 4), ("lightning", "0", 4)])
+    ("gan", 1, 4), ("two_optimizers", 1, 4), ("updates_by_hand", "backward", 4),
+    ("closure", 0, 4), ("lightning", 0, 4)])
 def test_what_ends_a_step(name, key, steps, forked_children):
     """The rarest update, of those that are as frequent the last one; without any a backward
     pass."""

@@ -17,26 +17,24 @@ from torch.utils._pytree import tree_leaves
 PLACE = "file", "line", "function"
 ENGINE = "_engine_run_backward"  # PyTorch's function that starts a backward pass
 HERE = os.path.dirname(os.path.abspath(__file__))
-SITE = os.path.dirname(os.path.dirname(torch.__file__))
-OTHERS = *(os.path.join(each, "") for each in (
-    HERE, os.path.join(SITE, "torch"), os.path.join(SITE, "numpy"))), "<"
-COMPILER = os.path.join(SITE, "torch", "_dynamo", "eval_frame.py")
+TORCH = os.path.dirname(torch.__file__)
+COMPILER = os.path.join(TORCH, "_dynamo", "eval_frame.py")
 PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
-count = runpy.run_path(os.path.join(HERE, "..", "predict", "counting.py"))
+counting = runpy.run_path(os.path.join(HERE, "..", "predict", "counting.py"))
 
 
 class Watch(TorchDispatchMode):
-    """Notes the operators while it is `on`: see `note`. A tensor is known by the number of its
-    storage, which its views share and which no later storage gets."""
+    """Notes operators while it is `on`. Tensors are told apart by the number of their storage,
+    which views share and no later storage gets."""
 
     supports_higher_order_operators = True
 
     def __init__(self):
         super().__init__()
-        self.on, self.phase = False, ["forward"]
+        self.on, self.updates = False, 0  # how many optimizers are at work, one called by another
         self.live, self.older, self.count = {}, {}, itertools.count()
-        self.ops, self.roots, self.syncs, self.nodes = [], [], [], {}
+        self.ops, self.syncs, self.nodes = [], [], {}
 
     def __enter__(self):
         torch.compiler.set_stance("force_eager")
@@ -48,8 +46,8 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         plain = torch._C._disabled_torch_dispatch_impl
-        if any(getattr(each, "__torch_dispatch__", plain) is not plain for each in types):
-            return NotImplemented  # a subclass, such as DTensor, tells first what it does
+        if any(getattr(type, "__torch_dispatch__", plain) is not plain for type in types):
+            return NotImplemented  # a subclass, such as DTensor, first says what it does
         if not self.on:
             return func(*args, **kwargs)
         began = now()
@@ -58,24 +56,27 @@ class Watch(TorchDispatchMode):
         return result
 
     def note(self, func, args, kwargs, result, seconds: float) -> None:
-        """Adds what bench.audit.step.Op has."""
+        """Adds the fields of a bench.audit.step.Op."""
         schema = getattr(func, "_schema", None)
-        names = [each.name for each in schema.arguments] if schema else map(str, range(len(args)))
-        given = dict(zip(names, args, strict=False)) | kwargs
-        inputs = [[*self.describe(each, True), argument] for argument, value in given.items()
-                  for each in tensors_in(value)]
-        outputs = [self.describe(each) for each in tensors_in(result)]
-        others = {argument: value for argument, value in given.items()
-                  if isinstance(value, bool | int | float) or isinstance(value, list | tuple)
-                  and all(isinstance(each, int) for each in value)}
+        names = [part.name for part in schema.arguments] if schema else map(str, range(len(args)))
+        arguments = dict(zip(names, args, strict=False)) | kwargs
+        scalars = {name: value for name, value in arguments.items()
+                   if isinstance(value, bool | int | float) or isinstance(value, list | tuple)
+                   and all(isinstance(part, int) for part in value)}
         flops, kernel = 0, None
         with contextlib.suppress(Exception):  # a formula that doesn't know these arguments
-            flops = count["flops_of"](func, args, kwargs, result)
-            kernel = count["kernel_of"](func, args, kwargs, result, is_tensor)
+            flops = counting["flops_of"](func, args, kwargs, result)
+            kernel = counting["kernel_of"](func, args, kwargs, result, is_tensor)
         name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
+        if name in ("_to_copy", "copy_"):
+            source = args[1] if name == "copy_" else args[0]
+            if source.device.type != result.device.type:
+                scalars |= dict(source=source.device.type,
+                                pinned=source.is_cpu and source.is_pinned())
         frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
-        called = [frame.f_code.co_name for frame in frames]
-        origin, phase, compiled = None, self.phase[-1], is_compiled(frames)
+        origin, phase, compiled = None, "forward", is_compiled(frames)
+        if self.updates and not torch.is_grad_enabled():  # else a closure computes the loss
+            phase = "optimizer"
         place = place_of(frames) or ("", 0, 0)
         if torch._C._current_graph_task_id() == -1:
             self.nodes.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.ops))
@@ -85,23 +86,32 @@ class Watch(TorchDispatchMode):
         if origin is not None:  # a recomputation, or a backward pass in Python, has frames
             forward = self.ops[origin]
             compiled |= forward["compiled"]
-            inner = called.index(ENGINE) if ENGINE in called else 0
-            place = place_of(frames[:inner]) or [forward[each] for each in PLACE]
-        if name in ("_to_copy", "copy_"):
-            source = args[1] if name == "copy_" else args[0]
-            if source.device.type != result.device.type:
-                others |= dict(source=source.device.type,
-                               pinned=source.is_cpu and source.is_pinned())
-        devices = [each.device.type for each in tensors_in((args, result))]
+            callers = [frame.f_code.co_name for frame in frames]
+            inner = callers.index(ENGINE) if ENGINE in callers else 0
+            place = place_of(frames[:inner]) or [forward[part] for part in PLACE]
+        devices = [tensor.device.type for tensor in tensors_in((args, result))]
         self.ops.append(dict(
-            name=name, inputs=inputs, outputs=outputs, phase=phase, origin=origin,
-            compiled=compiled, device=devices[0] if devices else "", flops=flops,
-            kernel=kernel and kernel[:4], others=others, seconds=seconds,
+            name=name, inputs=self.inputs(arguments),
+            outputs=[self.describe(tensor) for tensor in tensors_in(result)], phase=phase,
+            origin=origin, compiled=compiled, device=devices[0] if devices else "", flops=flops,
+            kernel=kernel and kernel[:4], scalars=scalars, seconds=seconds,
             call=hash(tuple((frame.f_code, frame.f_lasti) for frame in frames)),
             **dict(zip(PLACE, place, strict=True))))
 
+    def note_backward(self, tensors) -> None:
+        """Adds an Op that stands for the begin of a backward pass from these tensors."""
+        self.on = False  # what describing them computes is no part of the step
+        self.ops.append(dict(name="backward", phase="backward",
+                             inputs=self.inputs(dict(tensors=tensors))))
+        self.on = True
+
+    def inputs(self, arguments: dict) -> list[list]:
+        return [[*self.describe(tensor, True), name] for name, value in arguments.items()
+                for tensor in tensors_in(value)]
+
     def describe(self, tensor, is_input: bool = False) -> list:
-        """[number of its storage, shape, type]. Of what is older than the step more is kept."""
+        """Returns [number of its storage, shape, type]; keeps more of an input that is older than
+        the step."""
         try:
             storage = tensor.untyped_storage()
         except (RuntimeError, NotImplementedError):  # sparse, or a tensor without storage
@@ -112,21 +122,16 @@ class Watch(TorchDispatchMode):
             self.live[key] = number, weakref.ref(storage, lambda _: self.live.pop(key, None))
             if is_input:
                 base = tensor if tensor._base is None else tensor._base
-                own = base.is_leaf and (
+                is_parameter = base.is_leaf and (
                     base.requires_grad or isinstance(base, torch.nn.Parameter))
                 self.older[number] = dict(
-                    parameter=own, shape=[*base.shape], type=type_of(tensor),
-                    triangle=not own and is_triangle(tensor))
+                    parameter=is_parameter, shape=[*base.shape], type=type_of(tensor),
+                    triangle=not is_parameter and is_triangle(tensor))
         return [self.live[key][0], [*tensor.shape], type_of(tensor)]
 
     def start(self, parameters) -> None:
-        for parameter in parameters:  # before a tensor that shares its storage is seen
-            self.describe(parameter, True)
+        self.inputs(dict(parameters=[*parameters]))  # before another tensor with their storage
         self.on = True
-
-    def facts(self) -> dict:
-        """Returns what was noted, as JSON takes it."""
-        return dict(ops=self.ops, roots=self.roots, older=[*self.older.items()], syncs=self.syncs)
 
 
 def is_tensor(value) -> bool:
@@ -134,7 +139,7 @@ def is_tensor(value) -> bool:
 
 
 def tensors_in(value) -> list:
-    return [each for each in tree_leaves(value) if is_tensor(each)]
+    return [leaf for leaf in tree_leaves(value) if is_tensor(leaf)]
 
 
 def type_of(tensor) -> str:
@@ -142,9 +147,9 @@ def type_of(tensor) -> str:
 
 
 def is_triangle(tensor) -> bool:
-    """Whether it holds one value on one side of the diagonal, and another one on the other."""
+    """Tells whether it holds one value above the diagonal and another one elsewhere."""
     size = tensor.shape[-1] if tensor.dim() >= 2 else 0
-    if size < 4 or tensor.shape[-2] != size or tensor.numel() > 2**27 or tensor.is_sparse:
+    if size < 4 or tensor.shape[-2] != size or tensor.numel() > 2**27:
         return False
     with torch.no_grad(), contextlib.suppress(RuntimeError, NotImplementedError):
         matrix = tensor.detach().reshape(-1, size, size)[0]
@@ -155,32 +160,30 @@ def is_triangle(tensor) -> bool:
 
 
 def place_of(frames: list) -> tuple | None:
-    """PLACE of the innermost frame that is the script's."""
+    """Returns PLACE of the innermost frame that is the script's."""
     return next(((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_firstlineno)
                  for frame in frames if is_own(frame)), None)
 
 
 def is_own(frame) -> bool:
-    """Whether it is neither PyTorch's, NumPy's nor Python's."""
+    """Tells whether it is the script's or a package's, but not PyTorch's, Python's or ours."""
     file = frame.f_code.co_filename
-    return not file.startswith(OTHERS) and (
-        not file.startswith(LIBRARY) or file.startswith(PACKAGES))
+    if file.startswith((os.path.join(HERE, ""), os.path.join(TORCH, ""), "<")):
+        return False
+    return not file.startswith(LIBRARY) or file.startswith(PACKAGES)
 
 
 def is_compiled(frames: list) -> bool:
-    """Whether torch.compile, which is told to let all run as it is, would compile what runs: its
-    wrapper is a frame. That of torch.compiler.disable counts around the script's functions."""
-    for inner, frame in itertools.pairwise(frames):
-        if frame.f_code.co_filename == COMPILER:
-            wrapper = type(frame.f_locals.get("self")).__name__
-            if wrapper == "OptimizeContext" or wrapper == "DisableContext" and is_own(inner):
-                return wrapper == "OptimizeContext"
-    return False
+    """Tells whether torch.compile would compile what runs, were its stance not to run all eagerly:
+    its wrapper is among the frames."""
+    return any(frame.f_code.co_filename == COMPILER
+               and type(frame.f_locals.get("self")).__name__ == "OptimizeContext"
+               for frame in frames)
 
 
 def is_compiling() -> bool:
-    """Stands in for torch.compiler.is_compiling(), by which a script may try the compiler: answers
-    it as if what torch.compile wraps were compiled."""
+    """Stands in for torch.compiler.is_compiling(): answers a script that tries its compiler by it
+    as if what torch.compile wraps were compiled."""
     frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
     return is_own(frames[0]) and is_compiled(frames)
 
@@ -192,6 +195,6 @@ def now() -> float:
 
 
 def leave_mode() -> None:
-    """In processes of a DataLoader, which inherit the mode."""
+    """Runs in the processes of a DataLoader, which inherit the mode."""
     with contextlib.suppress(RuntimeError, AssertionError):
         torch._C._pop_torch_dispatch_stack(None)
