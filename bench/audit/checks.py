@@ -31,8 +31,7 @@ class Finding(NamedTuple):
 
 
 def count(number: int, noun: str) -> str:
-    plural = noun[:-1] + "ies" if noun[-1] == "y" else noun + ("es" if noun[-1] == "x" else "s")
-    return f"{number:,} {noun if number == 1 else plural}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 # ---- The check of each technique: (state, evidence[, operators that it would change]) ----------
@@ -59,28 +58,27 @@ def tensor_cores(step: Step) -> tuple:
         return NOT_HERE, "no matmuls in float32"
     if float(step.facts["capability"]) < 8:
         return NO_HARDWARE, "of GPUs from compute capability 8.0 on"
-    if step.facts["precision"] != "highest":
-        return HAS, f"float32 matmuls at precision {step.facts['precision']}"
+    if step.facts["tf32"]:
+        return HAS, "float32 matmuls in TF32"
     return LACKS, f"{share:.0%} of the FLOPs in full float32", single
 
 
 def fused_optimizer(step: Step) -> tuple:
+    optimizers = step.facts["optimizers"]
     updates = [op for op in step.ops if op.phase == "optimizer"]
-    is_compiled = 2 * sum(op.compiled for op in updates) > len(updates)
-    optimizers, states = step.facts["optimizers"], set()
-    for optimizer in optimizers:
-        if all(optimizer["fused"]) or is_compiled:
-            states.add(HAS)
-        elif not optimizer["own"]:
-            states.add(CANT_TELL)
-        else:
-            states.add(LACKS if optimizer["accepts"] else NOT_HERE)
-    if not states:
+    if not optimizers:
         return CANT_TELL, "no optimizer of torch.optim"
     names = ", ".join(sorted({optimizer["name"] for optimizer in optimizers}))
     tensors = count(sum(optimizer["tensors"] for optimizer in optimizers), "tensor")
-    return (next(state for state in (LACKS, CANT_TELL, HAS, NOT_HERE) if state in states),
-            f"{names}: {count(len(updates), 'operator')} on {tensors}", updates)
+    is_compiled = 2 * sum(op.compiled for op in updates) > len(updates)
+    slow = [optimizer for optimizer in optimizers if not optimizer["fused"] and not is_compiled]
+    if any(optimizer["own"] and optimizer["accepts"] for optimizer in slow):
+        state = LACKS
+    elif not all(optimizer["own"] for optimizer in slow):
+        state = CANT_TELL
+    else:
+        state = HAS if len(slow) < len(optimizers) else NOT_HERE
+    return state, f"{names}: {count(len(updates), 'operator')} on {tensors}", updates
 
 
 def pinned_memory(step: Step) -> tuple:
@@ -91,7 +89,7 @@ def pinned_memory(step: Step) -> tuple:
             return LACKS, f"a batch is copied {how}", slow
     if not copies:
         return NOT_HERE, "no copies to the GPU in the step"
-    return HAS, f"{count(len(copies), 'copy')}, pinned"
+    return HAS, "copies from pinned memory"
 
 
 def bfloat16(step: Step) -> tuple:
@@ -99,39 +97,38 @@ def bfloat16(step: Step) -> tuple:
     half = sum(share for type, share in shares.items() if type.startswith(HALF))
     evidence = "FLOPs in " + ", ".join(f"{type} {share:.0%}" for type, share in shares.items())
     if half > 0.9:
-        cast = "float32" in {weight.older["type"] for weight in step.weights.values()}
-        return HAS, evidence + (", of float32 weights (autocast)" if cast else "")
+        return HAS, evidence
     if step.facts["dtype"] != "bfloat16":
         return NO_HARDWARE, evidence
     return LACKS if shares.get("float32", 0) > 0.9 else CANT_TELL, evidence, step.matmuls
 
 
 def native_layers(step: Step) -> tuple:
-    norms, activations, native = {}, {}, Counter()
+    layers, is_native = {}, False
     for op in step.training:
         if op.name in NATIVE:
-            native[op.name.removeprefix("native_").removeprefix("_fused_")] += 1
+            is_native = True
         elif op.name.rstrip("_") in ("mul", "div") and len(op.inputs) == 2:
             for factor, other in permutations(op.inputs):
                 path = [*walk([factor], is_reduction)]
                 if other.shape[-1:] > [1] and is_norm(factor, path):
                     if any(maker.call == op.call for maker in path):
-                        native["rms_norm"] += 1
+                        is_native = True
                     else:
-                        norms[op] = "norm"
-                activations |= dict.fromkeys(gelus(other, path), "GELU")
-    by_hand = {op: what for op, what in (norms | activations).items() if not op.compiled}
+                        layers[op] = "norm"
+                layers |= dict.fromkeys(gelus(other, path), "GELU")
+    by_hand = {op: layer for op, layer in layers.items() if not op.compiled}
     if by_hand:
-        functions = {(op.file, op.function) for op in by_hand}
-        kinds = Counter(by_hand.values()).items()
-        return LACKS, " and ".join(count(number, what) for what, number in kinds) + " by hand", [
-            *by_hand, *(op for op in step.training
-                        if (op.file, op.function) in functions and not op.is_matmul)]
-    if norms or activations:
+        functions = {op.function for op in by_hand}
+        numbers = Counter(by_hand.values()).items()
+        evidence = " and ".join(count(number, layer) for layer, number in numbers) + " by hand"
+        return LACKS, evidence, [*by_hand, *(op for op in step.training if not op.is_matmul
+                                             and op.function in functions)]
+    if layers:
         return HAS, "by hand, but the compiler fuses them"
-    if not native:
-        return NOT_HERE, "neither layer norms nor GELUs"
-    return HAS, ", ".join(f"{times} {name}" for name, times in native.items())
+    if is_native:
+        return HAS, "PyTorch's own"
+    return NOT_HERE, "neither layer norms nor GELUs"
 
 
 def is_reduction(op: Op) -> bool:
@@ -172,12 +169,10 @@ def gelus(x: Tensor, path: list[Op]) -> Iterator[Op]:
 def flash_attention(step: Step) -> tuple:
     by_hand = [call for call in step.attentions if call.by_hand]
     if not by_hand:
-        is_split = any(len(call.ops) > 1 for call in step.attentions)
-        return HAS, count(len(step.attentions), "call") + " of PyTorch's attention" + (
-            ", which runs as single operators here" if is_split else "")
+        return HAS, "PyTorch's attention"
     scores = by_hand[0].ops[0].outputs[0]
-    return LACKS, (f"{count(len(by_hand), 'softmax')} of scores, {scores.shape[-2]} ×"
-                   f" {scores.shape[-1]} in {scores.type}"), [
+    return LACKS, (f"{count(len(by_hand), 'call')} of attention by hand, {scores.shape[-2]} ×"
+                   f" {scores.shape[-1]} scores in {scores.type}"), [
                        op for call in by_hand for op in call.ops]
 
 
@@ -209,42 +204,38 @@ def batch_size(step: Step) -> tuple:
 
 
 def merged_qkv(step: Step) -> tuple:
-    merged, apart = 0, []
+    is_merged, apart = False, []
     for call in step.attentions:
-        makers = [[op for op in to_matmuls([tensor]) if op in step.weights]
-                  for tensor in call.inputs]
-        if all(len(ops) == 1 for ops in makers):
-            matmuls = [op for (op,) in makers]
-            inputs = {root.storage for op in matmuls for root in map(Tensor.root, op.inputs)
-                      if len(root.shape) > 1 and root.storage != step.weights[op].storage}
-            merged += len({*matmuls}) == 1
-            if len({*matmuls}) == 3 and len(inputs) == 1:
-                apart.append(matmuls)
+        makers = to_matmuls(call.inputs)
+        matmuls = [op for op in step.weights if op in makers]
+        inputs = {root.storage for op in matmuls for root in map(Tensor.root, op.inputs)
+                  if len(root.shape) > 1 and root.storage != step.weights[op].storage}
+        is_merged |= len(matmuls) == 1
+        if len(matmuls) == 3 and len(inputs) == 1:
+            apart += matmuls
     if apart:
-        return LACKS, (f"{count(len(apart), 'call')} of attention with three matmuls of one"
-                       " input"), [op for matmuls in apart for op in matmuls]
-    if merged:
-        return HAS, f"query, key and value from one matmul, {merged} times"
+        calls = count(len(apart) // 3, "call")
+        return LACKS, f"{calls} of attention with three matmuls of one input", apart
+    if is_merged:
+        return HAS, "query, key and value from one matmul"
     return CANT_TELL, "where query, key and value come from isn't plain"
 
 
 def huge_pages(step: Step) -> tuple:
-    return {"never": (NO_HARDWARE, "the system has them switched off"),
-            "always": (HAS, "the system gives them to every program"),
-            "set": (HAS, "THP_MEM_ALLOC_ENABLE set"),
-            "not set": (LACKS, "THP_MEM_ALLOC_ENABLE not set", WHOLE)}[step.facts["huge_pages"]]
+    return {None: (NO_HARDWARE, "the system has none, or has them switched off"),
+            True: (HAS, "set for this program or for all"),
+            False: (LACKS, "THP_MEM_ALLOC_ENABLE not set", WHOLE)}[step.facts["huge_pages"]]
 
 
 def loss_in_graph(step: Step) -> tuple:
     touched = [*reversed(step.losses), *step.heads]
     inside = {op.compiled for op in step.losses}
     if not inside:
-        return foreign(step) or (CANT_TELL, "no operator that reads the logits")
-    if len(inside) == 2:
+        return CANT_TELL, "no operator that reads the logits"
+    if len(inside) > 1:
         return CANT_TELL, "a part of the loss is compiled", touched
-    if True in inside:
-        return HAS, "the loss is compiled", touched
-    return LACKS, "the loss isn't compiled", touched
+    return (HAS, "the loss is compiled") if inside == {True} else (
+        LACKS, "the loss isn't compiled", touched)
 
 
 def chunked_head(step: Step) -> tuple:
@@ -258,11 +249,9 @@ def chunked_head(step: Step) -> tuple:
 def kept_memory(step: Step) -> tuple:
     return {None: (CANT_TELL, "memory isn't glibc's"),
             True: (HAS, "large pieces stay with the process"),
-            False: (LACKS, "large pieces go back to Linux when they are freed", WHOLE),
+            False: (LACKS, "large pieces go back to Linux when they are freed", WHOLE)
             }[step.facts["kept"]]
 
-
-# ---- All of them -------------------------------------------------------------------------------
 
 # By the technique's patch: its check, and the device or the part of a model that it needs.
 CHECKS = {
@@ -282,17 +271,13 @@ def missing(step: Step, needs: str) -> tuple | None:
     if needs in ("cuda", "cpu") and step.device != needs:
         return NO_HARDWARE, f"only on {dict(cuda='NVIDIA GPUs', cpu='CPUs')[needs]}"
     if needs == "attention" and not step.attentions:
-        return foreign(step) or (NOT_HERE, "no attention")
+        for op in step.training:
+            if "." in op.name and not op.name.startswith(("profiler", "prim", "c10d", "inductor")):
+                return CANT_TELL, f"the kernel {op.name} is not PyTorch's", [op]
+        return NOT_HERE, "no attention"
     if needs == "head" and not step.heads:
         return NOT_HERE, "no head whose width is the vocabulary"
     return None
-
-
-def foreign(step: Step) -> tuple | None:
-    """Returns CANT_TELL where kernels run that aren't PyTorch's: they hide what they do."""
-    return next(((CANT_TELL, f"the kernel {op.name} is not PyTorch's", [op])
-                 for op in step.training if "." in op.name and not op.name.startswith(
-                     ("profiler", "prim", "c10d", "inductor"))), None)
 
 
 def check(step: Step) -> dict[str, Finding]:

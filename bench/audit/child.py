@@ -3,11 +3,8 @@
     python bench/audit/child.py '{"mode": "time", "report": "FILE"}' SCRIPT ITS ARGUMENTS
 
 Mode "time" only reads the clock where a step ends; mode "watch" notes every operator of one step.
-The report is JSON, for bench.audit.run. This file imports nothing of this repository, since the
-script may have modules of the same names.
-
-A step ends with an optimizer's update: of several optimizers with that of the one that updates
-most rarely; without any optimizer each backward pass is a step.
+A step ends with an update: of several optimizers that of the one which updates most rarely; without
+any with a backward pass. Nothing of this repository is imported: the script may have its names.
 """
 
 import contextlib
@@ -21,6 +18,8 @@ import signal
 import sys
 import time
 import traceback
+from collections import Counter
+from pathlib import Path
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -41,7 +40,8 @@ class Steps:
         self.ends = {}  # when steps ended, by the index of their optimizer or "backward"
         self.optimizers = []  # in the order of their first updates
         self.has_optimizer = False  # whether one was made, maybe not used yet
-        self.models, self.workers, self.waits = [], [], []  # of DDP; of each loader; in seconds
+        self.models = []  # that DistributedDataParallel wraps
+        self.waits, self.workers = [], 0  # seconds for each batch; processes of the DataLoader
         self.graphs = float("inf")  # that were compiled before the timed steps
 
     def begin_update(self, *_) -> None:
@@ -62,8 +62,8 @@ class Steps:
         return None if self.has_optimizer else lambda: self.end("backward")
 
     def begin_fetch(self, loader):
-        """A hook before a loader gives a batch; returns one for after it."""
-        began = time.perf_counter()
+        """A hook before a DataLoader gives a batch; returns one for after it."""
+        self.workers, began = loader._num_workers, time.perf_counter()
         return lambda: self.waits.append(time.perf_counter() - began)
 
     def end(self, key: int | str) -> None:
@@ -79,7 +79,7 @@ class Steps:
                 finish("watched")
         elif self.order["mode"] == "time" and key == self.rarest:
             if len(ends) == WARM_UP + 1:
-                self.waits, self.graphs = [], graphs()
+                self.waits, self.graphs = [], compiler_counts("stats")["unique_graphs"]
             if len(ends) > WARM_UP + ENOUGH or len(ends) > 2 and ends[-1] - ends[0] > LONGEST:
                 finish("timed")
 
@@ -89,19 +89,15 @@ class Steps:
         return min(reversed(self.ends), key=lambda key: len(self.ends[key]), default=None)
 
 
-def compiler_counts(kind: str) -> dict:
+def compiler_counts(kind: str) -> Counter:
     """Returns what torch.compile has counted so far."""
     utils = sys.modules.get("torch._dynamo.utils")
-    return dict(utils.counters[kind]) if utils else {}
-
-
-def graphs() -> int:
-    return compiler_counts("stats").get("unique_graphs", 0)
+    return utils.counters[kind] if utils else Counter()
 
 
 def finish(how: str, error: str = "") -> None:
     """Writes the report and ends the process, so that nothing more of the script runs."""
-    cuda, key = torch.cuda.is_initialized(), steps.rarest
+    cuda, matmul, key = torch.cuda.is_initialized(), torch.backends.cuda.matmul, steps.rarest
     ends = steps.ends.get(key, [])
     seconds = [end - start for start, end in itertools.pairwise(ends)]
     facts = dict(
@@ -112,14 +108,16 @@ def finish(how: str, error: str = "") -> None:
         ddp=[dict(unused=model.find_unused_parameters,
                   compiled_first=type(model.module).__name__ == "OptimizedModule")
              for model in steps.models],
-        breaks=compiler_counts("graph_break"), new_graphs=max(0, graphs() - steps.graphs),
-        precision=matmul_precision(), kept=keeps_memory(), huge_pages=huge_pages(),
+        breaks=compiler_counts("graph_break"),
+        new_graphs=max(0, compiler_counts("stats")["unique_graphs"] - steps.graphs),
+        tf32=matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else
+        matmul.allow_tf32,  # which PyTorch had before 2.9
+        kept=keeps_memory(), huge_pages=has_huge_pages(),
         device="cuda" if cuda else "cpu",
         memory=torch.cuda.max_memory_reserved() if cuda else peak_memory(),
         memory_total=torch.cuda.mem_get_info()[1] if cuda else None,
         ops=watch.ops, older=[*watch.older.items()], syncs=watch.syncs)
-    with open(steps.order["report"], "w", encoding="utf-8") as file:
-        json.dump(facts, file)
+    Path(steps.order["report"]).write_text(json.dumps(facts), encoding="utf-8")
     sys.stdout.flush()
     sys.stderr.flush()
     distributed = torch.distributed
@@ -144,50 +142,35 @@ def optimizer_facts(optimizer) -> dict:
     kind, groups = type(optimizer), optimizer.param_groups
     return dict(name=kind.__name__, own=kind.__module__.startswith("torch.optim"),
                 accepts="fused" in inspect.signature(kind.__init__).parameters,
-                fused=[bool(group.get("fused")) for group in groups],
+                fused=all(group.get("fused") for group in groups),
                 tensors=sum(len(group["params"]) for group in groups))
 
 
-def matmul_precision() -> str:
-    """Returns that of float32; PyTorch's old setting can't be read where its new one was used."""
-    new = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
-    try:
-        return "tf32" if new == "tf32" else torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return new
-
-
 def keeps_memory() -> bool | None:
-    """Tells whether glibc takes 64 MiB from memory that it keeps, and not from Linux; None where
-    it isn't glibc's malloc that serves PyTorch."""
-    class Info(ctypes.Structure):  # mallinfo2 of malloc.h, the fourth number of which is hblks
-        _fields_ = [("numbers", ctypes.c_size_t * 10)]
-
+    """Tells whether glibc's malloc takes 64 MiB from memory that it keeps, and not from Linux; None
+    where another malloc serves PyTorch."""
     try:
-        library = ctypes.CDLL(None)
-        library.mallinfo2.restype, library.malloc.restype = Info, ctypes.c_void_p
-        with open("/proc/self/maps") as file:
-            maps = file.read()
-        if any(name in maps for name in ("jemalloc", "tcmalloc", "mimalloc")):
-            return None
-        before = library.mallinfo2().numbers[3]
-        block = library.malloc(ctypes.c_size_t(2**26))
-        mapped = library.mallinfo2().numbers[3] > before
-        library.free(ctypes.c_void_p(block))
-        return not mapped
-    except (OSError, AttributeError, TypeError):  # Windows has no name for the program itself
-        return None
-
-
-def huge_pages() -> str:
-    """Returns "set" or "not set", or "always" or "never" where the system decides."""
-    try:
-        with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
-            system = file.read().partition("[")[2].partition("]")[0]
+        library, maps = ctypes.CDLL("libc.so.6"), Path("/proc/self/maps").read_text()
     except OSError:
-        system = "never"
-    own = "set" if os.environ.get("THP_MEM_ALLOC_ENABLE") == "1" else "not set"
-    return own if system == "madvise" else system
+        return None
+    if any(name in maps for name in ("jemalloc", "tcmalloc", "mimalloc")):
+        return None
+    library.malloc.restype = ctypes.c_void_p
+    block = library.malloc(ctypes.c_size_t(2**26))
+    is_mapped = ctypes.c_size_t.from_address(block - 8).value & 2  # a flag of malloc.c
+    library.free(ctypes.c_void_p(block))
+    return not is_mapped
+
+
+def has_huge_pages() -> bool | None:
+    """Tells whether the script has them; None where the system doesn't give any."""
+    try:
+        setting = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return None
+    if "[never]" in setting:
+        return None
+    return "[always]" in setting or os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
 
 
 def hook(owner, name: str, before) -> None:
@@ -214,8 +197,6 @@ def add_hooks() -> None:
     hook(DistributedDataParallel, "__init__",
          lambda model, *_, **__: lambda: steps.models.append(model))
     hook(_BaseDataLoaderIter, "__next__", steps.begin_fetch)
-    hook(_BaseDataLoaderIter, "__init__",
-         lambda _, loader: steps.workers.append(loader.num_workers))
 
 
 def main() -> None:
@@ -234,14 +215,10 @@ def main() -> None:
             else:
                 runpy.run_path(name, run_name="__main__")
     except SystemExit as stop:
-        error = f"it ended with {stop.code}" if stop.code not in (None, 0) else ""
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
+        error = f"it ended with {stop.code}" if stop.code else ""
     except BaseException as raised:
-        trace = traceback.format_exception(raised)
-        own = [part for part in trace if __file__ not in part and "<frozen runpy>" not in part]
-        print("".join(own), file=sys.stderr)
-        error = own[-1].strip().splitlines()[-1]
+        traceback.print_exception(raised)
+        error = traceback.format_exception_only(raised)[-1].strip().splitlines()[-1]
     finish("failed" if error else "ended", error)
 
 

@@ -1,15 +1,12 @@
 """How fast the watched step would be on other GPUs, and what each technique gained on our model."""
 
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 from bench.audit.step import Step
-from bench.cards import CARDS, card_of
-from bench.catalogue import Scripts
+from bench.cards import CARDS
 from bench.common import REFERENCE, short_name, trained_in
 from bench.predict.speed import Work, lacking, range_of, seconds
-from bench.predict.store import load
 from bench.report.tables import Table, found_in, markdown, text_col
 
 
@@ -39,7 +36,7 @@ def work_of(step: Step) -> list[Work]:
     """Returns the work of each kernel. An optimizer of PyTorch that isn't fused updates one tensor
     after the other on a CPU, but all at once on a GPU."""
     tensors = sum(optimizer["tensors"] for optimizer in step.facts["optimizers"]
-                  if optimizer["own"] and not any(optimizer["fused"])) or 1
+                  if optimizer["own"] and not optimizer["fused"]) or 1
     work = []
     for op, kind in step.kinds.items():
         if op.kernel and op.device == step.device:
@@ -64,34 +61,18 @@ def prices_text(rows: list[dict], step: Step, unit: str) -> str:
 
 
 def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float], str]:
-    """Returns the speedup of each technique, by its patch, and in words where they are from: the
-    ladder of this machine or of one like it, a prediction for this GPU, or another machine."""
-    sources: list[tuple] = []  # how near each is, then what is returned
-    card = card_of(machine["name"]) if device == "cuda" else None
-    if card and (gains := predicted_gains(card)):
-        sources.append(((1,), gains, f"predicted for the {card}"))
+    """Returns the speedup of each technique on the ladder of this machine, or else of the most
+    similar one, by its patch; and in words where it was measured."""
+    best: tuple = ((), {}, "")  # how similar the machine is, and what is returned
     for folder in (results, *(path.parent for path in sorted(REFERENCE.glob("*/ladder.jsonl")))):
         for measured, rows in found_in(folder, "ladder"):
-            other = measured.machine
-            is_type = trained_in(other) == trained_in(machine)
-            is_same = is_type and other["name"] == machine["name"]
-            where = f"measured on {short_name(other)}" + (
-                "" if is_same else f", another machine than this one, in {trained_in(other)}")
+            other, where = measured.machine, f"measured on {short_name(measured.machine)}"
+            similar = trained_in(other) == trained_in(machine), other["name"] == machine["name"]
+            if not all(similar):
+                where += f", another machine than this one, in {trained_in(other)}"
             gains = {str(row.run.script): row.factor for row in rows
                      if row.factor and len(row.techniques) < 2}
             if gains and other["device"] == device and rows[0].tok_per_sec and (
-                    is_type or device == "cpu"):  # a ladder from its start on
-                sources.append(((2 * is_same, folder == results, is_type), gains, where))
-    _, gains, where = max(sources, key=lambda source: source[0], default=((), {}, ""))
-    return gains, where
-
-
-def predicted_gains(card: str) -> dict[str, float]:
-    """Returns the speedups of a GPU from stored predictions, at the published batch sizes."""
-    scripts, speeds = Scripts(), {}
-    for number, run in enumerate(scripts.ladder()):
-        prediction = load(scripts, run.script, ["--model", "gpt2"], REFERENCE)
-        speeds[str(run.script)] = prediction and prediction.tok_per_sec(
-            8 if number < 10 else 32, CARDS[card])
-    return {after: speeds[after] / speeds[before] for before, after in pairwise(speeds)
-            if speeds[before] and speeds[after]}
+                    similar[0] or device == "cpu") and similar > best[0]:
+                best = similar, gains, where
+    return best[1:]

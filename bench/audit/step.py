@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import permutations
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MATMULS = "mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "_scaled_mm"
 ATTENTION = "scaled_dot_product", "flash_att", "flex_att", "efficient_att", "cudnn_att"
@@ -54,16 +53,15 @@ class Op:
     inputs: list[Tensor]
     outputs: list[Tensor] = field(default_factory=list)
     phase: str = "forward"  # forward, backward or optimizer
-    origin: "Op | None" = None  # in the backward pass the forward operator, elsewhere itself
-    file: str = ""  # of the script's line that called it
-    line: int = 0
-    function: int = 0  # the first line of the function around that line
+    origin: Any = None  # in the backward pass the forward operator, elsewhere itself
+    place: str = ""  # the script's line that called it, as "model.py:63"
+    function: str = ""  # the function around that line, by its file and first line
     call: int = 0  # equal for the operators into which PyTorch breaks one call of its functions
     compiled: bool = False
     device: str = ""
     flops: int = 0
     kernel: list | None = None  # the first four fields of bench.predict.counting.Kernel
-    scalars: dict = field(default_factory=dict)  # its arguments that aren't tensors
+    scalars: dict = field(default_factory=dict)  # arguments that checks look at
     seconds: float = 0.0
 
     def __post_init__(self):
@@ -72,7 +70,6 @@ class Op:
         self.reads = {tensor.storage for tensor in self.inputs}
         self.writes = {tensor.storage for tensor in self.outputs}
         self.type = self.inputs[0].type if self.inputs else ""
-        self.place = f"{Path(self.file).name}:{self.line}" if self.file else ""
         self.is_matmul = self.name in MATMULS
         self.is_view = not self.name.endswith("_") and bool(self.outputs) and (
             self.outputs[0].storage in self.reads)
@@ -120,6 +117,9 @@ class Step:
                 tensor.maker = None if tensor.is_parameter else makers.get(tensor.storage)
             if not op.is_view:
                 makers |= dict.fromkeys(op.writes, op)
+        self.is_compiled = any(op.compiled for op in self.ops)  # in part, maybe
+        self.device = max(self.ops, key=lambda op: op.flops).device
+        self.backwards = sum(op.name == "backward" for op in self.ops)  # see Watch.note_backward
 
     @cached_property
     def training(self) -> dict[Op, None]:
@@ -127,11 +127,6 @@ class Step:
         trained = {*walk(tensor for op in self.ops if op.phase == "backward"
                          for tensor in op.inputs)}
         return dict.fromkeys(op for op in self.ops if op.phase == "forward" and op in trained)
-
-    @cached_property
-    def backwards(self) -> int:
-        """The number of backward passes: Watch.note_backward notes where each begins."""
-        return sum(op.name == "backward" for op in self.ops)
 
     @cached_property
     def matmuls(self) -> list[Op]:
@@ -143,16 +138,6 @@ class Step:
         """The weight of each matmul that has one."""
         return {op: root for op in self.matmuls for root in map(Tensor.root, op.inputs)
                 if root.is_parameter and len(root.older["shape"]) > 1}
-
-    @cached_property
-    def is_compiled(self) -> bool:
-        """Whether torch.compile compiles any part of it."""
-        return any(op.compiled for op in self.ops)
-
-    @cached_property
-    def device(self) -> str:
-        """The device of the largest matmul."""
-        return max(self.ops, key=lambda op: op.flops).device
 
     @cached_property
     def flops(self) -> Counter[str]:
@@ -174,8 +159,7 @@ class Step:
 
     def precision(self, type: str) -> str:
         """Returns what matmuls of a type compute in on a GPU."""
-        is_tf32 = type == "float32" and self.facts["precision"] != "highest"
-        return "TF32" if is_tf32 else type
+        return "TF32" if type == "float32" and self.facts["tf32"] else type
 
     @cached_property
     def seconds(self) -> float:

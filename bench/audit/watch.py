@@ -5,7 +5,6 @@ import itertools
 import os
 import runpy
 import sys
-import sysconfig
 import time
 import traceback
 import weakref
@@ -14,13 +13,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-PLACE = "file", "line", "function"
-ENGINE = "_engine_run_backward"  # PyTorch's function that starts a backward pass
+SCALARS = "dim", "exponent", "is_causal", "causal", "non_blocking"  # arguments of operators
 HERE = os.path.dirname(os.path.abspath(__file__))
 TORCH = os.path.dirname(torch.__file__)
 COMPILER = os.path.join(TORCH, "_dynamo", "eval_frame.py")
-PACKAGES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-LIBRARY = os.path.join(sysconfig.get_path("stdlib"), "")
+NOT_OWN = os.path.join(HERE, ""), os.path.join(TORCH, ""), "<"  # how their files' names begin
 counting = runpy.run_path(os.path.join(HERE, "..", "predict", "counting.py"))
 
 
@@ -60,9 +57,8 @@ class Watch(TorchDispatchMode):
         schema = getattr(func, "_schema", None)
         names = [part.name for part in schema.arguments] if schema else map(str, range(len(args)))
         arguments = dict(zip(names, args, strict=False)) | kwargs
-        scalars = {name: value for name, value in arguments.items()
-                   if isinstance(value, bool | int | float) or isinstance(value, list | tuple)
-                   and all(isinstance(part, int) for part in value)}
+        scalars = {name: arguments[name] for name in SCALARS
+                   if name in arguments and not is_tensor(arguments[name])}
         flops, kernel = 0, None
         with contextlib.suppress(Exception):  # a formula that doesn't know these arguments
             flops = counting["flops_of"](func, args, kwargs, result)
@@ -77,26 +73,25 @@ class Watch(TorchDispatchMode):
         origin, phase, compiled = None, "forward", is_compiled(frames)
         if self.updates and not torch.is_grad_enabled():  # else a closure computes the loss
             phase = "optimizer"
-        place = place_of(frames) or ("", 0, 0)
         if torch._C._current_graph_task_id() == -1:
             self.nodes.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.ops))
         else:
             phase, node = "backward", torch._C._current_autograd_node()
             origin = self.nodes.get(node._sequence_nr()) if node else None
-        if origin is not None:  # a recomputation, or a backward pass in Python, has frames
-            forward = self.ops[origin]
-            compiled |= forward["compiled"]
-            callers = [frame.f_code.co_name for frame in frames]
-            inner = callers.index(ENGINE) if ENGINE in callers else 0
-            place = place_of(frames[:inner]) or [forward[part] for part in PLACE]
-        devices = [tensor.device.type for tensor in tensors_in((args, result))]
+            compiled |= origin is not None and self.ops[origin]["compiled"]
+        place = function = ""
+        if caller := next(filter(is_own, frames), None):
+            file = caller.f_code.co_filename
+            place = f"{os.path.basename(file)}:{caller.f_lineno}"
+            function = f"{file}:{caller.f_code.co_firstlineno}"
+        devices = [tensor.device.type for tensor in tensors_in((args, result))] or [""]
         self.ops.append(dict(
             name=name, inputs=self.inputs(arguments),
             outputs=[self.describe(tensor) for tensor in tensors_in(result)], phase=phase,
-            origin=origin, compiled=compiled, device=devices[0] if devices else "", flops=flops,
+            origin=origin, compiled=compiled, device=devices[0], flops=flops,
             kernel=kernel and kernel[:4], scalars=scalars, seconds=seconds,
             call=hash(tuple((frame.f_code, frame.f_lasti) for frame in frames)),
-            **dict(zip(PLACE, place, strict=True))))
+            place=place, function=function))
 
     def note_backward(self, tensors) -> None:
         """Adds an Op that stands for the begin of a backward pass from these tensors."""
@@ -112,10 +107,11 @@ class Watch(TorchDispatchMode):
     def describe(self, tensor, is_input: bool = False) -> list:
         """Returns [number of its storage, shape, type]; keeps more of an input that is older than
         the step."""
+        shape, type = [*tensor.shape], str(tensor.dtype).removeprefix("torch.")
         try:
             storage = tensor.untyped_storage()
         except (RuntimeError, NotImplementedError):  # sparse, or a tensor without storage
-            return [-1, [*tensor.shape], type_of(tensor)]
+            return [-1, shape, type]
         key = storage._cdata
         if key not in self.live:
             number = next(self.count)
@@ -125,9 +121,9 @@ class Watch(TorchDispatchMode):
                 is_parameter = base.is_leaf and (
                     base.requires_grad or isinstance(base, torch.nn.Parameter))
                 self.older[number] = dict(
-                    parameter=is_parameter, shape=[*base.shape], type=type_of(tensor),
+                    parameter=is_parameter, shape=[*base.shape],
                     triangle=not is_parameter and is_triangle(tensor))
-        return [self.live[key][0], [*tensor.shape], type_of(tensor)]
+        return [self.live[key][0], shape, type]
 
     def start(self, parameters) -> None:
         self.inputs(dict(parameters=[*parameters]))  # before another tensor with their storage
@@ -140,10 +136,6 @@ def is_tensor(value) -> bool:
 
 def tensors_in(value) -> list:
     return [leaf for leaf in tree_leaves(value) if is_tensor(leaf)]
-
-
-def type_of(tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def is_triangle(tensor) -> bool:
@@ -159,18 +151,9 @@ def is_triangle(tensor) -> bool:
     return False
 
 
-def place_of(frames: list) -> tuple | None:
-    """Returns PLACE of the innermost frame that is the script's."""
-    return next(((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_firstlineno)
-                 for frame in frames if is_own(frame)), None)
-
-
 def is_own(frame) -> bool:
-    """Tells whether it is the script's or a package's, but not PyTorch's, Python's or ours."""
-    file = frame.f_code.co_filename
-    if file.startswith((os.path.join(HERE, ""), os.path.join(TORCH, ""), "<")):
-        return False
-    return not file.startswith(LIBRARY) or file.startswith(PACKAGES)
+    """Tells whether it is neither PyTorch's nor the audit's."""
+    return not frame.f_code.co_filename.startswith(NOT_OWN)
 
 
 def is_compiled(frames: list) -> bool:

@@ -49,5 +49,5 @@ class Audit(Command):
         result = render.audit_of(command, timed, watched, machine_of(timed), setup.results, cards)
         pages = render.write_page(result, args.name, setup.results)
         if args.json:
-            return json.dumps(result._asdict())
+            return json.dumps(result)
         return render.text(result) + ", ".join(map(relative, pages))
