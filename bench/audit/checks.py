@@ -1,8 +1,8 @@
 """Which techniques the watched step has and which it lacks.
 
-A check follows data flow and never looks at the script's own names: attention by hand is a matmul,
-a softmax of it, and a matmul of that. Where the evidence isn't certain the state is CANT_TELL: a
-wrong LACKS is a fault.
+A check follows data flow, not names: attention by hand is a matmul, a softmax of it, and a matmul
+of that. Where the evidence isn't certain the state is CANT_TELL: a wrong LACKS is a fault. It
+returns (state, evidence), and the operators that the technique would change if there are any.
 """
 
 from collections import Counter
@@ -15,7 +15,6 @@ from bench.audit.step import Op, Step, Tensor, to_matmuls, walk
 
 HAS, LACKS, CANT_TELL = "has", "lacks", "can't tell"
 NOT_HERE, NO_HARDWARE = "not in this model", "not on this hardware"
-HALF = "bfloat16", "float16", "float8"
 NATIVE = "native_layer_norm", "gelu", "_fused_rms_norm", "silu"
 POLYNOMIAL = "mul", "pow", "add", "sub", "_to_copy"
 WHOLE = None  # in place of operators: the technique changes the whole step
@@ -32,9 +31,6 @@ class Finding(NamedTuple):
 
 def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-# ---- The check of each technique: (state, evidence[, operators that it would change]) ----------
 
 
 def causal_mask(step: Step) -> tuple:
@@ -94,7 +90,7 @@ def pinned_memory(step: Step) -> tuple:
 
 def bfloat16(step: Step) -> tuple:
     shares = {type: flops / step.flops.total() for type, flops in step.flops.most_common()}
-    half = sum(share for type, share in shares.items() if type.startswith(HALF))
+    half = sum(share for type, share in shares.items() if type not in ("float32", "float64"))
     evidence = "FLOPs in " + ", ".join(f"{type} {share:.0%}" for type, share in shares.items())
     if half > 0.9:
         return HAS, evidence
@@ -124,10 +120,8 @@ def native_layers(step: Step) -> tuple:
         evidence = " and ".join(count(number, layer) for layer, number in numbers) + " by hand"
         return LACKS, evidence, [*by_hand, *(op for op in step.training if not op.is_matmul
                                              and op.function in functions)]
-    if layers:
-        return HAS, "by hand, but the compiler fuses them"
-    if is_native:
-        return HAS, "PyTorch's own"
+    if layers or is_native:
+        return HAS, "PyTorch's own, or fused by the compiler"
     return NOT_HERE, "neither layer norms nor GELUs"
 
 
@@ -136,8 +130,7 @@ def is_reduction(op: Op) -> bool:
 
 
 def is_norm(factor: Tensor, path: list[Op]) -> bool:
-    """Tells whether a factor is a root of what activations were reduced to in their last
-    dimension."""
+    """Tells whether a factor is a root of activations reduced in their last dimension."""
     return factor.shape[-1:] == [1] and any(
         op.name in ("rsqrt", "sqrt", "std") or op.scalars.get("exponent") in (-.5, .5)
         for op in path) and any(
@@ -146,7 +139,7 @@ def is_norm(factor: Tensor, path: list[Op]) -> bool:
 
 
 def gelus(x: Tensor, path: list[Op]) -> Iterator[Op]:
-    """Yields what makes a factor of x a GELU: erf of x, or tanh of a cubic polynomial of x."""
+    """Yields what makes a factor of x a GELU: erf of x, tanh of a cubic polynomial of x."""
     @cache
     def degrees(storage: int, maker: Op | None) -> Counter:
         """Returns the degree of the polynomial that a tensor is of each storage."""
@@ -190,7 +183,7 @@ def padded_vocabulary(step: Step) -> tuple:
 
 
 def memory_text(used: float | None, total: float | None) -> str:
-    """Returns "1.0 of 80.0 GB" for two numbers of bytes, with "?" where the system hides one."""
+    """Writes numbers of bytes as "1.0 of 80.0 GB", with "?" where the system hides one."""
     sizes = ["?" if size is None else f"{size / 2**30:.1f}" for size in (used, total)]
     return " of ".join(sizes) + " GB"
 
@@ -239,7 +232,7 @@ def loss_in_graph(step: Step) -> tuple:
 
 
 def chunked_head(step: Step) -> tuple:
-    # A forward pass may look tokens up twice, and a loss take a backward pass for each chunk.
+    # A forward pass may look tokens up twice; a loss may take a backward pass per chunk.
     if len(step.heads) > min(len(step.lookups), step.backwards):
         return HAS, f"{len(step.heads)} matmuls with the head's weight"
     shape = " × ".join(f"{size:,}" for size in step.heads[0].outputs[0].shape)
@@ -253,7 +246,7 @@ def kept_memory(step: Step) -> tuple:
             }[step.facts["kept"]]
 
 
-# By the technique's patch: its check, and the device or the part of a model that it needs.
+# By the technique's patch: its check, and the device or part of a model that it needs.
 CHECKS = {
     "01-causal-mask": (causal_mask, "attention"), "02-tensor-cores": (tensor_cores, "cuda"),
     "03-fused-adamw": (fused_optimizer, ""), "04-pinned-memory": (pinned_memory, "cuda"),

@@ -2,9 +2,9 @@
 
     python bench/audit/child.py '{"mode": "time", "report": "FILE"}' SCRIPT ITS ARGUMENTS
 
-Mode "time" only reads the clock where a step ends; mode "watch" notes every operator of one step.
-A step ends with an update: of several optimizers that of the one which updates most rarely; without
-any with a backward pass. Nothing of this repository is imported: the script may have its names.
+Mode "time" only reads the clock where a step ends; "watch" notes every operator of one step. A
+step ends with an update: of several optimizers that of the rarest; of none, a backward pass.
+Nothing of this repository is imported, since the script may have modules of the same names.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Steps:
         self.optimizers = []  # in the order of their first updates
         self.has_optimizer = False  # whether one was made, maybe not used yet
         self.models = []  # that DistributedDataParallel wraps
-        self.waits, self.workers = [], 0  # seconds for each batch; processes of the DataLoader
+        self.waits, self.workers = [], 0  # of the DataLoader: seconds for each batch; processes
         self.graphs = float("inf")  # that were compiled before the timed steps
 
     def begin_update(self, *_) -> None:
@@ -72,8 +72,9 @@ class Steps:
         ends.append(now())
         if self.order["mode"] == "watch" and key == self.order["key"]:
             if len(ends) == self.order["watched"]:
-                watch.start(parameter for optimizer in self.optimizers
-                            for group in optimizer.param_groups for parameter in group["params"])
+                for optimizer in self.optimizers:  # before other tensors with these storages
+                    watch.inputs(dict(groups=optimizer.param_groups))
+                watch.on = True
             elif len(ends) > self.order["watched"]:
                 watch.on = False
                 finish("watched")
@@ -85,7 +86,7 @@ class Steps:
 
     @property
     def rarest(self) -> int | str | None:
-        """The optimizer whose updates end a step; of those that update as often, the last one."""
+        """The optimizer whose updates end a step; of equally frequent ones, the last."""
         return min(reversed(self.ends), key=lambda key: len(self.ends[key]), default=None)
 
 
@@ -122,8 +123,8 @@ def finish(how: str, error: str = "") -> None:
     sys.stderr.flush()
     distributed = torch.distributed
     if how != "ended" and distributed.is_available() and distributed.is_initialized():
-        distributed.barrier()  # a rank that ends at once would break the others' last step
-    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # ends what the script started, too
+        distributed.barrier()  # else its end would break the last step of other ranks
+    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # with its children
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
@@ -147,8 +148,7 @@ def optimizer_facts(optimizer) -> dict:
 
 
 def keeps_memory() -> bool | None:
-    """Tells whether glibc's malloc takes 64 MiB from memory that it keeps, and not from Linux; None
-    where another malloc serves PyTorch."""
+    """Tells whether glibc takes 64 MiB from what it keeps; None for another malloc."""
     try:
         library, maps = ctypes.CDLL("libc.so.6"), Path("/proc/self/maps").read_text()
     except OSError:
@@ -174,7 +174,7 @@ def has_huge_pages() -> bool | None:
 
 
 def hook(owner, name: str, before) -> None:
-    """Calls `before` before a function, with its arguments, and what that returns after it."""
+    """Calls `before` with a function's arguments, and what that returns after it."""
     real = getattr(owner, name)
 
     def hooked(*args, **kwargs):

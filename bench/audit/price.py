@@ -1,4 +1,4 @@
-"""How fast the watched step would be on other GPUs, and what each technique gained on our model."""
+"""The watched step's speed on other GPUs, and what each technique gained on our model."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ def prices(step: Step, count: int, cards: Sequence[str]) -> list[dict]:
 
 
 def rounded(speed: float) -> str:
-    """Rounds to three digits, from 10 on."""
+    """Writes three digits, from 10 on."""
     return f"{float(f'{speed:.3g}'):,.0f}" if speed >= 10 else f"{speed:.1f}"
 
 
@@ -50,8 +50,8 @@ def prices_text(rows: list[dict], step: Step, unit: str) -> str:
     """Writes the prices as a table in Markdown, with what to know of it."""
     table = markdown(Table([text_col("GPU", "card"), text_col(f"{unit}/sec", "speed")], rows,
                            "On GPUs that aren't here, predicted:"))
-    note = ("Predicted from the operators of the watched step, matmuls in"
-            f" {step.precision(step.type)}.")
+    precision = step.precision(step.type)
+    note = f"Predicted from the operators of the watched step, matmuls in {precision}."
     if step.device == "cpu":
         note += (" That step ran on a CPU; a script that uses another data type on a GPU has"
                  " another speed there.")

@@ -20,8 +20,7 @@ KINDS = dict(products="matmuls", head="head and loss", loss="head and loss",
 
 def audit_of(command: list[str], timed: dict, watched: dict, machine: dict, results: Path,
              cards: Sequence[str] = ()) -> dict:
-    """Audits a script by what bench.audit.run reports of both runs and of the machine. Returns what
-    --json prints."""
+    """Returns what --json prints, from what bench.audit.run reports."""
     step = Step(watched | machine)
     figures = figures_of(step, timed, machine)
     gains, gains_from = gains_of(machine, step.device, results)
@@ -31,7 +30,7 @@ def audit_of(command: list[str], timed: dict, watched: dict, machine: dict, resu
             share = finding.share
             techniques.append(dict(
                 number=number, technique=technique, **finding._asdict(), gain=gains.get(patch),
-                # The speedup if that share took no time; of nearly the whole step it says nothing.
+                # The speedup if that share took no time, unless it is nearly the whole step.
                 upper_bound=1 / (1 - share) if 0 < share < 0.95 else None))
     priced = prices(step, figures["tokens"] or 1, cards)
     unit = "tok" if figures["tokens"] else "steps"
@@ -93,30 +92,27 @@ def notes(step: Step, timed: dict) -> Iterator[str]:
                f" {', '.join(line for line, _ in lines)}{cost}")
     syncs = step.facts["syncs"]
     if len(syncs) > 1 and all(syncs):
-        yield (f"gradients are reduced in each of {len(syncs)} backward passes of a step: all but"
-               " the last belong into no_sync()")
+        yield (f"gradients are reduced in each of {len(syncs)} backward passes of a step: put all"
+               " but the last into no_sync()")
     for model in step.facts["ddp"]:
         if model["unused"]:
             yield "find_unused_parameters=True walks the graph in each step"
         if model["compiled_first"]:
-            yield ("compiled before it was wrapped in DistributedDataParallel: the other way round"
+            yield ("compiled before DistributedDataParallel wraps it: the other way round"
                    " communication overlaps with computing")
     if breaks := timed["breaks"]:
         reason = " ".join(next(iter(breaks)).split())
         yield f"{count(sum(breaks.values()), 'graph break')} in what is compiled: {reason[:90]}"
     if timed["new_graphs"]:
-        yield (f"compiled again in the timed steps, {timed['new_graphs']} times: a shape or a"
-               " value that changes from step to step")
+        yield f"compiled {timed['new_graphs']} times after the warm-up: a shape or a value changes"
     waited = timed["waited"] / sum(timed["seconds"])
     if waited >= 0.05:
-        yield (f"{waited:.0%} of the time waits for the DataLoader, which has"
-               f" {count(timed['workers'], 'worker')}")
+        yield f"{waited:.0%} of the time waits for the DataLoader, num_workers={timed['workers']}"
 
 
 def text(audit: dict) -> str:
     """Writes an audit in Markdown, as one screen."""
-    def order(row: dict) -> tuple:
-        """Puts what lacks first, and the largest expected gain."""
+    def order(row: dict) -> tuple:  # what lacks first, then the largest expected gain
         bound = row["upper_bound"]
         return row["state"] == CANT_TELL, -min(row["gain"] or bound or 1, bound or math.inf)
 
@@ -132,8 +128,8 @@ def text(audit: dict) -> str:
         text_col("evidence", "evidence"), text_col("where", "where")], rows))
     source = f"Gain on our model: {audit['gains_from']}. " if audit["gains_from"] else ""
     parts = ["".join(f"- {line}\n" for line in audit["head"]),
-             (table if rows else "It lacks nothing.\n") + f"\n{source}To see the lines of technique"
-             " 3: `python patches/stack.py show 3`\n"]
+             table if rows else "It lacks nothing.\n",
+             f"{source}Technique 3 line by line: `python patches/stack.py show 3`\n"]
     for state in dict.fromkeys(row["state"] for row in audit["techniques"] if row not in rows):
         names = [f"#{row['number']} {row['technique']}" for row in audit["techniques"]
                  if row["state"] == state]
@@ -145,7 +141,7 @@ def text(audit: dict) -> str:
 
 
 def write_page(audit: dict, name: str, results: Path) -> list[Path]:
-    """Writes results/audit-NAME.md, and .html where that can be made. Raises UserError."""
+    """Writes results/audit-NAME.md, and .html if possible. Raises UserError."""
     script, *rest = audit["command"]
     title = rest[0] if script == "-m" else Path(script).stem
     page = results / f"audit-{name or title}.md"

@@ -13,13 +13,11 @@ from bench.cards import PEAK_FLOPS
 from bench.common import UserError
 
 CHILD = Path(__file__).with_name("child.py")
-LEAST = 2  # steps that a script has to make
 
 
 def audit(command: list[str], minutes: float) -> tuple[dict, dict]:
-    """Returns what bench/audit/child.py reports of the timed and of the watched run of `command`: a
-    script, or "-m" and a module, with its arguments. Raises UserError, with one line that says what
-    to do, where a script can't be audited."""
+    """Returns the reports of child.py on the timed and the watched run of a command: a script,
+    or "-m" and a module, with arguments. Raises UserError, which says what to do."""
     timed = run(command, dict(mode="time"), minutes)
     key, steps = timed["key"], timed["steps"]
     if key is None:
@@ -28,9 +26,9 @@ def audit(command: list[str], minutes: float) -> tuple[dict, dict]:
                  if timed["children"] > 1 else
                  "no backward pass, or no update by an optimizer of torch.optim")
         raise UserError(f"{command[0]} trained nothing in its own process: {cause}")
-    if steps < LEAST:
-        raise UserError(f"{command[0]} ended after {count(steps, 'step')}, and an audit needs"
-                        f" {LEAST}: let it train longer")
+    if steps < 2:
+        raise UserError(f"{command[0]} ended after {count(steps, 'step')}, and an audit needs 2:"
+                        " let it train longer")
     watched = run(command, dict(mode="watch", key=key, watched=min(2, steps - 1)), minutes)
     if not any(op["flops"] for op in watched["ops"] if "flops" in op):
         raise UserError(f"no matmul was seen in a step of {command[0]}: let it train in the main"
@@ -52,13 +50,12 @@ def run(command: list[str], order: dict, minutes: float) -> dict:
                 [sys.executable, CHILD, json.dumps(order | dict(report=str(report))), *command],
                 timeout=60 * minutes)
         except subprocess.TimeoutExpired:
-            goal = "was watched" if watching else f"made {LEAST} steps"
+            goal = "was watched" if watching else "made 2 steps"
             raise UserError(f"{command[0]} has not {goal} after {minutes:g} minutes: give it a"
                             " smaller batch or fewer micro-batches, or the audit more --minutes")
         if not report.exists():
             print(err or out, file=sys.stderr, end="")
-            raise UserError(f"{command[0]} ended by itself, with code {code}, before the audit was"
-                            " done")
+            raise UserError(f"{command[0]} ended with code {code} before the audit was done")
         facts = json.loads(report.read_text(encoding="utf-8"))
     if facts["how"] == "failed" or watching and facts["how"] != "watched":
         print(err, file=sys.stderr, end="")
@@ -68,9 +65,8 @@ def run(command: list[str], order: dict, minutes: float) -> dict:
 
 
 def machine_of(timed: dict) -> dict:
-    """Returns what bench.measure.environment says of the device that a script trained on, with its
-    memory in bytes (None where the system hides it), and with the rates of its matmuls where no
-    datasheet has them."""
+    """Describes the device that a script trained on, with its memory in bytes (None where the
+    system hides it) and, without a datasheet, the FLOP/s of its matmuls."""
     hidden = {} if timed["device"] == "cuda" else dict(CUDA_VISIBLE_DEVICES="")
     machine = processes.ask_machine("this_machine", **hidden)
     if machine["name"] not in PEAK_FLOPS:

@@ -1,4 +1,4 @@
-"""The watched step of a script as a graph: which operator made each tensor, and which read it."""
+"""The watched step of a script as a graph: the operator that made each tensor."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -22,11 +22,8 @@ class Tensor:
     type: str
     argument: str = ""  # the operator's parameter that it is passed to
     maker: "Op | None" = None  # the operator that wrote it last; None for parameters
-    older: dict | None = None  # what Watch.describe keeps of a storage older than the step
-
-    @property
-    def is_parameter(self) -> bool:
-        return bool(self.older and self.older["parameter"])
+    older: dict | None = None  # from Watch.describe, of a storage older than the step
+    is_parameter: bool = False
 
     def sources(self) -> list[dict]:
         """Returns `older` of what it was computed from, except parameters."""
@@ -34,7 +31,7 @@ class Tensor:
         return [tensor.older for tensor in read if tensor.older and not tensor.is_parameter]
 
     def is_data(self) -> bool:
-        """Tells whether a batch or random numbers went into it, not only parameters."""
+        """Tells whether a batch or random numbers went into it."""
         return bool(self.sources()) or any(op.name.startswith("rand") for op in walk([self]))
 
     def root(self) -> "Tensor":
@@ -56,7 +53,7 @@ class Op:
     origin: Any = None  # in the backward pass the forward operator, elsewhere itself
     place: str = ""  # the script's line that called it, as "model.py:63"
     function: str = ""  # the function around that line, by its file and first line
-    call: int = 0  # equal for the operators into which PyTorch breaks one call of its functions
+    call: int = 0  # equal for the operators into which PyTorch splits one call
     compiled: bool = False
     device: str = ""
     flops: int = 0
@@ -71,14 +68,11 @@ class Op:
         self.writes = {tensor.storage for tensor in self.outputs}
         self.type = self.inputs[0].type if self.inputs else ""
         self.is_matmul = self.name in MATMULS
-        self.is_view = not self.name.endswith("_") and bool(self.outputs) and (
-            self.outputs[0].storage in self.reads)
+        self.is_view = bool(self.reads & self.writes) and not self.name.endswith("_")
 
 
-def walk(tensors: Iterable[Tensor],
-         stop: Callable[[Op], bool] = lambda op: False) -> Iterator[Op]:
-    """Yields the operators that made the tensors, those that made their inputs, and so on; doesn't
-    go beyond an operator at which to `stop`."""
+def walk(tensors: Iterable[Tensor], stop: Callable[[Op], bool] = lambda op: False) -> Iterator[Op]:
+    """Yields what made tensors, what made its inputs, and so on up to where to `stop`."""
     seen, waiting = set(), list(tensors)
     while waiting:
         maker = waiting.pop().maker
@@ -90,7 +84,7 @@ def walk(tensors: Iterable[Tensor],
 
 
 def to_matmuls(tensors: Iterable[Tensor]) -> set[Op]:
-    """Returns what walk() yields up to the nearest matmuls."""
+    """Returns the operators that made tensors, back to the nearest matmuls."""
     return {*walk(tensors, lambda op: op.is_matmul)}
 
 
@@ -105,7 +99,7 @@ class Attention(NamedTuple):
 
 
 class Step:
-    """The watched step, from the report of bench.audit.child with what machine_of adds."""
+    """The watched step, from a report of child.py with what machine_of adds."""
 
     def __init__(self, facts: dict):
         older, makers = dict(facts["older"]), {}
@@ -114,12 +108,13 @@ class Step:
             op.origin = op if op.origin is None else self.ops[op.origin]
             for tensor in op.inputs:
                 tensor.older = older.get(tensor.storage)
+                tensor.is_parameter = bool(tensor.older and tensor.older["parameter"])
                 tensor.maker = None if tensor.is_parameter else makers.get(tensor.storage)
             if not op.is_view:
                 makers |= dict.fromkeys(op.writes, op)
         self.is_compiled = any(op.compiled for op in self.ops)  # in part, maybe
         self.device = max(self.ops, key=lambda op: op.flops).device
-        self.backwards = sum(op.name == "backward" for op in self.ops)  # see Watch.note_backward
+        self.backwards = sum(op.name == "backward" for op in self.ops)
 
     @cached_property
     def training(self) -> dict[Op, None]:
@@ -167,7 +162,7 @@ class Step:
         return sum(op.seconds for op in self.kinds) or 1e-9
 
     def time_share(self, ops: Iterable[Op]) -> float:
-        """Returns the share of the step's time that forward operators and their backward take."""
+        """Returns the share of the step's time, with that of their backward passes."""
         chosen = set(ops)
         return sum(op.seconds for op in self.ops if op.origin in chosen) / self.seconds
 
@@ -185,8 +180,7 @@ class Step:
         return attentions
 
     def attention_by_hand(self, last: Op) -> list[Attention]:
-        """Returns the attention whose second matmul is `last`, if it is one: two matmuls with a
-        softmax between them."""
+        """Returns the attention that ends with a matmul, if it is one."""
         for scores, value in permutations(last.inputs[-2:]):
             path = to_matmuls([scores])
             names = {op.name for op in path}
@@ -205,8 +199,7 @@ class Step:
 
     @cached_property
     def lookups(self) -> list[Op]:
-        """The look-ups of tokens: in the largest table whose indices are data, as those of
-        positions aren't."""
+        """The look-ups in the table of tokens: the largest one whose indices are data."""
         tables = defaultdict(list)
         for op in self.training:
             if op.name == "embedding" and any(
@@ -220,8 +213,7 @@ class Step:
 
     @cached_property
     def heads(self) -> list[Op]:
-        """The matmuls that make logits: with the table of tokens as their weight, or else with the
-        last weight of its shape."""
+        """The matmuls with the table of tokens, or else the last weight of its shape."""
         if not self.lookups:
             return []
         table = self.lookups[0].inputs[0]
@@ -243,13 +235,12 @@ class Step:
 
     @cached_property
     def kinds(self) -> dict[Op, str]:
-        """One of bench.predict.speed.KINDS for each operator that trains; none for those of an
-        evaluation, which no backward pass follows or depends on."""
+        """One of bench.predict.speed.KINDS for each operator except an evaluation's."""
         parts = dict.fromkeys((op for call in self.attentions for op in call.ops), "attention")
         parts |= dict.fromkeys(self.losses, "loss") | dict.fromkeys(self.heads, "head")
         kinds, has_begun = {}, False
         for op in self.ops:
-            has_begun |= op.phase == "backward"  # what follows, such as clipping, trains
+            has_begun |= op.phase == "backward"  # what follows, trains, too
             if op.phase == "optimizer":
                 kinds[op] = "optimizer"
             elif op.phase != "forward" or op in self.training or has_begun:

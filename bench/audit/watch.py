@@ -13,31 +13,28 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-SCALARS = "dim", "exponent", "is_causal", "causal", "non_blocking"  # arguments of operators
+SCALARS = "dim", "exponent", "is_causal", "causal", "non_blocking"  # arguments
 HERE = os.path.dirname(os.path.abspath(__file__))
 TORCH = os.path.dirname(torch.__file__)
 COMPILER = os.path.join(TORCH, "_dynamo", "eval_frame.py")
-NOT_OWN = os.path.join(HERE, ""), os.path.join(TORCH, ""), "<"  # how their files' names begin
+NOT_OWN = os.path.join(HERE, ""), os.path.join(TORCH, ""), "<"  # begin of files
 counting = runpy.run_path(os.path.join(HERE, "..", "predict", "counting.py"))
 
 
 class Watch(TorchDispatchMode):
-    """Notes operators while it is `on`. Tensors are told apart by the number of their storage,
-    which views share and no later storage gets."""
+    """Notes operators while it is `on`, and knows tensors by the number of their storage."""
 
     supports_higher_order_operators = True
 
     def __init__(self):
         super().__init__()
-        self.on, self.updates = False, 0  # how many optimizers are at work, one called by another
+        self.on, self.updates = False, 0  # optimizers at work, one called by another
         self.live, self.older, self.count = {}, {}, itertools.count()
         self.ops, self.syncs, self.nodes = [], [], {}
 
     def __enter__(self):
         torch.compiler.set_stance("force_eager")
         torch.compiler.is_compiling = is_compiling
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=leave_mode)
         return super().__enter__()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -96,8 +93,8 @@ class Watch(TorchDispatchMode):
     def note_backward(self, tensors) -> None:
         """Adds an Op that stands for the begin of a backward pass from these tensors."""
         self.on = False  # what describing them computes is no part of the step
-        self.ops.append(dict(name="backward", phase="backward",
-                             inputs=self.inputs(dict(tensors=tensors))))
+        inputs = self.inputs(dict(tensors=tensors))
+        self.ops.append(dict(name="backward", phase="backward", inputs=inputs))
         self.on = True
 
     def inputs(self, arguments: dict) -> list[list]:
@@ -105,8 +102,7 @@ class Watch(TorchDispatchMode):
                 for tensor in tensors_in(value)]
 
     def describe(self, tensor, is_input: bool = False) -> list:
-        """Returns [number of its storage, shape, type]; keeps more of an input that is older than
-        the step."""
+        """Returns [number of storage, shape, type]; keeps more of inputs from before."""
         shape, type = [*tensor.shape], str(tensor.dtype).removeprefix("torch.")
         try:
             storage = tensor.untyped_storage()
@@ -124,10 +120,6 @@ class Watch(TorchDispatchMode):
                     parameter=is_parameter, shape=[*base.shape],
                     triangle=not is_parameter and is_triangle(tensor))
         return [self.live[key][0], shape, type]
-
-    def start(self, parameters) -> None:
-        self.inputs(dict(parameters=[*parameters]))  # before another tensor with their storage
-        self.on = True
 
 
 def is_tensor(value) -> bool:
@@ -157,16 +149,14 @@ def is_own(frame) -> bool:
 
 
 def is_compiled(frames: list) -> bool:
-    """Tells whether torch.compile would compile what runs, were its stance not to run all eagerly:
-    its wrapper is among the frames."""
+    """Tells whether torch.compile, which only runs functions here, runs the innermost frame."""
     return any(frame.f_code.co_filename == COMPILER
                and type(frame.f_locals.get("self")).__name__ == "OptimizeContext"
                for frame in frames)
 
 
 def is_compiling() -> bool:
-    """Stands in for torch.compiler.is_compiling(): answers a script that tries its compiler by it
-    as if what torch.compile wraps were compiled."""
+    """Stands in for torch.compiler.is_compiling(), by which scripts may try a compiler."""
     frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
     return is_own(frames[0]) and is_compiled(frames)
 
@@ -175,9 +165,3 @@ def now() -> float:
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def leave_mode() -> None:
-    """Runs in the processes of a DataLoader, which inherit the mode."""
-    with contextlib.suppress(RuntimeError, AssertionError):
-        torch._C._pop_torch_dispatch_stack(None)
