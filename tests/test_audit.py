@@ -15,12 +15,13 @@ from bench.audit.run import audit, machine_of
 from bench.audit.step import Step
 from bench.cards import CARDS
 from bench.common import UserError
-from bench.predict.speed import range_of, seconds
+from bench.predict.speed import seconds
 from bench.predict.store import ask
 from patches import stack
 
 TOYS = ROOT / "tests" / "audit_toys.py"
 CHILD = ROOT / "bench" / "audit" / "child.py"
+AUDIT = ROOT / "measure.py", "audit", "--results-dir"
 # As bench.audit.run.machine_of returns it.
 MACHINE = dict(name="AMD EPYC", torch="2", dtype="float32", memory_total=2**34,
                rates=dict(float32=1e11))
@@ -30,11 +31,11 @@ TECHNIQUES = [patch.name for patch in stack.load() if patch.name != "ddp"]
 UNSEEN_ON_CPU = {"02-tensor-cores", "04-pinned-memory", "05-bfloat16", "10-batch-size"}
 
 
-def watch(folder, *command, key=0) -> dict:
+def watch(folder, *command, key=0, **options) -> dict:
     """Returns the report of the watched step of a script."""
     report = folder / "report.json"
     order = dict(mode="watch", report=str(report), key=key, watched=2)
-    done = run_python(CHILD, json.dumps(order), *command)
+    done = run_python(CHILD, json.dumps(order), *command, **options)
     assert report.exists(), done.stderr
     facts = json.loads(report.read_text())
     assert facts["how"] == "watched", (facts["how"], facts["error"], done.stderr)
@@ -73,25 +74,19 @@ def test_a_script_of_the_ladder_lacks_what_comes_after_it(ladder, number):
     assert with_state(ladder(number), LACKS) == {*TECHNIQUES[number:]} - UNSEEN_ON_CPU
 
 
-@pytest.mark.parametrize("number", [0, 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_ladder_on_a_simulated_gpu(ladder, number):
-    facts = on_gpu(ladder(number))
+@pytest.mark.parametrize(("number", "options"), [(0, []), (2, []), (5, ["--dtype", "bfloat16"])])
+def test_the_ladder_on_a_simulated_gpu(ladder, number, options):
+    facts = on_gpu(ladder(number, *options))
     assert with_state(facts, LACKS) == {*TECHNIQUES[number:]} - {
         "04-pinned-memory", "12-huge-pages", "15-kept-memory"}
-    full = on_gpu(ladder(number), memory=79 * 2**30)
+    full = facts | dict(memory=79 * 2**30)
     assert state(full, "10-batch-size") == CANT_TELL  # a larger batch may not fit
 
 
-def on_gpu(facts: dict, **changes) -> dict:
+def on_gpu(facts: dict) -> dict:
     """Changes facts as if they had been watched on an H100."""
     ops = [op | dict(device="cuda") for op in facts["ops"]]
-    return facts | GPU | dict(ops=ops, memory=2**30) | changes
-
-
-def test_bfloat16_weights(ladder):
-    before, after = (with_state(on_gpu(ladder(number, *options)), LACKS)
-                     for number, options in ((4, ()), (5, ("--dtype", "bfloat16"))))
-    assert before - after == {"05-bfloat16"}
+    return facts | GPU | dict(ops=ops, memory=2**30)
 
 
 @pytest.mark.parametrize(("pinned", "non_blocking", "expected"), [
@@ -114,9 +109,6 @@ def test_convolutions_have_their_own_tf32(tmp_path):
     assert state(facts, "02-tensor-cores") == NOT_HERE
 
 
-# ---- GPUs that aren't here ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("number", "options"), [
     (0, []), pytest.param(3, [], marks=pytest.mark.slow),
     pytest.param(7, ["--dtype", "float32"], marks=pytest.mark.slow)])
@@ -136,20 +128,18 @@ def test_priced_as_predict_does(ladder, number, options):
 def totals(works) -> dict[tuple, list[float]]:
     """Sums kernels, floating-point operations and bytes by kind, precision and alignment."""
     sums = defaultdict(lambda: [0, 0, 0])
-    for *group, kernels, flops, size in works:
-        before = sums[tuple(group)]
-        sums[tuple(group)] = [before[0] + kernels, before[1] + flops, before[2] + size]
+    for work in works:
+        group = tuple(work[:3])
+        sums[group] = [*map(sum, zip(sums[group], work[3:], strict=True))]
     return sums
 
 
 def test_prices(tmp_path):
-    facts = on_gpu(toy("fast", tmp_path), tf32=True)
-    report = report_of(facts, tmp_path, ["RTX 4090", "T4"])
-    fast, _ = report["prices"]
+    facts = on_gpu(toy("fast", tmp_path))
+    report = report_of(facts, tmp_path, ["RTX 4090"])
+    (fast,) = report["prices"]
     times = seconds(work_of(Step(facts)), CARDS["RTX 4090"])
     assert (fast["low"] + fast["high"]) / 2 == pytest.approx(32 / sum(times.values()))
-    share = range_of(CARDS["RTX 4090"], False, times)
-    assert fast["high"] / fast["low"] == pytest.approx((1 + share) / (1 - share))
     page, html = render.write_page(report, "", tmp_path)
     assert "| RTX 4090 | " in page.read_text(encoding="utf-8")
     assert html.name == "audit-a.html" and ">RTX 4090</td>" in html.read_text(encoding="utf-8")
@@ -164,8 +154,6 @@ def test_prices(tmp_path):
     assert without_units["speed"] == "no float64" and without_units["low"] is None
 
 
-# ---- Toys --------------------------------------------------------------------------------------
-
 # What `fast`, the plain one, lacks on any machine, by the numbers of the techniques.
 PLAIN = {3, 8, 9, 12, 13, 14, 15}
 NO_HEAD = {9, 13, 14}
@@ -179,8 +167,8 @@ LACKING = dict(
     compiled_model=PLAIN - {8}, compiled_step=PLAIN - {3, 8, 13}, compiled_in_part=PLAIN - {8},
     checkpointed=PLAIN | {1, 7}, chunks=PLAIN - {14}, distributed=PLAIN,
     accelerated=PLAIN, two_optimizers=PLAIN, workers=PLAIN,
-    convolutions=PLAIN - NO_HEAD, penalty=PLAIN - NO_HEAD - {15})
-UNTOLD = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8}, penalty={15})
+    convolutions=PLAIN - NO_HEAD, penalty=PLAIN - NO_HEAD)
+UNTOLD = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8})
 FAST_TOYS = "fast", "by_hand", "cubed", "closure", "chunks", "accumulated", "penalty"
 
 
@@ -204,8 +192,6 @@ def test_a_finding_has_its_line(tmp_path):
     findings = check(Step(toy("by_hand", tmp_path)))
     lines = TOYS.read_text().splitlines()
     for technique, text in (("07-flash-attention", "q @ k.transpose"),
-                            ("14-chunked-head", "self.head(self.hidden(ids))"),
-                            ("13-loss-in-graph", "F.cross_entropy"),
                             ("03-fused-adamw", "optimizer.step()")):
         name, _, line = findings[technique].where.partition(":")
         assert name == TOYS.name and text in lines[int(line) - 1]
@@ -233,8 +219,8 @@ def test_tokens_and_operations(ladder, tmp_path):
     width, layers, context = 32, 1, 32
     weights = layers * 12 * width**2 + width * 50_257
     flops = 64 * (6 * weights + 12 * layers * context * width)
-    assert report["figures"] | dict(tokens=64, flops=flops, seconds=1, tok_per_sec=64
-                                    ) == report["figures"]
+    expected = dict(tokens=64, flops=flops, seconds=1, tok_per_sec=64)
+    assert expected.items() <= report["figures"].items()
     assert sum(report["figures"]["shares"].values()) == pytest.approx(1)
     text = render.text(report)
     assert "64 tokens a step" in text and "**not on this hardware**: #2 TF32 tensor cores" in text
@@ -243,7 +229,6 @@ def test_tokens_and_operations(ladder, tmp_path):
 @pytest.mark.parametrize(("name", "device", "dtype", "expected", "gain"), [
     ("NVIDIA H100 80GB HBM3", "cuda", "bfloat16", "H100", 1.63),
     ("NVIDIA H200", "cuda", "bfloat16", "H100, another machine than this one, in bfloat16", 1.63),
-    ("AMD EPYC", "cpu", "bfloat16", "AMD EPYC", 2.11),
     ("AMD EPYC", "cpu", "float32", "AMD EPYC (float32)", 1.0)])
 def test_gains_are_from_the_most_similar_machine(tmp_path, name, device, dtype, expected, gain):
     gains, where = gains_of(dict(name=name, dtype=dtype), device, tmp_path)
@@ -251,20 +236,12 @@ def test_gains_are_from_the_most_similar_machine(tmp_path, name, device, dtype, 
     assert gains["05-bfloat16"] == pytest.approx(gain, abs=0.1)
 
 
-def test_the_machine_is_that_on_which_the_script_trained(monkeypatch):
-    def machine(name: str, ram_gb: float | None, **timed) -> tuple[dict, list]:
-        asked, answers = [], dict(this_machine=dict(name=name, ram_gb=ram_gb), matmul_peak={})
-        monkeypatch.setattr("bench.processes.ask_machine", lambda question, **environment:
-                            asked.append((question, environment)) or answers[question])
-        return machine_of(timed), asked
-
-    hidden, cpu = dict(CUDA_VISIBLE_DEVICES=""), dict(device="cpu", memory_total=None)
-    assert machine("Xeon", 2.0, **cpu) == (
-        dict(name="Xeon", ram_gb=2.0, memory_total=2**31, rates={}),
-        [("this_machine", hidden), ("matmul_peak", hidden)])
-    assert machine("Xeon", None, **cpu)[0]["memory_total"] is None
-    gpu, asked = machine("NVIDIA H100 80GB HBM3", 2.0, device="cuda", memory_total=7)
-    assert gpu["memory_total"] == 7 and asked == [("this_machine", {})]  # a datasheet has its rate
+def test_a_machine_that_hides_its_memory(monkeypatch):
+    answers = dict(this_machine=dict(name="Xeon", ram_gb=None), matmul_peak={})
+    monkeypatch.setattr("bench.processes.ask_machine",
+                        lambda question, CUDA_VISIBLE_DEVICES: answers[question])
+    assert machine_of(dict(device="cpu", memory_total=None)) == dict(
+        name="Xeon", ram_gb=None, memory_total=None, rates={})
 
 
 def test_a_system_that_is_not_unix(tmp_path):
@@ -272,18 +249,10 @@ def test_a_system_that_is_not_unix(tmp_path):
     (tmp_path / "resource.py").write_text("raise ImportError(__name__)\n")
     (tmp_path / "sitecustomize.py").write_text(
         "import os, torch\ndel os.killpg, os.getpgid, os.register_at_fork\n")
-    report = tmp_path / "report.json"
-    order = dict(mode="watch", key=0, watched=2, report=str(report))
-    done = run_python(CHILD, json.dumps(order), TOYS, "fast",
-                      env=environment(PYTHONPATH=str(tmp_path)), fork=False)
-    assert not done.returncode and report.exists(), done.stderr
-    facts = json.loads(report.read_text()) | MACHINE | dict(memory_total=None)
-    assert facts["memory"] is None and facts["how"] == "watched"
+    facts = watch(tmp_path, TOYS, "fast", env=environment(PYTHONPATH=str(tmp_path)), fork=False)
+    facts |= dict(memory_total=None)
     assert state(facts, "10-batch-size") == CANT_TELL
     assert "memory ? of ? GB" in render.text(report_of(facts, tmp_path))
-
-
-# ---- Scripts that need care --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name, words", [
@@ -297,13 +266,17 @@ def test_one_line_says_what_to_do(name, words, forked_children):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "key", "steps"), [
-    ("gan", 1, 4), ("two_optimizers", 1, 4), ("updates_by_hand", "backward", 4),
-    ("closure", 0, 4)])
+    ("gan", 1, 4), ("two_optimizers", 1, 4), ("updates_by_hand", "backward", 4)])
 def test_what_ends_a_step(name, key, steps, forked_children):
     """The rarest update, of equally frequent ones the last; without any a backward pass."""
-    timed, watched = audit([str(TOYS), name], 2)
+    timed, _ = audit([str(TOYS), name], 2)
     assert (timed["key"], timed["steps"]) == (key, steps)
-    assert watched["how"] == "watched"
+
+
+def printed(*command) -> str:
+    done = run_python(*command, fork=False, env=environment(OMP_NUM_THREADS="1"))
+    assert not done.returncode, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow
@@ -313,17 +286,14 @@ def test_accelerate_launch(tmp_path, capfd):
     launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1"]
     with pytest.raises(UserError, match="its children computed for .* let torchrun or accelerate"):
         audit([*launch, str(TOYS), "accelerated"], 4)
-    done = run_python(*launch, ROOT / "measure.py", "audit", "--results-dir", tmp_path, TOYS,
-                      "accelerated", fork=False, env=environment(OMP_NUM_THREADS="1"))
-    assert not done.returncode, done.stderr
-    assert "64 tokens a step" in done.stdout
+    assert "64 tokens a step" in printed(*launch, *AUDIT, tmp_path, TOYS, "accelerated")
 
 
 def test_it_ends_whatever_is_caught(tmp_path, monkeypatch, forked_children):
     monkeypatch.chdir(tmp_path)
     timed, watched = audit([str(TOYS), "catches_all"], 2)
     assert not list(tmp_path.iterdir())  # nothing was saved
-    assert timed["steps"] == 24 and len(timed["seconds"]) == 20 and watched["steps"] == 3
+    assert len(timed["seconds"]) == 20 and watched["steps"] == 3
 
 
 def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
@@ -335,27 +305,21 @@ def test_a_module_and_its_arguments(tmp_path, monkeypatch, forked_children):
         "from watch import own\nown.TOYS['fast']()\n")
     shutil.copy(TOYS, tmp_path / "watch" / "own.py")
     monkeypatch.chdir(tmp_path)
-    timed, watched = audit(["-m", "watch.bench", "--", "-x"], 2)
-    assert timed["how"] == "ended" and watched["how"] == "watched"
+    _, watched = audit(["-m", "watch.bench", "--", "-x"], 2)
+    assert watched["how"] == "watched"
 
 
 @pytest.mark.slow
 def test_the_command_and_its_page(tmp_path):
-    done = run_python(ROOT / "measure.py", "audit", "--results-dir", tmp_path, "--name", "mine",
-                      "--gpu", "4090, T4", TOYS, "by_hand", fork=False,
-                      env=environment(OMP_NUM_THREADS="1"))
-    assert not done.returncode, done.stderr
-    assert "1 call of attention by hand, 16 × 16 scores" in done.stdout
+    text, *_ = printed(*AUDIT, tmp_path, "--name", "mine", "--gpu", "4090, T4",
+                       TOYS, "by_hand").strip().rpartition("\n")
+    assert "1 call of attention by hand, 16 × 16 scores" in text and "| T4 | " in text
     page = (tmp_path / "audit-mine.md").read_text(encoding="utf-8")
-    assert "| RTX 4090 | " in done.stdout and "| T4 | " in done.stdout
-    shown, _, name = done.stdout.strip().rpartition("\n")
-    assert shown in page and page.startswith("# Audit of audit_toys") and "audit-mine.md" in name
+    assert text in page and page.startswith("# Audit of audit_toys")
 
 
 @pytest.mark.slow
 def test_under_torchrun_rank_0_tells(tmp_path):
-    done = run_python("-m", "torch.distributed.run", "--nproc_per_node=2", ROOT / "measure.py",
-                      "audit", "--results-dir", tmp_path, TOYS, "distributed", fork=False,
-                      env=environment(OMP_NUM_THREADS="1"))
-    assert not done.returncode, done.stderr
-    assert done.stdout.count("64 tokens a step") == 1 and "no_sync()" in done.stdout
+    text = printed("-m", "torch.distributed.run", "--nproc_per_node=2", *AUDIT, tmp_path, TOYS,
+                   "distributed")
+    assert text.count("64 tokens a step") == 1 and "no_sync()" in text
