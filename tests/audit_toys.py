@@ -46,7 +46,7 @@ def joined(x):
 
 
 class Fast(nn.Module):
-    """Query, key and value from one product; PyTorch's attention."""
+    """Query, key and value from one matmul; PyTorch's attention."""
 
     def __init__(self):
         super().__init__()
@@ -88,7 +88,7 @@ class Exponentials(Fast):
 
 
 class Apart(Fast):
-    """Three products, with rotated queries and keys."""
+    """Three matmuls, with rotated queries and keys."""
 
     def __init__(self):
         super().__init__()

@@ -157,7 +157,7 @@ def test_prices(tmp_path):
 # What `fast`, the plain one, lacks on any machine, by the numbers of the techniques.
 PLAIN = {3, 8, 9, 12, 13, 14, 15}
 NO_HEAD = {9, 13, 14}
-# What others lack in place of that; and what can't be told, beside UNSEEN_ON_CPU.
+# What the others lack; and what is uncertain, beside UNSEEN_ON_CPU.
 LACKING = dict(
     fast=PLAIN, stored_mask=PLAIN | {1}, by_hand=PLAIN | {1, 7},
     exponentials=PLAIN | {7}, apart=PLAIN | {11}, cross=PLAIN, multihead=PLAIN | {7},
@@ -168,7 +168,7 @@ LACKING = dict(
     checkpointed=PLAIN | {1, 7}, chunks=PLAIN - {14}, distributed=PLAIN,
     accelerated=PLAIN, two_optimizers=PLAIN, workers=PLAIN,
     convolutions=PLAIN - NO_HEAD, penalty=PLAIN - NO_HEAD)
-UNTOLD = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8})
+UNCERTAIN = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8})
 FAST_TOYS = "fast", "by_hand", "cubed", "closure", "chunks", "accumulated", "penalty"
 
 
@@ -185,7 +185,7 @@ def test_toys(name, tmp_path):
     facts = toy(name, tmp_path)
     here = set() if facts["huge_pages"] is False else {12}
     numbers = [{int(name[:2]) for name in with_state(facts, state)} for state in (LACKS, CANT_TELL)]
-    assert numbers == [LACKING[name] - here, {10} | UNTOLD.get(name, set())]
+    assert numbers == [LACKING[name] - here, {10} | UNCERTAIN.get(name, set())]
 
 
 def test_a_finding_has_its_line(tmp_path):

@@ -142,7 +142,7 @@ def gelus(x: Tensor, path: list[Op]) -> Iterator[Op]:
     """Yields what makes a factor of x a GELU: erf of x, tanh of a cubic polynomial of x."""
     @cache
     def degrees(storage: int, maker: Op | None) -> Counter:
-        """Returns the degree of the polynomial that a tensor is of each storage."""
+        """Returns a tensor's degree as a polynomial of each storage that it comes from."""
         name = maker.name.rstrip("_") if maker else ""
         if name not in POLYNOMIAL and not (name == "div" and len(maker.inputs) == 1):
             return Counter([storage])

@@ -3,8 +3,8 @@
     python bench/audit/child.py '{"mode": "time", "report": "FILE"}' SCRIPT ITS ARGUMENTS
 
 Mode "time" only reads the clock where a step ends; "watch" notes every operator of one step. A
-step ends with an update: of several optimizers that of the rarest; of none, a backward pass.
-Nothing of this repository is imported, since the script may have modules of the same names.
+step ends with the update of the optimizer that updates least often; without one, each backward
+pass ends a step. Nothing of this repository is imported: the script may have the same names.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ class Steps:
         self.order = order
         self.ends = {}  # when steps ended, by the index of their optimizer or "backward"
         self.optimizers = []  # in the order of their first updates
-        self.has_optimizer = False  # whether one was made, maybe not used yet
+        self.has_optimizer = False  # whether one exists, maybe without an update yet
         self.models = []  # that DistributedDataParallel wraps
         self.waits, self.workers = [], 0  # of the DataLoader: seconds for each batch; processes
         self.graphs = float("inf")  # that were compiled before the timed steps
@@ -72,7 +72,7 @@ class Steps:
         ends.append(now())
         if self.order["mode"] == "watch" and key == self.order["key"]:
             if len(ends) == self.order["watched"]:
-                for optimizer in self.optimizers:  # before other tensors with these storages
+                for optimizer in self.optimizers:  # before other tensors with their storages
                     watch.inputs(dict(groups=optimizer.param_groups))
                 watch.on = True
             elif len(ends) > self.order["watched"]:

@@ -11,8 +11,8 @@ from bench.report.tables import Table, found_in, markdown, text_col
 
 
 def prices(step: Step, count: int, cards: Sequence[str]) -> list[dict]:
-    """Predicts the throughput on each card, from `low` to `high` and as text, with `count` tokens
-    or samples in a step; None where the card has no units for a type of the script."""
+    """Predicts the throughput of each card, from `low` to `high` and as text, with `count` tokens
+    in a step; None where the card has no units for a type of the script."""
     work, rows = work_of(step), []
     for name in cards:
         times, low, high = seconds(work, CARDS[name]), None, None

@@ -40,7 +40,7 @@ def run(command: list[str], order: dict, minutes: float) -> dict:
     """Returns the report of a child. Raises UserError."""
     watching = order["mode"] == "watch"
     if watching and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        # torchrun's store still holds what the ranks of the first run told each other.
+        # torchrun's store still holds what the ranks of the first run exchanged.
         os.environ |= dict(TORCHELASTIC_USE_AGENT_STORE="False",
                            MASTER_PORT=str(int(os.environ["MASTER_PORT"]) - 1))
     with tempfile.TemporaryDirectory() as folder:

@@ -72,7 +72,7 @@ class Op:
 
 
 def walk(tensors: Iterable[Tensor], stop: Callable[[Op], bool] = lambda op: False) -> Iterator[Op]:
-    """Yields what made tensors, what made its inputs, and so on up to where to `stop`."""
+    """Yields the operators that made tensors, then those that made their inputs, until `stop`."""
     seen, waiting = set(), list(tensors)
     while waiting:
         maker = waiting.pop().maker
@@ -89,7 +89,7 @@ def to_matmuls(tensors: Iterable[Tensor]) -> set[Op]:
 
 
 class Attention(NamedTuple):
-    """One call of attention."""
+    """One call of attention, by one operator or by several."""
 
     ops: list[Op]
     inputs: list[Tensor]  # query, key and value

@@ -17,7 +17,7 @@ SCALARS = "dim", "exponent", "is_causal", "causal", "non_blocking"  # arguments
 HERE = os.path.dirname(os.path.abspath(__file__))
 TORCH = os.path.dirname(torch.__file__)
 COMPILER = os.path.join(TORCH, "_dynamo", "eval_frame.py")
-NOT_OWN = os.path.join(HERE, ""), os.path.join(TORCH, ""), "<"  # begin of files
+NOT_OWN = os.path.join(HERE, ""), os.path.join(TORCH, ""), "<"  # where code isn't the script's
 counting = runpy.run_path(os.path.join(HERE, "..", "predict", "counting.py"))
 
 
@@ -28,7 +28,7 @@ class Watch(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.on, self.updates = False, 0  # optimizers at work, one called by another
+        self.on, self.updates = False, 0  # updates that run, one within another
         self.live, self.older, self.count = {}, {}, itertools.count()
         self.ops, self.syncs, self.nodes = [], [], {}
 
@@ -91,7 +91,7 @@ class Watch(TorchDispatchMode):
             place=place, function=function))
 
     def note_backward(self, tensors) -> None:
-        """Adds an Op that stands for the begin of a backward pass from these tensors."""
+        """Adds an Op that stands for the begin of a backward pass from the tensors."""
         self.on = False  # what describing them computes is no part of the step
         inputs = self.inputs(dict(tensors=tensors))
         self.ops.append(dict(name="backward", phase="backward", inputs=inputs))
