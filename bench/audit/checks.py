@@ -227,7 +227,7 @@ def loss_in_graph(step: Step) -> tuple:
         return CANT_TELL, "no operator that reads the logits"
     if len(inside) > 1:
         return CANT_TELL, "a part of the loss is compiled", touched
-    return (HAS, "the loss is compiled") if inside == {True} else (
+    return (HAS, "the loss is compiled", touched) if inside == {True} else (
         LACKS, "the loss isn't compiled", touched)
 
 
