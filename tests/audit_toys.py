@@ -1,12 +1,10 @@
 """Small training scripts, each with something that an audit has to see: audit_toys.py NAME"""
 
+import contextlib
 import math
-import mmap
 import os
 import sys
 import threading
-from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import torch
 import torch.nn.functional as F
@@ -48,7 +46,7 @@ def joined(x):
 
 
 class Fast(nn.Module):
-    """Query, key and value from one product; PyTorch's attention."""
+    """Query, key and value from one matmul; PyTorch's attention."""
 
     def __init__(self):
         super().__init__()
@@ -81,7 +79,7 @@ class ByHand(StoredMask):
 
 
 class Exponentials(Fast):
-    """A softmax of single operators, a mask that is made in the step and added."""
+    """A softmax of single operators, and a mask that is made in the step and added."""
 
     def attend(self, q, k, v):
         scores = torch.einsum("bhtd,bhsd->bhts", q, k) / 3 + torch.full((T, T), -1e9).triu(1)
@@ -90,7 +88,7 @@ class Exponentials(Fast):
 
 
 class Apart(Fast):
-    """Three products, with rotated queries and keys."""
+    """Three matmuls, with rotated queries and keys."""
 
     def __init__(self):
         super().__init__()
@@ -123,7 +121,7 @@ class Multihead(nn.Module):
 
 
 class Norm(nn.Module):
-    """`how`: of the standard deviation, of the mean square, or PyTorch's."""
+    """Divides by the standard deviation or the mean square, or is PyTorch's RMSNorm."""
 
     def __init__(self, how: str):
         super().__init__()
@@ -142,8 +140,8 @@ class Cubed(nn.Module):
         return 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.0447 * x * x * x)))
 
 
-def batch(vocabulary=V):
-    ids = torch.randint(0, vocabulary, (B, T + 1))
+def batch():
+    ids = torch.randint(0, V, (B, T + 1))
     return ids[:, :-1], ids[:, 1:]
 
 
@@ -151,11 +149,11 @@ def loss_of(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def train(model, step=None, steps=4, optimizer=None, vocabulary=V):
+def train(model, step=None, steps=4, optimizer=None):
     optimizer = optimizer or torch.optim.AdamW(model.parameters())
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = (step or model)(*batch(vocabulary))
+        loss = (step or model)(*batch())
         loss.backward()
         optimizer.step()
 
@@ -164,7 +162,7 @@ def of(**parts):
     return lambda: train(Net(**{name: part() for name, part in parts.items()}))
 
 
-def closure(by_name=False):
+def closure():
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
     x, y = torch.randn(32, 8), torch.randn(32, 1)
@@ -176,18 +174,18 @@ def closure(by_name=False):
         return value
 
     for _ in range(4):
-        optimizer.step(closure=loss) if by_name else optimizer.step(loss)
+        optimizer.step(loss)
 
 
 def gan():
     """The generator is updated half as often."""
     make, judge = nn.Sequential(nn.Linear(8, 64), nn.Tanh()), nn.Linear(64, 1)
-    makes, judges = (torch.optim.Adam(each.parameters()) for each in (make, judge))
+    makes, judges = torch.optim.Adam(make.parameters()), torch.optim.Adam(judge.parameters())
     for _ in range(4):
         for _ in range(2):
             judges.zero_grad()
-            (judge(make(torch.randn(16, 8)).detach()).mean() - judge(torch.randn(16, 64)).mean()
-             ).backward()
+            fake = make(torch.randn(16, 8)).detach()
+            (judge(fake).mean() - judge(torch.randn(16, 64)).mean()).backward()
             judges.step()
         makes.zero_grad()
         (-judge(make(torch.randn(16, 8))).mean()).backward()
@@ -199,10 +197,9 @@ def updates_by_hand():
     for _ in range(4):
         model(*batch()).backward()
         with torch.no_grad():
-            for each in model.parameters():
-                if each.grad is not None:
-                    each -= 0.1 * each.grad
-                    each.grad = None
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+        model.zero_grad()
 
 
 def accumulated():
@@ -211,7 +208,7 @@ def accumulated():
     for _ in range(4):
         for _ in range(3):
             model(*batch()).backward()
-        print(float(optimizer.param_groups[0]["lr"]), model.up.weight.sum().item())
+        print(model.up.weight.sum().item())
         optimizer.step()
         optimizer.zero_grad()
 
@@ -219,13 +216,13 @@ def accumulated():
 def evaluated():
     """An evaluation by other means within each step."""
     model, plain = Net(), Net(ByHand(), Norm("std"), Cubed())
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    for _ in range(4):
-        optimizer.zero_grad()
-        model(*batch()).backward()
-        optimizer.step()
+
+    def step(*pair):
         with torch.no_grad():
-            plain(*batch())
+            plain(*pair)
+        return model(*pair)
+
+    train(model, step, optimizer=torch.optim.AdamW(model.parameters(), fused=True))
 
 
 def autocast():
@@ -240,8 +237,8 @@ def autocast():
 
 def compiled_model():
     model = Net()
-    own = torch.compile(model)
-    train(model, lambda ids, targets: loss_of(own(ids), targets))
+    compiled = torch.compile(model)
+    train(model, lambda ids, targets: loss_of(compiled(ids), targets))
 
 
 def compiled_step():
@@ -310,14 +307,13 @@ def accelerated():
 
 
 def two_optimizers():
-    """One for matrices, one for the rest, both in each step."""
+    """One for the head, one for the rest, both in each step."""
     model = Net()
-    parts = [[each for each in model.parameters() if (each.dim() == 2) == flat]
-             for flat in (True, False)]
-    first, second = torch.optim.SGD(parts[0], momentum=0.9), torch.optim.AdamW(parts[1])
+    head, *others = reversed([*model.parameters()])
+    optimizers = torch.optim.SGD([head], momentum=0.9), torch.optim.AdamW(others)
     for _ in range(4):
         model(*batch()).backward()
-        for optimizer in (first, second):
+        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
 
@@ -339,64 +335,50 @@ def convolutions():
 
 def penalty():
     """A root of a mean and an error function, neither of a norm nor of a GELU; a gradient that is
-    asked for by keywords; a malloc with another one's name."""
+    asked for by keywords."""
     judge = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
-    optimizer = torch.optim.AdamW(judge.parameters())
-    with NamedTemporaryFile(suffix="-tcmalloc") as file:
-        file.write(b"0")
-        file.flush()
-        kept = mmap.mmap(file.fileno(), 1)
-        for _ in range(4):
-            x = torch.randn(4, 8, requires_grad=True)
-            y = judge(x)
-            (slope,) = torch.autograd.grad(inputs=x, outputs=y.sum(), create_graph=True)
-            (slope.square().mean(-1) + 1e-6).sqrt().add(torch.erf(y).mean()).mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        kept.close()
+
+    def step(*_):
+        x = torch.randn(4, 8, requires_grad=True)
+        y = judge(x)
+        (slope,) = torch.autograd.grad(inputs=x, outputs=y.sum(), create_graph=True)
+        return (slope.square().mean(-1) + 1e-6).sqrt().add(torch.erf(y).mean()).mean()
+
+    train(judge, step)
 
 
 def catches_all():
     """It trains on after whatever is raised, and saves."""
     model = Net()
     for _ in range(3):
-        try:
+        with contextlib.suppress(BaseException):
             train(model, steps=40)
-        except BaseException:  # noqa: B036
-            pass
     torch.save(model.state_dict(), "saved.pt")
 
 
 def thread():
-    own = threading.Thread(target=train, args=[Net()])
-    own.start()
-    own.join()
-
-
-def short():
-    train(Net(), steps=1)
-
-
-def fails():
-    train(Net(), lambda *pair: 1 / 0)
-
-
-def nothing():
-    print(Path(__file__).name)
+    training = threading.Thread(target=train, args=[Net()])
+    training.start()
+    training.join()
 
 
 TOYS = dict(
-    fast=of(), stored_mask=of(attention=StoredMask), by_hand=of(attention=ByHand),
+    fast=of(),
+    stored_mask=of(attention=StoredMask),
+    by_hand=of(attention=ByHand),
     exponentials=of(attention=Exponentials),
-    apart=of(attention=Apart), cross=of(attention=Cross), multihead=of(attention=Multihead),
-    std_norm=of(norm=lambda: Norm("std")), rms_norm=of(norm=lambda: Norm("rms")),
-    own_rms_norm=of(norm=lambda: Norm("own"), activation=nn.ReLU), cubed=of(activation=Cubed),
-    padded=lambda: train(Net(vocabulary=128), vocabulary=128),
-    tied=of(tied=lambda: True), lightning=lambda: closure(by_name=True)) | {
-    toy.__name__: toy for toy in (
-        closure, gan, updates_by_hand, accumulated, evaluated, autocast, compiled_model,
-        compiled_step, compiled_in_part, checkpointed, chunks, distributed, accelerated,
-        two_optimizers, workers, convolutions, penalty, catches_all, thread, short, fails, nothing)}
+    apart=of(attention=Apart),
+    cross=of(attention=Cross),
+    multihead=of(attention=Multihead),
+    std_norm=of(norm=lambda: Norm("std")),
+    rms_norm=of(norm=lambda: Norm("rms")),
+    own_rms_norm=of(norm=lambda: Norm("own"), activation=nn.ReLU),
+    cubed=of(activation=Cubed),
+    padded=of(vocabulary=lambda: 128),
+    tied=of(tied=lambda: True),
+    short=lambda: train(Net(), steps=1),
+    fails=lambda: 1 / 0,
+    nothing=lambda: None)
 
 if __name__ == "__main__":
-    TOYS[sys.argv[1]]()
+    (globals() | TOYS)[sys.argv[1]]()

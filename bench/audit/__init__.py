@@ -1,1 +1,1 @@
-"""Anyone's training script: one of its steps watched, timed, and compared with the techniques."""
+"""Anyone's training script: one step watched, timed, and compared with the techniques."""

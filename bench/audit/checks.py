@@ -1,188 +1,180 @@
-"""What the watched step of a script tells of each technique: the signs.
+"""Which techniques the watched step has and which it lacks.
 
-A sign looks at where a tensor comes from, not at names: attention by hand is a product, a softmax
-of it, and a product of that. Where a sign isn't certain the answer is CANT_TELL: a wrong LACKS is
-a fault.
+A check follows data flow, not names: attention by hand is a matmul, a softmax of it, and a matmul
+of that. Where the evidence isn't certain the state is CANT_TELL: a wrong LACKS is a fault. It
+returns (state, evidence), and the operators that the technique would change if there are any.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache, reduce
 from itertools import permutations
 from typing import NamedTuple
 
-from bench.audit.step import Op, Step, Tensor, to_products, walk
+from bench.audit.step import Op, Step, Tensor, to_matmuls, walk
 
 HAS, LACKS, CANT_TELL = "has", "lacks", "can't tell"
 NOT_HERE, NO_HARDWARE = "not in this model", "not on this hardware"
-HALF = "bfloat16", "float16", "float8"
 NATIVE = "native_layer_norm", "gelu", "_fused_rms_norm", "silu"
+POLYNOMIAL = "mul", "pow", "add", "sub", "_to_copy"
+WHOLE = None  # in place of operators: the technique changes the whole step
 
 
-class Verdict(NamedTuple):
+class Finding(NamedTuple):
+    """What a check says of one technique."""
+
     state: str
-    seen: str
-    place: str = ""  # "model.py:63"
-    share: float = 0.0  # of the step's time, of the operators that it would change
+    evidence: str
+    where: str = ""  # as "model.py:63"
+    share: float = 0.0  # of the step's time, taken by what the technique would change
 
 
-def count(number: int, what: str) -> str:
-    many = what[:-1] + "ies" if what[-1] == "y" else what + ("es" if what[-1] == "x" else "s")
-    return f"{number:,} {what if number == 1 else many}"
-
-
-# ---- A sign for each technique: (state, what was seen[, operators that it would change]) -------
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def causal_mask(step: Step) -> tuple:
-    stored, unknown = [], []
-    for each in step.attentions:
-        older = [(source, op) for op, mask in each.masks for source in mask.sources()]
-        if any(source["triangle"] for source, _ in older):
-            stored.append(older[0][1])
-        elif older:
-            unknown.append(older[0][1])
-    if stored:
+    older = [(op, source) for call in step.attentions for op, mask in call.masks
+             for source in mask.sources()]
+    if stored := [*dict.fromkeys(op for op, source in older if source["triangle"])]:
         return LACKS, (f"{count(len(stored), 'call')} of attention with a stored triangle,"
                        f" {stored[0].outputs[0].shape[-2]} tokens"), stored
-    if unknown:
-        return CANT_TELL, "a mask that comes from outside the step", unknown
-    if any(each.masks or each.causal for each in step.attentions):
+    if older:
+        return CANT_TELL, "a mask that comes from outside the step", [op for op, _ in older]
+    if any(call.masks or call.causal for call in step.attentions):
         return HAS, "the mask is made in the step, or the kernel knows that it is causal"
     return NOT_HERE, "no masked attention"
 
 
 def tensor_cores(step: Step) -> tuple:
-    single = [op for op in step.products if op.type == "float32"
+    single = [op for op in step.matmuls if op.type == "float32"
               and op.name != "convolution"]  # which has its own setting
-    if step.part(single) < 0.01:
-        return NOT_HERE, "no products in float32"
+    share = step.flops_share(single)
+    if share < 0.01:
+        return NOT_HERE, "no matmuls in float32"
     if float(step.facts["capability"]) < 8:
         return NO_HARDWARE, "of GPUs from compute capability 8.0 on"
-    if step.facts["precision"] != "highest":
-        return HAS, f"float32 products at precision {step.facts['precision']}"
-    return LACKS, f"{step.part(single):.0%} of the FLOPs in full float32", single
+    if step.facts["tf32"]:
+        return HAS, "float32 matmuls in TF32"
+    return LACKS, f"{share:.0%} of the FLOPs in full float32", single
 
 
 def fused_optimizer(step: Step) -> tuple:
+    optimizers = step.facts["optimizers"]
     updates = [op for op in step.ops if op.phase == "optimizer"]
-    used = step.facts["optimizers"]
-    if not used:
+    if not optimizers:
         return CANT_TELL, "no optimizer of torch.optim"
-    compiled = 2 * sum(op.compiled for op in updates) > len(updates)
-    states = {HAS if all(each["fused"]) or compiled else CANT_TELL if not each["own"] else
-              LACKS if each["accepts"] else NOT_HERE for each in used}
-    names = ", ".join(sorted({each["name"] for each in used}))
-    return min(states, key=[LACKS, CANT_TELL, HAS, NOT_HERE].index), (
-        f"{names}: {count(len(updates), 'operator')} on"
-        f" {count(sum(each['tensors'] for each in used), 'tensor')}"), updates
+    names = ", ".join(sorted({optimizer["name"] for optimizer in optimizers}))
+    tensors = count(sum(optimizer["tensors"] for optimizer in optimizers), "tensor")
+    is_compiled = 2 * sum(op.compiled for op in updates) > len(updates)
+    slow = [optimizer for optimizer in optimizers if not optimizer["fused"] and not is_compiled]
+    if any(optimizer["own"] and optimizer["accepts"] for optimizer in slow):
+        state = LACKS
+    elif not all(optimizer["own"] for optimizer in slow):
+        state = CANT_TELL
+    else:
+        state = HAS if len(slow) < len(optimizers) else NOT_HERE
+    return state, f"{names}: {count(len(updates), 'operator')} on {tensors}", updates
 
 
 def pinned_memory(step: Step) -> tuple:
-    copies = [op for op in step.ops if op.others.get("source") == "cpu"
+    copies = [op for op in step.ops if op.scalars.get("source") == "cpu"
               and op.phase == "forward" and op.outputs[0].shape]
     for flag, how in (("pinned", "not pinned"), ("non_blocking", "without non_blocking=True")):
-        if bad := [op for op in copies if not op.others.get(flag)]:
-            return LACKS, f"a batch is copied {how}", bad
+        if slow := [op for op in copies if not op.scalars.get(flag)]:
+            return LACKS, f"a batch is copied {how}", slow
     if not copies:
         return NOT_HERE, "no copies to the GPU in the step"
-    return HAS, f"{count(len(copies), 'copy')}, pinned"
+    return HAS, "copies from pinned memory"
 
 
 def bfloat16(step: Step) -> tuple:
-    kinds = step.flops()
-    shares = {kind: flops / kinds.total() for kind, flops in kinds.most_common()}
-    half = sum(share for kind, share in shares.items() if kind.startswith(HALF))
-    seen = "FLOPs in " + ", ".join(f"{kind} {share:.0%}" for kind, share in shares.items())
+    shares = {type: flops / step.flops.total() for type, flops in step.flops.most_common()}
+    half = sum(share for type, share in shares.items() if type not in ("float32", "float64"))
+    evidence = "FLOPs in " + ", ".join(f"{type} {share:.0%}" for type, share in shares.items())
     if half > 0.9:
-        cast = "float32" in {weight.older["type"] for weight in step.weights.values()}
-        return HAS, seen + (", of float32 weights (autocast)" if cast else "")
+        return HAS, evidence
     if step.facts["dtype"] != "bfloat16":
-        return NO_HARDWARE, seen
-    return LACKS if shares.get("float32", 0) > 0.9 else CANT_TELL, seen, step.products
+        return NO_HARDWARE, evidence
+    return LACKS if shares.get("float32", 0) > 0.9 else CANT_TELL, evidence, step.matmuls
 
 
 def native_layers(step: Step) -> tuple:
-    def ends(op: Op) -> bool:
-        return op.is_product or op.name in ("mean", "var", "var_mean", "std")
-
-    @cache
-    def degrees(storage: int, maker: Op | None) -> Counter:
-        """The degree of the polynomial that it is, in each storage that it is made of."""
-        name = maker.name.rstrip("_") if maker else ""
-        if name not in ("mul", "pow", "add", "sub", "_to_copy") and not (
-                name == "div" and len(maker.inputs) == 1):
-            return Counter([storage])
-        total = reduce(Counter.__add__ if name == "mul" else Counter.__or__,
-                       (degrees(each.storage, each.maker) for each in maker.inputs))
-        power = maker.others.get("exponent", 1) if name == "pow" else 1
-        return Counter({each: degree * power for each, degree in total.items()})
-
-    def is_norm(factor: Tensor, path: list[Op]) -> bool:
-        """Whether it is a root of what is reduced of the last dimension alone, of activations."""
-        return factor.shape[-1:] == [1] and any(
-            op.name in ("rsqrt", "sqrt", "std") or op.others.get("exponent") in (-.5, .5)
-            for op in path) and any(
-            ends(op) and op.others.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
-            and op.inputs[0].is_data() for op in path)
-
-    def gelus(other: Tensor, path: list[Op]) -> Iterator[Op]:
-        """The functions in what `other` is multiplied by, of what that is made of, too."""
-        for op in path:
-            if op.name in ("erf", "tanh"):
-                inner = degrees(op.inputs[0].storage, op.inputs[0].maker)
-                if (op.name == "erf" or 3 in inner.values()) and inner.keys() & degrees(
-                        other.storage, other.maker).keys():
-                    yield op
-
-    norms, activations, native = {}, {}, Counter()
+    layers, is_native = {}, False
     for op in step.training:
         if op.name in NATIVE:
-            native[op.name.removeprefix("native_").removeprefix("_fused_")] += 1
+            is_native = True
         elif op.name.rstrip("_") in ("mul", "div") and len(op.inputs) == 2:
             for factor, other in permutations(op.inputs):
-                path = [*walk([factor], ends)]
+                path = [*walk([factor], is_reduction)]
                 if other.shape[-1:] > [1] and is_norm(factor, path):
-                    if any(each.call == op.call for each in path):
-                        native["rms_norm"] += 1
+                    if any(maker.call == op.call for maker in path):
+                        is_native = True
                     else:
-                        norms[op] = "norm"
-                activations |= dict.fromkeys(gelus(other, path), "GELU")
-    found = {op: what for op, what in (norms | activations).items() if not op.compiled}
-    if found:
-        functions = {(op.file, op.function) for op in found}
-        kinds = Counter(found.values())
-        return LACKS, f"{' and '.join(count(*each[::-1]) for each in kinds.items())} by hand", [
-            *found, *(op for op in step.training
-                      if (op.file, op.function) in functions and not op.is_product)]
-    if norms or activations:
-        return HAS, "by hand, but the compiler fuses them"
-    if not native:
-        return NOT_HERE, "neither layer norms nor GELUs"
-    return HAS, ", ".join(f"{times} {name}" for name, times in native.items())
+                        layers[op] = "norm"
+                layers |= dict.fromkeys(gelus(other, path), "GELU")
+    by_hand = {op: layer for op, layer in layers.items() if not op.compiled}
+    if by_hand:
+        functions = {op.function for op in by_hand}
+        numbers = Counter(by_hand.values()).items()
+        evidence = " and ".join(count(number, layer) for layer, number in numbers) + " by hand"
+        return LACKS, evidence, [*by_hand, *(op for op in step.training if not op.is_matmul
+                                             and op.function in functions)]
+    if layers or is_native:
+        return HAS, "PyTorch's own, or fused by the compiler"
+    return NOT_HERE, "neither layer norms nor GELUs"
+
+
+def is_reduction(op: Op) -> bool:
+    return op.is_matmul or op.name in ("mean", "var", "var_mean", "std")
+
+
+def is_norm(factor: Tensor, path: list[Op]) -> bool:
+    """Tells whether a factor is a root of activations reduced in their last dimension."""
+    return factor.shape[-1:] == [1] and any(
+        op.name in ("rsqrt", "sqrt", "std") or op.scalars.get("exponent") in (-.5, .5)
+        for op in path) and any(
+        is_reduction(op) and op.scalars.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
+        and op.inputs[0].is_data() for op in path)
+
+
+def gelus(x: Tensor, path: list[Op]) -> Iterator[Op]:
+    """Yields what makes a factor of x a GELU: erf of x, tanh of a cubic polynomial of x."""
+    @cache
+    def degrees(storage: int, maker: Op | None) -> Counter:
+        """Returns a tensor's degree as a polynomial of each storage that it comes from."""
+        name = maker.name.rstrip("_") if maker else ""
+        if name not in POLYNOMIAL and not (name == "div" and len(maker.inputs) == 1):
+            return Counter([storage])
+        total = reduce(Counter.__add__ if name == "mul" else Counter.__or__,
+                       (degrees(factor.storage, factor.maker) for factor in maker.inputs))
+        power = maker.scalars.get("exponent", 1) if name == "pow" else 1
+        return Counter({root: degree * power for root, degree in total.items()})
+
+    for op in path:
+        if op.name in ("erf", "tanh"):
+            inner = degrees(op.inputs[0].storage, op.inputs[0].maker)
+            if (op.name == "erf" or 3 in inner.values()) and (
+                    inner.keys() & degrees(x.storage, x.maker).keys()):
+                yield op
 
 
 def flash_attention(step: Step) -> tuple:
-    by_hand = [each for each in step.attentions if each.by_hand]
+    by_hand = [call for call in step.attentions if call.by_hand]
     if not by_hand:
-        single = any(len(each.ops) > 1 for each in step.attentions)
-        return HAS, count(len(step.attentions), "call") + " of PyTorch's attention" + (
-            ", which runs as single operators here" if single else "")
+        return HAS, "PyTorch's attention"
     scores = by_hand[0].ops[0].outputs[0]
-    return LACKS, (f"{count(len(by_hand), 'softmax')} of scores, {scores.shape[-2]} ×"
-                   f" {scores.shape[-1]} in {scores.type}"), [
-                       op for each in by_hand for op in each.ops]
+    return LACKS, (f"{count(len(by_hand), 'call')} of attention by hand, {scores.shape[-2]} ×"
+                   f" {scores.shape[-1]} scores in {scores.type}"), [
+                       op for call in by_hand for op in call.ops]
 
 
 def compiled(step: Step) -> tuple:
-    share = step.part(op for op in step.products if op.compiled)
-    if share >= 0.5:
-        return HAS, f"{share:.0%} of the forward pass's FLOPs"
-    if share:
-        return CANT_TELL, f"{share:.0%} of the forward pass's FLOPs are compiled"
-    if any(op.compiled for op in step.ops):
-        return CANT_TELL, "something is compiled, but no product of the forward pass"
-    return LACKS, "nothing is compiled", WHOLE
+    share = step.flops_share(op for op in step.matmuls if op.compiled)
+    if not step.is_compiled:
+        return LACKS, "nothing is compiled", WHOLE
+    return HAS if share >= 0.5 else CANT_TELL, (
+        f"{share:.0%} of the forward pass's FLOPs are compiled")
 
 
 def padded_vocabulary(step: Step) -> tuple:
@@ -190,63 +182,59 @@ def padded_vocabulary(step: Step) -> tuple:
         *step.heads, *step.losses]
 
 
-def of_memory(used: float | None, there: float | None) -> str:
-    """How much memory was used, in words, with "?" for what the system doesn't tell."""
-    sizes = ["?" if size is None else f"{size / 2**30:.1f}" for size in (used, there)]
+def memory_text(used: float | None, total: float | None) -> str:
+    """Writes numbers of bytes as "1.0 of 80.0 GB", with "?" where the system hides one."""
+    sizes = ["?" if size is None else f"{size / 2**30:.1f}" for size in (used, total)]
     return " of ".join(sizes) + " GB"
 
 
 def batch_size(step: Step) -> tuple:
-    used, there = step.facts["memory"], step.facts["memory_there"]
-    seen = f"{of_memory(used, there)} in use"
+    used, total = step.facts["memory"], step.facts["memory_total"]
+    evidence = f"{memory_text(used, total)} in use"
     if step.device == "cuda":
-        return LACKS if 2 * used < 0.95 * there else CANT_TELL, seen
-    return CANT_TELL, f"{seen}; try twice the batch"
+        return LACKS if 2 * used < 0.95 * total else CANT_TELL, evidence
+    return CANT_TELL, f"{evidence}; try twice the batch"
 
 
 def merged_qkv(step: Step) -> tuple:
-    merged, apart = 0, []
-    for each in step.attentions:
-        near = [[op for op in to_products([one]) if op in step.weights] for one in each.inputs]
-        if all(len(ops) == 1 for ops in near):
-            makers = [op for ops in near for op in ops]
-            inputs = {root.storage for op in makers for root in map(Tensor.root, op.inputs)
-                      if len(root.shape) > 1 and root.storage != step.weights[op].storage}
-            merged += len({*makers}) == 1
-            apart += [makers] if len({*makers}) == 3 and len(inputs) == 1 else []
+    is_merged, apart = False, []
+    for call in step.attentions:
+        makers = to_matmuls(call.inputs)
+        matmuls = [op for op in step.weights if op in makers]
+        inputs = {root.storage for op in matmuls for root in map(Tensor.root, op.inputs)
+                  if len(root.shape) > 1 and root.storage != step.weights[op].storage}
+        is_merged |= len(matmuls) == 1
+        if len(matmuls) == 3 and len(inputs) == 1:
+            apart += matmuls
     if apart:
-        return LACKS, (f"{count(len(apart), 'call')} of attention with three products of one"
-                       " input"), [op for makers in apart for op in makers]
-    if merged:
-        return HAS, f"query, key and value from one product, {merged} times"
+        calls = count(len(apart) // 3, "call")
+        return LACKS, f"{calls} of attention with three matmuls of one input", apart
+    if is_merged:
+        return HAS, "query, key and value from one matmul"
     return CANT_TELL, "where query, key and value come from isn't plain"
 
 
 def huge_pages(step: Step) -> tuple:
-    state = step.facts["huge_pages"]
-    return {"never": (NO_HARDWARE, "the system has them switched off"),
-            "always": (HAS, "the system gives them to every program"),
-            "set": (HAS, "THP_MEM_ALLOC_ENABLE set"),
-            "not set": (LACKS, "THP_MEM_ALLOC_ENABLE not set", WHOLE)}[state]
+    return {None: (NO_HARDWARE, "the system has none, or has them switched off"),
+            True: (HAS, "set for this program or for all"),
+            False: (LACKS, "THP_MEM_ALLOC_ENABLE not set", WHOLE)}[step.facts["huge_pages"]]
 
 
 def loss_in_graph(step: Step) -> tuple:
     touched = [*reversed(step.losses), *step.heads]
     inside = {op.compiled for op in step.losses}
     if not inside:
-        return foreign(step) or (CANT_TELL, "nothing was seen to read the logits")
-    if inside == {True}:
-        return HAS, "the loss is compiled", touched
-    if inside == {False}:
-        return LACKS, ("the loss is outside what is compiled" if any(op.compiled for op in step.ops)
-                       else "nothing is compiled"), touched
-    return CANT_TELL, "a part of the loss is compiled", touched
+        return CANT_TELL, "no operator that reads the logits"
+    if len(inside) > 1:
+        return CANT_TELL, "a part of the loss is compiled", touched
+    return (HAS, "the loss is compiled", touched) if inside == {True} else (
+        LACKS, "the loss isn't compiled", touched)
 
 
 def chunked_head(step: Step) -> tuple:
-    # A forward pass may look tokens up twice, and a loss take a backward pass for each chunk.
-    if len(step.heads) > min(len(step.lookups), len(step.facts["roots"])):
-        return HAS, f"{len(step.heads)} products with the head's weight"
+    # A forward pass may look tokens up twice; a loss may take a backward pass per chunk.
+    if len(step.heads) > min(len(step.lookups), step.backwards):
+        return HAS, f"{len(step.heads)} matmuls with the head's weight"
     shape = " × ".join(f"{size:,}" for size in step.heads[0].outputs[0].shape)
     return LACKS, f"logits of {shape} at once", [*step.heads, *step.losses]
 
@@ -254,16 +242,12 @@ def chunked_head(step: Step) -> tuple:
 def kept_memory(step: Step) -> tuple:
     return {None: (CANT_TELL, "memory isn't glibc's"),
             True: (HAS, "large pieces stay with the process"),
-            False: (LACKS, "large pieces go back to Linux when they are freed", WHOLE),
+            False: (LACKS, "large pieces go back to Linux when they are freed", WHOLE)
             }[step.facts["kept"]]
 
 
-# ---- All of them -------------------------------------------------------------------------------
-
-WHOLE = None  # in place of operators: all of the step
-ONLY = dict(cuda="only on NVIDIA GPUs", cpu="only on CPUs")
-# By the name of the technique's patch: the sign, and the device or part of a model that it needs.
-SIGNS: dict[str, tuple[Callable[[Step], tuple], str]] = {
+# By the technique's patch: its check, and the device or part of a model that it needs.
+CHECKS = {
     "01-causal-mask": (causal_mask, "attention"), "02-tensor-cores": (tensor_cores, "cuda"),
     "03-fused-adamw": (fused_optimizer, ""), "04-pinned-memory": (pinned_memory, "cuda"),
     "05-bfloat16": (bfloat16, ""), "06-native-layers": (native_layers, ""),
@@ -275,30 +259,26 @@ SIGNS: dict[str, tuple[Callable[[Step], tuple], str]] = {
 }
 
 
-def foreign(step: Step) -> tuple | None:
-    """Where kernels run that aren't PyTorch's own: what they do can't be seen."""
-    return next(((CANT_TELL, f"the kernel {op.name} is not PyTorch's", [op])
-                 for op in step.training if "." in op.name and not op.name.startswith(
-                     ("profiler", "prim", "c10d", "inductor"))), None)
-
-
 def missing(step: Step, needs: str) -> tuple | None:
-    """The answer of every sign that needs what isn't there."""
-    if needs in ONLY and step.device != needs:
-        return NO_HARDWARE, ONLY[needs]
+    """Returns the answer of a check whose device or part of a model isn't there."""
+    if needs in ("cuda", "cpu") and step.device != needs:
+        return NO_HARDWARE, f"only on {dict(cuda='NVIDIA GPUs', cpu='CPUs')[needs]}"
     if needs == "attention" and not step.attentions:
-        return foreign(step) or (NOT_HERE, "no attention")
+        for op in step.training:
+            if "." in op.name and not op.name.startswith(("profiler", "prim", "c10d", "inductor")):
+                return CANT_TELL, f"the kernel {op.name} is not PyTorch's", [op]
+        return NOT_HERE, "no attention"
     if needs == "head" and not step.heads:
         return NOT_HERE, "no head whose width is the vocabulary"
     return None
 
 
-def verdicts(step: Step) -> dict[str, Verdict]:
-    """By the technique's patch."""
-    found = {}
-    for name, (sign, needs) in SIGNS.items():
-        state, seen, *touched = missing(step, needs) or sign(step)
+def check(step: Step) -> dict[str, Finding]:
+    """Returns the finding of each technique, by its patch."""
+    findings = {}
+    for patch, (technique_check, needs) in CHECKS.items():
+        state, evidence, *touched = missing(step, needs) or technique_check(step)
         ops = touched[0] if touched else []
-        found[name] = Verdict(state, seen, "", 1.0) if ops is WHOLE else Verdict(
-            state, seen, ops[0].place if ops else "", step.share(ops))
-    return found
+        findings[patch] = Finding(state, evidence, ops[0].place if ops else "",
+                                  1.0 if ops is WHOLE else step.time_share(ops))
+    return findings

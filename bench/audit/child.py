@@ -1,13 +1,10 @@
-"""Somebody's training script, run as it is until so many of its steps are over, then ended.
+"""Runs somebody's training script as it is until some of its steps are over, then ends it.
 
     python bench/audit/child.py '{"mode": "time", "report": "FILE"}' SCRIPT ITS ARGUMENTS
 
-In mode "time" nothing is watched: only the clock is read where a step ends. In mode "watch" every
-operator of one step is noted. The report is JSON; bench.audit.run reads it. Nothing of this
-repository is imported here, since the script may have modules of the same names.
-
-A step ends with an optimizer's update; of several optimizers the one that updates most rarely
-counts, and without one each backward pass is a step.
+Mode "time" only reads the clock where a step ends; "watch" notes every operator of one step. A
+step ends with the update of the optimizer that updates least often; without one, each backward
+pass ends a step. Nothing of this repository is imported: the script may have the same names.
 """
 
 import contextlib
@@ -21,139 +18,119 @@ import signal
 import sys
 import time
 import traceback
+from collections import Counter
+from pathlib import Path
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim import optimizer as torch_optimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from watch import Watch, now, tensors_in  # type: ignore  # beside this file
+from watch import Watch, now  # type: ignore  # beside this file
 
 WARM_UP = 3  # steps that aren't timed: compilation, first allocations
-ENOUGH, LONGEST = 20, 20  # timed steps; seconds since the first step's end, after which two do
+ENOUGH = 20  # timed steps
+LONGEST = 20  # seconds since the first step's end, after which two timed steps are enough
 
 
 class Steps:
     """Counts steps, and ends the process when there were enough."""
 
     def __init__(self, order: dict):
-        self.order, self.mode, self.key = order, order["mode"], order.get("key")
-        self.ends, self.optimizers = {}, {}  # by the order of their first updates; by their ids
-        self.created, self.models, self.workers, self.waits = [], [], [], []
-        self.backwards, self.graphs = 0, float("inf")
+        self.order = order
+        self.ends = {}  # when steps ended, by the index of their optimizer or "backward"
+        self.optimizers = []  # in the order of their first updates
+        self.has_optimizer = False  # whether one exists, maybe without an update yet
+        self.models = []  # that DistributedDataParallel wraps
+        self.waits, self.workers = [], 0  # of the DataLoader: seconds for each batch; processes
+        self.graphs = float("inf")  # that were compiled before the timed steps
 
-    def before(self, optimizer, args, kwargs):
-        """A closure in which the script computes its loss is no part of the update."""
-        watch.phase.append("optimizer")
-        return (args[0], *map(noted, args[1:])), {
-            name: noted(value) for name, value in kwargs.items()}
+    def begin_update(self, *_) -> None:
+        watch.updates += 1
 
-    def after(self, optimizer, args, kwargs) -> None:
-        watch.phase.pop()
-        if "optimizer" not in watch.phase:  # else it was updated by another one
-            self.optimizers.setdefault(id(optimizer), optimizer)
-            self.end(str([*self.optimizers].index(id(optimizer))))
+    def end_update(self, optimizer, *_) -> None:
+        watch.updates -= 1
+        if not watch.updates:  # else another optimizer calls it
+            if optimizer not in self.optimizers:
+                self.optimizers.append(optimizer)
+            self.end(self.optimizers.index(optimizer))
 
-    def backward(self, *args, **kwargs):
-        """Before torch.autograd.backward and .grad."""
-        self.backwards += 1
+    def begin_backward(self, *args, **kwargs):
+        """A hook before torch.autograd.backward and .grad; returns one for after it."""
         if watch.on:
-            roots = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
-            watch.on = False  # for what is done here
-            watch.roots.append([len(watch.ops), [
-                watch.describe(each, True)[0] for each in tensors_in(roots)]])
-            watch.on = True
-            watch.syncs += [each.require_backward_grad_sync for each in self.models]
-        return None if self.created else lambda: self.end("backward")
+            watch.note_backward(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
+            watch.syncs += [model.require_backward_grad_sync for model in self.models]
+        return None if self.has_optimizer else lambda: self.end("backward")
 
-    def fetch(self, loader):
-        """Before a loader gives a batch."""
-        began = time.perf_counter()
+    def begin_fetch(self, loader):
+        """A hook before a DataLoader gives a batch; returns one for after it."""
+        self.workers, began = loader._num_workers, time.perf_counter()
         return lambda: self.waits.append(time.perf_counter() - began)
 
-    def end(self, key: str) -> None:
-        """A step of this optimizer ends."""
+    def end(self, key: int | str) -> None:
+        """Notes that a step of an optimizer ends."""
         ends = self.ends.setdefault(key, [])
         ends.append(now())
-        if self.mode == "watch" and key == self.key:
+        if self.order["mode"] == "watch" and key == self.order["key"]:
             if len(ends) == self.order["watched"]:
-                watch.start([each for optimizer in self.optimizers.values()
-                             for group in optimizer.param_groups for each in group["params"]])
+                for optimizer in self.optimizers:  # before other tensors with their storages
+                    watch.inputs(dict(groups=optimizer.param_groups))
+                watch.on = True
             elif len(ends) > self.order["watched"]:
                 watch.on = False
                 finish("watched")
-        elif self.mode == "time" and key == self.rarest:
+        elif self.order["mode"] == "time" and key == self.rarest:
             if len(ends) == WARM_UP + 1:
-                self.waits, self.graphs = [], graphs()
+                self.waits, self.graphs = [], compiler_counts("stats")["unique_graphs"]
             if len(ends) > WARM_UP + ENOUGH or len(ends) > 2 and ends[-1] - ends[0] > LONGEST:
                 finish("timed")
 
     @property
-    def rarest(self) -> str | None:
-        """The optimizer whose updates end a step; of those that update as often, the last one."""
+    def rarest(self) -> int | str | None:
+        """The optimizer whose updates end a step; of equally frequent ones, the last."""
         return min(reversed(self.ends), key=lambda key: len(self.ends[key]), default=None)
 
 
-def noted(closure):
-    if not callable(closure):
-        return closure
-
-    def own():
-        watch.phase.append("forward")
-        try:
-            return closure()
-        finally:
-            watch.phase.pop()
-
-    return own
-
-
-def compiled(kind: str) -> dict:
-    """What torch.compile has counted so far."""
+def compiler_counts(kind: str) -> Counter:
+    """Returns what torch.compile has counted so far."""
     utils = sys.modules.get("torch._dynamo.utils")
-    return dict(utils.counters[kind]) if utils else {}
-
-
-def graphs() -> int:
-    return compiled("stats").get("unique_graphs", 0)
+    return utils.counters[kind] if utils else Counter()
 
 
 def finish(how: str, error: str = "") -> None:
     """Writes the report and ends the process, so that nothing more of the script runs."""
-    cuda, key = torch.cuda.is_initialized(), steps.rarest
+    cuda, matmul, key = torch.cuda.is_initialized(), torch.backends.cuda.matmul, steps.rarest
     ends = steps.ends.get(key, [])
     seconds = [end - start for start, end in itertools.pairwise(ends)]
     facts = dict(
-        how=how, error=error, key=key, steps=len(ends), backwards=steps.backwards,
+        how=how, error=error, key=key, steps=len(ends),
         seconds=seconds[min(WARM_UP, len(seconds) // 2):], waited=sum(steps.waits),
         children=os.times().children_user, workers=steps.workers,
-        optimizers=[optimizer_facts(each) for each in steps.optimizers.values()],
-        ddp=[dict(unused=each.find_unused_parameters,
-                  compiled_first=type(each.module).__name__ == "OptimizedModule")
-             for each in steps.models],
-        breaks=compiled("graph_break"), new_graphs=max(0, graphs() - steps.graphs),
-        precision=product_precision(), kept=keeps_memory(), huge_pages=huge_pages(),
+        optimizers=[optimizer_facts(optimizer) for optimizer in steps.optimizers],
+        ddp=[dict(unused=model.find_unused_parameters,
+                  compiled_first=type(model.module).__name__ == "OptimizedModule")
+             for model in steps.models],
+        breaks=compiler_counts("graph_break"),
+        new_graphs=max(0, compiler_counts("stats")["unique_graphs"] - steps.graphs),
+        tf32=matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else
+        matmul.allow_tf32,  # which PyTorch had before 2.9
+        kept=keeps_memory(), huge_pages=has_huge_pages(),
         device="cuda" if cuda else "cpu",
         memory=torch.cuda.max_memory_reserved() if cuda else peak_memory(),
-        memory_there=torch.cuda.mem_get_info()[1] if cuda else None)
-    if watch.ops:
-        facts |= watch.facts()
-    with open(steps.order["report"], "w", encoding="utf-8") as file:
-        json.dump(facts, file)
+        memory_total=torch.cuda.mem_get_info()[1] if cuda else None,
+        ops=watch.ops, older=[*watch.older.items()], syncs=watch.syncs)
+    Path(steps.order["report"]).write_text(json.dumps(facts), encoding="utf-8")
     sys.stdout.flush()
     sys.stderr.flush()
     distributed = torch.distributed
     if how != "ended" and distributed.is_available() and distributed.is_initialized():
-        distributed.barrier()  # a rank that ends at once would break the others' last step
-    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # what the script started ends, too
+        distributed.barrier()  # else its end would break the last step of other ranks
+    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # with its children
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
 
 
 def peak_memory() -> int | None:
-    """Bytes that this process had in memory at most; None on Windows, which has no `resource`."""
+    """Returns the most bytes that this process had in memory; None on Windows."""
     try:
         import resource
     except ImportError:
@@ -166,79 +143,60 @@ def optimizer_facts(optimizer) -> dict:
     kind, groups = type(optimizer), optimizer.param_groups
     return dict(name=kind.__name__, own=kind.__module__.startswith("torch.optim"),
                 accepts="fused" in inspect.signature(kind.__init__).parameters,
-                fused=[bool(group.get("fused")) for group in groups],
-                foreach=[group.get("foreach") for group in groups],
+                fused=all(group.get("fused") for group in groups),
                 tensors=sum(len(group["params"]) for group in groups))
 
 
-def product_precision() -> str:
-    """Of float32 products. PyTorch's old setting can't be read where its new one was used."""
-    new = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
-    try:
-        return "tf32" if new == "tf32" else torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return new
-
-
 def keeps_memory() -> bool | None:
-    """Tells whether glibc takes 64 MiB from memory that it keeps, and not from Linux; None where it
-    isn't glibc's malloc that serves PyTorch."""
-    class Info(ctypes.Structure):  # mallinfo2 of malloc.h, the fourth number of which is hblks
-        _fields_ = [("numbers", ctypes.c_size_t * 10)]
-
+    """Tells whether glibc takes 64 MiB from what it keeps; None for another malloc."""
     try:
-        library = ctypes.CDLL(None)
-        library.mallinfo2.restype, library.malloc.restype = Info, ctypes.c_void_p
-        with open("/proc/self/maps") as file:
-            maps = file.read()
-        if any(name in maps for name in ("jemalloc", "tcmalloc", "mimalloc")):
-            return None
-        before = library.mallinfo2().numbers[3]
-        block = library.malloc(ctypes.c_size_t(2**26))
-        mapped = library.mallinfo2().numbers[3] > before
-        library.free(ctypes.c_void_p(block))
-        return not mapped
-    except (OSError, AttributeError, TypeError):  # Windows has no name for the program itself
-        return None
-
-
-def huge_pages() -> str:
-    """"set", "not set", or what the system does in any case: "always", "never"."""
-    try:
-        with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
-            system = file.read().partition("[")[2].partition("]")[0]
+        library, maps = ctypes.CDLL("libc.so.6"), Path("/proc/self/maps").read_text()
     except OSError:
-        system = "never"
-    own = "set" if os.environ.get("THP_MEM_ALLOC_ENABLE") == "1" else "not set"
-    return own if system == "madvise" else system
+        return None
+    if any(name in maps for name in ("jemalloc", "tcmalloc", "mimalloc")):
+        return None
+    library.malloc.restype = ctypes.c_void_p
+    block = library.malloc(ctypes.c_size_t(2**26))
+    is_mapped = ctypes.c_size_t.from_address(block - 8).value & 2  # a flag of malloc.c
+    library.free(ctypes.c_void_p(block))
+    return not is_mapped
 
 
-def extend(owner, name: str, before) -> None:
-    """Calls `before` before a function, with its arguments, and what that returns after it."""
+def has_huge_pages() -> bool | None:
+    """Tells whether the script has them; None where the system doesn't give any."""
+    try:
+        setting = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+    except OSError:
+        return None
+    if "[never]" in setting:
+        return None
+    return "[always]" in setting or os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
+
+
+def hook(owner, name: str, before) -> None:
+    """Calls `before` with a function's arguments, and what that returns after it."""
     real = getattr(owner, name)
 
-    def own(*args, **kwargs):
+    def hooked(*args, **kwargs):
         after = before(*args, **kwargs)
         result = real(*args, **kwargs)
         if after:
             after()
         return result
 
-    setattr(owner, name, own)
+    setattr(owner, name, hooked)
 
 
-def prepare() -> None:
-    """Hooks, before the script begins."""
-    register_optimizer_step_pre_hook(steps.before)
-    register_optimizer_step_post_hook(steps.after)
-    extend(torch.autograd, "backward", steps.backward)
-    extend(torch.autograd, "grad", steps.backward)
-    extend(torch.optim.Optimizer, "__init__", lambda *_, **__: steps.created.append(True))
-    extend(DistributedDataParallel, "__init__",
-           lambda own, *_, **__: lambda: steps.models.append(own))
-    extend(_BaseDataLoaderIter, "__next__", steps.fetch)
-    extend(_BaseDataLoaderIter, "__init__",
-           lambda _, loader: steps.workers.append(loader.num_workers))
+def add_hooks() -> None:
+    torch_optimizer.register_optimizer_step_pre_hook(steps.begin_update)
+    torch_optimizer.register_optimizer_step_post_hook(steps.end_update)
+    hook(torch.autograd, "backward", steps.begin_backward)
+    hook(torch.autograd, "grad", steps.begin_backward)
+    hook(torch.optim.Optimizer, "__init__",
+         lambda *_, **__: setattr(steps, "has_optimizer", True))
+    hook(DistributedDataParallel, "__init__",
+         lambda model, *_, **__: lambda: steps.models.append(model))
+    hook(_BaseDataLoaderIter, "__next__", steps.begin_fetch)
 
 
 def main() -> None:
@@ -248,23 +206,19 @@ def main() -> None:
     sys.argv = sys.argv[2 + is_module:]
     name = sys.argv[0]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(name))
-    prepare()
+    add_hooks()
     error = ""
     try:
-        with watch if steps.mode == "watch" else contextlib.nullcontext():
+        with watch if steps.order["mode"] == "watch" else contextlib.nullcontext():
             if is_module:
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
             else:
                 runpy.run_path(name, run_name="__main__")
     except SystemExit as stop:
-        error = f"it ended with {stop.code}" if stop.code not in (None, 0) else ""
-        if isinstance(stop.code, str):
-            print(stop.code, file=sys.stderr)
+        error = f"it ended with {stop.code}" if stop.code else ""
     except BaseException as raised:
-        trace = traceback.format_exception(raised)
-        own = [part for part in trace if __file__ not in part and "<frozen runpy>" not in part]
-        print("".join(own), file=sys.stderr)
-        error = own[-1].strip().splitlines()[-1]
+        traceback.print_exception(raised)
+        error = traceback.format_exception_only(raised)[-1].strip().splitlines()[-1]
     finish("failed" if error else "ended", error)
 
 

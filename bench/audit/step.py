@@ -1,44 +1,41 @@
-"""The watched step of a script as a graph: where each tensor comes from, and what became of it."""
+"""The watched step of a script as a graph: the operator that made each tensor."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
+from itertools import permutations
 from typing import Any, NamedTuple
 
-PRODUCTS = "mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "_scaled_mm"
-FUSED = "scaled_dot_product", "flash_att", "flex_att", "efficient_att", "cudnn_att"
-NATIVE = "_safe_softmax"  # that of PyTorch's attention where it runs as single operators
+MATMULS = "mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "_scaled_mm"
+ATTENTION = "scaled_dot_product", "flash_att", "flex_att", "efficient_att", "cudnn_att"
+SAFE_SOFTMAX = "_safe_softmax"  # of PyTorch's attention where it runs as single operators
 MASKING = "masked_fill", "where", "add", "sub", "mul"
 
 
 @dataclass(eq=False)
 class Tensor:
-    """What an operator reads or makes."""
+    """A tensor that an operator reads or makes."""
 
-    storage: int
+    storage: int  # its number, as Watch.describe gives it
     shape: list[int]
     type: str
-    argument: str = ""  # of what it reads
-    maker: "Op | None" = None  # the operator that wrote it last; None of parameters
-    older: dict | None = None  # of one that is older than the step: see Watch.describe
-
-    @property
-    def is_parameter(self) -> bool:
-        return bool(self.older and self.older["parameter"])
+    argument: str = ""  # the operator's parameter that it is passed to
+    maker: "Op | None" = None  # the operator that wrote it last; None for parameters
+    older: dict | None = None  # from Watch.describe, of a storage older than the step
+    is_parameter: bool = False
 
     def sources(self) -> list[dict]:
-        """What it comes from that is older than the step, but for parameters."""
-        read = [self, *(each for op in walk([self]) for each in op.inputs)]
-        return [each.older for each in read if each.older and not each.is_parameter]
+        """Returns `older` of what it was computed from, except parameters."""
+        read = [self, *(tensor for op in walk([self]) for tensor in op.inputs)]
+        return [tensor.older for tensor in read if tensor.older and not tensor.is_parameter]
 
     def is_data(self) -> bool:
-        """Whether it comes from a batch, and not from parameters and constants alone."""
+        """Tells whether a batch or random numbers went into it."""
         return bool(self.sources()) or any(op.name.startswith("rand") for op in walk([self]))
 
     def root(self) -> "Tensor":
-        """Where it comes from, through casts and copies."""
+        """Returns the tensor that it is a cast or a copy of, or itself."""
         root = self
         while root.maker and root.maker.name in ("_to_copy", "clone", "copy_"):
             root = root.maker.inputs[-1]
@@ -47,40 +44,35 @@ class Tensor:
 
 @dataclass(eq=False)
 class Op:
-    """One operator; see Watch.note in bench/audit/watch.py."""
+    """One call of an operator, as Watch.note records it."""
 
     name: str
     inputs: list[Tensor]
-    outputs: list[Tensor]
-    phase: str  # forward (all that is neither of the others), backward, optimizer
-    origin: Any  # of an operator of the backward pass: that of the forward pass; else itself
-    file: str
-    line: int
-    function: int  # its first line
-    call: int  # the same for all operators of one call of a function of PyTorch's that has no frame
-    compiled: bool
-    device: str
-    flops: int
-    kernel: list | None  # as bench.predict.counting.Kernel
-    others: dict
-    seconds: float
+    outputs: list[Tensor] = field(default_factory=list)
+    phase: str = "forward"  # forward, backward or optimizer
+    origin: Any = None  # in the backward pass the forward operator, elsewhere itself
+    place: str = ""  # the script's line that called it, as "model.py:63"
+    function: str = ""  # the function around that line, by its file and first line
+    call: int = 0  # equal for the operators into which PyTorch splits one call
+    compiled: bool = False
+    device: str = ""
+    flops: int = 0
+    kernel: list | None = None  # the first four fields of bench.predict.counting.Kernel
+    scalars: dict = field(default_factory=dict)  # arguments that checks look at
+    seconds: float = 0.0
 
     def __post_init__(self):
-        self.inputs = [Tensor(*each) for each in self.inputs]
-        self.outputs = [Tensor(*each) for each in self.outputs]
-        self.reads = {each.storage for each in self.inputs}
-        self.makes = {each.storage for each in self.outputs}
+        self.inputs = [Tensor(*fields) for fields in self.inputs]
+        self.outputs = [Tensor(*fields) for fields in self.outputs]
+        self.reads = {tensor.storage for tensor in self.inputs}
+        self.writes = {tensor.storage for tensor in self.outputs}
         self.type = self.inputs[0].type if self.inputs else ""
-        self.place = f"{Path(self.file).name}:{self.line}" if self.file else ""
-        self.is_product = self.name in PRODUCTS
-        self.is_view = not self.name.endswith("_") and bool(self.outputs) and (
-            self.outputs[0].storage in self.reads)
+        self.is_matmul = self.name in MATMULS
+        self.is_view = bool(self.reads & self.writes) and not self.name.endswith("_")
 
 
-def walk(tensors: Iterable[Tensor],
-         stop: Callable[[Op], bool] = lambda op: False) -> Iterator[Op]:
-    """The operators that made some tensors, and what made theirs; beyond one that is to `stop` at,
-    which is told too, it doesn't go."""
+def walk(tensors: Iterable[Tensor], stop: Callable[[Op], bool] = lambda op: False) -> Iterator[Op]:
+    """Yields the operators that made tensors, then those that made their inputs, until `stop`."""
     seen, waiting = set(), list(tensors)
     while waiting:
         maker = waiting.pop().maker
@@ -91,15 +83,15 @@ def walk(tensors: Iterable[Tensor],
                 waiting += maker.inputs
 
 
-def to_products(tensors: Iterable[Tensor]) -> list[Op]:
-    """As walk(), up to the nearest products; in no order."""
-    return [*walk(tensors, lambda op: op.is_product)]
+def to_matmuls(tensors: Iterable[Tensor]) -> set[Op]:
+    """Returns the operators that made tensors, back to the nearest matmuls."""
+    return {*walk(tensors, lambda op: op.is_matmul)}
 
 
 class Attention(NamedTuple):
-    """One call."""
+    """One call of attention, by one operator or by several."""
 
-    ops: list[Op]  # that do it
+    ops: list[Op]
     inputs: list[Tensor]  # query, key and value
     masks: list[tuple[Op, Tensor]]  # each with the operator that applies it
     by_hand: bool
@@ -107,120 +99,113 @@ class Attention(NamedTuple):
 
 
 class Step:
-    """The watched step as a graph of operators and tensors."""
+    """The watched step, from a report of child.py with what machine_of adds."""
 
     def __init__(self, facts: dict):
-        self.facts, self.older, makers = facts, dict(facts["older"]), {}
-        self.ops = [Op(**each) for each in facts["ops"]]
-        self.roots = []  # what a backward pass begins with
-        roots = [(number, Tensor(each, [], "")) for number, storages in facts["roots"]
-                 for each in storages]
-        for number, op in enumerate([*self.ops, None]):
-            begun = [each for place, each in roots if place == number]
-            for each in [*begun, *(op.inputs if op else [])]:
-                each.older = self.older.get(each.storage)
-                each.maker = None if each.is_parameter else makers.get(each.storage)
-            self.roots += begun
-            if op:
-                op.origin = op if op.origin is None else self.ops[op.origin]
-                makers |= {} if op.is_view else dict.fromkeys(op.makes, op)
+        older, makers = dict(facts["older"]), {}
+        self.facts, self.ops = facts, [Op(**fields) for fields in facts["ops"]]
+        for op in self.ops:
+            op.origin = op if op.origin is None else self.ops[op.origin]
+            for tensor in op.inputs:
+                tensor.older = older.get(tensor.storage)
+                tensor.is_parameter = bool(tensor.older and tensor.older["parameter"])
+                tensor.maker = None if tensor.is_parameter else makers.get(tensor.storage)
+            if not op.is_view:
+                makers |= dict.fromkeys(op.writes, op)
+        self.is_compiled = any(op.compiled for op in self.ops)  # in part, maybe
+        self.device = max(self.ops, key=lambda op: op.flops).device
+        self.backwards = sum(op.name == "backward" for op in self.ops)
 
     @cached_property
     def training(self) -> dict[Op, None]:
-        """The operators of the forward pass that the loss or the gradients come from, in order."""
-        ends = self.roots + [each for op in self.ops if op.phase == "backward"
-                             for each in op.inputs]
-        found = {op for op in walk(ends) if op.phase == "forward"}
-        return dict.fromkeys(op for op in self.ops if op in found)
+        """The forward operators that the loss or the gradients depend on, in order."""
+        trained = {*walk(tensor for op in self.ops if op.phase == "backward"
+                         for tensor in op.inputs)}
+        return dict.fromkeys(op for op in self.ops if op.phase == "forward" and op in trained)
 
     @cached_property
-    def products(self) -> list[Op]:
-        """Those of the forward pass."""
-        return [op for op in self.training if op.is_product]
+    def matmuls(self) -> list[Op]:
+        """The matmuls and convolutions of the forward pass."""
+        return [op for op in self.training if op.is_matmul]
 
     @cached_property
     def weights(self) -> dict[Op, Tensor]:
-        """The weight of each product that has one."""
-        return {op: root for op in self.products for root in map(Tensor.root, op.inputs)
+        """The weight of each matmul that has one."""
+        return {op: root for op in self.matmuls for root in map(Tensor.root, op.inputs)
                 if root.is_parameter and len(root.older["shape"]) > 1}
 
     @cached_property
+    def flops(self) -> Counter[str]:
+        """The FLOPs of forward and backward pass by type."""
+        flops: Counter[str] = Counter()
+        for op in self.ops:
+            if op.flops and (op in self.training or op.phase == "backward"):
+                flops[op.type] += op.flops
+        return flops
+
+    @cached_property
+    def type(self) -> str:
+        """The type of most FLOPs."""
+        return self.flops.most_common(1)[0][0]
+
+    def flops_share(self, matmuls: Iterable[Op]) -> float:
+        """Returns the share of the forward pass's FLOPs."""
+        return sum(op.flops for op in matmuls) / max(1, sum(op.flops for op in self.matmuls))
+
+    def precision(self, type: str) -> str:
+        """Returns what matmuls of a type compute in on a GPU."""
+        return "TF32" if type == "float32" and self.facts["tf32"] else type
+
+    @cached_property
     def seconds(self) -> float:
-        """Of all operators that train."""
+        """The time of all operators that train."""
         return sum(op.seconds for op in self.kinds) or 1e-9
 
-    def share(self, ops: Iterable[Op]) -> float:
-        """Of the step's time, of these operators and their backward passes."""
+    def time_share(self, ops: Iterable[Op]) -> float:
+        """Returns the share of the step's time, with that of their backward passes."""
         chosen = set(ops)
         return sum(op.seconds for op in self.ops if op.origin in chosen) / self.seconds
 
-    def part(self, products: Iterable[Op]) -> float:
-        """Of the forward pass's FLOPs."""
-        return sum(op.flops for op in products) / max(1, sum(op.flops for op in self.products))
-
-    def flops(self) -> Counter[str]:
-        """Of forward and backward pass, by type."""
-        count: Counter[str] = Counter()
-        for op in self.ops:
-            if op.flops and (op in self.training or op.phase == "backward"):
-                count[op.type] += op.flops
-        return count
-
-    def precision(self, kind: str) -> str:
-        """Of products of a type, on a GPU."""
-        shortened = kind == "float32" and self.facts["precision"] != "highest"
-        return "TF32" if shortened else kind
-
-    @cached_property
-    def device(self) -> str:
-        """That of most products."""
-        count: Counter[str] = Counter()
-        for op in self.ops:
-            count[op.device] += op.flops
-        return max(count, key=lambda name: count[name], default="cpu")
-
     @cached_property
     def attentions(self) -> list[Attention]:
-        found = []
+        attentions = []
         for op in self.training:
-            if any(name in op.name for name in FUSED) and len(op.inputs) >= 3:
-                masks = [(op, each) for each in op.inputs
-                         if each.argument in ("attn_mask", "attn_bias")]
-                causal = bool(op.others.get("is_causal") or op.others.get("causal"))
-                found.append(Attention([op], op.inputs[:3], masks, False, causal))
-            elif op.is_product and op not in self.weights:
-                found += self.by_hand(op)
-        return found
+            if any(name in op.name for name in ATTENTION) and len(op.inputs) >= 3:
+                masks = [(op, tensor) for tensor in op.inputs
+                         if tensor.argument in ("attn_mask", "attn_bias")]
+                causal = bool(op.scalars.get("is_causal") or op.scalars.get("causal"))
+                attentions.append(Attention([op], op.inputs[:3], masks, False, causal))
+            elif op.is_matmul and op not in self.weights:
+                attentions += self.attention_by_hand(op)
+        return attentions
 
-    def by_hand(self, last: Op) -> list[Attention]:
-        """Attention whose second product this is, if it is one."""
-        for scores, value in (last.inputs[-2:], last.inputs[:-3:-1]):
-            path = {*to_products([scores])}
-            first = next((op for op in self.products if op in path and op not in self.weights),
-                         None)
+    def attention_by_hand(self, last: Op) -> list[Attention]:
+        """Returns the attention that ends with a matmul, if it is one."""
+        for scores, value in permutations(last.inputs[-2:]):
+            path = to_matmuls([scores])
             names = {op.name for op in path}
-            if not first or not names & {"_softmax", "softmax", "exp", NATIVE}:
+            first = next((op for op in self.matmuls if op in path and op not in self.weights), None)
+            if not first or not names & {"_softmax", "softmax", "exp", SAFE_SOFTMAX}:
                 continue
-            own = [op for op in self.training if op in path and first in to_products(op.inputs)]
-            made = first.makes.union(*(op.makes for op in own))
-            masks = [(op, each) for op in own if op.name.rstrip("_") in MASKING
-                     for each in op.inputs if each.storage not in made and len(each.shape) > 1]
-            if first.name == "baddbmm":
-                masks.append((first, first.inputs[0]))
-            return [Attention([first, *own, last], [*first.inputs[-2:], value], masks,
-                              NATIVE not in names, NATIVE in names and not masks)]
+            between = [op for op in self.training if op in path and first in to_matmuls(op.inputs)]
+            written = first.writes.union(*(op.writes for op in between))
+            masks = [(op, tensor) for op in between if op.name.rstrip("_") in MASKING
+                     for tensor in op.inputs
+                     if tensor.storage not in written and len(tensor.shape) > 1]
+            is_native = SAFE_SOFTMAX in names
+            return [Attention([first, *between, last], [*first.inputs[-2:], value], masks,
+                              not is_native, is_native and not masks)]
         return []
 
     @cached_property
     def lookups(self) -> list[Op]:
-        """The look-ups of tokens: those in the largest table whose indices aren't counted out, as
-        positions are, but come from data."""
+        """The look-ups in the table of tokens: the largest one whose indices are data."""
         tables = defaultdict(list)
         for op in self.training:
             if op.name == "embedding" and any(
-                    each.is_data() for each in op.inputs if each.argument == "indices"):
+                    tensor.is_data() for tensor in op.inputs if tensor.argument == "indices"):
                 tables[op.inputs[0].root().storage].append(op)
-        return max(tables.values(), key=lambda each: each[0].inputs[0].shape[0], default=[])
+        return max(tables.values(), key=lambda ops: ops[0].inputs[0].shape[0], default=[])
 
     @property
     def vocabulary(self) -> int:
@@ -228,8 +213,7 @@ class Step:
 
     @cached_property
     def heads(self) -> list[Op]:
-        """The products that make logits: their weight is the table of tokens, or else the last one
-        of its shape."""
+        """The matmuls with the table of tokens, or else the last weight of its shape."""
         if not self.lookups:
             return []
         table = self.lookups[0].inputs[0]
@@ -241,26 +225,25 @@ class Step:
     @cached_property
     def losses(self) -> list[Op]:
         """The operators that read logits."""
-        logits, found = set().union(*(op.makes for op in self.heads)), []
+        logits, losses = set().union(*(op.writes for op in self.heads)), []
         for op in self.training:
-            if logits & op.reads and not op.is_product:
-                found += [] if op.is_view else [op]
+            if logits & op.reads and not op.is_matmul:
+                losses += [] if op.is_view else [op]
                 if op.outputs and self.vocabulary in op.outputs[0].shape:
-                    logits |= op.makes
-        return found
+                    logits |= op.writes
+        return losses
 
     @cached_property
     def kinds(self) -> dict[Op, str]:
-        """Of the operators of a training step, as bench.predict.speed.KINDS; its evaluation has
-        none."""
-        known = dict.fromkeys((op for each in self.attentions for op in each.ops), "attention")
-        known |= dict.fromkeys(self.losses, "loss") | dict.fromkeys(self.heads, "head")
-        found, begun = {}, False
+        """One of bench.predict.speed.KINDS for each operator except an evaluation's."""
+        parts = dict.fromkeys((op for call in self.attentions for op in call.ops), "attention")
+        parts |= dict.fromkeys(self.losses, "loss") | dict.fromkeys(self.heads, "head")
+        kinds, has_begun = {}, False
         for op in self.ops:
-            begun |= op.phase == "backward"  # what follows, such as clipping, is no evaluation
+            has_begun |= op.phase == "backward"  # what follows, trains, too
             if op.phase == "optimizer":
-                found[op] = "optimizer"
-            elif op.phase != "forward" or op in self.training or begun:
-                found[op] = known.get(op.origin) or (
-                    "products" if op.flops and op.origin.is_product else "rest")
-        return found
+                kinds[op] = "optimizer"
+            elif op.phase != "forward" or op in self.training or has_begun:
+                kinds[op] = parts.get(op.origin) or (
+                    "products" if op.flops and op.origin.is_matmul else "rest")
+        return kinds
