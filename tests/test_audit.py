@@ -14,7 +14,7 @@ from bench.audit.run import audit, machine_of
 from bench.audit.step import Step
 from bench.cards import CARDS
 from bench.common import UserError
-from bench.predict.speed import range_of, seconds
+from bench.predict.speed import margin, seconds
 from bench.predict.store import ask
 from patches import stack
 
@@ -157,7 +157,7 @@ def test_prices(tmp_path):
     fast, slow = found.prices
     times = seconds(work_of(Step(facts)), CARDS["RTX 4090"])
     assert (fast["low"] + fast["high"]) / 2 == pytest.approx(32 / sum(times.values()))
-    share = range_of(CARDS["RTX 4090"], False, times)  # of what waits for the host
+    share = margin(CARDS["RTX 4090"], False, times)  # of what waits for the host
     assert fast["high"] / fast["low"] == pytest.approx((1 + share) / (1 - share))
     assert slow["lacks"] is None
     page, html = render.write_page(found, "", tmp_path)

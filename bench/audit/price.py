@@ -10,7 +10,7 @@ from bench.audit.step import Step
 from bench.cards import CARDS, card_of
 from bench.catalogue import Scripts
 from bench.common import REFERENCE, short_name, trained_in
-from bench.predict.speed import Work, lacking, range_of, seconds
+from bench.predict.speed import Work, margin, missing_precision, seconds
 from bench.predict.store import load
 from bench.report.tables import Table, found_in, markdown, text_col
 
@@ -22,10 +22,10 @@ def prices(step: Step, count: int, cards: Sequence[str]) -> list[dict]:
     for name in cards:
         times = seconds(work, CARDS[name])
         expected = count / sum(times.values()) if times else None
-        share = range_of(CARDS[name], is_compiled(step), times)
+        share = margin(CARDS[name], is_compiled(step), times)
         low, high = (expected and expected * (1 + sign * share) for sign in (-1, 1))
         rows.append(dict(card=name, low=low, high=high,
-                         lacks=None if times else lacking(work, CARDS[name])))
+                         lacks=missing_precision(work, CARDS[name])))
     return rows
 
 
