@@ -13,14 +13,10 @@ LOADED = 300  # MiB that kernels and libraries still take of what is free
 
 
 def batches_that_fit(setup: Setup, composed: bool) -> dict[str, int]:
-    """Returns the batch sizes that take the place of the published ones, by these: for the smaller
-    one the largest power of two that fits, for the larger one four times that, or the largest that
-    fits. Returns nothing where the published ones fit, where the options choose one, or without a
-    GPU. Prints the sizes.
-
-    `composed`: 01 is composed with precision-fp16 where the GPU needs it. Predictions are in
-    bfloat16 unless the machine or the options have another type.
-    """
+    """Returns the batch sizes that take the place of the published ones, by these, and prints them:
+    for the smaller one the largest power of two that fits, for the larger one four times that, or
+    the largest that fits. Returns nothing where the published ones fit, where the options choose
+    one, or without a GPU. `composed`: 01 is composed with precision-fp16 where the GPU needs it."""
     if setup.device != "cuda" or has_option("--batch-size", setup.options):
         return {}
     fast = FLOAT16 if composed and in_float16(setup.machine, setup.options) else PUBLISHED["32"]

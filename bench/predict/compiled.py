@@ -85,18 +85,14 @@ class Planned(Exception):
     which isn't run."""
 
 
-def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor of the same shape and type for the compiler; its memory is never touched."""
-    new = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(new, tensor.requires_grad)
-    return new.requires_grad_(tensor.requires_grad)
-
-
 def plan(model: nn.Module, tensors: tuple, inputs: tuple) -> tuple:
     """Returns the compiler's programs for the forward and the backward pass of `model`, and which
     of `tensors`, its parameters, buffers and inputs, the forward one takes, in which order."""
-    programs, own = {}, [on_cpu(x) for x in tensors]
+    programs = {}
+    # Tensors on a CPU for the compiler, whose memory is never touched.
+    own = [torch.Tensor._make_subclass(
+        type(x), torch.empty(x.shape, dtype=x.dtype, device="cpu"), x.requires_grad)
+        for x in tensors]
 
     def compile(is_backward: bool, graph, example_inputs):
         programs[is_backward] = program(graph, example_inputs, is_backward)

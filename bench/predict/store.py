@@ -135,9 +135,11 @@ def trace(text: bytes, options: list[str]) -> Prediction:
     with suppress(ValueError):  # then extend() traces these
         needs |= {size: memory_need(at_batch(size, *events))
                   for size in BATCHES if size > TRACED[-1]}
+    steps = {size: [Work(*row[:3], *map(float, row[3:])) for row in answer["step"]]
+             for size, answer in traces.items()}
     first = traces[TRACED[0]]
-    return Prediction(needs, {size: step_from(answer["step"]) for size, answer in traces.items()},
-                      first["tokens"] // TRACED[0], first["flops_per_token"], code_of(text))
+    return Prediction(needs, steps, first["tokens"] // TRACED[0], first["flops_per_token"],
+                      code_of(text))
 
 
 def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
@@ -218,12 +220,6 @@ def changed(scripts: Scripts, predicted: Iterable[tuple[str | Path, Prediction]]
     return f"The code of {names} has changed since it was predicted." if names else None
 
 
-def step_from(rows: list) -> list[Work]:
-    """Reads the work of a step from JSON. Raises TypeError, ValueError."""
-    return [Work(kind, precision, is_aligned, *map(float, figures))
-            for kind, precision, is_aligned, *figures in rows]
-
-
 def load(scripts: Scripts, script: str | Path, options: list[str], *folders: Path
          ) -> Prediction | None:
     """Returns the prediction that the first of the folders stores, maybe of other code of the
@@ -234,7 +230,8 @@ def load(scripts: Scripts, script: str | Path, options: list[str], *folders: Pat
             with suppress(LookupError, TypeError, ValueError):  # of an older form
                 return Prediction(
                     {int(size): MemoryNeed(*need) for size, need in entry["needs"].items()},
-                    {size: step_from(entry["works"][str(size)]["step"]) for size in TRACED},
+                    {size: [Work(*work) for work in entry["works"][str(size)]["step"]]
+                     for size in TRACED},
                     entry["context_length"], entry["flops_per_token"], entry["code"])
     return None
 

@@ -47,16 +47,6 @@ class Recorder(TorchDispatchMode):
         self.config, self.events, self.storages, self.live = config, [], 0, {}
         self.work, self.updating = [{}], 0  # optimizers that are at it; one may use another
 
-    def __enter__(self):
-        self.hooks = [register_optimizer_step_pre_hook(lambda *_: self.update(1)),
-                      register_optimizer_step_post_hook(lambda *_: self.update(-1))]
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        for hook in self.hooks:
-            hook.remove()
-        return super().__exit__(*error)
-
     def update(self, change: int) -> None:
         self.updating += change
 
@@ -121,13 +111,6 @@ class Recorder(TorchDispatchMode):
         self.work.append({})
         return 0.0
 
-    def begin(self, model: torch.nn.Module) -> None:
-        """Records what lies on the device when training starts, with cuBLAS's workspace, which no
-        operator makes."""
-        for tensor in [*model.parameters(), *model.buffers()]:
-            self.record(tensor)
-        self.add(WORKSPACE)
-
     def add(self, size: int) -> int:
         self.events.append(size)
         self.storages += 1
@@ -162,11 +145,8 @@ def configure(module, options: list[str], batch: int):
 def trace(module, options: list[str], batch: int) -> dict:
     """Traces training at a batch size, by a script's own train(), without the epoch's sample, which
     takes less memory than an evaluation. Returns the `events` and the work of a `step` as Recorder
-    has them, and the `tokens` of a step on one GPU.
-
-    A model of few layers can't stand for one of many: the compiler takes one of four orders of a
-    whole graph's kernels, by the memory that each would take.
-    """
+    has them, and the `tokens` of a step on one GPU. All layers are traced: the compiler takes one
+    of four orders of a whole graph's kernels, by the memory that each would take."""
     config, events = configure(module, options, batch), []
     module.can_compile = lambda *_: True  # the script would try it on this computer
     with torch.device("meta"):
@@ -176,10 +156,17 @@ def trace(module, options: list[str], batch: int) -> dict:
     windows = module.TokenWindows(np.broadcast_to(
         np.uint16(0), 2 * STEPS * WORLD_SIZE * tokens + 1), config.context_length)
     data = module.Data(meta={}, train=windows, val=windows, tokenizer=None)
-    with Recorder(config) as recorder:
-        run = SimpleNamespace(  # in place of the script's Run; it starts when the model was moved
-            start=lambda model, *_: recorder.begin(model), log=lambda *_: None,
-            epoch=lambda *_: events.extend(recorder.events))
+
+    def start(model, *_):  # it was moved to the device; no operator makes cuBLAS's workspace
+        for tensor in (*model.parameters(), *model.buffers()):
+            recorder.record(tensor)
+        recorder.add(WORKSPACE)
+
+    run = SimpleNamespace(start=start, log=lambda *_: None,
+                          epoch=lambda *_: events.extend(recorder.events))
+    with (Recorder(config) as recorder,
+          register_optimizer_step_pre_hook(lambda *_: recorder.update(1)),
+          register_optimizer_step_post_hook(lambda *_: recorder.update(-1))):
         module.train(model, data, config, run, lambda _: recorder.mark())
     if len(recorder.work) != STEPS + 4:  # marks are before, after each step, and at log lines
         raise NotImplementedError("its loop takes the time in another way than 00's")
@@ -190,10 +177,9 @@ def trace(module, options: list[str], batch: int) -> dict:
 
 def answer(script: str, options: list[str], batch: int) -> dict:
     """Returns the `trace` of a file, or the `error` for which there is none."""
-    here = ".".join(torch.__version__.split(".")[:2])
-    if here != PYTORCH:
+    if not torch.__version__.startswith(f"{PYTORCH}."):
         return dict(error=f"predictions can be made again with PyTorch {PYTORCH}, not with"
-                          f" {here}; stored ones work with any")
+                          f" {torch.__version__}; stored ones work with any")
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed):
