@@ -36,6 +36,7 @@ from bench.predict.speed import Work
 from bench.processes import error_line
 
 STEPS = 3
+CPU = torch.device("cpu")
 
 
 class Recorder(TorchDispatchMode):
@@ -61,8 +62,8 @@ class Recorder(TorchDispatchMode):
             return args[0]
         if func is aten._local_scalar_dense.default and is_meta(args[0]):  # Tensor.item
             return 0.0
-        if func is aten._to_copy.default and kwargs.get("device") == torch.device("cpu"):
-            return torch.zeros(args[0].shape, dtype=args[0].dtype)
+        if func is aten._to_copy.default and is_meta(args[0]) and kwargs.get("device") == CPU:
+            return torch.zeros_like(args[0], device="cpu", dtype=kwargs.get("dtype"))
         if func is aten._scaled_dot_product_flash_attention_backward.default:
             B, H, T, D = args[1].shape
             T = -(-T // 128) * 128  # csrc/flash_attn/flash_api.cpp: float32 in whole blocks
