@@ -42,7 +42,7 @@ class Card(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """One of RANGES."""
+        """One of bench.predict.speed.MARGINS."""
         if self.capability < 8:
             return "before 8.0"
         if not self.is_measured:

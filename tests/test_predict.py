@@ -18,18 +18,16 @@ from bench.cards import CARDS, FILE, PEAK_FLOPS, Card, named, read_cards
 from bench.catalogue import Scripts, published
 from bench.commands import all_commands, costs
 from bench.common import REFERENCE, UserError
-from bench.predict import speed, store, trace
-from bench.predict.allocator import GB, MIB, Allocator, DoesNotFit, Need, need, simulate
+from bench.predict import speed, store
+from bench.predict.allocator import MIB, Allocator, DoesNotFit, MemoryNeed, memory_need, simulate
 from bench.predict.speed import Work, seconds, work_at
-from bench.predict.store import Prediction, at_batch, changed, code_of, key_of, largest, predict_all
+from bench.predict.store import Prediction, at_batch, changed, code_of, fitting, key_of, predict_all
+from bench.predict.trace import Recorder
 from bench.report import prediction_tables
 
 SCRIPTS = Scripts()
 RUNGS = SCRIPTS.ladder()
 SMALL = ["--model", "cpu-demo", "--dropout", "0.1"]
-
-
-# ---- The allocator -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("sizes", "reserved"), [
@@ -57,9 +55,10 @@ def test_a_full_card_gives_free_segments_back_first():
     events = [30 * MIB, 30 * MIB, -1, 40 * MIB]
     assert simulate(events).reserved == 100 * MIB
     assert simulate(events, capacity=90 * MIB).peak_reserved == 70 * MIB
-    assert need(events) == Need(reserved=100, least=70)
-    needs = {8: Need(900, 800), 16: Need(1800, 1500), 32: Need(3600, 3600), 24: Need(2000, 2000)}
-    assert [largest(needs, store.OTHERS + mib) for mib in (799, 800, 2100, 3600)] == [0, 8, 16, 32]
+    assert memory_need(events) == MemoryNeed(reserved=100, minimum=70)
+    needs = {8: MemoryNeed(900, 800), 16: MemoryNeed(1800, 1500), 24: MemoryNeed(2000, 2000)}
+    assert [fitting(needs, store.OTHERS + mib) for mib in (799, 800, 2100)] == [0, 8, 16]
+    assert [fitting(needs, 2100, 24, others) for others in (100, 101)] == [24, 0]
     with pytest.raises(DoesNotFit):  # a segment of which a part is in use can't go
         simulate([2 * MIB, 15 * MIB, -2, 40 * MIB], capacity=50 * MIB)
 
@@ -67,15 +66,12 @@ def test_a_full_card_gives_free_segments_back_first():
 def test_what_grows_with_the_batch():
     """The sizes of events, and the work of kernels."""
     assert at_batch(32, [800, -1, 5, -2], [1600, -1, 5, -2]) == [3200, -1, 5, -2]
-    for other in ([1600, -1, 5], [1600, -2, 5, -1], [801, -1, 5, -2]):
+    for other in ([1600, -1, 5], [1600, -2, 5, -1]):
         with pytest.raises(ValueError, match="differs|argument"):
-            at_batch(9, [800, -1, 5, -2], other)
+            at_batch(32, [800, -1, 5, -2], other)
     rest, loss = ("rest", "", True), ("loss", "", True)
     works = {8: [Work(*rest, 2, 80, 100)], 16: [Work(*rest, 2, 160, 150), Work(*loss, 1, 0, 8)]}
     assert work_at(32, works) == [Work(*rest, 2, 320, 250), Work(*loss, 3, 0, 24)]
-
-
-# ---- What is stored ----------------------------------------------------------------------------
 
 
 class Texts:
@@ -97,14 +93,17 @@ def predicted(tmp_path, monkeypatch):
         if b"interrupts" in text:
             raise KeyboardInterrupt
         if b"bad" in text or b"refuses" in text and batch == 2:
-            return UserError("it can't be traced")
+            return None
         events = [40 * MIB] * batch if b"odd" in text else [batch * 40 * MIB]
         return dict(events=events, step=[["rest", "", True, 1, 0, batch]], tokens=100 * batch,
                     flops_per_token=7)
 
-    def ask(text, options, batches):
+    def ask(text, options, batches, optional=()):
         asked.extend([(text, options, [*batches])] if batches else [])
-        return {batch: trace_of(text, batch) for batch in batches}
+        traces = {batch: trace_of(text, batch) for batch in batches}
+        if any(trace is None and batch not in optional for batch, trace in traces.items()):
+            raise UserError("it can't be traced")
+        return {batch: trace for batch, trace in traces.items() if trace}
 
     monkeypatch.setattr(store, "ask", ask)
     monkeypatch.setattr(store, "REFERENCE", tmp_path / "reference")
@@ -122,16 +121,16 @@ def test_predictions_are_stored(predicted):
     first = predict("name", ["--x"])
     assert asked == [(b"name", ["--x"], [8, 16])] and first.code == code_of(b"name")
     assert list(first.needs) == [8, 16, 32, 64, 128, 256, 512]
-    assert first.needs[64] == Need(64 * 40, 64 * 40) and first.context_length == 100
-    assert first.works[16] == dict(step=[Work("rest", "", True, 1, 0, 16)])
+    assert first.needs[64] == MemoryNeed(64 * 40, 64 * 40) and first.context_length == 100
+    assert first.steps[16] == [Work("rest", "", True, 1, 0, 16)]
     assert list(json.loads(predicted.file.read_text())) == ["name --x"]
     assert predict("name", ["--x"]) == first == predict("name with edits", ["--x"])
     assert predict("name", ["--x"], smallest=320) == first and len(asked) == 1
     more = predict("name", ["--x"], smallest=319, batch=6)
-    assert asked[1:] == [(b"name", ["--x"], [1, 2, 4, 6])] and more.needs[6] == Need(240, 240)
+    assert asked[1:] == [(b"name", ["--x"], [1, 2, 4, 6])] and more.needs[6] == MemoryNeed(240, 240)
     assert predict("name", ["--x"], smallest=1, batch=6) == more and len(asked) == 2
     assert predict("name", ["--x"], retrace=True) and len(asked) == 3
-    assert predict("odd").needs[32] == Need(32 * 40, 32 * 40)  # each size is traced
+    assert predict("odd").needs[32] == MemoryNeed(32 * 40, 32 * 40)  # each size is traced
     asked.clear()
     text = predicted.file.read_text()
     for damaged in ("[]", text.replace('"works"', '"w"'), text.replace('"16":{', '"17":{'),
@@ -142,12 +141,10 @@ def test_predictions_are_stored(predicted):
 
 
 def test_sizes_that_a_script_refuses_are_left_out(predicted):
-    """Unless it is the one that was asked for."""
     assert set(predicted.predict("refuses", smallest=1).needs) == {*store.BATCHES} - {2}
-    with pytest.raises(UserError, match="traced"):
-        predicted.predict("refuses", batch=2)
-    with pytest.raises(UserError, match="traced"):
-        predicted.predict("bad")
+    for script, batch in (("refuses", 2), ("bad", None)):
+        with pytest.raises(UserError, match="traced"):
+            predicted.predict(script, batch=batch)
 
 
 def test_the_code_of_a_script():
@@ -167,37 +164,31 @@ def test_code_that_has_changed_is_named(predicted):
     def line(*scripts: str) -> str | None:
         return changed(Texts(), [(script, predicted.predict(script)) for script in scripts])
 
-    assert line("f", "a", "b") is None
-    assert line("f # edited", "a", "b") is None
-    assert "of a and f has" in line("a -x", "f -x", "b")
-    unknown = predicted.predict("b")._replace(code=None)
-    assert "of b has" in changed(Texts(), [("b", unknown)])
+    assert line("f", "a", "b") is None and line("f # edited", "a", "b") is None
+    assert "of a, f has" in line("a -x", "f -x", "b")
 
 
 def test_all_are_predicted(predicted):
-    """Equal code is traced once; those that aren't wanted go, and what can't be traced stops no
-    other; again only those whose code has changed are traced, unless all shall be."""
-    names = ["a", "(a)", "b", "bad", "odd"]
+    """What can't be traced stops no other, and an interrupt loses nothing; again only those whose
+    code has changed are traced, unless all shall be."""
+    names = ["a", "a", "b", "bad", "odd"]
 
     def traced() -> set[bytes]:
-        return {text for text, *_ in predicted.asked}
+        texts = {text for text, *_ in predicted.asked}
+        predicted.asked.clear()
+        return texts
 
-    predicted.predict("gone")
-    predicted.asked.clear()
-    assert predicted.all(names) == "4 of 5 are predicted."
+    assert predicted.all(names) == "3 of 4 are predicted."
     assert traced() == {b"a", b"b", b"bad", b"odd"}
-    stored = json.loads(predicted.file.read_text())
-    assert list(stored) == ["a", "(a)", "b", "odd"] and stored["(a)"]["code"] == code_of(b"a")
     text = predicted.file.read_text()
     predicted.file.write_text(text.replace(code_of(b"b"), "before"))
-    predicted.asked.clear()
     predicted.all(names)
     assert traced() == {b"b", b"bad"} and predicted.file.read_text() == text
     predicted.all(names, retrace=True)
     assert traced() == {b"a", b"b", b"bad", b"odd"} and predicted.file.read_text() == text
-    with pytest.raises(KeyboardInterrupt):  # nothing is lost
+    with pytest.raises(KeyboardInterrupt):
         predicted.all(["new", "interrupts"])
-    assert list(json.loads(predicted.file.read_text())) == ["a", "(a)", "b", "odd", "new"]
+    assert list(json.loads(predicted.file.read_text())) == ["a", "b", "odd", "new"]
 
 
 def test_what_is_committed():
@@ -208,9 +199,6 @@ def test_what_is_committed():
     for run in RUNGS:
         own = stored[key_of(SCRIPTS, run.script, ["--model", "gpt2"])]
         assert own["code"] and own["needs"]["8" if run.number < 10 else "32"][0] > 0
-
-
-# ---- What is traced ----------------------------------------------------------------------------
 
 
 def shallow(name) -> bytes:
@@ -231,7 +219,7 @@ def test_published(rung):
     """Within 1 % of what the published program reserved; 2 to 4 have the memory of 1."""
     script = RUNGS[rung].script
     events = traced(script, ["--model", "gpt2"])["events"]
-    assert simulate(events).reserved / GB == pytest.approx(
+    assert simulate(events).reserved / 2**30 == pytest.approx(
         published().reserved_gb[script], rel=0.01)
 
 
@@ -239,17 +227,17 @@ def test_published(rung):
 @pytest.mark.parametrize(("name", "memory"), [("13-loss-in-graph", 0.9), ("compile-blocks", 1)])
 def test_compiled(name, memory):
     """The products are as without it, the other kernels fewer; also of single blocks."""
-    eager, found = (traced(name, [*SMALL, *options], 32) for options in (["--no-compile"], []))
+    eager, compiled = (traced(name, [*SMALL, *options], 32) for options in (["--no-compile"], []))
 
     def works(trace: dict, has_flops: bool) -> list[Work]:
         return [work for work in map(Work._make, trace["step"]) if bool(work.flops) == has_flops]
 
-    assert [work.flops for work in works(found, True)] == [
+    assert [work.flops for work in works(compiled, True)] == [
         work.flops for work in works(eager, True)]
     kernels, in_eager = (sum(work.kernels for work in works(trace, False))
-                         for trace in (found, eager))
+                         for trace in (compiled, eager))
     assert 10 < kernels < 0.5 * in_eager
-    assert peak(found["events"]) < memory * peak(eager["events"])
+    assert peak(compiled["events"]) < memory * peak(eager["events"])
 
 
 @pytest.mark.slow
@@ -265,11 +253,11 @@ def test_what_takes_less_memory():
 def test_batches_of_one_process():
     """Larger ones follow from two; none depends on those before it, nor on one that is refused."""
     text = shallow("13-loss-in-graph")  # after it small batches have fewer chunks of logits
-    events = [found["events"] for found in store.ask(text, SMALL, [8, 16, 32]).values()]
+    events = [trace["events"] for trace in store.ask(text, SMALL, [8, 16, 32]).values()]
     assert at_batch(32, *events[:2]) == events[2] == store.ask(text, SMALL, [32])[32]["events"]
     options = [*SMALL, "--micro-batches", "4", "--no-compile"]
-    refused, found = store.ask(shallow("step-accumulation"), options, [2, 4]).values()
-    assert isinstance(refused, UserError) and found["tokens"] == 4 * 256
+    traces = store.ask(shallow("step-accumulation"), options, [2, 4], optional=[2])
+    assert traces.keys() == {4} and traces[4]["tokens"] == 4 * 256
 
 
 @pytest.mark.parametrize(("name", "options", "says"), [
@@ -281,40 +269,31 @@ def test_batches_of_one_process():
     ("memory-offload", [], "activations in the CPU's memory can't be traced"),
     ("14-chunked-head", ["--batch-size", "0"], "0 is out of range")])
 def test_what_can_not_be_traced_is_said_in_a_line(name, options, says):
-    error = str(traced(name, [*SMALL, *options]))
-    assert says in error and "\n" not in error
+    with pytest.raises(UserError, match=f"^.*{re.escape(says)}.*$"):
+        traced(name, [*SMALL, *options])
 
 
-@pytest.mark.parametrize(("code", "says"), [
-    ("raise SystemExit('error: no memory')", "no memory"),
-    ("import time; time.sleep(60)", "no answer after 1 s")])
-def test_a_child_that_breaks_or_is_stuck(monkeypatch, code, says):
+def test_a_child_that_breaks(monkeypatch):
     run_child = processes.run_child
-    monkeypatch.setattr(store, "SECONDS", 1)
     monkeypatch.setattr(processes, "run_child", lambda command, *args, **how: run_child(
-        [sys.executable, "-c", code], *args, **how))
-    with pytest.raises(UserError, match=f"^what it takes can't be predicted: {says}$"):
+        [sys.executable, "-c", "raise SystemExit('error: no memory')"], *args, **how))
+    with pytest.raises(UserError, match="^what it takes can't be predicted: no memory$"):
         store.ask(b"", SMALL, [1])
 
 
 @pytest.mark.slow
-def test_operations_of_a_step():
+@pytest.mark.parametrize(("name", "share"), [("0", 1), ("06-native-layers", 1), ("01", 7 / 12)])
+def test_operations_of_a_step(name, share):
     """The flash kernel leaves half of attention's out, and does the forward pass's again."""
-    moved = {}
-    for name, *options in (("0",), ("05-bfloat16",), ("06-native-layers",),
-                           ("01", "--no-compile")):
-        found = traced(name, ["--model", "cpu-demo", *options], 4)
-        flops = dict.fromkeys(speed.KINDS, 0)
-        for work in map(Work._make, found["step"]):
-            flops[work.kind] += work.flops
-            assert work.kernels > 0 and work.size > 0, (name, work.kind)
-        attention = found["tokens"] * 12 * 2 * 256 * 256  # layers, context length, width
-        assert flops["attention"] == attention * (7 / 12 if name == "01" else 1), name
-        assert flops["products"] + flops["head"] == (
-            found["tokens"] * found["flops_per_token"] - attention), name
-        assert found["tokens"] == 4 * 256
-        moved[name] = sum(work[-1] for work in found["step"])
-    assert moved["06-native-layers"] < 0.9 * moved["05-bfloat16"]
+    trace = traced(name, ["--model", "cpu-demo", *(["--no-compile"] if name == "01" else [])], 4)
+    flops = dict.fromkeys(speed.KINDS, 0)
+    for work in map(Work._make, trace["step"]):
+        flops[work.kind] += work.flops
+        assert work.kernels > 0 and work.size > 0, work.kind
+    attention = trace["tokens"] * 12 * 2 * 256 * 256  # layers, context length, width
+    assert flops["attention"] == attention * share and trace["tokens"] == 4 * 256
+    assert flops["products"] + flops["head"] == (
+        trace["tokens"] * trace["flops_per_token"] - attention)
 
 
 ROW = 4 * 64  # bytes of a row of the matrices below
@@ -323,9 +302,8 @@ ROW = 4 * 64  # bytes of a row of the matrices below
 @pytest.mark.parametrize(("kernel", "rows"), [
     (lambda a, b, i: a + b, 3 * 32), (lambda a, b, i: a.add_(b), 3 * 32),
     (lambda a, b, i: torch._foreach_add_([a, b], [b, a]), 6 * 32),
-    (lambda a, b, i: a.copy_(b), 2 * 32), (lambda a, b, i: a.zero_(), 32),
-    (lambda a, b, i: torch.zeros_like(a), 32), (lambda a, b, i: a.t()[3:], 0),
-    (lambda a, b, i: torch.empty_like(a), 0),
+    (lambda a, b, i: a.copy_(b), 2 * 32), (lambda a, b, i: torch.zeros_like(a), 32),
+    (lambda a, b, i: a.t()[3:], 0), (lambda a, b, i: torch.empty_like(a), 0),
     (lambda a, b, i: a + b[:1].expand(32, 64), 2 * 32 + 1),
     (lambda a, b, i: torch.mm(a, b.t(), out=torch.empty(32, 32, device="meta")), 2 * 32 + 16),
     (lambda a, b, i: functional.embedding(i, a), 2 * 8),
@@ -334,9 +312,9 @@ def test_bytes_of_a_kernel(kernel, rows):
     """What is read and written, in rows; indices and single numbers don't count."""
     a, b = (torch.empty(32, 64, device="meta") for _ in range(2))
     indices = torch.empty(8, dtype=torch.int64, device="meta")
-    with trace.Notes(SimpleNamespace(context_length=1, vocab_size=1)) as notes:
+    with Recorder(SimpleNamespace(context_length=1, vocab_size=1)) as recorder:
         kernel(a, b, indices)
-    moved = sum(work.size for work in notes.work[-1].values())
+    moved = sum(work.size for work in recorder.work[-1].values())
     assert rows <= moved / ROW <= rows + 1.2
 
 
@@ -354,69 +332,45 @@ def test_times_of_a_kernel():
     assert (times["rest"], times["host"]) == pytest.approx((0.003, 0.027))
 
 
-def products(precision: str, kind: str = "products", aligned: bool = True) -> list[Work]:
-    """10¹² operations of one kind."""
-    return [Work(kind, precision, aligned, 0, 1e12, 0)]
-
-
 @pytest.mark.parametrize(("precision", "kind", "aligned", "card", "rate"), [
     ("float32", "products", True, {}, 20), ("TF32", "products", True, {}, 75),
     ("float16", "head", True, {}, 150), ("bfloat16", "head", False, {}, 75),
-    ("float32", "head", False, {}, 20), ("bfloat16", "attention", True, {}, 50),
-    ("TF32", "attention", True, {}, 75),  # by products of its own, not a fused kernel
+    ("bfloat16", "attention", True, {}, 50),
+    ("TF32", "attention", True, {}, 75),  # by matmuls of its own, not a fused kernel
     ("bfloat16", "attention", True, dict(attention=None), 66),
-    # The memory-efficient kernel, at half the share of the rate.
     ("float16", "attention", True, dict(attention=None, bfloat16=None), 33),
     ("TF32", "products", True, dict(tf32=None), 20),
     ("bfloat16", "head", False, dict(capability=9.0), 22.5),  # of Hopper, not of other makers
     ("bfloat16", "head", False, dict(capability=9.4, names=("AMD X",)), 75)])
 def test_rates(precision, kind, aligned, card, rate):
-    work = products(precision, kind, aligned)
-    assert sum(seconds(work, CARD._replace(**card)).values()) == pytest.approx(1 / rate)
+    times = seconds([Work(kind, precision, aligned, 0, 1e12, 0)], CARD._replace(**card))
+    assert sum(times.values()) == pytest.approx(1 / rate)
 
 
 def made_up(batches: dict[int, tuple]) -> Prediction:
-    works = {batch: dict(step=[
-        Work("products", "bfloat16", True, 1, batch * 1e12, batch * 1e9),
-        Work("optimizer", "", True, 1, 0, 1e9)]) for batch in (8, 16)}
-    return Prediction({batch: Need(*need) for batch, need in batches.items()}, works, 1024, 10**9)
-
-
-# ---- Cards -------------------------------------------------------------------------------------
+    steps = {batch: [Work("products", "bfloat16", True, 1, batch * 1e12, batch * 1e9),
+                     Work("optimizer", "", True, 1, 0, 1e9)] for batch in (8, 16)}
+    needs = {batch: MemoryNeed(*need) for batch, need in batches.items()}
+    return Prediction(needs, steps, 1024, 10**9, "code")
 
 
 def test_cards():
-    """Which units each has follows from its capability; what is reached is near the datasheet's.
-    Each number has a source, and the range is wider where less is known of a card."""
+    """Which units each has follows from its capability; every number has a source."""
     text = json.loads(FILE.read_text())
-    for name, entry in text["gpus"].items():
-        sources = {value[1] for field, value in entry.items() if field != "names"}
-        assert sources <= text["sources"].keys(), name
     for name, card in CARDS.items():
-        assert card.names and 6 <= card.capability < 13, name
-        assert (card.bfloat16 is None) == (card.capability < 8), name
-        assert (card.tf32 is None) == (card.capability < 8 or name == "MI355X"), name
+        sources = {value[1] for field, value in text["gpus"][name].items() if field != "names"}
+        assert sources <= text["sources"].keys(), name
+        assert card.names and (card.bfloat16 is None) == (card.capability < 8), name
         assert 0.4 < card.reached / (card.bfloat16 or card.float16) < 1.2, name
     assert PEAK_FLOPS["NVIDIA H100 80GB HBM3"] == 989e12
     assert [CARDS[name].kind for name in (
-        "A100 80 GB", "RTX 4090", "L4", "A40", "RTX 6000 Ada", "V100")] == list(speed.RANGES)
-
-
-@pytest.mark.parametrize(("text", "nearest"), [
-    ("H1000", "names are H100, "), ("H100,RTX 4095", "names are RTX 4090, "), (" , ", "no GPU")])
-def test_a_name_of_no_card(text, nearest):
-    """The nearest three are named, and how to predict one that isn't there; not all."""
-    with pytest.raises(UserError, match=f"--gpu.*{nearest}") as raised:
-        named(text, CARDS)
-    assert "\n" not in str(raised.value) and raised.value.code == 2
-    assert len(str(raised.value)) < 250
+        "A100 80 GB", "RTX 4090", "L4", "A40", "RTX 6000 Ada", "V100")] == list(speed.MARGINS)
 
 
 @pytest.mark.parametrize(("text", "cards", "says"), [
     ("rtx-4090", ["RTX 4090"], ""), ("h100 nvl", ["H100 NVL"], ""), ("3080", ["RTX 3080"], ""),
     ("NVIDIA GeForce RTX 3070 Laptop GPU", ["RTX 3070 Mobile"], ""), ("mi300x", ["MI300X"], ""),
-    ("A100-80GB", ["A100 80 GB"], ""), ("3080 t", ["RTX 3080 Ti"], ""),
-    ("dgx spark", ["GB10"], ""), ("H100, H200,", ["H100", "H200"], ""),
+    ("3080 t", ["RTX 3080 Ti"], ""), ("H100, H200,", ["H100", "H200"], ""),
     ("h100,4090,H100 SXM", ["H100", "RTX 4090"], "--gpu: .*: H100\n")])  # named twice
 def test_names_as_people_write_them(text, cards, says, capsys):
     assert named(text, CARDS) == cards
@@ -435,9 +389,8 @@ def test_a_file_of_cards(tmp_path):
     assert card.is_measured and card.reached == 70 and named("y", {"X": card}) == ["X"]
     for wrong, key in (
             ({}, "mib"), (dict(mib=1, bfloat16=1), "bandwidth"),
-            (dict(mib=1, bandwidth=1), "bfloat16"), (entry | dict(bandwidth=0), "bandwidth"),
-            (entry | dict(other=1), "other"), (entry | dict(mib="many"), "mib"),
-            (entry | dict(mib=[]), "mib"), (entry | dict(names="Y"), "names"),
+            (dict(mib=1, bandwidth=1), "bfloat16"), (entry | dict(other=1), "other"),
+            (entry | dict(mib="many"), "mib"), (entry | dict(names="Y"), "names"),
             (entry | dict(mib=math.nan), "mib"), (3, "mib")):
         file.write_text(json.dumps({"X": wrong}))
         with pytest.raises(UserError, match=rf"my\.json, X: .*\b{key}\b"):
@@ -446,24 +399,6 @@ def test_a_file_of_cards(tmp_path):
         file.write_text(text)
         with pytest.raises(UserError, match=r"my\.json (names no GPUs|can't be read)"):
             read_cards(file)
-
-
-# ---- Tables ------------------------------------------------------------------------------------
-
-
-def test_own_gpus():
-    """Speeds are within 15 % (four were fitted to), and memory but for what the page explains."""
-    rows = prediction_tables.gpu_table(REFERENCE / "nvidia-h100").rows
-    other = prediction_tables.gpu_table(REFERENCE / "nvidia-h200").rows
-    assert {"00", "01", "7 flash attention"} <= {row["label"] for row in rows}
-    assert {"00", "01", "02, 1 rank"} == {row["label"] for row in other}
-    for row in (*rows, *other):
-        assert abs(row["speed"]["error"]) < 0.15, row["label"]
-        assert abs(row["memory"]["error"]) < 0.02 or row["label"] in (
-            "01", "02, 1 rank", "14 chunked head")
-
-
-# ---- The command -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -533,7 +468,6 @@ def test_tables_of_the_command(command, tmp_path):
     assert text.count("| optimizer-muon |") == 2  # its row, and its column
     assert ["--model", "gpt2", "--no-compile"] in asked
     assert "below the 700 W of H100" in answer(gpu="H100", why=True)
-    assert "below the 700 W" not in answer(gpu="H100")
 
 
 @pytest.mark.parametrize("text", ["", "B", "many", "-1", "0", "nan", "inf", "1,,2"])
@@ -544,7 +478,7 @@ def test_what_is_no_number(text):
 
 
 @pytest.mark.parametrize(("options", "says"), [
-    (dict(gpu="H1000"), "'H1000'"), (dict(gpu=""), "names no GPU"),
+    (dict(gpu="H1000"), "nearest names are H100, "), (dict(gpu=""), "names no GPU"),
     (dict(memory=0.0), "out of range"), (dict(techniques="99"), "99"),
     (dict(tflops=3.0), "together"),
     (dict(gpu="0xH100"), "from 1"), (dict(gpu="4xH100,H200"), "One number"),

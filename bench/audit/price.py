@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.audit.step import Step
 from bench.cards import CARDS
 from bench.common import REFERENCE, short_name, trained_in
-from bench.predict.speed import Work, lacking, range_of, seconds
+from bench.predict.speed import Work, missing_precision, margin, seconds
 from bench.report.tables import Table, found_in, markdown, text_col
 
 
@@ -17,12 +17,12 @@ def prices(step: Step, count: int, cards: Sequence[str]) -> list[dict]:
     for name in cards:
         times, low, high = seconds(work, CARDS[name]), None, None
         if times:
-            error = range_of(CARDS[name], step.is_compiled, times)
+            error = margin(CARDS[name], step.is_compiled, times)
             low, high = (count / sum(times.values()) * share for share in (1 - error, 1 + error))
             text = f"at least {rounded(low)}" if step.is_compiled else (
                 f"{rounded(low)}–{rounded(high)}")
         else:
-            text = f"no {lacking(work, CARDS[name])}"
+            text = f"no {missing_precision(work, CARDS[name])}"
         rows.append(dict(card=name, low=low, high=high, speed=text))
     return rows
 

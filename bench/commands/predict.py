@@ -11,15 +11,7 @@ from bench.commands import Command, costs
 from bench.commands.costs import prices, tokens
 from bench.common import BOOK_TOKENS, UserError, has_option
 from bench.predict.speed import KINDS
-from bench.predict.store import (
-    OTHERS,
-    Prediction,
-    changed,
-    fitting,
-    largest,
-    predict,
-    predict_all,
-)
+from bench.predict.store import OTHERS, Prediction, changed, fitting, predict, predict_all
 from bench.report import prediction_tables
 from bench.report.gpus import in_place
 from bench.report.tables import Column, Table, found_in, markdown, num_col, text_col
@@ -170,11 +162,11 @@ def answer_on(name: str, card: Card, run: Run, known: dict[str, Prediction], arg
               price: float | None) -> str:
     """Returns the same, on one card, in a sentence."""
     prediction = known[run.name]
-    most = largest(prediction.needs, card.mib)
+    most = fitting(prediction.needs, card.mib)
     batch = fitting(prediction.needs, card.mib, args.batch_size)
     size = batch or args.batch_size or min(prediction.needs)
     text = (f"{name}, {args.model}, {run.label}: {'fits' if batch else 'does not fit'} at batch"
-            f" {size} (needs {prediction.needs[size].least / 1024:.2f} of"
+            f" {size} (needs {prediction.needs[size].minimum / 1024:.2f} of"
             f" {(card.mib - OTHERS) / 1024:.2f} GB"
             f"{f'; the largest that fits is {most}' if args.batch_size and most else ''})")
     if not batch:
@@ -209,7 +201,7 @@ def fitting_table(runs: list[Run], known: dict[str, Prediction], cards: dict[str
     """Returns the largest batch on each card, of the script that is `there` in place of a run."""
     def fits(run: Run, name: str) -> str:
         prediction, card = known[there(run, name).name], cards[name]
-        batch = largest(prediction.needs, card.mib)
+        batch = fitting(prediction.needs, card.mib)
         if not batch:
             return "none"
         reserved = min(prediction.needs[batch].reserved, card.mib - OTHERS)

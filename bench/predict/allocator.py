@@ -1,52 +1,54 @@
-"""Memory that a script would take on a GPU that isn't there: what its own steps make and release
-(bench.predict.trace) goes through a simulation of PyTorch's caching allocator.
+"""Memory that a script takes on a GPU that isn't there: a simulation of PyTorch's caching allocator
+replays the storages that the script's own steps make and release (bench.predict.trace).
 
-The allocator is that of c10/cuda/CUDACachingAllocator.cpp: sizes are rounded to 512 bytes. Up to
-1 MiB they come from segments of 2 MiB, below 10 MiB from segments of 20 MiB, and else from one of
-their own, rounded to 2 MiB. The smallest free block that is large enough is taken, and split if
-more than 1 MiB would remain (512 bytes in a small segment). A block that is released merges with
-its free neighbours. If the card is full, whole segments that are free are given back first.
+The allocator is that of c10/cuda/CUDACachingAllocator.cpp. Sizes are rounded up to 512 bytes. Sizes
+up to 1 MiB come from segments of 2 MiB, those below 10 MiB from segments of 20 MiB, and larger ones
+from a segment of their own, rounded up to 2 MiB. The smallest free block that is large enough is
+taken, and split if more than 1 MiB would remain (512 bytes in a small segment). A released block
+merges with its free neighbours. If the card is full, whole free segments are given back first.
 """
 
 from bisect import bisect_left, insort
+from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-MIB, GB = 2**20, 2**30
-WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first product: 2 × 4,096 KiB, 8 × 16 KiB
+MIB = 2**20
+SEGMENT = 2 * MIB  # all segments are multiples of it
+WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first matmul: 2 × 4,096 KiB, 8 × 16 KiB
 
 
 class DoesNotFit(Exception):
     """A request that the card has no memory for."""
 
 
+def round_up(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+@dataclass(eq=False, slots=True)
 class Block:
-    """Part of a segment; `before` and `after` are its neighbours in it."""
+    """A part of a segment; `before` and `after` are its neighbours in the segment."""
 
-    __slots__ = ("size", "start", "is_free", "before", "after", "small")
-
-    def __init__(self, size: int, start: int, small: bool, before: "Block | None" = None,
-                 after: "Block | None" = None):
-        self.size, self.start, self.small, self.is_free = size, start, small, False
-        self.before, self.after = before, after
-
-    @property
-    def place(self) -> tuple:
-        """Free blocks are sorted by it."""
-        return self.size, self.start, self
+    size: int
+    start: int
+    small: bool
+    before: "Block | None" = None
+    after: "Block | None" = None
+    is_free: bool = False
 
 
 class Allocator:
-    """The caching allocator of a card with this many bytes (None: no limit)."""
+    """The caching allocator of a card with a `capacity` in bytes (None: no limit)."""
 
     def __init__(self, capacity: int | None = None):
         self.capacity, self.starts = capacity, count()
-        self.free = {True: [], False: []}  # blocks by whether they are small, sorted
+        self.free = {True: [], False: []}  # by whether they are small: sorted (size, start, block)
         self.reserved = self.allocated = self.peak_allocated = self.peak_reserved = 0
 
     def malloc(self, size: int) -> Block:
-        """Raises DoesNotFit."""
-        size = max(512, -(-size // 512) * 512)
+        """Returns a block of at least `size` bytes. Raises DoesNotFit."""
+        size = max(512, round_up(size, 512))
         small = size <= MIB
         free = self.free[small]
         i = bisect_left(free, (size, -1))
@@ -64,14 +66,15 @@ class Allocator:
         return block
 
     def segment(self, size: int, small: bool) -> Block:
-        total = 2 * MIB if small else 20 * MIB
+        """Returns a new segment as one block. Raises DoesNotFit."""
+        total = SEGMENT if small else 20 * MIB
         if size >= 10 * MIB:
-            total = -(-size // (2 * MIB)) * 2 * MIB
+            total = round_up(size, SEGMENT)
         if self.capacity is not None and self.reserved + total > self.capacity:
             for free in self.free.values():
-                whole = [place for place in free if not place[2].before and not place[2].after]
+                whole = [entry for entry in free if not entry[2].before and not entry[2].after]
                 self.reserved -= sum(size for size, *_ in whole)
-                free[:] = [place for place in free if place not in whole]
+                free[:] = [entry for entry in free if entry not in whole]
             if self.reserved + total > self.capacity:
                 raise DoesNotFit(size)
         self.reserved += total
@@ -80,7 +83,7 @@ class Allocator:
 
     def put(self, block: Block) -> None:
         block.is_free = True
-        insort(self.free[block.small], block.place)
+        insort(self.free[block.small], (block.size, block.start, block))
 
     def take(self, block: Block) -> None:
         free = self.free[block.small]
@@ -104,8 +107,8 @@ class Allocator:
 
 
 def simulate(events: list[int], capacity: int | None = None) -> Allocator:
-    """The allocator after these events: a size in bytes, or -k for the release of the k-th one.
-    Raises DoesNotFit."""
+    """Returns the allocator after the events: a size in bytes for a storage that is made, -k for
+    the release of the k-th one. Raises DoesNotFit."""
     allocator = Allocator(capacity)
     blocks: list[Block | None] = [None]
     for event in events:
@@ -116,26 +119,23 @@ def simulate(events: list[int], capacity: int | None = None) -> Allocator:
     return allocator
 
 
-# ---- What a card has to have --------------------------------------------------------------------
+class MemoryNeed(NamedTuple):
+    """The MiB of GPU memory that a script takes."""
+
+    reserved: int  # at the end of an epoch, on a card without a limit
+    minimum: int  # the least capacity at which the script runs
 
 
-class Need(NamedTuple):
-    """MiB that a script takes."""
-
-    reserved: int  # at the end of an epoch, without a limit
-    least: int  # of a GPU's memory, so that it runs
-
-
-def need(events: list[int]) -> Need:
-    """By halving: the least capacity at which the events come to their end, in whole segments."""
-    free = simulate(events)
-    # It doesn't fit low, it fits high.
-    low, high = -(-free.peak_allocated // (2 * MIB)) - 1, free.peak_reserved // (2 * MIB)
+def memory_need(events: list[int]) -> MemoryNeed:
+    """Returns what a script with these events needs; the minimum is found by halving."""
+    unlimited = simulate(events)
+    # In segments: the script doesn't fit into `low`, it fits into `high`.
+    low = round_up(unlimited.peak_allocated, SEGMENT) // SEGMENT - 1
+    high = unlimited.peak_reserved // SEGMENT
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            found = simulate(events, middle * 2 * MIB)
-            high = found.peak_reserved // (2 * MIB)  # with so much it goes the same way
+            high = simulate(events, middle * SEGMENT).peak_reserved // SEGMENT
         except DoesNotFit:
             low = middle
-    return Need(-(-free.reserved // MIB), 2 * high)
+    return MemoryNeed(unlimited.reserved // MIB, high * SEGMENT // MIB)

@@ -6,20 +6,17 @@ from bench import processes
 from bench.catalogue import FLOAT16, in_float16
 from bench.common import UserError, has_option, trained_in
 from bench.measure.plan import Setup
-from bench.predict.store import largest, predict
+from bench.predict.store import fitting, predict
 
 PUBLISHED = {"8": "0", "32": "10-batch-size"}  # batch size: the first script of the ladder with it
 LOADED = 300  # MiB that kernels and libraries still take of what is free
 
 
 def batches_that_fit(setup: Setup, composed: bool) -> dict[str, int]:
-    """Returns what takes the place of the published batch sizes, by them; nothing where they fit,
-    where the options choose one, or without a GPU. Prints the sizes.
-
-    The smaller one is the largest power of two that fits, the larger one four times that, or the
-    largest that fits. `composed`: 01 is composed with precision-fp16 where the GPU needs it.
-    Predictions are in bfloat16 unless the machine or the options have another type.
-    """
+    """Returns the batch sizes that take the place of the published ones, by these, and prints them:
+    for the smaller one the largest power of two that fits, for the larger one four times that, or
+    the largest that fits. Returns nothing where the published ones fit, where the options choose
+    one, or without a GPU. `composed`: 01 is composed with precision-fp16 where the GPU needs it."""
     if setup.device != "cuda" or has_option("--batch-size", setup.options):
         return {}
     fast = FLOAT16 if composed and in_float16(setup.machine, setup.options) else PUBLISHED["32"]
@@ -30,17 +27,17 @@ def batches_that_fit(setup: Setup, composed: bool) -> dict[str, int]:
         for batch, script in (PUBLISHED | {"32": fast}).items():
             options = [option for option in setup.options  # 00 has nothing to compile
                        if script != "0" or option not in ("--compile", "--no-compile")]
-            own = options_of_type(setup, script) if script != "0" else []
-            needs = predict(setup.scripts, script, [*model, *own, *options], setup.results,
+            needs = predict(setup.scripts, script,
+                            [*model, *options_of_type(setup, script), *options], setup.results,
                             free - LOADED).needs
-            fits = largest(needs, free, LOADED)
+            fits = fitting(needs, free, others=LOADED)
             none_fits |= not fits
             batches[batch] = min(int(batch), fits or 1)
     except UserError as error:
         print(f"whether the published batch sizes fit isn't known: {error}", file=sys.stderr)
         return {}
     batches["32"] = min(batches["32"], 4 * batches["8"])
-    if batches == {batch: int(batch) for batch in PUBLISHED}:
+    if batches == {"8": 8, "32": 32}:
         return {}
     print(f"{free / 1024:.1f} GB of the GPU's memory are free: by prediction, batch size"
           f" {batches['8']} in place of 8, and {batches['32']} in place of 32"
@@ -49,8 +46,8 @@ def batches_that_fit(setup: Setup, composed: bool) -> dict[str, int]:
 
 
 def options_of_type(setup: Setup, script: str) -> list[str]:
-    """Returns the type that a script with technique 5 trains in here, as options for `predict`."""
-    if (script == FLOAT16 or has_option("--dtype", setup.options)
+    """Returns the type that a script trains in on this machine, as options for `predict`."""
+    if (script in (PUBLISHED["8"], FLOAT16) or has_option("--dtype", setup.options)
             or trained_in(setup.machine) == "bfloat16"):
         return []
     return ["--dtype", trained_in(setup.machine)]

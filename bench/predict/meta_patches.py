@@ -1,28 +1,24 @@
-"""All that is replaced of PyTorch while a script trains on tensors without storage (device "meta").
+"""What is replaced of PyTorch while a script trains on tensors without storage (device "meta").
 
-What is as on CUDA: dropout keeps a mask of a byte per element, attention is the flash kernel with
-the buffers of its backward pass (those of the memory-efficient kernel, which older GPUs run, are as
-large: attention_backward.cu), the optimizer works on all tensors at once, and DDP keeps a second
-copy of the gradients.
+The replacements do what CUDA does: dropout keeps a mask of a byte per element, attention is the
+flash kernel with the buffers of its backward pass (those of the memory-efficient kernel, which
+older GPUs run, are as large: attention_backward.cu), the optimizer works on all tensors at once,
+and DDP keeps a second copy of the gradients.
 """
 
-import contextlib
 import os
-from collections.abc import Iterator
-from importlib import import_module
+from contextlib import ExitStack
 from unittest import mock
 
 import torch
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-WORLD_SIZE = 4  # of 02, whose memory doesn't depend on it unless ranks share the states
-# PyTorch's own, before anything replaces them.
+WORLD_SIZE = 4  # of 02, whose memory depends on it only if ranks share the optimizer's states
+# PyTorch's own functions, before anything replaces them.
 aten, functional = torch.ops.aten, torch.nn.functional
 real_autocast, real_compile = torch.autocast, torch.compile
 real_dropout, real_linear = functional.dropout, functional.linear
-ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
-FOREACH = "_get_foreach_kernels_supported_devices"
 
 
 def is_meta(value) -> bool:
@@ -33,33 +29,17 @@ def key_of(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-@contextlib.contextmanager
-def replaced(changes: dict[str, object]) -> Iterator[None]:
-    """While it is open, these names mean something else."""
-    with contextlib.ExitStack() as stack:
-        for name, own in changes.items():
-            stack.enter_context(mock.patch(name, own))
-        yield
-
-
 def begin_ranks() -> None:
-    """For 02, as if torchrun had started it; nothing is sent."""
+    """Starts the ranks of 02 as torchrun does; nothing is sent."""
     os.environ |= dict(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(WORLD_SIZE),
                        MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD_SIZE)
 
 
-# ---- Functions that take another way on a CPU, or that need a tensor's values -------------------
-
-
-def flash_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **how):
-    return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
-
-
-def attention(*args, **kwargs):
-    if not torch.backends.cuda.flash_sdp_enabled():
+def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+    if not torch.compiler.is_compiling() and not torch.backends.cuda.flash_sdp_enabled():
         raise NotImplementedError("of attention's kernels only flash can be traced")
-    return flash_attention(*args, **kwargs)
+    return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal)[0]
 
 
 def dropout(x, p=0.5, training=True, inplace=False):
@@ -74,14 +54,8 @@ def linear(x, weight, bias=None):
     return real_linear(x, weight, bias)
 
 
-def instead(name: str, value):
-    """A tensor's method of this name, which without storage makes up its `value`."""
-    real = getattr(torch.Tensor, name)
-    return lambda self, *args: value(self) if is_meta(self) else real(self, *args)
-
-
 class Autocast(real_autocast):
-    """In place of torch.autocast, which doesn't convert tensors without storage."""
+    """Replaces torch.autocast, which doesn't convert tensors without storage."""
 
     weights: dict[int, torch.Tensor] = {}  # converted, until its end
 
@@ -104,27 +78,10 @@ class Autocast(real_autocast):
         return super().__exit__(*error)
 
 
-AS_ON_CUDA: dict[str, object] = {
-    "torch.autocast": Autocast,
-    "torch.nn.functional.dropout": dropout, "torch.nn.functional.linear": linear,
-    ATTENTION: attention,
-    "torch.Tensor.item": instead("item", lambda x: 0.0),
-    "torch.Tensor.tolist": instead("tolist", lambda x: [0]),
-    "torch.Tensor.cpu": instead("cpu", lambda x: torch.zeros(x.shape, dtype=x.dtype)),
-    "torch.optim.adam._device_dtype_check_for_fused": lambda *_, **__: None,
-}
-# While the compiler makes its graph.
-AS_COMPILED = {"torch.nn.functional.dropout": real_dropout,
-               "torch.nn.functional.linear": real_linear, ATTENTION: flash_attention}
-
-
-# ---- Several GPUs ------------------------------------------------------------------------------
-
-
 class Buckets(nn.Module):
-    """In place of DistributedDataParallel: gradients lie in buffers that stay."""
+    """Replaces DistributedDataParallel: gradients lie in buffers that stay."""
 
-    def __init__(self, model: nn.Module, **how):
+    def __init__(self, model: nn.Module, **options):
         super().__init__()
         self.module = model
         for parameter in model.parameters():
@@ -139,27 +96,29 @@ class Buckets(nn.Module):
         return self.module(*inputs)
 
 
-# ---- All of it ---------------------------------------------------------------------------------
-
-
 def refused(what: str):
-    """Stands in for a function that no trace can follow."""
-    def refuse(*_, **__):
-        raise NotImplementedError(f"{what} can't be traced")
-
-    return refuse
+    """Replaces a function that no trace can follow."""
+    return mock.Mock(side_effect=NotImplementedError(f"{what} can't be traced"))
 
 
-@contextlib.contextmanager
-def as_on_cuda(compile) -> Iterator[None]:
-    """Replaces all of it for bench.predict.trace, torch.compile by `compile`."""
-    optimizers = import_module("torch.optim.optimizer")  # torch.optim hides its name
+def replaced(replacements: dict[str, object]) -> ExitStack:
+    """Replaces what the names mean until the stack is closed."""
+    with ExitStack() as stack:
+        for name, replacement in replacements.items():
+            stack.enter_context(mock.patch(name, replacement))
+        return stack.pop_all()
+
+
+def as_on_cuda(compile) -> ExitStack:
+    """Replaces all of it for bench.predict.trace, and torch.compile by `compile`."""
     # On CUDA an optimizer works on all tensors at once unless it is told not to.
-    at_once = [*getattr(optimizers, FOREACH)(), "meta"]
-    with (mock.patch.object(optimizers, FOREACH, lambda: at_once),
-          replaced(AS_ON_CUDA | {
-              "torch.compile": compile,
-              "torch.nn.parallel.DistributedDataParallel": Buckets,
-              "torch.distributed.fsdp.fully_shard": refused("weights that ranks share"),
-              "torch.autograd.graph.save_on_cpu": refused("activations in the CPU's memory")})):
-        yield
+    devices = [*torch.utils._foreach_utils._get_foreach_kernels_supported_devices(), "meta"]
+    return replaced({
+        "torch.autocast": Autocast, "torch.compile": compile,
+        "torch.nn.functional.dropout": dropout, "torch.nn.functional.linear": linear,
+        "torch.nn.functional.scaled_dot_product_attention": attention,
+        "torch.nn.parallel.DistributedDataParallel": Buckets,
+        "torch.optim.adam._device_dtype_check_for_fused": lambda *_, **__: None,
+        "torch.optim.optimizer._get_foreach_kernels_supported_devices": lambda: devices,
+        "torch.distributed.fsdp.fully_shard": refused("weights that ranks share"),
+        "torch.autograd.graph.save_on_cpu": refused("activations in the CPU's memory")})

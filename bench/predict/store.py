@@ -1,14 +1,12 @@
-"""What a script would take on GPUs that aren't there: traced once (bench.predict.trace), then
-stored.
+"""What a script takes on GPUs that aren't there: traced once (bench.predict.trace), then stored.
 
-Predictions stand in NAME, in a folder of results: by a script's name and its options, the memory at
-each batch size, the work of a step at two of them, and a hash of the script's code. They stay when
-the code changes; `changed` then names the script.
+Predictions are stored in NAME, in a folder of results: by a script's name and its options, the
+memory at each batch size, the work of a step at two of them, and a hash of the script's code. A
+prediction stays when the code changes; `changed` then names the script.
 """
 
 import ast
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -19,204 +17,178 @@ from typing import NamedTuple
 from bench import processes
 from bench.cards import Card
 from bench.catalogue import EPOCHS, Scripts
-from bench.common import (
-    BOOK_TOKENS,
-    REFERENCE,
-    ROOT,
-    UserError,
-    listed,
-    read_kept,
-    sha256,
-    write_whole,
-)
+from bench.common import BOOK_TOKENS, REFERENCE, ROOT, UserError, read_kept, sha256, write_whole
 from bench.predict import speed
-from bench.predict.allocator import Need, need
+from bench.predict.allocator import MemoryNeed, memory_need
 from bench.predict.speed import Work
 
 BATCHES = [2**k for k in range(10)]
 OTHERS = 614  # MiB: the driver's own, its kernels, and a display
-TRACED = 8, 16  # from these two follow the larger ones: all sizes are a + b times the batch
+TRACED = 8, 16  # from these two follow the larger ones: all sizes are a + b × batch
 NAME = "predict.json"
-SECONDS = 1800  # for one trace, on a slow machine too
 REFUSED = "what it takes can't be predicted: "
 
 
 class Prediction(NamedTuple):
-    needs: dict[int, Need]  # by the batch size
-    works: dict[int, dict[str, list[Work]]]  # of a "step", at two batch sizes
+    """What a script takes. Methods return None where the card lacks what the script needs."""
+
+    needs: dict[int, MemoryNeed]  # by the batch size
+    steps: dict[int, list[Work]]  # the work of a step, by the batch sizes of TRACED
     context_length: int
     flops_per_token: int
-    code: str | None = None  # as code_of() the script that was traced; None: not known
+    code: str  # code_of() the traced script
 
     def seconds(self, batch: int, card: Card) -> dict[str, float] | None:
-        """Returns the seconds of a step, as bench.predict.speed.seconds() does."""
-        works = {size: work["step"] for size, work in self.works.items()}
-        return speed.seconds(speed.work_at(batch, works), card)
+        """Returns the seconds of a step, as bench.predict.speed.seconds()."""
+        return speed.seconds(speed.work_at(batch, self.steps), card)
 
-    def tok_per_sec(self, batch: int, card: Card, micro_batches: int = 1) -> float | None:
-        """Of one GPU, with an update after this many batches; None where the card lacks what the
-        script needs."""
+    def tok_per_sec(self, batch: int, card: Card) -> float | None:
+        """Returns the tok/sec of one GPU."""
         times = self.seconds(batch, card)
-        if not times:
-            return None
-        # Instead of an update, which passes 7 times over the weights, gradients are added: 3 times.
-        saved = times["optimizer"] * 4 / 7 * (1 - 1 / micro_batches)
-        return batch * self.context_length / (sum(times.values()) - saved)
-
-    @property
-    def is_compiled(self) -> bool:
-        """As bench.predict.speed.is_compiled."""
-        return speed.is_compiled(next(iter(self.works.values()))["step"])
-
-    def range(self, batch: int, card: Card) -> float:
-        """Either way of tok_per_sec(), as a share of it."""
-        return speed.range_of(card, self.is_compiled, self.seconds(batch, card))
+        return times and batch * self.context_length / sum(times.values())
 
     def speeds(self, batch: int, card: Card, gpus: int = 1) -> tuple[float, float] | None:
-        """The least and the most tok/sec to expect of this many GPUs that send in no time; None as
-        in tok_per_sec()."""
+        """Returns the least and the most tok/sec to expect of all GPUs, whose communication takes
+        no time."""
         expected = self.tok_per_sec(batch, card)
         if not expected:
             return None
-        share = self.range(batch, card)
-        return gpus * expected * (1 - share), gpus * expected * (1 + share)
+        compiled = speed.is_compiled(self.steps[TRACED[0]])
+        margin = speed.margin(card, compiled, self.seconds(batch, card))
+        return gpus * expected * (1 - margin), gpus * expected * (1 + margin)
 
     def speed_range(self, batch: int, card: Card, gpus: int = 1) -> str:
-        """speeds(), in thousands; or why there are none."""
-        speeds = self.speeds(batch, card, gpus)
-        if not speeds:
-            work = next(iter(self.works.values()))["step"]
-            precision = speed.lacking(work, card)
-            # Every GPU computes in float32; how fast this one does, its file doesn't say.
-            return "speed unknown" if precision == "float32" else f"not in {precision}"
-        return span(*(each / 1000 for each in speeds))
+        """Writes speeds() in thousands, or why there are none."""
+        if speeds := self.speeds(batch, card, gpus):
+            return span(*(tok_per_sec / 1000 for tok_per_sec in speeds))
+        precision = speed.missing_precision(self.steps[TRACED[0]], card)
+        # Every GPU computes in float32; how fast this one does, its file doesn't say.
+        return "speed unknown" if precision == "float32" else f"not in {precision}"
 
     def minutes(self, batch: int, card: Card, gpus: int = 1) -> float | None:
-        """Of the published epochs on the book; None as in tok_per_sec()."""
+        """Returns the minutes of the published epochs on the book."""
         expected = self.tok_per_sec(batch, card)
         return expected and EPOCHS * BOOK_TOKENS / (gpus * expected) / 60
 
     def mfu(self, batch: int, card: Card) -> float | None:
-        """The share of the datasheet's 16-bit rate, as bench.measure.records.Record.mfu."""
+        """Returns the share of the datasheet's 16-bit throughput that is used."""
         expected = self.tok_per_sec(batch, card)
         return expected and expected * self.flops_per_token / card.peak
 
 
-def largest(needs: dict[int, Need], mib: int, others: int = OTHERS) -> int:
-    """The largest power of two that fits a card with this many MiB, of which `others` are left
-    free; 0 where none does."""
-    return max((batch for batch in BATCHES if batch in needs
-                and needs[batch].least <= mib - others), default=0)
-
-
-def fitting(needs: dict[int, Need], mib: int, batch: int | None = None) -> int:
-    """`batch`, or else the largest power of two; 0 where it doesn't fit such a card."""
-    batch = batch or largest(needs, mib)
-    return batch if batch and needs[batch].least <= mib - OTHERS else 0
+def fitting(needs: dict[int, MemoryNeed], mib: int, batch: int | None = None,
+            others: int = OTHERS) -> int:
+    """Returns the largest of BATCHES, or `batch` instead, if it fits a card with this many MiB, of
+    which `others` are left free; 0 where none does."""
+    return max((size for size in ([batch] if batch else BATCHES)
+                if size in needs and needs[size].minimum <= mib - others), default=0)
 
 
 def span(low: float, high: float) -> str:
-    """A range of figures, whose places follow from its upper end."""
+    """Writes a range of figures, with decimals by its upper end."""
     places = 0 if high >= 10 else 1 if high >= 1 else 2
     return f"{low:,.{places}f}–{high:,.{places}f}"
-
-
-def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
-    """The events at a batch size, from those at the two of TRACED. Raises ValueError where they
-    aren't the same events."""
-    (a, b), events = TRACED, []
-    for one, other in zip(first, second, strict=True):
-        size = one + (other - one) * (batch - a) / (b - a)
-        if (one < 0 or other < 0) and one != other or size != int(size):
-            raise ValueError("what is made differs between batches by more than its size")
-        events.append(int(size))
-    return events
 
 
 def predict(scripts: Scripts, script: str | Path, options: list[str], results: Path,
             smallest: int | None = None, batch: int | None = None, retrace: bool = False
             ) -> Prediction:
-    """Predicts what a script with these options needs at each of BATCHES, and at `batch`. The
+    """Predicts what a script with these options takes at each of BATCHES, and at `batch`. The
     smaller ones, which have to be traced one by one, are left out unless a card of `smallest` MiB
     lacks what the first of TRACED takes.
 
-    A prediction that `results` or results/reference stores is returned as it is, unless `retrace`
-    is asked for, also where the script has changed since: see changed(). Raises UserError.
+    A prediction that `results` or results/reference stores is returned as it is, also where the
+    script has changed since, unless `retrace`. Raises UserError, StackError.
     """
     text = scripts.text(script)
-    old = None if retrace else (load(scripts, script, options, results)
-                             or load(scripts, script, options, REFERENCE))
+    old = None if retrace else load(scripts, script, options, results, REFERENCE)
     new = extend(old or trace(text, options), text, options, smallest, batch)
     if new is not old and results.is_dir():  # it may be misspelt: nothing is made for this alone
-        save(results, {key_of(scripts, script, options): new})
+        save(results, key_of(scripts, script, options), new)
     return new
 
 
-def ask(text: bytes, options: list[str], batches: Sequence[int]) -> dict:
-    """Returns what bench.predict.trace.trace() does, by the batch size, or the UserError in place
-    of a trace that a script doesn't let be made. Raises UserError where the child breaks, or is
-    stuck."""
+def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], results: Path,
+                smallest: int, retrace: bool = False) -> str:
+    """Predicts the scripts of which nothing is stored or whose code has changed, or all of them.
+    Returns how many are predicted. Raises StackError, OSError."""
+    results.mkdir(parents=True, exist_ok=True)
+    runs = {key_of(scripts, script, options): (script, options) for script, options in wanted}
+    failed = 0
+    for number, (key, (script, options)) in enumerate(runs.items(), 1):
+        old = load(scripts, script, options, results, REFERENCE)
+        is_current = old and old.code == code_of(scripts.text(script)) and not retrace
+        try:
+            predict(scripts, script, options, results, smallest, retrace=not is_current)
+            outcome = "predicted"
+        except UserError as error:
+            failed, outcome = failed + 1, str(error)
+        print(f"{number} of {len(runs)}: {key}: {outcome}", flush=True)
+    return f"{len(runs) - failed} of {len(runs)} are predicted."
+
+
+def trace(text: bytes, options: list[str]) -> Prediction:
+    """Traces a script at the batch sizes of TRACED. Raises UserError."""
+    traces = ask(text, options, TRACED)
+    events = [answer["events"] for answer in traces.values()]
+    needs = dict(zip(TRACED, map(memory_need, events), strict=True))
+    with suppress(ValueError):  # then extend() traces these
+        needs |= {size: memory_need(at_batch(size, *events))
+                  for size in BATCHES if size > TRACED[-1]}
+    steps = {size: [Work(*row[:3], *map(float, row[3:])) for row in answer["step"]]
+             for size, answer in traces.items()}
+    first = traces[TRACED[0]]
+    return Prediction(needs, steps, first["tokens"] // TRACED[0], first["flops_per_token"],
+                      code_of(text))
+
+
+def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
+    """Returns the events at a multiple of the first of TRACED, from those at both. Raises
+    ValueError where these aren't the same events."""
+    steps, events = (batch - TRACED[0]) // (TRACED[1] - TRACED[0]), []
+    for one, other in zip(first, second, strict=True):
+        if one != other and min(one, other) < 0:
+            raise ValueError("what is made differs between batches by more than its size")
+        events.append(one + (other - one) * steps)
+    return events
+
+
+def extend(old: Prediction, text: bytes, options: list[str], smallest: int | None,
+           batch: int | None) -> Prediction:
+    """Adds the batch sizes that predict() is asked for; returns `old` itself where none is
+    missing. Raises UserError."""
+    small = smallest is not None and smallest < old.needs[TRACED[0]].minimum
+    sizes = [size for size in BATCHES if small or size > TRACED[0]] + ([batch] if batch else [])
+    missing = [size for size in sizes if size not in old.needs]
+    # One that nobody asked for may be no multiple of --micro-batches.
+    traces = ask(text, options, missing, optional=[size for size in missing if size != batch])
+    needs = old.needs | {size: memory_need(answer["events"]) for size, answer in traces.items()}
+    return old._replace(needs=dict(sorted(needs.items()))) if traces else old
+
+
+def ask(text: bytes, options: list[str], batches: Sequence[int], optional: Sequence[int] = ()
+        ) -> dict[int, dict]:
+    """Traces a script in a process of its own. Returns what bench.predict.trace.trace() does, by
+    the batch size, without the `optional` ones that the script refuses. Raises UserError."""
     if not batches:
         return {}
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
         script.write_bytes(text)
         requests = [dict(script=str(script), options=options, batch=batch) for batch in batches]
-        try:
-            code, out, err = processes.run_child(
-                [sys.executable, "-m", "bench.predict.trace", json.dumps(requests)], ROOT,
-                timeout=SECONDS * len(batches),
-                OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",  # it computes nothing
-                PYTHONUTF8="1")  # PyTorch reads its own files by the locale
-        except subprocess.TimeoutExpired as stuck:
-            raise UserError(f"{REFUSED}no answer after {stuck.timeout:.0f} s")
+        code, out, err = processes.run_child(
+            [sys.executable, "-m", "bench.predict.trace", json.dumps(requests)], ROOT,
+            OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="",  # it computes nothing
+            PYTHONUTF8="1")  # PyTorch reads its own files by the locale
     if code:
         raise UserError(REFUSED + processes.error_line(err))
-    return {batch: answer["trace"] if "trace" in answer else UserError(REFUSED + answer["error"])
-            for batch, answer in zip(batches, json.loads(out.splitlines()[-1]), strict=True)}
-
-
-def trace(text: bytes, options: list[str]) -> Prediction:
-    """Traces a script at the batch sizes of TRACED. Raises UserError."""
-    traces = ask(text, options, TRACED)
-    for traced in traces.values():
-        if isinstance(traced, UserError):
-            raise traced
-    events = [traced["events"] for traced in traces.values()]
-    needs = {size: need(traced["events"]) for size, traced in traces.items()}
-    for size in BATCHES:
-        if size > max(TRACED):
-            with suppress(ValueError):  # it is traced in extend()
-                needs[size] = need(at_batch(size, *events))
-    size, first = next(iter(traces.items()))
-    return Prediction(needs, {size: works_from(traced) for size, traced in traces.items()},
-                      first["tokens"] // size, first["flops_per_token"], code_of(text))
-
-
-def extend(old: Prediction, text: bytes, options: list[str], smallest: int | None,
-           batch: int | None) -> Prediction:
-    """Adds what predict() is asked for besides; returns `old` itself where nothing is missing.
-    Raises UserError."""
-    small = smallest is not None and smallest < old.needs[TRACED[0]].least
-    sizes = [size for size in BATCHES if small or size > TRACED[0]] + ([batch] if batch else [])
-    needs = dict(old.needs)
-    traces = ask(text, options, [size for size in sizes if size not in needs])
-    for size, traced in traces.items():
-        if not isinstance(traced, UserError):
-            needs[size] = need(traced["events"])
-        elif size == batch:  # else it may be one that isn't a multiple of --micro-batches
-            raise traced
-    return old if needs == old.needs else old._replace(
-        needs={size: needs[size] for size in sorted(needs)})
-
-
-def works_from(parts: dict) -> dict[str, list[Work]]:
-    """Reads the work of a step from JSON. Raises LookupError, TypeError, ValueError."""
-    return dict(step=[Work(str(kind), str(precision), bool(aligned), *map(float, figures))
-                      for kind, precision, aligned, *figures in parts["step"]])
-
-
-# ---- What is stored ----------------------------------------------------------------------------
+    traces = {}
+    for batch, answer in zip(batches, json.loads(out.splitlines()[-1]), strict=True):
+        if "trace" in answer:
+            traces[batch] = answer["trace"]
+        elif batch not in optional:
+            raise UserError(REFUSED + answer["error"])
+    return traces
 
 
 def key_of(scripts: Scripts, script: str | Path, options: list[str]) -> str:
@@ -239,68 +211,37 @@ def code_of(text: bytes) -> str:
     return sha256(ast.unparse(tree).encode())[:16]
 
 
-def load(scripts: Scripts, script: str | Path, options: list[str], folder: Path
-         ) -> Prediction | None:
-    """Returns a stored prediction, maybe of other code of the script; None where there is none.
-    Raises StackError."""
-    try:
-        saved = read_kept(folder / NAME)[key_of(scripts, script, options)]
-        needs = {int(size): Need(*need) for size, need in saved["needs"].items()}
-        works = {size: works_from(saved["works"][str(size)]) for size in TRACED}
-        prediction = Prediction(needs, works, saved["context_length"], saved["flops_per_token"],
-                                saved["code"])
-        return prediction if TRACED[0] in needs else None
-    except (LookupError, ValueError, TypeError, AttributeError):  # of an older form, or damaged
-        return None
-
-
-def save(results: Path, predictions: dict[str, Prediction], only: bool = False) -> None:
-    """Adds predictions to the stored ones, or keeps `only` these."""
-    entries = {} if only else read_kept(results / NAME)
-    entries |= {key: prediction._asdict() for key, prediction in predictions.items()}
-    write_whole(results / NAME, as_lines(entries))
-
-
-def as_lines(entries: dict) -> str:
-    """JSON with a line for each entry."""
-    return "{\n" + ",\n".join(
-        f"{json.dumps(key)}: {json.dumps(entry, separators=(',', ':'))}"
-        for key, entry in entries.items()) + "\n}\n"
-
-
 def changed(scripts: Scripts, predicted: Iterable[tuple[str | Path, Prediction]]) -> str | None:
     """Names the scripts whose code isn't that which was predicted, in a line; None where there are
     none. Raises StackError."""
-    names = dict.fromkeys(scripts.canonical(script) for script, prediction in predicted
-                          if prediction.code != code_of(scripts.text(script)))
-    return f"The code of {listed(names)} has changed since it was predicted." if names else None
+    names = ", ".join(dict.fromkeys(
+        scripts.canonical(script) for script, prediction in predicted
+        if prediction.code != code_of(scripts.text(script))))
+    return f"The code of {names} has changed since it was predicted." if names else None
 
 
-# ---- All of them -------------------------------------------------------------------------------
+def load(scripts: Scripts, script: str | Path, options: list[str], *folders: Path
+         ) -> Prediction | None:
+    """Returns the prediction that the first of the folders stores, maybe of other code of the
+    script; None where none does. Raises StackError."""
+    key = key_of(scripts, script, options)
+    for folder in folders:
+        if entry := read_kept(folder / NAME).get(key):
+            with suppress(LookupError, TypeError, ValueError):  # of an older form
+                return Prediction(
+                    {int(size): MemoryNeed(*need) for size, need in entry["needs"].items()},
+                    {size: [Work(*work) for work in entry["works"][str(size)]["step"]]
+                     for size in TRACED},
+                    entry["context_length"], entry["flops_per_token"], entry["code"])
+    return None
 
 
-def predict_all(scripts: Scripts, wanted: list[tuple[str | Path, list[str]]], results: Path,
-                smallest: int, retrace: bool = False) -> str:
-    """Predicts those of which nothing is stored or whose code has changed, or all of them, and
-    stores these alone. Returns how many there are. Raises UserError, StackError, OSError."""
-    keys = {key_of(scripts, script, options): (script, options) for script, options in wanted}
-    same: dict[tuple, list[str]] = {}  # the keys of equal code and options
-    for key, (script, options) in keys.items():
-        same.setdefault((code_of(scripts.text(script)), *options), []).append(key)
-    predictions: dict[str, Prediction] = {}
-    for number, ((code, *options), names) in enumerate(same.items(), 1):
-        text = scripts.text(keys[names[0]][0])
-        stored = [] if retrace else [load(scripts, *keys[key], folder)
-                                  for key in names for folder in (results, REFERENCE)]
-        old = next((prediction for prediction in stored
-                    if prediction and prediction.code == code), None)
-        try:
-            new = extend(old or trace(text, options), text, options, smallest, None)
-            predictions |= dict.fromkeys(names, new)
-            outcome = "as it was" if new is old else "predicted"
-        except UserError as error:
-            outcome = str(error)
-        print(f"{number} of {len(same)}: {', '.join(names)}: {outcome}", flush=True)
-        save(results, {key: predictions[key] for key in names if key in predictions})
-    save(results, {key: predictions[key] for key in keys if key in predictions}, only=True)
-    return f"{len(predictions)} of {len(keys)} are predicted."
+def save(results: Path, key: str, prediction: Prediction) -> None:
+    """Adds a prediction to the stored ones, a line for each."""
+    works = {size: dict(step=step) for size, step in prediction.steps.items()}
+    entries = read_kept(results / NAME) | {key: dict(
+        needs=prediction.needs, works=works, context_length=prediction.context_length,
+        flops_per_token=prediction.flops_per_token, code=prediction.code)}
+    lines = (f"{json.dumps(key)}: {json.dumps(entry, separators=(',', ':'))}"
+             for key, entry in entries.items())
+    write_whole(results / NAME, "{\n" + ",\n".join(lines) + "\n}\n")

@@ -3,10 +3,7 @@ storage (device "meta").
 
     python -m bench.predict.trace '[{"script": "00_orig.py", "options": [], "batch": 8}, ...]'
 
-prints a line, the list of {"trace": what trace() returns} or {"error": "a line"}. Each storage is
-noted when it is made and when it dies, and of each kernel how many floating-point operations it
-does and how many bytes it reads and writes. No trace sees the workspace of cuBLAS; it is added. In
-place of torch.compile stands bench.predict.compiled.
+prints a line, the list of {"trace": what trace() returns} or {"error": "a line"}.
 """
 
 import contextlib
@@ -16,6 +13,7 @@ import json
 import sys
 import warnings
 import weakref
+from operator import add
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -33,81 +31,65 @@ from bench.predict import meta_patches
 from bench.predict.allocator import WORKSPACE
 from bench.predict.compiled import PYTORCH, compile_only_models
 from bench.predict.counting import bytes_of, kernel_of
-from bench.predict.meta_patches import WORLD_SIZE, aten, is_meta
+from bench.predict.meta_patches import WORLD_SIZE, aten, is_meta, key_of
 from bench.predict.speed import Work
 from bench.processes import error_line
 
 STEPS = 3
+CPU = torch.device("cpu")
 
 
-class Notes(TorchDispatchMode):
-    """`events`: a storage's size in bytes when it is made, -k when the k-th one dies.
-
-    `work`: what was done from each mark() to the next, as {Work.group: Work}: kind is products (of
-    linear layers), head (of the one that makes logits), attention, loss, optimizer or rest.
-    """
+class Recorder(TorchDispatchMode):
+    """Records `events`: a storage's size in bytes when it is made, -k when the k-th one dies; and
+    `work`: what is done from each mark() to the next, as {Work.group: Work}."""
 
     def __init__(self, config):
         super().__init__()
-        self.config, self.events, self.made, self.live = config, [], 0, {}
+        self.config, self.events, self.storages, self.live = config, [], 0, {}
         self.work, self.updating = [{}], 0  # optimizers that are at it; one may use another
-
-    def __enter__(self):
-        self.hooks = [register_optimizer_step_pre_hook(lambda *_: self.update(1)),
-                      register_optimizer_step_post_hook(lambda *_: self.update(-1))]
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        for hook in self.hooks:
-            hook.remove()
-        return super().__exit__(*error)
 
     def update(self, change: int) -> None:
         self.updating += change
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is aten._fused_adamw_.default:  # in place, and not there for such tensors
-            for weight, gradient, *averages in zip(*args[:4], strict=True):
-                size = 2 * bytes_of(weight, *averages) + bytes_of(gradient)
-                self.add_work(Work("optimizer", "", True, 0, 0, size))
-            self.add_work(Work("optimizer", "", True, 1, 0, 0))
+        kwargs, buffers = kwargs or {}, []
+        if func is aten._fused_adamw_.default:  # it isn't there for tensors without storage
+            self.add_work("optimizer", "", True, 1, 0, sum(
+                2 * bytes_of(weight, *averages) + bytes_of(gradient)
+                for weight, gradient, *averages in zip(*args[:4], strict=True)))
             return None
         if func is aten._amp_update_scale_.default:  # nor is this one
             return args[0]
+        if func is aten._local_scalar_dense.default and is_meta(args[0]):  # Tensor.item
+            return 0.0
+        if func is aten._to_copy.default and is_meta(args[0]) and kwargs.get("device") == CPU:
+            return torch.zeros_like(args[0], device="cpu", dtype=kwargs.get("dtype"))
         if func is aten._scaled_dot_product_flash_attention_backward.default:
-            q_BHTD = args[1]
-            B, H, T, D = q_BHTD.shape
+            B, H, T, D = args[1].shape
             T = -(-T // 128) * 128  # csrc/flash_attn/flash_api.cpp: float32 in whole blocks
             buffers = [self.add(4 * B * H * T), self.add(4 * B * H * T * -(-D // 32) * 32)]
-            result = func(*args, **(kwargs or {}))
-            self.events += [-number for number in buffers]
-        else:
-            result = func(*args, **(kwargs or {}))
-        for value in filter(is_meta, tree_iter(result)):
-            self.note(value)
-        self.count(func, args, kwargs or {}, result)
-        return result
-
-    def mark(self) -> float:
-        self.work.append({})
-        return 0.0
-
-    def add_work(self, more: Work) -> None:
-        kernels, flops, size = self.work[-1].get(more.group, Work(*more.group))[3:]
-        self.work[-1][more.group] = more._replace(
-            kernels=kernels + more.kernels, flops=flops + more.flops, size=size + more.size)
-
-    def count(self, func, args: tuple, kwargs: dict, result) -> None:
-        """The work of an operator."""
-        kernel = kernel_of(func, args, kwargs, result, is_meta)
-        if kernel:
-            precision, aligned, flops, size, tensors = kernel
+        result = func(*args, **kwargs)
+        self.events += [-number for number in buffers]
+        for tensor in filter(is_meta, tree_iter(result)):
+            self.record(tensor)
+        if kernel := kernel_of(func, args, kwargs, result, is_meta):
+            precision, is_aligned, flops, size, tensors = kernel
             if precision == "float32" and torch.get_float32_matmul_precision() != "highest":
                 precision = "TF32"
-            kind = self.kind(func._schema.name.partition("::")[2], tensors, flops)
-            self.add_work(Work(kind, precision, aligned, 1, flops, size))
+            kind = self.kind_of(func._schema.name.partition("::")[2], tensors, flops)
+            self.add_work(kind, precision, is_aligned, 1, flops, size)
+        return result
 
-    def kind(self, name: str, tensors: list, flops: int) -> str:
+    def compiled_kernel(self, updated: int, *args) -> None:
+        """Counts a kernel that the compiler has made: it reads or writes each of its tensors once,
+        or both of the first `updated`."""
+        tensors = [x for x in args if is_meta(x)]
+        self.add_work(self.kind_of("", tensors, 0), "", True, 1, 0,
+                      bytes_of(*tensors, *tensors[:updated]))
+
+    def kind_of(self, name: str, tensors: list, flops: int) -> str:
+        """Returns one of speed.KINDS: products are the matmuls of linear layers, head is the one
+        that makes logits."""
         T, V = self.config.context_length, self.config.vocab_size
         if self.updating:
             return "optimizer"
@@ -120,30 +102,25 @@ class Notes(TorchDispatchMode):
             return "attention"
         return "products" if flops else "rest"
 
-    def compiled_kernel(self, updated: int, *args) -> None:
-        """One that the compiler has made: it reads or writes each of its tensors once, or both of
-        the first `updated`."""
-        tensors = [each for each in args if is_meta(each)]
-        size = bytes_of(*tensors, *tensors[:updated])
-        self.add_work(Work(self.kind("", tensors, 0), "", True, 1, 0, size))
+    def add_work(self, *work) -> None:
+        group = work[:3]
+        before = self.work[-1].get(group, Work(*group))
+        self.work[-1][group] = Work(*group, *map(add, before[3:], work[3:]))
 
-    def begin(self, model: torch.nn.Module) -> None:
-        """Notes what lies on the device when training starts."""
-        for tensor in [*model.parameters(), *model.buffers()]:
-            self.note(tensor)
-        self.add(WORKSPACE)
+    def mark(self) -> float:
+        """Begins the next part of `work`; in place of the script's clock."""
+        self.work.append({})
+        return 0.0
 
     def add(self, size: int) -> int:
         self.events.append(size)
-        self.made += 1
-        return self.made
+        self.storages += 1
+        return self.storages
 
-    def note(self, tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
+    def record(self, tensor: torch.Tensor) -> None:
+        storage, key = tensor.untyped_storage(), key_of(tensor)
         if key in self.live or not storage.nbytes():
             return
-
         number = self.add(storage.nbytes())
 
         def died(_):
@@ -153,63 +130,57 @@ class Notes(TorchDispatchMode):
         self.live[key] = weakref.ref(storage, died)
 
 
-def settle(config) -> None:
-    """Makes a script's Config one of STEPS steps with an evaluation after the first and the last
-    one; where it may choose its type, that is bfloat16, whatever this computer has."""
+def configure(module, options: list[str], batch: int):
+    """Returns a script's Config for STEPS steps with an evaluation of one batch of each text after
+    the first and the last step; where the script may choose its type, that is bfloat16."""
+    config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
     if getattr(config, "dtype", None) == "auto":
         config.dtype, config.dtype_reason = "bfloat16", "predicted"
     config.max_steps, config.max_tokens, config.eval_freq = STEPS, None, 99
     config.target_loss = -1
-
-
-def data_of_zeros(module, config):
-    """Returns a script's Data, of more steps than are made, which takes no memory."""
-    tokens = 2 * STEPS * WORLD_SIZE * config.batch_size * config.context_length + 1
-    windows = module.TokenWindows(np.broadcast_to(np.uint16(0), tokens), config.context_length)
-    return module.Data(meta={}, train=windows, val=windows, tokenizer=None)
-
-
-def run_of(start, epoch) -> SimpleNamespace:
-    """Stands in for a script's Run: calls `start` when training starts, after the model was moved,
-    and `epoch` at the end of the first epoch."""
-    return SimpleNamespace(start=lambda model, *_: start(model), log=lambda *_: None,
-                           epoch=lambda *_: epoch())
+    config.eval_windows = 8 * getattr(module, "WORLD_SIZE", 1)  # of which each rank has its share
+    config.device = torch.device("meta")
+    return config
 
 
 def trace(module, options: list[str], batch: int) -> dict:
-    """Traces training at a batch size, by a script's own train(): a step, an evaluation of one
-    batch of each text, further steps, an evaluation. The epoch's sample is left out: it takes less
-    memory than an evaluation.
-
-    `events` and the work of a `step` are those of Notes; `tokens` are those of a step on one GPU. A
-    model of few layers can't stand for one of many: the compiler takes one of four orders of a
-    whole graph's kernels, by the memory that each would take.
-    """
-    config = module.configure(["--device", "cpu", *options, "--batch-size", str(batch)])
-    settle(config)
+    """Traces training at a batch size, by a script's own train(), without the epoch's sample, which
+    takes less memory than an evaluation. Returns the `events` and the work of a `step` as Recorder
+    has them, and the `tokens` of a step on one GPU. All layers are traced: the compiler takes one
+    of four orders of a whole graph's kernels, by the memory that each would take."""
+    config, events = configure(module, options, batch), []
     module.can_compile = lambda *_: True  # the script would try it on this computer
-    config.device = torch.device("meta")
-    config.eval_windows = 8 * getattr(module, "WORLD_SIZE", 1)  # of which each rank has its share
     with torch.device("meta"):
         model = module.GPTModel(config)
-    data, events = data_of_zeros(module, config), []
-    with Notes(config) as notes:
-        run = run_of(notes.begin, lambda: events.extend(notes.events))
-        module.train(model, data, config, run, lambda _: notes.mark())
-    if len(notes.work) != STEPS + 4:  # now() is asked before, after each step, and at log lines
+    tokens = config.batch_size * config.context_length
+    # Zeros for more steps than are made, which take no memory.
+    windows = module.TokenWindows(np.broadcast_to(
+        np.uint16(0), 2 * STEPS * WORLD_SIZE * tokens + 1), config.context_length)
+    data = module.Data(meta={}, train=windows, val=windows, tokenizer=None)
+
+    def start(model, *_):  # it was moved to the device; no operator makes cuBLAS's workspace
+        for tensor in (*model.parameters(), *model.buffers()):
+            recorder.record(tensor)
+        recorder.add(WORKSPACE)
+
+    run = SimpleNamespace(start=start, log=lambda *_: None,
+                          epoch=lambda *_: events.extend(recorder.events))
+    with (Recorder(config) as recorder,
+          register_optimizer_step_pre_hook(lambda *_: recorder.update(1)),
+          register_optimizer_step_post_hook(lambda *_: recorder.update(-1))):
+        module.train(model, data, config, run, lambda _: recorder.mark())
+    if len(recorder.work) != STEPS + 4:  # marks are before, after each step, and at log lines
         raise NotImplementedError("its loop takes the time in another way than 00's")
     return dict(
-        events=events, step=[*notes.work[-3].values()],
-        tokens=config.batch_size * config.context_length,
+        events=events, step=[*recorder.work[-3].values()], tokens=tokens,
         flops_per_token=module.count_parameters(model, config)["flops_per_token"])
 
 
 def answer(script: str, options: list[str], batch: int) -> dict:
     """Returns the `trace` of a file, or the `error` for which there is none."""
-    here = ".".join(torch.__version__.split(".")[:2])
-    if here != PYTORCH:
+    if not torch.__version__.startswith(f"{PYTORCH}."):
         return dict(error=f"predictions can be made again with PyTorch {PYTORCH}, not with"
-                          f" {here}; stored ones work with any")
+                          f" {torch.__version__}; stored ones work with any")
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed):

@@ -56,7 +56,7 @@ def how(name: str, run: Run) -> tuple[str, list[str], str]:
 def script(name: str, run: Run, predictions: dict[str, Prediction]) -> dict:
     """What the page has of a script."""
     (kind, commands, predict), technique = how(name, run), technique_names().get(name)
-    needs = {model: {batch: [gb(need.reserved), gb(need.least)]
+    needs = {model: {batch: [gb(need.reserved), gb(need.minimum)]
                      for batch, need in prediction.needs.items() if batch in BATCHES}
              for model, prediction in predictions.items()}
     return dict(
@@ -79,7 +79,7 @@ def speeds(run: Run, prediction: Prediction, card: Card) -> dict[int, list]:
                     prediction.speed_range(batch, card, run.processes),
                     round(100 * (prediction.mfu(batch, card) or 0))]
             for batch, need in prediction.needs.items()
-            if batch in BATCHES and need.least <= card.mib - OTHERS}
+            if batch in BATCHES and need.minimum <= card.mib - OTHERS}
 
 
 def gpu(name: str, card: Card) -> dict:

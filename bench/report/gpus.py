@@ -3,7 +3,7 @@
 
 from bench.cards import CARDS, Card
 from bench.catalogue import EPOCHS, FLOAT16, Run, Scripts
-from bench.predict.store import OTHERS, largest
+from bench.predict.store import OTHERS, fitting
 from bench.report import prediction_tables
 from bench.report.notes import today
 from bench.report.prediction_tables import LARGER, prediction_of
@@ -41,7 +41,7 @@ def on_card(name: str, card: Card) -> dict:
         run = in_place(today(), today().stage(stage), card)
         for model in models:
             needs = prediction_of(run.script, ["--model", model, *run.options]).needs
-            sure, perhaps = largest(needs, room), largest(needs, card.mib)
+            sure, perhaps = fitting(needs, room), fitting(needs, card.mib)
             row[f"{stage}, {model}"] = f"{sure or '–'}" + (
                 f" ({perhaps}?)" if perhaps > sure else "")
             if model == "gpt2":
