@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.audit.step import Step
 from bench.cards import CARDS
 from bench.common import REFERENCE, short_name, trained_in
-from bench.predict.speed import Work, missing_precision, margin, seconds
+from bench.predict.speed import Work, margin, missing_precision, seconds
 from bench.report.tables import Table, found_in, markdown, text_col
 
 
