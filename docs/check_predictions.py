@@ -24,7 +24,7 @@ from bench.predict.speed import KINDS, Work  # noqa: E402
 from bench.predict.store import Prediction  # noqa: E402
 from bench.report.pictures import NOISE, OWN, key, lay_rows, picture_bytes, rows_of_panels  # noqa: E402
 from bench.report.prediction_tables import GPT2, beside, ladder, prediction_of, published_others  # noqa: E402
-from bench.report.tables import Table, markdown, num_col, words  # noqa: E402
+from bench.report.tables import Table, markdown, num_col, text_col  # noqa: E402
 
 PICTURE = ROOT / "docs" / "predictions.png"
 TUNED_ON = "twenty cards"
@@ -144,7 +144,7 @@ def accuracy_table(rows: list[dict]) -> Table:
                 lines.append(dict(label=label) | accuracy(some))
     tuned = [row for row in rows if row["program"] == TUNED_ON]
     lines.append(dict(label=f"tuned on: *{TUNED_ON}*, compiled") | accuracy(tuned))
-    return Table([words("figures of", "label"), num_col("figures", "count"),
+    return Table([text_col("figures of", "label"), num_col("figures", "count"),
                   num_col("median error", "median", ".0%"), num_col("within 20 %", "near", ".0%"),
                   num_col("in the printed range", "inside", ".0%")], lines)
 
@@ -153,21 +153,21 @@ def memory_table() -> Table:
     """Makes a line for each script of the published ladder: its memory, and what is predicted."""
     theirs = published().reserved_gb
     *rungs, ddp = ladder()
-    lines = [beside(theirs[rung.run.script], rung.reserved_gb, label=rung.label, batch=rung.batch)
+    lines = [beside(theirs[rung.run.script], rung.reserved_gb, label=rung.run.label, batch=rung.batch)
              for rung in rungs if rung.run.script in theirs]
     # 02 is the last rung with DDP, the published program rung 10 with it.
     added = median(need.reserved - rungs[-1].prediction.needs[size].reserved
                    for size, need in ddp.prediction.needs.items() if size >= ddp.batch)
     lines.append(beside(theirs["ddp"], rungs[10].reserved_gb + added / 1024, label="10, with DDP",
                         batch=ddp.batch))
-    return Table([words("rung", "label"), num_col("batch", "batch"),
+    return Table([text_col("rung", "label"), num_col("batch", "batch"),
                   num_col("published", "measured", ".2f"), num_col("predicted", "predicted", ".2f"),
                   num_col("error", "error", "+.1%")], lines)
 
 
 def where_table() -> Table:
     """Makes a line for each kind of work: its milliseconds in a step of 01 on three GPUs."""
-    columns, rows = [words("", "kind")], {kind: {} for kind in KINDS}
+    columns, rows = [text_col("", "kind")], {kind: {} for kind in KINDS}
     known = prediction_of("01", GPT2)
     for name in ("A100 80 GB", "H100", "H200"):
         times = known.seconds(32, CARDS[name])

@@ -171,7 +171,7 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
     colours = dict(faster=OWN, slower=ERROR)
     for place, row in enumerate(rows):
         style = dict(color=colours.get(row.significance, UNSURE))
-        if interval := row.interval():
+        if interval := row.interval:
             panels[0].plot(interval, [place] * 2, "-", **style)
         panels[0].plot(row.factor, place, "o", **style)
         panels[1].plot(row.memory_factor, place, "o", color="0.4")
