@@ -2,14 +2,13 @@
 results."""
 
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.analysis.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.report.notes import full_notes, one_reference, rounds_note
-from patches import stack
 
 
 class Column(NamedTuple):
@@ -24,12 +23,6 @@ class Table(NamedTuple):
     caption: str = ""
     missing: str = ""  # what stands in an empty cell
     every_column: bool = False  # also those without a figure
-
-
-@cache
-def technique_names() -> dict[str, str]:
-    """Returns what each technique is called, by the name of its patch. Raises StackError."""
-    return {patch.name: patch.fields["Technique"] for patch in stack.load()}
 
 
 def credited(row, name: str) -> str:
