@@ -77,7 +77,7 @@ class Row:
         self.losses_by_seed = {
             result.seed: result.record.val_loss_after(self.plan.loss_tokens) for result in complete}
         self.speeds = [record.tok_per_sec for _, record in self.runs]  # of all processes together
-        self.memories: Values = [(number, record.end["reserved_gb"]) for number, record in self.runs]
+        self.memories = [(number, record.end["reserved_gb"]) for number, record in self.runs]
 
     # ---- The run's own figures
 
@@ -93,9 +93,8 @@ class Row:
         record.val_loss_after(row.plan.loss_tokens) for record in row.records))
     speed_is_average = property(lambda row: any(record.speed_is_average for record in row.records))
 
-    @property
-    def seconds_per_step(self) -> float | None:
-        return self.record.tokens_per_step / self.tok_per_sec if self.record else None
+    seconds_per_step = property(
+        lambda row: ratio(row.record and row.record.tokens_per_step, row.tok_per_sec))
 
     @property
     def share_of_peak(self) -> float | None:
@@ -104,15 +103,14 @@ class Row:
             return None
         flops = self.tok_per_sec * self.record.config["flops_per_token"] / self.run.processes
         precision, peak = self.record.precision, self.measured.peak
-        lacks_tf32 = precision == "TF32" and precision not in peak
-        return ratio(flops, peak.get("float32" if lacks_tf32 else precision))
+        if precision == "TF32" and precision not in peak:
+            precision = "float32"
+        return ratio(flops, peak.get(precision))
 
     # ---- Compared
 
-    @property
-    def baseline(self) -> "Row | None":
-        first = self.plan.runs[0].name
-        return None if self.run.name == first else self.rows[first]
+    baseline = property(
+        lambda row: None if row.run is row.plan.runs[0] else row.rows[row.plan.runs[0].name])
 
     @property
     def reference(self) -> "Row | None":
@@ -170,21 +168,16 @@ class Row:
     interval = property(lambda row: row.speedup().interval)
     significance = property(lambda row: row.speedup().significance)
     factor_baseline = property(lambda row: row.speedup(over=row.baseline).factor)
-    loss_difference = property(lambda row: row.loss_over(row.reference))
-    loss_difference_baseline = property(lambda row: row.loss_over(row.baseline))
-    published_factor = property(lambda row: row.published_over(row.reference))
-    published_factor_baseline = property(lambda row: row.published_over(row.baseline))
-
-    def loss_over(self, other: "Row | None") -> float | None:
-        return difference(self.val_loss, other.val_loss) if other else None
-
-    def published_over(self, other: "Row | None") -> float | None:
-        return ratio(self.run.published, other.run.published) if other else None
-
-    @property
-    def memory_factor(self) -> float | None:
-        """The geometric mean over the rounds, over the reference; it isn't tested."""
-        return mean_ratio(self.memories, self.reference.memories) if self.reference else None
+    memory_factor = property(  # it isn't tested
+        lambda row: row.reference and mean_ratio(row.memories, row.reference.memories))
+    loss_difference = property(
+        lambda row: row.reference and difference(row.val_loss, row.reference.val_loss))
+    loss_difference_baseline = property(
+        lambda row: row.baseline and difference(row.val_loss, row.baseline.val_loss))
+    published_factor = property(
+        lambda row: row.reference and ratio(row.run.published, row.reference.run.published))
+    published_factor_baseline = property(
+        lambda row: row.baseline and ratio(row.run.published, row.baseline.run.published))
 
     @property
     def seed_noise(self) -> float | None:

@@ -53,7 +53,7 @@ def look_at(studies: dict, data: Path, results: Path) -> dict:
 
 
 def read_look(results: Path) -> dict:
-    """Returns what an earlier start has found, or {} where there is nothing that a page can show."""
+    """Returns what an earlier start has found; {} where a page can't show it."""
     look = read_kept(results / "machine.json")
     return look if is_whole(look) else {}
 

@@ -18,15 +18,16 @@ def provenance(measured: Iterable[Measured]) -> str:
     ordered = sorted(measured, key=lambda measurement: measurement.time)
     if not ordered:
         return ""
-    moments = []
-    for measurement in ordered:
-        time, commit = measurement.time, measurement.commit
-        moments.append(f"{time[:4]}-{time[4:6]}-{time[6:8]}" + (f" at {commit[:7]}" if commit else "")
-                       + (" with edited files" if measurement.edited else ""))
-    first, last = moments[0], moments[-1]
+    first, last = moment(ordered[0]), moment(ordered[-1])
     when = f"on {first}" if first == last else f"from {first} to {last}"
     versions = dict.fromkeys(measurement.machine["torch"] for measurement in ordered)
     return f"Measured {when} with PyTorch {listed(versions)}."
+
+
+def moment(measured: Measured) -> str:
+    commit = f" at {measured.commit[:7]}" if measured.commit else ""
+    edited = " with edited files" if measured.edited else ""
+    return f"{measured.time[:4]}-{measured.time[4:6]}-{measured.time[6:8]}{commit}{edited}"
 
 
 def one_reference(rows: list[Row]) -> bool:
@@ -39,8 +40,8 @@ def counted(count: int, noun: str) -> str:
 
 
 def rounds_note(measured, rows: list[Row]) -> str:
-    """Returns how often rows were run, and how often that was planned before some rounds were added:
-    "6 rounds (4 planned, 2 added)"."""
+    """Returns how often rows were run, and how often that was planned before some rounds were
+    added: "6 rounds (4 planned, 2 added)"."""
     rounds, planned = max((row.rounds for row in rows), default=0), measured.planned
     if not planned or rounds <= planned:
         return counted(rounds, "round")
@@ -50,10 +51,9 @@ def rounds_note(measured, rows: list[Row]) -> str:
 def machine_note(measured, rows: list[Row]) -> str:
     """Returns what was measured on, with which seeds, options, batch sizes and text, and in float32
     where it is that."""
-    plan, machine = measured.plan, measured.machine
-    last_seed = plan.first_seed + max((row.rounds for row in rows), default=0) - 1
-    several = plan.new_seeds and last_seed > plan.first_seed
-    parts = [f"seeds {plan.first_seed} to {last_seed}" if several else f"seed {plan.first_seed}",
+    plan, machine, seed = measured.plan, measured.machine, measured.plan.first_seed
+    last = seed + max((row.rounds for row in rows), default=0) - 1
+    parts = [f"seeds {seed} to {last}" if plan.new_seeds and last > seed else f"seed {seed}",
              rounds_note(measured, rows)]
     if options := [*plan.options, *measured.options]:
         parts.append(f"options `{shlex.join(options)}`")
@@ -63,11 +63,9 @@ def machine_note(measured, rows: list[Row]) -> str:
         parts.append(f"text: {measured.text}")
     text = f"{machine['name']}, PyTorch {machine['torch']}; {', '.join(parts)}."
     reasons = {float32_reason(row.record) for row in rows if row.record} - {None}
-    if not reasons:
-        return text
-    published = any(row.run.published for row in rows)
-    return (f"{text} From technique 5 on all is trained in **float32** ({listed(sorted(reasons))})"
-            + ("; the published figures, from there on, are in bfloat16." if published else "."))
+    if reasons:
+        text += f" From technique 5 on all is trained in **float32** ({listed(sorted(reasons))})."
+    return text
 
 
 def float32_reason(record) -> str | None:
@@ -88,19 +86,16 @@ def peak_note(measured) -> str:
 
 
 def speedup_note(rows: list[Row]) -> str:
-    """Returns what the speedups of a table are over, by which rounds rows are compared, and which
-    aren't tested."""
+    """Returns what the speedups of a table are over, and which aren't tested."""
+    over = "over the row above, or the nearest with numbers"
     if any(row.run.ablated for row in rows):
-        text = "Speedups are of the script with the technique over the one without it"
-    else:
-        text = "Speedups are over " + (
-            "the first row" if one_reference(rows) else "the row above, or the nearest with numbers")
-    column = rows[0].rows.column()
-    if column.differences and len(column.rounds) < max(row.rounds for row in rows):
-        text += f", by the {counted(len(column.rounds), 'round')} that all rows have"
-    failed = [f"`{row.label}`" for row in rows if row.speeds and row.outcome]
-    return f"{text}." + (
-        f" Not tested, since a run failed: {', '.join(failed)}." if failed else "")
+        over = "of the script with the technique over the one without it"
+    elif one_reference(rows):
+        over = "over the first row"
+    text = f"Speedups are {over}; docs/methodology.md says what else the columns mean."
+    if failed := [f"`{row.label}`" for row in rows if row.speeds and row.outcome]:
+        text += f" Not tested, since a run failed: {', '.join(failed)}."
+    return text
 
 
 def full_notes(measured, rows: list[Row]) -> list[str]:
@@ -110,7 +105,7 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
               counted(plan.epochs, "epoch") if plan.epochs else "The scripts' own length")
     if plan.seconds:
         length += f", or about {plan.seconds:g} s of training if that is longer,"
-    notes = [speedup_note(rows), "docs/methodology.md says what the columns mean."]
+    notes = [speedup_note(rows)]
     if noise is not None:
         seeds = len(rows[0].losses_by_seed)
         notes.append(f"Over {seeds} seeds the first row's losses vary by {noise:.4f}.")

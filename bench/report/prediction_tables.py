@@ -110,10 +110,9 @@ def gpu_table(machine: Path) -> Table:
     for row in sorted(rows, key=lambda row: str(row.run.stage or f"00 {row.run.number:02}")):
         card, batch = card_of(row.measured.machine["name"]), row.record.config["batch_size"]
         prediction = kept_of(row.run.stage or row.run.script, GPT2)
-        if not (card and prediction and batch in prediction.needs
-                and row.record.config["model"] == "gpt2"):
-            continue  # nothing is predicted of it
-        if speed := prediction.tok_per_sec(batch, CARDS[card]):
+        known = card and prediction and batch in prediction.needs and (
+            row.record.config["model"] == "gpt2")
+        if speed := known and prediction.tok_per_sec(batch, CARDS[card]):
             lines.append(dict(
                 label=row.label, batch=batch, speed=beside(row.tok_per_sec, speed),
                 memory=beside(row.reserved_gb, prediction.needs[batch].reserved / 1024)))

@@ -10,7 +10,7 @@ from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
 from bench.report import explorer, prediction_tables, technique_pages, waterfall
 from bench.report.notes import provenance
 from bench.report.pictures import picture_bytes
-from bench.report.tables import excerpts_of, found_in, markdown, rows_in
+from bench.report.tables import excerpts_of, found_in, markdown
 
 EXPLORER = ROOT / "docs" / "explorer.html"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), EXPLORER,
@@ -29,19 +29,8 @@ def measured_line(machine: Path) -> str:
                       for measured, _ in found_in(path.parent, path.stem))
 
 
-def sample(machine: Path) -> str:
-    """Returns what a run of 01 printed, by its record."""
-    record = next(row.records[-1] for row in rows_in(machine, "stages")
-                  if row.run.stage == "01" and row.records)
-    lines = [f"Ep {log['epoch']}, Step {log['step']:06d}, Train: {log['train_loss']:.3f}, "
-             f"Val: {log['val_loss']:.3f}, Step tok/sec: {log['step_tok_per_sec']:.0f}, "
-             f"Avg tok/sec: {log['avg_tok_per_sec'] or 0:.0f}\n" for log in record.logs]
-    return (f"```\n{''.join(lines)}Reserved memory: {record.end['reserved_gb']:.4f} GB\n"
-            f"Median step tok/sec: {record.tok_per_sec:.0f}\n```\n")
-
-
 BLOCKS: dict[str, Callable[[Path], str]] = {  # from a machine's folder, by their markers' names
-    "sample": sample, "measured": measured_line,
+    "measured": measured_line,
     "own-gpu": lambda machine: markdown(prediction_tables.gpu_table(machine)),
     "machines": lambda _: technique_pages.results(),
     "technique-index": lambda _: technique_pages.index(),

@@ -14,13 +14,11 @@ from bench.report.tables import (
     Table,
     bold,
     fmt,
-    found_in,
     markdown,
     num_col,
     rows_in,
     spread,
     text_col,
-    within_01,
 )
 from patches import stack
 
@@ -54,17 +52,18 @@ def ends_of(folder: Path) -> tuple[Row, Row] | None:
 def name_of(folder: Path, first: Row, last: Row) -> str:
     """Returns a machine's name with links, its cores, its model, and how much was measured."""
     machine, gpu = first.measured.machine, has_gpu(first)
-    name = f"1 × {short_name(machine)}" if gpu else (
-        f"{short_name(machine)}, {machine['threads']} cores")
-    name += f", `{first.record.config['model']}`"
+    parts = [f"1 × {short_name(machine)}" if gpu else
+             f"{short_name(machine)}, {machine['threads']} cores",
+             f"`{first.record.config['model']}`"]
     whole = max({*range(1, len(stack.load()))} - (without_effect_on_gpus() if gpu else set()))
     if last.run.number not in (None, whole):
-        name += f", {last.run.number} of {whole} techniques"
+        parts.append(f"{last.run.number} of {whole} techniques")
     if first.rounds == last.rounds == 1:
-        name += ", one run of each"
-    where = f"../results/reference/{folder.name}"
-    name += f": [findings]({where}/README.md)"
-    return name + (f", [all tables]({where}/report.md)" if (folder / "report.md").exists() else "")
+        parts.append("one run of each")
+    pages = {"findings": "README.md", "all tables": "report.md"}
+    links = [f"[{title}](../results/reference/{folder.name}/{page})"
+             for title, page in pages.items() if (folder / page).exists()]
+    return f"{', '.join(parts)}: {', '.join(links)}"
 
 
 def results() -> str:
@@ -163,8 +162,8 @@ def gains_of(study: str) -> dict[str, dict[str, list[str]]]:
     measured = [row for folder in machines() for row in single_technique(
         every_row_in(folder, study)) if row.factor and "--model" not in row.measured.options]
     texts = [(row.run, measured_gain(row)) for row in measured if has_gpu(row)]
-    texts += [(run, f"predicted for an H100: {gain(*factors)}")
-              for run, *factors in prediction_tables.gains()]
+    texts += [(run, f"predicted for an H100: {speed:.2f}× the speed, {memory:.2f}× the memory")
+              for run, speed, memory in prediction_tables.gains()]
     texts += [(row.run, measured_gain(row)) for row in measured if not has_gpu(row)]
     gains: dict[str, dict[str, list[str]]] = {}
     for run, text in texts:
@@ -176,23 +175,9 @@ def gains_of(study: str) -> dict[str, dict[str, list[str]]]:
 
 
 def measured_gain(row: Row) -> str:
-    in_01 = within_whole_01(row.measured.folder).get(row.run.name, "").strip("*")
-    return (f"{short_name(row.measured.machine)}: "
-            + gain(row.factor, row.memory_factor, INTERVAL.cell(row))
-            + (f" (within 01: {in_01}×)" if in_01[:1].isdigit() else ""))
-
-
-def gain(speed: float, memory: float | None, interval: str = "") -> str:
-    return (f"{speed:.2f}×" + (f" ({interval})" if interval else "") + " the speed"
-            + (f", {memory:.2f}× the memory" if memory else ""))
-
-
-def within_whole_01(folder: Path) -> dict[str, str]:
-    """Returns within_01(), where it was measured with every technique of the machine's ladder."""
-    speedups = within_01(folder)
-    ladder = {row.run.name for row in rows_in(folder, "ladder")
-              if row.run.number and row.run.processes == 1}
-    return speedups if speedups.keys() == ladder else {}
+    interval = f" ({INTERVAL.cell(row)})" if row.interval else ""
+    memory = f", {row.memory_factor:.2f}× the memory" if row.memory_factor else ""
+    return f"{short_name(row.measured.machine)}: {row.factor:.2f}×{interval} the speed{memory}"
 
 
 def every_row_in(folder: Path, study: str) -> list[Row]:
