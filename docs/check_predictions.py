@@ -175,7 +175,7 @@ def where_table() -> Table:
         columns += [num_col(f"{name}, ms", f"{name}.ms", ".1f"),
                     num_col("× speed without", f"{name}.without", ".2f")]
         for kind, seconds in times.items():
-            rows[kind][name] = dict(ms=1000 * seconds, ablated=whole / (whole - seconds))
+            rows[kind][name] = dict(ms=1000 * seconds, without=whole / (whole - seconds))
     return Table(columns, [dict(kind=kind) | row for kind, row in rows.items()
                            if any(each["ms"] for each in row.values())])
 

@@ -33,14 +33,10 @@ def write_page(studies: dict, results: Path, command: str, missing: dict[str, st
     if unfinished := [name for name, why in missing.items() if not why]:
         page.append(f"\nNot finished: {', '.join(unfinished)}; run it again to continue with them.")
     page += [f"\nNot finished: {name}: {why}" for name, why in missing.items() if why]
-    page.append("\n## This machine\n\n" + machine_section(look)
-                + "\nAlone: `python -m bench.measure.environment look`")
+    page.append(f"\n## This machine\n\n{machine_section(look)}")
     for study in shown:
-        alone = ", ".join(f"`{' '.join(['python measure.py', study.name, *values.values()])}`"
-                          for values in study.in_report)
-        page.append(f"\n## {study.title}\n\n"
-                    + section(study, results, list(pictures.get(study.name, ())))
-                    + f"\nAlone: {alone}")
+        text = section(study, results, list(pictures.get(study.name, ())))
+        page.append(f"\n## {study.title}\n\n{text}")
     write_whole(results / "report.md", "\n".join(page) + "\n")
     if not write_html(results / "report.md"):
         print("no report.html beside report.md: pip install -r requirements-extras.txt")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.cards import CARDS, Card, card_of
-from bench.catalogue import EPOCHS, FLOAT16, Run, Scripts
+from bench.catalogue import EPOCHS, Run, Scripts
 from bench.common import REFERENCE, UserError
 from bench.predict.batches import PUBLISHED
 from bench.predict.store import NAME, OTHERS, Prediction, key_of, largest, load
@@ -42,20 +42,18 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
     """Returns the scripts, each with its options, whose predictions the tables need, and the
     variants of 01 that may be in them. Raises UserError, StackError."""
     *ladder, ddp = scripts().ladder(4)
-    pairs = [(run.script, GPT2) for run in (*ladder, ddp)]
+    float16 = [scripts().float16(scripts().stage(stage)) for stage in ("01", "02")]
+    pairs = [(run.script, GPT2) for run in ladder]
     pairs += [(run.script, ["--model", "cpu-demo"]) for run in ladder]
     for model in ("gpt2", *LARGER):
-        size = ["--model", model]
-        pairs += [(run.script, size) for run in (ladder[0], ladder[-1], ddp)]
-        pairs += [(scripts().float16(scripts().stage(stage)).script, size)
-                  for stage in ("01", "02")]
-        pairs.append((scripts().stage("01").script, [*size, *WITHOUT_TENSOR_CORES]))
+        pairs += [(run.script, ["--model", model])
+                  for run in (ladder[0], ladder[-1], ddp, *float16)]
+        pairs.append(("01", ["--model", model, *WITHOUT_TENSOR_CORES]))
     pairs += [(source["script"], [*GPT2, *source["options"]])
               for source in published_others()["sources"].values()]
     pairs += [(run.script, [*GPT2, *run.options]) for run in variants()]
     # For bench.predict.batches on a GPU without bfloat16 units.
-    pairs.append((PUBLISHED["32"], [*GPT2, "--dtype", "float32"]))
-    return pairs
+    return [*pairs, (PUBLISHED["32"], [*GPT2, "--dtype", "float32"])]
 
 
 def variants() -> list[Run]:
@@ -145,41 +143,24 @@ def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
 
 
 def on_card(name: str, card: Card) -> dict:
-    """Returns what fits a GPU, how fast 00 and 01 are there, and how to begin."""
+    """Returns what fits a GPU, and how fast 00 and 01 are there."""
     row = dict(card=name if card.is_checked else f"{name} °", gb=card.mib / 1024,
                capability=card.capability)
-    minutes, sure = [], {}
+    minutes = []
     for stage, models, most, room in (
             ("00", ["gpt2"], 8, card.mib),
             ("01", ["gpt2", *LARGER], 32, int((card.mib - OTHERS) / RESERVE) + OTHERS)):
-        run = in_place(scripts(), scripts().stage(stage), card)
+        run, batches = in_place(scripts(), scripts().stage(stage), card), {}
         for model in models:
             needs = prediction_of(run.script, ["--model", model, *run.options]).needs
-            sure[model], perhaps = largest(needs, room), largest(needs, card.mib)
-            row[f"{stage}, {model}"] = f"{sure[model] or '–'}" + (
-                f" ({perhaps}?)" if perhaps > sure[model] else "")
+            batches[model], perhaps = largest(needs, room), largest(needs, card.mib)
+            row[f"{stage}, {model}"] = f"{batches[model] or '–'}" + (
+                f" ({perhaps}?)" if perhaps > batches[model] else "")
         prediction = prediction_of(run.script, [*GPT2, *run.options])
-        batch = min(most, sure["gpt2"])
+        batch = min(most, batches["gpt2"])
         row[stage] = prediction.speed_range(batch, card) if batch else "–"
         minutes.append(f"{prediction.minutes(batch, card):,.1f}" if batch else "–")
-    return row | dict(minutes=" / ".join(minutes), begin=begin(card, sure["gpt2"]))
-
-
-def begin(card: Card, batch: int) -> str:
-    """Returns the commands to begin with on a GPU that 01 fits with a batch of this many
-    sequences."""
-    first = "`make bench`; "
-    if not batch:
-        return ""
-    if card.capability < 7:
-        return f"{first}`python 01_opt_single_gpu.py --batch-size {batch}`"
-    if card.bfloat16 and batch >= 32:
-        return f"{first}`python 01_opt_single_gpu.py`"
-    variant, option = FLOAT16, f"--batch-size {min(32, batch)}"
-    if card.bfloat16:
-        variant, option = "step-accumulation", f"--micro-batches {32 // batch}"
-    return (f"{first}`python patches/stack.py compose {variant} --out my.py`,"
-            f" `python my.py {option}`")
+    return row | dict(minutes=" / ".join(minutes))
 
 
 def cards_table() -> Table:
@@ -190,5 +171,5 @@ def cards_table() -> Table:
         *(num_col(f"largest batch of {key}", key)
           for key in ("00, gpt2", *(f"01, {model}" for model in ("gpt2", *LARGER)))),
         *(num_col(f"thousand tok/sec of {stage}", stage) for stage in ("00", "01")),
-        num_col(f"minutes of {EPOCHS} epochs, 00 / 01", "minutes"),
-        text_col("begin with", "begin")], [on_card(name, card) for name, card in by_memory()])
+        num_col(f"minutes of {EPOCHS} epochs, 00 / 01", "minutes")],
+        [on_card(name, card) for name, card in by_memory()])
