@@ -105,15 +105,14 @@ def test_techniques(shown):
         "speedup": "1.03", "95 %": "1.03–1.03", "speedup, A100": "2.00",
         "over the baseline": "1.03", "over the baseline, A100": "2.00",
         "reserved GB": "1.25", "first step s": "10.0", "val loss": "8.2500", "Δ loss": "+0.2500",
-        "Δ loss, baseline": "+0.2500", "within seed noise": "no",
+        "Δ loss, baseline": "+0.2500",
         "expected effect on the loss": "rounding",
         "of matmul peak": "10.4%", "attention": "manual", "significance": "faster"}
     assert base["significance"] == "baseline" and base["speedup"] == base["Δ loss"] == "n/a"
     assert (broken["tok/sec"], broken["significance"]) == ("n/a", r"failed: a \| b")
     assert (broken["speedup"], broken["speedup, A100"]) == ("n/a", "2.50")
     assert (last["speedup"], last["over the baseline"]) == ("4.00", "4.12")
-    assert (last["within seed noise"], last["significance"]) == ("yes", "faster")
-    assert "0.1875" in notes[2]
+    assert last["significance"] == "faster" and "0.1875" in notes[1]
 
 
 @pytest.mark.parametrize(("record", "mark"), [
@@ -155,10 +154,8 @@ def test_time_to_a_loss(tmp_path):
     (measured,) = read_journal(write_journal(tmp_path, "a", plan, runs))
     published, best = time_tables(rows_of(measured), plan.targets)
     base, fast, slow, failed = cells_of(markdown(published)).values()
-    assert base == {
-        "run": "base", "tok/sec": "100", "× tok/sec": "", "tokens": "3,328", "seconds": "33.0",
-        "range": "16.4–66.3", "× to the loss": "", "95 %": "", "first step, extra s": "0.0",
-        "× not counting compiling": "", "compared to": ""}
+    assert (base["seconds"], base["range"], base["first step, extra s"]) == (
+        "33.0", "16.4–66.3", "0.0")
     assert fast == {
         "run": "fast", "tok/sec": "400", "× tok/sec": "4.00", "tokens": "3,328", "seconds": "15.8",
         "range": "15.8–15.8", "× to the loss": "2.09", "95 %": "",
@@ -167,22 +164,19 @@ def test_time_to_a_loss(tmp_path):
         "not reached", "33.0–not reached", "< 0.85")
     assert (failed["seconds"], failed["range"]) == ("failed: it broke", "")
     assert cells_of(markdown(best))["base"]["seconds"] == "not reached"
-    (lowest,) = time_tables(rows_of(measured), {})  # runs that set a target
-    assert [row["lowest val loss"] for row in cells_of(markdown(lowest)).values()] == [
-        "7.0000", "7.0000", "9.0000", "failed: it broke"]
 
 
 def test_provenance(tmp_path):
     """When, at which commits, with which PyTorch: from the first measurement to the last."""
-    measured = []
-    for id, header in (("1", dict(time="20260102T030405Z", commit="0123456789", edited=False)),
-                       ("2", dict(time="20260203T030405Z", commit="abcdefghij", edited=True,
-                                  machine=MACHINE | dict(torch="2.11")))):
+    older = dict(time="20260102T030405Z", commit="0123456789", edited=False)
+    newer = dict(time="20260203T030405Z", commit="abcdefghij", edited=True,
+                 machine=MACHINE | dict(torch="2.11"))
+    for id, header in (("1", older), ("2", newer)):
         path = write_journal(tmp_path, "x", plan_of("a"), id=id, **header)
-        measured.insert(0, read_journal(path)[-1])
+    first, last = read_journal(path)
     assert provenance([]) == ""
-    assert provenance(measured[1:]) == "Measured on 2026-01-02 at 0123456 with PyTorch 2.13."
-    assert provenance(measured) == (
+    assert provenance([first]) == "Measured on 2026-01-02 at 0123456 with PyTorch 2.13."
+    assert provenance([last, first]) == (
         "Measured from 2026-01-02 at 0123456 to 2026-02-03 at abcdefg with edited files"
         " with PyTorch 2.13 and 2.11.")
 
@@ -281,23 +275,6 @@ def test_stopped_anywhere_it_ends_with_the_same_figures(reports, tmp_path, no_pi
         assert figures(folder) == wanted
 
 
-@pytest.mark.slow
-def test_this_machine():
-    """What bench.measure.hardware really finds of it, on the page."""
-    run = run_python("-c", "import json; from bench.measure.hardware import *\n"
-                     "print(json.dumps(look()))", cwd=ROOT)
-    facts = json.loads(run.stdout.splitlines()[-1])
-    assert facts.keys() == {"machine"} | LOOK.keys()
-    machine, peak = facts["machine"], facts["matmul_peak"]
-    assert machine.keys() == MACHINE.keys() | {"gpu_needs"}
-    assert peak.keys() == {"float32", machine["dtype"]}
-    assert all(figure > 1e8 for figure in (facts["bandwidth"], *peak.values()))
-    dropouts = {(row["dropout"], row["backend"]): row["real_dropout"] for row in facts["attention"]
-                if row["runs"]}
-    assert dropouts[0.0, "math"] == 0 and dropouts[0.1, "math"] == pytest.approx(0.1, abs=0.02)
-    assert "| 0.1 | math | yes |" in machine_section.machine_section(facts)
-
-
 def test_time_is_over(reports, no_pictures):
     assert reports.make("--minutes", "0.1") == 0 and not reports.ran
     names = re.search("Not finished: (.+); run it again to", reports.text)[1].split(", ")
@@ -334,7 +311,7 @@ def test_failures(reports, no_pictures, capsys):
 
 @pytest.mark.parametrize("what", ["machine", "tokens"])
 def test_another_machine_or_text_is_refused(reports, no_pictures, what):
-    """Once, before anything is measured beside the first one."""
+    """Once, before anything is measured beside the first one; another host of its kind isn't."""
     assert reports.make(pieces="stages") == 0
     before, meta = reports.text, reports.data / "meta.json"
     reports.children.answers["this_machine"] = MACHINE | dict(cpu="another host's", threads=64)
@@ -343,28 +320,23 @@ def test_another_machine_or_text_is_refused(reports, no_pictures, what):
         reports.children.answers["this_machine"] = CPU
     else:
         meta.write_text(meta.read_text().replace("414009", "414010"))
-    with pytest.raises(UserError, match=f"other {what}|another {what}") as error:
+    with pytest.raises(UserError, match=f"(?s)(other {what}|another {what}).*RESULTS=FOLDER"):
         reports.make(pieces="ladder")
-    assert "RESULTS=FOLDER" in str(error.value)
     assert reports.text == before and not reports.ran
-    assert reports.make(pieces="stages", results=reports.data.with_name("other")) == 0
 
 
-@pytest.mark.parametrize(("corpus", "tokenizer", "text"), [
-    ("Middlemarch", "gpt2", ""), ("Middlemarch", "bytes", "Middlemarch, its tokens bytes"),
-    ("a\nb\x1b[2J|$x_1$.txt", "gpt2", "a b [2J|$x_1$.txt")])
-def test_another_text_than_the_book(reports, no_pictures, corpus, tokenizer, text):
+@pytest.mark.parametrize(("corpus", "text"), [
+    ("Middlemarch", ""), ("a\nb\x1b[2J|$x_1$.txt", "a b [2J|$x_1$.txt")])
+def test_another_text_than_the_book(reports, no_pictures, corpus, text):
     """Stands on the page, below each table, and in the pictures' titles."""
-    start = dict(data=dict(corpus=corpus, tokenizer=tokenizer, tokens=dict(train=414_009)))
-    for name, does in reports.children.does.items():
-        if isinstance(does, dict):
-            reports.children.does[name] = does | dict(start=start)
+    start = dict(data=dict(corpus=corpus, tokenizer="gpt2", tokens=dict(train=414_009)))
+    for name in SPEEDS:
+        reports.children.does[name] |= dict(start=start)
+    reports.children.does |= {"01-causal-mask": dict(start=start)}
     (reports.data / "meta.json").write_text(json.dumps(start["data"]))
     assert reports.make(pieces="stages,ladder") == 0
-    for measured, rows in found_in(reports.results, "ladder"):
-        title = ladder.finding(measured, rows)
-        assert [line for line in title.splitlines() if line.startswith("text: ")] == (
-            [f"text: {text}"] if text else [])
+    ((measured, rows),) = found_in(reports.results, "ladder")
+    assert (f"\ntext: {text}" in ladder.finding(measured, rows)) is bool(text)
     head = reports.text.partition("## ")[0]
     assert ("the book" in head) is bool(text) and text in head
     assert f", text: {text}." in section_of(reports.text, "The ladder") or not text
@@ -415,14 +387,12 @@ def test_damaged_pieces(reports, capsys):
 def test_a_container_has_less_memory(tmp_path):
     """By either version of cgroups; without a limit, or with a larger one, it is the machine's."""
     whole = ram_gb(tmp_path)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert ram_gb(tmp_path) == whole
-    (tmp_path / "memory.max").write_text(f"{2**20}\n")
-    assert ram_gb(tmp_path) == 2**20 / 1024**3
-    (tmp_path / "memory.max").unlink()
     (tmp_path / "memory").mkdir()
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert ram_gb(tmp_path) == whole
+    for file, limit, gb in (("memory.max", "max", whole), ("memory.max", 2**20, 2**20 / 1024**3),
+                            ("memory/memory.limit_in_bytes", 9223372036854771712, whole)):
+        (tmp_path / file).write_text(f"{limit}\n")
+        assert ram_gb(tmp_path) == gb
+        (tmp_path / file).unlink()
 
 
 # ---- The tables inside the pages ---------------------------------------------------------------
@@ -496,7 +466,7 @@ def test_update_writes_what_stands_between_markers(tmp_path):
 
 @pytest.mark.parametrize(("text", "error"), [
     (marker("other"), "no table other in"), (marker("ladder"), "no table ladder in"),
-    (marker("sample@no.where"), "no folder"), (marker("machines", "| 1 |\n", ""), "no <!-- end"),
+    (marker("measured@no.where"), "no folder"), (marker("machines", "| 1 |\n", ""), "no <!-- end"),
     (marker("machines", "", "") + marker("machines"), "no <!-- end -->")])
 def test_markers_that_do_not_serve(tmp_path, text, error):
     with pytest.raises(UserError, match=error):
@@ -555,8 +525,7 @@ def test_nothing_measured(tmp_path, plot, monkeypatch):
     without × shows a question mark."""
     code, out, err = plot(tmp_path)
     assert (code, err) == (0, []) and not list(tmp_path.iterdir())
-    assert any("| A100 (published) | GPT-2 124M / 1,024 | 02 DDP × 4 | 419,259 | 33.47 |" in line
-               for line in out)
+    assert any("02 DDP × 4 | 419,259 | 33.47 |" in line for line in out)
     with open(tmp_path / "out", "w", encoding="ascii") as terminal:
         monkeypatch.setattr(sys, "stdout", terminal)
         assert plot_results.main(["--results-dir", str(tmp_path)]) == 0
@@ -577,23 +546,19 @@ def test_what_is_damaged_is_named(tmp_path, plot):
     assert {path.name for path in tmp_path.glob("*.svg")} == {"ladder.svg", "speed.svg"}
 
 
-@pytest.mark.parametrize("fault", ["out", "nowhere", "damaged", "matplotlib"])
-def test_plot_results_ends_with_one_line(tmp_path, plot, monkeypatch, fault):
+@pytest.mark.parametrize(("fault", "says"), [
+    ("out", "file/out/summary.md can't be written"), ("nowhere", "is not a folder"),
+    ("damaged", "file can't be read"), ("matplotlib", "matplotlib")])
+def test_plot_results_ends_with_one_line(tmp_path, plot, monkeypatch, fault, says):
     write_record(tmp_path, "00_orig")
     (tmp_path / "file").write_text('{"gpu": "A100"}')
-    results, out = tmp_path, tmp_path / "out"
-    if fault == "out":
-        out = tmp_path / "file" / "out"
-    elif fault == "nowhere":
-        results = tmp_path / "nowhere"
-    elif fault == "damaged":
+    if fault == "damaged":
         monkeypatch.setattr(catalogue, "PUBLISHED", tmp_path / "file")
-    else:
+    elif fault == "matplotlib":
         monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, _, err = plot(results, "--out", out)
-    assert code == 1 and len(err) == 1 and err[0].startswith("error: ")
-    assert dict(out=f"{relative(out)}/summary.md can't be written", nowhere="is not a folder",
-                damaged="file can't be read", matplotlib="matplotlib")[fault] in err[0]
+    out = tmp_path / "file" / "out" if fault == "out" else tmp_path / "out"
+    code, _, err = plot(tmp_path / "nowhere" if fault == "nowhere" else tmp_path, "--out", out)
+    assert code == 1 and len(err) == 1 and err[0].startswith("error: ") and says in err[0]
     assert not out.exists()
 
 
