@@ -153,7 +153,8 @@ def memory_table() -> Table:
     """Makes a line for each script of the published ladder: its memory, and what is predicted."""
     theirs = published().reserved_gb
     *rungs, ddp = ladder()
-    lines = [beside(theirs[rung.run.script], rung.reserved_gb, label=rung.run.label, batch=rung.batch)
+    lines = [beside(theirs[rung.run.script], rung.reserved_gb, label=rung.run.label,
+                    batch=rung.batch)
              for rung in rungs if rung.run.script in theirs]
     # 02 is the last rung with DDP, the published program rung 10 with it.
     added = median(need.reserved - rungs[-1].prediction.needs[size].reserved

@@ -187,23 +187,20 @@ class Row:
 
     # ---- Time to a loss
 
-    def first_steps(self) -> dict[int, float]:
-        """Returns the seconds of each round's first step beyond a median one, compilation above
-        all; of a round that found it compiled already the median of those that didn't."""
-        excess = {number: record.first_step_excess for number, record in self.by_round.items()}
-        cold = {number: rest for number, rest in excess.items() if number <= self.plan.cold_rounds}
-        usual = median_known((cold or excess).values())
-        return {number: cold.get(number, usual) for number in excess}
-
     def times_to(self, target: float, with_first_step: bool = False, missed_at_end: bool = False,
                  ) -> list[tuple[float, float]]:
-        """Returns (tokens, seconds of training) of each round, with the rest of the first step if
-        asked; of a run that missed the target infinite, or the seconds of all its training."""
-        times, rests = [], self.first_steps() if with_first_step else {}
+        """Returns (tokens, seconds of training) of each round; of a run that missed the target
+        infinite, or the seconds of all its training. With what the first step takes beyond a median
+        one, compilation above all, if asked: of a round that found it compiled already, the median
+        of those that didn't."""
+        excess = {number: record.first_step_excess for number, record in self.by_round.items()}
+        cold = {number: rest for number, rest in excess.items() if number <= self.plan.cold_rounds}
+        usual, times = median_known((cold or excess).values()), []
         for number, record in self.by_round.items():
             tokens, seconds = record.reached(target) or (
                 math.inf, record.train_seconds if missed_at_end else math.inf)
-            times.append((tokens, seconds + rests.get(number, 0)))
+            rest = cold.get(number, usual) if with_first_step else 0
+            times.append((tokens, seconds + rest))
         return times
 
     def missed(self, target: float | None) -> bool:

@@ -60,14 +60,6 @@ def script_data(name: str, run: Run, predictions: dict[str, Prediction]) -> dict
             for model, prediction in predictions.items()})
 
 
-def gpu_data(name: str, card: Card) -> dict:
-    """Returns what the page has of a GPU but the speeds."""
-    return dict(
-        gb=gb(card.mib), room=gb(card.mib - OTHERS), measured=card.is_measured,
-        checked=card.is_checked, bfloat16=card.bfloat16, published=name == PUBLISHED_ON,
-        instead={} if card.bfloat16 else {"01": FLOAT16, "02": f"02+{FLOAT16}"})
-
-
 def gb(mib: int) -> float:
     return round(mib / 1024, 2)
 
@@ -103,11 +95,14 @@ def data_block() -> str:
                   for patch in (*stack.load(), *stack.load_variants()) if patch.name in names},
         "scripts": {name: script_data(name, runs[name], stored)
                     for name, stored in predictions.items()},
-        "gpus": {name: gpu_data(name, card) | dict(speeds={
-            script: {model: row for model, prediction in stored.items()
-                     if (row := speeds(runs[script], prediction, card))}
-            for script, stored in predictions.items()})
-            for name, card in by_memory() if card.capability >= 7},  # 01 needs it
+        "gpus": {name: dict(
+            gb=gb(card.mib), room=gb(card.mib - OTHERS), measured=card.is_measured,
+            checked=card.is_checked, bfloat16=card.bfloat16, published=name == PUBLISHED_ON,
+            instead={} if card.bfloat16 else {"01": FLOAT16, "02": f"02+{FLOAT16}"},
+            speeds={script: {model: row for model, prediction in stored.items()
+                             if (row := speeds(runs[script], prediction, card))}
+                    for script, stored in predictions.items()},
+        ) for name, card in by_memory() if card.capability >= 7},  # 01 needs it
     }
     return f'<script type="application/json" id="data">\n{as_json(data, 2)}\n</script>'
 

@@ -55,14 +55,10 @@ def look_at(studies: dict, data: Path, results: Path) -> dict:
 def read_look(results: Path) -> dict:
     """Returns what an earlier start has found; {} where a page can't show it."""
     look = read_kept(results / "machine.json")
-    return look if is_whole(look) else {}
-
-
-def is_whole(look: dict) -> bool:
     try:
-        return bool(machine_section(look) and first_line(look))
+        return look if machine_section(look) and first_line(look) else {}
     except DAMAGE:
-        return False
+        return {}
 
 
 def machine_section(look: dict) -> str:
@@ -107,12 +103,11 @@ def summary(results: Path, look: dict) -> list[str]:
     stages = {row.run.stage: row for row in rows_in(results, "stages") if row.records}
     if stages.keys() >= {"00", "01"}:
         plain, fast = stages["00"], stages["01"]
-        memory, before = (fmt(row.reserved_gb, ".2f") or "n/a" for row in (fast, plain))
         lines.append(
             f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
-            f" A100: {fast.published_factor_baseline:.2f} times), with {memory} GB instead of"
-            f" {before}; {counted(min(plain.rounds, fast.rounds), 'run')} each.")
+            f" A100: {fast.published_factor_baseline:.2f} times);"
+            f" {counted(min(plain.rounds, fast.rounds), 'run')} each.")
     rows = [row for row in rows_in(results, "ladder") if row.factor]
     if rows:
         tested = any(row.significance != "not tested" for row in rows)

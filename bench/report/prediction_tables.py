@@ -2,10 +2,10 @@
 GPU (docs/gpus.md)."""
 
 import json
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from bench.cards import CARDS, Card, card_of
 from bench.catalogue import EPOCHS, Run, Scripts
@@ -65,7 +65,8 @@ def published_others() -> dict:
     return json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
 
 
-class Expected(NamedTuple):
+@dataclass(frozen=True)
+class Expected:
     """A run on an H100."""
 
     run: Run

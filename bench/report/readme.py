@@ -23,14 +23,10 @@ BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands th
 SHOWN = REFERENCE / "amd-epyc-2-cores"
 
 
-def measured_line(machine: Path) -> str:
-    """Returns when and at which commits the journals of a machine's page were measured."""
-    return provenance(measured for path in machine.glob("**/*.jsonl")
-                      for measured, _ in found_in(path.parent, path.stem))
-
-
 BLOCKS: dict[str, Callable[[Path], str]] = {  # from a machine's folder, by their markers' names
-    "measured": measured_line,
+    "measured": lambda machine: provenance(  # when, and at which commits
+        measured for path in machine.glob("**/*.jsonl")
+        for measured, _ in found_in(path.parent, path.stem)),
     "own-gpu": lambda machine: markdown(prediction_tables.gpu_table(machine)),
     "machines": lambda _: technique_pages.results(),
     "technique-index": lambda _: technique_pages.index(),
