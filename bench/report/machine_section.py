@@ -114,6 +114,7 @@ def summary(results: Path, look: dict) -> list[str]:
         best = sorted((row for row in rows if row.significance == "faster" or not tested),
                       key=lambda row: -row.factor)
         names = ", ".join(f"{credited(row, row.technique)} {row.factor:.2f}×" for row in best[:4])
-        lines.append(f"{'Significantly' if tested else 'Not tested yet, but'} faster in the ladder"
-                     f" ({counted(min(row.rounds for row in rows), 'round')}): {names or 'none'}.")
+        what = "Significantly faster" if tested else "The largest speedups, not tested yet,"
+        rounds = counted(min(row.rounds for row in rows), "round")
+        lines.append(f"{what} in the ladder ({rounds}): {names or 'none'}.")
     return lines
