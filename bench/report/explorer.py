@@ -18,7 +18,6 @@ from patches import stack
 
 MODELS = "gpt2", *LARGER
 GPUS = 4  # of 02, as it was published
-PUBLISHED_ON = "A100 40 GB"  # probably: batch 32 was the largest that fitted
 
 
 def choices() -> dict[str, Run]:
@@ -52,7 +51,6 @@ def script_data(name: str, run: Run, predictions: dict[str, Prediction]) -> dict
     start = f"torchrun --nproc_per_node={run.processes}" if run.processes > 1 else "python"
     return dict(
         label=run.label, number=run.number, gpus=run.processes, kind=kind,
-        default=32 if run.number is None or run.number >= 10 else 8,
         commands=[*before, f"{start} {train}"], predict=f"python measure.py predict{ask}",
         published=run.published, needs={
             model: {batch: [gb(need.reserved), gb(need.least)]
@@ -77,19 +75,14 @@ def speeds(run: Run, prediction: Prediction, card: Card) -> dict[int, list]:
 
 def data_block() -> str:
     """Returns the element of the page that holds the data. Raises UserError, StackError."""
-    runs, others = choices(), published_others()
+    runs = choices()
     predictions = {name: stored for name, run in runs.items() if (stored := {
         model: prediction for model in MODELS
         if (prediction := kept_of(run.script, ["--model", model, *run.options]))})}
-    measured: dict[str, list] = {}  # by others on each GPU: their program, batch, tok/sec
-    for row in others["rows"]:
-        measured.setdefault(row["card"], []).append([row["source"], row["batch"],
-                                                     row["tok_per_sec"]])
     names = {name.split()[0] for name in predictions}
     data = {
         "models": MODELS, "context": predictions["00"]["gpt2"].context_length,
-        "sources": {name: source["what"] for name, source in others["sources"].items()},
-        "measured": measured,
+        "others": published_others(),  # what others have measured, with their programs
         # The first paragraph of a patch's header: what it does, and when that costs something.
         "about": {patch.name: " ".join(patch.header.decode().split("\n\n")[1].split())
                   for patch in (*stack.load(), *stack.load_variants()) if patch.name in names},
@@ -97,7 +90,7 @@ def data_block() -> str:
                     for name, stored in predictions.items()},
         "gpus": {name: dict(
             gb=gb(card.mib), room=gb(card.mib - OTHERS), measured=card.is_measured,
-            checked=card.is_checked, bfloat16=card.bfloat16, published=name == PUBLISHED_ON,
+            checked=card.is_checked, bfloat16=card.bfloat16,
             instead={} if card.bfloat16 else {"01": FLOAT16, "02": f"02+{FLOAT16}"},
             speeds={script: {model: row for model, prediction in stored.items()
                              if (row := speeds(runs[script], prediction, card))}
