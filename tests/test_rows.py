@@ -36,12 +36,8 @@ def test_medians(rows):
 
 
 @pytest.mark.parametrize(("config", "share"), [
-    ({}, 0.1),
-    (dict(matmul_precision="high"), 0.05),
-    (dict(dtype="bfloat16"), 0.025),
-    (dict(dtype="float16"), None),  # whose rate wasn't measured
-    (dict(dtype=None), None),  # an old record
-])
+    ({}, 0.1), (dict(matmul_precision="high"), 0.05), (dict(dtype="bfloat16"), 0.025),
+    (dict(dtype="float16"), None), (dict(dtype=None), None)])  # not measured; an old record
 def test_share_of_this_machines_peak(rows, config, share):
     (row,) = rows(plan_of("a"), rounds_of("a", 100.0, gpu="NVIDIA H100 80GB HBM3", config=config))
     assert row.share_of_peak == (share and pytest.approx(share))
