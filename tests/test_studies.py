@@ -247,7 +247,7 @@ def test_whose_factor_it_is(tmp_path, rungs, machine, credits):
     measured, rows = measure(tmp_path, "ladder", f"--techniques {rungs}", machine=machine)
     assert [row.techniques for row in rows[1:]] == credits
     alone = [row for row in rows[1:] if len(row.techniques) == 1]
-    assert technique_pages.one_step(rows) == [rows[0], *alone]
+    assert technique_pages.single_technique(rows) == [rows[0], *alone]
     gains, _ = gains_of(machine, machine["device"], tmp_path)
     if alone:
         assert gains == {row.run.script: row.factor for row in alone}
