@@ -62,40 +62,57 @@ def gb(mib: int) -> float:
     return round(mib / 1024, 2)
 
 
-def speeds(run: Run, prediction: Prediction, card: Card) -> dict[int, list]:
+def gpu_data(card: Card, runs: dict[str, Run],
+             predictions: dict[str, dict[str, Prediction]]) -> dict:
+    """Returns what the page has of a GPU, with the speeds of each script and model that fit it."""
+    speeds = {name: {model: speeds_on(card, runs[name], prediction)
+                     for model, prediction in stored.items()}
+              for name, stored in predictions.items()}
+    return dict(
+        gb=gb(card.mib),
+        room=gb(card.mib - OTHERS),
+        measured=card.is_measured,
+        checked=card.is_checked,
+        bfloat16=card.bfloat16,
+        instead={} if card.bfloat16 else {"01": FLOAT16, "02": f"02+{FLOAT16}"},
+        speeds={name: {model: row for model, row in rows.items() if row}
+                for name, rows in speeds.items()})
+
+
+def speeds_on(card: Card, run: Run, prediction: Prediction) -> dict[int, list]:
     """Returns by each batch size that fits: tok/sec of all its GPUs, their range in thousands as
     `predict` prints it, and the MFU in percent; the first and the last are 0 where the GPU lacks
     what the script needs, and the range says what."""
-    return {batch: [round(run.processes * (prediction.tok_per_sec(batch, card) or 0)),
-                    prediction.speed_range(batch, card, run.processes),
-                    round(100 * (prediction.mfu(batch, card) or 0))]
-            for batch, need in prediction.needs.items()
-            if batch in BATCHES and need.least <= card.mib - OTHERS}
+    rows = {}
+    for batch, need in prediction.needs.items():
+        if batch in BATCHES and need.least <= card.mib - OTHERS:
+            speed = prediction.tok_per_sec(batch, card) or 0
+            mfu = prediction.mfu(batch, card) or 0
+            text = prediction.speed_range(batch, card, run.processes)
+            rows[batch] = [round(run.processes * speed), text, round(100 * mfu)]
+    return rows
 
 
 def data_block() -> str:
     """Returns the element of the page that holds the data. Raises UserError, StackError."""
-    runs = choices()
-    predictions = {name: stored for name, run in runs.items() if (stored := {
-        model: prediction for model in MODELS
-        if (prediction := kept_of(run.script, ["--model", model, *run.options]))})}
+    runs, predictions = choices(), {}
+    for name, run in runs.items():
+        stored = {model: kept_of(run.script, ["--model", model, *run.options]) for model in MODELS}
+        if any(stored.values()):
+            predictions[name] = {model: prediction for model, prediction in stored.items()
+                                 if prediction}
     names = {name.split()[0] for name in predictions}
     data = {
-        "models": MODELS, "context": predictions["00"]["gpt2"].context_length,
+        "models": MODELS,
+        "context": predictions["00"]["gpt2"].context_length,
         "others": published_others(),  # what others have measured, with their programs
         # The first paragraph of a patch's header: what it does, and when that costs something.
         "about": {patch.name: " ".join(patch.header.decode().split("\n\n")[1].split())
                   for patch in (*stack.load(), *stack.load_variants()) if patch.name in names},
         "scripts": {name: script_data(name, runs[name], stored)
                     for name, stored in predictions.items()},
-        "gpus": {name: dict(
-            gb=gb(card.mib), room=gb(card.mib - OTHERS), measured=card.is_measured,
-            checked=card.is_checked, bfloat16=card.bfloat16,
-            instead={} if card.bfloat16 else {"01": FLOAT16, "02": f"02+{FLOAT16}"},
-            speeds={script: {model: row for model, prediction in stored.items()
-                             if (row := speeds(runs[script], prediction, card))}
-                    for script, stored in predictions.items()},
-        ) for name, card in by_memory() if card.capability >= 7},  # 01 needs it
+        "gpus": {name: gpu_data(card, runs, predictions)
+                 for name, card in by_memory() if card.capability >= 7},  # 01 needs it
     }
     return f'<script type="application/json" id="data">\n{as_json(data, 2)}\n</script>'
 

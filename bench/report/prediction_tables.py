@@ -147,18 +147,19 @@ def on_card(name: str, card: Card) -> dict:
     """Returns what fits a GPU, and how fast 00 and 01 are there."""
     row = dict(card=name if card.is_checked else f"{name} °", gb=card.mib / 1024,
                capability=card.capability)
+    with_reserve = int((card.mib - OTHERS) / RESERVE) + OTHERS
     minutes = []
-    for stage, models, most, room in (
-            ("00", ["gpt2"], 8, card.mib),
-            ("01", ["gpt2", *LARGER], 32, int((card.mib - OTHERS) / RESERVE) + OTHERS)):
+    for stage, models, usual, mib in (("00", ["gpt2"], 8, card.mib),
+                                      ("01", ["gpt2", *LARGER], 32, with_reserve)):
         run, batches = in_place(scripts(), scripts().stage(stage), card), {}
         for model in models:
             needs = prediction_of(run.script, ["--model", model, *run.options]).needs
-            batches[model], perhaps = largest(needs, room), largest(needs, card.mib)
-            row[f"{stage}, {model}"] = f"{batches[model] or '–'}" + (
-                f" ({perhaps}?)" if perhaps > batches[model] else "")
+            sure, perhaps = largest(needs, mib), largest(needs, card.mib)
+            more = f" ({perhaps}?)" if perhaps > sure else ""
+            row[f"{stage}, {model}"] = f"{sure or '–'}{more}"
+            batches[model] = sure
         prediction = prediction_of(run.script, [*GPT2, *run.options])
-        batch = min(most, batches["gpt2"])
+        batch = min(usual, batches["gpt2"])
         row[stage] = prediction.speed_range(batch, card) if batch else "–"
         minutes.append(f"{prediction.minutes(batch, card):,.1f}" if batch else "–")
     return row | dict(minutes=" / ".join(minutes))
