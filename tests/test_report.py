@@ -23,7 +23,6 @@ from made_up import (
     write_journal,
     write_record,
 )
-from matplotlib import pyplot as plt
 
 import plot_results
 from bench import catalogue, cli, processes
@@ -53,12 +52,6 @@ LOOK = dict(
 SPEEDS = {"00_orig": 100.0, "01_opt_single_gpu": 900.0, "03-fused-adamw": 120.0}
 PIECES = ",".join(name for name, study in all_studies().items()  # profile needs a trace besides
                   if study.schedule and 0 not in study.schedule.values() and name != "profile")
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close("all")
 
 
 # ---- Tables ------------------------------------------------------------------------------------
@@ -190,8 +183,7 @@ def no_pictures(monkeypatch):
 
 
 def section_of(text: str, title: str) -> str:
-    (section,) = (part for part in text.split("\n## ") if part.startswith(title))
-    return section
+    return next(part for part in text.split("\n## ") if part.startswith(title))
 
 
 def figures(folder: Path) -> list:
@@ -255,8 +247,7 @@ def test_the_page_is_written_whatever_happens(reports, no_pictures, capsys, monk
 
 
 def test_failures(reports, no_pictures, capsys):
-    """A run that fails is a row and an exit code; a new start tries it again, with the same options
-    alone."""
+    """A run that fails is a row and an exit code; a new start with its options tries it again."""
     works = reports.children.does.pop("01_opt_single_gpu")
     reports.children.does["01_opt_single_gpu"] = dict(status="failed", error="it broke")
     assert reports.make(pieces="stages") == 1
@@ -532,8 +523,6 @@ def test_runs_that_cannot_be_compared(tmp_path, plot):
         "Middlemarch", "mine.txt"))
     limits = dict(epochs=15, max_steps=None, max_tokens=40_960)
     write_record(tmp_path, "00_orig", start=book, config=limits)
-    write_record(tmp_path, "02_opt_multi_gpu_ddp", start=book, config=limits | dict(
-        world_size=2, max_tokens=81_920))  # as many for each process
     assert "Runs of different lengths" not in "\n".join(plot(tmp_path)[1])
     write_record(tmp_path, "01_opt_single_gpu", speed=300.0, start=book, config=limits,
                  tokens=2048, steps=5)

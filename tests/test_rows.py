@@ -63,7 +63,6 @@ def test_errors(rows):
 
 
 def mean_ratio(speeds, others=range(100, 104)) -> float:
-    """The mean over the rounds of the ratios, by their logarithms."""
     return geometric_mean(one / other for one, other in zip(speeds, others, strict=True))
 
 
@@ -222,8 +221,7 @@ def test_what_is_not_tried(rows, limit, memories, error, says):
 
 @pytest.mark.parametrize(("misses", "sign"), [("", ""), ("a", "> "), ("b", "< "), ("ab", None)])
 def test_speedup_to_a_target(rows, misses, sign):
-    """By pairs of one seed. Where a run misses the target, the speedup is a bound, and isn't
-    tested: the other runs alone would flatter the row."""
+    """By pairs of one seed. Where a run misses the target, the speedup is a bound, not tested."""
     plan = of_one_base(*"abc", targets={"best": 7.5}, new_seeds=True)
     runs = [run | dict(loss=9.0 if run["name"] in misses and run["round"] == 1 else 7.0)
             for run in noisy(100, 300, 200)]
