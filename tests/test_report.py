@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from conftest import ROOT, environment, run_python
@@ -22,12 +23,11 @@ from made_up import (
     write_journal,
     write_record,
 )
-from matplotlib import pyplot as plt
 
 import plot_results
 from bench import catalogue, cli, processes
 from bench.analysis.rows import rows_of
-from bench.common import REFERENCE, UserError, relative
+from bench.common import REFERENCE, UserError
 from bench.measure.environment import ram_gb
 from bench.measure.journal import read_journal
 from bench.report import machine_section, page, readme
@@ -41,7 +41,6 @@ from bench.report.tables import (
     text_col,
 )
 from bench.studies import all_studies, ladder
-from bench.studies.settings import time_tables
 from patches import stack
 
 LOOK = dict(
@@ -53,12 +52,6 @@ LOOK = dict(
 SPEEDS = {"00_orig": 100.0, "01_opt_single_gpu": 900.0, "03-fused-adamw": 120.0}
 PIECES = ",".join(name for name, study in all_studies().items()  # profile needs a trace besides
                   if study.schedule and 0 not in study.schedule.values() and name != "profile")
-
-
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    plt.close("all")
 
 
 # ---- Tables ------------------------------------------------------------------------------------
@@ -105,15 +98,14 @@ def test_techniques(shown):
         "speedup": "1.03", "95 %": "1.03–1.03", "speedup, A100": "2.00",
         "over the baseline": "1.03", "over the baseline, A100": "2.00",
         "reserved GB": "1.25", "first step s": "10.0", "val loss": "8.2500", "Δ loss": "+0.2500",
-        "Δ loss, baseline": "+0.2500", "within seed noise": "no",
+        "Δ loss, baseline": "+0.2500",
         "expected effect on the loss": "rounding",
         "of matmul peak": "10.4%", "attention": "manual", "significance": "faster"}
     assert base["significance"] == "baseline" and base["speedup"] == base["Δ loss"] == "n/a"
     assert (broken["tok/sec"], broken["significance"]) == ("n/a", r"failed: a \| b")
     assert (broken["speedup"], broken["speedup, A100"]) == ("n/a", "2.50")
     assert (last["speedup"], last["over the baseline"]) == ("4.00", "4.12")
-    assert (last["within seed noise"], last["significance"]) == ("yes", "faster")
-    assert "0.1875" in notes[2]
+    assert last["significance"] == "faster" and "0.1875" in notes[1]
 
 
 @pytest.mark.parametrize(("record", "mark"), [
@@ -124,65 +116,26 @@ def test_marks(shown, record, mark):
     assert f" {mark} " in notes[-1]
 
 
-def test_leave_one_out(shown):
-    plan = plan_of("01", "without-a", "without-b")
-    plan.runs[1:] = [run.replace(compared_to="01", ablated="a", error=error)
-                     for run, error in zip(plan.runs[1:], (None, "conflict: x"), strict=True)]
-    (_, a, b), _ = shown(plan, [dict(name="01"), dict(name="without-a", speed=50.0)])
-    assert (a["technique's speedup"], b["technique's speedup"]) == ("2.00", "n/a")
-    assert b["significance"] == "conflict: x" and not {"speedup", "× GB"} & a.keys()
-
-
-@pytest.mark.parametrize(("settings", "parts"), [
-    (dict(tokens=4096), ["Some CPU, PyTorch 2.13;", " seed 123, 2 rounds. 4,096 tokens per run"]),
-    (dict(tokens=None, epochs=5, options=["--name", "a b"]), [
-        "2 rounds, options `--name 'a b' --dropout 0`. 5 epochs per run"])])
-def test_what_was_measured(shown, settings, parts):
-    _, notes = shown(plan_of("a", **settings), rounds_of("a", 100.0, 90.0),
-                     options=["--dropout", "0"] if "options" in settings else [])
-    assert all(part in notes[0] for part in parts)
-    assert notes[0].endswith("float32 1.00, TF32 2.00, bfloat16 4.00 TFLOP/s.")
-
-
-def test_time_to_a_loss(tmp_path):
-    """At 100 tok/sec, 8.5 is reached after 33.28 s; see test_records.py."""
-    plan = plan_of("base", "fast", "slow", "failed", new_seeds=True, tokens=8192,
-                   targets=dict(published=8.5, best=6.5))
-    plan.runs[2:] = [run.replace(compared_to="base") for run in plan.runs[2:]]
-    runs = [*rounds_of("base", 100.0, 50.0, 200.0), *rounds_of("fast", 400.0, 400.0, 400.0),
-            dict(name="slow"), dict(name="slow", round=2, loss=9.0, steps=4),
-            dict(name="slow", round=3, loss=9.0, steps=4), dict(name="failed", error="it broke")]
-    (measured,) = read_journal(write_journal(tmp_path, "a", plan, runs))
-    published, best = time_tables(rows_of(measured), plan.targets)
-    base, fast, slow, failed = cells_of(markdown(published)).values()
-    assert base == {
-        "run": "base", "tok/sec": "100", "× tok/sec": "", "tokens": "3,328", "seconds": "33.0",
-        "range": "16.4–66.3", "× to the loss": "", "95 %": "", "first step, extra s": "0.0",
-        "× not counting compiling": "", "compared to": ""}
-    assert fast == {
-        "run": "fast", "tok/sec": "400", "× tok/sec": "4.00", "tokens": "3,328", "seconds": "15.8",
-        "range": "15.8–15.8", "× to the loss": "2.09", "95 %": "",
-        "first step, extra s": "7.4", "× not counting compiling": "4.00", "compared to": "base"}
-    assert (slow["seconds"], slow["range"], slow["× to the loss"]) == (
-        "not reached", "33.0–not reached", "< 0.85")
-    assert (failed["seconds"], failed["range"]) == ("failed: it broke", "")
-    assert cells_of(markdown(best))["base"]["seconds"] == "not reached"
-    (lowest,) = time_tables(rows_of(measured), {})  # runs that set a target
-    assert [row["lowest val loss"] for row in cells_of(markdown(lowest)).values()] == [
-        "7.0000", "7.0000", "9.0000", "failed: it broke"]
+def test_what_was_measured(shown):
+    _, notes = shown(plan_of("a", tokens=None, epochs=5, options=["--name", "a b"]),
+                     rounds_of("a", 100.0, 90.0), options=["--dropout", "0"])
+    assert notes[0] == (
+        "Some CPU, PyTorch 2.13; seed 123, 2 rounds, options `--name 'a b' --dropout 0`. 5 epochs"
+        " per run. Matmul throughput (matmul peak): float32 1.00, TF32 2.00, bfloat16 4.00"
+        " TFLOP/s.")
 
 
 def test_provenance(tmp_path):
     """When, at which commits, with which PyTorch: from the first measurement to the last."""
-    measured = []
-    for id, header in (("1", dict(time="20260102T030405Z", commit="0123456789", edited=False)),
-                       ("2", dict(time="20260203T030405Z", commit="abcdefghij", edited=True,
-                                  machine=MACHINE | dict(torch="2.11")))):
+    older = dict(time="20260102T030405Z", commit="0123456789", edited=False)
+    newer = dict(time="20260203T030405Z", commit="abcdefghij", edited=True,
+                 machine=MACHINE | dict(torch="2.11"))
+    for id, header in (("1", older), ("2", newer)):
         path = write_journal(tmp_path, "x", plan_of("a"), id=id, **header)
-        measured.insert(0, read_journal(path)[-1])
+    first, last = read_journal(path)
     assert provenance([]) == ""
-    assert provenance(measured[1:]) == "Measured on 2026-01-02 at 0123456 with PyTorch 2.13."
-    assert provenance(measured) == (
+    assert provenance([first]) == "Measured on 2026-01-02 at 0123456 with PyTorch 2.13."
+    assert provenance([last, first]) == (
         "Measured from 2026-01-02 at 0123456 to 2026-02-03 at abcdefg with edited files"
         " with PyTorch 2.13 and 2.11.")
 
@@ -230,8 +183,7 @@ def no_pictures(monkeypatch):
 
 
 def section_of(text: str, title: str) -> str:
-    (section,) = (part for part in text.split("\n## ") if part.startswith(title))
-    return section
+    return next(part for part in text.split("\n## ") if part.startswith(title))
 
 
 def figures(folder: Path) -> list:
@@ -242,18 +194,16 @@ def figures(folder: Path) -> list:
 def test_page(reports, tmp_path):
     """Has every study, its figures and its pictures; carried to another place, it goes on there."""
     assert reports.make() == 0
-    head, *sections = reports.text.split("\n## ")
-    studies = [study for study in all_studies().values() if study.schedule]
-    assert [section.partition("\n")[0] for section in sections] == [
-        "This machine", *(study.title for study in studies)]
-    assert "Not finished" not in head and not any(
-        "Not measured yet" in section_of(reports.text, all_studies()[name].title)
-        for name in PIECES.split(","))
-    assert "4.00 TFLOP/s in bfloat16" in head
+    head, machine, *sections = reports.text.split("\n## ")
+    titles = {study.title: name for name, study in all_studies().items() if study.schedule}
+    assert [section.partition("\n")[0] for section in sections] == [*titles]
+    for section, name in zip(sections, titles.values(), strict=True):
+        assert name not in PIECES.split(",") or "Not measured yet" not in section
+    assert "Not finished" not in head and "4.00 TFLOP/s in bfloat16" in head
     assert "**900 tok/sec, 9.00 times** 00's 100" in head
     assert "techniques 2 to 3 1.20×" in head and "fused AdamW" not in head
-    assert "Missing: a thing: how to get it." in sections[0]
-    assert "| 0.1 | flash attention | yes | ← | 1.50 | 0.100 |" in sections[0]
+    assert "Missing: a thing: how to get it." in machine
+    assert "| 0.1 | flash attention | yes | ← | 1.50 | 0.100 |" in machine
     for picture in ("speed.png", "ladder.png", "variants.png"):
         assert f"]({picture})" in reports.text
         assert (reports.results / picture).stat().st_size > 10_000
@@ -281,23 +231,6 @@ def test_stopped_anywhere_it_ends_with_the_same_figures(reports, tmp_path, no_pi
         assert figures(folder) == wanted
 
 
-@pytest.mark.slow
-def test_this_machine():
-    """What bench.measure.hardware really finds of it, on the page."""
-    run = run_python("-c", "import json; from bench.measure.hardware import *\n"
-                     "print(json.dumps(look()))", cwd=ROOT)
-    facts = json.loads(run.stdout.splitlines()[-1])
-    assert facts.keys() == {"machine"} | LOOK.keys()
-    machine, peak = facts["machine"], facts["matmul_peak"]
-    assert machine.keys() == MACHINE.keys() | {"gpu_needs"}
-    assert peak.keys() == {"float32", machine["dtype"]}
-    assert all(figure > 1e8 for figure in (facts["bandwidth"], *peak.values()))
-    dropouts = {(row["dropout"], row["backend"]): row["real_dropout"] for row in facts["attention"]
-                if row["runs"]}
-    assert dropouts[0.0, "math"] == 0 and dropouts[0.1, "math"] == pytest.approx(0.1, abs=0.02)
-    assert "| 0.1 | math | yes |" in machine_section.machine_section(facts)
-
-
 def test_time_is_over(reports, no_pictures):
     assert reports.make("--minutes", "0.1") == 0 and not reports.ran
     names = re.search("Not finished: (.+); run it again to", reports.text)[1].split(", ")
@@ -306,11 +239,7 @@ def test_time_is_over(reports, no_pictures):
 
 def test_the_page_is_written_whatever_happens(reports, no_pictures, capsys, monkeypatch):
     """A study that can't be measured is named, and the others are measured."""
-    def plans(self, setup):
-        raise OSError("no git")
-        yield
-
-    monkeypatch.setattr(type(all_studies()["ladder"]), "plans", plans)
+    monkeypatch.setattr(type(all_studies()["ladder"]), "plans", Mock(side_effect=OSError("no git")))
     assert reports.make(pieces="stages,ladder,leave-one-out") == 1
     assert "error: ladder: no git\n" in capsys.readouterr().err
     assert "\nNot finished: ladder: no git\n" in reports.text
@@ -318,8 +247,7 @@ def test_the_page_is_written_whatever_happens(reports, no_pictures, capsys, monk
 
 
 def test_failures(reports, no_pictures, capsys):
-    """A run that fails is a row and an exit code; a new start tries it again, with the same options
-    alone."""
+    """A run that fails is a row and an exit code; a new start with its options tries it again."""
     works = reports.children.does.pop("01_opt_single_gpu")
     reports.children.does["01_opt_single_gpu"] = dict(status="failed", error="it broke")
     assert reports.make(pieces="stages") == 1
@@ -334,7 +262,7 @@ def test_failures(reports, no_pictures, capsys):
 
 @pytest.mark.parametrize("what", ["machine", "tokens"])
 def test_another_machine_or_text_is_refused(reports, no_pictures, what):
-    """Once, before anything is measured beside the first one."""
+    """Once, before anything is measured beside the first one; another host of its kind isn't."""
     assert reports.make(pieces="stages") == 0
     before, meta = reports.text, reports.data / "meta.json"
     reports.children.answers["this_machine"] = MACHINE | dict(cpu="another host's", threads=64)
@@ -343,28 +271,23 @@ def test_another_machine_or_text_is_refused(reports, no_pictures, what):
         reports.children.answers["this_machine"] = CPU
     else:
         meta.write_text(meta.read_text().replace("414009", "414010"))
-    with pytest.raises(UserError, match=f"other {what}|another {what}") as error:
+    with pytest.raises(UserError, match=f"(?s)(other {what}|another {what}).*RESULTS=FOLDER"):
         reports.make(pieces="ladder")
-    assert "RESULTS=FOLDER" in str(error.value)
     assert reports.text == before and not reports.ran
-    assert reports.make(pieces="stages", results=reports.data.with_name("other")) == 0
 
 
-@pytest.mark.parametrize(("corpus", "tokenizer", "text"), [
-    ("Middlemarch", "gpt2", ""), ("Middlemarch", "bytes", "Middlemarch, its tokens bytes"),
-    ("a\nb\x1b[2J|$x_1$.txt", "gpt2", "a b [2J|$x_1$.txt")])
-def test_another_text_than_the_book(reports, no_pictures, corpus, tokenizer, text):
+@pytest.mark.parametrize(("corpus", "text"), [
+    ("Middlemarch", ""), ("a\nb\x1b[2J|$x_1$.txt", "a b [2J|$x_1$.txt")])
+def test_another_text_than_the_book(reports, no_pictures, corpus, text):
     """Stands on the page, below each table, and in the pictures' titles."""
-    start = dict(data=dict(corpus=corpus, tokenizer=tokenizer, tokens=dict(train=414_009)))
-    for name, does in reports.children.does.items():
-        if isinstance(does, dict):
-            reports.children.does[name] = does | dict(start=start)
+    start = dict(data=dict(corpus=corpus, tokenizer="gpt2", tokens=dict(train=414_009)))
+    for name in SPEEDS:
+        reports.children.does[name] |= dict(start=start)
+    reports.children.does |= {"01-causal-mask": dict(start=start)}
     (reports.data / "meta.json").write_text(json.dumps(start["data"]))
     assert reports.make(pieces="stages,ladder") == 0
-    for measured, rows in found_in(reports.results, "ladder"):
-        title = ladder.finding(measured, rows)
-        assert [line for line in title.splitlines() if line.startswith("text: ")] == (
-            [f"text: {text}"] if text else [])
+    ((measured, rows),) = found_in(reports.results, "ladder")
+    assert (f"\ntext: {text}" in ladder.finding(measured, rows)) is bool(text)
     head = reports.text.partition("## ")[0]
     assert ("the book" in head) is bool(text) and text in head
     assert f", text: {text}." in section_of(reports.text, "The ladder") or not text
@@ -374,14 +297,13 @@ def test_another_text_than_the_book(reports, no_pictures, corpus, tokenizer, tex
     ("results", "--results-dir"), ("build", "in a copy of this repos")])
 def test_folders_that_cannot_be_written(reports, monkeypatch, place, advice):
     """One line, which names the folder and what to do, before anything is measured."""
-    (reports.data.parent / "file").touch()
     below = reports.data.parent / "file" / "below"
+    below.parent.touch()
     if place == "build":
         monkeypatch.setattr("bench.measure.run.BUILD", below)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=rf"below can't be written \(Not a directory\): .*{advice}"):
         reports.make(results=below if place == "results" else None)
-    assert str(error.value).startswith(f"{relative(below)} can't be written (Not a directory): ")
-    assert advice in str(error.value) and not reports.children.asked
+    assert not reports.children.asked
 
 
 NAMELESS = dict(machine={key: CPU[key] for key in CPU if key != "name"}) | LOOK
@@ -415,14 +337,12 @@ def test_damaged_pieces(reports, capsys):
 def test_a_container_has_less_memory(tmp_path):
     """By either version of cgroups; without a limit, or with a larger one, it is the machine's."""
     whole = ram_gb(tmp_path)
-    (tmp_path / "memory.max").write_text("max\n")
-    assert ram_gb(tmp_path) == whole
-    (tmp_path / "memory.max").write_text(f"{2**20}\n")
-    assert ram_gb(tmp_path) == 2**20 / 1024**3
-    (tmp_path / "memory.max").unlink()
     (tmp_path / "memory").mkdir()
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert ram_gb(tmp_path) == whole
+    for file, limit, gb in (("memory.max", "max", whole), ("memory.max", 2**20, 2**20 / 1024**3),
+                            ("memory/memory.limit_in_bytes", 9223372036854771712, whole)):
+        (tmp_path / file).write_text(f"{limit}\n")
+        assert ram_gb(tmp_path) == gb
+        (tmp_path / file).unlink()
 
 
 # ---- The tables inside the pages ---------------------------------------------------------------
@@ -474,11 +394,9 @@ def test_links_lead_somewhere():
     for path in {*readme.PAGES, *ROOT.glob("*.md"), *REFERENCE.glob("*/*.md")}:
         for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
             place, _, anchor = link.partition("#")
-            if "://" in place:
-                continue
             target = path.parent / place if place else path
-            assert target.exists(), f"{path.name}: {link}"
-            assert not anchor or anchor in anchors(target), f"{path.name}: {link}"
+            assert "://" in place or target.exists() and (
+                not anchor or anchor in anchors(target)), f"{path.name}: {link}"
 
 
 def test_update_writes_what_stands_between_markers(tmp_path):
@@ -496,7 +414,7 @@ def test_update_writes_what_stands_between_markers(tmp_path):
 
 @pytest.mark.parametrize(("text", "error"), [
     (marker("other"), "no table other in"), (marker("ladder"), "no table ladder in"),
-    (marker("sample@no.where"), "no folder"), (marker("machines", "| 1 |\n", ""), "no <!-- end"),
+    (marker("measured@no.where"), "no folder"), (marker("machines", "| 1 |\n", ""), "no <!-- end"),
     (marker("machines", "", "") + marker("machines"), "no <!-- end -->")])
 def test_markers_that_do_not_serve(tmp_path, text, error):
     with pytest.raises(UserError, match=error):
@@ -546,8 +464,8 @@ def test_plot_results(tmp_path):
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
     summary = (out / "summary.md").read_text(encoding="utf-8")
     assert summary in run.stdout
-    assert "| Some CPU | cpu-demo / 256 | 00 original, batch 4 | 1,000 | 1.00 |" in summary
-    assert "| Some CPU | cpu-demo / 256 | 01 optimized, batch 4 | 3,000 | 3.00 |" in summary
+    for cells in ("00 original, batch 4 | 1,000 | 1.00", "01 optimized, batch 4 | 3,000 | 3.00"):
+        assert f"| Some CPU | cpu-demo / 256 | {cells} |" in summary
 
 
 def test_nothing_measured(tmp_path, plot, monkeypatch):
@@ -555,8 +473,7 @@ def test_nothing_measured(tmp_path, plot, monkeypatch):
     without × shows a question mark."""
     code, out, err = plot(tmp_path)
     assert (code, err) == (0, []) and not list(tmp_path.iterdir())
-    assert any("| A100 (published) | GPT-2 124M / 1,024 | 02 DDP × 4 | 419,259 | 33.47 |" in line
-               for line in out)
+    assert any("02 DDP × 4 | 419,259 | 33.47 |" in line for line in out)
     with open(tmp_path / "out", "w", encoding="ascii") as terminal:
         monkeypatch.setattr(sys, "stdout", terminal)
         assert plot_results.main(["--results-dir", str(tmp_path)]) == 0
@@ -577,23 +494,19 @@ def test_what_is_damaged_is_named(tmp_path, plot):
     assert {path.name for path in tmp_path.glob("*.svg")} == {"ladder.svg", "speed.svg"}
 
 
-@pytest.mark.parametrize("fault", ["out", "nowhere", "damaged", "matplotlib"])
-def test_plot_results_ends_with_one_line(tmp_path, plot, monkeypatch, fault):
+@pytest.mark.parametrize(("fault", "says"), [
+    ("out", "file/out/summary.md can't be written"), ("nowhere", "is not a folder"),
+    ("damaged", "file can't be read"), ("matplotlib", "matplotlib")])
+def test_plot_results_ends_with_one_line(tmp_path, plot, monkeypatch, fault, says):
     write_record(tmp_path, "00_orig")
     (tmp_path / "file").write_text('{"gpu": "A100"}')
-    results, out = tmp_path, tmp_path / "out"
-    if fault == "out":
-        out = tmp_path / "file" / "out"
-    elif fault == "nowhere":
-        results = tmp_path / "nowhere"
-    elif fault == "damaged":
+    if fault == "damaged":
         monkeypatch.setattr(catalogue, "PUBLISHED", tmp_path / "file")
-    else:
+    elif fault == "matplotlib":
         monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, _, err = plot(results, "--out", out)
-    assert code == 1 and len(err) == 1 and err[0].startswith("error: ")
-    assert dict(out=f"{relative(out)}/summary.md can't be written", nowhere="is not a folder",
-                damaged="file can't be read", matplotlib="matplotlib")[fault] in err[0]
+    out = tmp_path / "file" / "out" if fault == "out" else tmp_path / "out"
+    code, _, err = plot(tmp_path / "nowhere" if fault == "nowhere" else tmp_path, "--out", out)
+    assert code == 1 and len(err) == 1 and err[0].startswith("error: ") and says in err[0]
     assert not out.exists()
 
 
@@ -610,8 +523,6 @@ def test_runs_that_cannot_be_compared(tmp_path, plot):
         "Middlemarch", "mine.txt"))
     limits = dict(epochs=15, max_steps=None, max_tokens=40_960)
     write_record(tmp_path, "00_orig", start=book, config=limits)
-    write_record(tmp_path, "02_opt_multi_gpu_ddp", start=book, config=limits | dict(
-        world_size=2, max_tokens=81_920))  # as many for each process
     assert "Runs of different lengths" not in "\n".join(plot(tmp_path)[1])
     write_record(tmp_path, "01_opt_single_gpu", speed=300.0, start=book, config=limits,
                  tokens=2048, steps=5)

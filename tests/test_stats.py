@@ -35,11 +35,10 @@ def test_estimates_by_hand():
     rest = {"a": [0.45, 0.65, 0.55, 0.55], "b": [5.45, 5.35], "c": [7.45, 7.75]}
     own = {name: variance(values) * 3 / 2 for name, values in rest.items()}
     usual = sorted((own["a"] / (1 - 2 / 27)**3, own["b"] / (7 / 9)**3, own["c"] / (7 / 9)**3))[1]
-    found = estimates(rows)
     for name, values in rest.items():
         degrees = len(values) - 1
         pooled = (degrees * own[name] + PRIOR * usual) / (degrees + PRIOR)
-        assert found[name] == pytest.approx(
+        assert estimates(rows)[name] == pytest.approx(
             (sum(values) / len(values), math.sqrt(pooled / len(values)), degrees + PRIOR))
 
 
@@ -86,13 +85,13 @@ def test_a_row_without_spread_among_others():
 
 def test_holm():
     """The least likely one against all, the next against the rest; a change below 1 % is none."""
-    def found(*shares):
+    def column(*shares):
         return {str(k): Estimate(stats.t.isf(share * LEVEL / 2, 9), 1.0, 9)
                 for k, share in enumerate(shares)}
 
-    assert significant(found(0.2, 0.4, 0.9, 0.9)) == {"0"}
-    assert significant(found(0.24, 0.32, 0.48, 0.98)) == {"0", "1", "2", "3"}
-    assert significant(found(0.26, 0.32, 0.48, 0.98)) == set()
+    assert significant(column(0.2, 0.4, 0.9, 0.9)) == {"0"}
+    assert significant(column(0.24, 0.32, 0.48, 0.98)) == {"0", "1", "2", "3"}
+    assert significant(column(0.26, 0.32, 0.48, 0.98)) == set()
     assert significant({"a": Estimate(0.009, 1e-6, 9)}) == set()
     assert significant({"a": Estimate(-0.011, 1e-6, 9)}) == {"a"}
 

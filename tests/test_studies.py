@@ -247,7 +247,7 @@ def test_whose_factor_it_is(tmp_path, rungs, machine, credits):
     measured, rows = measure(tmp_path, "ladder", f"--techniques {rungs}", machine=machine)
     assert [row.techniques for row in rows[1:]] == credits
     alone = [row for row in rows[1:] if len(row.techniques) == 1]
-    assert technique_pages.one_step(rows) == [rows[0], *alone]
+    assert technique_pages.single_technique(rows) == [rows[0], *alone]
     gains, _ = gains_of(machine, machine["device"], tmp_path)
     if alone:
         assert gains == {row.run.script: row.factor for row in alone}
@@ -520,7 +520,7 @@ def test_scaling(tmp_path):
         plan.runs, speeds, strict=False) for run in rounds_of(row.name, *own)])
     ((measured, rows),) = found_in(tmp_path, "scaling")
     cells = cells_of(text_of(STUDIES["scaling"], measured))
-    low, high = (factor / 2 for factor in rows[2].interval())
+    low, high = (factor / 2 for factor in rows[2].interval)
     assert cells["02, 2 processes"]["95 %"] == f"{low:.0%}–{high:.0%}" and low < 0.826 < high
     assert "for 4 A100s: 74%" in text_of(STUDIES["scaling"], measured)
     assert cells["02, 2 processes"]["efficiency"] == "82.6%" and cells["01"]["95 %"] == ""

@@ -1,20 +1,19 @@
-"""From a journal's Measured to rows: medians over the rounds, factors, significance."""
+"""From a journal's Measured to rows: medians over the rounds, speedups, significance."""
 
 import math
 from collections.abc import Callable, Iterable
-from functools import cache
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
 
-from bench.analysis.stats import Estimate, Logs, common_rounds, estimates, significant
+from bench.analysis.stats import Column, Estimate, Values, logs_of, mean_ratio, tested
 from bench.catalogue import Run, without_effect_on_gpus
 from bench.measure.records import Outcome, Record, Status
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
-    """The median of those that are known; None where it is infinite: never, as most often."""
-    usual = median([value for value in values if value is not None] or [math.inf])
-    return None if math.isinf(usual) else usual
+    """Returns the median of the values that are known; None where it is infinite."""
+    middle = median([value for value in values if value is not None] or [math.inf])
+    return None if math.isinf(middle) else middle
 
 
 def ratio(a: float | None, b: float | None) -> float | None:
@@ -25,40 +24,33 @@ def difference(a: float | None, b: float | None) -> float | None:
     return None if None in (a, b) else a - b
 
 
-# What is compared: the values of a row, each with its round; None where it isn't known, 0 where a
-# run missed its target.
-Figure = Callable[["Row"], list[tuple[int, float | None]]]
+class Speedup(NamedTuple):
+    """How many times as fast as another row a row is, or comes to a loss."""
 
+    factor: float | None = None  # a mean over the rounds; None where one of the rows has no figures
+    sign: str = ""  # "> " or "< " where a run missed the loss, so that the factor is a bound
+    estimate: Estimate | None = None  # of the factor's logarithm; None where it isn't tested
+    # "faster", "slower", "no significant change" or "not tested"; None without a reference.
+    significance: str | None = None
 
-def speed_of(row: "Row") -> list[tuple[int, float | None]]:
-    return [(number, record.tok_per_sec) for number, record in row.runs]
-
-
-def memory_of(row: "Row") -> list[tuple[int, float | None]]:
-    return [(number, record.end["reserved_gb"]) for number, record in row.runs]
-
-
-@cache
-def rate_to(target: float, with_first_step: bool = False, bound: bool = False) -> Figure:
-    """How often in a second a row would come to a target; the larger, the sooner. As a `bound` a
-    run that missed it counts as if it had come there at its end."""
-    return lambda row: [
-        (number, 1 / seconds if seconds > 0 else None) for number, (_, seconds) in zip(
-            row.by_round, row.times_to(target, with_first_step, bound), strict=True)]
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The factor's 95 % confidence interval."""
+        return self.estimate.interval if self.estimate else None
 
 
 def median_of(figure: Callable[[Record], float | None]) -> property:
-    """A figure of Row: the median over its records."""
+    """Returns a property of Row: the median of a figure over its records."""
     return property(lambda row: median_known(map(figure, row.records)))
 
 
 class Row:
     """A run of a plan, by its complete records: medians over the rounds, None for what isn't known.
 
-    Factors and differences are over the run that it is compared to, or where that has no figures,
-    over the one that *that* is compared to, and so on: `versus`. Those named `..._baseline` are
-    over the first run of the plan. Where the run is a script without a technique (its field
-    `without` is set), the significance and `technique_factor` are the technique's.
+    Speedups and differences are over the run that it is compared to, or where that has no figures,
+    over the one that *that* is compared to, and so on: `reference`. Those named `..._baseline` are
+    over the first run of the plan. Where the run is a script without a technique (`run.ablated`),
+    speedup and significance are the technique's: of the script with it over the one without.
     """
 
     def __init__(self, run: Run, measured, rows: "Rows"):
@@ -74,7 +66,7 @@ class Row:
         elif not results:
             self.outcome = measured.skip_reason(run)
         complete = [result for result in results if result.record]
-        # Every run tells the speed, those with the seed of their round the rest.
+        # Every run tells speed and memory, those with the seed of their round the rest.
         self.runs = [(result.round, result.record) for result in complete]
         self.by_round: dict[int, Record] = {
             result.round: result.record for result in complete
@@ -84,15 +76,15 @@ class Row:
         self.rounds = len(self.records)
         self.losses_by_seed = {
             result.seed: result.record.val_loss_after(self.plan.loss_tokens) for result in complete}
-        self.speeds = [speed for _, speed in speed_of(self)]  # tok/sec of all processes together
-        self.memories = [memory for _, memory in memory_of(self)]  # GB of one
+        self.speeds = [record.tok_per_sec for _, record in self.runs]  # of all processes together
+        self.memories = [(number, record.end["reserved_gb"]) for number, record in self.runs]
 
     # ---- The run's own figures
 
     error = property(lambda row: row.outcome and str(row.outcome))
 
     tok_per_sec = property(lambda row: median_known(row.speeds))
-    reserved_gb = property(lambda row: median_known(row.memories))
+    reserved_gb = property(lambda row: median_known(memory for _, memory in row.memories))
     lowest_val_loss = median_of(lambda record: record.lowest_val_loss)
     first_step_excess = median_of(lambda record: record.first_step_excess)
     mfu = median_of(lambda record: record.mfu)
@@ -101,9 +93,8 @@ class Row:
         record.val_loss_after(row.plan.loss_tokens) for record in row.records))
     speed_is_average = property(lambda row: any(record.speed_is_average for record in row.records))
 
-    @property
-    def seconds_per_step(self) -> float | None:
-        return self.record.tokens_per_step / self.tok_per_sec if self.record else None
+    seconds_per_step = property(
+        lambda row: ratio(row.record and row.record.tokens_per_step, row.tok_per_sec))
 
     @property
     def share_of_peak(self) -> float | None:
@@ -112,15 +103,14 @@ class Row:
             return None
         flops = self.tok_per_sec * self.record.config["flops_per_token"] / self.run.processes
         precision, peak = self.record.precision, self.measured.peak
-        lacks_tf32 = precision == "TF32" and precision not in peak
-        return ratio(flops, peak.get("float32" if lacks_tf32 else precision))
+        if precision == "TF32" and precision not in peak:
+            precision = "float32"
+        return ratio(flops, peak.get(precision))
 
     # ---- Compared
 
-    @property
-    def baseline(self) -> "Row | None":
-        first = self.plan.runs[0].name
-        return None if self.run.name == first else self.rows[first]
+    baseline = property(
+        lambda row: None if row.run is row.plan.runs[0] else row.rows[row.plan.runs[0].name])
 
     @property
     def reference(self) -> "Row | None":
@@ -139,175 +129,119 @@ class Row:
         idle = without_effect_on_gpus() if self.measured.machine["gpus"] else set()
         return [number for number in numbers if number == self.run.number or number not in idle]
 
-    factor = property(lambda row: row.factor_of(speed_of, row.reference))
-    factor_baseline = property(lambda row: row.factor_of(speed_of, row.baseline))
-    memory_factor = property(lambda row: row.mean_ratio(memory_of, row.reference))  # isn't tested
-    published_factor = property(lambda row: row.published_over(row.reference))
-    published_factor_baseline = property(lambda row: row.published_over(row.baseline))
-    technique_factor = property(lambda row: ratio(1, row.factor) if row.run.ablated else None)
-    loss_difference = property(lambda row: row.loss_over(row.reference))
-    loss_difference_baseline = property(lambda row: row.loss_over(row.baseline))
+    def values(self, target: float | None = None, with_first_step: bool = False) -> Values:
+        """Returns what is compared: the speed of each run, or with a target how often in a second
+        it would come to that loss; one that missed it as if it had come there at its end."""
+        if target is None:
+            return [(number, record.tok_per_sec) for number, record in self.runs]
+        times = self.times_to(target, with_first_step, missed_at_end=True)
+        return [(number, 1 / seconds if seconds > 0 else None)
+                for number, (_, seconds) in zip(self.by_round, times, strict=True)]
 
-    def published_over(self, other: "Row | None") -> float | None:
-        return ratio(self.run.published, other.run.published) if other else None
-
-    def loss_over(self, other: "Row | None") -> float | None:
-        return difference(self.val_loss, other.val_loss) if other else None
-
-    def factor_of(self, figure: Figure, other: "Row | None") -> float | None:
-        """The figure over that of `other`, by the test's rounds where both are in the test."""
-        effect = other and self.difference(figure, other)
-        return effect.factor if effect else self.mean_ratio(figure, other)
-
-    def mean_ratio(self, figure: Figure, other: "Row | None") -> float | None:
-        """The geometric mean of the figure over that of `other`, over the rounds that both have;
-        None where there is none, or where a run missed its target."""
-        rows = [logs_of(figure(row)) for row in (self, other)] if other else []
-        rounds = common_rounds(rows) if None not in rows else []
-        if not rounds:
+    def pair(self, other: "Row | None") -> tuple[str, str] | None:
+        """Returns the names of two rows, of which the first one is the faster by its speedup over
+        another row; None where there is no figure."""
+        if not other or not self.speeds:
             return None
-        one, two = (fmean(fmean(logs[number]) for number in rounds) for logs in rows)
-        return math.exp(one - two)
+        names = self.run.name, other.run.name
+        return names[::-1] if self.run.ablated else names
 
-    def difference(self, figure: Figure = speed_of, other: "Row | None" = None) -> Estimate | None:
-        """The mean logarithm of the figure over that of `other`, else `versus`; None where one of
-        them isn't in the test."""
-        other, means = other or self.reference, self.rows.judged(figure).means
-        if not other or not {self.run.name, other.run.name} <= means.keys():
-            return None
-        return means[self.run.name].minus(means[other.run.name])
+    def speedup(self, target: float | None = None, with_first_step: bool = False,
+                over: "Row | None" = None) -> Speedup:
+        """Returns how many times as fast as its reference, or as the row `over`, it is or comes to
+        a target. Significance is of the speedup over the reference, by the whole table."""
+        pair = self.pair(over or self.reference)
+        if not pair:
+            return Speedup()
+        column = self.rows.column(target, with_first_step)
+        significance = column.significance(self.run.name)
+        if estimate := column.difference(*pair):
+            return Speedup(estimate.factor, "", estimate, significance)
+        rows = [self.rows[name] for name in pair]
+        missed = [row.missed(target) for row in rows]
+        factor = None if all(missed) else mean_ratio(
+            *(row.values(target, with_first_step) for row in rows))
+        sign = "< " if missed[0] else "> " if missed[1] else ""
+        return Speedup(factor, sign, None, significance)
 
-    def interval(self, figure: Figure = speed_of) -> tuple[float, float] | None:
-        """The factor's 95 % confidence interval; of a row `without` a technique that of the
-        technique's speedup."""
-        effect = self.difference(figure)
-        if not effect:
-            return None
-        low, high = effect.interval
-        return (1 / high, 1 / low) if self.run.ablated else (low, high)
-
-    def significance_of(self, figure: Figure) -> str | None:
-        """Whether the figure is significantly greater than that of `versus` ("faster"), or smaller;
-        None where there is none to compare with."""
-        if not self.reference or not self.speeds:
-            return None
-        column, name = self.rows.judged(figure), self.run.name
-        if name not in column.differences:
-            return "not tested"
-        if name not in column.significant:
-            return "no significant change"
-        greater = column.differences[name].mean > 0
-        return "faster" if greater != bool(self.run.ablated) else "slower"
-
-    significance = property(lambda row: row.significance_of(speed_of))
+    factor = property(lambda row: row.speedup().factor)
+    interval = property(lambda row: row.speedup().interval)
+    significance = property(lambda row: row.speedup().significance)
+    factor_baseline = property(lambda row: row.speedup(over=row.baseline).factor)
+    memory_factor = property(  # it isn't tested
+        lambda row: row.reference and mean_ratio(row.memories, row.reference.memories))
+    loss_difference = property(
+        lambda row: row.reference and difference(row.val_loss, row.reference.val_loss))
+    loss_difference_baseline = property(
+        lambda row: row.baseline and difference(row.val_loss, row.baseline.val_loss))
+    published_factor = property(
+        lambda row: row.reference and ratio(row.run.published, row.reference.run.published))
+    published_factor_baseline = property(
+        lambda row: row.baseline and ratio(row.run.published, row.baseline.run.published))
 
     @property
-    def within_seed_noise(self) -> bool | None:
-        noise, change = seed_noise(self.baseline or self), self.loss_difference_baseline
-        return None if None in (change, noise) else abs(change) <= noise
+    def seed_noise(self) -> float | None:
+        """The range of its losses over several seeds; None without."""
+        losses = self.losses_by_seed.values()
+        return max(losses) - min(losses) if len(losses) > 1 and None not in losses else None
 
     # ---- Time to a loss
 
-    def first_steps(self) -> dict[int, float]:
-        """The seconds of each round's first step beyond a median one, compilation above all; of a
-        round that found it compiled already the median of those that didn't."""
+    def times_to(self, target: float, with_first_step: bool = False, missed_at_end: bool = False,
+                 ) -> list[tuple[float, float]]:
+        """Returns (tokens, seconds of training) of each round; of a run that missed the target
+        infinite, or the seconds of all its training. With what the first step takes beyond a median
+        one, compilation above all, if asked: of a round that found it compiled already, the median
+        of those that didn't."""
         excess = {number: record.first_step_excess for number, record in self.by_round.items()}
         cold = {number: rest for number, rest in excess.items() if number <= self.plan.cold_rounds}
-        usual = median_known((cold or excess).values())
-        return {number: cold.get(number, usual) for number in excess}
-
-    def times_to(self, target: float, with_first_step: bool = False, bound: bool = False,
-                 ) -> list[tuple[float, float]]:
-        """(tokens, seconds of training) of each round, with the rest of the first step if asked;
-        infinite where it never came there, or as a `bound` the seconds of all its training."""
-        times, rests = [], self.first_steps() if with_first_step else {}
+        usual, times = median_known((cold or excess).values()), []
         for number, record in self.by_round.items():
             tokens, seconds = record.reached(target) or (
-                math.inf, record.train_seconds if bound else math.inf)
-            times.append((tokens, seconds + rests.get(number, 0)))
+                math.inf, record.train_seconds if missed_at_end else math.inf)
+            rest = cold.get(number, usual) if with_first_step else 0
+            times.append((tokens, seconds + rest))
         return times
 
-    def missed(self, target: float) -> bool:
-        """Whether a run never came to a target."""
-        return any(math.isinf(tokens) for tokens, _ in self.times_to(target))
-
-    def speedup_to(self, target: float, with_first_step: bool = False) -> tuple[str, float] | None:
-        """(sign, how many times as fast as `versus` it comes to a target), by pairs of runs with
-        one seed. Where runs of one of the two missed it, the factor is a bound, by how long they
-        trained: the sign is ">" if they are those of `versus`, "<" if its own. None where both
-        have such runs."""
-        if not self.reference:
-            return None
-        own, theirs = self.missed(target), self.reference.missed(target)
-        if not own and not theirs:
-            sign, factor = "", self.factor_of(rate_to(target, with_first_step), self.reference)
-        else:
-            bound = rate_to(target, with_first_step, bound=True)
-            sign, factor = "> " if theirs else "< ", self.mean_ratio(bound, self.reference)
-        return (sign, factor) if factor and not (own and theirs) else None
+    def missed(self, target: float | None) -> bool:
+        """Returns whether a run never came to a target."""
+        return target is not None and any(
+            math.isinf(tokens) for tokens, _ in self.times_to(target))
 
     def tokens_to(self, target: float) -> float | None:
-        """As seconds_to()."""
+        """Returns the median, of which a run that missed the target counts as the slowest."""
         return median_known(tokens for tokens, _ in self.times_to(target))
 
     def seconds_to(self, target: float, with_first_step: bool = False) -> float | None:
-        """The median, of which a run that never came there counts as slower than all others."""
+        """Returns the median, as tokens_to()."""
         return median_known(seconds for _, seconds in self.times_to(target, with_first_step))
 
     def loss_at(self, seconds: float) -> float | None:
-        """The median over the rounds of the validation loss after this many seconds of training."""
+        """Returns the median validation loss after this many seconds of training."""
         return median_known(record.loss_at(seconds) for record in self.records)
 
 
-class Column(NamedTuple):
-    """A column of factors, tested as a whole."""
-
-    rounds: list[int]  # by which rows are compared
-    means: dict[str, Estimate]  # of the rows in the test
-    differences: dict[str, Estimate]  # of each of them over what it is compared to
-    significant: set[str]
-
-
 class Rows(dict[str, Row]):
-    """Those of a table, by their names, and what is compared among them."""
+    """The rows of a table, by their names, and its columns of speedups, by their target."""
 
     def __init__(self):
-        self.judged = cache(self.judge)
+        self.columns: dict[tuple[float | None, bool], Column] = {}
 
-    def judge(self, figure: Figure) -> Column:
-        """Tests a column. Rows with a failed run, or with one that missed its target, aren't in the
-        test: the others alone would flatter them."""
-        rows = {name: logs for name, row in self.items() if row.speeds and not row.outcome
-                and (logs := logs_of(figure(row)))}
-        means, differences = estimates(rows), {}
-        for name, mean in means.items():
-            other = self[name].reference
-            if other and other.run.name in means:
-                differences[name] = mean.minus(means[other.run.name])
-        return Column(common_rounds(rows.values()), means, differences, significant(differences))
-
-
-def logs_of(values: list[tuple[int, float | None]]) -> Logs:
-    """The logarithms, by their rounds; none where a run missed its target."""
-    logs: Logs = {}
-    for number, value in values:
-        if value == 0:
-            return {}
-        if value is not None:
-            logs.setdefault(number, []).append(math.log(value))
-    return logs
-
-
-def seed_noise(first: Row) -> float | None:
-    """The range of the baseline's losses over several seeds."""
-    losses = first.losses_by_seed.values()
-    return max(losses) - min(losses) if len(losses) > 1 and None not in losses else None
+    def column(self, target: float | None = None, with_first_step: bool = False) -> Column:
+        """Returns what Row.values with these arguments come to. Rows with a failed run, or with one
+        that missed its target, aren't tested: the others alone would flatter them."""
+        key = target, with_first_step
+        if key not in self.columns:
+            logs = {name: logs_of(row.values(*key)) for name, row in self.items()
+                    if row.speeds and not row.outcome and not row.missed(target)}
+            pairs = {name: row.pair(row.reference) for name, row in self.items() if row.reference}
+            self.columns[key] = tested(logs, pairs)
+        return self.columns[key]
 
 
 def rows_of(measured) -> list[Row]:
-    """A row for each run of a plan."""
+    """Returns a row for each run of a plan."""
     rows = Rows()
     for run in measured.plan.runs:
         rows[run.name] = Row(run, measured, rows)
     return list(rows.values())
-

@@ -16,7 +16,8 @@ LEAST = math.log(1.01)  # a smaller change isn't significant, however certain it
 ROWS, ROUNDS = 3, 2  # of two rows, or in one round, nobody can tell whose noise it is
 ROUNDING = 1e-9  # a standard error below it: the values have no spread
 
-Logs = dict[int, list[float]]  # a row's runs, by their round
+Values = list[tuple[int, float | None]]  # of a row's runs, each with its round; None: not known
+Logs = dict[int, list[float]]  # their logarithms, by the round
 
 
 class Estimate(NamedTuple):
@@ -27,7 +28,7 @@ class Estimate(NamedTuple):
     degrees: float  # of freedom, of the error
 
     def minus(self, other: "Estimate") -> "Estimate":
-        """The difference by Welch's test, with Satterthwaite's degrees of freedom."""
+        """Returns the difference by Welch's test, with Satterthwaite's degrees of freedom."""
         one, two = self.error**2, other.error**2
         degrees = (one + two)**2 / (one**2 / self.degrees + two**2 / other.degrees)
         return Estimate(self.mean - other.mean, math.sqrt(one + two), degrees)
@@ -39,30 +40,75 @@ class Estimate(NamedTuple):
     @property
     def interval(self) -> tuple[float, float]:
         """The factor's 95 % confidence interval."""
-        reach = self.reach(0.05)
+        from scipy.special import stdtrit  # here, since most commands don't need it
+
+        reach = self.error * float(stdtrit(self.degrees, 0.975))
         return math.exp(self.mean - reach), math.exp(self.mean + reach)
 
     @property
     def p_value(self) -> float:
-        from scipy.special import stdtr  # here, since most commands don't need it
+        from scipy.special import stdtr
 
         return 2 * float(stdtr(self.degrees, -abs(self.mean) / self.error))
 
-    def reach(self, p_value: float) -> float:
-        """How far from 0 a mean with this error has this p-value."""
-        from scipy.special import stdtrit
 
-        return self.error * float(stdtrit(self.degrees, 1 - p_value / 2))
+class Column(NamedTuple):
+    """A column of speedups, tested as a whole."""
+
+    rounds: list[int]  # by which rows are compared
+    means: dict[str, Estimate]  # of the rows in the test
+    differences: dict[str, Estimate]  # of each of them over what it is compared to
+    significant: set[str]
+
+    def difference(self, one: str, other: str) -> Estimate | None:
+        if not {one, other} <= self.means.keys():
+            return None
+        return self.means[one].minus(self.means[other])
+
+    def significance(self, name: str) -> str:
+        if name not in self.differences:
+            return "not tested"
+        if name not in self.significant:
+            return "no significant change"
+        return "faster" if self.differences[name].mean > 0 else "slower"
+
+
+def tested(rows: dict[str, Logs], pairs: dict[str, tuple[str, str]]) -> Column:
+    """Returns a column of the rows that have values, by the names of the two that each compares."""
+    rows = {name: logs for name, logs in rows.items() if logs}
+    column = Column(common_rounds(rows.values()), estimates(rows), {}, set())
+    differences = {name: difference for name, pair in pairs.items()
+                   if pair and name in column.means and (difference := column.difference(*pair))}
+    return column._replace(differences=differences, significant=significant(differences))
+
+
+def logs_of(values: Values) -> Logs:
+    """Returns the logarithms of the values that are known."""
+    logs: Logs = {}
+    for number, value in values:
+        if value is not None:
+            logs.setdefault(number, []).append(math.log(value))
+    return logs
 
 
 def common_rounds(rows: Collection[Logs]) -> list[int]:
-    """The rounds that all rows have."""
+    """Returns the rounds that all rows have."""
     return sorted(set.intersection(*map(set, rows))) if rows else []
 
 
+def mean_ratio(one: Values, other: Values) -> float | None:
+    """Returns the geometric mean of the ratios in the rounds that both have; None without any."""
+    logs, others = logs_of(one), logs_of(other)
+    rounds = common_rounds([logs, others])
+    if not rounds:
+        return None
+    return math.exp(fmean(fmean(logs[number]) for number in rounds)
+                    - fmean(fmean(others[number]) for number in rounds))
+
+
 def estimates(rows: dict[str, Logs]) -> dict[str, Estimate]:
-    """The mean of each row over the rounds that all have; none of a row without spread, and none at
-    all of fewer than ROWS rows or ROUNDS rounds."""
+    """Returns the mean of each row over the rounds that all have; none of a row without spread, and
+    none at all of fewer than ROWS rows or ROUNDS rounds."""
     rounds = common_rounds(rows.values())
     if len(rows) < ROWS or len(rounds) < ROUNDS:
         return {}
@@ -88,7 +134,7 @@ def estimates(rows: dict[str, Logs]) -> dict[str, Estimate]:
 
 
 def significant(differences: dict[str, Estimate]) -> set[str]:
-    """The names of those that are significant among all of a table's column, by Holm's method."""
+    """Returns the names of the significant ones in a column of a table, by Holm's method."""
     names: set[str] = set()
     p_values = {name: difference.p_value for name, difference in differences.items()}
     for name in sorted(p_values, key=p_values.__getitem__):

@@ -13,7 +13,7 @@ from bench.common import BOOK_TOKENS, UserError, has_option
 from bench.predict.speed import KINDS
 from bench.predict.store import OTHERS, Prediction, changed, fitting, predict, predict_all
 from bench.report import prediction_tables
-from bench.report.gpus import in_place
+from bench.report.prediction_tables import in_place
 from bench.report.tables import Column, Table, found_in, markdown, num_col, text_col
 from bench.subcommands import positive
 from patches import stack

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.analysis.rows import Row, speed_of
+from bench.analysis.rows import Row
 from bench.analysis.stats import significant
 from bench.commands import Command
 from bench.common import DAMAGE, REFERENCE, UserError, listed, relative, trained_in
@@ -54,7 +54,7 @@ def judged(pairs: list[Pair]) -> list[Pair]:
     """Returns them with their differences, by the rule of all tables."""
     differences = {}
     for pair in pairs:
-        ours, theirs = (row.rows.judged(speed_of).differences.get(row.run.name) for row in pair[:2])
+        ours, theirs = (row.speedup().estimate for row in pair[:2])
         if pair.why_not is None and ours and theirs:
             differences[pair.one.run.name] = ours.minus(theirs)
     names = significant(differences)

@@ -1,6 +1,6 @@
-"""What this machine is, and what a page says of it: what works on it, and how it did.
+"""What a page says of its machine: what works on it, and how it did.
 
-results/machine.json keeps for a report all that bench.measure.hardware.look told.
+results/machine.json keeps for a report all that bench.measure.hardware.look answers.
 """
 
 import json
@@ -18,32 +18,32 @@ from bench.common import (
     trained_in,
     write_whole,
 )
-from bench.measure.journal import data_of, journal_of, read_journal
+from bench.measure.journal import data_of, journal_of
 from bench.report.notes import counted, peaks
-from bench.report.tables import Column, Table, credited, fmt, markdown, num_col, rows_in
+from bench.report.tables import Column, Table, credited, fmt, found_in, markdown, num_col, rows_in
 
 
 def this_machine() -> dict:
-    """This machine, as rates.this_machine describes it. Raises UserError."""
+    """Returns this machine, as bench.measure.hardware.this_machine does. Raises UserError."""
     print("Looking at this machine", file=sys.stderr, flush=True)
     return processes.ask_machine("this_machine")
 
 
 def look_at(studies: dict, data: Path, results: Path) -> dict:
-    """What rates.look finds here; asked once for a folder of results. Raises UserError
-    where that holds the report of another machine or text, or where there are no tokens."""
+    """Returns what bench.measure.hardware.look finds here; asked once for a folder of results.
+    Raises UserError where that holds the report of another machine or text, or where there are no
+    tokens."""
     processes.prepare_tokens(data)
     here, look = this_machine(), read_look(results)
     if look and not same_machine(look["machine"], here):
         raise UserError(f"{relative(results)} holds the report of another machine or PyTorch;"
                         f" {ELSEWHERE}")
-    for path in (journal_of(results, name) for name, study in studies.items()
-                 if study.schedule):
-        for each in {each.kind: each for each in read_journal(path)}.values():  # the newest
-            if each.data not in (None, data_of(data)):
-                of = f" ({each.text})" * bool(each.text)
-                raise UserError(f"{relative(path)} holds measurements with other tokens{of} than"
-                                f" {relative(data)} has now; {ELSEWHERE}")
+    for name in [name for name, study in studies.items() if study.schedule]:
+        for measured, _ in found_in(results, name):
+            if measured.data not in (None, data_of(data)):
+                text = f" ({measured.text})" if measured.text else ""
+                raise UserError(f"{relative(journal_of(results, name))} holds measurements with"
+                                f" other tokens{text} than {relative(data)} has now; {ELSEWHERE}")
     if not look:
         look = processes.ask_machine("look")
         write_whole(results / "machine.json", json.dumps(look, indent=1))
@@ -53,74 +53,68 @@ def look_at(studies: dict, data: Path, results: Path) -> dict:
 
 
 def read_look(results: Path) -> dict:
-    """What an earlier start has found, or {} where there is nothing that a page can show."""
+    """Returns what an earlier start has found; {} where a page can't show it."""
     look = read_kept(results / "machine.json")
     try:
-        machine_section(look), first_line(look)  # noqa: B018 (all is there)
-        return look
+        return look if machine_section(look) and first_line(look) else {}
     except DAMAGE:
         return {}
 
 
 def machine_section(look: dict) -> str:
-    m, no_compiler = look["machine"], look["compile_error"]
-    device, gpu = f"No GPU; {m['cpu']}", ""
-    if m["gpus"]:
-        device = f"{m['gpus']} × {m['name']}, host {m['cpu']}"
-        gpu = f", CUDA {m['cuda']}, driver {m['driver']}, compute capability {m['capability']}"
-    lines = [
-        f"{device}. PyTorch {m['torch']}, Python {m['python']}, {m['os']}, {m['threads']} threads"
-        f"{gpu}.",
+    machine, error = look["machine"], look["compile_error"]
+    device, gpu = f"No GPU; {machine['cpu']}", ""
+    if machine["gpus"]:
+        device = f"{machine['gpus']} × {machine['name']}, host {machine['cpu']}"
+        gpu = (f", CUDA {machine['cuda']}, driver {machine['driver']}, compute capability"
+               f" {machine['capability']}")
+    return "\n\n".join([
+        f"{device}. PyTorch {machine['torch']}, Python {machine['python']}, {machine['os']},"
+        f" {machine['threads']} threads{gpu}.",
         f"Matmul throughput: {peaks(look['matmul_peak'])}. Copy within memory:"
         f" {look['bandwidth'] / 1e9:,.0f} GB/s (10⁹ bytes, read and written). Memory:"
         f" {fmt(look['memory_gb'], '.1f') or 'n/a'} GB.",
-        f"torch.compile doesn't work: {no_compiler}" if no_compiler else "torch.compile works."]
-    lines += [f"Missing: {thing}." for thing in look["missing"]]
-    lines += [
-        f"Attention kernels by dropout ({trained_in(m)}, causal), and what each really applies; 01"
-        " turns cuDNN's off:",
+        f"torch.compile doesn't work: {error}" if error else "torch.compile works.",
+        *(f"Missing: {thing}." for thing in look["missing"]),
+        f"Attention kernels by dropout ({trained_in(machine)}, causal), and what each really"
+        " applies; 01 turns cuDNN's off:",
         markdown(Table([
             num_col("dropout", "dropout", "g"),
             Column("kernel", lambda row: row["backend"].replace("_", " "), True),
             Column("runs", lambda row: "yes" if row["runs"] else "no"),
             Column("PyTorch's choice", lambda row: "←" if row["chosen"] else "", True),
             num_col("ms, forward and backward", "milliseconds", ".2f"),
-            num_col("real dropout", "real_dropout", ".3f")], look["attention"]))]
-    return "\n\n".join(lines)
+            num_col("real dropout", "real_dropout", ".3f")], look["attention"]))])
 
 
 def first_line(look: dict) -> str:
-    here = look["machine"]
-    dtype = trained_in(here)
-    reason = f" ({here['dtype_reason']})" if "dtype_reason" in here else ""
-    model = "" if here["gpus"] else "; no GPU, so the small model `cpu-demo` is trained"
-    return (f"**{here['name']}**, PyTorch {here['torch']}:"
+    machine = look["machine"]
+    dtype = trained_in(machine)
+    reason = f" ({machine['dtype_reason']})" if "dtype_reason" in machine else ""
+    model = "" if machine["gpus"] else "; no GPU, so the small model `cpu-demo` is trained"
+    return (f"**{machine['name']}**, PyTorch {machine['torch']}:"
             f" {look['matmul_peak'][dtype] / 1e12:,.2f} TFLOP/s in {dtype} matmuls, the"
             f" type that the optimized scripts train in here{reason}{model}.")
 
 
 def summary(results: Path, look: dict) -> list[str]:
-    """What this machine is and gives, in three lines."""
+    """Returns what this machine is and gives, in three lines."""
     lines = [first_line(look)]
     stages = {row.run.stage: row for row in rows_in(results, "stages") if row.records}
-    plain, fast = stages.get("00"), stages.get("01")
-    if plain and fast:
+    if stages.keys() >= {"00", "01"}:
+        plain, fast = stages["00"], stages["01"]
         lines.append(
             f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
-            f" A100: {fast.published_factor_baseline:.2f} times), with"
-            f" {fmt(fast.reserved_gb, '.2f') or 'n/a'} GB instead of"
-            f" {fmt(plain.reserved_gb, '.2f') or 'n/a'};"
+            f" A100: {fast.published_factor_baseline:.2f} times);"
             f" {counted(min(plain.rounds, fast.rounds), 'run')} each.")
-    steps = [row for row in rows_in(results, "ladder") if row.factor]
-    if steps:
-        judged = any(row.significance != "not tested" for row in steps)
-        best = sorted((row for row in steps if row.significance == "faster" or not judged),
+    rows = [row for row in rows_in(results, "ladder") if row.factor]
+    if rows:
+        tested = any(row.significance != "not tested" for row in rows)
+        best = sorted((row for row in rows if row.significance == "faster" or not tested),
                       key=lambda row: -row.factor)
         names = ", ".join(f"{credited(row, row.technique)} {row.factor:.2f}×" for row in best[:4])
-        lines.append(
-            ("Significantly faster" if judged else
-             "The largest speedups, not tested for significance yet,")
-            + f" in the ladder ({counted(min(row.rounds for row in steps), 'round')}):"
-            f" {names or 'none'}.")
+        what = "Significantly faster" if tested else "The largest speedups, not tested yet,"
+        rounds = counted(min(row.rounds for row in rows), "round")
+        lines.append(f"{what} in the ladder ({rounds}): {names or 'none'}.")
     return lines

@@ -3,36 +3,35 @@ mean says docs/methodology.md."""
 
 import shlex
 from collections.abc import Iterable
-from functools import cache
 
-from bench.analysis.rows import Row, seed_noise, speed_of
-from bench.analysis.stats import ROUNDS, ROWS
-from bench.catalogue import Scripts
+from bench.analysis.rows import Row
 from bench.common import listed
 from bench.measure.journal import Measured
 
-today = cache(Scripts)  # in one process they are read once
+MARKS = {"uncompiled": r"\* not compiled: there is no compiler, or it was turned off.",
+         "speed_is_average": "† too few steps for a median: the average of the run."}
 
 
 def provenance(measured: Iterable[Measured]) -> str:
-    """When, at which commit and with which PyTorch a page's figures were measured; of several
-    measurements the first and the last. "" without any."""
-    def moment(one: Measured) -> str:
-        commit = f" at {one.commit[:7]}" if one.commit else ""
-        edited = " with edited files" if one.edited else ""
-        return f"{one.time[:4]}-{one.time[4:6]}-{one.time[6:8]}{commit}{edited}"
-
-    ordered = sorted(measured, key=lambda one: one.time)
+    """Returns when, at which commits and with which PyTorch a page's figures were measured, from
+    the first measurement to the last; "" without any."""
+    ordered = sorted(measured, key=lambda measurement: measurement.time)
     if not ordered:
         return ""
     first, last = moment(ordered[0]), moment(ordered[-1])
     when = f"on {first}" if first == last else f"from {first} to {last}"
-    versions = dict.fromkeys(one.machine["torch"] for one in ordered)
+    versions = dict.fromkeys(measurement.machine["torch"] for measurement in ordered)
     return f"Measured {when} with PyTorch {listed(versions)}."
 
 
+def moment(measured: Measured) -> str:
+    commit = f" at {measured.commit[:7]}" if measured.commit else ""
+    edited = " with edited files" if measured.edited else ""
+    return f"{measured.time[:4]}-{measured.time[4:6]}-{measured.time[6:8]}{commit}{edited}"
+
+
 def one_reference(rows: list[Row]) -> bool:
-    """Whether every row is compared to the first one."""
+    """Returns whether every row is compared to the first one."""
     return all(row.factor == row.factor_baseline for row in rows)
 
 
@@ -40,52 +39,41 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" + ("" if count == 1 else "s")
 
 
-def rounds_of(rows: list[Row]) -> int:
-    return max((row.rounds for row in rows), default=0)
-
-
 def rounds_note(measured, rows: list[Row]) -> str:
-    """How often the rows were run, and whether rounds were added: "6 rounds (4 planned, 2 added)".
-    """
-    rounds, planned = rounds_of(rows), measured.planned
+    """Returns how often rows were run, and how often that was planned before some rounds were
+    added: "6 rounds (4 planned, 2 added)"."""
+    rounds, planned = max((row.rounds for row in rows), default=0), measured.planned
     if not planned or rounds <= planned:
         return counted(rounds, "round")
     return f"{counted(rounds, 'round')} ({planned} planned, {rounds - planned} added)"
 
 
-def options_note(measured) -> str:
-    options = [*measured.plan.options, *measured.options]
-    text = f", options `{shlex.join(options)}`" if options else ""
-    for published, batch in measured.plan.batches.items():
-        text += f", batch size {batch} in place of {published}"
-    return text + (f", text: {measured.text}" if measured.text else "")
-
-
 def machine_note(measured, rows: list[Row]) -> str:
-    """What was measured on, with which seeds and options, and in float32 where it is that."""
-    rounds, first, machine = rounds_of(rows), measured.plan.first_seed, measured.machine
-    seeds = f"seed {first}"
-    if measured.plan.new_seeds and rounds > 1:
-        seeds = f"seeds {first} to {first + rounds - 1}"
-    return (f"{machine['name']}, PyTorch {machine['torch']}; {seeds},"
-            f" {rounds_note(measured, rows)}{options_note(measured)}.{type_note(rows)}")
+    """Returns what was measured on, with which seeds, options, batch sizes and text, and in float32
+    where it is that."""
+    plan, machine, seed = measured.plan, measured.machine, measured.plan.first_seed
+    last = seed + max((row.rounds for row in rows), default=0) - 1
+    parts = [f"seeds {seed} to {last}" if plan.new_seeds and last > seed else f"seed {seed}",
+             rounds_note(measured, rows)]
+    if options := [*plan.options, *measured.options]:
+        parts.append(f"options `{shlex.join(options)}`")
+    parts += [f"batch size {batch} in place of {published}"
+              for published, batch in plan.batches.items()]
+    if measured.text:
+        parts.append(f"text: {measured.text}")
+    text = f"{machine['name']}, PyTorch {machine['torch']}; {', '.join(parts)}."
+    reasons = {float32_reason(row.record) for row in rows if row.record} - {None}
+    if reasons:
+        text += f" From technique 5 on all is trained in **float32** ({listed(sorted(reasons))})."
+    return text
 
 
 def float32_reason(record) -> str | None:
-    """Why a script that trains in bfloat16 where it can trained in float32; None if it didn't."""
+    """Returns why a script that trains in bfloat16 where it can trained in float32; None if it
+    didn't."""
     reason = record.config.get("dtype_reason")  # of technique 5 and later
     by_choice = record.config.get("autocast")  # only the weights are in float32
     return reason if record.config.get("dtype") == "float32" and not by_choice else None
-
-
-def type_note(rows: list[Row]) -> str:
-    """Where rows aren't in the type of the published figures, and of other machines'; else ""."""
-    reasons = {float32_reason(row.record) for row in rows if row.record} - {None}
-    if not reasons:
-        return ""
-    published = any(row.run.published for row in rows)
-    return (f" From technique 5 on all is trained in **float32** ({'; '.join(sorted(reasons))})"
-            + ("; the published figures, from there on, are in bfloat16." if published else "."))
 
 
 def peaks(matmul_peak: dict[str, float]) -> str:
@@ -97,47 +85,30 @@ def peak_note(measured) -> str:
     return f"Matmul throughput (matmul peak): {peaks(measured.peak)}."
 
 
-def significance_note(rows: list[Row]) -> str:
-    """What "faster" means in a table, and which rows aren't tested."""
-    column = rows[0].rows.judged(speed_of)
-    failed = [f"`{row.label}`" for row in rows if row.speeds and row.outcome]
-    text = ('"faster" and "slower": significant over the whole table (docs/methodology.md).'
-            if column.differences else
-            f'"faster" and "slower" need {ROUNDS} rounds of {ROWS} rows, with some spread.')
-    if column.differences and len(column.rounds) < rounds_of(rows):
-        text += (f" Rows are compared by the {counted(len(column.rounds), 'round')} that all have;"
-                 " medians are of all.")
-    return text + (f" Not tested, since one of its runs failed: {', '.join(failed)}."
-                   if failed else "")
-
-
-def factor_note(rows: list[Row]) -> str:
-    """What the factors of a table are over."""
+def speedup_note(rows: list[Row]) -> str:
+    """Returns what the speedups of a table are over, and which aren't tested."""
+    over = "over the row above, or the nearest with numbers"
     if any(row.run.ablated for row in rows):
-        return "Speedups are of the script with the technique over the one without it."
-    return "Speedups are over " + (
-        "the first row." if one_reference(rows) else "the row above, or the nearest with numbers.")
+        over = "of the script with the technique over the one without it"
+    elif one_reference(rows):
+        over = "over the first row"
+    text = f"Speedups are {over}; docs/methodology.md says what else the columns mean."
+    if failed := [f"`{row.label}`" for row in rows if row.speeds and row.outcome]:
+        text += f" Not tested, since a run failed: {', '.join(failed)}."
+    return text
 
 
 def full_notes(measured, rows: list[Row]) -> list[str]:
-    """Below a bench.report.tables.full_table."""
-    plan, noise = measured.plan, seed_noise(rows[0])
+    """Returns what stands below a bench.report.tables.full_table."""
+    plan, noise = measured.plan, rows[0].seed_noise
     length = (f"{plan.tokens:,} tokens" if plan.tokens else
               counted(plan.epochs, "epoch") if plan.epochs else "The scripts' own length")
     if plan.seconds:
         length += f", or about {plan.seconds:g} s of training if that is longer,"
-    losses = "val loss is the validation loss " + (
-        f"after {plan.tokens:,} training tokens" if plan.tokens else "at the end of a run")
+    notes = [speedup_note(rows)]
     if noise is not None:
-        losses += f"; over {len(rows[0].losses_by_seed)} seeds the first row's vary by {noise:.4f}"
-    marks = []
-    if any(row.uncompiled for row in rows):
-        marks.append(r"\* not compiled: there is no compiler, or it was turned off.")
-    if any(row.speed_is_average for row in rows):
-        marks.append("† too few steps for a median: the average of the run.")
-    return [
-        f"{machine_note(measured, rows)} {length} per run. {peak_note(measured)}",
-        "tok/sec is the median over the rounds of each run's median step; the range is from the"
-        f" slowest round to the fastest. {significance_note(rows)}",
-        " ".join([f"{losses}.", *([factor_note(rows)] if len(rows) > 1 else []), *marks]),
-    ]
+        seeds = len(rows[0].losses_by_seed)
+        notes.append(f"Over {seeds} seeds the first row's losses vary by {noise:.4f}.")
+    notes += [text for name, text in MARKS.items() if any(getattr(row, name) for row in rows)]
+    return [f"{machine_note(measured, rows)} {length} per run. {peak_note(measured)}",
+            " ".join(notes)]

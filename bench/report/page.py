@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from bench.common import DAMAGE, write_whole
-from bench.measure.journal import journal_of, newest, read_journal
 from bench.report.html_page import write_html
 from bench.report.machine_section import first_line, machine_section, read_look, summary
 from bench.report.notes import provenance
@@ -21,9 +20,8 @@ def write_page(studies: dict, results: Path, command: str, missing: dict[str, st
     shown = [study for study in studies.values() if study.schedule]
     try:
         findings = summary(results, look)
-        measured = [each for study in shown for each in newest(
-            read_journal(journal_of(results, study.name)))]
-        texts = {each.text for each in measured} - {""}
+        measured = [measured for study in shown for measured, _ in found_in(results, study.name)]
+        texts = {measurement.text for measurement in measured} - {""}
     except (OSError, *DAMAGE) as error:
         findings = [first_line(look), f"What is left in the folder is damaged: {error!r}"]
         measured, texts = [], set()
@@ -32,17 +30,13 @@ def write_page(studies: dict, results: Path, command: str, missing: dict[str, st
             f"\n{provenance(measured)} Made by `{command}`. tok/sec excludes evaluation."]
     if texts:
         page.append(f"\nNot trained on the book in GPT-2's tokens: {'; '.join(sorted(texts))}.")
-    if goes_on := [name for name, why in missing.items() if not why]:
-        page.append(f"\nNot finished: {', '.join(goes_on)}; run it again to continue with them.")
+    if unfinished := [name for name, why in missing.items() if not why]:
+        page.append(f"\nNot finished: {', '.join(unfinished)}; run it again to continue with them.")
     page += [f"\nNot finished: {name}: {why}" for name, why in missing.items() if why]
-    page.append("\n## This machine\n\n" + machine_section(look)
-                + "\nAlone: `python -m bench.measure.environment look`")
+    page.append(f"\n## This machine\n\n{machine_section(look)}")
     for study in shown:
-        alone = ", ".join(f"`{' '.join(['python measure.py', study.name, *values.values()])}`"
-                          for values in study.in_report)
-        page.append(f"\n## {study.title}\n\n"
-                    + section(study, results, list(pictures.get(study.name, ())))
-                    + f"\nAlone: {alone}")
+        text = section(study, results, list(pictures.get(study.name, ())))
+        page.append(f"\n## {study.title}\n\n{text}")
     write_whole(results / "report.md", "\n".join(page) + "\n")
     if not write_html(results / "report.md"):
         print("no report.html beside report.md: pip install -r requirements-extras.txt")

@@ -20,9 +20,8 @@ LETTERS = 96  # of a title that fit into it
 
 
 def load_pyplot():
-    """matplotlib.pyplot, which draws into files whatever backend MPLBACKEND names: a notebook's, or
-    one that this matplotlib no longer has. Raises ImportError or OSError where it can't be loaded.
-    """
+    """Returns matplotlib.pyplot, which draws into files whatever backend MPLBACKEND names. Raises
+    ImportError or OSError where it can't be loaded."""
     os.environ["MPLBACKEND"] = "Agg"
     from matplotlib import pyplot
 
@@ -30,7 +29,8 @@ def load_pyplot():
 
 
 def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
-    """(a figure, for each title a row of panels: its subfigure, then a panel for each width)."""
+    """Returns (a figure, for each title a row of panels: its subfigure, then a panel for each
+    width)."""
     plt = load_pyplot()
     # Names of devices may hold a $, which is not mathematics.
     plt.rcParams.update({"font.size": 11, "text.parse_math": False, "grid.color": "0.9",
@@ -54,7 +54,7 @@ def thousands(axis) -> None:
 
 
 def lay_rows(axes, count: int) -> None:
-    """A row of the panel for each of `count` things, the first at the top."""
+    """Lays out a panel with a row for each of `count` things, the first at the top."""
     axes.set_ylim(count - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
@@ -62,7 +62,7 @@ def lay_rows(axes, count: int) -> None:
 
 
 def room_for(texts: list[str], ends: list[float], inches: float) -> float:
-    """The end of an axis of about so many inches on which each text fits right of its bar's end."""
+    """Returns the end of an axis of so many inches on which each text fits right of its bar."""
     shares = [min(0.9, (0.15 + 0.078 * len(text)) / inches) for text in texts]  # 10-point letters
     return max(end / (1 - share) for end, share in zip(ends, shares, strict=True)) or 1
 
@@ -72,31 +72,37 @@ def shorten(text: str, length: int) -> str:
 
 
 def place_of(measured) -> str:
-    """The model if it is one, the machine, the batch sizes where they aren't the published ones,
-    and another text than the book."""
-    sizes = " and ".join(map(str, measured.plan.batches.values()))
-    models = {each.record.config["model"] for each in measured.results if each.record}
-    machine = measured.machine
-    place = shorten(short_name(machine), 60)
+    """Returns the model if it is one, the machine, the batch sizes where they aren't the published
+    ones, and another text than the book."""
+    models = {result.record.config["model"] for result in measured.results if result.record}
+    place = shorten(short_name(measured.machine), 60)
     if len(models) == 1:
         place = f"{models.pop()} on {place}"
-    if not machine["gpus"]:
-        place += f", {machine['threads']} cores"
-    if sizes:
-        place += f", batch size {sizes}"
+    if not measured.machine["gpus"]:
+        place += f", {measured.machine['threads']} cores"
+    if measured.plan.batches:
+        place += f", batch size {' and '.join(map(str, measured.plan.batches.values()))}"
     return place + (f"\ntext: {measured.text}" if measured.text else "")
 
 
 def keys(colours: dict[str, str]) -> list:
-    """Entries of a legend, by their labels."""
+    """Returns entries of a legend, by their labels."""
     return [key(label, color=colour, linewidth=8) for label, colour in colours.items()]
 
 
 def key(label: str, **style):
-    """An entry of a legend."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=label, **style)
+
+
+def add_legend(subfigure, handles: list) -> None:
+    subfigure.legend(handles=handles, loc="outside lower center", ncols=len(handles),
+                     frameon=False)
+
+
+def colour_of(row: Row) -> str:
+    return dict(faster=OWN, slower=ERROR).get(row.significance, UNSURE)
 
 
 def draw_all(studies: dict, results: Path, form: str = "png") -> dict[str, dict[str, bytes]]:
@@ -121,7 +127,7 @@ def draw_all(studies: dict, results: Path, form: str = "png") -> dict[str, dict[
 
 
 def picture_bytes(figure, form: str) -> bytes:
-    """The file of a figure; a PNG has a palette, which makes it a third as large."""
+    """Returns the file of a figure; a PNG has a palette, which makes it a third as large."""
     from PIL import Image  # which matplotlib brings along
 
     buffer = io.BytesIO()
@@ -135,16 +141,16 @@ def picture_bytes(figure, form: str) -> bytes:
 def draw_bars(axes, names: list[str], values: list[float | None], texts: list[str],
               colours: list[str], inches: float, ranges: Sequence[list[float]] = (),
               behind: Sequence[float] = ()) -> None:
-    """A named bar for each value, with a text at its end, on a panel of about so many inches; each
-    of `ranges` is drawn as a whisker, and each value `behind` as a hatched bar."""
+    """Draws a named bar for each value, with a text at its end, on a panel of about so many inches;
+    each of `ranges` as a whisker, and each value `behind` as a hatched bar."""
     lay_rows(axes, len(names))
     ends = [value or 0 for value in values]
     axes.barh(range(len(behind)), behind, 0.7, color="white", edgecolor="0.6", hatch="///")
     axes.barh(range(len(names)), ends, 0.7, color=colours)
-    for place, known in enumerate(ranges):
-        if len(known) > 1:
-            ends[place] = max(known)
-            axes.plot([min(known), max(known)], [place] * 2, "|-", color="0.1", linewidth=1.2)
+    for place, limits in enumerate(ranges):
+        if len(limits) > 1:
+            ends[place] = max(limits)
+            axes.plot([min(limits), max(limits)], [place] * 2, "|-", color="0.1", linewidth=1.2)
     ends = list(map(max, ends, behind or ends))
     for place, (text, end) in enumerate(zip(texts, ends, strict=True)):
         axes.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center",
@@ -155,30 +161,26 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
 
 
 def draw_alternatives(measured, base: Row, rows: list[Row]):
-    """Speed and memory of each as factors over `base`, the fastest first; of the speed with
-    95 % intervals."""
+    """Draws speed and memory of each row as factors over `base`, the fastest first; of the speed
+    with 95 % intervals."""
     rows = sorted((row for row in rows if row.factor and row.memory_factor),
                   key=lambda row: -row.factor)
     if not rows:
         return None
-    figure, [(subfigure, *panels)] = rows_of_panels(
+    figure, [(subfigure, speed, memory)] = rows_of_panels(
         [f"{len(rows)} variants of {base.label}\n{place_of(measured)}"],
         [1.8 + 0.3 * len(rows)], [1, 1])
-    for axes, label in zip(panels, ("speed", "memory"), strict=True):
+    for axes, label in ((speed, "speed"), (memory, "memory")):
         lay_rows(axes, len(rows))
         axes.axvline(1, color="0.5", linewidth=1)
         axes.set_xlabel(f"× {label}")
-    colours = dict(faster=OWN, slower=ERROR)
     for place, row in enumerate(rows):
-        style = dict(color=colours.get(row.significance, UNSURE))
-        if interval := row.interval():
-            panels[0].plot(interval, [place] * 2, "-", **style)
-        panels[0].plot(row.factor, place, "o", **style)
-        panels[1].plot(row.memory_factor, place, "o", color="0.4")
-    panels[0].set_yticks(range(len(rows)), [
+        speed.plot(row.interval or (), [place] * len(row.interval or ()), color=colour_of(row))
+        speed.plot(row.factor, place, "o", color=colour_of(row))
+        memory.plot(row.memory_factor, place, "o", color="0.4")
+    speed.set_yticks(range(len(rows)), [
         "\n".join(wrap(row.label, 36, break_on_hyphens=False)) for row in rows], fontsize=9)
-    subfigure.legend(handles=keys({
+    add_legend(subfigure, keys({
         "significantly faster": OWN, "significantly slower": ERROR, "not significant": UNSURE,
-        "not tested": "0.4"}),
-        loc="outside lower center", ncols=4, frameon=False)
+        "not tested": "0.4"}))
     return figure

@@ -1,131 +1,120 @@
-"""The tables of docs/gpus.md and docs/predictions.md: what is kept of predictions in
-results/reference/, and beside it what others and this project's machines have measured."""
+"""What results/reference/ stores of predictions: beside it what was measured, and what fits which
+GPU (docs/gpus.md)."""
 
 import json
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
-from bench.analysis.rows import ratio
-from bench.cards import CARDS, card_of
-from bench.catalogue import Run
+from bench.cards import CARDS, Card, card_of
+from bench.catalogue import EPOCHS, Run, Scripts
 from bench.common import REFERENCE, UserError
 from bench.predict.batches import PUBLISHED
-from bench.predict.store import NAME, Prediction, key_of, load
-from bench.report.notes import today
+from bench.predict.store import NAME, OTHERS, Prediction, key_of, largest, load
 from bench.report.tables import Table, num_col, rows_in, text_col
 
 GPT2 = ["--model", "gpt2"]
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
 LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
-PUBLISHED_ON = "A100 40 GB"  # probably: batch 32 was the largest that fitted
+# 01 reserved 13.64 GB on an H100 where 11.90 were predicted; so a batch fits for sure only where it
+# does with this many times its predicted memory.
+RESERVE = 1.15
+
+scripts = cache(Scripts)  # in one process they are read once
 
 
 def kept_of(script: str | Path, options: list[str]) -> Prediction | None:
-    """None where it isn't kept. Raises StackError."""
-    return load(today(), script, options, REFERENCE)
+    """Returns a stored prediction; None where there is none. Raises StackError."""
+    return load(scripts(), script, options, REFERENCE)
 
 
 def prediction_of(script: str | Path, options: list[str]) -> Prediction:
-    """Raises UserError where it isn't kept, StackError."""
-    known = kept_of(script, options)
-    if not known:
-        raise UserError(f"results/reference/{NAME} lacks {key_of(today(), script, options)}:"
+    """Raises UserError where it isn't stored, StackError."""
+    prediction = kept_of(script, options)
+    if not prediction:
+        raise UserError(f"results/reference/{NAME} lacks {key_of(scripts(), script, options)}:"
                         " python measure.py predict --all --results-dir results/reference")
-    return known
+    return prediction
 
 
 def wanted() -> list[tuple[str | Path, list[str]]]:
-    """The scripts, each with its options, whose predictions the tables need, and the variants of 01
-    that may be in them. Raises UserError, StackError."""
-    scripts = today()
-    *rungs, ddp = scripts.ladder(4)
-    pairs = [(run.script, GPT2) for run in (*rungs, ddp)]
-    pairs += [(run.script, ["--model", "cpu-demo"]) for run in rungs]
+    """Returns the scripts, each with its options, whose predictions the tables need, and the
+    variants of 01 that may be in them. Raises UserError, StackError."""
+    *ladder, ddp = scripts().ladder(4)
+    float16 = [scripts().float16(scripts().stage(stage)) for stage in ("01", "02")]
+    pairs = [(run.script, GPT2) for run in ladder]
+    pairs += [(run.script, ["--model", "cpu-demo"]) for run in ladder]
     for model in ("gpt2", *LARGER):
-        size = ["--model", model]
-        pairs += [(run.script, size) for run in (rungs[0], rungs[-1], ddp) if model != "gpt2"]
-        pairs += [(scripts.float16(scripts.stage(stage)).script, size) for stage in ("01", "02")]
-        pairs.append((scripts.stage("01").script, [*size, *WITHOUT_TENSOR_CORES]))
+        pairs += [(run.script, ["--model", model])
+                  for run in (ladder[0], ladder[-1], ddp, *float16)]
+        pairs.append(("01", ["--model", model, *WITHOUT_TENSOR_CORES]))
     pairs += [(source["script"], [*GPT2, *source["options"]])
               for source in published_others()["sources"].values()]
-    pairs += [(run.script, [*GPT2, *run.options]) for run in alternatives()]
+    pairs += [(run.script, [*GPT2, *run.options]) for run in variants()]
     # For bench.predict.batches on a GPU without bfloat16 units.
-    pairs.append((PUBLISHED["32"], [*GPT2, "--dtype", "float32"]))
-    return pairs
+    return [*pairs, (PUBLISHED["32"], [*GPT2, "--dtype", "float32"])]
 
 
-def alternatives() -> list[Run]:
-    """The variants of 01, on any card."""
-    return today().variants(today().stage("01"), dict(gpus=1))[1:]
+def variants() -> list[Run]:
+    """Returns the variants of 01, on any card."""
+    return scripts().variants(scripts().stage("01"), dict(gpus=1))[1:]
 
 
 def published_others() -> dict:
     return json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
 
 
-# ---- On an H100 --------------------------------------------------------------------------------
-
-
-@dataclass
+@dataclass(frozen=True)
 class Expected:
-    """A run on an H100, and the one that it is compared to: its figures have the names of Row's."""
+    """A run on an H100."""
 
     run: Run
     batch: int
     prediction: Prediction
-    reference: "Expected | None"
 
-    label = property(lambda row: row.run.label)
     tok_per_sec = property(lambda row: row.prediction.tok_per_sec(row.batch, CARDS["H100"]))
     reserved_gb = property(lambda row: row.prediction.needs[row.batch].reserved / 1024)
-    factor = property(
-        lambda row: row.reference and ratio(row.tok_per_sec, row.reference.tok_per_sec))
-    memory_factor = property(
-        lambda row: row.reference and ratio(row.reserved_gb, row.reference.reserved_gb))
 
 
 def ladder() -> list[Expected]:
-    """Every rung at its published batch size, over the one before; the last one is 02. Raises
+    """Returns every script of the ladder at its published batch size; 02 comes last. Raises
     UserError, StackError."""
-    rows: list[Expected] = []
-    for place, run in enumerate(today().ladder(4)):
-        rows.append(Expected(run, 8 if place < 10 else 32, prediction_of(run.script, GPT2),
-                             rows[-1] if rows else None))
-    return rows
+    return [Expected(run, 8 if number < 10 else 32, prediction_of(run.script, GPT2))
+            for number, run in enumerate(scripts().ladder(4))]
 
 
-def expected() -> list[Expected]:
-    """What every rung on one GPU, over the one before, and each variant that can be traced, over
-    01, should bring on an H100. Raises UserError."""
-    rungs = [rung for rung in ladder() if not rung.run.torchrun]
-    return rungs + [Expected(run.replace(label=f"`{run.label}`"), 32, known, rungs[-1])
-                    for run in alternatives()
-                    if (known := kept_of(run.script, [*GPT2, *run.options]))]
-
-
-# ---- Tables ------------------------------------------------------------------------------------
+def gains() -> list[tuple[Run, float, float]]:
+    """Returns (run, times the speed, times the memory) of every script of the ladder on one GPU,
+    over the one before, and of each variant whose prediction is stored, over 01. Raises UserError,
+    StackError."""
+    *rows, _ = ladder()
+    pairs = [*pairwise(rows), *((rows[-1], Expected(run, 32, prediction)) for run in variants()
+                                if (prediction := kept_of(run.script, [*GPT2, *run.options])))]
+    return [(row.run, row.tok_per_sec / before.tok_per_sec, row.reserved_gb / before.reserved_gb)
+            for before, row in pairs]
 
 
 def beside(measured: float, predicted: float, **about) -> dict:
-    """A row of a table of measured, or published, figures and predicted ones."""
+    """Returns a row of a table of measured, or published, figures and predicted ones."""
     return about | dict(measured=measured, predicted=predicted, error=predicted / measured - 1)
 
 
 def gpu_table(machine: Path) -> Table:
-    """What a machine's GPU has measured of GPT-2 with one process, beside what is predicted. Raises
-    UserError, StackError."""
+    """Returns what a machine's GPU has measured of GPT-2 with one process, beside what is
+    predicted. Raises UserError, StackError."""
     lines = []
     rows = [row for study in ("stages", "ladder") for row in rows_in(machine, study)
             if row.record and row.run.processes == 1]
     for row in sorted(rows, key=lambda row: str(row.run.stage or f"00 {row.run.number:02}")):
         card, batch = card_of(row.measured.machine["name"]), row.record.config["batch_size"]
-        known = kept_of(row.run.stage or row.run.script, GPT2)
-        if not (card and known and batch in known.needs and row.record.config["model"] == "gpt2"):
-            continue  # nothing is predicted of it
-        if speed := known.tok_per_sec(batch, CARDS[card]):
+        prediction = kept_of(row.run.stage or row.run.script, GPT2)
+        known = card and prediction and batch in prediction.needs and (
+            row.record.config["model"] == "gpt2")
+        if speed := known and prediction.tok_per_sec(batch, CARDS[card]):
             lines.append(dict(
                 label=row.label, batch=batch, speed=beside(row.tok_per_sec, speed),
-                memory=beside(row.reserved_gb, known.needs[batch].reserved / 1024)))
+                memory=beside(row.reserved_gb, prediction.needs[batch].reserved / 1024)))
     return Table([
         text_col("script", "label"), num_col("batch", "batch"),
         num_col("tok/sec, measured", "speed.measured", ",.0f"),
@@ -133,3 +122,56 @@ def gpu_table(machine: Path) -> Table:
         num_col("GB, measured", "memory.measured", ".2f"),
         num_col("predicted", "memory.predicted", ".2f"), num_col("error", "memory.error", "+.1%")],
         lines)
+
+
+# ---- What fits each GPU, and how fast ----------------------------------------------------------
+
+
+def by_memory() -> list[tuple[str, Card]]:
+    """Returns (name, GPU), the smallest first."""
+    return sorted(CARDS.items(), key=lambda item: (item[1].mib, item[1].capability))
+
+
+def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
+    """Returns what a card without bfloat16 units trains in place of 01 or 02; one before 7.0 has no
+    tensor cores either, and none of the compiler's kernels."""
+    if run.stage in (None, "00") or card.capability >= 8:
+        return run
+    if card.capability >= 7:
+        return scripts.float16(run)
+    return run.replace(name=f"{run.name}-float32", label=f"{run.label} in float32, not compiled",
+                       options=(*run.options, *WITHOUT_TENSOR_CORES))
+
+
+def on_card(name: str, card: Card) -> dict:
+    """Returns what fits a GPU, and how fast 00 and 01 are there."""
+    row = dict(card=name if card.is_checked else f"{name} °", gb=card.mib / 1024,
+               capability=card.capability)
+    with_reserve = int((card.mib - OTHERS) / RESERVE) + OTHERS
+    minutes = []
+    for stage, models, usual, mib in (("00", ["gpt2"], 8, card.mib),
+                                      ("01", ["gpt2", *LARGER], 32, with_reserve)):
+        run, batches = in_place(scripts(), scripts().stage(stage), card), {}
+        for model in models:
+            needs = prediction_of(run.script, ["--model", model, *run.options]).needs
+            sure, perhaps = largest(needs, mib), largest(needs, card.mib)
+            more = f" ({perhaps}?)" if perhaps > sure else ""
+            row[f"{stage}, {model}"] = f"{sure or '–'}{more}"
+            batches[model] = sure
+        prediction = prediction_of(run.script, [*GPT2, *run.options])
+        batch = min(usual, batches["gpt2"])
+        row[stage] = prediction.speed_range(batch, card) if batch else "–"
+        minutes.append(f"{prediction.minutes(batch, card):,.1f}" if batch else "–")
+    return row | dict(minutes=" / ".join(minutes))
+
+
+def cards_table() -> Table:
+    """Returns a row for each GPU. Raises UserError, StackError."""
+    return Table([
+        text_col("GPU", "card"), num_col("GB", "gb", ".0f"),
+        num_col("compute capability", "capability", ".1f"),
+        *(num_col(f"largest batch of {key}", key)
+          for key in ("00, gpt2", *(f"01, {model}" for model in ("gpt2", *LARGER)))),
+        *(num_col(f"thousand tok/sec of {stage}", stage) for stage in ("00", "01")),
+        num_col(f"minutes of {EPOCHS} epochs, 00 / 01", "minutes")],
+        [on_card(name, card) for name, card in by_memory()])

@@ -1,18 +1,16 @@
-"""The tables inside docs/ and the machines' own README.md, each between markers, and the pictures
-of README.md and docs/."""
+"""The tables inside docs/ and the machines' own README.md, each between markers, and the picture of
+README.md."""
 
 import re
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
-from bench.measure.journal import newest, read_journal
-from bench.report import explorer, gpus, prediction_tables, technique_pages, waterfall
+from bench.report import explorer, prediction_tables, technique_pages, waterfall
 from bench.report.notes import provenance
 from bench.report.pictures import picture_bytes
-from bench.report.tables import excerpts_of, found_in, markdown, rows_in
-from bench.report.technique_pages import cards
+from bench.report.tables import excerpts_of, found_in, markdown
 
 EXPLORER = ROOT / "docs" / "explorer.html"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), EXPLORER,
@@ -21,36 +19,21 @@ PICTURE = ROOT / "docs" / "speedup.png"
 BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands there, end
     r"(<!-- ([\w-]+)(?:@([^\s:]+))?: written by measure\.py readme -->\n)((?:(?!<!--).)*)"
     r"(<!-- end -->)?", re.DOTALL)
-# The machine whose tables stand in the pages, unless one says NAME@MACHINE; what is a line or a
-# column for each has all.
+# The machine whose tables stand in the pages, unless one says NAME@MACHINE.
 SHOWN = REFERENCE / "amd-epyc-2-cores"
 
 
-def measured_line(machine: Path) -> str:
-    """When and at which commits the journals of a machine's page were measured."""
-    journals = (newest(read_journal(path)) for path in machine.glob("**/*.jsonl"))
-    return provenance(measured for journal in journals for measured in journal)
-
-
-def sample(machine: Path) -> str:
-    """What a run of 01 printed, by its record."""
-    record = next(row.records[-1] for row in rows_in(machine, "stages")
-                  if row.run.stage == "01" and row.records)
-    losses = [f"Ep {log['epoch']}, Step {log['step']:06d}, Train: {log['train_loss']:.3f}, "
-              f"Val: {log['val_loss']:.3f}, Step tok/sec: {log['step_tok_per_sec']:.0f}, "
-              f"Avg tok/sec: {log['avg_tok_per_sec'] or 0:.0f}\n" for log in record.logs]
-    return (f"```\n{''.join(losses)}Reserved memory: {record.end['reserved_gb']:.4f} GB\n"
-            f"Median step tok/sec: {record.tok_per_sec:.0f}\n```\n")
-
-
 BLOCKS: dict[str, Callable[[Path], str]] = {  # from a machine's folder, by their markers' names
-    "sample": sample, "machines": technique_pages.results, "measured": measured_line,
+    "measured": lambda machine: provenance(  # when, and at which commits
+        measured for path in machine.glob("**/*.jsonl")
+        for measured, _ in found_in(path.parent, path.stem)),
     "own-gpu": lambda machine: markdown(prediction_tables.gpu_table(machine)),
-    "technique-index": technique_pages.index,
-    "technique-cards": partial(cards, study="ladder"),
-    "variant-cards": partial(cards, study="variants"),
-    "variant-cards-loss": partial(cards, study="variants", unchanged=False),
-    "gpus": lambda _: markdown(gpus.cards_table()),
+    "machines": lambda _: technique_pages.results(),
+    "technique-index": lambda _: technique_pages.index(),
+    "technique-cards": lambda _: technique_pages.technique_cards(),
+    "variant-cards": lambda _: technique_pages.variant_cards(unchanged=True),
+    "variant-cards-loss": lambda _: technique_pages.variant_cards(unchanged=False),
+    "gpus": lambda _: markdown(prediction_tables.cards_table()),
     "explorer": lambda _: explorer.data_block(),
 }
 
@@ -67,15 +50,13 @@ def write_readme(studies: dict) -> bool:
 
 
 def update(text: str, machine: Path, studies: dict) -> str:
-    """`text` with what stands between its markers written again, from a machine's folder. Raises
-    UserError for a marker without its end or of an unknown table, StackError, OSError."""
+    """Returns a page with what stands between its markers written again, from a machine's folder.
+    Raises UserError for a marker without its end or of an unknown table, StackError, OSError."""
     @cache
     def of_studies(folder: Path) -> dict[str, str]:
-        texts = {}
-        for study in studies.values():
-            for measured, _ in found_in(folder, study.name):
-                texts |= excerpts_of(study, measured)
-        return texts
+        return {name: table for study in studies.values()
+                for measured, _ in found_in(folder, study.name)
+                for name, table in excerpts_of(study, measured).items()}
 
     def write(block: re.Match) -> str:
         opening, name, other, _, end = block.groups()

@@ -1,42 +1,33 @@
-"""Tables in Markdown: how a cell is written, the columns that studies share, and what is found in a
-folder of results."""
+"""Tables in Markdown: their cells, the columns that studies share, and the tables of a folder of
+results."""
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.analysis.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.report.notes import full_notes, one_reference, rounds_note
-from patches import stack
 
 
 class Column(NamedTuple):
-    """`cell` gives a row's text; "" where there is nothing to show."""
-
     heading: str
-    cell: Callable[..., str]  # of a row: a bench.analysis.rows.Row, or what else the table is of
+    cell: Callable[..., str]  # from a row to its text, "" where there is nothing to show
     left: bool = False  # set to the left, as text is
 
 
 class Table(NamedTuple):
     columns: list[Column]
-    rows: list
+    rows: list  # of bench.analysis.rows.Row, or of what else the columns' cells take
     caption: str = ""
     missing: str = ""  # what stands in an empty cell
     every_column: bool = False  # also those without a figure
 
 
-@cache
-def technique_names() -> dict[str, str]:
-    """What each technique is called, by the name of its patch. Raises StackError."""
-    return {patch.name: patch.fields["Technique"] for patch in stack.load()}
-
-
 def credited(row, name: str) -> str:
-    """What a row's factor is of: the technique with this name, or by their numbers the several
-    that lie between the row and the one that it is compared to."""
+    """Returns what a row's factor is of: the technique with this name, or by their numbers the
+    several that lie between the row and the one that it is compared to."""
     numbers = row.techniques
     return name if len(numbers) < 2 else f"techniques {numbers[0]} to {numbers[-1]}"
 
@@ -49,42 +40,40 @@ def picture_name(study: str, kind: str) -> str:
 
 
 def fmt(value: float | None, form: str) -> str:
-    """A figure, or nothing where there is none."""
     return "" if value is None else format(value, form)
 
 
-def spread(values: list[float], form: str = ",.0f") -> str:
-    """From the least to the most; nothing for a single one."""
-    return f"{min(values):{form}}–{max(values):{form}}" if len(values) > 1 else ""
+def spread(values: Sequence[float] | None, form: str = ",.0f") -> str:
+    """Returns the least and the greatest of several values; "" for one or none."""
+    return f"{min(values):{form}}–{max(values):{form}}" if values and len(values) > 1 else ""
 
 
 def bold(text: str, significance: str | None) -> str:
-    """In bold if it is significant."""
     return f"**{text}**" if text and significance in ("faster", "slower") else text
 
 
 def lookup(row, name: str):
-    """What a row has by a name such as "record.mfu", of attributes or keys; None where one of them
-    is None or there is no such key."""
+    """Returns a row's value by a name such as "record.mfu", of attributes or keys; None where one
+    of them is None or there is no such key."""
     for part in name.split("."):
         row = row.get(part) if isinstance(row, dict) else row and getattr(row, part)
     return row
 
 
 def num_col(heading: str, name: str, form: str = "") -> Column:
-    """A column of a figure, by its name in a row."""
+    """Returns a column of a figure, by its name in a row."""
     return Column(heading, lambda row: fmt(lookup(row, name), form))
 
 
 def text_col(heading: str, name: str) -> Column:
-    """A column of text, by its name in a row."""
+    """Returns a column of text, by its name in a row."""
     return Column(heading, lambda row: lookup(row, name) or "", True)
 
 
 RUN = text_col("run", "label")
 SPEED = num_col("tok/sec", "tok_per_sec", ",.0f")
 SPEED_OR_ERROR = Column("tok/sec", lambda row: row.error or SPEED.cell(row))
-INTERVAL = Column("95 %", lambda row: spread(list(row.interval() or ()), ".2f"))
+INTERVAL = Column("95 %", lambda row: spread(row.interval, ".2f"))
 RANGE = Column("range", lambda row: spread(row.speeds))
 GB = num_col("GB", "reserved_gb", ".2f")
 LOSS = num_col("val loss", "val_loss", ".4f")
@@ -92,7 +81,8 @@ EXPECTED_LOSS = text_col("expected effect on the loss", "run.loss")
 
 
 def markdown(*tables: Table) -> str:
-    """A column without a figure on this machine is left out, unless the table wants every one."""
+    """Returns the tables' text. A column without a figure is left out, unless the table wants
+    every one."""
     texts = []
     for table in tables:
         columns = []
@@ -111,20 +101,27 @@ def markdown(*tables: Table) -> str:
 
 
 def found_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
-    """The newest measurement of each kind of a study, with its rows."""
-    return [(each, rows_of(each)) for each in newest(read_journal(journal_of(folder, study)))]
+    """Returns the newest measurement of each kind of a study, with its rows. Raises OSError."""
+    path = journal_of(folder, study)
+    changed = (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None
+    return [*measured_in(path, changed)]
+
+
+@lru_cache
+def measured_in(path: Path, changed: tuple | None) -> list[tuple[Measured, list[Row]]]:
+    """Reads a journal once for each state that it was `changed` to."""
+    return [(measured, rows_of(measured)) for measured in newest(read_journal(path))]
 
 
 def rows_in(folder: Path, study: str) -> list[Row]:
-    """Those of found_in(), one after the other."""
     return [row for _, rows in found_in(folder, study) for row in rows]
 
 
 def within_01(folder: Path) -> dict[str, str]:
-    """What leave-one-out says that each technique brings within 01, by the name of its rung; or why
-    it couldn't be left out ("conflict", "failed")."""
+    """Returns the speedup of each technique within 01, by the name of its script in the ladder; or
+    why it couldn't be left out ("conflict", "failed")."""
     return {row.run.ablated: row.error.partition(":")[0] if row.error else
-            bold(fmt(row.technique_factor, ".2f"), row.significance)
+            bold(fmt(row.factor, ".2f"), row.significance)
             for row in rows_in(folder, "leave-one-out")
             if row.run.ablated and not row.measured.kind}
 
@@ -149,7 +146,7 @@ def excerpts_of(study, measured) -> dict[str, str]:
 
 
 def full_table(rows: list[Row]) -> Table:
-    """Every column that a study of techniques or alternatives may have."""
+    """Returns every column that a study of techniques or alternatives may have."""
     def technique(row: Row) -> str:
         return (credited(row, row.technique) + (r" \*" if row.uncompiled else "")
                 + (" †" if row.speed_is_average else ""))
@@ -157,8 +154,8 @@ def full_table(rows: list[Row]) -> Table:
     factors = [num_col("speedup", "factor", ".2f"), INTERVAL,
                num_col("speedup, A100", "published_factor", ".2f")]
     to_first = [num_col("× GB", "memory_factor", ".2f")]
-    if any(row.run.ablated for row in rows):  # the technique's factor is the inverse
-        factors = [num_col("technique's speedup", "technique_factor", ".2f"), INTERVAL]
+    if any(row.run.ablated for row in rows):
+        factors = [num_col("technique's speedup", "factor", ".2f"), INTERVAL]
         to_first = []
     elif not one_reference(rows):
         factors += [num_col("over the baseline", "factor_baseline", ".2f"),
@@ -169,8 +166,6 @@ def full_table(rows: list[Row]) -> Table:
         num_col("reserved GB", "reserved_gb", ".2f"),
         num_col("first step s", "record.first_step_seconds", ".1f"),
         LOSS, num_col("Δ loss", "loss_difference", "+.4f"), *to_first,
-        Column("within seed noise",
-               lambda row: {None: "", True: "yes", False: "no"}[row.within_seed_noise]),
         EXPECTED_LOSS, num_col("of matmul peak", "share_of_peak", ".1%"),
         num_col("MFU", "mfu", ".1%"), text_col("attention", "record.end.attention_backend"),
         Column("significance", lambda row: row.error or row.significance or (
@@ -179,14 +174,13 @@ def full_table(rows: list[Row]) -> Table:
 
 
 def short_table(rows: list[Row]) -> Table:
-    """The columns of alternatives that a page for readers has; above them a line with those that
-    the machine couldn't run."""
-    lacking: dict[str, list[str]] = {}  # by what is lacking
+    """Returns the columns of alternatives that a page for readers has; above them a line with those
+    that the machine couldn't run."""
+    labels: dict[str, list[str]] = {}  # by what is lacking
     for row in rows:
         if row.run.error:
-            lacking.setdefault(row.run.error, []).append(f"`{row.label}`")
-    left_out = "; ".join(f"{', '.join(labels)} ({error})" for error, labels in lacking.items())
-    caption = f"Not run here: {left_out}." if left_out else ""
+            labels.setdefault(row.run.error, []).append(f"`{row.label}`")
+    left_out = "; ".join(f"{', '.join(names)} ({error})" for error, names in labels.items())
     return Table([
         Column("run", lambda row: f"`{row.label}`", True), SPEED,
         Column("× speed", lambda row: row.error or bold(fmt(row.factor, ".2f"), row.significance)),
@@ -194,4 +188,5 @@ def short_table(rows: list[Row]) -> Table:
         num_col("× memory", "memory_factor", ".2f"),
         num_col("first step, s", "record.first_step_seconds", ".1f"),
         num_col("Δ loss", "loss_difference", "+.3f"), EXPECTED_LOSS],
-        [row for row in rows if not row.run.error], caption)
+        [row for row in rows if not row.run.error],
+        f"Not run here: {left_out}." if left_out else "")

@@ -11,13 +11,16 @@ from bench.report.pictures import (
     ERROR,
     OWN,
     UNSURE,
+    add_legend,
+    colour_of,
     keys,
     lay_rows,
     room_for,
     rows_of_panels,
     shorten,
 )
-from bench.report.tables import fmt, rows_in, technique_names
+from bench.report.tables import fmt, rows_in
+from patches import stack
 
 BEFORE, MEMORY = "#DCE5EC", "#8D9BA6"  # what is gained already; memory
 SHOWN = 0.02  # README's picture leaves out what changes neither speed nor memory by this share
@@ -36,8 +39,8 @@ class Step(NamedTuple):
 
 
 def draw(steps: list[Step], title: str):
-    """A figure, its subfigure and its panel of speedups: a bar from the baseline on for each step,
-    its gain in colour; at the right its memory."""
+    """Returns a figure, its subfigure and its panel of speedups: for each step a bar from the
+    baseline on, its gain in colour; at the right its memory."""
     figure, [(subfigure, axes, memory)] = rows_of_panels(
         [title], [1.5 + 0.37 * max(4, len(steps))], [9, 2])
     for panel in (axes, memory):
@@ -73,47 +76,34 @@ def draw(steps: list[Step], title: str):
 
 
 def technique_of(row: Row) -> str:
-    """Returns what the technique that a row adds is called, "baseline" for the first."""
-    return technique_names().get(str(row.run.script), row.label.partition(" ")[2])
-
-
-def name_of(row: Row) -> str:
-    """Returns a row's technique and number; before a number of one figure is a space as wide."""
-    if len(row.techniques) > 1:
-        name = f"techniques {row.techniques[0]} to"
-    else:
-        name = technique_of(row)
-        name += f" × {row.run.processes}" if row.run.processes > 1 else ""
-    return f"{name} {row.label.partition(' ')[0]:\u2007>2}"
-
-
-def measured_steps(rows: list[Row]) -> list[Step]:
-    """Of a machine's ladder, by the mean factors of its table; a row without a factor over the
-    baseline has no bar."""
-    steps = []
-    for row in rows:
-        label = (shorten(row.error, 40) if row.error else f"{row.factor:.2f}×" if row.factor else
-                 f"{fmt(row.tok_per_sec, ',.0f')} tok/sec")
-        colour = {"faster": OWN, "slower": ERROR}.get(row.significance, UNSURE)
-        before = (row.reference.factor_baseline or 1.0) if row.reference else None
-        steps.append(Step(
-            name_of(row),
-            before if row.factor_baseline else None, row.factor_baseline, label,
-            row.reserved_gb, colour))
-    return steps
+    """Returns what the technique that a row adds is called today, "baseline" for the first."""
+    names = {patch.name: patch.fields["Technique"] for patch in stack.load()}
+    return names.get(str(row.run.script), row.label.partition(" ")[2])
 
 
 def machine_picture(title: str, rows: list[Row]):
-    """A machine's ladder."""
-    figure, subfigure, _ = draw(measured_steps(rows), title)
-    subfigure.legend(handles=keys({
-        "significant gain": OWN, "significant loss": ERROR, "not significant": UNSURE}),
-        loc="outside lower center", ncols=3, frameon=False)
+    """Draws a machine's ladder by the mean factors of its table; a row without a factor over the
+    baseline has no bar."""
+    steps = []
+    for row in rows:
+        name = technique_of(row) + (f" × {row.run.processes}" if row.run.processes > 1 else "")
+        if len(row.techniques) > 1:
+            name = f"techniques {row.techniques[0]} to"
+        number = row.label.partition(" ")[0]
+        label = (shorten(row.error, 40) if row.error else f"{row.factor:.2f}×" if row.factor else
+                 f"{fmt(row.tok_per_sec, ',.0f')} tok/sec")
+        before = (row.reference.factor_baseline or 1.0) if row.reference else None
+        steps.append(Step(  # before a number of one figure is a space as wide
+            f"{name} {number:\u2007>2}", before if row.factor_baseline else None,
+            row.factor_baseline, label, row.reserved_gb, colour_of(row)))
+    figure, subfigure, _ = draw(steps, title)
+    add_legend(subfigure, keys({
+        "significant gain": OWN, "significant loss": ERROR, "not significant": UNSURE}))
     return figure
 
 
 def readme_picture():
-    """The H100's ladder by the medians of its rounds, and the published A100's as circles."""
+    """Draws the H100's ladder by the medians of its rounds, and the published A100's as circles."""
     rows = [row for row in rows_in(REFERENCE / "nvidia-h100", "ladder") if row.records]
     first, last = rows[0], rows[-1]
     steps, left_out = [], []

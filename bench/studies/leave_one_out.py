@@ -51,7 +51,7 @@ class LeaveOneOut(Study):
         return {picture_name(self.name, measured.kind): [Table([
             RUN, SPEED_OR_ERROR, RANGE,
             Column("technique's speedup",
-                   lambda row: bold(fmt(row.technique_factor, ".2f"), row.significance)),
+                   lambda row: bold(fmt(row.factor, ".2f"), row.significance)),
             GB, num_col("Δ loss", "loss_difference", "+.3f")], rows)]}
 
 

@@ -1,6 +1,6 @@
 """Weak scaling: 02 with as many processes as asked, each with the same batch."""
 
-from bench.analysis.rows import Row, ratio, speed_of
+from bench.analysis.rows import Row, ratio
 from bench.catalogue import published
 from bench.common import UserError
 from bench.measure.plan import Plan
@@ -29,10 +29,8 @@ def efficiency_of(row: Row) -> float | None:
 
 def interval_of(row: Row) -> str:
     """Returns that in which the efficiency lies with a confidence of 95 %."""
-    effect = row.baseline and row.difference(speed_of, row.baseline)
-    if not effect:
-        return ""
-    return spread([factor / row.run.processes for factor in effect.interval], ".0%")
+    interval = row.speedup(over=row.baseline).interval or ()
+    return spread([factor / row.run.processes for factor in interval], ".0%")
 
 
 class Scaling(Study):

@@ -3,7 +3,7 @@
 import math
 from typing import NamedTuple
 
-from bench.analysis.rows import Row, difference, rate_to
+from bench.analysis.rows import Row, difference
 from bench.catalogue import Run
 from bench.measure.plan import Setup
 from bench.report.notes import machine_note
@@ -108,15 +108,15 @@ def time_columns(target: float) -> list[Column]:
         return fmt(extra and max(0.0, extra), ".1f")  # it may be shorter than a median step
 
     def factor(with_first_step: bool):
-        rate = rate_to(target, with_first_step)
-        return lambda row: bold(speedup_of(row, target, with_first_step), row.significance_of(rate))
+        return lambda row: bold(speedup_of(row, target, with_first_step),
+                                row.speedup(target, with_first_step).significance)
 
     return [
         RUN, SPEED, num_col("× tok/sec", "factor", ".2f"),
         Column("tokens", lambda row: fmt(row.tokens_to(target), ",.0f")),
         Column("seconds", seconds), Column("range", spread_of),
         Column("× to the loss", factor(True)),
-        Column("95 %", lambda row: spread(list(row.interval(rate_to(target, True)) or ()), ".2f")),
+        Column("95 %", lambda row: spread(row.speedup(target, True).interval, ".2f")),
         Column("first step, extra s", first_step),
         Column("× not counting compiling", factor(False)),
         text_col("compared to", "reference.label"),
@@ -125,8 +125,8 @@ def time_columns(target: float) -> list[Column]:
 
 def speedup_of(row: Row, target: float, with_first_step: bool) -> str:
     """Returns it as "1.23", or a bound as "> 1.23"; nothing where it isn't known."""
-    speedup = row.speedup_to(target, with_first_step)
-    return "{}{:.2f}".format(*speedup) if speedup else ""
+    speedup = row.speedup(target, with_first_step)
+    return f"{speedup.sign}{speedup.factor:.2f}" if speedup.factor else ""
 
 
 def time_notes(measured, rows: list[Row]) -> list[str]:

@@ -3,7 +3,7 @@
 import math
 from textwrap import fill
 
-from bench.analysis.rows import Row, rate_to, rows_of
+from bench.analysis.rows import Row, rows_of
 from bench.common import UserError
 from bench.measure.plan import EVERY_ROUND
 from bench.report.pictures import COLOURS, draw_bars, key, keys, place_of, rows_of_panels, thousands
@@ -126,11 +126,10 @@ def title_of(measured, rows: list[Row], target: float) -> str:
     """Returns a title with the finding, where the noise among the seeds allows one; the rows are
     sorted."""
     title = f"Seconds to a validation loss of {target:.2f}: {place_of(measured)}"
-    rate = rate_to(target, True)
     best = next((row for row in reversed(rows) if row.seconds_to(target, True)), None)
-    if not best or best.significance_of(rate) != "faster":
+    if not best or best.speedup(target, True).significance != "faster":
         return title
-    name, times = best.label.partition(" --")[0], best.factor_of(rate, best.reference)
+    name, times = best.label.partition(" --")[0], best.speedup(target, True).factor
     return f"{name}: {times:.1f} times as fast as {best.reference.label}\n{title}"
 
 
