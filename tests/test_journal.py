@@ -52,7 +52,7 @@ def test_losses_and_times():
     record = record_of(record_events("a"))
     assert [point.tokens for point in record.curve] == [1024, 4096, 8192]
     assert [point.seconds for point in record.curve] == pytest.approx([10, 40.72, 81.68])
-    assert [point[2:] for point in record.curve] == [(10.5, 10.0), (8.5, 8.0), (7.5, 7.0)]
+    assert [point[2:] for point in record.curve] == [(10.0,), (8.0,), (7.0,)]
     assert record.first_step_excess == pytest.approx(-0.24)
     losses = {1000: 10.0, 1024: 10.0, 4096: 8.0, 4097: None, None: 7.0}
     assert {tokens: record.val_loss_after(tokens) for tokens in losses} == losses

@@ -1,16 +1,13 @@
-"""What PyTorch tells of this machine, and how fast that is at best: matmuls, memory, attention.
+"""What PyTorch tells of this machine, and how fast that is at best: matmuls and memory.
 
 Nothing here multiplies in bfloat16 on a machine whose scripts train in float32.
 """
 
 import os
 import platform
-import warnings
 from statistics import median
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils import collect_env
 from torch.utils.benchmark import Timer
 
@@ -20,35 +17,30 @@ from patches import stack
 
 
 def this_machine() -> dict:
-    """What a study has to know of it. `device` is "cuda" or "cpu"; `driver` and `capability`, such
-    as "8.0", are the GPU's, or None; `cuda` is the version that PyTorch was built with, or None;
-    `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the type that the
-    optimized scripts train in here, "bfloat16" or "float32", with its reason; `gpu_needs`: see
-    there."""
+    """Returns what a study has to know of it. `device` is "cuda" or "cpu"; `driver` and
+    `capability`, such as "8.0", are the GPU's, or None; `cuda` is the version that PyTorch was
+    built with, or None; `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the
+    type that the optimized scripts train in here, "bfloat16" or "float32", with its reason."""
     os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
-    gpus = gpu_count()
-    cpu, generation = environment.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
-    gpu = torch.cuda.get_device_name(0) if gpus else None
-    capability = "{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None
-    dtype, dtype_reason = best_dtype()
-    return dict(
-        device="cuda" if gpus else "cpu", gpus=gpus, name=" ".join((gpu or cpu).split()),
-        torch=torch.__version__, python=platform.python_version(),
-        os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
-        cpu=" ".join([cpu, *generation]),
-        driver=next(iter(environment.nvidia_smi("driver_version")), None) if gpus else None,
-        capability=capability,
+    gpus, (dtype, dtype_reason) = gpu_count(), best_dtype()
+    cpu = " ".join(environment.cpu_name(collect_env.get_cpu_info(collect_env.run) or "").split())
+    gpu = dict(device="cpu", name=cpu, driver=None, capability=None)
+    if gpus:
+        gpu = dict(device="cuda", name=" ".join(torch.cuda.get_device_name(0).split()),
+                   driver=next(iter(environment.nvidia_smi("driver_version")), None),
+                   capability="{}.{}".format(*torch.cuda.get_device_capability(0)))
+    return gpu | dict(
+        gpus=gpus, torch=torch.__version__, python=platform.python_version(),
+        os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(), cpu=cpu,
         cuda=torch.version.cuda, ram_gb=environment.ram_gb(), dtype=dtype,
         dtype_reason=dtype_reason,
-        gpu_needs=environment.gpu_needs(torch.__version__, torch.version.cuda, gpu, capability,
-                                        torch.cuda.get_arch_list() if gpus else [], cuda_error()),
-    )
+        gpu_needs=environment.gpu_needs(torch.__version__, cuda_error()))
 
 
 def gpu_count() -> int:
-    """Those that PyTorch can use. Before CUDA has started it takes the count of NVIDIA's library,
-    which has all GPUs where the driver is too old for this PyTorch, and whole ones where they are
-    cut up (MIG)."""
+    """Returns how many GPUs PyTorch can use. Before CUDA has started it takes the count of NVIDIA's
+    library, which has all GPUs where the driver is too old for this PyTorch, and whole ones where
+    they are cut up (MIG)."""
     if not torch.cuda.is_available():
         return 0
     torch.cuda.init()
@@ -56,21 +48,22 @@ def gpu_count() -> int:
 
 
 def cuda_error() -> str:
-    """Why CUDA doesn't start, in PyTorch's words; "" where it does."""
+    """Returns why CUDA doesn't start or compute, in PyTorch's words; "" where it does."""
     try:
         torch.cuda.init()
+        torch.ones(1, device="cuda").item()  # a build may have no kernels for this GPU
     except (RuntimeError, AssertionError) as error:
         return str(error).split("\n")[0]
     return ""
 
 
 def rank_count() -> int:
-    """How many processes `make bench` gives 02: one for each GPU, two without."""
+    """Returns how many processes `make bench` gives 02: one for each GPU, two without."""
     return gpu_count() or 2
 
 
 def compile_error() -> str | None:
-    """Why torch.compile doesn't work here, in one line; None if it does."""
+    """Returns why torch.compile doesn't work here, in one line; None if it does."""
     try:
         x = torch.ones(8, device="cuda" if torch.cuda.is_available() else "cpu")
         torch.compile(lambda x: 2 * x + 1)(x)
@@ -80,116 +73,69 @@ def compile_error() -> str | None:
 
 
 def look() -> dict:
-    """All that a report says of this machine, and for each thing that is missing how to get it;
-    `memory_gb` is that of the GPU, or the RAM."""
-    here, compile_fails = this_machine(), compile_error()
-    memory = torch.cuda.get_device_properties(0).total_memory / 1024**3 if here["gpus"] else (
-        here["ram_gb"])
+    """Returns all that a report says of this machine, and for each thing that is missing how to get
+    it; `memory_gb` is that of the GPU, or the RAM."""
+    machine, compile_fails = this_machine(), compile_error()
+    memory = torch.cuda.get_device_properties(0).total_memory / 1024**3 if machine["gpus"] else (
+        machine["ram_gb"])
     return dict(
-        machine=here, memory_gb=memory, matmul_peak=matmul_peak(), bandwidth=bandwidth(),
-        attention=attention_backends(), compile_error=compile_fails,
-        missing=environment.missing_here(here, compile_fails),
-    )
+        machine=machine, memory_gb=memory, matmul_peak=matmul_peak(), bandwidth=bandwidth(),
+        compile_error=compile_fails, missing=environment.missing_here(machine, compile_fails))
 
 
 def free_memory() -> list[int]:
-    """MiB of each GPU that are free, next to the driver and all other programs."""
+    """Returns the MiB of each GPU that are free, next to the driver and all other programs."""
     return [torch.cuda.mem_get_info(gpu)[0] // 2**20 for gpu in range(gpu_count())]
 
 
 def best_dtype() -> tuple[str, str]:
-    """The type that the optimized scripts train in on this machine, and why: 01 itself decides."""
+    """Returns the type that the optimized scripts train in here, and why: 01 itself decides."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return load_script(ROOT / stack.LAST).best_dtype(device)
 
 
 def seconds_of(statement: str, minimum: float, **names) -> float:
-    """Seconds that a statement takes, repeated for at least `minimum` seconds; the median of the
-    second half, when clock rate and power are those of long work."""
+    """Returns the seconds that a statement takes, repeated for at least `minimum` seconds: the
+    median of the second half, when clock rate and power are those of long work."""
     timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
     times = timer.blocked_autorange(min_run_time=minimum).times
     return median(times[len(times) // 2 :])
 
 
-def product_rate(dtype: str, minimum: float = 1) -> float:
-    """Floating-point operations per second of a large matmul. TF32 is a GPU's shortened
+def matmul_flops(dtype: str, minimum: float = 1) -> float:
+    """Returns the floating-point operations per second of a large matmul. TF32 is a GPU's shortened
     float32."""
     device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 2048)
     torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
-    # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
+    # Random numbers: sums of equal ones take less power, and so a GPU clocks higher.
     a, b = (torch.randn(size, size, device=device).to(
         getattr(torch, "float32" if dtype == "TF32" else dtype)) for _ in range(2))
     return 2 * size**3 / seconds_of("a @ b", minimum, a=a, b=b)
 
 
 def matmul_peak() -> dict[str, float]:
-    """The rates of matmuls, by precision; in float16 where a GPU has units for that and
+    """Returns the rates of matmuls, by precision; in float16 where a GPU has units for that and
     none for bfloat16."""
     names = ["float32"]
     if torch.cuda.is_available():
-        names += ["TF32"] * torch.cuda.is_tf32_supported()
-        names += ["float16"] * ((7, 0) <= torch.cuda.get_device_capability() < (8, 0))
-    names += ["bfloat16"] * (best_dtype()[0] == "bfloat16")
-    return {name: product_rate(name) for name in names}
+        if torch.cuda.is_tf32_supported():
+            names.append("TF32")
+        if (7, 0) <= torch.cuda.get_device_capability() < (8, 0):
+            names.append("float16")
+    if best_dtype()[0] == "bfloat16":
+        names.append("bfloat16")
+    return {name: matmul_flops(name) for name in names}
 
 
 def matmul_rate() -> float:
-    """That of the type trained in, measured for a moment: whether the machine is as fast as
+    """Returns that of the type trained in, measured for a moment: whether the machine is as fast as
     before."""
-    return product_rate(best_dtype()[0], minimum=0.2)
+    return matmul_flops(best_dtype()[0], minimum=0.2)
 
 
 def bandwidth() -> float:
-    """Bytes per second, read and written, of a large copy within the device's memory."""
+    """Returns the bytes per second, read and written, of a large copy within the memory."""
     cuda = torch.cuda.is_available()
     source = torch.ones(2**28 if cuda else 2**26, device="cuda" if cuda else "cpu")
     target = torch.empty_like(source)
     return 2 * source.nbytes / seconds_of("target.copy_(source)", 0.5, source=source, target=target)
-
-
-def attention_backends() -> list[dict]:
-    """For dropout 0, 0.1 and 0.125 what PyTorch chooses for causal attention in the type trained
-    in, and for each kernel whether it runs, on a GPU its milliseconds forward and backward at batch
-    8, and the dropout that it really applies."""
-    cuda = torch.cuda.is_available()
-    device, shape = ("cuda", (8, 12, 1024, 64)) if cuda else ("cpu", (8, 8, 128, 64))
-
-    def milliseconds(q, k, v, dropout: float) -> float:
-        def forward_and_backward() -> None:
-            y = attention(q, k, v, dropout_p=dropout, is_causal=True)
-            torch.autograd.grad(y, (q, k, v), y)
-
-        return 1000 * seconds_of("step()", 0.1, step=forward_and_backward)
-
-    rows, dtype = [], getattr(torch, best_dtype()[0])
-    for dropout in (0.0, 0.1, 0.125):
-        q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
-                   for _ in range(3))
-        choice = SDPBackend(torch._fused_sdp_choice(q, k, v, dropout_p=dropout, is_causal=True))
-        for name in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"):
-            backend = getattr(SDPBackend, name)
-            row = dict(dropout=dropout, backend=name.lower(), chosen=backend == choice, runs=False,
-                       milliseconds=None, real_dropout=None)
-            try:
-                with warnings.catch_warnings(), sdpa_kernel(backend):
-                    warnings.simplefilter("ignore")  # they say why a kernel isn't available
-                    row |= dict(real_dropout=real_dropout(q.detach(), dropout),
-                                milliseconds=milliseconds(q, k, v, dropout) if cuda else None)
-                row["runs"] = True
-            except RuntimeError:  # this kernel can't
-                pass
-            rows.append(row)
-    return rows
-
-
-def real_dropout(like, dropout: float) -> float:
-    """The share of the attention weights that are really zeroed, from the spread of the results.
-
-    With equal scores, and values 1 and -1 in turn, a result is the mean of T numbers that are 0 or
-    ±1 / (1 - p): around 0, with the variance p / (1 - p) / T.
-    """
-    zeros, values = torch.zeros_like(like), torch.ones_like(like)
-    values[..., 1::2, :] = -1
-    y = attention(zeros, zeros, values, dropout_p=dropout)
-    odds = y[..., 0].float().square().mean().item() * like.shape[2]
-    return odds / (1 + odds)

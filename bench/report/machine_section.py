@@ -76,16 +76,17 @@ def machine_section(look: dict) -> str:
         f" {fmt(look['memory_gb'], '.1f') or 'n/a'} GB.",
         f"torch.compile doesn't work: {no_compiler}" if no_compiler else "torch.compile works."]
     lines += [f"Missing: {thing}." for thing in look["missing"]]
-    lines += [
-        f"Attention kernels by dropout ({trained_in(m)}, causal), and what each really applies; 01"
-        " turns cuDNN's off:",
-        markdown(Table([
-            num_col("dropout", "dropout", "g"),
-            Column("kernel", lambda row: row["backend"].replace("_", " "), True),
-            Column("runs", lambda row: "yes" if row["runs"] else "no"),
-            Column("PyTorch's choice", lambda row: "←" if row["chosen"] else "", True),
-            num_col("ms, forward and backward", "milliseconds", ".2f"),
-            num_col("real dropout", "real_dropout", ".3f")], look["attention"]))]
+    if "attention" in look:  # an older look
+        lines += [
+            f"Attention kernels by dropout ({trained_in(m)}, causal), and what each really applies;"
+            " 01 turns cuDNN's off:",
+            markdown(Table([
+                num_col("dropout", "dropout", "g"),
+                Column("kernel", lambda row: row["backend"].replace("_", " "), True),
+                Column("runs", lambda row: "yes" if row["runs"] else "no"),
+                Column("PyTorch's choice", lambda row: "←" if row["chosen"] else "", True),
+                num_col("ms, forward and backward", "milliseconds", ".2f"),
+                num_col("real dropout", "real_dropout", ".3f")], look["attention"]))]
     return "\n\n".join(lines)
 
 
