@@ -38,7 +38,7 @@ HEADER = dict(id=str, study=str, kind=str, time=str, machine=dict, matmul_peak=d
 FIELDS = records.FIELDS | {
     "study": HEADER | dict(plan=dict),
     "run": dict(id=str, name=str, round=int, seed=int, source_sha256=str),
-    "ran": dict(seconds=NUMBER, error=str | None, outcome=str | None, matmul_rate=NUMBER | None),
+    "ran": dict(seconds=NUMBER, error=str | None, matmul_rate=NUMBER | None),
 }
 OTHER_RESULTS = "choose another --results-dir"  # where that can't be written
 JOURNAL = b'{"event": "study"'  # what a journal begins with
@@ -99,9 +99,6 @@ class Measured:
         """Adds a result; a run that is tried again replaces the earlier one."""
         self.results = [other for other in self.results if other.key != result.key] + [result]
 
-    def results_of(self, run: Run) -> list[Result]:
-        return [result for result in self.results if result.name == run.name]
-
     def differs_from(self, setup: Setup) -> str | None:
         """Returns what of a setup is so different that figures of both can't be compared, None for
         nothing. Tokens that aren't there yet differ from none."""
@@ -149,24 +146,31 @@ class Measured:
     def skip_reason(self, run: Run) -> Outcome | None:
         """Returns why a run isn't tried, by the results of the smaller one that it requires; None:
         it is."""
-        smaller = next((other for other in self.plan.runs if other.name == run.requires), None)
-        if not smaller:
-            return None
+        smaller = self.smaller(run)
+        reason = self.skip_reason(smaller) if smaller else None
+        if reason or not smaller:
+            return reason
         if any(not result.outcome.complete for result in self.results_of(smaller)):
             return Outcome(Status.NOT_TRIED, f"not tried, since {smaller.label} failed")
-        if self.memory_gb(run) > (self.plan.memory_limit_gb or math.inf):
+        limit = self.plan.memory_limit_gb
+        if limit and run.memory_growth * self.memory_gb(smaller) > limit:
             return Outcome(Status.NOT_TRIED, "not tried: by the memory of"
                            f" {smaller.label} it would take more than half of the RAM")
-        return self.skip_reason(smaller)
+        return None
 
     def memory_gb(self, run: Run) -> float:
         """Returns what a run takes, measured or by its growth from the smaller one; 0 where nothing
         is measured yet, infinite where the system doesn't tell it."""
-        results = [result for result in self.results_of(run) if result.record]
-        if results:
-            return max(result.record.end["reserved_gb"] or math.inf for result in results)
-        return sum(run.memory_growth * self.memory_gb(smaller)
-                   for smaller in self.plan.runs if smaller.name == run.requires)
+        results, smaller = self.results_of(run), self.smaller(run)
+        if not results:
+            return run.memory_growth * self.memory_gb(smaller) if smaller else 0
+        return max(result.record.end["reserved_gb"] or math.inf for result in results)
+
+    def smaller(self, run: Run) -> Run | None:
+        return next((other for other in self.plan.runs if other.name == run.requires), None)
+
+    def results_of(self, run: Run) -> list[Result]:
+        return [result for result in self.results if result.name == run.name]
 
 
 def how_it_runs(run: Run) -> tuple:
@@ -216,8 +220,8 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
     """Returns the result that a run's lines tell. Raises RecordError."""
     record, outcome = None, COMPLETE
     if ran["error"]:
-        if ran["outcome"] not in [*Status]:
-            raise RecordError(f"outcome is {ran['outcome']!r}")
+        if ran.get("outcome") not in [*Status]:
+            raise RecordError(f"outcome is {ran.get('outcome')!r}")
         outcome = Outcome(Status(ran["outcome"]), ran["error"])
     else:
         try:

@@ -248,9 +248,11 @@ def comparison_point(tokens: int, per_step: int) -> int:
 
 
 def check_fields(event: dict, types: dict) -> None:
-    """Raises RecordError where a field is of another type, or a number out of range."""
+    """Raises RecordError for a field that is missing, of another type, or a number out of range."""
     for name, kind in types.items():
-        value = event.get(name)
+        if name not in event:
+            raise RecordError(f"no {name}")
+        value = event[name]
         is_right = isinstance(value, dict if isinstance(kind, dict) else kind)
         if not is_right or isinstance(value, NUMBER) and not 0 <= value < LARGEST:
             raise RecordError(f"{name} is {value!r}")
