@@ -9,7 +9,6 @@ the GPU.
 
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -51,15 +50,6 @@ def nvidia_smi(fields: str) -> list[str]:
     return [line for line in answer.stdout.splitlines() if re.fullmatch(form, line)]
 
 
-def cpu_name(text: str) -> str:
-    """Returns the CPU's name in the system's own description."""
-    fields = dict(re.findall(r"^\s*([\w ]+?)\s*[:=]\s*(.+?)\s*$", text, re.MULTILINE))
-    name = fields.get("Model name") or fields.get("Name")  # Linux, Windows
-    if not name and platform.system() == "Darwin":  # it tells the name alone
-        name = text.strip().partition("\n")[0]
-    return name or platform.processor() or platform.machine()
-
-
 def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
     """Returns how to get each thing that is missing; `compile_fails` is why torch.compile does."""
     missing, gpu = [], machine["gpus"]
@@ -68,11 +58,10 @@ def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
     elif not gpu:
         missing.append("an NVIDIA GPU: without one the small model `cpu-demo` runs")
     if compile_fails:
-        how = ("Triton, which PyTorch brings along on Linux (on Windows: `pip install"
-               " triton-windows`), and a C compiler" if gpu else
-               "a C++ compiler (`apt install g++`, `xcode-select --install`, or on Windows Visual"
-               " Studio's Build Tools), and PyTorch in a path without spaces")
-        missing.append(f"torch.compile, which needs {how} ({compile_fails})")
+        needs = "Triton (on Windows: `pip install triton-windows`) and a C compiler" if gpu else (
+            "a C++ compiler (`apt install g++`, `xcode-select --install`, or on Windows Visual"
+            " Studio's Build Tools), and PyTorch in a path without spaces")
+        missing.append(f"torch.compile, which needs {needs} ({compile_fails})")
     if not shutil.which("git"):
         missing.append("git, which leave-one-out and patches/stack.py need: `apt install git`")
     return missing

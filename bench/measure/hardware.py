@@ -3,12 +3,10 @@
 Nothing here multiplies in bfloat16 on a machine whose scripts train in float32.
 """
 
-import os
 import platform
 from statistics import median
 
 import torch
-from torch.utils import collect_env
 from torch.utils.benchmark import Timer
 
 from bench.common import ROOT, load_script
@@ -21,9 +19,8 @@ def this_machine() -> dict:
     `capability`, such as "8.0", are the GPU's, or None; `cuda` is the version that PyTorch was
     built with, or None; `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the
     type that the optimized scripts train in here, "bfloat16" or "float32", with its reason."""
-    os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
     gpus, (dtype, dtype_reason) = gpu_count(), best_dtype()
-    cpu = " ".join(environment.cpu_name(collect_env.get_cpu_info(collect_env.run) or "").split())
+    cpu = torch.cpu.get_capabilities().get("cpu_name") or platform.machine()
     gpu = dict(device="cpu", name=cpu, driver=None, capability=None)
     if gpus:
         gpu = dict(device="cuda", name=" ".join(torch.cuda.get_device_name(0).split()),

@@ -59,11 +59,6 @@ class Plan:
     memory_limit_gb: float | None = None  # runs that by their growth would take more aren't tried
     batches: dict[str, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
 
-    @property
-    def may_end_early(self) -> bool:
-        """Whether runs end at a target, or may not fit."""
-        return bool(self.targets) or self.stop_at_oom
-
     def seed_of(self, number: int) -> int:
         """Returns the seed of all runs in round `number`, which counts from 1."""
         return self.first_seed + (number - 1) * self.new_seeds

@@ -16,10 +16,10 @@ from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import Measured, Result, append, data_of, journal_of, read_journal
 from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import Status
+from bench.measure.sizing import in_words
 
 # Fields of a plan that continues.
 MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "batches", "order"}
-OPTION_OF = {"tokens": "--max-tokens", "seconds": "--seconds"}
 
 
 def see_build() -> None:
@@ -63,20 +63,15 @@ def earlier_measurement(study, plan: Plan, setup: Setup, first: Measured | None,
     older than the `first` of the study, on which it depends. Raises UserError where none is there
     but it is `required`, or where it was measured in another way."""
     path = journal_of(setup.results, study.name)
-    earlier = next((measured for measured in reversed(read_journal(path))
-                    if measured.kind == plan.kind), None)
-    if not earlier and required and not first:
+    of_kind = [measured for measured in read_journal(path) if measured.kind == plan.kind]
+    if not of_kind and required and not first:
         raise UserError(f"nothing to resume in {relative(path)}", 2)
-    if not earlier or first and earlier.time < first.time:
-        if earlier:
-            print(f"{relative(path)}: what it holds of these runs is older than the measurement on"
-                  " which they depend; they start again", flush=True)
+    if not of_kind or first and of_kind[-1].time < first.time:
         return None
+    earlier = of_kind[-1]
     others = [field.name for field in fields(plan) if field.name not in MAY_DIFFER
               and getattr(earlier.plan, field.name) != getattr(plan, field.name)]
-    different = earlier.differs_from(setup)
-    if others and not different:
-        different = f"with other {OPTION_OF.get(others[0], others[0])}"
+    different = earlier.differs_from(setup) or others and f"with other settings, {others[0]}"
     if different:
         instead = "without --resume a new one begins" if required else ELSEWHERE
         raise UserError(f"can't resume {relative(path)}: it was measured {different}; {instead}", 2)
@@ -131,9 +126,8 @@ class Measurement:
             measured.add(result)
             if not result.outcome.complete:
                 self.failed.add(job.run.name)
-            left = sizing.time_left(self.within_reach(), plan, measured.results, self.lengths,
-                                    later)
-            print(f"{self.describe(job, result)}; {left} left", flush=True)
+            left = sizing.seconds_left(self.within_reach(), measured.results, self.lengths, later)
+            print(f"{self.describe(job, result)}; about {in_words(left)} left", flush=True)
         return True
 
     def take(self, plan: Plan, rounds: int | None) -> None:
@@ -168,7 +162,6 @@ class Measurement:
             raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")
         measured.data = data_of(setup.data)
         if not measured.matmul_peak:
-            append(self.path, measured.as_json())  # from here on, --resume continues with this one
             print("Measuring this machine's matmul throughput", flush=True)
             measured.matmul_peak = processes.ask_machine("matmul_peak")
         append(self.path, measured.as_json())
@@ -219,16 +212,12 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     plan, jobs = measurement.measured.plan, measurement.within_reach()
     lengths = sizing.lengths_of(plan, setup, measurement.configs, peak)
     for run in plan.runs:
+        own = [job for job in jobs if job.run.name == run.name]
         if run.error:
             print(f"not run: {run.label}: {run.error}")
-        elif own := [job for job in jobs if job.run.name == run.name]:
+        elif own:
             command = command_of(own[0], plan, setup, lengths[run.name], BUILD / "scratch")
-            seeds = sorted({job.seed for job in own} - {own[0].seed})
-            others = f" (then --seed {', '.join(map(str, seeds))})" if seeds else ""
-            print(f"{len(own)} run{'s' if len(own) > 1 else ''}: {printed(command)}{others}")
+            print(f"{len(own)} run{'s' if len(own) > 1 else ''}: {printed(command)}")
     later, seconds = sizing.estimate_later(study, setup, first, rounds, peak)
-    source = "by an earlier one" if results else "a rough estimate"
-    left = sizing.time_left(jobs, plan, results, lengths, seconds)
-    print(f"{len(jobs) + later} runs"
-          + (f" ({later} of them with settings that follow from results)" if later else "")
-          + (f", {left} ({source})" if peak else ", no estimate yet: nothing is measured here"))
+    left = f"about {in_words(sizing.seconds_left(jobs, results, lengths, seconds))}"
+    print(f"{len(jobs) + later} runs, {left if peak else 'no estimate yet'}")

@@ -88,11 +88,12 @@ def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
     if not batches or plan.stop_at_oom:
         return plan
     free = [run for run in plan.runs if not run.error and not has_option(
-        "--batch-size", [*plan.options, *setup.options, *run.options])]
-    sizes = {name: config["batch_size"]
-             for name, config in configurations(free, plan, setup).items()}
-    runs = [run.replace(options=(*run.options, "--batch-size", str(batches[str(sizes[run.name])])))
-            if str(sizes.get(run.name)) in batches else run for run in plan.runs]
+        "--batch-size", run.options)]
+    configs, runs = configurations(free, plan, setup), []
+    for run in plan.runs:
+        batch = run in free and batches.get(str(configs[run.name]["batch_size"]))
+        options = (*run.options, "--batch-size", str(batch)) if batch else run.options
+        runs.append(run.replace(options=options))
     return replace(plan, runs=runs, batches=batches)
 
 
@@ -177,14 +178,6 @@ def seconds_left(jobs: list[Job], results: list[Result], lengths: dict[str, Leng
     names = [job.run.name for job in jobs]
     return correction * later + sum(
         medians[name] if name in medians else correction * lengths[name].seconds for name in names)
-
-
-def time_left(jobs: list[Job], plan: Plan, results: list[Result], lengths: dict[str, Length],
-              later: float) -> str:
-    """Returns the time of some jobs of a plan, and of what comes `later`, in words."""
-    seconds = seconds_left(jobs, results, lengths, later)
-    most = "at most " if seconds and (later or plan.may_end_early) else ""
-    return most + in_words(seconds)
 
 
 def estimate_later(study, setup: Setup, plan: Plan, rounds: int | None, matmul_peak: dict,
