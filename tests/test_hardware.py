@@ -92,7 +92,7 @@ def simulate(monkeypatch, capabilities: dict, gpu: str | None = None,
     monkeypatch.setattr(torch.version, "cuda", "13.0" if gpu else None)
     # A CUDA build would look there for a driver.
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
-    monkeypatch.setattr(environment, "nvidia_smi", lambda fields: ["570"] if gpu else [])
+    monkeypatch.setattr(environment, "nvidia_smi", lambda: [(gpu, "570")] if gpu else [])
 
 
 @pytest.fixture
@@ -267,8 +267,7 @@ NEEDS = (f"a PyTorch that works with the {NAME}, driver 550.54.14, as docs/troub
 
 def with_driver(monkeypatch) -> None:
     """What nvidia-smi tells."""
-    answers = {"name,driver_version": [f"{NAME}, 550.54.14"], "driver_version": ["550.54.14"]}
-    monkeypatch.setattr(environment, "nvidia_smi", answers.__getitem__)
+    monkeypatch.setattr(environment, "nvidia_smi", lambda: [(NAME, "550.54.14")])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -293,9 +292,9 @@ def test_an_answer_that_tells_nothing(tmp_path, monkeypatch, answer):
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setattr(environment.Path, "exists", lambda path: False)  # no driver is loaded
-    for fields in ("name,driver_version", "driver_version"):
-        assert environment.nvidia_smi(fields) == []
-    assert environment.gpu_needs(CU130, TOO_OLD) is None
+    assert environment.nvidia_smi() == [] and environment.gpu_needs(CU130, TOO_OLD) is None
+    script.write_text("#!/bin/sh\necho 'Tesla T4, 550.1'\n")
+    assert environment.nvidia_smi() == [("Tesla T4", "550.1")]
 
 
 def test_a_gpu_that_is_hidden_or_out_of_reach(monkeypatch):
@@ -308,7 +307,7 @@ def test_a_gpu_that_is_hidden_or_out_of_reach(monkeypatch):
         assert needs() == f"a visible GPU: CUDA_VISIBLE_DEVICES={hides} hides the {NAME}"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as a scheduler sets it
     assert needs() == NEEDS.format(CU130, TOO_OLD)
-    monkeypatch.setattr(environment, "nvidia_smi", lambda fields: [])
+    monkeypatch.setattr(environment, "nvidia_smi", list)
     for loaded in (True, False):  # a host's driver
         monkeypatch.setattr(environment.Path, "exists", lambda path, loaded=loaded: loaded)
         assert ("a container is started with --gpus all" in (needs() or "")) is loaded

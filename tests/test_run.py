@@ -131,7 +131,6 @@ def test_rounds(place, plan, capsys):
     assert kept.results[2].record.tok_per_sec == 200
     assert (kept.matmul_peak, kept.machine, kept.data) == (PEAK, CPU, data_of(place.setup.data))
     assert {event["matmul_rate"] for event in place.events("ran")} == {4e12}
-    assert place.children.asked == ["matmul_rate"] * 6  # the peak was known
     assert "round 1: a, seed 124: 100 tok/sec, val loss 8.000" in capsys.readouterr().out
     assert len(place.run(place.plan("a", rounds=3), rounds=2)) == 3  # the plan's own come first
     assert place.run(place.plan("a", new_seeds=True, first_seed=7, seed_noise=1),
@@ -400,17 +399,15 @@ def test_command(place, changes, launcher, variables):
     assert event["command"].startswith(" ".join(["python", *launcher]))
 
 
-@pytest.mark.parametrize(("settings", "files", "kept"), [
+@pytest.mark.parametrize(("cold_rounds", "files", "kept"), [
     # In order a, a with another seed, b; b has the script of a, but other options.
-    (dict(), [1, 1, 1, 2, 3, 2], "cold cold cold warm warm warm"),
-    (dict(cold_rounds=2), [1, 1, 1, 1, 1, 1], "cold cold cold cold cold cold"),
-    (dict(cold_rounds=0), [1, 2, 1, 3, 4, 2], "warm warm warm warm warm warm"),
-])
-def test_compile_cache(place, settings, files, kept):
+    (1, [1, 1, 1, 2, 3, 2], "cold cold cold warm warm warm"),
+    (2, [1, 1, 1, 1, 1, 1], "cold cold cold cold cold cold"),
+    (0, [1, 2, 1, 3, 4, 2], "warm warm warm warm warm warm")])
+def test_compile_cache(place, cold_rounds, files, kept):
     """The rounds that compile anew start with an empty one; other options have another one, and
     none leads out of build/."""
-    counts, precious = [], place.folder / "data" / "train.bin"
-    precious.write_text("tokens")
+    counts = []
 
     def compile(command, environment):
         cache = Path(environment["TORCHINDUCTOR_CACHE_DIR"])
@@ -420,12 +417,12 @@ def test_compile_cache(place, settings, files, kept):
         counts.append(len([*cache.iterdir()]))
         return child(speed=100)(command, environment)
 
-    plan = place.plan("a", "b", seed_noise=True, **settings)
+    plan = place.plan("a", "b", seed_noise=True, cold_rounds=cold_rounds)
     plan.runs[1] = plan.runs[1].replace(script=plan.runs[0].script, options=(
         "--weights", "../../../data", "x" * 300))
     place.children.does |= dict(a=compile, b=compile)
     place.run(plan, rounds=2)
-    assert counts == files and precious.read_text() == "tokens"
+    assert counts == files and place.meta.exists()
     assert [event["cache"] for event in place.events("run")] == kept.split()
 
 
@@ -613,18 +610,13 @@ def test_an_older_python(program):
 
 
 @pytest.mark.parametrize(("command", "says"), [
-    ("", "COMMAND"), ("climb", "'climb'"), ("stages --techniques 1", "--techniques 1"),
-    ("ladder --rounds 0", "--rounds: 0 is out of range"),
-    ("ladder --round 1", "unrecognized arguments: --round 1"), ("sweep", "KIND"),
+    ("", "COMMAND"), ("climb", "'climb'"), ("ladder --rounds 0", "--rounds: 0 is out of range"),
+    ("ladder --round 1", "unrecognized arguments: --round 1"),
     ("report --minutes nan", "nan is out of range"),
-    ("report --minutes 0", "--minutes: 0 is out of range"),
-    ("audit --minutes -1 x.py", "--minutes: -1 is out of range"),
     ("ladder --techniques 99", "--techniques 99: '99' isn't within 0-15"),
     ("variants --names nothing", "no variant 'nothing' of 01"),
-    ("scaling 0,1", "'0,1': 0 is out of range"),
     ("sweep batch -- --batch-size 2", "--batch-size is set by the sweep itself"),
     ("report --studies doctor", "--studies: 'doctor' is none of stages, "),
-    ("report --studies time-to-loss", "--studies: no report measures time-to-loss"),
     ("ladder --resume --dry-run", "nothing to resume in ")])
 def test_what_is_refused(main, command, says):
     """In one line, and nothing has run."""
@@ -774,11 +766,10 @@ def test_a_study_fits_its_runs(gpu, capsys):
 
 @pytest.mark.parametrize(("old", "free", "batches"), [
     (False, 24_100, (4, 16)), (True, 15_900, (4, 16)), (True, 14_900, (2, 8))])
-def test_what_make_bench_asks(gpu, monkeypatch, tmp_path, capsys, old, free, batches):
+def test_what_make_bench_asks(gpu, monkeypatch, tmp_path, old, free, batches):
     """On a GPU without bfloat16 units 01 and 02 are composed, in build/, with what they would find
     beside them; as large as that script may be, by the committed prediction."""
     monkeypatch.setattr("bench.commands.doctor.BUILD", tmp_path / "build")
-    monkeypatch.setattr("os.getloadavg", lambda: (99.0, 0.0, 0.0), raising=False)
     gpu.children.answers["free_memory"] = [free]
     if old:
         gpu.setup.machine = gpu.setup.machine | FLOAT32 | dict(capability="7.5")
@@ -792,7 +783,6 @@ def test_what_make_bench_asks(gpu, monkeypatch, tmp_path, capsys, old, free, bat
             assert "GradScaler" in Path(script).read_text()
             assert [Path(words[k]).resolve() for k in (1, 3)] == [
                 gpu.setup.data.resolve(), gpu.setup.results.resolve()]
-    assert capsys.readouterr().err.count("Other programs run (load 99.0 on ") == 1
 
 
 @pytest.mark.parametrize(("fails", "code", "started"), [("", 0, 3), ("01", 2, 2)])
@@ -813,4 +803,3 @@ def test_make_bench_starts_what_fits_answers(tmp_path, fails, code, started):
     text = calls.read_text()
     assert done.returncode == code, done.stderr
     assert sum(name in text for name in ("000.py", "001.py", "02_opt_multi_gpu_ddp.py")) == started
-    assert ("plot_results.py" in text) is (code == 0)

@@ -16,8 +16,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-SMI_FIELDS = {"name": r"[^,\[\]]+", "driver_version": r"\d[\d.]*"}
-
 
 def gpu_needs(version: str, error: str) -> str | None:
     """Returns what is missing before PyTorch of this version computes on the NVIDIA GPU that is
@@ -25,12 +23,12 @@ def gpu_needs(version: str, error: str) -> str | None:
     GPU."""
     if not error:
         return None
-    gpus = nvidia_smi("name,driver_version")
+    gpus = nvidia_smi()
     if not gpus:  # but a container sees the driver of its host
         return ("access to the NVIDIA GPU whose driver is loaded: `nvidia-smi` says why there is"
                 " none; a container is started with --gpus all") if (
             Path("/proc/driver/nvidia/version").exists()) else None
-    name, _, driver = gpus[0].rpartition(", ")
+    name, driver = gpus[0]
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden in ("", "-1"):
         return f"a visible GPU: CUDA_VISIBLE_DEVICES={hidden} hides the {name}"
@@ -38,16 +36,15 @@ def gpu_needs(version: str, error: str) -> str | None:
             f" docs/troubleshooting.md#which-pytorch says; this one, {version}: {error}")
 
 
-def nvidia_smi(fields: str) -> list[str]:
-    """Returns of each GPU what nvidia-smi tells to programs; nothing where it isn't there or fails.
-    It may also exit with 0 and print "[N/A]" or an error's text, which is left out."""
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+def nvidia_smi() -> list[tuple[str, str]]:
+    """Returns (name, version of the driver) of each GPU that nvidia-smi finds; nothing where it
+    isn't there or fails. It may also exit with 0 and print "[N/A]" or an error's text."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    form = ", ".join(SMI_FIELDS[name] for name in fields.split(","))
-    return [line for line in answer.stdout.splitlines() if re.fullmatch(form, line)]
+    return re.findall(r"^([^,\[\]\n]+), (\d[\d.]*)$", answer.stdout, re.MULTILINE)
 
 
 def missing_here(machine: dict, compile_fails: str | None) -> list[str]:

@@ -24,7 +24,7 @@ def this_machine() -> dict:
     gpu = dict(device="cpu", name=cpu, driver=None, capability=None)
     if gpus:
         gpu = dict(device="cuda", name=" ".join(torch.cuda.get_device_name(0).split()),
-                   driver=next(iter(environment.nvidia_smi("driver_version")), None),
+                   driver=next((driver for _, driver in environment.nvidia_smi()), None),
                    capability="{}.{}".format(*torch.cuda.get_device_capability(0)))
     return gpu | dict(
         gpus=gpus, torch=torch.__version__, python=platform.python_version(),

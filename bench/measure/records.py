@@ -11,8 +11,8 @@ Events of schema 3, in their order; GB are 1024³ bytes, null stands for what is
     end    status, error, avg_tok_per_sec, attention_backend, reserved_gb, peak_reserved_gb; a
            killed run has none
 
-Variants add events, which aren't read here, and to a log `expert_shares`. Where `start` has
-`rewritten_from`, `seconds` may be means, and `end` has `quartiles_tok_per_sec` of the steps.
+Variants add others, which aren't read here. Where `start` has `rewritten_from`, the `seconds` may
+be means, and `end` has the `quartiles_tok_per_sec` of the steps.
 """
 
 import json
@@ -123,14 +123,15 @@ class Record:
     @property
     def outcome(self) -> Outcome:
         """Complete is a run with a speed."""
-        if self.status == "complete":
-            return COMPLETE if self.tok_per_sec and self.first_step_seconds else Outcome(
-                Status.FAILED, "too short for a speed: raise --max-tokens")
         reason = self.end.get("error") or "no reason given"
         if self.status == "out_of_memory":
             return Outcome(Status.OUT_OF_MEMORY, reason)
-        return Outcome(Status.FAILED, reason if self.status == "failed" else
-                       f"{self.status}: {reason}")
+        if self.status != "complete":
+            return Outcome(Status.FAILED, reason if self.status == "failed" else
+                           f"{self.status}: {reason}")
+        if self.tok_per_sec and self.first_step_seconds:
+            return COMPLETE
+        return Outcome(Status.FAILED, "too short for a speed: raise --max-tokens")
 
     @cached_property
     def quartiles(self) -> tuple[float, ...] | None:
@@ -204,8 +205,7 @@ class Record:
 
     @property
     def lowest_val_loss(self) -> float | None:
-        return min((point.val_loss for point in self.curve if point.val_loss is not None),
-                   default=None)
+        return min((point.val_loss for point in self.steady), default=None)
 
     def val_loss_after(self, tokens: int | None) -> float | None:
         """Returns the validation loss after `tokens` training tokens per process, rounded up to
@@ -267,8 +267,9 @@ def parse_event(line: bytes, fields: dict[str, dict] = FIELDS) -> dict:
         event = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise RecordError(repr(error))
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+    if not isinstance(event, dict):
         raise RecordError("not an event")
+    check_fields(event, dict(event=str))
     check_fields(event, fields.get(event["event"], {}))
     for second in event["seconds"] if event["event"] == "log" else ():
         if not isinstance(second, NUMBER) or not 0 < second < LARGEST:
@@ -276,9 +277,13 @@ def parse_event(line: bytes, fields: dict[str, dict] = FIELDS) -> dict:
     return event
 
 
+def read_record(path: Path) -> Record:
+    """Reads a record. Raises RecordError for another file, OSError where it can't be read."""
+    return make_record(path.name, read_events(path))
+
+
 def read_events(path: Path) -> list[dict]:
-    """Reads the events of a record, but for a last line that was cut off: its run was killed.
-    Raises RecordError for a line that isn't an event, OSError where the file can't be read."""
+    """Reads a record's events, but for a last line that was cut off. Raises as read_record."""
     events = []
     for number, line in enumerate(lines_of(path)[:-1], 1):  # each ends with \n
         try:
@@ -296,8 +301,3 @@ def make_record(name: str, events: list[dict]) -> Record:
     if starts[0]["schema"] != 3:
         raise RecordError(f"schema {starts[0]['schema']} is unknown")
     return Record(name, starts[0], logs, ends[0] if ends else {})
-
-
-def read_record(path: Path) -> Record:
-    """Reads a record. Raises RecordError for another file, OSError where it can't be read."""
-    return make_record(path.name, read_events(path))

@@ -203,13 +203,10 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     earlier = earlier_measurement(study, first, setup, None, required=True) if resume else None
     measurement = Measurement(study, first, setup, earlier)
     measurement.take(first, rounds)
-    here = [measured for path in sorted(setup.results.glob("*.jsonl"))
-            for measured in read_journal(path)
-            if common.same_machine(measured.machine, setup.machine)]
-    peak = here[-1].matmul_peak if here else {}
-    results = next((measured.results for measured in reversed(here)
-                    if (measured.study, measured.kind) == (study.name, first.kind)), [])
     plan, jobs = measurement.measured.plan, measurement.within_reach()
+    peak = next((measured.matmul_peak for path in sorted(setup.results.glob("*.jsonl"))
+                 for measured in reversed(read_journal(path))
+                 if common.same_machine(measured.machine, setup.machine)), {})
     lengths = sizing.lengths_of(plan, setup, measurement.configs, peak)
     for run in plan.runs:
         own = [job for job in jobs if job.run.name == run.name]
@@ -219,5 +216,5 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
             command = command_of(own[0], plan, setup, lengths[run.name], BUILD / "scratch")
             print(f"{len(own)} run{'s' if len(own) > 1 else ''}: {printed(command)}")
     later, seconds = sizing.estimate_later(study, setup, first, rounds, peak)
-    left = f"about {in_words(sizing.seconds_left(jobs, results, lengths, seconds))}"
-    print(f"{len(jobs) + later} runs, {left if peak else 'no estimate yet'}")
+    left = sizing.seconds_left(jobs, measurement.measured.results, lengths, seconds)
+    print(f"{len(jobs) + later} runs, {f'about {in_words(left)}' if peak else 'no estimate yet'}")
