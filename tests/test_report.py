@@ -322,7 +322,7 @@ def test_failures(reports, no_pictures, capsys):
     assert "failed: it broke" in reports.text and "01 trains" not in reports.text
     assert reports.make("--max-tokens", "8192", pieces="stages") == 1
     for text in (capsys.readouterr().err, reports.text):
-        assert "was measured with other --max-tokens" in text and "RESULTS=FOLDER" in text
+        assert "was measured with other settings: tokens" in text and "RESULTS=FOLDER" in text
     reports.children.does["01_opt_single_gpu"] = works
     assert reports.make(pieces="stages") == 0
     assert [name for name, _ in reports.ran] == ["01_opt_single_gpu"]

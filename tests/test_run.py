@@ -193,8 +193,8 @@ def setup(**changes):
     (setup(options=["--dropout"]), None, "with other options behind --"),
     (setup(machine=CPU | dict(torch="2.0")), True, "on another machine, or with another PyTorch"),
     (meta('{"tokens": {"train": 9}}'), True, "with other tokens"),
-    (dict(tokens=1), True, "with other settings, tokens"),
-    (dict(targets={"best": 1.0}), True, "with other settings, targets"),
+    (dict(tokens=1), True, "with other settings: tokens"),
+    (dict(targets={"best": 1.0}), True, "with other settings: targets"),
     (lambda place: setattr(place.children, "refuses", "unrecognized: --x"), True, "unrecognized"),
     *((meta(text), False, "meta.json is damaged") for text in ("", '{"tokens": {"train": "x"}}')),
 ])

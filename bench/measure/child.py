@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bench import processes
+from bench.catalogue import Run
 from bench.common import BUILD, UserError, remove_built, sha256
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
 from bench.measure.plan import SCRATCH, Job, Plan, Setup
@@ -46,30 +47,22 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
     run, journal = job.run, journal_of(setup.results, study.name)
     source, cold = measured.sources[run.name], job.round <= measured.plan.cold_rounds
     environment = compiler_cache(source, run.options, cold) | study.environment
-    if run.processes > 1:
-        environment["OMP_NUM_THREADS"] = "1"  # as torchrun would set it, and say so
     BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
-        results = Path(name) / "results"
         command = command_of(job, measured.plan, setup, length, Path(name))
         start = dict(event="run", id=measured.id, name=run.name, round=job.round, seed=job.seed,
                      cache="cold" if cold else "warm", command=printed(command),
                      source_sha256=source)
         append(journal, start)
-        began, timeout = time.perf_counter(), HANG_SECONDS + 5 * length.seconds
-        code, err, outcome = 1, "", Outcome(
-            Status.HUNG, f"ended after {timeout:.0f} s: it hung, or is far too slow")
-        with suppress(subprocess.TimeoutExpired):
-            code, _, err = processes.run_child(command, timeout=timeout, cores=run.cores,
-                                               **environment)
-            outcome = None
-        ran = dict(event="ran", seconds=time.perf_counter() - began, exit=code, error=None,
-                   matmul_rate=None)
-        events = read_child(results)
-        outcome = outcome or outcome_of(code, err, events, make_result(start, events, ran).outcome)
+        began = time.perf_counter()
+        code, err = run_script(command, run, HANG_SECONDS + 5 * length.seconds, environment)
+        ran = dict(event="ran", seconds=time.perf_counter() - began,
+                   exit=1 if code is None else code, error=None, matmul_rate=None)
+        events = read_child(Path(name) / "results")
+        outcome = outcome_of(code, err, events, make_result(start, events, ran).outcome)
         if outcome.complete:
             try:
-                study.collect(setup, results)
+                study.collect(setup, Path(name) / "results")
             except ValueError as reason:
                 outcome = Outcome(Status.FAILED, str(reason))
     ran |= dict(outcome=outcome.status, error=outcome.text or None,
@@ -81,6 +74,18 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
     finally:  # also when it is interrupted here
         append(journal, *events, ran)
     return make_result(start, events, ran)
+
+
+def run_script(command: list, run: Run, timeout: float, environment: dict) -> tuple:
+    """Returns (exit code, stderr); where it is ended after `timeout` seconds, (None, that)."""
+    if run.processes > 1:
+        environment["OMP_NUM_THREADS"] = "1"  # as torchrun would set it, and say so
+    try:
+        code, _, err = processes.run_child(command, timeout=timeout, cores=run.cores,
+                                           **environment)
+    except subprocess.TimeoutExpired:
+        return None, f"ended after {timeout:.0f} s: it hung, or is far too slow"
+    return code, err
 
 
 def compiler_cache(source: str, options: tuple[str, ...], cold: bool) -> dict[str, str]:
@@ -100,16 +105,18 @@ def read_child(folder: Path) -> list[dict]:
     return []
 
 
-def outcome_of(code: int, err: str, events: list[dict], recorded: Outcome) -> Outcome:
-    """Returns how a run ended: as its record says; where that has no end, or not that of another
-    rank, or of a process that failed later, by the exit code and the line of the error."""
+def outcome_of(code: int | None, err: str, events: list[dict], recorded: Outcome) -> Outcome:
+    """Returns how a run ended: as its record says; where that has no end, or is that of a rank that
+    waited for another one, by the exit code and the line of the error."""
+    if code is None:
+        return Outcome(Status.HUNG, err)
     rank = re.search(r"^error: (rank \d+: .+)", err, re.MULTILINE)
     has_end = any(event["event"] == "end" for event in events)
-    if not code or has_end and not recorded.complete and not rank:
+    if code == 0 or has_end and not recorded.complete and not rank:
         return recorded
     if code < 0 and not rank:
         status = Status.KILLED if code == -9 else Status.FAILED
         return Outcome(status, f"ended by signal {-code}")
     line = rank[1] if rank else processes.error_line(err)
-    return Outcome(next((status for words, status in STATUS_OF.items() if words in line),
-                        Status.FAILED), line)
+    status = next((status for words, status in STATUS_OF.items() if words in line), Status.FAILED)
+    return Outcome(status, line)

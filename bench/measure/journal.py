@@ -204,7 +204,7 @@ def read_journal(path: Path) -> list[Measured]:
                     measured.resume(by_id.pop(measured.id))
                 by_id[measured.id], run = measured, None
             elif event["event"] == "run":
-                run, events = by_id.get(event["id"]) and event, []
+                run, events = (event if event["id"] in by_id else None), []
             elif event["event"] == "ran" and run:
                 by_id[run["id"]].add(make_result(run, events, event))
                 run = None

@@ -71,7 +71,7 @@ def earlier_measurement(study, plan: Plan, setup: Setup, first: Measured | None,
     earlier = of_kind[-1]
     others = [field.name for field in fields(plan) if field.name not in MAY_DIFFER
               and getattr(earlier.plan, field.name) != getattr(plan, field.name)]
-    different = earlier.differs_from(setup) or others and f"with other settings, {others[0]}"
+    different = earlier.differs_from(setup) or others and f"with other settings: {others[0]}"
     if different:
         instead = "without --resume a new one begins" if required else ELSEWHERE
         raise UserError(f"can't resume {relative(path)}: it was measured {different}; {instead}", 2)
