@@ -765,10 +765,10 @@ def test_a_study_fits_its_runs(gpu, capsys):
 
 
 @pytest.mark.parametrize(("old", "free", "batches"), [
-    (False, 24_100, (4, 16)), (True, 15_900, (4, 16)), (True, 14_900, (2, 8))])
+    (False, 24_100, (4, 16)), (True, 14_900, (2, 8))])
 def test_what_make_bench_asks(gpu, monkeypatch, tmp_path, old, free, batches):
-    """On a GPU without bfloat16 units 01 and 02 are composed, in build/, with what they would find
-    beside them; as large as that script may be, by the committed prediction."""
+    """On a GPU without bfloat16 units 01 and 02 are composed, in build/; as large as that script
+    may be, by the committed prediction."""
     monkeypatch.setattr("bench.commands.doctor.BUILD", tmp_path / "build")
     gpu.children.answers["free_memory"] = [free]
     if old:
@@ -779,10 +779,7 @@ def test_what_make_bench_asks(gpu, monkeypatch, tmp_path, old, free, batches):
         assert words[-2:] == ["--batch-size", str(batches[stage != "00"])]
         composed = old and stage != "00"
         assert script.endswith("-precision-fp16.py") is composed
-        if composed:
-            assert "GradScaler" in Path(script).read_text()
-            assert [Path(words[k]).resolve() for k in (1, 3)] == [
-                gpu.setup.data.resolve(), gpu.setup.results.resolve()]
+        assert not composed or "GradScaler" in Path(script).read_text()
 
 
 @pytest.mark.parametrize(("fails", "code", "started"), [("", 0, 3), ("01", 2, 2)])

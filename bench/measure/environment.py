@@ -18,9 +18,8 @@ from pathlib import Path
 
 
 def gpu_needs(version: str, error: str) -> str | None:
-    """Returns what is missing before PyTorch of this version computes on the NVIDIA GPU that is
-    here, in one line, by the `error` that it gives; None where it gives none ("") or there is no
-    GPU."""
+    """Returns what is missing before this version of PyTorch computes on the NVIDIA GPU here, in
+    one line, by the `error` that it gives; None where that is "", or without a GPU."""
     if not error:
         return None
     gpus = nvidia_smi()

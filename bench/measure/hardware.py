@@ -125,8 +125,7 @@ def matmul_peak() -> dict[str, float]:
 
 
 def matmul_rate() -> float:
-    """Returns that of the type trained in, measured for a moment: whether the machine is as fast as
-    before."""
+    """Returns that of the type trained in, after a moment: is the machine as fast as before?"""
     return matmul_flops(best_dtype()[0], minimum=0.2)
 
 

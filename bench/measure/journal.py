@@ -193,7 +193,7 @@ def read_journal(path: Path) -> list[Measured]:
     damaged lines. Raises OSError."""
     by_id: dict[str, Measured] = {}
     run, events = None, []  # a run line, and what followed it
-    lines = common.lines_of(path) if path.exists() else [b""]  # the last one is cut off, or empty
+    lines = common.lines_of(path) if path.exists() else [b""]  # the last one is cut off or empty
     for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
         try:
             event = records.parse_event(line, FIELDS)
