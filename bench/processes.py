@@ -29,20 +29,9 @@ def on_signals(handler) -> None:
             signal.signal(number, handler)
 
 
-pending: list[int] = []  # the signal that came
-
-
 def interrupt(signum, frame) -> None:
     """A signal handler. Raises Interrupted."""
-    on_signals(signal.SIG_IGN)  # a second one mustn't cut the end short
-    pending.append(signum)
     raise Interrupted(signum)
-
-
-def raise_pending() -> None:
-    """Raises Interrupted if a signal came at a moment when Python drops what a handler raises."""
-    if pending:
-        raise Interrupted(pending[0])
 
 
 def prepare_child(cores: int | None) -> None:
@@ -57,11 +46,9 @@ def run_child(
     command: list, cwd: Path | None = None, timeout: float | None = None, cores: int | None = None,
     **environment: str,
 ) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr) of a child, under Linux on this many `cores` (None: all). It ends
-    with this process, there also when that is killed.
-
-    Raises subprocess.TimeoutExpired, with the child ended, after `timeout` seconds.
-    """
+    """Runs a child, under Linux on this many `cores` (None: all), that ends with this process;
+    returns its exit code, stdout and stderr. Raises subprocess.TimeoutExpired, with the child
+    ended, after `timeout` seconds."""
     child = subprocess.Popen(
         [str(part) for part in command], env=os.environ | environment, cwd=cwd, text=True,
         encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -69,7 +56,9 @@ def run_child(
         preexec_fn=partial(prepare_child, cores) if prctl else None)
     try:
         out, err = child.communicate(timeout=timeout)
-    except BaseException:
+    except BaseException as reason:
+        if isinstance(reason, Interrupted):
+            on_signals(signal.SIG_IGN)  # a second one mustn't cut the end short
         child.terminate()
         try:
             child.communicate(timeout=40)  # torchrun gives its ranks 30 seconds
@@ -80,29 +69,29 @@ def run_child(
 
 
 def error_line(text: str) -> str:
-    """The last line of `text` that tells an error, or else its last line."""
+    """Returns the last line of `text` that names an error, or else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
-    told = [line for line in lines if re.match(r"([\w.-]+: )?error: ", line)] or lines
-    return re.sub(r"^([\w.-]+: )?error: ", "", told[-1])
+    errors = [line for line in lines if re.match(r"([\w.-]+: )?error: ", line)]
+    return re.sub(r"^([\w.-]+: )?error: ", "", (errors or lines)[-1])
 
 
 def ask(*command: Any, **environment: Any) -> str:
-    """What Python prints for a script or module of this repository. Raises UserError."""
+    """Returns what Python prints for a script or module of this repository. Raises UserError."""
     code, out, err = run_child([sys.executable, *command], ROOT, **environment)
     if code:
         raise UserError(f"{shlex.join(map(relative_part, command))} failed: {error_line(err)}")
     return out
 
 
-def ask_machine(question: str, **environment: str) -> dict:
-    """The answer of bench.measure.environment to one of its questions. Raises UserError."""
-    told = ask("-m", "bench.measure.environment", question, **environment)
-    return json.loads(told.splitlines()[-1])
+def ask_machine(question: str, **environment: str) -> Any:
+    """Returns the answer of bench.measure.environment to one of its questions. Raises UserError."""
+    answer = ask("-m", "bench.measure.environment", question, **environment)
+    return json.loads(answer.splitlines()[-1])
 
 
 def git_commit() -> tuple[str | None, bool | None]:
-    """(this repository's commit, whether its files outside results/ have been edited since); None
-    for both without git, or where this is no clone."""
+    """Returns (this repository's commit, whether its files outside results/ have been edited
+    since); None for both without git, or where this is no clone."""
     if not (ROOT / ".git").exists():
         return None, None
     try:
@@ -114,8 +103,8 @@ def git_commit() -> tuple[str | None, bool | None]:
 
 
 def prepare_tokens(folder: Path) -> None:
-    """Runs data/prepare.py where `folder` holds no tokens; says once what they are of, where that
-    isn't the book. Raises UserError where it fails, or where meta.json is damaged."""
+    """Runs data/prepare.py where `folder` holds no tokens; prints once which text they are of,
+    where that isn't the book. Raises UserError where it fails, or where meta.json is damaged."""
     if not tokens_in(folder):
         print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
         ask(ROOT / "data" / "prepare.py", "--out", folder.resolve())
@@ -125,10 +114,9 @@ def prepare_tokens(folder: Path) -> None:
 
 @cache
 def print_once(line: str) -> None:
-    """Prints a line once."""
     print(line, flush=True)
 
 
 def relative_part(part) -> str:
-    """A part of a command, as a user would type it."""
+    """Returns a part of a command, as a user would type it."""
     return relative(part) if isinstance(part, Path) else str(part)

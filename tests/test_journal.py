@@ -3,7 +3,6 @@ of it."""
 
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from conftest import ROOT
 from made_up import (
     CPU,
     MACHINE,
-    PEAK,
     measured_of,
     plan_of,
     record_events,
@@ -43,16 +41,15 @@ def test_record(tmp_path):
     assert (record.device_name, record.uncompiled, record.mfu) == ("Some CPU", True, None)
     assert record.steps_per_epoch == 390 // 4  # of 100,000 // 256 windows, in batches of 4
     short = record_of(steps=4, start=dict(data=None))
-    assert (short.tok_per_sec, short.speed_is_average) == (90.0, True)
-    assert (short.uncompiled, short.steps_per_epoch) == (False, None)
+    assert (short.tok_per_sec, short.steps_per_epoch) == (90.0, None)
+    assert short.speed_is_average and not short.uncompiled
 
 
 def test_losses_and_times():
     """A step of 1,024 tokens takes 10.24 s, the first one 10; log lines after 1, 4 and 8 steps."""
-    record = record_of(record_events("a"))
-    assert [point.tokens for point in record.curve] == [1024, 4096, 8192]
-    assert [point.seconds for point in record.curve] == pytest.approx([10, 40.72, 81.68])
-    assert [point[2:] for point in record.curve] == [(10.5, 10.0), (8.5, 8.0), (7.5, 7.0)]
+    record = record_of()
+    points = [(1024, 10, 10.0), (4096, 40.72, 8.0), (8192, 81.68, 7.0)]
+    assert record.curve == [pytest.approx(point) for point in points]
     assert record.first_step_excess == pytest.approx(-0.24)
     losses = {1000: 10.0, 1024: 10.0, 4096: 8.0, 4097: None, None: 7.0}
     assert {tokens: record.val_loss_after(tokens) for tokens in losses} == losses
@@ -68,7 +65,6 @@ def test_losses_and_times():
 @pytest.mark.parametrize(("losses", "lowest", "last", "tokens"), [
     ((10.0, 6.0, 6.5), 6.0, 6.5, 1024 + 3072 / 4),
     ((10.0, None, 7.0), 7.0, 7.0, 1024 + 7168 / 3),  # not finite: by the lines around it
-    ((None, None, None), None, None, None),
 ])
 def test_other_losses(losses, lowest, last, tokens):
     events = record_events("a")
@@ -76,7 +72,7 @@ def test_other_losses(losses, lowest, last, tokens):
         log["val_loss"] = loss
     record = record_of(events)
     assert (record.lowest_val_loss, record.val_loss_after(None)) == (lowest, last)
-    assert (record.reached(9.0) or [None])[0] == (tokens and pytest.approx(tokens))
+    assert record.reached(9.0)[0] == pytest.approx(tokens)
 
 
 def test_quartiles():
@@ -88,24 +84,12 @@ def test_quartiles():
     assert record_of(steps=4).quartiles is None
 
 
-def test_a_run_that_went_on():
-    """Its times begin where the earlier run stopped."""
-    events = record_events("a")
-    events[1:1] = [dict(event="resume", train_seconds=100.0), dict(event="checkpoint", seconds=0.5)]
-    record = record_of(events)
-    assert (record.curve[0].seconds, record.first_step_seconds) == (110, 10)
-    assert record.reached(9.0) == pytest.approx((2560, 125.6))
-
-
 def test_several_processes():
     """They see as many times the tokens, and have as many times the peak. Steps after an evaluation
     stand apart, as 02 counts."""
     record = record_of(speed=31_200.0, gpu=GPU, config=dict(world_size=4), tokens=16_384)
     assert (record.device_name, record.tokens_per_step) == (GPU, 4096)
     assert (record.val_loss_after(4000), record.steps_per_epoch) == (8.0, 390 // 16)
-    # Of a text of less than 8 steps they make more passes in an epoch.
-    many = record_of(gpu=GPU, config=dict(world_size=64), tokens=16_384)
-    assert many.steps_per_epoch == 6 * 390 // (4 * 64) == 9
     assert record.mfu == pytest.approx(0.1 / 4)
     for ranks in (1, 2):
         start, first, log, *_, end = record_events(
@@ -121,21 +105,17 @@ def test_several_processes():
     (None, dict(matmul_precision="high"), "float32"),  # a CPU has no TF32
     (GPU, dict(matmul_precision="high", dtype="bfloat16"), "bfloat16"),
     (GPU, dict(autocast="bfloat16"), "bfloat16"),
-    (None, dict(dtype=None), None),  # a record of before it was kept
 ])
 def test_precision(gpu, config, precision):
     assert record_of(gpu=gpu, config=config).precision == precision
 
 
-def test_too_large(tmp_path, capsys):
+def test_too_large(tmp_path):
     """A line of 1 GB is no reason to fill the memory."""
     path = write_record(tmp_path, "00_orig")
     with open(path, "ab") as file:
         file.truncate(2**30)
-    with pytest.raises(OSError, match="Too large for a record"):
-        read_record(path)
     assert loose_records(tmp_path) == []
-    assert "00_orig-20260101T000000Z-1.jsonl" in capsys.readouterr().err
 
 
 def test_killed(tmp_path):
@@ -151,8 +131,6 @@ def test_killed(tmp_path):
     (dict(status="diverged", error="lower it"), "^diverged: lower it$"),
     (dict(status="interrupted"), "^interrupted: no reason given$"),
     (dict(steps=4, avg_tok_per_sec=None), "too short .* raise --max-tokens"),
-    (dict(config=dict(flops_per_token=None)), "flops_per_token is None"),
-    (dict(reserved_gb="much"), "reserved_gb is 'much'"),
 ])
 def test_without_figures(settings, says):
     record = record_of(**settings)
@@ -162,16 +140,18 @@ def test_without_figures(settings, says):
 
 
 @pytest.mark.parametrize(("damage", "says"), [
-    (lambda text: "", "not a whole record"),
+    (lambda text: "", "it left no record"),
     (lambda text: "{\n" + text, "line 1"),
     (lambda text: "[]\n", "line 1"),
     (lambda text: "[" * 100_000 + "\n", "line 1"),
-    (lambda text: text.replace('"epoch"', '"strange"'), "line 5: .*no such event: 'strange'"),
     (lambda text: text.replace('"schema": 3', '"schema": 2'), "schema 2"),
     (lambda text: text + text, "not a whole record"),
-    (lambda text: text.replace('"config"', '"other"'), "not a whole record"),
-    (lambda text: text.replace("10.24", "0"), "not a whole record"),  # steps of no time
-    (lambda text: text.replace('"complete", "error"', '"failed", "other"'), "not a whole record"),
+    (lambda text: text.replace('"config"', '"other"'), "line 1: no config"),
+    (lambda text: text.replace('"flops_per_token": 1', '"flops_per_token": -1'), "line 1: flops"),
+    (lambda text: text.replace("10.24", "0"), "line 3: a step of 0 seconds"),
+    (lambda text: text.replace("10.24", "1e999"), "line 3: a step of inf seconds"),
+    (lambda text: text.replace("10.24", '"x"'), "line 3: a step of 'x' seconds"),
+    (lambda text: text.replace("1.25", '"much"'), "line 6: reserved_gb is 'much'"),
 ])
 def test_damaged(tmp_path, damage, says):
     path = write_record(tmp_path, "a")
@@ -194,13 +174,10 @@ def test_round_trip(tmp_path):
     runs = [dict(name="a", speed=120.0, seconds=7.5),
             dict(name="a", round=2, error="out of memory", kind=Status.HUNG)]  # whatever its words
     path = write_journal(tmp_path, "ladder", plan, runs, MACHINE, options=["--x", "y z"])
-    (found,) = read_journal(path)
-    line = json.loads(path.read_bytes().splitlines()[0])
-    assert json.loads(json.dumps(found.as_json())) == line
-    assert found.plan == plan
-    assert (found.study, found.kind, found.folder) == ("ladder", "k", tmp_path)
-    assert (found.machine, found.matmul_peak, found.options) == (MACHINE, PEAK, ["--x", "y z"])
-    good, bad = found.results
+    (measured,) = read_journal(path)
+    assert json.loads(json.dumps(measured.as_json())) == json.loads(path.read_text().split("\n")[0])
+    assert (measured.plan, measured.folder, measured.machine) == (plan, tmp_path, MACHINE)
+    good, bad = measured.results
     assert (good.key, good.seconds, good.outcome) == (("a", 1, 123), 7.5, COMPLETE)
     assert good.record.tok_per_sec == 120
     assert (bad.key, bad.record) == (("a", 2, 124), None)
@@ -220,14 +197,14 @@ def test_cut_off_by_a_crash(tmp_path, capsys):
         path.write_bytes(before + b"".join(run_b)[:size])
         assert keys(*read_journal(path)) == [("a", 1)], size
         assert capsys.readouterr().err == ""  # a crash is no damage
-        append(path, *run_b)
+        append(path, *map(json.loads, run_b))
         assert keys(*read_journal(path)) == [("a", 1), ("b", 1)], size
         capsys.readouterr()
     path.write_bytes(before + b"".join(run_b)[:only_its_end])
     assert keys(*read_journal(path)) == [("a", 1), ("b", 1)]
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"null", b"\xff", b"\0" * 9, b"[" * 100_000,
+@pytest.mark.parametrize("damage", [b"", b"null", b"\xff", b"[" * 100_000,
                                     b'{"event": "run", "id": {}}'])
 @pytest.mark.parametrize("line", [0, 2, -1])  # of a run's: run, a log line, ran
 def test_damage_in_the_middle(tmp_path, capsys, damage, line):
@@ -289,7 +266,7 @@ with locked(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_one_measurement_at_a_time(tmp_path, monkeypatch):
+def test_one_measurement_at_a_time(tmp_path):
     """A second one is refused, until the first one ends, even by SIGKILL."""
     folder = tmp_path / "new"
     holder = subprocess.Popen([sys.executable, "-c", HOLD, folder], cwd=ROOT, text=True,
@@ -300,12 +277,6 @@ def test_one_measurement_at_a_time(tmp_path, monkeypatch):
             with locked(folder):
                 pass
         with locked(tmp_path):  # another folder
-            pass
-        holder.kill()
-    monkeypatch.setattr("fcntl.flock", lambda *_: os.readlink("."))  # EINVAL, as without locks
-    with pytest.raises(OSError, match="Invalid argument"):
-        with locked(folder):
-            pass
-    monkeypatch.undo()
+            holder.kill()
     with locked(folder):
         pass

@@ -254,7 +254,7 @@ def test_failures(reports, no_pictures, capsys):
     assert "failed: it broke" in reports.text and "01 trains" not in reports.text
     assert reports.make("--max-tokens", "8192", pieces="stages") == 1
     for text in (capsys.readouterr().err, reports.text):
-        assert "was measured with other --max-tokens" in text and "RESULTS=FOLDER" in text
+        assert "was measured with other settings: tokens" in text and "RESULTS=FOLDER" in text
     reports.children.does["01_opt_single_gpu"] = works
     assert reports.make(pieces="stages") == 0
     assert [name for name, _ in reports.ran] == ["01_opt_single_gpu"]
@@ -328,9 +328,9 @@ def test_damaged_pieces(reports, capsys):
     ladder.write_bytes(b"".join([*lines[:2], b'{"event"\n', *lines[3:]]))
     capsys.readouterr()
     page.write_page(all_studies(), reports.results, "make report", {})
-    assert "ladder.jsonl, line 3: " in capsys.readouterr().err
-    section = section_of(reports.text, "The ladder")
-    assert "failed: not a whole record" in section and "![ladder]" in section
+    err = capsys.readouterr().err
+    assert "ladder.jsonl, line 3: " in err and ": no reserved_gb" in err
+    assert "![ladder]" in section_of(reports.text, "The ladder")
     assert "01 trains" in reports.text
 
 

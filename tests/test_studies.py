@@ -392,9 +392,8 @@ def test_sweeps(tmp_path):
 
 
 @pytest.mark.parametrize(("memory", "told"), [
-    ([1.0, 2.5], [None, None, "not tried: 2 times the 2.5 GB of batch 2 would be more than half of"
-                  " the RAM"]),
-    ([1.0, None], [None, None, "not tried: the memory of batch 2 isn't known"]),
+    *(([1.0, gb], [None, None, "not tried: by the memory of batch 2 it would take more than half of"
+                   " the RAM"]) for gb in (2.5, None)),
     ([1.0, "out of memory"], [None, "failed: out of memory"])])
 def test_nothing_larger_than_what_does_not_fit(tmp_path, memory, told):
     study, plan = STUDIES["sweep"], plan_for(tmp_path, "sweep", "batch")

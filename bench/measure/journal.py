@@ -1,14 +1,14 @@
-"""A study's journal, results/NAME.jsonl: its whole state, a file of JSON objects, one per line,
-that is only ever appended to.
+"""A study's journal, results/STUDY.jsonl: every run as it came, only ever appended to.
 
-    study  id, study, kind, time, machine, matmul_peak, data and sources (SHA-256 of meta.json, and
-           of each run's script), options (those behind --), commit (of git) and edited (whether
-           its files had been edited; null: not known), and the plan: every run, and how long and
-           often it runs
+One JSON object per line, each with its `event`:
+
+    study  id, study, kind, time, machine, matmul_peak, data (the SHA-256 of meta.json), sources
+           (that of each run's script), options (behind --), commit, edited (whether files outside
+           results/ were since), and plan: every run, and how long and how often it runs
     run    id, name, round, seed, cache (cold or warm), command, source_sha256
     ...    the lines of the run's own record: see bench.measure.records
-    ran    seconds of wall time, exit, outcome (a Kind of bench.measure.records), error (its text,
-           or null), load (of the last minute) and matmul_rate (of a product in the type that the
+    ran    seconds of wall time, exit, outcome (a Status of bench.measure.records), error (its text,
+           or null), load (of the last minute) and matmul_rate (of a matmul in the type that the
            machine trains in), both right after the run
 
 A measurement that is resumed has a further `study` line with its id; the last one counts, and a run
@@ -17,6 +17,7 @@ counts. What a crash has cut off, a line or the end of a run, is as if that run 
 """
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -24,34 +25,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench import common
 from bench.catalogue import Run
-from bench.common import (
-    DAMAGE,
-    UserError,
-    lines_of,
-    make_writable,
-    relative,
-    same_machine,
-    sha256,
-    trained_in,
-)
+from bench.common import UserError, relative
+from bench.measure import records
 from bench.measure.plan import Plan, Setup
-from bench.measure.records import (
-    COMPLETE,
-    EVENTS,
-    Outcome,
-    Record,
-    RecordError,
-    Status,
-    make_record,
-    read_record,
-)
+from bench.measure.records import COMPLETE, NUMBER, Outcome, Record, RecordError, Status
 
-# The fields of events that are read here, and their types.
+# The fields that are read here, and their types.
 HEADER = dict(id=str, study=str, kind=str, time=str, machine=dict, matmul_peak=dict,
               data=str | None, sources=dict, options=list, commit=str | None, edited=bool | None)
-RUN = dict(id=str, name=str, round=int, seed=int)
-RAN = dict(seconds=float | int, error=str | None, matmul_rate=float | int | None)
+FIELDS = records.FIELDS | {
+    "study": HEADER | dict(plan=dict),
+    "run": dict(id=str, name=str, round=int, seed=int, source_sha256=str),
+    "ran": dict(seconds=NUMBER, error=str | None, matmul_rate=NUMBER | None),
+}
 OTHER_RESULTS = "choose another --results-dir"  # where that can't be written
 JOURNAL = b'{"event": "study"'  # what a journal begins with
 
@@ -94,54 +82,32 @@ class Measured:
     folder: Path = Path()  # in which the journal lies
     planned: int | None = None  # rounds, where more were added after some had results
 
+    def resume(self, earlier: "Measured") -> None:
+        """Takes over what counts of an earlier start: results of the same scripts, options and
+        cores, and how many rounds were planned before speedups could be seen."""
+        ways = {run.name: how_it_runs(run) for run in self.plan.runs}
+        changed = {run.name for run in earlier.plan.runs
+                   if how_it_runs(run) != ways.get(run.name, how_it_runs(run))}
+        self.results = [result for result in earlier.results if result.name not in changed
+                        and result.source_sha256 == self.sources.get(result.name)]
+        can_be_seen = any(result.round > 1 for result in earlier.results)
+        rounds = earlier.plan.rounds or 1
+        added = can_be_seen and 1 < rounds < (self.plan.rounds or 1)
+        self.planned = earlier.planned or (rounds if added else None)
+
     def add(self, result: Result) -> None:
         """Adds a result; a run that is tried again replaces the earlier one."""
         self.results = [other for other in self.results if other.key != result.key] + [result]
 
-    def rounds_before(self, rounds: int | None) -> int | None:
-        """How many rounds were planned, if there are `rounds` now and speedups could be seen before
-        some of them were added; else None."""
-        could_be_seen = any(result.round > 1 for result in self.results)
-        added = could_be_seen and 1 < (self.plan.rounds or 1) < (rounds or 1)
-        return self.planned or (self.plan.rounds if added else None)
-
-    def is_current(self, result: Result) -> bool:
-        """Whether a run is of the script that this measures."""
-        return self.sources.get(result.name) == result.source_sha256
-
-    def skip_reason(self, run: Run) -> Outcome | None:
-        """Why a run isn't tried, by the results of the smaller ones before it; None: it is."""
-        limit, reason = self.plan.memory_limit_gb, ""
-        smaller = next((other for other in self.plan.runs if other.name == run.requires), None)
-        if not smaller:
-            return None
-        results = [result for result in self.results if result.name == smaller.name]
-        if not results:
-            return self.skip_reason(smaller)
-        if smaller.error or any(not result.outcome.complete for result in results):
-            return Outcome(Status.NOT_TRIED, f"not tried, since {smaller.label} failed")
-        memories = [result.record.end["reserved_gb"] for result in results]
-        if limit and None in memories:
-            reason = f"the memory of {smaller.label} isn't known"
-        elif limit and run.memory_growth * max(memories) > limit:
-            reason = (f"{run.memory_growth:g} times the {max(memories):.1f} GB of {smaller.label}"
-                      " would be more than half of the RAM")
-        return Outcome(Status.NOT_TRIED, f"not tried: {reason}") if reason else None
-
     def differs_from(self, setup: Setup) -> str | None:
-        """What of a setup is so different that figures of both can't be compared; None: nothing.
-        Tokens that aren't there yet differ from none."""
-        if not same_machine(self.machine, setup.machine):
+        """Returns what of a setup is so different that figures of both can't be compared, None for
+        nothing. Tokens that aren't there yet differ from none."""
+        if not common.same_machine(self.machine, setup.machine):
             return "on another machine, or with another PyTorch"
         if self.options != setup.options:
             return "with other options behind --"
-        return None if None in (self.data, own := data_of(setup.data)) or self.data == own else (
-            "with other tokens")
-
-    def as_json(self) -> dict:
-        """Its `study` line."""
-        header = {name: getattr(self, name) for name in HEADER}
-        return dict(event="study", **header, plan=self.plan.as_json())
+        today = data_of(setup.data)
+        return "with other tokens" if self.data and today and self.data != today else None
 
     @property
     def text(self) -> str:
@@ -153,7 +119,7 @@ class Measured:
         """As matmul_peak. On a CPU that moment may have been a slow one: there that of the type
         trained in is the rate after the best quarter of the runs, where that is higher."""
         rates = sorted(result.matmul_rate for result in self.results if result.matmul_rate)
-        dtype = trained_in(self.machine)
+        dtype = common.trained_in(self.machine)
         if self.machine["gpus"] or not rates or dtype not in self.matmul_peak:
             return self.matmul_peak
         usual = max(self.matmul_peak[dtype], rates[3 * len(rates) // 4])
@@ -172,11 +138,50 @@ class Measured:
         return (any(result.outcome.complete for result in self.results)
                 or all(run.error for run in self.plan.runs))
 
+    def as_json(self) -> dict:
+        """Returns its `study` line."""
+        header = {name: getattr(self, name) for name in HEADER}
+        return dict(event="study", **header, plan=self.plan.as_json())
+
+    def skip_reason(self, run: Run) -> Outcome | None:
+        """Returns why a run isn't tried, by the results of the smaller one that it requires; None:
+        it is."""
+        smaller = self.smaller(run)
+        reason = self.skip_reason(smaller) if smaller else None
+        if reason or not smaller:
+            return reason
+        if any(not result.outcome.complete for result in self.results_of(smaller)):
+            return Outcome(Status.NOT_TRIED, f"not tried, since {smaller.label} failed")
+        limit = self.plan.memory_limit_gb
+        if limit and run.memory_growth * self.memory_gb(smaller) > limit:
+            return Outcome(Status.NOT_TRIED, "not tried: by the memory of"
+                           f" {smaller.label} it would take more than half of the RAM")
+        return None
+
+    def memory_gb(self, run: Run) -> float:
+        """Returns what a run takes, measured or by its growth from the smaller one; 0 where nothing
+        is measured yet, infinite where the system doesn't tell it."""
+        results, smaller = self.results_of(run), self.smaller(run)
+        if not results:
+            return run.memory_growth * self.memory_gb(smaller) if smaller else 0
+        return max(result.record.end["reserved_gb"] or math.inf for result in results)
+
+    def smaller(self, run: Run) -> Run | None:
+        return next((other for other in self.plan.runs if other.name == run.requires), None)
+
+    def results_of(self, run: Run) -> list[Result]:
+        return [result for result in self.results if result.name == run.name]
+
+
+def how_it_runs(run: Run) -> tuple:
+    """Returns what besides its script makes a run's results those of another one."""
+    return run.options, run.processes, run.cores, run.torchrun
+
 
 def data_of(folder: Path) -> str | None:
-    """What the tokens in a folder are known by; None where there are none."""
+    """Returns the SHA-256 of the tokens' meta.json; None where there are none."""
     meta = folder / "meta.json"
-    return sha256(meta.read_bytes()) if meta.exists() else None
+    return common.sha256(meta.read_bytes()) if meta.exists() else None
 
 
 def journal_of(results: Path, study: str) -> Path:
@@ -184,73 +189,57 @@ def journal_of(results: Path, study: str) -> Path:
 
 
 def read_journal(path: Path) -> list[Measured]:
-    """Every measurement in a journal, the oldest first; none where there is no journal. Damaged
-    lines are named. Raises OSError."""
-    found, run, lines = {}, None, lines_of(path) if path.exists() else [b""]
-    for number, line in enumerate(lines, 1):
-        cut = number == len(lines)  # every whole line ends with \n
-        if cut and not line:
-            break
+    """Reads every measurement in a journal, the oldest first; none where there is no journal. Names
+    damaged lines. Raises OSError."""
+    by_id: dict[str, Measured] = {}
+    run, events = None, []  # a run line, and what followed it
+    lines = common.lines_of(path) if path.exists() else [b""]  # the last one is cut off or empty
+    for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
         try:
-            event = json.loads(line)
-            kind = event["event"]
-            if kind == "study":
-                run, plan = None, Plan.from_json(event["plan"])
-                measured = Measured(**fields_of(event, HEADER), plan=plan, folder=path.parent)
-                if earlier := found.pop(measured.id, None):  # the newest comes last
-                    measured.results = earlier.results
-                    measured.planned = earlier.rounds_before(plan.rounds)
-                found[measured.id] = measured
-            elif kind == "run":
-                found[fields_of(event, RUN)["id"]]  # noqa: B018 (its measurement is known)
-                run = event, []
-            elif kind == "ran":
-                if run:
-                    found[run[0]["id"]].add(make_result(*run, event))
+            event = records.parse_event(line, FIELDS)
+            if event["event"] == "study":
+                measured = Measured(**{name: event[name] for name in HEADER}, folder=path.parent,
+                                    plan=Plan.from_json(event["plan"]))
+                if measured.id in by_id:  # the newest comes last
+                    measured.resume(by_id.pop(measured.id))
+                by_id[measured.id], run = measured, None
+            elif event["event"] == "run":
+                run, events = (event if event["id"] in by_id else None), []
+            elif event["event"] == "ran" and run:
+                by_id[run["id"]].add(make_result(run, events, event))
                 run = None
-            elif kind in EVENTS and run:
-                run[1].append(event)
-        except DAMAGE as error:
+            events.append(event)
+        except RecordError as error:
             run = None  # it is as if it had not been
-            if not cut:
-                print(f"skipped: {relative(path)}, line {number}: {error!r}", file=sys.stderr)
-    for measured in found.values():
-        measured.results = list(filter(measured.is_current, measured.results))
-    return list(found.values())
-
-
-def fields_of(event: dict, types: dict) -> dict:
-    """Raises KeyError, or TypeError for one of another type."""
-    for name, kind in types.items():
-        if not isinstance(event[name], kind):
-            raise TypeError(f"{name} is {event[name]!r}")
-    return {name: event[name] for name in types}
+            if number < len(lines):
+                print(f"skipped: {relative(path)}, line {number}: {error}", file=sys.stderr)
+    return list(by_id.values())
 
 
 def make_result(run: dict, events: list[dict], ran: dict) -> Result:
-    """From a run's lines. Raises KeyError, TypeError, ValueError."""
-    seconds, error, rate = fields_of(ran, RAN).values()
-    outcome, record = COMPLETE, None
-    if error is not None:
-        outcome = Outcome(Status(ran["outcome"]), error)
+    """Returns the result that a run's lines tell. Raises RecordError."""
+    record, outcome = None, COMPLETE
+    if ran["error"]:
+        if ran.get("outcome") not in [*Status]:
+            raise RecordError(f"outcome is {ran.get('outcome')!r}")
+        outcome = Outcome(Status(ran["outcome"]), ran["error"])
     else:
         try:
-            record = make_record(run["name"], events)
+            record = records.make_record(run["name"], events)
             outcome = record.outcome
-            if outcome.complete and (
-                    (record.stage, record.config["seed"]) != (run["name"], run["seed"])):
+            if (record.stage, record.config.get("seed")) != (run["name"], run["seed"]):
                 outcome = Outcome(Status.FAILED, "its record is that of another run")
         except RecordError as reason:
             outcome = Outcome(Status.FAILED, str(reason))
-    return Result(run["name"], run["round"], run["seed"], run["source_sha256"], seconds, outcome,
-                  record if outcome.complete else None, rate)
+    return Result(run["name"], run["round"], run["seed"], run["source_sha256"], ran["seconds"],
+                  outcome, record if outcome.complete else None, ran["matmul_rate"])
 
 
-def newest(found: list[Measured]) -> list[Measured]:
-    """Of each kind the newest measurement that has figures, or else the newest that tells why there
-    are none; in the order of their first ones."""
-    kinds: dict[str, Measured | None] = dict.fromkeys(measured.kind for measured in found)
-    for measured in found:
+def newest(measurements: list[Measured]) -> list[Measured]:
+    """Returns of each kind the newest measurement that has figures, or else the newest that tells
+    why there are none; in the order of their first ones."""
+    kinds: dict[str, Measured | None] = dict.fromkeys(one.kind for one in measurements)
+    for measured in measurements:
         before = kinds[measured.kind]
         if measured.has_figures or measured.results and not (before and before.has_figures):
             kinds[measured.kind] = measured
@@ -258,30 +247,28 @@ def newest(found: list[Measured]) -> list[Measured]:
 
 
 def loose_records(folder: Path) -> list[Record]:
-    """Those of scripts that were started by hand, each a file in the folder. A file is a journal if
-    its first event is one's; damaged records are named."""
-    records = []
+    """Reads the records of scripts that were started by hand, each a file in the folder; a file is
+    a journal if its first event is one's. Names damaged ones."""
+    found = []
     for path in sorted(folder.glob("*.jsonl")):
         try:
             with open(path, "rb") as file:
                 if file.read(len(JOURNAL)) != JOURNAL:
-                    records.append(read_record(path))
+                    found.append(records.read_record(path))
         except (OSError, RecordError) as error:
             print(f"skipped: {relative(path)}, {error}", file=sys.stderr)
-    return records
+    return found
 
 
-def append(path: Path, *events: dict | bytes) -> None:
-    """Adds events, or lines that hold some already, at the end of a journal."""
-    lines = [event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n"
-             for event in events]
+def append(path: Path, *events: dict) -> None:
+    """Adds events at the end of a journal."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+b") as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":  # a crash has cut the last line off
-                lines.insert(0, b"\n")
-        file.write(b"".join(lines))
+                file.write(b"\n")
+        file.write("".join(json.dumps(event) + "\n" for event in events).encode())
         file.flush()
         os.fsync(file.fileno())
 
@@ -292,13 +279,9 @@ def locked(results: Path) -> Iterator[None]:
     a file system without locks. The lock ends with the process, however that ends."""
     from filelock import FileLock, Timeout  # which PyTorch brings along
 
-    make_writable(results, OTHER_RESULTS)
-    lock = FileLock(results / ".lock", blocking=False)
+    common.make_writable(results, OTHER_RESULTS)
     try:
-        lock.acquire()
+        with FileLock(results / ".lock", blocking=False):
+            yield
     except Timeout:
         raise UserError(f"another measurement is running in {relative(results)}")
-    try:
-        yield
-    finally:
-        lock.release()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench.catalogue import Run, Scripts
 from bench.common import BUILD, sha256, write_whole
+from bench.measure.records import RecordError
 
 SEED = 123
 # Losses are compared after this many training tokens per process; 393,216 are one epoch of the full
@@ -16,8 +17,7 @@ SCRATCH = "{scratch}"  # in a run's options: a new folder, removed after the run
 # All runs of a table are timed over as many steps, whatever their batch: these, if neither takes
 # more. Noise is pooled among rows of equal steps.
 STEPS = {"cuda": 48, "cpu": 32}
-EVERY_ROUND = 10**6  # as cold_rounds: each run compiles again, so that no row has one compilation
-#                      and its luck in all its figures
+EVERY_ROUND = 10**6  # as cold_rounds: one compilation's luck isn't in all figures of a row
 
 
 @dataclass(frozen=True)
@@ -59,29 +59,22 @@ class Plan:
     memory_limit_gb: float | None = None  # runs that by their growth would take more aren't tried
     batches: dict[str, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
 
-    @property
-    def may_end_early(self) -> bool:
-        """Whether runs end at a target, or may not fit."""
-        return bool(self.targets) or self.stop_at_oom
-
     def seed_of(self, number: int) -> int:
-        """The seed of all runs in round `number`, which counts from 1."""
+        """Returns the seed of all runs in round `number`, which counts from 1."""
         return self.first_seed + (number - 1) * self.new_seeds
 
     def jobs(self) -> list[Job]:
-        """What there is to run, in order, by `rounds`. Of two rounds the second one has the order
-        of the first backwards, so that a machine that drifts hits all alike."""
+        """Returns what there is to run, in order, by `rounds`."""
         return [job for number in range(1, (self.rounds or 1) + 1) for job in self.round_of(number)]
 
     def round_of(self, number: int) -> list[Job]:
-        jobs = []
-        for run in self.runs:
-            if run.error:
-                continue
-            jobs.append(Job(run, number, self.seed_of(number)))
-            jobs += [Job(run, number, self.first_seed + (number - 1) * self.seed_noise + k)
-                     for k in range(1, self.seed_noise + 1)
-                     if run is self.runs[0] and not self.new_seeds]
+        """Returns the jobs of a round. Of two rounds the second one has the order of the first
+        backwards, so that a machine that drifts hits all alike."""
+        jobs = [Job(run, number, self.seed_of(number)) for run in self.runs if not run.error]
+        baseline = self.runs[0]
+        if self.seed_noise and not self.new_seeds and not baseline.error:
+            first = self.first_seed + 1 + (number - 1) * self.seed_noise
+            jobs[1:1] = [Job(baseline, number, first + k) for k in range(self.seed_noise)]
         if self.order is not None:
             pair, backwards = divmod(number - 1, 2)
             random.Random(f"{self.order} {1 + 2 * pair}").shuffle(jobs)
@@ -90,11 +83,11 @@ class Plan:
 
     @property
     def loss_tokens(self) -> int | None:
-        """The tokens after which losses are compared; None: at the end of a run."""
+        """The tokens after which losses are compared; None: at a run's end."""
         return None if self.targets else self.tokens
 
     def as_json(self) -> dict:
-        """For a journal: everything but the scripts themselves, of which it has the names."""
+        """Returns it for a journal: everything but the scripts, of which it has the names."""
         plan, empty = asdict(self), asdict(Run("", ""))
         plan["runs"] = [{name: value.name if isinstance(value, Path) else value
                          for name, value in run.items() if value != empty[name]}
@@ -103,9 +96,13 @@ class Plan:
 
     @classmethod
     def from_json(cls, plan: dict) -> "Plan":
-        """Raises TypeError or LookupError for something else."""
-        runs = [Run(**run | dict(options=tuple(run.get("options", ())))) for run in plan["runs"]]
-        return cls(**plan | dict(runs=runs))
+        """Returns the plan of a journal. Raises RecordError for something else."""
+        try:
+            runs = [Run(**run) for run in plan["runs"]]
+            runs = [run.replace(options=tuple(run.options)) for run in runs]
+            return cls(**plan | dict(runs=runs))
+        except (AttributeError, LookupError, TypeError) as error:
+            raise RecordError(f"no plan: {error!r}")
 
 
 @dataclass

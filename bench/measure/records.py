@@ -1,27 +1,26 @@
-"""Read what a run leaves: a file of JSON objects, one per line.
+"""Reads what a run leaves: its record, a file of JSON objects, one per line.
 
 Events of schema 3, in their order; GB are 1024³ bytes, null stands for what isn't known or finite:
 
     start  schema, stage, time, config (all settings; parameters, flops_per_token, world_size, dtype
-           of the weights, matmul_precision), data (what prepare.py told), environment (torch, cpu,
-           gpu, threads), source_sha256
+           of the weights, matmul_precision), data (meta.json), environment (torch, cpu, gpu,
+           threads), source_sha256
     log    epoch, step, tokens, train_loss, val_loss, step_tok_per_sec, avg_tok_per_sec, and the
            seconds of each step since the line before
     epoch  epoch, reserved_gb, peak_reserved_gb, sample
     end    status, error, avg_tok_per_sec, attention_backend, reserved_gb, peak_reserved_gb; a
            killed run has none
 
-Variants add to it: `checkpoint` (step, seconds), `checkpoint_failed` (folder, error) and `resume`
-(step, tokens, folder, record, ranks, earlier_ranks, train_seconds) by checkpoint-resume,
-`expert_shares` of a log by model-mixture. Where `start` has `rewritten_from`, `seconds` may be
-means, and `end` has `quartiles_tok_per_sec` of the steps.
+Variants add others, which aren't read here. Where `start` has `rewritten_from`, the `seconds` may
+be means, and `end` has the `quartiles_tok_per_sec` of the steps.
 """
 
 import json
-import math
 from dataclasses import dataclass
 from enum import StrEnum, auto
+from functools import cached_property
 from itertools import accumulate, pairwise
+from math import ceil
 from pathlib import Path
 from statistics import quantiles
 from typing import NamedTuple
@@ -30,10 +29,21 @@ from bench.cards import PEAK_FLOPS
 from bench.common import lines_of, other_text
 
 WARM_UP = 2  # steps that a median leaves out
-EVENTS = {"start", "log", "epoch", "end", "checkpoint", "checkpoint_failed", "resume"}
+NUMBER = int | float
+LARGEST = 1e18  # what a number has to be below
+# The fields that are read of some events, and their types.
+FIELDS: dict[str, dict] = {
+    "start": dict(schema=int, stage=str, environment=dict(gpu=str | None, cpu=str | None),
+                  config=dict(batch_size=int, context_length=int, world_size=int, device=str,
+                              dtype=str | None, flops_per_token=NUMBER)),
+    "log": dict(tokens=int, train_loss=NUMBER | None, val_loss=NUMBER | None, seconds=list),
+    "end": dict(status=str, error=str | None, avg_tok_per_sec=NUMBER | None,
+                reserved_gb=NUMBER | None),
+}
 
 
-# ---- How a run ended ---------------------------------------------------------------------------
+class RecordError(ValueError):
+    """A record, or a line of a journal, that is missing something or damaged."""
 
 
 class Status(StrEnum):
@@ -45,7 +55,7 @@ class Status(StrEnum):
     KILLED = auto()  # by signal 9: so Linux ends a program when the RAM runs out
     TEXT_TOO_SHORT = auto()  # for one batch
     HUNG = auto()
-    NOT_TRIED = auto()  # since a smaller run tells that it would fail
+    NOT_TRIED = auto()  # since a smaller run shows that it would fail
     CANNOT_RUN = auto()  # on this machine, or since its patches conflict
 
 
@@ -71,25 +81,17 @@ class Outcome:
         return self.status not in (Status.COMPLETE, Status.NOT_TRIED, Status.CANNOT_RUN)
 
     def __str__(self) -> str:
-        return "failed: " * self.failed + self.text
+        return f"failed: {self.text}" if self.failed else self.text
 
 
 COMPLETE = Outcome()
 
 
-# ---- Its record --------------------------------------------------------------------------------
-
-
-class RecordError(Exception):
-    """A record that can't be read; the message names the line."""
-
-
 class Point(NamedTuple):
-    """A log line: losses after this many training tokens and seconds of training."""
+    """A log line: the validation loss after this many training tokens and seconds of training."""
 
     tokens: int
     seconds: float
-    train_loss: float | None
     val_loss: float | None
 
 
@@ -101,57 +103,53 @@ class Record:
     start: dict
     logs: list[dict]
     end: dict
-    curve: list[Point]
-    first_step_seconds: float | None
-    # Of the speed of single steps, tok/sec: the first quartile, the median, the third; None where
-    # there are too few.
-    quartiles: tuple[float, ...] | None
-    val_loss: float | None  # the last one
 
     stage = property(lambda self: self.start["stage"])
     config = property(lambda self: self.start["config"])
     environment = property(lambda self: self.start["environment"])
-    # complete, interrupted, out_of_memory, diverged, failed; killed where there is no end.
+    # complete, interrupted, out_of_memory, diverged or failed; killed where there is no end.
     status = property(lambda self: self.end.get("status", "killed"))
     # What it was trained on, where that isn't the book in GPT-2's tokens; else "".
     text = property(lambda self: other_text(self.start.get("data")))
     # Whether the script can compile the model, and didn't.
     uncompiled = property(lambda self: self.config.get("compile") is False)
-    speed_is_average = property(lambda self: self.quartiles is None)
     tokens_per_step = property(
         lambda self: tokens_per_step(self.config, self.config["world_size"]))
+    speed_is_average = property(lambda self: self.quartiles is None)
+    first_step_seconds = property(
+        lambda self: next((second for log in self.logs for second in log["seconds"]), None))
+    val_loss = property(lambda self: self.logs[-1]["val_loss"] if self.logs and self.end else None)
 
     @property
     def outcome(self) -> Outcome:
-        """Complete is a run with a speed, and with what every table needs."""
-        if not self.end:
-            return Outcome(Status.FAILED, "killed: its record has no end")
+        """Complete is a run with a speed."""
+        reason = self.end.get("error") or "no reason given"
+        if self.status == "out_of_memory":
+            return Outcome(Status.OUT_OF_MEMORY, reason)
         if self.status != "complete":
-            reason = (self.end["error"] or "no reason given").removeprefix("out of memory: ")
-            if self.status == "failed":
-                return Outcome(Status.FAILED, reason)
-            kind = Status.OUT_OF_MEMORY if self.status == "out_of_memory" else Status.FAILED
-            return Outcome(kind, f"{self.status.replace('_', ' ')}: {reason}")
-        if not self.tok_per_sec:
-            return Outcome(Status.FAILED, "too short for a speed: raise --max-tokens")
-        needed = dict(flops_per_token=self.config.get("flops_per_token"),
-                      first_step_seconds=self.first_step_seconds,
-                      reserved_gb=self.end["reserved_gb"] or 0)  # it isn't known everywhere
-        wrong = [f"{name} is {value!r}" for name, value in needed.items()
-                 if not isinstance(value, int | float)]
-        if wrong:
-            return Outcome(Status.FAILED, f"its record can't be read: {wrong[0]}")
-        return COMPLETE
+            return Outcome(Status.FAILED, reason if self.status == "failed" else
+                           f"{self.status}: {reason}")
+        if self.tok_per_sec and self.first_step_seconds:
+            return COMPLETE
+        return Outcome(Status.FAILED, "too short for a speed: raise --max-tokens")
+
+    @cached_property
+    def quartiles(self) -> tuple[float, ...] | None:
+        """The first quartile, the median and the third of the speeds of single steps, tok/sec; None
+        where there are too few. Among several ranks a step after an evaluation doesn't count."""
+        if rewritten := self.end.get("quartiles_tok_per_sec"):
+            return tuple(map(float, rewritten))
+        first = 0 if self.config["world_size"] == 1 else 1
+        seconds = [second for log in self.logs
+                   for second in log["seconds"][first:] or log["seconds"]]
+        rates = [self.tokens_per_step / second for second in seconds[WARM_UP:]]
+        enough = len(rates) > 2 and self.end
+        return tuple(quantiles(rates, n=4, method="inclusive")) if enough else None
 
     @property
     def tok_per_sec(self) -> float | None:
         """The median over single steps, or the average of a run too short for a median."""
         return self.quartiles[1] if self.quartiles else self.end.get("avg_tok_per_sec")
-
-    @property
-    def steps(self) -> int:
-        """That were timed."""
-        return sum(len(log["seconds"]) for log in self.logs)
 
     @property
     def first_step_excess(self) -> float:
@@ -160,13 +158,10 @@ class Record:
 
     @property
     def steps_per_epoch(self) -> int | None:
-        """Whole batches of an epoch; None where the record doesn't tell its text's tokens."""
-        try:
-            windows = (self.start["data"]["tokens"]["train"] - 1) // self.config["context_length"]
-            batch, ranks = self.config["batch_size"], self.config["world_size"]
-            return windows_per_epoch(windows, batch, ranks) // (batch * ranks)
-        except (LookupError, TypeError, ZeroDivisionError):
-            return None
+        """Whole batches of the text; None where its tokens aren't known."""
+        tokens = ((self.start.get("data") or {}).get("tokens") or {}).get("train")
+        return tokens and (tokens - 1) // self.config["context_length"] // (
+            self.config["batch_size"] * self.config["world_size"])
 
     @property
     def device_name(self) -> str:
@@ -175,10 +170,10 @@ class Record:
 
     @property
     def precision(self) -> str | None:
-        """What matrices were multiplied in; None for a record of before `dtype` was kept."""
+        """What matrices were multiplied in: a type, or TF32."""
         dtype = self.config.get("autocast") or self.config.get("dtype")
         if dtype == "float32" and self.config["device"] == "cuda":
-            return "float32" if self.config["matmul_precision"] == "highest" else "TF32"
+            return "float32" if self.config.get("matmul_precision") == "highest" else "TF32"
         return dtype
 
     @property
@@ -190,29 +185,39 @@ class Record:
         flops = self.tok_per_sec * self.config["flops_per_token"]
         return flops / (peak * self.config["world_size"])
 
-    @property
-    def lowest_val_loss(self) -> float | None:
-        return min((point.val_loss for point in self.curve if point.val_loss is not None),
-                   default=None)
+    @cached_property
+    def curve(self) -> list[Point]:
+        totals = accumulate(sum(log["seconds"]) for log in self.logs)
+        return [Point(log["tokens"], total, log["val_loss"])
+                for log, total in zip(self.logs, totals, strict=True)]
 
-    def val_loss_after(self, tokens: int | None) -> float | None:
-        """The validation loss after `tokens` training tokens per process, rounded up to whole
-        steps; None without a log line there. For None the last one."""
-        if tokens is None:
-            return self.val_loss
-        at = comparison_point(tokens * self.config["world_size"], self.tokens_per_step)
-        return next((point.val_loss for point in self.curve if point.tokens == at), None)
-
-    @property
+    @cached_property
     def steady(self) -> list[Point]:
         """The log lines with a validation loss, as if the first step had taken as long as a median
         one: first_step_excess is the rest of it."""
         return [point._replace(seconds=point.seconds - self.first_step_excess)
                 for point in self.curve if point.val_loss is not None]
 
+    @property
+    def train_seconds(self) -> float:
+        """In all, of which the first step counts as long as a median one."""
+        return self.curve[-1].seconds - self.first_step_excess
+
+    @property
+    def lowest_val_loss(self) -> float | None:
+        return min((point.val_loss for point in self.steady), default=None)
+
+    def val_loss_after(self, tokens: int | None) -> float | None:
+        """Returns the validation loss after `tokens` training tokens per process, rounded up to
+        whole steps; None without a log line there. For None the last one."""
+        if tokens is None:
+            return self.val_loss
+        at = comparison_point(tokens * self.config["world_size"], self.tokens_per_step)
+        return next((point.val_loss for point in self.curve if point.tokens == at), None)
+
     def reached(self, target: float) -> tuple[float, float] | None:
-        """(tokens, seconds of training) after which the validation loss has fallen to `target`, by
-        a straight line between the log lines around it; None where it never does."""
+        """Returns (tokens, seconds of training) after which the validation loss has fallen to
+        `target`, by a straight line between the log lines around it; None where it never does."""
         points = self.steady
         for before, point in zip(points[:1] + points, points, strict=False):
             if point.val_loss <= target:
@@ -222,14 +227,9 @@ class Record:
                         before.seconds + share * (point.seconds - before.seconds))
         return None
 
-    @property
-    def train_seconds(self) -> float:
-        """In all, of which the first step counts as long as a median one."""
-        return self.curve[-1].seconds - self.first_step_excess
-
     def loss_at(self, seconds: float) -> float | None:
-        """The validation loss after so many seconds of training, by a straight line between the log
-        lines around it; the last one, where it ended before; None before the first line."""
+        """Returns the validation loss after so many seconds of training, by a straight line between
+        the log lines around it; after the last line its own, before the first None."""
         points = self.steady
         for before, point in pairwise(points):
             if before.seconds <= seconds <= point.seconds:
@@ -242,62 +242,62 @@ def tokens_per_step(config: dict, processes: int) -> int:
     return config["batch_size"] * config["context_length"] * processes
 
 
-def windows_per_epoch(windows: int, batch_size: int, ranks: int) -> int:
-    """Those of the text; among several ranks as often as it takes to 8 steps, as 02 does."""
-    passes = math.ceil(8 * batch_size * ranks / windows) if ranks > 1 else 1
-    return passes * windows
-
-
 def comparison_point(tokens: int, per_step: int) -> int:
-    """The tokens after the first step that reaches `tokens`: where a run's loss is read."""
-    return math.ceil(tokens / per_step) * per_step
+    """Returns the tokens after the first step that reaches `tokens`: where losses are compared."""
+    return ceil(tokens / per_step) * per_step
+
+
+def check_fields(event: dict, types: dict) -> None:
+    """Raises RecordError for a field that is missing, of another type, or a number out of range."""
+    for name, kind in types.items():
+        if name not in event:
+            raise RecordError(f"no {name}")
+        value = event[name]
+        is_right = isinstance(value, dict if isinstance(kind, dict) else kind)
+        if not is_right or isinstance(value, NUMBER) and not 0 <= value < LARGEST:
+            raise RecordError(f"{name} is {value!r}")
+        if isinstance(kind, dict):
+            check_fields(value, kind)
+
+
+def parse_event(line: bytes, fields: dict[str, dict] = FIELDS) -> dict:
+    """Returns the event of a line. Raises RecordError where it isn't one, or one of `fields` isn't
+    as they say."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(repr(error))
+    if not isinstance(event, dict):
+        raise RecordError("not an event")
+    check_fields(event, dict(event=str))
+    check_fields(event, fields.get(event["event"], {}))
+    for second in event["seconds"] if event["event"] == "log" else ():
+        if not isinstance(second, NUMBER) or not 0 < second < LARGEST:
+            raise RecordError(f"a step of {second!r} seconds")
+    return event
 
 
 def read_record(path: Path) -> Record:
-    """The record at `path`. A last line that was cut off belongs to a killed run and is dropped.
+    """Reads a record. Raises RecordError for another file, OSError where it can't be read."""
+    return make_record(path.name, read_events(path))
 
-    Raises RecordError for anything else that isn't a record, OSError where it can't be read.
-    """
+
+def read_events(path: Path) -> list[dict]:
+    """Reads a record's events, but for a last line that was cut off. Raises as read_record."""
     events = []
     for number, line in enumerate(lines_of(path)[:-1], 1):  # each ends with \n
         try:
-            events.append(json.loads(line))
-            if events[-1]["event"] not in EVENTS:
-                raise ValueError(f"no such event: {events[-1]['event']!r}")
-        except (ValueError, LookupError, TypeError, RecursionError) as error:
-            raise RecordError(f"line {number}: not an event of a record ({error!r})")
-    return make_record(path.name, events)
+            events.append(parse_event(line))
+        except RecordError as error:
+            raise RecordError(f"line {number}: {error}")
+    return events
 
 
 def make_record(name: str, events: list[dict]) -> Record:
-    """A record from its events. Raises RecordError for a damaged one."""
-    def named(name: str) -> list[dict]:
-        return [event for event in events if event["event"] == name]
-
-    try:
-        (start,), logs, end = named("start"), named("log"), dict(*named("end"))
-        if start["schema"] != 3:
-            raise RecordError(f"line 1: schema {start['schema']} is unknown")
-        seconds = [second for log in logs for second in log["seconds"]]
-        steady = seconds if start["config"]["world_size"] == 1 else [  # as 02 counts
-            second for log in logs for second in log["seconds"][1:] or log["seconds"]]
-        sums = accumulate(sum(log["seconds"]) for log in logs)
-        per_step = tokens_per_step(start["config"], start["config"]["world_size"])
-        rates = [per_step / second for second in steady[WARM_UP:]]
-        quartiles = end.get("quartiles_tok_per_sec") or (
-            quantiles(rates, n=4, method="inclusive") if len(rates) > 2 and end else None)
-        val_loss = logs[-1]["val_loss"] if logs and end else None
-        earlier = dict(*named("resume")).get("train_seconds", 0)  # of a run that was continued
-        curve = [Point(log["tokens"], total + earlier, log["train_loss"], log["val_loss"])
-                 for log, total in zip(logs, sums, strict=True)]
-        record = Record(name, start, logs, end, curve,
-                        seconds[0] if seconds else None,
-                        tuple(map(float, quartiles)) if quartiles else None, val_loss)
-        if not isinstance(record.stage, str):
-            raise TypeError(f"the stage is {record.stage!r}")
-        # What every reader needs, asked for once.
-        record.device_name, record.precision, record.mfu, record.outcome  # noqa: B018
-        end and (end["reserved_gb"], end["attention_backend"])  # noqa: B018
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise RecordError(f"not a whole record: {error!r}")
-    return record
+    """Returns the record of some events. Raises RecordError where they aren't those of one run."""
+    starts, logs, ends = ([event for event in events if event["event"] == kind] for kind in FIELDS)
+    if len(starts) != 1 or len(ends) > 1:
+        raise RecordError("not a whole record" if events else "it left no record")
+    if starts[0]["schema"] != 3:
+        raise RecordError(f"schema {starts[0]['schema']} is unknown")
+    return Record(name, starts[0], logs, ends[0] if ends else {})

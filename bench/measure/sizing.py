@@ -11,23 +11,26 @@ from pathlib import Path
 from statistics import median
 
 from bench import processes
-from bench.cards import A100_FLOPS, CARDS, TERA
-from bench.catalogue import EPOCHS, FLOAT16, Run, published
+from bench.cards import A100_FLOPS
+from bench.catalogue import EPOCHS, Run
 from bench.common import BOOK_TOKENS, UserError, has_option, tokens_in, trained_in
 from bench.measure.journal import Result
 from bench.measure.plan import Job, Plan, Setup
-from bench.measure.records import comparison_point, tokens_per_step, windows_per_epoch
+from bench.measure.records import comparison_point, tokens_per_step
 
-# What the runner gives every script itself, so that runs can be compared.
+# What every script is given, so that runs can be compared.
 OWN_OPTIONS = {
     "--data", "--results-dir", "--name", "--device", "--seed", "--max-tokens", "--max-steps",
     "--epochs", "--eval-freq", "--target-loss", "--help", "-h",
 }
-COMPILE_SECONDS = 40  # of a script that compiles its model, in round 1: a rough estimate
-TUNE_SECONDS = 300  # where max-autotune times kernels for each product on a GPU, as rough
+WITHOUT_END = ("--epochs", 10**6)  # for a run that ends by its tokens, or at its target
+START_SECONDS = {"cuda": 20, "cpu": 10}  # until a run trains, about
+COMPILE_SECONDS = 40  # of a script that compiles its model on a GPU, about
 DEMO_TOKENS = 40_960  # that a whole script trains on a CPU, by its own limit
+FLOAT32_SHARE = 0.5  # of the peak of matmuls that training in float32 reaches, about
 # How much faster 01 is than 00 where both train in float32: measured on two cores with AVX2 alone.
 FLOAT32_FACTOR = 2.2
+UNKNOWN_SPEED = 20_000  # tok/sec, where nothing is known of the machine or the script
 GPT2 = dict(layers=12, width=768, vocab_size=50_257, context_length=1024)  # as it was published
 # The settings of a script that count here, None where it has no such setting.
 CONFIGURATION = "batch_size", "learning_rate", "compile", *GPT2
@@ -42,7 +45,7 @@ class Length:
 
 
 def read_configurations(requests: list) -> list[dict]:
-    """For each [script, options]: its configuration, or {"error": why it has none}."""
+    """Returns for each [script, options] its configuration, or {"error": why it has none}."""
     answers = []
     for script, options in requests:
         messages = io.StringIO()
@@ -58,188 +61,136 @@ def read_configurations(requests: list) -> list[dict]:
 
 
 def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]:
-    """The settings of each run that CONFIGURATION names, by its name. Each script's own parser
-    judges the options, all in one child, which loads PyTorch. Raises UserError where one refuses
-    them."""
+    """Returns the settings of each run that CONFIGURATION names, by its name. Each script's own
+    parser judges the options, all in one child, which loads PyTorch. Raises UserError where one
+    refuses them."""
     for option in setup.options:
         name = option.split("=")[0]
         if name in OWN_OPTIONS:
             raise UserError(f"{name} is set by measure.py itself, for every run alike", 2)
     options = ["--device", setup.device, *plan.options, *setup.options]
     requests = {run.name: (str(setup.script(run)), (*options, *run.options)) for run in runs}
-    if asked := [run for run in runs if requests[run.name] not in setup.configurations]:
+    new = {name: request for name, request in requests.items()
+           if request not in setup.configurations}
+    if new:
         one_rank = dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
         answers = json.loads(processes.ask(  # for 02, as if torchrun had started it
-            "-m", "bench.measure.sizing", json.dumps([requests[run.name] for run in asked]),
-            **one_rank))
-        for run, answer in zip(asked, answers, strict=True):
+            "-m", "bench.measure.sizing", json.dumps([*new.values()]), **one_rank))
+        for (name, request), answer in zip(new.items(), answers, strict=True):
             if "error" in answer:
-                raise UserError(f"{run.name}: {answer['error']}", 2)
-            setup.configurations[requests[run.name]] = answer
+                raise UserError(f"{name}: {answer['error']}", 2)
+            setup.configurations[request] = answer
     return {name: setup.configurations[request] for name, request in requests.items()}
 
 
-# ---- Batch sizes ---------------------------------------------------------------------------------
-
-
 def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
-    """The plan with these batch sizes in place of the published ones. Raises UserError."""
+    """Returns the plan with these batch sizes in place of the published ones. Raises UserError."""
     if not batches or plan.stop_at_oom:
         return plan
     free = [run for run in plan.runs if not run.error and not has_option(
-        "--batch-size", [*plan.options, *setup.options, *run.options])]
-    configs = configurations(free, plan, setup)
-    runs = []
+        "--batch-size", run.options)]
+    configs, runs = configurations(free, plan, setup), []
     for run in plan.runs:
-        own = configs[run.name]["batch_size"] if run in free else None
-        batch = batches.get(str(own), own)
-        runs.append(run if batch == own else run.replace(
-            options=(*run.options, "--batch-size", str(batch))))
+        batch = run in free and batches.get(str(configs[run.name]["batch_size"]))
+        options = (*run.options, "--batch-size", str(batch)) if batch else run.options
+        runs.append(run.replace(options=options))
     return replace(plan, runs=runs, batches=batches)
-
-
-# ---- The length --------------------------------------------------------------------------------
 
 
 def lengths_of(plan: Plan, setup: Setup, configs: dict[str, dict], matmul_peak: dict,
                ) -> dict[str, Length]:
-    """How long each run trains that has a configuration, by its name: enough steps for the common
-    token count, and for `plan.seconds` by the estimated speed."""
-    steps, speeds = {}, {}
-    for run in plan.runs:
-        if config := configs.get(run.name):
-            speed = expected_speed(run, matmul_peak, trained_in(setup.machine), config)
-            tokens = max(plan.seconds * speed, (plan.tokens or 0) * run.processes)
-            steps[run] = max(plan.min_steps, math.ceil(
-                tokens / tokens_per_step(config, run.processes)))
-            speeds[run] = speed
+    """Returns how long each run trains that has a configuration, by its name."""
+    runs = [run for run in plan.runs if run.name in configs]
+    per_step = {run: tokens_per_step(configs[run.name], run.processes) for run in runs}
+    speeds = {run: expected_speed(run, matmul_peak, trained_in(setup.machine), configs[run.name])
+              for run in runs}
+    steps = {run: max(plan.min_steps, math.ceil(plan.seconds * speeds[run] / per_step[run]),
+                      math.ceil((plan.tokens or 0) * run.processes / per_step[run]))
+             for run in runs}
     if plan.equal_steps:
         steps = dict.fromkeys(steps, max(steps.values(), default=0))
-    return {run.name: length_of(run, plan, setup, configs[run.name], speed, steps[run])
-            for run, speed in speeds.items()}
+    lengths = {}
+    for run in runs:
+        tokens, options = (
+            whole_script(run, plan, setup, per_step[run]) if plan.full_length else
+            some_steps(run, plan, per_step[run], steps[run]))
+        compiles = setup.machine["gpus"] and configs[run.name]["compile"]
+        start = START_SECONDS[setup.device] + (COMPILE_SECONDS if compiles else 0)
+        lengths[run.name] = Length(options, start + tokens / speeds[run])
+    return lengths
 
 
-def length_of(run: Run, plan: Plan, setup: Setup, config: dict, rate: float, steps: int) -> Length:
-    """So many steps, of about `rate` tok/sec; or, where the plan runs whole scripts, as long as
-    they are."""
-    gpus = setup.machine["gpus"]
-    tuned = any(option.startswith("max-autotune") for option in run.options)
-    extra = (TUNE_SECONDS if tuned else COMPILE_SECONDS) if gpus and config["compile"] else 0
-    per_step = tokens_per_step(config, run.processes)
-    if plan.full_length:
-        options: tuple = ("--epochs", plan.epochs) if plan.epochs else ()
-        training = DEMO_TOKENS / rate if not gpus else (
-            (plan.epochs or EPOCHS) * seconds_per_epoch(setup.data, rate, run, config))
-        if plan.tokens:
-            options = ("--max-tokens", plan.tokens * run.processes)
-            training = plan.tokens * run.processes / rate
-        if plan.log_tokens:
-            options += ("--eval-freq", max(1, plan.log_tokens // per_step))
-        if plan.targets:  # one of them, or the tokens, ends the run
-            options += ("--target-loss", min(plan.targets.values()), "--epochs", 10**6)
-        return Length(options, 20 + extra + training)
+def some_steps(run: Run, plan: Plan, per_step: int, steps: int) -> tuple[int, tuple]:
+    """Returns the tokens and options of a run of at least so many steps, with a log line where
+    losses are compared."""
     compared_at = comparison_point(plan.tokens * run.processes, per_step)
-    max_tokens = max(compared_at, steps * per_step)
-    # Lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps; so one is at the common count.
-    eval_freq = compared_at // per_step - 1 or max_tokens // per_step
-    options = ("--max-tokens", max_tokens, "--eval-freq", eval_freq)
-    options += ("--epochs", 10**6)  # the tokens alone end the run
-    return Length(options, (20 if gpus else 10) + extra + max_tokens / rate)
+    tokens = max(compared_at, steps * per_step)
+    # Log lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps.
+    eval_freq = compared_at // per_step - 1 or tokens // per_step
+    return tokens, ("--max-tokens", tokens, "--eval-freq", eval_freq, *WITHOUT_END)
 
 
-def expected_speed(run: Run, matmul_peak: dict, dtype: str, config: dict | None = None) -> float:
-    """About how many tok/sec, within a factor of three: as much faster than an A100 as matmuls are
-    in the type that is trained in, and as the model of `config` is smaller than GPT-2. In float32
-    an A100 has the published speed of 00, and other techniques bring no more than FLOAT32_FACTOR.
-    Raises UserError, StackError."""
-    expected, theirs = run.expected or 0, A100_FLOPS
-    if FLOAT16 in str(run.script) and "float16" in matmul_peak:
-        dtype = "float16"
-    if dtype == "float32":
-        plain = published().stages["00"].tok_per_sec * run.processes
-        expected = min(expected, FLOAT32_FACTOR * plain)
-        theirs = CARDS["A100 80 GB"].float32 * TERA
-    smaller = flops_per_token(**GPT2) / flops_per_token(
-        **{name: (config or {}).get(name) or size for name, size in GPT2.items()})
-    return smaller * expected * matmul_peak.get(dtype, 0) / theirs or 20_000
-
-
-def flops_per_token(layers: int, width: int, vocab_size: int, context_length: int) -> int:
-    """As 00 counts them, but for its norms and biases."""
-    products = 12 * layers * width**2 + vocab_size * width
-    return 6 * products + 12 * layers * context_length * width
-
-
-def seconds_per_epoch(data: Path, tok_per_sec: float, run: Run, config: dict | None) -> float:
-    """A rough estimate, with the evaluations of an epoch and its sample."""
-    tokens = tokens_per_epoch(data)
-    if config and tokens > (context := config["context_length"]):
-        tokens = context * windows_per_epoch(tokens // context, config["batch_size"], run.processes)
-    return 1.3 * tokens / tok_per_sec + 1
+def whole_script(run: Run, plan: Plan, setup: Setup, per_step: int) -> tuple[int, tuple]:
+    """Returns the tokens, about, and the options of a run that is as long as its script, or has the
+    plan's tokens or epochs."""
+    tokens = DEMO_TOKENS if setup.device == "cpu" else (
+        (plan.epochs or EPOCHS) * tokens_per_epoch(setup.data))
+    options: tuple = ("--epochs", plan.epochs) if plan.epochs else ()
+    if plan.tokens:
+        tokens = plan.tokens * run.processes
+        options = ("--max-tokens", tokens)
+    if plan.log_tokens:
+        options += ("--eval-freq", max(1, plan.log_tokens // per_step))
+    if plan.targets:  # one of them, or the tokens, ends the run
+        options += ("--target-loss", min(plan.targets.values()), *WITHOUT_END)
+    return tokens, options
 
 
 def tokens_per_epoch(data: Path) -> int:
-    """Those to train on; where none are prepared yet, those of the book."""
-    known = tokens_in(data)
-    return known["tokens"]["train"] if known else BOOK_TOKENS
+    """Returns how many there are to train on; where none are prepared yet, the book's."""
+    meta = tokens_in(data)
+    return meta["tokens"]["train"] if meta else BOOK_TOKENS
 
 
-# ---- What is left of a study ------------------------------------------------------------------
+def expected_speed(run: Run, matmul_peak: dict, dtype: str, config: dict | None = None) -> float:
+    """Returns about how many tok/sec a run makes, within a factor of three: by this machine's peak
+    of matmuls in the type that is trained in, of which an A100 reaches the share that the published
+    speed says, and float32 about half."""
+    share = FLOAT32_SHARE * run.processes if dtype == "float32" else (
+        (run.expected or 0) * flops_per_token({}) / A100_FLOPS)
+    return share * matmul_peak.get(dtype, 0) / flops_per_token(config or {}) or UNKNOWN_SPEED
 
 
-def time_left(jobs: list[Job], plan: Plan, results: list[Result], expected: dict[str, Length],
-              ahead: float) -> str:
-    """In words: of these jobs of a plan, and of what is `ahead`, by estimate in so many seconds."""
-    seconds = (seconds_left(within_memory(jobs, results, plan), results, expected)
-               + ahead * correction(results, expected))
-    if plan.memory_limit_gb:  # more may fit
-        return f"{in_words(seconds)} or more"
-    most = "at most " if seconds and (ahead or plan.may_end_early) else ""
-    return most + in_words(seconds)
+def flops_per_token(config: dict) -> int:
+    """Returns them as 00 counts them, but for its norms and biases; of GPT-2 for {}."""
+    layers, width, vocab_size, context = (config.get(name) or GPT2[name] for name in GPT2)
+    return 6 * (12 * layers * width**2 + vocab_size * width) + 12 * layers * context * width
 
 
-def seconds_left(jobs: list[Job], results: list[Result], expected: dict[str, Length]) -> float:
-    """By the median time of each run's results; for a run without any by its length's estimate,
-    corrected by how far the others' were off."""
-    times, off = times_of(results), correction(results, expected)
-    return sum(times[name] if name in times else off * expected[name].seconds
-               for name in (job.run.name for job in jobs))
+def seconds_left(jobs: list[Job], results: list[Result], lengths: dict[str, Length],
+                 later: float = 0) -> float:
+    """Returns the seconds of some jobs by the median time of each run's results; of a run without
+    results, and of what comes `later`, by estimate, corrected by how far the others' were off."""
+    medians = {name: median(result.seconds for result in results if result.name == name)
+               for name in {result.name for result in results}}
+    correction = median([seconds / lengths[name].seconds
+                         for name, seconds in medians.items() if name in lengths] or [1])
+    names = [job.run.name for job in jobs]
+    return correction * later + sum(
+        medians[name] if name in medians else correction * lengths[name].seconds for name in names)
 
 
-def times_of(results: list[Result]) -> dict[str, float]:
-    """The median seconds of each run's results."""
-    return {name: median(result.seconds for result in results if result.name == name)
-            for name in {result.name for result in results}}
-
-
-def correction(results: list[Result], expected: dict[str, Length]) -> float:
-    """How many times as long as estimated the runs took; 1 without results."""
-    return median([seconds / expected[name].seconds
-                   for name, seconds in times_of(results).items() if name in expected] or [1])
-
-
-def seconds_of_later(study, setup: Setup, plan: Plan, rounds: int | None, matmul_peak: dict,
-                     ) -> tuple[int, float]:
-    """(how many runs, about how many seconds) the study's plans take that follow `plan`. Raises
-    UserError, StackError, OSError."""
+def estimate_later(study, setup: Setup, plan: Plan, rounds: int | None, matmul_peak: dict,
+                   ) -> tuple[int, float]:
+    """Returns (how many runs, about how many seconds) the study's plans take that follow `plan`.
+    Raises UserError, StackError, OSError."""
     count, seconds = 0, 0.0
     for later, times in study.later(setup, plan):
-        configs = configurations(later.runs, later, setup)
-        expected = lengths_of(later, setup, configs, matmul_peak)
+        lengths = lengths_of(later, setup, configurations(later.runs, later, setup), matmul_peak)
         jobs = replace(later, rounds=later.rounds or rounds or study.rounds[setup.device]).jobs()
         count += times * len(jobs)
-        seconds += times * seconds_left(jobs, [], expected)
+        seconds += times * seconds_left(jobs, [], lengths)
     return count, seconds
-
-
-def within_memory(jobs: list[Job], results: list[Result], plan: Plan) -> list[Job]:
-    """Of jobs that grow those whose memory is within the plan's limit, if each run takes as many
-    times that of the one before it as it says; all where the limit or the memory isn't known."""
-    memory = {result.name: result.record.end["reserved_gb"] for result in results if result.record}
-    for run in plan.runs:
-        memory[run.name] = memory.get(run.name) or run.memory_growth * memory.get(run.requires, 0)
-    limit = plan.memory_limit_gb or math.inf
-    return [job for job in jobs if memory[job.run.name] <= limit]
 
 
 def in_words(seconds: float) -> str:
