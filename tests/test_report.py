@@ -41,7 +41,7 @@ from bench.report.tables import (
     text_col,
 )
 from bench.studies import all_studies, ladder
-from bench.studies.settings import time_tables
+from bench.studies.time_to_loss import time_tables
 from patches import stack
 
 LOOK = dict(
@@ -243,7 +243,8 @@ def test_page(reports, tmp_path):
     """Has every study, its figures and its pictures; carried to another place, it goes on there."""
     assert reports.make() == 0
     head, *sections = reports.text.split("\n## ")
-    studies = [study for study in all_studies().values() if study.schedule]
+    studies = [study for study in all_studies().values()
+               if study.schedule and 0 not in study.schedule.values()]
     assert [section.partition("\n")[0] for section in sections] == [
         "This machine", *(study.title for study in studies)]
     assert "Not finished" not in head and not any(
@@ -254,7 +255,7 @@ def test_page(reports, tmp_path):
     assert "techniques 2 to 3 1.20×" in head and "fused AdamW" not in head
     assert "Missing: a thing: how to get it." in sections[0]
     assert "| 0.1 | flash attention | yes | ← | 1.50 | 0.100 |" in sections[0]
-    for picture in ("speed.png", "ladder.png", "variants.png"):
+    for picture in ("stages.png", "ladder.png", "variants.png"):
         assert f"]({picture})" in reports.text
         assert (reports.results / picture).stat().st_size > 10_000
     elsewhere = tmp_path / "elsewhere"
@@ -540,8 +541,8 @@ def test_plot_results(tmp_path):
     run = run_python("-X", "utf8", ROOT / "plot_results.py", "--results-dir", results, "--out", out,
                      cwd=tmp_path, encoding="utf-8", env=environment(MPLBACKEND="Qt4Agg"))
     assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.startswith("1 run that did not complete is left out\n")
-    assert {path.name for path in out.iterdir()} == {"summary.md", "speed.png", "ladder.png"}
+    assert run.stdout.startswith("1 run that did not complete: left out\n")
+    assert {path.name for path in out.iterdir()} == {"summary.md", "stages.png", "ladder.png"}
     for path in out.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
     summary = (out / "summary.md").read_text(encoding="utf-8")
@@ -574,7 +575,7 @@ def test_what_is_damaged_is_named(tmp_path, plot):
     assert code == 0 and len(err) == 2
     assert err[0].startswith("no picture of time-to-loss, it is damaged: ")
     assert err[1].startswith("skipped: ") and "ladder.jsonl, line " in err[1]
-    assert {path.name for path in tmp_path.glob("*.svg")} == {"ladder.svg", "speed.svg"}
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"ladder.svg", "stages.svg"}
 
 
 @pytest.mark.parametrize("fault", ["out", "nowhere", "damaged", "matplotlib"])
@@ -605,19 +606,19 @@ def test_a_page_without_matplotlib(reports, monkeypatch, capsys):
 
 
 def test_runs_that_cannot_be_compared(tmp_path, plot):
-    """Those of another text have a group of their own; where limits differ lengths are shown."""
+    """Those of another text have a group of their own; where lengths differ they are shown."""
     book, mine = (dict(data=dict(corpus=name, tokenizer="gpt2")) for name in (
         "Middlemarch", "mine.txt"))
     limits = dict(epochs=15, max_steps=None, max_tokens=40_960)
     write_record(tmp_path, "00_orig", start=book, config=limits)
-    write_record(tmp_path, "02_opt_multi_gpu_ddp", start=book, config=limits | dict(
-        world_size=2, max_tokens=81_920))  # as many for each process
-    assert "Runs of different lengths" not in "\n".join(plot(tmp_path)[1])
+    write_record(tmp_path, "02_opt_multi_gpu_ddp", start=book, steps=4, config=limits | dict(
+        world_size=2))
+    assert "8,192 tokens" not in "\n".join(plot(tmp_path)[1])
     write_record(tmp_path, "01_opt_single_gpu", speed=300.0, start=book, config=limits,
                  tokens=2048, steps=5)
     text = "\n".join(plot(tmp_path)[1])
+    assert "| 00 original, batch 4, 8,192 tokens | 100 | 1.00 |" in text
     assert "| 01 optimized, batch 4, 5,120 tokens | 300 | 3.00 |" in text
-    assert "\nRuns of different lengths: their losses can't be compared.\n" in text
     write_record(tmp_path, "01_opt_single_gpu", "20260103T000000Z", speed=500.0, start=mine,
                  config=limits)
-    assert "| mine.txt | 01 optimized, batch 4 | 500 | n/a |" in "\n".join(plot(tmp_path)[1])
+    assert "256, mine.txt | 01 optimized, batch 4 | 500 | n/a |" in "\n".join(plot(tmp_path)[1])

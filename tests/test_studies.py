@@ -1,6 +1,5 @@
 """bench/studies/: every one from its plan to its tables and pictures; then what is its own."""
 
-import argparse
 import json
 import re
 from types import SimpleNamespace
@@ -33,11 +32,9 @@ from bench.measure.plan import SCRATCH, Plan
 from bench.report import machine_section, technique_pages
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, found_in, full_table, markdown, picture_name, text_of
-from bench.studies import all_studies, search
+from bench.studies import all_studies, search, stages
 from bench.studies.profile import kind_of
 from bench.studies.scaling import numbers
-from bench.studies.stages import bars_table, draw_speed, published_bars, read_bars
-from bench.studies.variants import pays_from
 from patches import stack
 
 STUDIES = {name: study for name, study in all_studies().items()}
@@ -48,7 +45,8 @@ CASES = [(name, line, machine) for name, study in STUDIES.items() for line in st
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
 H100 = "NVIDIA H100 80GB HBM3"
 FIRST, LAST, DDP = "00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"
-NO_PICTURE = {"leave-one-out", "profile", "scaling", "search", "sweep"}
+PICTURES = {"ladder", "stages", "time-to-loss", "time-to-loss-epoch", "variants",
+            "variants-parallel"}
 
 
 @pytest.fixture(autouse=True)
@@ -66,13 +64,9 @@ def defaults():
         yield
 
 
-def setup_for(folder, name: str, line: str | dict = "", machine: dict = CPU, options=()):
-    """As measure.py makes it of a command line, or a report of options."""
-    parser = argparse.ArgumentParser()
-    STUDIES[name].options(parser)
-    own = STUDIES[name].defaults | line if isinstance(line, dict) else vars(
-        parser.parse_args(line.split()))
-    setup = setup_of(folder, machine, options, **dict(techniques=None) | own)
+def setup_for(folder, name: str, line: str = "", machine: dict = CPU, options=()):
+    """As measure.py and a report make it of a command line."""
+    setup = setup_of(folder, machine, options, **STUDIES[name].arguments(line))
     setup.scripts = SCRIPTS  # it keeps what it has rebuilt
     return setup
 
@@ -101,7 +95,7 @@ def some_fail(plan: Plan) -> list[dict]:
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: " ".join(
-    [case[0], *case[1].values(), str(case[2]["gpus"])]))
+    [case[0], case[1], str(case[2]["gpus"])]))
 def case(request, tmp_path_factory):
     """A study that has been carried out with made-up runs."""
     name, line, machine = request.param
@@ -129,14 +123,13 @@ def test_plans(case):
 def test_tables(case):
     """Every run stands in them, and why it has no figures."""
     study, plans = case.study, {plan.kind: plan for plan in case.plans}
+    if study.name == "profile":
+        return  # its tables are of what a run leaves besides
     assert [measured.kind for measured, _ in case.found] == list(plans)
     for measured, rows in case.found:
         plan, text, others = (plans[measured.kind], text_of(study, measured),
                               excerpts_of(study, measured))
-        assert isinstance(study.result(measured, rows), str)
         assert all(name.startswith(study.name) for name in others)
-        if study.name == "profile":
-            continue  # its tables are of the trace
         assert [row.run.name for row in rows] == [run.name for run in plan.runs]
         for row in rows:
             assert row.label in text and (row.error or "") in text
@@ -154,23 +147,15 @@ def test_tables(case):
 
 
 def test_pictures(case):
-    name = case.study.name
-    expected = {picture_name(name, measured.kind) for measured, rows in case.found
-                if measured.plan.targets or any(row.speeds for row in rows[1:])}
-    if name in NO_PICTURE:
-        expected = set()
-    elif name == "variants":
-        expected &= {"variants", "variants-parallel"}
-    elif name == "stages":
-        expected = {"speed"}
-    drawn = case.study.pictures(case.folder, case.found)
-    assert drawn.keys() == expected
-    for figure in drawn.values():
-        assert picture_bytes(figure, "png").startswith(b"\x89PNG")
-        beside = [row.label for _, rows in case.found for row in rows]
-        beside += [f"{loss:.3f}" for measured, _ in case.found
-                   for loss in measured.plan.targets.values()]
-        shown(figure, beside)
+    for measured, rows in case.found:
+        figure = case.study.picture(measured, rows)
+        name = picture_name(case.study.name, measured.kind)
+        needed = rows if name == "stages" else rows[1:]
+        assert bool(figure) == (name in PICTURES and (
+            bool(measured.plan.targets) or any(row.speeds for row in needed)))
+        if figure:
+            assert picture_bytes(figure, "png").startswith(b"\x89PNG")
+            shown(figure, [f"{loss:.3f}" for loss in measured.plan.targets.values()])
 
 
 # ---- What is particular to each ----------------------------------------------------------------
@@ -254,7 +239,7 @@ def test_whose_factor_it_is(tmp_path, rungs, machine, credits):
     for table in (full_table(rows), *study.excerpts(measured, rows)["ladder"]):
         for row, cells in zip(rows, rows_of_text(markdown(table)), strict=True):
             assert (row.technique in cells) == (row in (rows[0], *alone))
-    texts = shown(study.draw(measured, rows))
+    texts = shown(study.picture(measured, rows))
     summary = "\n".join(machine_section.summary(tmp_path, dict(machine=machine, matmul_peak=PEAK)))
     for row in rows[1:]:
         several = f"techniques {row.techniques[0]} to"
@@ -269,7 +254,7 @@ def test_ladder_picture(tmp_path):
                              runs_of=lambda plan: [
                                  run | (failed if run["name"] == "07-flash-attention" else {})
                                  for run in speeds_of(plan)])
-    texts = shown(study.draw(measured, rows))
+    texts = shown(study.picture(measured, rows))
     assert {"102 tok/sec", "1.12×", "techniques 7 to \u20078",
             "failed: out of memory: lower --batch-si…"} <= set(texts)
     title = f"{rows[-1].factor_baseline:.1f}× faster: cpu-demo on {LONG[:59]}…, 2 cores"
@@ -277,10 +262,10 @@ def test_ladder_picture(tmp_path):
     measured = measured_with(measured.plan, {
         run.name: record_events(run.name, 100.0) for run in measured.plan.runs[1:]} | {
         FIRST: "ended by signal 9"})
-    assert study.draw(measured, rows_of(measured)) is None
+    assert study.picture(measured, rows_of(measured)) is None
     measured, rows = measure(tmp_path, "ladder", machine=GPUS, runs_of=lambda _: [
         dict(name=name) for name in (FIRST, "15-kept-memory", DDP)])
-    axes = study.draw(measured, rows).axes[0]
+    axes = study.picture(measured, rows).axes[0]
     assert axes.get_yticklabels()[-1].get_text() == "DistributedDataParallel × 4 16"
 
 
@@ -298,19 +283,8 @@ def test_another_model_stands_apart(tmp_path):
     cells = cells_of(excerpts["variants-model"])["`model-mixture`"]
     assert (cells["× speed"], cells["experts' shares of the tokens"]) == ("0.50", "10%–40%")
     assert "| `model-mixture` | 200 | 50 | 0.50 |" in text_of(study, measured)
-    texts = shown(study.draw(measured, rows_of(measured)))
+    texts = shown(study.picture(measured, rows_of(measured)))
     assert "optimizer-muon" in texts and "model-mixture" not in texts
-
-
-# ---- The compiler's modes
-
-
-@pytest.mark.parametrize(("cost", "other", "step"), [
-    ((25.0, 0.5), (0.0, 1.0), 50), ((25.1, 0.5), (0.0, 1.0), 51), ((0.0, 1.0), (5.0, 2.0), 0),
-    ((1.0, 2.0), (0.0, 1.0), float("inf")), ((1.0, 1.0), (2.0, 1.0), 0),
-    ((2.0, 1.0), (1.0, 1.0), float("inf"))])
-def test_pays_from(cost, other, step):
-    assert pays_from(cost, other) == step
 
 
 def test_the_compilers_modes(tmp_path):
@@ -353,9 +327,6 @@ def test_groups_of_variants(tmp_path):
         plan_for(tmp_path, "variants", "ddp --names optimizer-muon")
 
 
-# ---- Variants by their names
-
-
 @pytest.mark.parametrize(("names", "label"), [
     ("gc-freeze, gc-freeze", "gc-freeze"),
     ("data-workers --workers 2,data-workers --workers=2", "data-workers --workers 2"),
@@ -371,9 +342,6 @@ def test_a_variant_is_measured_once(tmp_path, capsys, names, label):
     with pytest.raises(UserError, match="both be called variant-data-workers-workers-2"):
         STUDIES["variants"].runs(setup_of(
             tmp_path, names="data-workers --workers 2,data-workers --workers -2"))
-
-
-# ---- Sweeps
 
 
 def test_sweeps(tmp_path):
@@ -408,9 +376,6 @@ def test_nothing_larger_than_what_does_not_fit(tmp_path, memory, told):
     assert len(lines) == len(told) and lines[-1][1] == told[-1]
 
 
-# ---- Stages
-
-
 @pytest.mark.parametrize(("gpus", "ranks", "published"), [
     (0, 2, None), (1, 1, None), (4, 4, 419_259)])
 def test_stages(tmp_path, gpus, ranks, published):
@@ -431,7 +396,7 @@ def test_stages(tmp_path, gpus, ranks, published):
     assert (plan.tokens, plan.epochs) == (9, None)
 
 
-def test_newest_complete_run_of_each_stage_and_group(tmp_path, capsys):
+def test_latest_complete_runs(tmp_path, capsys):
     """By hand or in the journal; runs that did not complete are counted, damaged ones named."""
     plan = plan_for(tmp_path, "stages")
     write_journal(tmp_path, "stages", plan, [
@@ -443,29 +408,29 @@ def test_newest_complete_run_of_each_stage_and_group(tmp_path, capsys):
     write_record(tmp_path / "reference" / "a", FIRST, "20260105T000000Z", speed=1200.0)  # not ours
     write_record(tmp_path, LAST, "20260102T000000Z", speed=4500.0, steps=5,
                  config=dict(batch_size=8))
+    write_record(tmp_path, f"{LAST}-precision-fp16", speed=1.0)  # older, of the same script
     write_record(tmp_path, LAST, "20260103T000000Z", avg_tok_per_sec=None, steps=4)
     write_record(tmp_path, DDP, speed=400_000.0, gpu=H100, reserved_gb=None,
                  config=dict(world_size=2, batch_size=32))
     write_record(tmp_path, DDP, "20260102T000000Z", gpu="Fast | $x_1$ GPU")
-    write_record(tmp_path, "03_fused_adamw", "20260109T000000Z")  # none of the stages
-    killed = write_record(tmp_path, FIRST, "20260106T000000Z", speed=7777.0)
-    killed.write_text("".join(killed.read_text().splitlines(keepends=True)[:-1]))
-    torn = write_record(tmp_path, FIRST, "20260107T000000Z", speed=7777.0)
-    torn.write_text(torn.read_text()[:-30])
+    write_record(tmp_path, "03_fused_adamw", "20260109T000000Z")  # none of the three
+    for number, cut in enumerate((lambda text: text[:text.rindex("{")], lambda text: text[:-30])):
+        path = write_record(tmp_path, FIRST, f"2026010{6 + number}T000000Z", speed=7777.0)
+        path.write_text(cut(path.read_text()))
     good = write_record(tmp_path, FIRST, "20260108T000000Z", speed=7777.0)
     text = good.read_text()
     for old, new in (('"val_loss": 7.0', '"val_loss": "seven"'), ('_gb": 1.25', '_gb": NaN'),
                      ('"context_length": 256', '"context_length": "many"')):
         (tmp_path / f"damaged-{len(old)}.jsonl").write_text(text.replace(old, new))
     good.unlink()
-    summary = STUDIES["stages"].summary(tmp_path)
+    summary = markdown(stages.scripts_table(stages.latest_runs(tmp_path)))
     out, err = capsys.readouterr()
-    assert out == "5 runs that did not complete are left out\n"
+    assert out == "5 runs that did not complete: left out\n"
     assert len(re.findall(r"^skipped: .*damaged-\d+\.jsonl, ", err, re.MULTILINE)) == 3
     cells = {(line[0], line[2]): line[1:] for line in rows_of_text(summary)}
     assert len(cells) == 4
     assert cells["Some CPU", "00 original, batch 4"] == [
-        "cpu-demo / 256", "00 original, batch 4", "1,500", "1.00", "1,500–1,500", "1.25", "",
+        "cpu-demo / 256", "00 original, batch 4", "1,500", "1.00", "1,500–1,500", "1.25", "n/a",
         "7.000"]
     assert cells["Some CPU", "01 optimized, batch 8"][2:4] == ["4,500", "3.00"]
     # No 00 in this group: no factor. MFU: of two GPUs' 989e12 FLOP/s.
@@ -474,14 +439,12 @@ def test_newest_complete_run_of_each_stage_and_group(tmp_path, capsys):
     assert (r"Fast \| $x_1$ GPU", "02 DDP × 1, batch 4") in cells  # not the published one
 
 
-def test_stages_beside_the_published_ones(tmp_path):
-    """In pictures speed and memory, also where that isn't known, of another text,
-    and of runs that differ in length; the published figures stand alone where nothing is measured.
-    """
-    theirs = published_bars()
-    assert [line[2:6] for line in rows_of_text(markdown(bars_table([], theirs)))] == [
-        ["00 original", "12,525", "1.00", "n/a"], ["01 optimized", "142,156", "11.35", "n/a"],
-        ["02 DDP × 4", "419,259", "33.47", "n/a"]]
+def test_scripts_beside_the_published_ones(tmp_path):
+    """In pictures speed and memory, also where that isn't known, of another text, and of runs that
+    differ in length; the published figures stand alone where nothing is measured."""
+    assert [line[2:5] for line in rows_of_text(markdown(stages.scripts_table([])))] == [
+        ["00 original", "12,525", "1.00"], ["01 optimized", "142,156", "11.35"],
+        ["02 DDP × 4", "419,259", "33.47"]]
     for day, (gpu, speed) in enumerate(((None, 1000), (LONG, 100_000)), 1):
         for factor, stage in enumerate((FIRST, LAST, DDP), 1):
             write_record(tmp_path, stage, f"2026020{day}T000000Z", speed=speed * factor**4.0,
@@ -496,10 +459,7 @@ def test_stages_beside_the_published_ones(tmp_path):
             "419,259  (33.47×)", "26.26", "n/a", "$x_1$: cpu-demo, context 256",
             f"{factors}{LONG[:59]}…: cpu-demo, context 256",
             f"Some CPU: cpu-demo, context 256\ntext: {'x' * 59}…, its tokens bytes",
-            } <= set(shown(draw_speed([*read_bars(tmp_path), *theirs])))
-
-
-# ---- Scaling
+            } <= set(shown(stages.draw_scripts(stages.latest_runs(tmp_path))))
 
 
 def test_scaling(tmp_path):
@@ -513,7 +473,7 @@ def test_scaling(tmp_path):
     on_gpus = plan_for(tmp_path, "scaling", "1,2,4", MACHINE | dict(gpus=2)).runs
     assert on_gpus[-1].error == "needs 4 GPUs" and {run.cores for run in on_gpus} == {None}
     for sizes in ("", "a", "1,,2", "0,1", "1.5"):
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match="isn't a list of numbers"):
             numbers(sizes)
     speeds = [2 * [990.0, 1010.0], 4 * [900.0], 2 * [1500.0, 2000 / 1.1]]
     write_journal(tmp_path, "scaling", plan, [run for row, own in zip(
@@ -524,9 +484,6 @@ def test_scaling(tmp_path):
     assert cells["02, 2 processes"]["95 %"] == f"{low:.0%}–{high:.0%}" and low < 0.826 < high
     assert "for 4 A100s: 74%" in text_of(STUDIES["scaling"], measured)
     assert cells["02, 2 processes"]["efficiency"] == "82.6%" and cells["01"]["95 %"] == ""
-
-
-# ---- A profile
 
 
 @pytest.mark.parametrize(("name", "kind"), [
@@ -567,14 +524,19 @@ def test_a_profile(tmp_path, machine):
         record.rename(folder / "a.jsonl")
         with pytest.raises(ValueError, match="evaluation" if own == rows else "no profile of"):
             study.collect(setup, folder)
-    assert not list(tmp_path.glob("*.json")) and study.extra(tmp_path, []) == ""
+    assert not list(tmp_path.glob("*.json"))
     averages(folder, *rows)
     study.collect(setup, folder)
     assert (tmp_path / "profile.trace.json").read_text() == "a trace"
-    text = study.extra(tmp_path, [])
-    cells = cells_of(text[:text.index("share |", text.index("share |") + 1)].rpartition("\n")[0])
-    assert {kind: row["share"] for kind, row in cells.items()} == (
+    plan = next(study.plans(setup))
+    write_journal(tmp_path, "profile", plan, speeds_of(plan), machine)
+    ((measured, _),) = found_in(tmp_path, "profile")
+    kinds, operations = excerpts_of(study, measured)["profile"].split("\n\n")
+    assert {kind: row["share"] for kind, row in cells_of(kinds).items()} == (
         {"attention": "90.0%", "matrix products": "7.5%", "idle": "2.5%"} if machine is MACHINE else
         {"matrix products": "15.0%", "other": "82.5%", "idle": "2.5%"})
     operation = "| `aten::mm` | matrix products | 40 | 600.00 | 15.0% |"
-    assert (operation in text) is (machine is CPU)
+    assert (operation in operations) is (machine is CPU)
+    setup.args.max_tokens = 99
+    with pytest.raises(UserError, match="a profile has 12 steps"):
+        next(study.plans(setup))

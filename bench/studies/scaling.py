@@ -1,5 +1,7 @@
 """Weak scaling: 02 with as many processes as asked, each with the same batch."""
 
+import argparse
+
 from bench.analysis.rows import Row, ratio, speed_of
 from bench.catalogue import published
 from bench.common import UserError
@@ -7,17 +9,15 @@ from bench.measure.plan import Plan
 from bench.report.notes import machine_note
 from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, Column, Table, fmt, spread
 from bench.studies import Study
+from bench.subcommands import positive
 
 
 def numbers(text: str) -> list[int]:
     """Returns the numbers in "1,2,4", each once, in ascending order. Raises UserError."""
     try:
-        sizes = sorted({int(part) for part in text.split(",")})
-    except ValueError:
+        return sorted({positive(part) for part in text.split(",")})
+    except (ValueError, argparse.ArgumentTypeError):
         raise UserError(f"{text!r} isn't a list of numbers like 1,2,4", 2)
-    if sizes[0] < 1:
-        raise UserError(f"{text!r}: {sizes[0]} is out of range", 2)
-    return sizes
 
 
 def efficiency_of(row: Row) -> float | None:
@@ -28,7 +28,7 @@ def efficiency_of(row: Row) -> float | None:
 
 
 def interval_of(row: Row) -> str:
-    """Returns that in which the efficiency lies with a confidence of 95 %."""
+    """Returns the 95 % interval of the efficiency."""
     effect = row.baseline and row.difference(speed_of, row.baseline)
     if not effect:
         return ""
@@ -40,7 +40,7 @@ class Scaling(Study):
 
     title = "How 02 scales over processes"
     schedule = {100: None}
-    in_report = (dict(sizes="1,2,4,8"),)
+    in_report = ("1,2,4,8",)
 
     def options(self, parser):
         parser.add_argument("sizes", nargs="?", default="1,2,4", metavar="1,2,4",
@@ -50,8 +50,8 @@ class Scaling(Study):
         """01, and 02 with each number of processes, compared to 01. On a CPU each process has as
         many cores at every size."""
         machine = setup.machine
-        there, unit = ((machine["gpus"], "GPUs") if machine["gpus"] else
-                       (machine["threads"], "cores"))
+        there, unit = ((machine["gpus"], "GPUs") if machine["gpus"]
+                       else (machine["threads"], "cores"))
         sizes = numbers(setup.args.sizes)
         fitting = [size for size in sizes if size <= there]
         share = None if machine["gpus"] else max(1, there // max([1, *fitting]))
