@@ -32,6 +32,7 @@ from bench.measure.environment import ram_gb
 from bench.measure.journal import read_journal
 from bench.report import machine_section, page, readme
 from bench.report.notes import full_notes, provenance
+from bench.report.pictures import place_of
 from bench.report.tables import (
     Table,
     found_in,
@@ -40,7 +41,7 @@ from bench.report.tables import (
     num_col,
     text_col,
 )
-from bench.studies import all_studies, ladder
+from bench.studies import all_studies
 from bench.studies.time_to_loss import time_tables
 from patches import stack
 
@@ -362,8 +363,8 @@ def test_another_text_than_the_book(reports, no_pictures, corpus, tokenizer, tex
             reports.children.does[name] = does | dict(start=start)
     (reports.data / "meta.json").write_text(json.dumps(start["data"]))
     assert reports.make(pieces="stages,ladder") == 0
-    for measured, rows in found_in(reports.results, "ladder"):
-        title = ladder.finding(measured, rows)
+    for measured, _ in found_in(reports.results, "ladder"):
+        title = place_of(measured)
         assert [line for line in title.splitlines() if line.startswith("text: ")] == (
             [f"text: {text}"] if text else [])
     head = reports.text.partition("## ")[0]

@@ -91,8 +91,8 @@ def test_search(tmp_path):
             assert names(after)[:len(names(before))] == names(before) != names(after)
     # 00's default is three factors of 2 off; at its best rate it is one off.
     assert Counter(run.stage for run in plans[-1].runs) == dict.fromkeys(BEST, search.SETTINGS)
-    assert results[:-1] == [None] * (len(plans) - 1)
-    assert results[-1] == (dict(published=7.75, best=7.25), POINTS, 3 * 8192)
+    assert results[:-1] == [([], {})] * (len(plans) - 1)
+    assert results[-1] == (POINTS, dict(targets=dict(published=7.75, best=7.25), tokens=3 * 8192))
     first, last = plans[0], plans[-1]
     # Another seed of the target would move it, and `--resume --rounds 2` could go on with nothing.
     assert (first.tokens, first.targets, first.rounds) == (8192, {}, 1)
@@ -103,7 +103,8 @@ def test_search(tmp_path):
 
 def test_settings_that_fail_are_worse_than_all_others(tmp_path):
     measure(Search(), setup_of(tmp_path), fails=lambda _, rate: rate >= 4e-3)
-    assert read_search(setup_of(tmp_path)).best == [Point("00", 2, 2e-3), Point("01", 4, 2e-3)]
+    points, _ = read_search(setup_of(tmp_path))
+    assert points == [Point("00", 2, 2e-3), Point("01", 4, 2e-3)]
     assert not any(Search().failed(measured) for measured, _ in found_in(tmp_path, "search"))
 
 

@@ -50,24 +50,12 @@ class Ladder(Study):
         ], rows)]}
 
     def picture(self, measured, rows):
-        """Without a baseline there is none."""
-        if not any(row.factor_baseline for row in rows):
+        """Returns None without a baseline. The title claims nothing that isn't significant."""
+        totals = [row.factor_baseline for row in rows if row.factor_baseline]
+        if not totals:
             return None
-        return waterfall.machine_picture(finding(measured, rows), rows)
-
-
-def finding(measured, rows: list[Row]) -> str:
-    """Returns a title: how much faster it is in total, and which techniques are significantly
-    faster; where none is, the place alone."""
-    faster = sorted((row for row in rows if row.significance == "faster"),
-                    key=lambda row: -row.factor)
-    place = place_of(measured)
-    if not faster:
-        return f"One more technique at a time: {place}"
-    names = [f"{credited(row, waterfall.technique_of(row))} {row.factor:.2f}×" for row in faster]
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    total = next((row.factor_baseline for row in reversed(rows) if row.factor_baseline), None)
-    first = rows[0].run.number
-    since = f" than after technique {first}" if first else ""
-    return ((f"{total:.1f}× faster{since}: " if total else "") + f"{place}\n"
-            f"significant: {', '.join(names[:3])}{more}")
+        finding, first = "One more technique at a time", rows[0].run.number
+        if any(row.significance == "faster" for row in rows):
+            since = f" than after technique {first}" if first else ""
+            finding = f"{totals[-1]:.1f}× faster{since}"
+        return waterfall.machine_picture(f"{finding}: {place_of(measured)}", rows)

@@ -93,23 +93,17 @@ def ranked(rows: list[Row], stage: str, cost) -> list[Row]:
                   key=lambda row: (row.error is not None, cost(row)))
 
 
-class Result(NamedTuple):
-    """What a search came to."""
-
-    targets: dict[str, float]
-    best: list[Point]  # of each script, 00's first
-    tokens: int  # after which a run hasn't reached the target
-
-
-def read_search(setup: Setup) -> Result | None:
-    """Returns what a search came to, with --epoch that for an epoch; None where there is none, or
-    it isn't at its end. Raises UserError where one was measured in another way, OSError."""
+def read_search(setup: Setup) -> tuple[list[Point], dict]:
+    """Returns the best settings of each script, 00's first, and the targets and the length of runs
+    to them, as fields of Plan; nothing where there is no search, or it isn't at its end. With
+    --epoch it is the search for that. Raises UserError where one was measured in another way,
+    OSError."""
     path, epoch = journal_of(setup.results, "search"), setup.args.epoch
     by_kind = {measured.kind: measured for measured in newest(read_journal(path))}
     last, first = by_kind.get("epoch" if epoch else ""), by_kind.get("epoch" if epoch else "target")
     best = best_rows(last) if last and first else []
     if not best:
-        return None
+        return [], {}
     different = last.differs_from(setup)
     if not epoch and setup.args.max_tokens not in (None, first.plan.tokens):
         different = "with other --max-tokens"
@@ -117,10 +111,9 @@ def read_search(setup: Setup) -> Result | None:
         raise UserError(f"{relative(path)} was measured {different}: search again, or use another"
                         " --results-dir")
     points, default = [point_of(row) for row in best], rows_of(first)[0]
-    if epoch:
-        return Result({"epoch": lowest_loss(default)}, points, EPOCH_LIMIT * last.plan.tokens)
-    targets = {"published": lowest_loss(default)} | last.plan.targets
-    return Result(targets, points, limit_of(default))
+    name, tokens = (("epoch", EPOCH_LIMIT * last.plan.tokens) if epoch
+                    else ("published", limit_of(default)))
+    return points, dict(targets={name: lowest_loss(default)} | last.plan.targets, tokens=tokens)
 
 
 def best_rows(last: Measured) -> list[Row]:
@@ -257,16 +250,15 @@ class Search(Study):
                 if (left := phase.tries - tried[phase.kind, stage]) > 0]
 
     def tables(self, measured, rows):
-        if measured.kind.startswith("epoch"):
-            share = measured.kind.partition("-")[2]
-            caption = (f"{f'1/{share}' if share else 'All'} of an epoch. Loss in equal time: at the"
-                       " moment when the script's fastest setting had finished; the settings best"
-                       " in this column go on.")
-            equal_time = Column("loss in equal time", lambda row: f"{loss_in_equal_time(row):.4f}")
-            return [Table([RUN, SPEED, LOWEST_LOSS, equal_time], rows, caption)]
-        seconds = [Column(f"seconds to {target:.4f}", partial(seconds_to, target))
-                   for target in measured.plan.targets.values()]
-        return [Table([RUN, SPEED, LOWEST_LOSS, *seconds], rows)]
+        columns, (kind, _, share) = [RUN, SPEED, LOWEST_LOSS], measured.kind.partition("-")
+        if kind != "epoch":
+            return [Table(columns + [Column(f"seconds to {target:.4f}", partial(seconds_to, target))
+                                     for target in measured.plan.targets.values()], rows)]
+        columns.append(Column("loss in equal time", lambda row: f"{loss_in_equal_time(row):.4f}"))
+        share = f"1/{share}" if share else "All"
+        return [Table(columns, rows, f"{share} of an epoch. Loss in equal time: at the moment when"
+                                     " the script's fastest setting had finished; the settings best"
+                                     " in this column go on.")]
 
     def notes(self, measured, rows):
         notes = [machine_note(measured, rows), "Medians over the seeds; without compile time."]
@@ -281,19 +273,17 @@ class Search(Study):
             return super().excerpts(measured, rows)
         target, by_point = measured.plan.targets["best"], {point_of(row): row for row in rows}
 
-        def at(name: str, factor: float) -> Column:
-            def cell(row: Row) -> str:
-                other = point_of(row)._replace(**{name: getattr(row.run, name) * factor})
-                return seconds_to(target, by_point[other]) if other in by_point else ""
-
-            return Column(f"{name} × {factor:g}", cell)
+        def neighbour(name: str, factor: float, row: Row) -> str:
+            point = point_of(row)._replace(**{name: getattr(row.run, name) * factor})
+            return seconds_to(target, by_point[point]) if point in by_point else ""
 
         return {"search": [Table([
             Column("script", lambda row: f"`{row.run.stage}`", True),
             Column("batch", lambda row: str(row.run.batch)),
             Column("learning rate", lambda row: f"{row.run.rate:g}"),
             Column("seconds", partial(seconds_to, target)),
-            at("batch", 0.5), at("batch", 2), at("rate", 0.5), at("rate", 2)], best_rows(measured),
+            *(Column(f"{name} × {factor:g}", partial(neighbour, name, factor))
+              for name in ("batch", "rate") for factor in (0.5, 2))], best_rows(measured),
             f"Seconds of training, without compile time, to a validation loss of {target:.4f}: at"
             " the best settings found, and with one of them doubled or halved:")]}
 

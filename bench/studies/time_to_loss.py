@@ -14,7 +14,6 @@ from bench.studies.search import (
     LIMIT,
     LOWEST_LOSS,
     TUNING,
-    Result,
     default_point,
     limit_of,
     phases_of,
@@ -59,24 +58,22 @@ class TimeToLoss(Study):
         args, runs = setup.args, self.runs(setup)
         if args.epoch and args.names:
             raise UserError("--epoch measures what `search --epoch` found: leave --names out", 2)
-        search = read_search(setup)
-        if not search and args.epoch:
+        points, length = read_search(setup)
+        if not points and args.epoch:
             raise UserError("there is no whole search for an epoch: python measure.py search"
                             " --epoch")
-        if not search:
+        if not points:
             (row,) = rows_of((yield plan_of(
                 setup, [default_point(setup).run(setup)], "target", tokens=args.max_tokens,
                 rounds=2, **TUNING)))
-            search = Result({"published": row.lowest_val_loss}, [], limit_of(row))
-        best = [point.run(setup) for point in search.best]
-        if args.epoch:
-            runs = []
-        elif best:
-            best[0] = best[0].replace(compared_to=runs[0].name)
-        best[1:] = [run.replace(compared_to=best[0].name) for run in best[1:]]
-        yield plan_of(setup, [*runs, *best],
+            length = dict(targets={"published": row.lowest_val_loss}, tokens=limit_of(row))
+        default = None if args.epoch else runs[0].name
+        best = [point.run(setup) for point in points]  # 00's is the first
+        best = [run.replace(compared_to=best[0].name if place else default)
+                for place, run in enumerate(best)]
+        yield plan_of(setup, best if args.epoch else [*runs, *best],
                       "epoch" if args.epoch else "variants" if args.names else "",
-                      tokens=search.tokens, targets=search.targets, cold_rounds=EVERY_ROUND)
+                      cold_rounds=EVERY_ROUND, **length)
 
     def later(self, setup, plan):
         if plan.kind != "target":
@@ -104,10 +101,9 @@ class TimeToLoss(Study):
             return None
         target = [*measured.plan.targets.values()][-1]
         rows = sorted(rows, key=lambda row: -(row.seconds_to(target, True) or math.inf))
-        lines = max(in_lines(row).count("\n") + 1 for row in rows)
         figure, [(subfigure, bars, curves)] = rows_of_panels(
-            [title_of(measured, rows, target)],
-            [max(4.4, 2 + (0.1 + 0.16 * lines) * len(rows))], [3, 2])
+            [f"Seconds to a validation loss of {target:.2f}: {place_of(measured)}"],
+            [max(4.4, 2 + 0.5 * len(rows))], [3, 2])
         draw_seconds(bars, rows, target)
         draw_losses(curves, rows, target)
         subfigure.legend(handles=[
@@ -134,10 +130,8 @@ def time_columns(target: float) -> list[Column]:
         return row.error or fmt(row.seconds_to(target, True), ",.1f") or "not reached"
 
     def spread_of(row: Row) -> str:
-        times = [seconds for _, seconds in row.times_to(target, True)]
-        if not times or math.isinf(min(times)):
-            return ""
-        return spread(times, ",.1f").replace("inf", "not reached")
+        times = [seconds for _, seconds in row.times_to(target, True)] or [math.inf]
+        return spread(times, ",.1f").replace("inf", "not reached") if min(times) < math.inf else ""
 
     def first_step(row: Row) -> str:
         extra = difference(row.seconds_to(target, True), row.seconds_to(target))
@@ -169,22 +163,6 @@ def colour_of(row: Row) -> str:
     return COLOURS[row.run.stage if row.run.stage in ("00", "01") else "02"]
 
 
-def title_of(measured, rows: list[Row], target: float) -> str:
-    """Returns a title with the finding, where the noise among the seeds allows one; the rows are
-    sorted."""
-    title, rate = f"Seconds to a loss of {target:.2f}: {place_of(measured)}", rate_to(target, True)
-    best = next((row for row in reversed(rows) if row.seconds_to(target, True)), None)
-    if not best or best.significance_of(rate) != "faster":
-        return title
-    name, times = best.label.partition(" --")[0], best.factor_of(rate, best.reference)
-    return f"{name}: {times:.1f} times as fast as {best.reference.label}\n{title}"
-
-
-def in_lines(row: Row) -> str:
-    """Returns its label in lines that leave room for a bar."""
-    return fill(row.label.replace("+", " + "), 36, break_on_hyphens=False)
-
-
 def draw_seconds(axes, rows: list[Row], target: float) -> None:
     """Draws a bar for each row, with its speedup over the row that it is compared to."""
     def text(row: Row) -> str:
@@ -193,7 +171,8 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
             return row.error or "not reached"
         return f"{seconds:,.1f} s" + (f", {factor}×" if factor else "")
 
-    draw_bars(axes, [in_lines(row) for row in rows], [row.seconds_to(target) for row in rows],
+    labels = [fill(row.label.replace("+", " + "), 36, break_on_hyphens=False) for row in rows]
+    draw_bars(axes, labels, [row.seconds_to(target) for row in rows],
               [text(row) for row in rows], [colour_of(row) for row in rows], 2.9,
               [[time for _, time in row.times_to(target) if time < math.inf] for row in rows],
               [row.seconds_to(target, True) or 0 for row in rows])
