@@ -337,12 +337,12 @@ def test_groups_of_variants(tmp_path):
 def test_a_variant_is_measured_once(tmp_path, capsys, names, label):
     """And two of one name are refused: the journal couldn't tell the one from the other."""
     processes.print_once.cache_clear()
-    runs = STUDIES["variants"].runs(setup_of(tmp_path, names=names))
-    assert [run.label for run in runs[1:]] == [label]
+    plan = next(STUDIES["variants"].plans(setup_of(tmp_path, names=names)))
+    assert [run.label for run in plan.runs[1:]] == [label]
     assert "asked for twice, and taken once: " in capsys.readouterr().out
     with pytest.raises(UserError, match="both be called variant-data-workers-workers-2"):
-        STUDIES["variants"].runs(setup_of(
-            tmp_path, names="data-workers --workers 2,data-workers --workers -2"))
+        next(STUDIES["variants"].plans(setup_of(
+            tmp_path, names="data-workers --workers 2,data-workers --workers -2")))
 
 
 def test_sweeps(tmp_path):
@@ -454,12 +454,11 @@ def test_scripts_beside_the_published_ones(tmp_path):
         corpus="x" * 99, tokenizer="bytes")))
     write_record(tmp_path, LAST, "20260203T000000Z", speed=16_000.0, steps=40)
     write_record(tmp_path, FIRST, "20260109T000000Z", gpu="$x_1$", reserved_gb=None)
-    factors = "01 16.0× and 02 81.0× as fast as 00 (one run of each)\n"
-    assert {f"{factors}Some CPU: cpu-demo, context 256", "16,000  (16.00×)",
+    assert {"Some CPU: cpu-demo / 256", "16,000  (16.00×)",
             "8,100,000  (81.00×)", "1.25", "01 optimized, batch 4,\n40,960 tokens", "02 DDP × 4",
-            "419,259  (33.47×)", "26.26", "n/a", "$x_1$: cpu-demo, context 256",
-            f"{factors}{LONG[:59]}…: cpu-demo, context 256",
-            f"Some CPU: cpu-demo, context 256\ntext: {'x' * 59}…, its tokens bytes",
+            "419,259  (33.47×)", "26.26", "n/a", "$x_1$: cpu-demo / 256",
+            f"{LONG[:59]}…: cpu-demo / 256",
+            f"Some CPU: cpu-demo / 256, {'x' * 59}…, its\ntokens bytes",
             } <= set(shown(stages.draw_scripts(stages.latest_runs(tmp_path))))
 
 
@@ -532,7 +531,7 @@ def test_a_profile(tmp_path, machine):
     plan = next(study.plans(setup))
     write_journal(tmp_path, "profile", plan, speeds_of(plan), machine)
     ((measured, _),) = found_in(tmp_path, "profile")
-    kinds, operations = excerpts_of(study, measured)["profile"].split("\n\n")
+    _, kinds, operations = excerpts_of(study, measured)["profile"].split("\n\n")
     assert {kind: row["share"] for kind, row in cells_of(kinds).items()} == (
         {"attention": "90.0%", "matrix products": "7.5%", "idle": "2.5%"} if machine is MACHINE else
         {"matrix products": "15.0%", "other": "82.5%", "idle": "2.5%"})

@@ -101,32 +101,19 @@ class Profile(Study):
         """Returns the seconds of each kind of operation, and of the longest operations."""
         if rows[0].error:
             return []
-        profile = profile_in(measured.folder)
-
-        def milliseconds(line: dict) -> str:
-            return f"{1000 * line['seconds']:,.2f}"
-
-        def share(line: dict) -> str:
-            return f"{line['seconds'] / profile['seconds']:.1%}"
-
-        kind = text_col("kind", "kind")
-        times = [Column("ms per step", milliseconds), Column("share", share)]
-        name = Column("kernel" if profile["gpu"] else "operation",
-                      lambda line: f"`{line['name'][:80]}`", True)
+        profile = json.loads((measured.folder / PROFILE).read_text(encoding="utf-8"))
+        total, gpu = profile["seconds"], profile["gpu"]
         operations = [line | dict(kind=kind_of(line["name"])) for line in profile["operations"]]
-        return [Table([kind, *times], split_of(profile["seconds"], operations)),
-                Table([name, kind, num_col("calls per step", "calls", "g"), *times],
-                      operations[:TOP])]
+        name = Column("kernel" if gpu else "operation", lambda line: f"`{line['name'][:80]}`", True)
+        kind, calls = text_col("kind", "kind"), num_col("calls per step", "calls", "g")
+        times = [Column("ms per step", lambda line: f"{1000 * line['seconds']:,.2f}"),
+                 Column("share", lambda line: f"{line['seconds'] / total:.1%}")]
+        idle = "no kernel ran" if gpu else "none of PyTorch's operations ran"
+        caption = (f"{profile['steps']} steady steps, {1000 * total:,.1f} ms each while the"
+                   f" profiler was recording (which takes time itself). Idle: {idle}. The trace,"
+                   f" for ui.perfetto.dev: `{profile['trace']}`.")
+        return [Table([kind, *times], split_of(total, operations), caption),
+                Table([name, kind, calls, *times], operations[:TOP])]
 
     def notes(self, measured, rows):
-        if rows[0].error:
-            return [rows[0].error]
-        profile = profile_in(measured.folder)
-        idle = "no kernel ran" if profile["gpu"] else "none of PyTorch's operations ran"
-        return [f"{profile['steps']} steady steps, {1000 * profile['seconds']:,.1f} ms each while"
-                f" the profiler was recording (which takes time itself). Idle: {idle}. The trace,"
-                f" for ui.perfetto.dev: `{profile['trace']}`."]
-
-
-def profile_in(folder: Path) -> dict:
-    return json.loads((folder / PROFILE).read_text(encoding="utf-8"))
+        return [rows[0].error] if rows[0].error else []

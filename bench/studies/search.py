@@ -2,8 +2,7 @@
 
 Tokens per second alone can be bought with training that learns less from each token. So, as in
 AlgoPerf and MLPerf Training, whole runs are compared by the time to a target that is fixed before
-they start: the lowest validation loss of 00 in its default run ("published"), that at the best
-learning rate ("best"), and that of one epoch at the best settings for it ("epoch").
+they start; time_to_loss.py has the targets.
 """
 
 import math
@@ -110,10 +109,9 @@ def read_search(setup: Setup) -> tuple[list[Point], dict]:
     if different:
         raise UserError(f"{relative(path)} was measured {different}: search again, or use another"
                         " --results-dir")
-    points, default = [point_of(row) for row in best], rows_of(first)[0]
-    name, tokens = (("epoch", EPOCH_LIMIT * last.plan.tokens) if epoch
-                    else ("published", limit_of(default)))
-    return points, dict(targets={name: lowest_loss(default)} | last.plan.targets, tokens=tokens)
+    targets = {"epoch" if epoch else "published": lowest_loss(rows_of(first)[0])}
+    tokens = EPOCH_LIMIT * last.plan.tokens if epoch else last.plan.tokens
+    return [point_of(row) for row in best], dict(targets=targets | last.plan.targets, tokens=tokens)
 
 
 def best_rows(last: Measured) -> list[Row]:
@@ -208,8 +206,7 @@ class Search(Study):
                                  " settings for that, by halving: hours on a CPU")
 
     def failed(self, measured):
-        """Settings with which training fails are part of a search."""
-        return False
+        return False  # settings with which training fails are part of a search
 
     def stages(self, setup: Setup) -> tuple[str, ...]:
         """Returns 00, 01 and the variants that are asked for. Raises UserError for wrong ones."""

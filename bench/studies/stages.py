@@ -127,14 +127,15 @@ def measured_from(records: dict[str, Record]) -> Measured:
     return Measured("", "stages", "", "", {}, {}, None, {}, [], Plan(runs), results=results)
 
 
+def setting_of(row: Row) -> str:
+    text = f", {row.record.text}" if row.record.text else ""
+    return f"{row.record.config['model']} / {row.record.config['context_length']:,}{text}"
+
+
 def scripts_table(groups: list[Measured]) -> Table:
     """Returns a row for each script of each group; without any, those of the published figures."""
-    def setting(row: Row) -> str:
-        text = f", {row.record.text}" if row.record.text else ""
-        return f"{row.record.config['model']} / {row.record.config['context_length']:,}{text}"
-
     return Table([
-        text_col("device", "record.device_name"), Column("model / context", setting, True),
+        text_col("device", "record.device_name"), Column("model / context", setting_of, True),
         text_col("stage", "label"), num_col("tok/sec", "tok_per_sec", ",.0f"),
         Column("speedup over 00",
                lambda row: fmt(1.0 if row.run.name == "00" else row.factor, ".2f")),
@@ -148,15 +149,10 @@ def scripts_table(groups: list[Measured]) -> Table:
 def draw_scripts(groups: list[Measured]):
     """Draws bars of tok/sec and of reserved memory, the published ones last; every group has scales
     of its own."""
-    tables, titles = [rows_of(measured) for measured in (*groups, published_runs())], []
-    for rows in tables:
-        record = rows[0].record
-        factors = " and ".join(f"{row.run.name} {row.factor:.1f}×" for row in rows if row.factor)
-        titles.append((f"{factors} as fast as 00 (one run of each)\n" if factors else "")
-                      + f"{shorten(record.device_name, 60)}: {record.config['model']}, context"
-                        f" {record.config['context_length']:,}"
-                      + (f"\ntext: {record.text}" if record.text else ""))
-    figure, panels = rows_of_panels(titles, [1.6 + 0.45 * len(rows) for rows in tables], [5, 3])
+    tables = [rows_of(measured) for measured in (*groups, published_runs())]
+    figure, panels = rows_of_panels(
+        [f"{shorten(rows[0].record.device_name, 60)}: {setting_of(rows[0])}" for rows in tables],
+        [1.3 + 0.45 * len(rows) for rows in tables], [5, 3])
     for rows, (_, speed, memory) in zip(tables, panels, strict=True):
         colours = [COLOURS[row.run.name] for row in rows]
         draw_bars(speed, [fill(row.label, 26) for row in rows], [row.tok_per_sec for row in rows],

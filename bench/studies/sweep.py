@@ -1,8 +1,4 @@
-"""What fits, and how fast: speed and memory over batch sizes and context lengths.
-
-The runs of a sweep grow. Where one doesn't fit, its row says so, and no larger one is tried. On a
-CPU a run is skipped if, judging by the one before it, it would take more than half of the RAM.
-"""
+"""What fits, and how fast: speed and memory over batch sizes and context lengths."""
 
 from bench.catalogue import Run
 from bench.common import UserError, has_option
@@ -23,7 +19,8 @@ OPTION = {"batch": "--batch-size", "context": "--context-length"}
 class Sweep(Study):
     """Measure speed and memory over batch sizes or context lengths.
 
-    Sizes grow until one doesn't fit. Each run has six steps at least, and on a GPU 10 seconds."""
+    Sizes grow until one doesn't fit, or by estimate would take more than half of a CPU's RAM. Each
+    run has six steps at least, and on a GPU 10 seconds."""
 
     title = "What fits: batch, context"
     schedule = {140: None}
@@ -39,18 +36,26 @@ class Sweep(Study):
         what, device = setup.args.what, setup.device
         if what == "batch":
             growth, sizes = 2, [dict(batch=size) for size in BATCHES]
-        else:
-            growth = 1  # as many tokens take as much memory
+        else:  # as many tokens take as much memory
+            growth = 1
             sizes = [dict(context=length, batch=CONTEXT_TOKENS[device] // length)
                      for length in CONTEXTS[device]]
         for name in sizes[0]:
             if has_option(OPTION[name], setup.options):
                 raise UserError(f"{OPTION[name]} is set by the sweep itself", 2)
         script = setup.scripts.stage("01").replace(published=None)
+        runs: list[Run] = []
+        for size in sizes:
+            label = ", ".join(f"{name} {value}" for name, value in size.items())
+            runs.append(script.replace(
+                name=f"{script.name}-{label}".replace(", ", "-").replace(" ", "-"), label=label,
+                options=tuple(part for name, value in size.items()
+                              for part in (OPTION[name], str(value))),
+                memory_growth=growth, requires=runs[-1].name if runs else None))
         ram = setup.machine["ram_gb"] if device == "cpu" else None
         length = self.length(setup) | dict(min_steps=MIN_STEPS, equal_steps=False)
         length["seconds"] = length["seconds"] or SECONDS[device]
-        yield Plan(chain(script, growth, sizes), what, cold_rounds=0, stop_at_oom=True,
+        yield Plan(runs, what, cold_rounds=0, stop_at_oom=True,
                    memory_limit_gb=ram and ram / 2, **length)
 
     def tables(self, measured, rows):
@@ -64,16 +69,3 @@ class Sweep(Study):
     def notes(self, measured, rows):
         return [f"{machine_note(measured, rows)} {peak_note(measured)}",
                 "tok/sec is the median over the rounds of each run's median step."]
-
-
-def chain(script: Run, growth: float, sizes: list[dict[str, int]]) -> list[Run]:
-    """Returns a run for each size, which takes about `growth` times the memory of the one before
-    it, and isn't tried where that doesn't fit."""
-    runs: list[Run] = []
-    for size in sizes:
-        parts = [f"{name} {value}" for name, value in size.items()]
-        options = [str(part) for name, value in size.items() for part in (OPTION[name], value)]
-        runs.append(script.replace(
-            name="-".join([script.name, *parts]).replace(" ", "-"), label=", ".join(parts),
-            options=tuple(options), memory_growth=growth, requires=runs[-1].name if runs else None))
-    return runs

@@ -69,18 +69,16 @@ class Variants(Study):
                                  " checkpoints); + joins several into one script")
 
     def plans(self, setup):
-        if setup.args.group and setup.args.names:
-            raise UserError("--names and a group choose different variants: give one of them", 2)
-        yield Plan(self.runs(setup), setup.args.group or "", seed_noise=2, cold_rounds=EVERY_ROUND,
-                   **self.length(setup))
-
-    def runs(self, setup):
         scripts, machine, group = setup.scripts, setup.machine, setup.args.group
+        if group and setup.args.names:
+            raise UserError("--names and a group choose different variants: give one of them", 2)
         if group == TRAINER:
-            return trainer_runs(setup)
-        if group in OF_02:
-            return scripts.variants_of_02(machine, group)
-        return scripts.variants(scripts.stage("01"), machine, group, setup.args.names)
+            runs = trainer_runs(setup)
+        elif group in OF_02:
+            runs = scripts.variants_of_02(machine, group)
+        else:
+            runs = scripts.variants(scripts.stage("01"), machine, group, setup.args.names)
+        yield Plan(runs, group or "", seed_noise=2, cold_rounds=EVERY_ROUND, **self.length(setup))
 
     def tables(self, measured, rows):
         if measured.kind == COMPILE:
@@ -115,8 +113,8 @@ def by_model(rows: list[Row]) -> tuple[list[Row], list[Row]]:
 
 
 def shares(row: Row) -> str:
-    """Returns the least and the greatest share of the tokens that an expert has; "" without
-    experts."""
+    """Returns the least and the greatest share of the tokens that an expert has, if there are any.
+    """
     log = row.record.logs[-1] if row.record and row.record.logs else {}
     of_experts = [share for layer in log.get("expert_shares") or [] for share in layer]
     return f"{min(of_experts):.0%}–{max(of_experts):.0%}" if of_experts else ""
@@ -151,15 +149,13 @@ def trainer_runs(setup: Setup) -> list[Run]:
     tf32 = ("--tf32", "True") if float(machine.get("capability") or 0) >= 8 else ()
     mixed, fastest = ("--bf16", *tf32), ("--dtype", trained_in(machine), "--torch_compile")
     settings = [(), mixed, (*mixed, "--torch_compile"), fastest]
-    if not machine["gpus"]:
-        settings.append((*fastest, "--huge_pages"))
-    runs = [base]
+    settings += [] if machine["gpus"] else [(*fastest, "--huge_pages")]
+    runs, needs = [base], "package transformers, package accelerate"
     for options in settings:
-        needs = "package transformers, package accelerate"
-        needs += ", bfloat16 units" if "--bf16" in options else ""
         runs.append(base.replace(
             name="-".join(["trainer", *re.findall(r"\w+", " ".join(options))]),
             label=" ".join(["Trainer", *options]), script=PEER,
             technique="Hugging Face's Trainer", loss="changes", options=batch + options,
-            compared_to=base.name, stage=None, error=lacking(needs, machine)))
+            compared_to=base.name, stage=None,
+            error=lacking(needs + (", bfloat16 units" if "--bf16" in options else ""), machine)))
     return runs
