@@ -1,8 +1,5 @@
-"""Studies. What one is: its runs, its tables, its picture.
-
-Each file in bench/studies/ holds one. By being there it is a subcommand of measure.py, a
-part of the report, a picture of plot_results.py, and a table that a marker in a page asks for.
-"""
+"""Studies, one in each file: by being there it is a subcommand of measure.py, a part of the report,
+a picture of plot_results.py, and a table that a marker in a page asks for."""
 
 import argparse
 import sys

@@ -9,17 +9,7 @@ from bench.measure.plan import EVERY_ROUND
 from bench.report.notes import machine_note
 from bench.report.pictures import COLOURS, draw_bars, key, keys, place_of, rows_of_panels, thousands
 from bench.report.tables import RUN, SPEED, Column, Table, bold, fmt, num_col, spread, text_col
-from bench.studies import Study
-from bench.studies.search import (
-    LIMIT,
-    LOWEST_LOSS,
-    TUNING,
-    default_point,
-    limit_of,
-    phases_of,
-    plan_of,
-    read_search,
-)
+from bench.studies import Study, search
 
 TARGETS = {  # what they are
     "published": "the lowest validation loss of 00 in its default run",
@@ -58,28 +48,28 @@ class TimeToLoss(Study):
         args, runs = setup.args, self.runs(setup)
         if args.epoch and args.names:
             raise UserError("--epoch measures what `search --epoch` found: leave --names out", 2)
-        points, length = read_search(setup)
+        points, length = search.read_search(setup)
         if not points and args.epoch:
             raise UserError("there is no whole search for an epoch: python measure.py search"
                             " --epoch")
         if not points:
-            (row,) = rows_of((yield plan_of(
-                setup, [default_point(setup).run(setup)], "target", tokens=args.max_tokens,
-                rounds=2, **TUNING)))
-            length = dict(targets={"published": row.lowest_val_loss}, tokens=limit_of(row))
+            run = search.default_point(setup).run(setup)
+            (row,) = rows_of((yield search.plan_of(
+                setup, [run], "target", tokens=args.max_tokens, rounds=2, **search.TUNING)))
+            length = dict(targets={"published": row.lowest_val_loss}, tokens=search.limit_of(row))
         default = None if args.epoch else runs[0].name
         best = [point.run(setup) for point in points]  # 00's is the first
         best = [run.replace(compared_to=best[0].name if place else default)
                 for place, run in enumerate(best)]
-        yield plan_of(setup, best if args.epoch else [*runs, *best],
+        yield search.plan_of(setup, best if args.epoch else [*runs, *best],
                       "epoch" if args.epoch else "variants" if args.names else "",
                       cold_rounds=EVERY_ROUND, **length)
 
     def later(self, setup, plan):
         if plan.kind != "target":
             return []
-        tokens = LIMIT * phases_of(setup, ())[0].tokens
-        return [(plan_of(setup, self.runs(setup), "", tokens=tokens), 1)]
+        tokens = search.LIMIT * search.phases_of(setup, ())[0].tokens
+        return [(search.plan_of(setup, self.runs(setup), "", tokens=tokens), 1)]
 
     def tables(self, measured, rows):
         return time_tables(rows, measured.plan.targets)
@@ -116,7 +106,7 @@ class TimeToLoss(Study):
 def time_tables(rows: list[Row], targets: dict[str, float]) -> list[Table]:
     """Returns how long each run took to each target; without targets the losses that set one."""
     if not targets:
-        return [Table([RUN, LOWEST_LOSS, SPEED], rows)]
+        return [Table([RUN, search.LOWEST_LOSS, SPEED], rows)]
     return [Table(time_columns(target), rows, f"Target {target:.4f}, {TARGETS[name]}:",
                   every_column=True)
             for name, target in targets.items()]

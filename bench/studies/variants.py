@@ -24,7 +24,6 @@ from bench.report.tables import (
     text_col,
 )
 from bench.studies import Study
-from patches import stack
 
 PARAMETERS = "record.config.parameters"
 COMPILE, TRAINER = "compile", "trainer"  # groups of their own table, and of other people's program
@@ -99,9 +98,7 @@ class Variants(Study):
         """Draws variants of 01 and the sharded ones; of other groups the table is enough."""
         if measured.kind and not measured.kind.startswith("parallel"):
             return None
-        present = {patch.name for patch in stack.load_variants()}  # an old journal may have others
-        return draw_alternatives(measured, rows[0], [
-            row for row in by_model(rows)[0][1:] if {*row.run.script.split("+")} <= present])
+        return draw_alternatives(measured, rows[0], by_model(rows)[0][1:])
 
 
 def by_model(rows: list[Row]) -> tuple[list[Row], list[Row]]:
