@@ -659,7 +659,7 @@ def test_an_older_python(program):
     ("audit --minutes -1 x.py", "--minutes: -1 is out of range"),
     ("ladder --techniques 99", "--techniques 99: '99' isn't within 0-15"),
     ("variants --names nothing", "no variant 'nothing' of 01"),
-    ("scaling 0,1", "'0,1': 0 is out of range"),
+    ("scaling 0,1", "argument 1,2,4: 0 is out of range"),
     ("sweep batch -- --batch-size 2", "--batch-size is set by the sweep itself"),
     ("report --studies doctor", "--studies: 'doctor' is none of stages, "),
     ("report --studies time-to-loss", "--studies: no report measures time-to-loss"),

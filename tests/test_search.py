@@ -119,12 +119,10 @@ def test_what_is_tried_next():
     start = Point("00", 1, 1.0)
     around = start.around()
     assert around == [Point("00", 2, 1.0), Point("00", 1, 0.5), Point("00", 1, 2.0)]
-    assert Point("00", 4, 1.0).around()[:2] == [Point("00", 2, 1.0), Point("00", 8, 1.0)]
     assert next_points([start], Point.around, 10) == around
     assert next_points([start], Point.around, 3) == around[:2]
     assert set(next_points([start, *around], Point.around, 10)) == (
         set(around[0].around()) - {start})
-    assert next_points([start, *around], Point.around, 4) == []
 
 
 def test_the_search_for_an_epoch(tmp_path, monkeypatch):
@@ -136,11 +134,9 @@ def test_the_search_for_an_epoch(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="no whole search for an epoch: python measure.py search"):
         next(TimeToLoss().plans(times))
     plans = measure(Search(), setup)
-    assert [*dict.fromkeys((plan.kind, plan.tokens) for plan in plans)] == [
-        ("epoch-8", 10_000), ("epoch-2", 40_000), ("epoch", 80_000)]
-    tried = {plan.kind: Counter(run.stage for run in plan.runs) for plan in plans}
-    assert tried == {kind: dict.fromkeys(BEST, count) for kind, count in (
-        ("epoch-8", 8), ("epoch-2", 2), ("epoch", 1))}
+    tried = {(plan.kind, plan.tokens): Counter(run.stage for run in plan.runs) for plan in plans}
+    assert tried == {phase: dict.fromkeys(BEST, count) for phase, count in (
+        (("epoch-8", 10_000), 8), (("epoch-2", 40_000), 2), (("epoch", 80_000), 1))}
     assert {(plan.rounds, plan.first_seed, plan.log_tokens) for plan in plans} == {(1, 1, 16_384)}
     for measured, rows in found_in(tmp_path, "search"):
         cells = rows_of_text(text_of(Search(), measured))
@@ -149,8 +145,6 @@ def test_the_search_for_an_epoch(tmp_path, monkeypatch):
     assert [(run.stage, run.batch, run.rate) for run in plan.runs] == POINTS
     assert (plan.kind, plan.targets, plan.tokens) == ("epoch", dict(epoch=7.0), 160_000)
     assert plan.first_seed == 123 and plan.cold_rounds > 3
-    gpu = setup_of(tmp_path / "gpu", MACHINE, max_tokens=80_000, names=MUON, epoch=True)
-    assert {plan.kind for plan in measure(Search(), gpu)} == {"epoch-2", "epoch"}
 
 
 def test_the_loss_in_time(tmp_path):
@@ -167,7 +161,7 @@ def test_the_loss_in_time(tmp_path):
     assert [row.run.name for row in ranked(rows, "01", search.loss_in_equal_time)][-1] == failed
 
 
-@pytest.mark.parametrize(("machine", "epoch"), [(CPU, False), (MACHINE, False), (CPU, True)])
+@pytest.mark.parametrize(("machine", "epoch"), [(CPU, False), (MACHINE, True), (CPU, True)])
 def test_all_that_is_left_is_known_at_each_step(tmp_path, machine, epoch):
     """So that an estimate is one of the whole search."""
     setup = setup_of(tmp_path, machine, max_tokens=8192, names=MUON, epoch=epoch)
@@ -209,8 +203,8 @@ def test_after_a_search(tmp_path):
     published, best = cells_of(first), cells_of(second)
     assert published["01"] == {
         "run": "01", "tok/sec": "500", "× tok/sec": "5.00", "tokens": "5,120", "seconds": "18.2",
-        "range": "18.2–18.2", "× to the loss": "4.49", "95 %": "",
-        "first step, extra s": "8.0", "× not counting compiling": "8.00", "compared to": "00"}
+        "range": "18.2–18.2", "× to the loss": "4.49", "95 %": "", "first step, extra s": "8.0",
+        "× not counting compiling": "8.00", "compared to": "00"}
     assert best["00"]["seconds"] == "not reached"
     line = best["01, batch 4, rate 0.004"]
     assert (line["tokens"], line["× not counting compiling"], line["compared to"]) == (
