@@ -272,7 +272,6 @@ def test_another_model_stands_apart(tmp_path):
 def test_the_compilers_modes(tmp_path):
     """One mode pays from step 50 on, one never; the first step of none is as any other."""
     study, plan = STUDIES["variants"], plan_for(tmp_path, "variants", "compile")
-    assert plan.kind == "compile"
     (plain,) = (run.name for run in plan.runs if "--no-compile" in run.options)
     (slow,) = (run.name for run in plan.runs if run.options[-1:] == ("max-autotune",))
     events = {}
@@ -323,8 +322,7 @@ def test_a_variant_is_measured_once(tmp_path, capsys, names, label):
 
 def test_sweeps(tmp_path):
     plan = plan_for(tmp_path, "sweep", "batch", MACHINE)
-    assert (plan.kind, plan.memory_limit_gb, plan.stop_at_oom) == ("batch", None, True)
-    assert (plan.tokens, plan.seconds, plan.min_steps) == (393_216, 10, 6)
+    assert (plan.memory_limit_gb, plan.seconds, plan.min_steps) == (None, 10, 6)
     assert [run.label for run in plan.runs[:3]] == ["batch 1", "batch 2", "batch 4"]
     assert [run.requires for run in plan.runs[1:]] == [run.name for run in plan.runs[:-1]]
     plan = plan_for(tmp_path, "sweep", "context", MACHINE)
@@ -366,8 +364,7 @@ def test_stages(tmp_path, gpus, ranks, published):
     setup.in_report = True
     assert next(STUDIES["stages"].plans(setup)).epochs == (3 if gpus else None)
     setup.args.max_tokens = 9
-    plan = next(STUDIES["stages"].plans(setup))
-    assert (plan.tokens, plan.epochs) == (9, None)
+    assert next(STUDIES["stages"].plans(setup)).epochs is None
 
 
 def test_batches_of_composed_scripts(tmp_path, monkeypatch):

@@ -61,7 +61,8 @@ class LeaveOneOut(Study):
 def without_techniques(setup: Setup, base: Run) -> list[Run]:
     """Returns `base` without each of the chosen techniques. A run that can't be made, since later
     patches build on its lines, has an error."""
-    runs, chosen = [], setup.scripts.select(setup.args.techniques, setup.scripts.ladder()[:-1])
+    runs = []
+    chosen = setup.scripts.select(setup.args.techniques, setup.scripts.ladder()[:-1])
     for run in (run for run in chosen if run.number):  # 00 has no technique
         script, error = f"{base.script} without {run.script}", None
         try:

@@ -45,8 +45,8 @@ class Point(NamedTuple):
 
     def around(self) -> list["Point"]:
         """Returns half and twice the batch size, and half and twice the learning rate."""
-        return [*(self._replace(batch=size) for size in (self.batch // 2, self.batch * 2) if size),
-                *self.other_rates()]
+        sizes = [self.batch // 2, self.batch * 2]
+        return [*(self._replace(batch=size) for size in sizes if size), *self.other_rates()]
 
     def run(self, setup: Setup) -> Run:
         run = setup.scripts.find(self.stage, setup.machine)
@@ -110,8 +110,9 @@ def read_search(setup: Setup) -> tuple[list[Point], dict]:
         raise UserError(f"{relative(path)} was measured {different}: search again, or use another"
                         " --results-dir")
     targets = {"epoch" if epoch else "published": lowest_loss(rows_of(first)[0])}
-    tokens = EPOCH_LIMIT * last.plan.tokens if epoch else last.plan.tokens
-    return [point_of(row) for row in best], dict(targets=targets | last.plan.targets, tokens=tokens)
+    length = dict(targets=targets | last.plan.targets,
+                  tokens=EPOCH_LIMIT * last.plan.tokens if epoch else last.plan.tokens)
+    return [point_of(row) for row in best], length
 
 
 def best_rows(last: Measured) -> list[Row]:
@@ -119,9 +120,10 @@ def best_rows(last: Measured) -> list[Row]:
     the search is at its end."""
     rows, targets = rows_of(last), last.plan.targets
     tried = Counter(row.run.stage for row in rows)
-    count = SETTINGS if targets else 1
-    best = [ranked(rows, stage, partial(time_to, targets.get("best", 0)))[0] for stage in tried]
-    if not last.is_finished or len(best) < 2 or min(tried.values()) < count or best[0].error:
+    cost, tries = partial(time_to, targets.get("best", 0)), SETTINGS if targets else 1
+    best = [ranked(rows, stage, cost)[0] for stage in tried]
+    all_tried = len(tried) > 1 and min(tried.values()) >= tries and last.is_finished
+    if not all_tried or best[0].error:
         print("the search isn't finished; `search --resume` continues it")
         return []
     return [row for row in best if not row.error]
@@ -240,17 +242,21 @@ class Search(Study):
         how many settings are left to try."""
         phases, start = phases_of(setup, self.stages(setup)), default_point(setup)
         tried = Counter((plan.kind, run.stage) for run in plan.runs)
-        place = [phase.kind for phase in phases].index(plan.kind)
-        return [(plan_of(setup, [start._replace(stage=stage).run(setup)], phase.kind,
-                         tokens=phase.tokens, rounds=phase.rounds), left)
-                for phase in phases[place:] for stage in phase.stages
-                if (left := phase.tries - tried[phase.kind, stage]) > 0]
+        place, plans = [phase.kind for phase in phases].index(plan.kind), []
+        for phase in phases[place:]:
+            for stage in phase.stages:
+                run = start._replace(stage=stage).run(setup)
+                first = plan_of(setup, [run], phase.kind, tokens=phase.tokens, rounds=phase.rounds)
+                plans.append((first, phase.tries - tried[phase.kind, stage]))
+        return [(first, left) for first, left in plans if left > 0]
 
     def tables(self, measured, rows):
-        columns, (kind, _, share) = [RUN, SPEED, LOWEST_LOSS], measured.kind.partition("-")
+        columns = [RUN, SPEED, LOWEST_LOSS]
+        kind, _, share = measured.kind.partition("-")
         if kind != "epoch":
-            return [Table(columns + [Column(f"seconds to {target:.4f}", partial(seconds_to, target))
-                                     for target in measured.plan.targets.values()], rows)]
+            columns += [Column(f"seconds to {target:.4f}", partial(seconds_to, target))
+                        for target in measured.plan.targets.values()]
+            return [Table(columns, rows)]
         columns.append(Column("loss in equal time", lambda row: f"{loss_in_equal_time(row):.4f}"))
         share = f"1/{share}" if share else "All"
         return [Table(columns, rows, f"{share} of an epoch. Loss in equal time: at the moment when"

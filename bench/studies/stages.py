@@ -124,22 +124,28 @@ def measured_from(records: dict[str, Record]) -> Measured:
         runs.append(Run(stage, label, processes=config["world_size"],
                         compared_to="00" if stage != "00" and "00" in records else None))
         results.append(Result(stage, 1, SEED, None, 0, COMPLETE, record))
-    return Measured("", "stages", "", "", {}, {}, None, {}, [], Plan(runs), results=results)
+    return Measured(id="", study="stages", kind="", time="", machine={}, matmul_peak={}, data=None,
+                    sources={}, options=[], plan=Plan(runs), results=results)
 
 
 def setting_of(row: Row) -> str:
-    text = f", {row.record.text}" if row.record.text else ""
-    return f"{row.record.config['model']} / {row.record.config['context_length']:,}{text}"
+    config, text = row.record.config, row.record.text
+    return (f"{config['model']} / {int(config['context_length']):,}"
+            + (f", {text}" if text else ""))
 
 
 def scripts_table(groups: list[Measured]) -> Table:
     """Returns a row for each script of each group; without any, those of the published figures."""
+    def quartiles(row: Row) -> str:
+        first, _, third = row.record.quartiles or (None, None, None)
+        return spread([first, third]) if first is not None else ""
+
     return Table([
         text_col("device", "record.device_name"), Column("model / context", setting_of, True),
         text_col("stage", "label"), num_col("tok/sec", "tok_per_sec", ",.0f"),
         Column("speedup over 00",
                lambda row: fmt(1.0 if row.run.name == "00" else row.factor, ".2f")),
-        Column("p25–p75", lambda row: spread([*(row.record.quartiles or ())][::2])),
+        Column("p25–p75", quartiles),
         num_col("reserved GB", "reserved_gb", ".2f"), num_col("MFU", "mfu", ".1%"),
         num_col("val loss", "val_loss", ".3f"),
     ], [row for measured in groups or [published_runs()] for row in rows_of(measured)],

@@ -83,7 +83,8 @@ class Variants(Study):
         if measured.kind == COMPILE:
             return [Table(self.compile_columns, rows)]
         same, others = by_model(rows)
-        return [full_table(same), *([Table(self.model_columns, others)] if len(others) > 1 else [])]
+        tables = [full_table(same), Table(self.model_columns, others)]
+        return tables if len(others) > 1 else tables[:1]
 
     def notes(self, measured, rows):
         return full_notes(measured, by_model(rows)[0])
