@@ -47,8 +47,7 @@ CASES = [(name, line, machine) for name, study in STUDIES.items() for line in st
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
 H100 = "NVIDIA H100 80GB HBM3"
 FIRST, LAST, DDP = "00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"
-PICTURES = {"ladder", "stages", "time-to-loss", "time-to-loss-epoch", "variants",
-            "variants-parallel"}
+PICTURES = {"ladder", "stages", "time-to-loss", "variants", "variants-parallel"}
 
 
 @pytest.fixture(scope="module", autouse=True)
