@@ -18,10 +18,11 @@ import os
 import sys
 from pathlib import Path
 
+from bench.catalogue import published
 from bench.common import REFERENCE, ROOT, UserError, relative, write_whole
-from bench.report.pictures import draw_all, load_pyplot
-from bench.studies import all_studies
-from bench.studies.stages import Stages
+from bench.report.pictures import draw_all, load_pyplot, picture_bytes
+from bench.report.tables import markdown
+from bench.studies import all_studies, stages
 from patches.stack import StackError
 
 
@@ -46,11 +47,15 @@ def main(argv: list[str] | None = None) -> int:
     if not args.results_dir.is_dir():
         print(f"error: {args.results_dir} is not a folder", file=sys.stderr)
         return 1
-    studies = all_studies()
+    studies = {name: study for name, study in all_studies().items() if name != "stages"}
     try:
         load_pyplot()
-        summary = Stages().summary(args.results_dir)
+        scripts = stages.latest_runs(args.results_dir)
+        summary = f"{markdown(stages.scripts_table(scripts))}\n{published().source}\n"
         by_study = draw_all(studies, args.results_dir, args.format)
+        if scripts:  # also those that were started by hand
+            by_study["stages"] = {f"stages.{args.format}": picture_bytes(
+                stages.draw_scripts(scripts), args.format)}
         print(f"\n{summary}")
         drawn = {file: picture for own in by_study.values() for file, picture in own.items()}
         if not drawn:

@@ -4,13 +4,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.analysis.rows import rows_of
 from bench.catalogue import Scripts
 from bench.commands import Command, all_commands
 from bench.common import ROOT, UserError, make_writable, relative
 from bench.measure.journal import OTHER_RESULTS, journal_of, locked
 from bench.measure.plan import Setup
-from bench.measure.run import dry_run, failed, run_study, see_build
+from bench.measure.run import dry_run, run_study, see_build
 from bench.predict.batches import batches_that_fit
 from bench.report import machine_section
 from bench.report.tables import text_of
@@ -64,14 +63,14 @@ def listing(subcommands: list[Subcommand]) -> str:
 
 
 def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None:
-    gpu, cpu = study.rounds["cuda"], study.rounds["cpu"]
-    rounds = str(gpu) if gpu == cpu else f"{gpu} on a GPU, {cpu} on a CPU"
+    by_device = "{cuda:,} on a GPU, {cpu:,} on a CPU"
+    rounds = by_device.format(**study.rounds)
+    tokens = by_device.format(**study.tokens) if study.tokens else "the scripts' own length"
     parser.add_argument("--rounds", type=positive, metavar="N",
-                        help=study.rounds_help.format(rounds))
-    if study.max_tokens_help:
-        parser.add_argument("--max-tokens", type=positive, metavar="N",
-                            help=study.max_tokens_help.format(**study.tokens or {}))
-    if study.has_seconds:
+                        help=f"how often each script runs (default: {rounds}; intervals need 2)")
+    parser.add_argument("--max-tokens", type=positive, metavar="N",
+                        help=f"training tokens of each run, per process (default: {tokens})")
+    if study.tokens:
         parser.add_argument("--seconds", type=duration, metavar="N",
                             help="make all runs longer, so that the fastest trains for about N"
                                  " seconds (default: 0, as long as --max-tokens says)")
@@ -110,7 +109,7 @@ def measure(study: Study, args: argparse.Namespace, options: list[str]) -> int:
     if machine.get("gpu_needs"):
         print(f"missing: {machine['gpu_needs']}", file=sys.stderr)
     if not args.resume:
-        setup.batches = batches_that_fit(setup, study.composed)
+        setup.batches = batches_that_fit(setup, composed=False)
     if args.dry_run:
         dry_run(study, setup, args.rounds, args.resume)
         return 0
@@ -118,6 +117,6 @@ def measure(study: Study, args: argparse.Namespace, options: list[str]) -> int:
         see_build()
         _, plans = run_study(study, setup, args.rounds, args.resume)
     for measured in plans:
-        print(f"\n{text_of(study, measured)}{study.result(measured, rows_of(measured))}")
+        print(f"\n{text_of(study, measured)}")
     print(relative(journal_of(setup.results, study.name)))
-    return int(study.failures_count and any(map(failed, plans)))
+    return int(any(map(study.failed, plans)))

@@ -34,5 +34,5 @@ def test_notebook(tmp_path, monkeypatch):
     text = json.dumps(notebook.cells)
     results = folder / "results"
     assert str(folder / "results.tar.gz") in text and "Traceback" not in text
-    assert (results / "speed.png").exists() and "Not finished: " in (
+    assert (results / "stages.png").exists() and "Not finished: " in (
         results / "report.md").read_text()

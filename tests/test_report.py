@@ -32,6 +32,7 @@ from bench.measure.environment import ram_gb
 from bench.measure.journal import read_journal
 from bench.report import machine_section, page, readme
 from bench.report.notes import full_notes, provenance
+from bench.report.pictures import place_of
 from bench.report.tables import (
     Table,
     found_in,
@@ -40,7 +41,7 @@ from bench.report.tables import (
     num_col,
     text_col,
 )
-from bench.studies import all_studies, ladder
+from bench.studies import all_studies
 from patches import stack
 
 LOOK = dict(
@@ -195,7 +196,8 @@ def test_page(reports, tmp_path):
     """Has every study, its figures and its pictures; carried to another place, it goes on there."""
     assert reports.make() == 0
     head, machine, *sections = reports.text.split("\n## ")
-    titles = {study.title: name for name, study in all_studies().items() if study.schedule}
+    titles = {study.title: name for name, study in all_studies().items() if study.schedule
+              and 0 not in study.schedule.values()}
     assert [section.partition("\n")[0] for section in sections] == [*titles]
     for section, name in zip(sections, titles.values(), strict=True):
         assert name not in PIECES.split(",") or "Not measured yet" not in section
@@ -204,7 +206,7 @@ def test_page(reports, tmp_path):
     assert "techniques 2 to 3 1.20×" in head and "fused AdamW" not in head
     assert "Missing: a thing: how to get it." in machine
     assert "| 0.1 | flash attention | yes | ← | 1.50 | 0.100 |" in machine
-    for picture in ("speed.png", "ladder.png", "variants.png"):
+    for picture in ("stages.png", "ladder.png", "variants.png"):
         assert f"]({picture})" in reports.text
         assert (reports.results / picture).stat().st_size > 10_000
     elsewhere = tmp_path / "elsewhere"
@@ -286,8 +288,10 @@ def test_another_text_than_the_book(reports, no_pictures, corpus, text):
     reports.children.does |= {"01-causal-mask": dict(start=start)}
     (reports.data / "meta.json").write_text(json.dumps(start["data"]))
     assert reports.make(pieces="stages,ladder") == 0
-    ((measured, rows),) = found_in(reports.results, "ladder")
-    assert (f"\ntext: {text}" in ladder.finding(measured, rows)) is bool(text)
+    for measured, _ in found_in(reports.results, "ladder"):
+        title = place_of(measured)
+        assert [line for line in title.splitlines() if line.startswith("text: ")] == (
+            [f"text: {text}"] if text else [])
     head = reports.text.partition("## ")[0]
     assert ("the book" in head) is bool(text) and text in head
     assert f", text: {text}." in section_of(reports.text, "The ladder") or not text
@@ -458,8 +462,8 @@ def test_plot_results(tmp_path):
     run = run_python("-X", "utf8", ROOT / "plot_results.py", "--results-dir", results, "--out", out,
                      cwd=tmp_path, encoding="utf-8", env=environment(MPLBACKEND="Qt4Agg"))
     assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.startswith("1 run that did not complete is left out\n")
-    assert {path.name for path in out.iterdir()} == {"summary.md", "speed.png", "ladder.png"}
+    assert run.stdout.startswith("1 run that did not complete: left out\n")
+    assert {path.name for path in out.iterdir()} == {"summary.md", "stages.png", "ladder.png"}
     for path in out.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
     summary = (out / "summary.md").read_text(encoding="utf-8")
@@ -491,7 +495,7 @@ def test_what_is_damaged_is_named(tmp_path, plot):
     assert code == 0 and len(err) == 2
     assert err[0].startswith("no picture of time-to-loss, it is damaged: ")
     assert err[1].startswith("skipped: ") and "ladder.jsonl, line " in err[1]
-    assert {path.name for path in tmp_path.glob("*.svg")} == {"ladder.svg", "speed.svg"}
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"ladder.svg", "stages.svg"}
 
 
 @pytest.mark.parametrize(("fault", "says"), [
@@ -518,17 +522,19 @@ def test_a_page_without_matplotlib(reports, monkeypatch, capsys):
 
 
 def test_runs_that_cannot_be_compared(tmp_path, plot):
-    """Those of another text have a group of their own; where limits differ lengths are shown."""
+    """Those of another text have a group of their own; where lengths differ they are shown."""
     book, mine = (dict(data=dict(corpus=name, tokenizer="gpt2")) for name in (
         "Middlemarch", "mine.txt"))
     limits = dict(epochs=15, max_steps=None, max_tokens=40_960)
     write_record(tmp_path, "00_orig", start=book, config=limits)
-    assert "Runs of different lengths" not in "\n".join(plot(tmp_path)[1])
+    write_record(tmp_path, "02_opt_multi_gpu_ddp", start=book, steps=4, config=limits | dict(
+        world_size=2))
+    assert "8,192 tokens" not in "\n".join(plot(tmp_path)[1])
     write_record(tmp_path, "01_opt_single_gpu", speed=300.0, start=book, config=limits,
                  tokens=2048, steps=5)
     text = "\n".join(plot(tmp_path)[1])
+    assert "| 00 original, batch 4, 8,192 tokens | 100 | 1.00 |" in text
     assert "| 01 optimized, batch 4, 5,120 tokens | 300 | 3.00 |" in text
-    assert "\nRuns of different lengths: their losses can't be compared.\n" in text
     write_record(tmp_path, "01_opt_single_gpu", "20260103T000000Z", speed=500.0, start=mine,
                  config=limits)
-    assert "| mine.txt | 01 optimized, batch 4 | 500 | n/a |" in "\n".join(plot(tmp_path)[1])
+    assert "256, mine.txt | 01 optimized, batch 4 | 500 | n/a |" in "\n".join(plot(tmp_path)[1])

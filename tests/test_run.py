@@ -615,6 +615,7 @@ def test_an_older_python(program):
     ("report --minutes nan", "nan is out of range"),
     ("ladder --techniques 99", "--techniques 99: '99' isn't within 0-15"),
     ("variants --names nothing", "no variant 'nothing' of 01"),
+    ("scaling 0,1", "argument 1,2,4: 0 is out of range"),
     ("sweep batch -- --batch-size 2", "--batch-size is set by the sweep itself"),
     ("report --studies doctor", "--studies: 'doctor' is none of stages, "),
     ("ladder --resume --dry-run", "nothing to resume in ")])

@@ -1,6 +1,7 @@
 """bench/studies/search.py and time_to_loss.py: targets, the search and the time, with made-up
 runs."""
 
+from collections import Counter
 from dataclasses import replace
 from math import inf, log2
 
@@ -15,23 +16,20 @@ from made_up import (
     rows_of_text,
     setup_of,
     shown,
-    speeds_of,
-    write_journal,
 )
 
 from bench.analysis.rows import rows_of
 from bench.common import UserError
 from bench.report.tables import excerpts_of, found_in, text_of
 from bench.studies import search
-from bench.studies.search import Search, next_points, read_search
-from bench.studies.settings import Point, best_first
-from bench.studies.stages import Stages
+from bench.studies.search import Point, Search, next_points, ranked, read_search
 from bench.studies.time_to_loss import TimeToLoss
 from patches.stack import StackError
 
 MUON = "optimizer-muon+memory-checkpoint"
 DEFAULT = {"00": (4, 5e-4), "01": (8, 5e-4)}
 BEST = {"00": (2, 2e-3), "01": (4, 4e-3), MUON: (2, 8e-3)}
+POINTS = [Point(stage, *best) for stage, best in BEST.items()]
 SPEED, LOSS = {"00": 100.0, "01": 500.0, MUON: 500.0}, {"00": 8.0, "01": 7.0, MUON: 7.0}
 
 
@@ -62,6 +60,11 @@ def landscape(fails=lambda batch, rate: False):
     return runs_of
 
 
+def measure(study, setup, **how) -> list:
+    """The plans of a study that is carried out."""
+    return [plan for plan, _ in carry_out(study, setup, landscape(**how))]
+
+
 def names(plan) -> list[str]:
     return [run.name for run in plan.runs]
 
@@ -69,63 +72,46 @@ def names(plan) -> list[str]:
 def test_search(tmp_path):
     """To the best points, by one plan that grows for the target and one for what follows; equally
     many settings of each script are tried, and it has found nothing before its end."""
-    setup = setup_of(tmp_path, max_tokens=8192, names=MUON)
-    plans, found, results = [], [], []
-    for plan, rows in carry_out(Search(), setup, landscape()):
+    setup = setup_of(tmp_path, max_tokens=8192, names=f"01,00,{MUON}, {MUON}")  # each once
+    plans, results = [], []
+    for plan, _ in carry_out(Search(), setup, landscape()):
         plans.append(plan)
-        found.append(read_search(setup))
-        ((measured, rows),) = [each for each in found_in(tmp_path, "search")
-                               if each[0].kind == plan.kind]
-        try:
-            results.append(Search().result(measured, rows))
-        except UserError:
-            results.append(None)
+        results.append(read_search(setup))
+    *_, (measured, _) = found_in(tmp_path, "search")
     (table,) = excerpts_of(Search(), measured).values()
     cells = {line[0]: line[1:] for line in rows_of_text(table)}
     assert cells["`01`"][:2] == ["4", "0.004"] and list(cells) == [f"`{s}`" for s in BEST]
+    for stage, (batch, rate) in BEST.items():
+        assert f"\n{stage}: --batch-size {batch} --learning-rate {rate:g}\n" in text_of(
+            Search(), measured)
     kinds = [plan.kind for plan in plans]
     assert kinds == sorted(kinds, reverse=True) and set(kinds) == {"target", ""}
     for before, after in zip(plans, plans[1:], strict=False):
         if before.kind == after.kind:
             assert names(after)[:len(names(before))] == names(before) != names(after)
     # 00's default is three factors of 2 off; at its best rate it is one off.
-    points = {stage: Point(stage, *best) for stage, best in BEST.items()}
-    tried = [run.stage for run in plans[-1].runs]
-    assert [tried.count(stage) for stage in points] == [search.SETTINGS] * 3
-    assert found[:-1] == [None] * (len(plans) - 1)
-    assert found[-1] == (dict(published=7.75, best=7.25), points, 3 * 8192)
-    assert results == [""] * kinds.count("target") + [None] * (kinds.count("") - 1) + [
-        "00: --batch-size 2 --learning-rate 0.002\n01: --batch-size 4 --learning-rate 0.004\n"
-        f"{MUON}: --batch-size 2 --learning-rate 0.008\n"]
+    assert Counter(run.stage for run in plans[-1].runs) == dict.fromkeys(BEST, search.SETTINGS)
+    assert results[:-1] == [([], {})] * (len(plans) - 1)
+    assert results[-1] == (POINTS, dict(targets=dict(published=7.75, best=7.25), tokens=3 * 8192))
     first, last = plans[0], plans[-1]
     # Another seed of the target would move it, and `--resume --rounds 2` could go on with nothing.
     assert (first.tokens, first.targets, first.rounds) == (8192, {}, 1)
     assert (last.tokens, last.targets, last.rounds) == (3 * 8192, dict(best=7.25), None)
     for plan in (first, last):  # seeds other than those of the times
         assert (plan.full_length, plan.new_seeds, plan.first_seed) == (True, True, 1)
-    # A run that failed, and now was repeated, sets a lower target: the rest is of another one.
-    kept = (tmp_path / "search.jsonl").read_bytes()
-    better = [run | dict(loss=run["loss"] - 1) for run in landscape()(plans[1])[-2:]]
-    write_journal(tmp_path, "search", plans[1], better, id="0")
-    assert read_search(setup) is None
-    (tmp_path / "search.jsonl").write_bytes(kept)
-    # A target that was measured again is of another search.
-    write_journal(tmp_path, "search", first, landscape()(first), id="9")
-    assert read_search(setup) is None
 
 
-def test_settings_that_fail_are_worse_than_all_others(tmp_path):
-    for _ in carry_out(Search(), setup_of(tmp_path), landscape(lambda _, rate: rate >= 4e-3)):
-        pass
-    assert read_search(setup_of(tmp_path)).points == {
-        "00": Point("00", 2, 2e-3), "01": Point("01", 4, 2e-3)}
+def test_settings_that_fail_come_last(tmp_path):
+    measure(Search(), setup_of(tmp_path), fails=lambda _, rate: rate >= 4e-3)
+    points, _ = read_search(setup_of(tmp_path))
+    assert points == [Point("00", 2, 2e-3), Point("01", 4, 2e-3)]
+    assert not any(Search().failed(measured) for measured, _ in found_in(tmp_path, "search"))
 
 
 @pytest.mark.parametrize("study", [Search(), TimeToLoss()])
 def test_a_target_that_can_not_be_set(tmp_path, study):
     with pytest.raises(UserError, match="there is no target: .*diverged"):
-        for _ in carry_out(study, setup_of(tmp_path), landscape(lambda _, rate: rate == 5e-4)):
-            pass
+        measure(study, setup_of(tmp_path), fails=lambda _, rate: rate == 5e-4)
 
 
 def test_what_is_tried_next():
@@ -133,16 +119,10 @@ def test_what_is_tried_next():
     start = Point("00", 1, 1.0)
     around = start.around()
     assert around == [Point("00", 2, 1.0), Point("00", 1, 0.5), Point("00", 1, 2.0)]
-    assert Point("00", 4, 1.0).around()[:2] == [Point("00", 2, 1.0), Point("00", 8, 1.0)]
-    assert next_points({start: 5.0}, Point.around, 10) == around
-    assert next_points({start: 5.0}, Point.around, 3) == around[:2]
-    worse = {start: 5.0} | dict.fromkeys(around, 6.0)
-    assert set(next_points(worse, Point.around, 10)) == set(around[0].around()) - {start}
-    assert next_points(worse, Point.around, 4) == []
-    # Where no setting comes to the target, they are around the lowest loss.
-    costs = {Point("01", 2, 2e-3): (inf, 7.5), Point("01", 1, 2e-3): (inf, 7.4)}
-    assert next_points(best_first(costs), Point.other_rates, 8) == [
-        Point("01", 1, 1e-3), Point("01", 1, 4e-3)]
+    assert next_points([start], Point.around, 10) == around
+    assert next_points([start], Point.around, 3) == around[:2]
+    assert set(next_points([start, *around], Point.around, 10)) == (
+        set(around[0].around()) - {start})
 
 
 def test_the_search_for_an_epoch(tmp_path, monkeypatch):
@@ -153,25 +133,18 @@ def test_the_search_for_an_epoch(tmp_path, monkeypatch):
     times = setup_of(tmp_path, max_tokens=80_000, epoch=True)
     with pytest.raises(UserError, match="no whole search for an epoch: python measure.py search"):
         next(TimeToLoss().plans(times))
-    plans = [plan for plan, _ in carry_out(Search(), setup, landscape())]
-    assert [*dict.fromkeys((plan.kind, plan.tokens) for plan in plans)] == [
-        ("epoch-8", 10_000), ("epoch-2", 40_000), ("epoch", 80_000)]
-    tried = {plan.kind: [run.stage for run in plan.runs] for plan in plans}
-    assert {kind: {stage: each.count(stage) for stage in BEST} for kind, each in tried.items()} == {
-        kind: dict.fromkeys(BEST, count) for kind, count in (
-            ("epoch-8", 8), ("epoch-2", 2), ("epoch", 1))}
+    plans = measure(Search(), setup)
+    tried = {(plan.kind, plan.tokens): Counter(run.stage for run in plan.runs) for plan in plans}
+    assert tried == {phase: dict.fromkeys(BEST, count) for phase, count in (
+        (("epoch-8", 10_000), 8), (("epoch-2", 40_000), 2), (("epoch", 80_000), 1))}
     assert {(plan.rounds, plan.first_seed, plan.log_tokens) for plan in plans} == {(1, 1, 16_384)}
     for measured, rows in found_in(tmp_path, "search"):
-        if measured.kind.startswith("epoch"):
-            cells = rows_of_text(text_of(Search(), measured))
-            assert len(cells) == len(rows) and all(line[3] for line in cells)
-    ((plan, rows),) = carry_out(TimeToLoss(), times, landscape())
-    assert [(run.stage, run.batch, run.rate) for run in plan.runs] == [
-        (stage, *best) for stage, best in BEST.items()]
+        cells = rows_of_text(text_of(Search(), measured))
+        assert len(cells) == len(rows) and all(line[3] for line in cells)
+    (plan,) = measure(TimeToLoss(), times)
+    assert [(run.stage, run.batch, run.rate) for run in plan.runs] == POINTS
     assert (plan.kind, plan.targets, plan.tokens) == ("epoch", dict(epoch=7.0), 160_000)
     assert plan.first_seed == 123 and plan.cold_rounds > 3
-    gpu = setup_of(tmp_path / "gpu", MACHINE, max_tokens=80_000, names=MUON, epoch=True)
-    assert {plan.kind for plan, _ in carry_out(Search(), gpu, landscape())} == {"epoch-2", "epoch"}
 
 
 def test_the_loss_in_time(tmp_path):
@@ -184,11 +157,11 @@ def test_the_loss_in_time(tmp_path):
         slow: record_events(slow, 100.0, loss=6.0, seed=plan.first_seed),
         fast: record_events(fast, 200.0, loss=7.0, seed=plan.first_seed), failed: "it broke"}))
     # The fast one ends after 41 s, when the slow one has trained 4,096 tokens.
-    assert search.losses_in_time(rows, "01") == {
-        points[0]: pytest.approx(6.0), points[1]: 6.0, points[2]: inf}
+    assert [*map(search.loss_in_equal_time, rows)] == [pytest.approx(6.0), 6.0, inf]
+    assert [row.run.name for row in ranked(rows, "01", search.loss_in_equal_time)][-1] == failed
 
 
-@pytest.mark.parametrize(("machine", "epoch"), [(CPU, False), (MACHINE, False), (CPU, True)])
+@pytest.mark.parametrize(("machine", "epoch"), [(CPU, False), (MACHINE, True), (CPU, True)])
 def test_all_that_is_left_is_known_at_each_step(tmp_path, machine, epoch):
     """So that an estimate is one of the whole search."""
     setup = setup_of(tmp_path, machine, max_tokens=8192, names=MUON, epoch=epoch)
@@ -196,11 +169,11 @@ def test_all_that_is_left_is_known_at_each_step(tmp_path, machine, epoch):
     for plan, _ in carry_out(Search(), setup, landscape()):
         plans[plan.kind] = replace(plan, rounds=plan.rounds or 2)
         later = Search().later(setup, plan)
-        assert all(each.tokens and times > 0 for each, times in later)
-        counts.append(sum(len(each.jobs()) for each in plans.values()) + sum(
-            times * len(each.runs) * (each.rounds or 2) for each, times in later))
+        assert all(other.tokens and times > 0 for other, times in later)
+        counts.append(sum(len(other.jobs()) for other in plans.values()) + sum(
+            times * len(other.runs) * (other.rounds or 2) for other, times in later))
     total = 3 * sum(search.HALVING[setup.device].values()) if epoch else (
-        search.RATES + 3 * search.SETTINGS * search.TUNING_ROUNDS)
+        search.RATES + 3 * search.SETTINGS * 2)
     assert counts == [total] * len(counts) and len(counts) > 3
 
 
@@ -215,19 +188,10 @@ def test_wrong_options_are_refused_before_anything_runs(tmp_path, study, args, w
         next(study().plans(setup_of(tmp_path, **args)))
 
 
-def test_a_script_is_searched_for_once(tmp_path):
-    assert Search().scripts(setup_of(tmp_path, names="")) == ("01",)
-    assert Search().scripts(setup_of(tmp_path, names=f"01,00,{MUON}, {MUON}")) == ("01", MUON)
-
-
-# ---- The time to it
-
-
 def test_after_a_search(tmp_path):
     """00 and 01, then both at their best, to two targets."""
-    for _ in carry_out(Search(), setup_of(tmp_path), landscape()):
-        pass
-    ((plan, rows),) = carry_out(TimeToLoss(), setup_of(tmp_path), landscape())
+    measure(Search(), setup_of(tmp_path))
+    (plan,) = measure(TimeToLoss(), setup_of(tmp_path))
     plain, fast, plain_best, fast_best = names(plan)
     assert (plain_best, fast_best) == ("00_orig-batch-2-rate-0.002",
                                        "01_opt_single_gpu-batch-4-rate-0.004")
@@ -235,18 +199,17 @@ def test_after_a_search(tmp_path):
     assert (plan.targets, plan.tokens) == (dict(published=7.75, best=7.25), 3 * 8192)
     assert (plan.first_seed, plan.new_seeds, plan.rounds) == (123, True, None)
     ((measured, rows),) = found_in(tmp_path, "time-to-loss")
-    text = text_of(TimeToLoss(), measured)
-    _, first, second = text.split("Target ")
+    _, first, second = text_of(TimeToLoss(), measured).split("Target ")
     published, best = cells_of(first), cells_of(second)
     assert published["01"] == {
         "run": "01", "tok/sec": "500", "× tok/sec": "5.00", "tokens": "5,120", "seconds": "18.2",
-        "range": "18.2–18.2", "× to the loss": "4.49", "95 %": "",
-        "first step, extra s": "8.0", "× not counting compiling": "8.00", "compared to": "00"}
+        "range": "18.2–18.2", "× to the loss": "4.49", "95 %": "", "first step, extra s": "8.0",
+        "× not counting compiling": "8.00", "compared to": "00"}
     assert best["00"]["seconds"] == "not reached"
     line = best["01, batch 4, rate 0.004"]
     assert (line["tokens"], line["× not counting compiling"], line["compared to"]) == (
         "3,840", "9.33", "00, batch 2, rate 0.002")
-    texts = shown(TimeToLoss().draw(measured, rows), ("7.750", "7.250"))
+    texts = shown(TimeToLoss().picture(measured, rows), ("7.750", "7.250"))
     assert any(text.startswith(f"{line['seconds']} s, {line['× to the loss']}×") for text in texts)
     for changes, why in ((dict(options=["--dropout", "0"]), "with other options"),
                          (dict(machine=MACHINE), "on another machine"),
@@ -259,26 +222,16 @@ def test_without_a_search(tmp_path):
     """The target is that of 00's default run; variants are compared to 01."""
     setup = setup_of(tmp_path, names="optimizer-muon,compile-switch")
     study = TimeToLoss()
-    (target, _), (plan, _) = carry_out(study, setup, landscape())
+    target, plan = measure(study, setup)
     ((later, times),) = study.later(setup, target)  # for an estimate of both
     assert (names(later), later.tokens, times) == (names(plan), 3 * search.DEMO_TOKENS, 1)
     assert study.later(setup, plan) == []
     assert (target.kind, names(target), target.rounds, target.first_seed) == (
-        "target", ["00_orig-batch-4-rate-0.0005"], search.TUNING_ROUNDS, 1)
+        "target", ["00_orig-batch-4-rate-0.0005"], 2, 1)
     assert (plan.kind, plan.targets, plan.tokens) == ("variants", dict(published=7.75), 3 * 8192)
     assert names(plan)[:3] == ["00_orig", "01_opt_single_gpu", "variant-optimizer-muon"]
     assert [run.compared_to for run in plan.runs] == [
         None, "00_orig", *["01_opt_single_gpu"] * (len(plan.runs) - 2)]
     measured, rows = found_in(tmp_path, "time-to-loss")[-1]
     assert {"00", "optimizer-muon", "compile-switch --compile-switch\nfallback_random"} <= set(
-        shown(TimeToLoss().draw(measured, rows), ("7.750",)))
-
-
-def test_without_a_measurement_the_stages_tell(tmp_path):
-    study = TimeToLoss()
-    assert study.extra(tmp_path, []) == ""
-    for _ in carry_out(Stages(), setup_of(tmp_path), speeds_of):
-        pass
-    cells = cells_of(study.extra(tmp_path, []))
-    assert list(cells) == ["00", "01", "02, 2 ranks"] and cells["00"]["seconds"] != "not reached"
-    assert study.extra(tmp_path, [("measured", [])]) == ""
+        shown(study.picture(measured, rows), ("7.750",)))

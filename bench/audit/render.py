@@ -12,7 +12,8 @@ from bench.audit.step import Step
 from bench.cards import PEAK_FLOPS
 from bench.common import write_whole
 from bench.report.html_page import write_html
-from bench.report.tables import Column, Table, markdown, num_col, technique_names, text_col
+from bench.report.tables import Column, Table, markdown, num_col, text_col
+from patches import stack
 
 KINDS = dict(products="matmuls", head="head and loss", loss="head and loss",
              rest="norms and the rest")
@@ -25,11 +26,11 @@ def audit_of(command: list[str], timed: dict, watched: dict, machine: dict, resu
     figures = figures_of(step, timed, machine)
     gains, gains_from = gains_of(machine, step.device, results)
     findings, techniques = check(step), []
-    for number, (patch, technique) in enumerate(technique_names().items(), 1):
-        if finding := findings.get(patch):
+    for number, patch in enumerate(stack.load(), 1):
+        if finding := findings.get(patch.name):
             share = finding.share
             techniques.append(dict(
-                number=number, technique=technique, **finding._asdict(), gain=gains.get(patch),
+                number=number, technique=patch.fields["Technique"], **finding._asdict(), gain=gains.get(patch.name),
                 # The speedup if that share took no time, unless it is nearly the whole step.
                 upper_bound=1 / (1 - share) if 0 < share < 0.95 else None))
     priced = prices(step, figures["tokens"] or 1, cards)

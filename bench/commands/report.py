@@ -10,7 +10,7 @@ from bench.commands import Command
 from bench.common import UserError, listed, make_writable, relative
 from bench.measure.journal import OTHER_RESULTS, locked
 from bench.measure.plan import Setup
-from bench.measure.run import failed, run_study, see_build
+from bench.measure.run import run_study, see_build
 from bench.predict.batches import batches_that_fit
 from bench.report.machine_section import look_at
 from bench.report.page import write_page
@@ -63,8 +63,8 @@ def jobs_of(setup: Setup) -> list[tuple[Study, int | None, Setup]]:
     places = sorted((place, name) for name in names for place in studies[name].schedule)
     for place, chosen in places:
         study, rounds = studies[chosen], studies[chosen].schedule[place]
-        for values in study.in_report if rounds != 0 else ():
-            own = argparse.Namespace(**vars(args) | study.defaults | values)
+        for line in study.in_report if rounds != 0 else ():
+            own = argparse.Namespace(**study.arguments(line) | vars(args))
             jobs.append((study, rounds, Setup(setup.machine, Scripts(), setup.data, setup.results,
                                               own, setup.options, in_report=True)))
     if not jobs:
@@ -88,8 +88,7 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup, comma
     began, minutes, studies = time.monotonic(), setup.args.minutes, all_studies()
     deadline = began + 60 * minutes - PAGE_SECONDS
     peak = look_at(studies, setup.data, setup.results)["matmul_peak"]
-    batches = {composed: batches_that_fit(setup, composed)
-               for composed in {study.composed for study, *_ in jobs}}
+    batches = batches_that_fit(setup, composed=False)
     unfinished, refused, failures = [study.name for study, *_ in jobs], {}, False
     try:
         for study, rounds, own in jobs:
@@ -98,10 +97,10 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup, comma
             if study.name in refused:
                 continue
             print(f"--- {study.name}", flush=True)
-            own.matmul_peak, own.batches = peak, batches[study.composed]
+            own.matmul_peak, own.batches = peak, batches
             try:
                 finished, measured = run_study(study, own, rounds, None, deadline)
-                failures |= study.failures_count and any(map(failed, measured))
+                failures |= any(map(study.failed, measured))
                 if finished:
                     unfinished.remove(study.name)
             except (UserError, StackError, OSError) as error:

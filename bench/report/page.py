@@ -9,6 +9,8 @@ from bench.report.notes import provenance
 from bench.report.pictures import draw_all
 from bench.report.tables import found_in, text_of
 
+NOTHING = "Not measured yet.\n"
+
 
 def write_page(studies: dict, results: Path, command: str, missing: dict[str, str]) -> Path:
     """Writes report.md, report.html and the pictures. `missing`: what isn't finished, with why it
@@ -36,7 +38,9 @@ def write_page(studies: dict, results: Path, command: str, missing: dict[str, st
     page.append(f"\n## This machine\n\n{machine_section(look)}")
     for study in shown:
         text = section(study, results, list(pictures.get(study.name, ())))
-        page.append(f"\n## {study.title}\n\n{text}")
+        if not text and 0 in study.schedule.values():
+            continue  # it isn't measured, and a report doesn't
+        page.append(f"\n## {study.title}\n\n{text or NOTHING}")
     write_whole(results / "report.md", "\n".join(page) + "\n")
     if not write_html(results / "report.md"):
         print("no report.html beside report.md: pip install -r requirements-extras.txt")
@@ -44,12 +48,10 @@ def write_page(studies: dict, results: Path, command: str, missing: dict[str, st
 
 
 def section(study, results: Path, pictures: list[str]) -> str:
-    """The tables of a study, as far as they are measured, with its pictures and all else."""
+    """Returns the tables of a study and its pictures; "" where nothing is measured."""
     try:
-        found = found_in(results, study.name)
-        parts = [*(text_of(study, measured) for measured, _ in found),
-                 *(f"![{file.removesuffix('.png')}]({file})\n" for file in pictures),
-                 study.extra(results, found)]
-        return "\n".join(filter(None, parts)) or "Not measured yet.\n"
+        return "\n".join([
+            *(text_of(study, measured) for measured, _ in found_in(results, study.name)),
+            *(f"![{file.removesuffix('.png')}]({file})\n" for file in pictures)])
     except (OSError, *DAMAGE) as error:
         return f"What is left of it in the folder is damaged: {error!r}\n"

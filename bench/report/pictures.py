@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 
-from bench.analysis.rows import Row, rows_of
+from bench.analysis.rows import Row
 from bench.common import DAMAGE, short_name
-from bench.measure.journal import journal_of, newest, read_journal
+from bench.report.tables import found_in, picture_name
 
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
 COLOURS = {"00": "#F2B84B", "01": "#00548C", "02": "#1FA77E"}
@@ -116,10 +116,10 @@ def draw_all(studies: dict, results: Path, form: str = "png") -> dict[str, dict[
     drawn = {}
     for study in studies.values():
         try:
-            found = newest(read_journal(journal_of(results, study.name)))
-            figures = study.pictures(results, [(each, rows_of(each)) for each in found])
+            figures = {picture_name(study.name, measured.kind): study.picture(measured, rows)
+                       for measured, rows in found_in(results, study.name)}
             drawn[study.name] = {f"{name}.{form}": picture_bytes(figure, form)
-                                 for name, figure in figures.items()}
+                                 for name, figure in figures.items() if figure}
         except (OSError, *DAMAGE) as error:
             print(f"no picture of {study.name}, it is damaged: {error!r}", file=sys.stderr)
         pyplot.close("all")

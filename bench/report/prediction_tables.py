@@ -11,7 +11,7 @@ from bench.cards import CARDS, Card, card_of
 from bench.catalogue import EPOCHS, Run, Scripts
 from bench.common import REFERENCE, UserError
 from bench.predict.batches import PUBLISHED
-from bench.predict.store import NAME, OTHERS, Prediction, key_of, largest, load
+from bench.predict.store import NAME, OTHERS, Prediction, fitting, key_of, load
 from bench.report.tables import Table, num_col, rows_in, text_col
 
 GPT2 = ["--model", "gpt2"]
@@ -154,7 +154,7 @@ def on_card(name: str, card: Card) -> dict:
         run, batches = in_place(scripts(), scripts().stage(stage), card), {}
         for model in models:
             needs = prediction_of(run.script, ["--model", model, *run.options]).needs
-            sure, perhaps = largest(needs, mib), largest(needs, card.mib)
+            sure, perhaps = fitting(needs, mib), fitting(needs, card.mib)
             more = f" ({perhaps}?)" if perhaps > sure else ""
             row[f"{stage}, {model}"] = f"{sure or '–'}{more}"
             batches[model] = sure

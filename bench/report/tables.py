@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from bench.analysis.rows import Row, rows_of
 from bench.measure.journal import Measured, journal_of, newest, read_journal
-from bench.report.notes import full_notes, one_reference, rounds_note
+from bench.report.notes import one_reference, rounds_note
 
 
 class Column(NamedTuple):
@@ -129,20 +129,16 @@ def within_01(folder: Path) -> dict[str, str]:
 def text_of(study, measured) -> str:
     """All tables of a plan that was measured, and what has to be said of them."""
     rows = rows_of(measured)
-    tables, notes = study.tables(measured, rows), study.notes(measured, rows)
-    tables = [full_table(rows)] if tables is None else tables
-    notes = full_notes(measured, rows) if notes is None else notes
-    return markdown(*tables) + "".join(f"\n{note}\n" for note in notes)
+    notes = "".join(f"\n{note}\n" for note in study.notes(measured, rows))
+    return markdown(*study.tables(measured, rows)) + notes
 
 
 def excerpts_of(study, measured) -> dict[str, str]:
     """What the markers of a page ask for, by their names."""
     rows = rows_of(measured)
-    excerpts = study.excerpts(measured, rows) or {
-        picture_name(study.name, measured.kind):
-        study.tables(measured, rows) or [short_table(rows)]}
     added = f"\n{rounds_note(measured, rows)}.\n" if measured.planned else ""
-    return {name: markdown(*tables) + added for name, tables in excerpts.items()}
+    return {name: markdown(*tables) + added
+            for name, tables in study.excerpts(measured, rows).items()}
 
 
 def full_table(rows: list[Row]) -> Table:

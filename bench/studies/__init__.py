@@ -1,8 +1,5 @@
-"""Studies. What one is: its runs, how they are measured, and how their results are shown.
-
-Each file in bench/studies/ holds one. By being there it is a subcommand of measure.py, a
-part of the report, a picture of plot_results.py, and a table that a marker in a page asks for.
-"""
+"""Studies, one in each file: by being there it is a subcommand of measure.py, a part of the report,
+a picture of plot_results.py, and a table that a marker in a page asks for."""
 
 import argparse
 import sys
@@ -12,7 +9,9 @@ from pathlib import Path
 from bench.catalogue import Run
 from bench.measure.journal import Measured
 from bench.measure.plan import STEPS, TOKENS, Plan, Setup
-from bench.report.tables import Table, picture_name
+from bench.measure.run import failed
+from bench.report.notes import full_notes
+from bench.report.tables import Table, full_table, picture_name
 from bench.subcommands import Subcommand, all_in
 
 
@@ -22,32 +21,19 @@ class Study(Subcommand):
     group = "benchmarks"
 
     title = ""  # its heading on a machine's page
-    # At which places of a report it is measured, and for how many rounds (None: as many as it has);
-    # 0 rounds: it is only shown. Without a place it isn't part of a report.
+    # Its places in a report, and for how many rounds it is measured there (None: as many as it has;
+    # 0: it is only shown). Without a place it isn't part of a report.
     schedule: dict[int, int | None] = {}
-    # The options with which a report measures it, each set once; and those that it has besides,
-    # with their defaults.
-    in_report: tuple[dict, ...] = ({},)
-    defaults: dict = {}
+    in_report: tuple[str, ...] = ("",)  # the options of each time that a report measures it
     rounds: dict[str, int] = {"cuda": 4, "cpu": 4}
-    tokens: dict[str, int] | None = TOKENS  # None: whole scripts
-    has_seconds = True  # whether it has the option --seconds
-    # Of --max-tokens and --rounds, with their defaults filled in, --techniques and --names; "": it
-    # has no such option.
-    max_tokens_help = ("training tokens, per process, after which losses are compared (default:"
-                       " {cuda:,} on a GPU, {cpu:,} on a CPU)")
-    rounds_help = "how often each script runs (default: {}; intervals need 2)"
-    techniques_help = names_help = ""
-    environment: dict[str, str] = {}  # of its runs
-    composed = False  # whether 01 is composed with precision-fp16 where the GPU needs it
-    failures_count = True  # whether a run that fails makes the command fail
+    tokens: dict[str, int] | None = TOKENS  # of a run, per process; None: of the whole script
+    environment: dict[str, str] = {}  # variables of its runs
 
-    def options(self, parser: argparse.ArgumentParser) -> None:
-        """Adds the study's own command-line options."""
-        if self.techniques_help:
-            parser.add_argument("--techniques", metavar="0,5-8", help=self.techniques_help)
-        if self.names_help:
-            parser.add_argument("--names", metavar="A,B+C", help=self.names_help)
+    def arguments(self, line: str) -> dict:
+        """Returns its own options, as they are behind its name on a command line."""
+        parser = argparse.ArgumentParser()
+        self.options(parser)
+        return vars(parser.parse_args(line.split()))
 
     def runs(self, setup: Setup) -> list[Run]:
         """Returns what is compared, the baseline first. Raises UserError, StackError."""
@@ -73,34 +59,24 @@ class Study(Subcommand):
         """Takes what a run has left in `folder` next to its record. Raises ValueError where it
         isn't there."""
 
-    def tables(self, measured, rows: list) -> list[Table] | None:
-        """Returns what a report shows of a plan that was measured; None: the full_table of
-        bench.report.tables."""
+    def failed(self, measured: Measured) -> bool:
+        """Returns whether a run failed that should not: then measure.py exits with 1."""
+        return failed(measured)
 
-    def notes(self, measured, rows: list) -> list[str] | None:
-        """Returns paragraphs below its tables; None: bench.report.notes.full_notes."""
+    def tables(self, measured: Measured, rows: list) -> list[Table]:
+        """Returns what a report shows of a plan that was measured."""
+        return [full_table(rows)]
 
-    def excerpts(self, measured, rows: list) -> dict[str, list[Table]] | None:
-        """Returns the tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME; None:
-        those of `tables`, or else the short_table, by the study's name and the kind."""
+    def notes(self, measured: Measured, rows: list) -> list[str]:
+        """Returns the paragraphs below its tables."""
+        return full_notes(measured, rows)
 
-    def extra(self, folder: Path, found: list[tuple]) -> str:
-        """Returns what a page shows next to the tables, from the folder of the results; `found` are
-        (measurement, rows), the newest of each kind."""
-        return ""
+    def excerpts(self, measured: Measured, rows: list) -> dict[str, list[Table]]:
+        """Returns the tables that a marker `<!-- NAME: ... -->` in a page asks for, by NAME."""
+        return {picture_name(self.name, measured.kind): self.tables(measured, rows)}
 
-    def draw(self, measured, rows: list):
-        """Draws a plan that was measured, as a matplotlib figure; None without one."""
-
-    def pictures(self, folder: Path, found: list[tuple]) -> dict:
-        """Returns all its pictures: {name: figure}."""
-        drawn = {picture_name(self.name, measured.kind): self.draw(measured, rows)
-                 for measured, rows in found}
-        return {name: figure for name, figure in drawn.items() if figure}
-
-    def result(self, measured, rows: list) -> str:
-        """Returns what measure.py prints below the tables."""
-        return ""
+    def picture(self, measured: Measured, rows: list):
+        """Returns a matplotlib figure of a plan that was measured; None: it has no picture."""
 
 
 def all_studies() -> dict[str, Study]:

@@ -4,16 +4,7 @@ from bench.analysis.rows import Row
 from bench.measure.plan import EVERY_ROUND, Plan
 from bench.report import waterfall
 from bench.report.pictures import place_of
-from bench.report.tables import (
-    Column,
-    Table,
-    bold,
-    credited,
-    fmt,
-    num_col,
-    spread,
-    within_01,
-)
+from bench.report.tables import Column, Table, bold, credited, fmt, num_col, spread, within_01
 from bench.studies import Study
 
 
@@ -25,7 +16,10 @@ class Ladder(Study):
     title = "The ladder: one more technique at a time"
     schedule = {30: 1, 50: None}
     rounds = {"cuda": 4, "cpu": 6}  # a CPU is noisier
-    techniques_help = "which techniques, by their numbers (default: all)"
+
+    def options(self, parser):
+        parser.add_argument("--techniques", metavar="0,5-8",
+                            help="which techniques, by their numbers (default: all)")
 
     def plans(self, setup):
         gpus = setup.machine["gpus"]
@@ -55,24 +49,13 @@ class Ladder(Study):
                    lambda row: row.error or bold(row.significance or "", row.significance), True),
         ], rows)]}
 
-    def draw(self, measured, rows):
-        """Without a baseline there is nothing to draw."""
-        if not any(row.factor_baseline for row in rows):
+    def picture(self, measured, rows):
+        """Returns None without a baseline. The title claims nothing that isn't significant."""
+        totals = [row.factor_baseline for row in rows if row.factor_baseline]
+        if not totals:
             return None
-        return waterfall.machine_picture(finding(measured, rows), rows)
-
-
-def finding(measured, rows: list[Row]) -> str:
-    """Returns a title: how much faster it is in total, and what gains significantly. Where nothing
-    does it claims nothing."""
-    sure = sorted((row for row in rows if row.significance == "faster"),
-                  key=lambda row: -row.factor)
-    if not sure:
-        return f"One more technique at a time: {place_of(measured)}"
-    names = [credited(row, waterfall.technique_of(row)) + f" {row.factor:.2f}×" for row in sure]
-    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    whole = next(filter(None, (row.factor_baseline for row in reversed(rows))), None)
-    first = rows[0].run.number
-    since = f" than after technique {first}" if first else ""
-    return ((f"{whole:.1f}× faster{since}: " if whole else "") + f"{place_of(measured)}\n"
-            f"significant: {', '.join(names[:3])}{rest}")
+        finding, first = "One more technique at a time", rows[0].run.number
+        if any(row.significance == "faster" for row in rows):
+            since = f" than after technique {first}" if first else ""
+            finding = f"{totals[-1]:.1f}× faster{since}"
+        return waterfall.machine_picture(f"{finding}: {place_of(measured)}", rows)

@@ -27,9 +27,12 @@ class LeaveOneOut(Study):
 
     title = "01 without one technique at a time"
     schedule = {60: None}
-    defaults = dict(names=None)
-    techniques_help = "which techniques, by their numbers (default: all)"
-    names_help = "variants that the script has besides, joined by + (default: none)"
+
+    def options(self, parser):
+        parser.add_argument("--techniques", metavar="0,5-8",
+                            help="which techniques, by their numbers (default: all)")
+        parser.add_argument("--names", metavar="A+B", help="variants that the script has besides,"
+                                                           " joined by + (default: none)")
 
     def plans(self, setup):
         names = setup.args.names
@@ -38,12 +41,12 @@ class LeaveOneOut(Study):
             raise UserError(f"{names}: {base.error}")
         base = base.replace(published=None, loss=None, compared_to=None)
         runs = [base, *without_techniques(setup, base)]
-        for part in base.script.split("+") if names else ():
-            rest = "+".join(other for other in base.script.split("+") if other != part) or "01"
-            runs.append(setup.scripts.find(rest, setup.machine).replace(
-                name=f"without-{part}", label=f"without {part}", published=None, loss=None,
-                technique=setup.scripts.find(part, setup.machine).technique,
-                compared_to=base.name, stage=None, ablated=part))
+        for variant in base.script.split("+") if names else ():
+            others = [other for other in base.script.split("+") if other != variant]
+            runs.append(setup.scripts.find("+".join(others) or "01", setup.machine).replace(
+                name=f"without-{variant}", label=f"without {variant}", published=None, loss=None,
+                technique=setup.scripts.find(variant, setup.machine).technique,
+                compared_to=base.name, stage=None, ablated=variant))
         yield Plan(runs, "variants" if names else "", seed_noise=2, cold_rounds=EVERY_ROUND,
                    **self.length(setup))
 
@@ -56,18 +59,18 @@ class LeaveOneOut(Study):
 
 
 def without_techniques(setup: Setup, base: Run) -> list[Run]:
-    """`base` without each of the chosen techniques that later ones don't build on."""
+    """Returns `base` without each of the chosen techniques. A run that can't be made, since later
+    patches build on its lines, has an error."""
     runs = []
-    for rung in setup.scripts.select(setup.args.techniques, setup.scripts.ladder()[:-1]):
-        if rung.number == 0:
-            continue  # 00 has no technique; `base` runs in any case
-        script, error = f"{base.script} without {rung.script}", None
+    chosen = setup.scripts.select(setup.args.techniques, setup.scripts.ladder()[:-1])
+    for run in (run for run in chosen if run.number):  # 00 has no technique
+        script, error = f"{base.script} without {run.script}", None
         try:
             setup.scripts.text(script)
         except stack.Conflict:
             error = "conflict: later patches build on the lines that it changes"
         runs.append(base.replace(
-            name=f"without-{rung.name}", label=f"without {rung.label}", script=script, error=error,
-            technique=rung.technique, loss=rung.loss, compared_to=base.name, stage=None,
-            ablated=rung.name))
+            name=f"without-{run.name}", label=f"without {run.label}", script=script, error=error,
+            technique=run.technique, loss=run.loss, compared_to=base.name, stage=None,
+            ablated=run.name))
     return runs

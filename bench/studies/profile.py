@@ -5,17 +5,17 @@ import re
 from pathlib import Path
 from statistics import fmean
 
-from bench.common import write_whole
+from bench.common import UserError, write_whole
 from bench.measure.plan import Plan
 from bench.measure.records import Record, read_record
-from bench.report.tables import Column, Table, markdown
+from bench.report.tables import Column, Table, num_col, text_col
 from bench.studies import Study
 
 MARK = "ProfilerStep*"  # what the profiler calls the steps themselves
 TOP = 20  # operations that are shown
-TRACE = "profile.trace.json"
+PROFILE, TRACE = "profile.json", "profile.trace.json"
 STEPS = 12  # that a profiled run trains: two to warm up, ten in the profile
-# What an operation or kernel does, by its name; the first pattern that is found counts. Kernels of
+# What an operation or kernel does, by its name; the first pattern that fits counts. Kernels of
 # matmuls are cuBLAS's, CUTLASS's and oneDNN's; the head in chunks has a log-softmax of its own.
 KINDS = {
     "attention": r"flash|fmha|scaled_dot_product|attention|cudnn_generated",
@@ -54,14 +54,14 @@ def read_averages(path: Path, record: Record, gpu: bool) -> dict:
     return dict(steps=steps, seconds=fmean(seconds), gpu=gpu, operations=operations)
 
 
-def split_of(profile: dict) -> dict[str, float]:
-    """Returns the seconds of each kind that a step has, and of "idle": on a GPU the time in which
-    no kernel ran, on a CPU that outside of PyTorch's operations."""
+def split_of(seconds: float, operations: list[dict]) -> list[dict]:
+    """Returns the seconds of a step's operations by their kind, and those of "idle": on a GPU the
+    time in which no kernel ran, on a CPU that outside of PyTorch's operations."""
     split = dict.fromkeys(KINDS, 0.0)
-    for operation in profile["operations"]:
-        split[kind_of(operation["name"])] += operation["seconds"]
-    split["idle"] = max(0.0, profile["seconds"] - sum(split.values()))
-    return {kind: seconds for kind, seconds in split.items() if seconds}
+    for operation in operations:
+        split[operation["kind"]] += operation["seconds"]
+    split["idle"] = max(0.0, seconds - sum(split.values()))
+    return [dict(kind=kind, seconds=time) for kind, time in split.items() if time]
 
 
 class Profile(Study):
@@ -72,60 +72,48 @@ class Profile(Study):
     title = "Where a step of 01 spends its time"
     schedule = {40: None}
     rounds = {"cuda": 1, "cpu": 1}
-    tokens, has_seconds = None, False
-    max_tokens_help = ""
-    rounds_help = "how often (default: {})"
+    tokens = None
     environment = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}  # a CPU's fused loops, by name
 
     def plans(self, setup):
+        if setup.args.max_tokens and not setup.in_report:
+            raise UserError(f"--max-tokens: a profile has {STEPS} steps", 2)
         run = setup.scripts.stage("01").replace(
             name="01-profile", label="01, profiled", script="profile", published=None,
             options=("--max-steps", str(STEPS), "--eval-freq", str(10**9)))
         yield Plan([run], full_length=True)
 
     def collect(self, setup, folder):
-        found = [*folder.glob("*.averages.json")]
-        if len(found) != 1:
+        averages = [*folder.glob("*.averages.json")]
+        if len(averages) != 1:
             raise ValueError("it left no profile")
-        name = found[0].name.removesuffix(".averages.json")
+        name = averages[0].name.removesuffix(".averages.json")
         record = read_record(folder / f"{name}.jsonl")
         if {log["step"] for log in record.logs} & {*range(1, STEPS - 1)}:
             raise ValueError(f"the profile holds an evaluation, since an epoch has fewer than"
                              f" {STEPS} steps: take a longer text, or a smaller --batch-size")
-        profile = read_averages(found[0], record, gpu=bool(setup.machine["gpus"]))
+        profile = read_averages(averages[0], record, gpu=bool(setup.machine["gpus"]))
         write_whole(setup.results / TRACE, (folder / f"{name}.trace.json").read_bytes())
-        write_whole(setup.results / "profile.json",
+        write_whole(setup.results / PROFILE,
                     json.dumps(profile | dict(options=setup.options, trace=TRACE), indent=1))
 
     def tables(self, measured, rows):
-        return []  # `extra` has them: the profile's figures are no run's
+        """Returns the seconds of each kind of operation, and of the longest operations."""
+        if rows[0].error:
+            return []
+        profile = json.loads((measured.folder / PROFILE).read_text(encoding="utf-8"))
+        total, gpu = profile["seconds"], profile["gpu"]
+        operations = [line | dict(kind=kind_of(line["name"])) for line in profile["operations"]]
+        name = Column("kernel" if gpu else "operation", lambda line: f"`{line['name'][:80]}`", True)
+        kind, calls = text_col("kind", "kind"), num_col("calls per step", "calls", "g")
+        times = [Column("ms per step", lambda line: f"{1000 * line['seconds']:,.2f}"),
+                 Column("share", lambda line: f"{line['seconds'] / total:.1%}")]
+        idle = "no kernel ran" if gpu else "none of PyTorch's operations ran"
+        caption = (f"{profile['steps']} steady steps, {1000 * total:,.1f} ms each while the"
+                   f" profiler was recording (which takes time itself). Idle: {idle}. The trace,"
+                   f" for ui.perfetto.dev: `{profile['trace']}`.")
+        return [Table([kind, *times], split_of(total, operations), caption),
+                Table([name, kind, calls, *times], operations[:TOP])]
 
     def notes(self, measured, rows):
-        return []
-
-    def result(self, measured, rows):
-        return rows[0].error or self.extra(measured.folder, [])
-
-    def extra(self, folder, found):
-        try:
-            profile = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
-        except OSError:
-            return ""
-        total = profile["seconds"]
-        split = markdown(Table([
-            Column("kind", lambda line: line[0], True),
-            Column("ms per step", lambda line: f"{1000 * line[1]:,.2f}"),
-            Column("share", lambda line: f"{line[1] / total:.1%}"),
-        ], list(split_of(profile).items())))
-        operations = markdown(Table([
-            Column("kernel" if profile["gpu"] else "operation",
-                   lambda line: f"`{line['name'][:80]}`", True),
-            Column("kind", lambda line: kind_of(line["name"]), True),
-            Column("calls per step", lambda line: f"{line['calls']:g}"),
-            Column("ms per step", lambda line: f"{1000 * line['seconds']:,.2f}"),
-            Column("share", lambda line: f"{line['seconds'] / total:.1%}"),
-        ], profile["operations"][:TOP]))
-        idle = "no kernel ran" if profile["gpu"] else "none of PyTorch's operations ran"
-        return (f"{profile['steps']} steady steps, {1000 * total:,.1f} ms each while the profiler"
-                f" was recording (which takes time itself). Idle: {idle}. The trace, for"
-                f" ui.perfetto.dev: `{profile['trace']}`.\n\n{split}\n{operations}")
+        return [rows[0].error] if rows[0].error else []

@@ -2,28 +2,21 @@
 
 from bench.analysis.rows import Row, ratio
 from bench.catalogue import published
-from bench.common import UserError
 from bench.measure.plan import Plan
 from bench.report.notes import machine_note
 from bench.report.tables import GB, LOSS, RANGE, RUN, SPEED_OR_ERROR, Column, Table, fmt, spread
 from bench.studies import Study
+from bench.subcommands import positive
 
 
 def numbers(text: str) -> list[int]:
-    """Returns the numbers in "1,2,4", each once, in ascending order. Raises UserError."""
-    try:
-        sizes = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        raise UserError(f"{text!r} isn't a list of numbers like 1,2,4", 2)
-    if sizes[0] < 1:
-        raise UserError(f"{text!r}: {sizes[0]} is out of range", 2)
-    return sizes
+    """Returns the numbers in "1,2,4", in ascending order. Raises ValueError, ArgumentTypeError."""
+    return sorted({positive(part) for part in text.split(",")})
 
 
 def efficiency_of(row: Row) -> float | None:
-    """Returns the speed of each process as a share of that of the first run, which is one process:
-    the mean over the rounds."""
-    factor = row.factor_baseline if row.baseline else 1.0
+    """Returns the speed of each process as a share of that of 01: the mean over the rounds."""
+    factor = row.factor if row.reference else 1.0
     return ratio(factor, row.run.processes) if row.speeds else None
 
 
@@ -38,29 +31,26 @@ class Scaling(Study):
 
     title = "How 02 scales over processes"
     schedule = {100: None}
-    in_report = (dict(sizes="1,2,4,8"),)
+    in_report = ("1,2,4,8",)
 
     def options(self, parser):
-        parser.add_argument("sizes", nargs="?", default="1,2,4", metavar="1,2,4",
+        parser.add_argument("sizes", nargs="?", default="1,2,4", type=numbers, metavar="1,2,4",
                             help="how many processes (default: %(default)s)")
 
     def plans(self, setup):
-        """01, and 02 with each number of processes, compared to 01. On a CPU each process has as
-        many cores at every size."""
-        machine = setup.machine
-        there, unit = ((machine["gpus"], "GPUs") if machine["gpus"] else
-                       (machine["threads"], "cores"))
-        sizes = numbers(setup.args.sizes)
-        fitting = [size for size in sizes if size <= there]
-        share = None if machine["gpus"] else max(1, there // max([1, *fitting]))
-        base = setup.scripts.stage("01").replace(published=None, cores=share)
-        runs, ddp = [base], setup.scripts.stage("02").replace(published=None, compared_to=base.name)
-        for size in sizes:
-            runs.append(ddp.replace(
-                name=f"{ddp.name}-{size}", label=f"02, {size} process{'es' if size > 1 else ''}",
-                processes=size, cores=share and share * size,
-                error=None if size in fitting else f"needs {size} {unit}"))
-        yield Plan(runs, **self.length(setup))
+        """Yields 01, and 02 with each number of processes. On a CPU each process has as many cores
+        at every size."""
+        gpus, sizes = setup.machine["gpus"], setup.args.sizes
+        most, unit = (gpus, "GPUs") if gpus else (setup.machine["threads"], "cores")
+        largest = max((size for size in sizes if size <= most), default=1)
+        cores = None if gpus else max(1, most // largest)  # of each process
+        base = setup.scripts.stage("01").replace(published=None, cores=cores)
+        ddp = setup.scripts.stage("02").replace(published=None, compared_to=base.name)
+        yield Plan([base, *(ddp.replace(
+            name=f"{ddp.name}-{size}", label=f"02, {size} process{'es' if size > 1 else ''}",
+            processes=size, cores=cores and cores * size,
+            error=f"needs {size} {unit}" if size > most else None) for size in sizes)],
+            **self.length(setup))
 
     def tables(self, measured, rows):
         return [Table([

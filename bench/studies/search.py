@@ -1,11 +1,11 @@
-"""Time to a loss: the best batch size and learning rate of 00, of 01, and of variants for it.
+"""The search for the batch size and learning rate with which a script comes to a loss first.
 
 Tokens per second alone can be bought with training that learns less from each token. So, as in
 AlgoPerf and MLPerf Training, whole runs are compared by the time to a target that is fixed before
-they start: the lowest validation loss of 00 in its default run ("published"), that at the best
-learning rate ("best"), and that of one epoch at the best settings for it ("epoch").
+they start; time_to_loss.py has the targets.
 """
 
+import math
 from collections import Counter
 from functools import partial
 from typing import NamedTuple
@@ -16,48 +16,49 @@ from bench.common import UserError, relative
 from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.measure.plan import Plan, Setup
 from bench.measure.sizing import DEMO_TOKENS, configurations, tokens_per_epoch
+from bench.report.notes import machine_note
 from bench.report.tables import RUN, SPEED, Column, Table, fmt
 from bench.studies import Study
-from bench.studies.settings import (
-    Point,
-    costs_of,
-    losses_in_time,
-    point_of,
-    time_notes,
-    time_tables,
-)
 
 # What chooses settings has this seed and those after; the reported times have plan.SEED and after.
 TUNING: dict = dict(first_seed=1, cold_rounds=0)
-TUNING_ROUNDS = 2
 RATES, SETTINGS = 4, 8  # how many are tried: of 00 for the target, then of each script
 LIMIT = 3  # a run of this many times the tokens of 00's default run hasn't reached the target
 # The search for the loss of an epoch, by halving: what share of it how many settings are tried for.
 # An eighth of the book's would be 0.2 seconds on a GPU, seven steps, which tell nothing.
 HALVING = {"cuda": {2: SETTINGS, 1: 1}, "cpu": {8: SETTINGS, 2: 2, 1: 1}}
 EPOCH_LIMIT = 2  # epochs without the target
-EPOCH_LOG_TOKENS = {"cuda": 40_960, "cpu": 16_384}
-EPOCH_HELP = ("for the loss that 00 has after an epoch of the text, at its best settings for that:"
-              " hours on a CPU")
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next
-MAX_TOKENS_HELP = ("training tokens of the run that sets the target (default: 00's own length);"
-                   f" the others have at most {LIMIT} times as many")
+EPOCH_LOG_TOKENS = {"cuda": 40_960, "cpu": 16_384}
+LOWEST_LOSS = Column("lowest val loss", lambda row: row.error or fmt(row.lowest_val_loss, ".4f"))
 
 
-# ---- What was found ----------------------------------------------------------------------------
+class Point(NamedTuple):
+    """A script with the settings that a search varies."""
+
+    stage: str  # "00", "01", or variants of 01: "optimizer-muon+model-tied-head"
+    batch: int
+    rate: float
+
+    def other_rates(self) -> list["Point"]:
+        return [self._replace(rate=rate) for rate in (self.rate / 2, self.rate * 2)]
+
+    def around(self) -> list["Point"]:
+        """Returns half and twice the batch size, and half and twice the learning rate."""
+        sizes = [self.batch // 2, self.batch * 2]
+        return [*(self._replace(batch=size) for size in sizes if size), *self.other_rates()]
+
+    def run(self, setup: Setup) -> Run:
+        run = setup.scripts.find(self.stage, setup.machine)
+        return run.replace(
+            name=f"{run.name}-batch-{self.batch}-rate-{self.rate:g}", published=None,
+            label=f"{run.label}, batch {self.batch}, rate {self.rate:g}", **self._asdict(),
+            compared_to=None, options=(*run.options, "--batch-size", str(self.batch),
+                                       "--learning-rate", f"{self.rate:g}"))
 
 
-def epoch_table(kind: str, rows: list[Row]) -> Table:
-    """Returns what the settings of a stage of the search for an epoch came to."""
-    losses = {point: loss for stage in dict.fromkeys(row.run.stage for row in rows)
-              for point, loss in losses_in_time(rows, stage).items()}
-    share = kind.partition("-")[2]
-    return Table([
-        RUN, SPEED,
-        Column("lowest val loss", lambda row: row.error or fmt(row.lowest_val_loss, ".4f")),
-        Column("loss in equal time", lambda row: fmt(losses[point_of(row)], ".4f"))],
-        rows, f"{f'1/{share}' if share else 'All'} of an epoch. Loss in equal time: at the moment"
-        " when the script's fastest setting had finished; the settings best in this column go on.")
+def point_of(row: Row) -> Point:
+    return Point(row.run.stage, row.run.batch, row.run.rate)
 
 
 def default_point(setup: Setup) -> Point:
@@ -68,19 +69,64 @@ def default_point(setup: Setup) -> Point:
     return Point("00", setup.batches.get(str(size), size), config["learning_rate"])
 
 
-def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:
-    """Returns a plan of whole runs with a new seed in each round."""
-    log_tokens = (EPOCH_LOG_TOKENS if kind.startswith("epoch") else LOG_TOKENS)[setup.device]
-    return Plan(runs, kind, full_length=True, new_seeds=True, log_tokens=log_tokens, **settings)
+def lowest_loss(row: Row) -> float:
+    return row.lowest_val_loss or math.inf
 
 
-def tokens_of_default(setup: Setup) -> int:
-    """Returns about how many 00's default run trains."""
-    return EPOCHS * tokens_per_epoch(setup.data) if setup.machine["gpus"] else DEMO_TOKENS
+def time_to(target: float, row: Row) -> tuple[float, float]:
+    """Returns the seconds to a loss; the lowest loss decides among rows that never come to it."""
+    return row.seconds_to(target) or math.inf, lowest_loss(row)
 
 
-def tokens_of_epoch(setup: Setup) -> int:
-    return setup.args.max_tokens or tokens_per_epoch(setup.data)
+def loss_in_equal_time(row: Row) -> float:
+    """Returns the loss after as many seconds as the fastest settings of the row's script took for
+    all of their tokens."""
+    alike = [other for other in row.rows.values() if other.run.stage == row.run.stage]
+    seconds = min((record.train_seconds for other in alike for record in other.records), default=0)
+    return math.inf if row.error else row.loss_at(seconds) or math.inf
+
+
+def ranked(rows: list[Row], stage: str, cost) -> list[Row]:
+    """Returns the rows of a script, that of the least cost first; those that failed are last."""
+    return sorted((row for row in rows if row.run.stage == stage),
+                  key=lambda row: (row.error is not None, cost(row)))
+
+
+def read_search(setup: Setup) -> tuple[list[Point], dict]:
+    """Returns the best settings of each script, 00's first, and the targets and the length of runs
+    to them, as fields of Plan; nothing where there is no search, or it isn't at its end. With
+    --epoch it is the search for that. Raises UserError where one was measured in another way,
+    OSError."""
+    path, epoch = journal_of(setup.results, "search"), setup.args.epoch
+    by_kind = {measured.kind: measured for measured in newest(read_journal(path))}
+    last, first = by_kind.get("epoch" if epoch else ""), by_kind.get("epoch" if epoch else "target")
+    best = best_rows(last) if last and first else []
+    if not best:
+        return [], {}
+    different = last.differs_from(setup)
+    if not epoch and setup.args.max_tokens not in (None, first.plan.tokens):
+        different = "with other --max-tokens"
+    if different:
+        raise UserError(f"{relative(path)} was measured {different}: search again, or use another"
+                        " --results-dir")
+    targets = {"epoch" if epoch else "published": lowest_loss(rows_of(first)[0])}
+    length = dict(targets=targets | last.plan.targets,
+                  tokens=EPOCH_LIMIT * last.plan.tokens if epoch else last.plan.tokens)
+    return [point_of(row) for row in best], length
+
+
+def best_rows(last: Measured) -> list[Row]:
+    """Returns the best row of each script in the last phase of a search, 00's first; none before
+    the search is at its end."""
+    rows, targets = rows_of(last), last.plan.targets
+    tried = Counter(row.run.stage for row in rows)
+    cost, tries = partial(time_to, targets.get("best", 0)), SETTINGS if targets else 1
+    best = [ranked(rows, stage, cost)[0] for stage in tried]
+    all_tried = len(tried) > 1 and min(tried.values()) >= tries and last.is_finished
+    if not all_tried or best[0].error:
+        print("the search isn't finished; `search --resume` continues it")
+        return []
+    return [row for row in best if not row.error]
 
 
 def limit_of(row: Row) -> int:
@@ -91,235 +137,159 @@ def limit_of(row: Row) -> int:
     return LIMIT * row.record.logs[-1]["tokens"]
 
 
-class Found(NamedTuple):
-    """What a search has found."""
+class Phase(NamedTuple):
+    """A part of a search: the plans of one kind."""
 
-    targets: dict[str, float]
-    points: dict[str, Point]  # at which each script reaches the second target soonest
-    tokens: int  # after which a run is ended
-
-
-def read_search(setup: Setup) -> Found | None:
-    """Returns what a search has found; None where there is none, or it isn't at its end. With
-    --epoch it is the one for that, which has to be there. Raises UserError where a search was
-    measured in another way, OSError."""
-    path = journal_of(setup.results, "search")
-    by_kind = {measured.kind: measured for measured in newest(read_journal(path))}
-    epoch = setup.args.epoch
-    last = by_kind.get("epoch" if epoch else "")
-    found = last and (of_epoch(last) if epoch else of_default(last, by_kind))
-    if not found and epoch:
-        raise UserError(f"{relative(path)} has no whole search for an epoch: python measure.py"
-                        " search --epoch")
-    if not found:
-        return None
-    different = last.differs_from(setup)
-    if not epoch and setup.args.max_tokens not in (None, by_kind["target"].plan.tokens):
-        different = "with other --max-tokens"
-    if different:
-        raise UserError(f"{relative(path)} was measured {different}: search again, or use another"
-                        " --results-dir")
-    return found
+    kind: str
+    tokens: int  # of a run, about
+    stages: tuple[str, ...]  # the scripts
+    tries: int  # settings of each
+    rounds: int | None = 1
 
 
-def of_epoch(last: Measured) -> Found | None:
-    """Returns what came of the last stage of a search for an epoch."""
-    rows = rows_of(last)
-    if not last.is_finished or rows[0].run.stage != "00" or rows[0].lowest_val_loss is None:
-        return None
-    return Found({"epoch": rows[0].lowest_val_loss},
-                 {row.run.stage: point_of(row) for row in rows if not row.error},
-                 EPOCH_LIMIT * last.plan.tokens)
+def phases_of(setup: Setup, stages: tuple[str, ...]) -> list[Phase]:
+    tokens, epoch = setup.args.max_tokens, tokens_per_epoch(setup.data)
+    if setup.args.epoch:
+        return [Phase(f"epoch-{share}" if share > 1 else "epoch", (tokens or epoch) // share,
+                      stages, count) for share, count in HALVING[setup.device].items()]
+    tokens = tokens or (EPOCHS * epoch if setup.machine["gpus"] else DEMO_TOKENS)
+    # The target is of one seed, so that more seeds can be added to a search later on.
+    return [Phase("target", tokens, ("00",), RATES),
+            Phase("", LIMIT * tokens, stages, SETTINGS, rounds=None)]
 
 
-def of_default(last: Measured, by_kind: dict[str, Measured]) -> Found | None:
-    """Returns what came of a search for the loss of 00's default run, if it is at its end, and of
-    the target that is the newest."""
-    if "target" not in by_kind or last.time < by_kind["target"].time:
-        return None
-    rows, best = rows_of(by_kind["target"]), last.plan.targets["best"]
-    points = soonest(last, best)
-    if not points or best != next(iter(costs_of(rows, "00").values()))[1]:
-        print("the search isn't finished; `search --resume` continues it")
-        return None
-    return Found({"published": rows[0].lowest_val_loss, "best": best}, points, limit_of(rows[0]))
+def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:
+    """Returns a plan of whole runs with a new seed in each round."""
+    log_tokens = (EPOCH_LOG_TOKENS if kind.startswith("epoch") else LOG_TOKENS)[setup.device]
+    return Plan(runs, kind, full_length=True, new_seeds=True, log_tokens=log_tokens, **settings)
 
 
-def soonest(measured, target: float) -> dict[str, Point]:
-    """Returns the settings with which each script reaches the target first; none as long as the
-    search continues."""
-    points, rows = {}, rows_of(measured)
-    ran = [row for row in rows if row.error or row.rounds == measured.plan.rounds]
-    for stage in dict.fromkeys(row.run.stage for row in rows):
-        costs = costs_of(ran, stage, target)
-        if len(costs) < SETTINGS:
-            return {}
-        points[stage] = next(iter(costs))
-    return points if len(points) > 1 else {}
-
-
-# ---- To search ---------------------------------------------------------------------------------
-
-
-def next_points(costs: dict[Point, tuple], neighbours, count: int) -> list[Point]:
-    """Returns what to try next, of `count` in all: around the best with untried neighbours."""
-    for best in costs:
-        if new := [point for point in neighbours(best) if point not in costs]:
-            return new[:count - len(costs)]
-    return []
-
-
-def tried_around(setup: Setup, runs: dict[Point, Run], starts: list[Point], neighbours,
-                 count: int, costs, **settings):
-    """Yields plans until `count` settings of each script were tried: those around its best ones, by
-    their `costs`. Returns the rows. `runs` that came before stay in the plan."""
-    new = starts
-    while new:
-        runs.update((point, point.run(setup)) for point in new)
-        rows = rows_of((yield plan_of(setup, list(runs.values()), **TUNING, **settings)))
-        new = [point for start in starts for point in next_points(
-            costs(rows, start.stage), neighbours, count)]
+def explore(setup: Setup, phase: Phase, start: Point, cost, neighbours=Point.around, **settings):
+    """Yields plans until as many settings of each script were tried as the phase says: from `start`
+    on, those around the ones of the least cost. Returns the rows. 00 goes first: its best settings
+    are a better start for the others than the published ones."""
+    runs: dict[Point, Run] = {}
+    for stages in phase.stages[:1], phase.stages[1:]:
+        new = [start._replace(stage=stage) for stage in stages]
+        while new:
+            runs |= {point: point.run(setup) for point in new}
+            rows = rows_of((yield plan_of(setup, [*runs.values()], phase.kind,
+                                          rounds=phase.rounds, **TUNING, **settings)))
+            new = [point for stage in stages for point in next_points(
+                [point_of(row) for row in ranked(rows, stage, cost)], neighbours, phase.tries)]
+        start = point_of(ranked(rows, "00", cost)[0])
     return rows
 
 
-def in_one_epoch(setup: Setup, start: Point, scripts: tuple[str, ...]):
-    """Yields plans by which each script has the same chance: settings around its best ones for a
-    share of an epoch, the best of them for a larger one, the best of those for all of it. What 00
-    comes to there is the target."""
-    epoch = tokens_of_epoch(setup)
-    runs: dict[Point, Run] = {}
-    (first, count), *later = HALVING[setup.device].items()
-
-    def explore(starts: list[Point]):
-        return tried_around(setup, runs, starts, Point.around, count, losses_in_time,
-                            kind=f"epoch-{first}", rounds=1, tokens=epoch // first)
-
-    rows = yield from explore([start])
-    best = next(iter(losses_in_time(rows, "00")))
-    rows = yield from explore([best._replace(stage=name) for name in scripts])
-    for share, count in later:
-        chosen = [point for stage in ("00", *scripts)
-                  for point in [*losses_in_time(rows, stage)][:count]]
-        rows = rows_of((yield plan_of(
-            setup, [point.run(setup) for point in chosen], f"epoch-{share}" if share > 1 else
-            "epoch", **TUNING, rounds=1, tokens=epoch // share)))
+def next_points(tried: list[Point], neighbours, count: int) -> list[Point]:
+    """Returns the untried neighbours of the best settings that have some, up to `count` settings in
+    all; of those tried the best are the first."""
+    for point in tried:
+        if new := [other for other in neighbours(point) if other not in tried]:
+            return new[:count - len(tried)]
+    return []
 
 
 class Search(Study):
     """Tune batch size and learning rate for the time to a loss.
 
-    First it finds 00's best learning rate, whose lowest validation loss is the target; then the
-    batch size and learning rate with which 00, 01 and variants reach it soonest, by trying equally
-    many settings of each."""
+    First it finds 00's best learning rate, whose lowest validation loss is the target (--max-tokens
+    is the length of these runs); then the batch size and learning rate with which 00, 01 and
+    variants reach it soonest, by trying equally many of each. Each round has a new seed."""
 
-    rounds = {"cuda": TUNING_ROUNDS, "cpu": TUNING_ROUNDS}
-    tokens, has_seconds = None, False
-    rounds_help = "how many seeds: 1, 2 and so on (default: {}); the first sets the target"
-    max_tokens_help = MAX_TOKENS_HELP
-    names_help = "variants to search for besides; + joins several into one script"
-    failures_count = False  # settings with which training fails are part of a search
+    rounds = {"cuda": 2, "cpu": 2}
+    tokens = None
 
     def options(self, parser):
-        super().options(parser)
-        parser.add_argument("--epoch", action="store_true", help=EPOCH_HELP + ", by halving")
+        parser.add_argument("--names", metavar="A,B+C", help="variants to search for besides; +"
+                                                             " joins several into one script")
+        parser.add_argument("--epoch", action="store_true",
+                            help="for the loss that 00 has after an epoch of the text, at its best"
+                                 " settings for that, by halving: hours on a CPU")
 
-    def scripts(self, setup: Setup) -> tuple[str, ...]:
-        """Returns 01 and the variants that are asked for. Raises UserError for wrong ones."""
+    def failed(self, measured):
+        return False  # settings with which training fails are part of a search
+
+    def stages(self, setup: Setup) -> tuple[str, ...]:
+        """Returns 00, 01 and the variants that are asked for. Raises UserError for wrong ones."""
         names = filter(None, map(str.strip, (setup.args.names or "").split(",")))
         runs = [setup.scripts.find(name, setup.machine).replace(stage=name)
                 for name in ("00", "01", *names)]
         for run in runs:
             if run.error:
                 raise UserError(f"{run.stage}: {run.error}")
-        return tuple(run.stage for run in without_doubles(runs)[1:])
+        return tuple(run.stage for run in without_doubles(runs))
 
     def plans(self, setup):
-        start, scripts = default_point(setup), self.scripts(setup)
-        if setup.args.epoch:
-            yield from in_one_epoch(setup, start, scripts)
+        start, (first, *others) = default_point(setup), phases_of(setup, self.stages(setup))
+        if not setup.args.epoch:
+            rows = yield from explore(setup, first, start, lowest_loss, Point.other_rates,
+                                      tokens=setup.args.max_tokens)
+            limit, best = limit_of(rows[0]), ranked(rows, "00", lowest_loss)[0]
+            target = lowest_loss(best)
+            yield from explore(setup, others[0], point_of(best), partial(time_to, target),
+                               tokens=limit, targets={"best": target})
             return
-        runs: dict[Point, Run] = {}
-        explore = partial(tried_around, setup, runs)
-        # The target is of one seed, so that more seeds can be added to a search later on.
-        rows = yield from explore([start], Point.other_rates, RATES, costs_of, kind="target",
-                                  rounds=1, tokens=setup.args.max_tokens)
-        losses = costs_of(rows, "00")
-        best, (_, target) = next(iter(losses.items()))
-        settings = dict(kind="", tokens=limit_of(rows[0]), targets={"best": target})
-        print(f"targets: {losses[start][1]:.4f}, and {target:.4f} at learning rate {best.rate:g}",
-              flush=True)
-        runs.clear()
-        soonest_to = partial(costs_of, target=target)
-        # The best settings of 00 are a better start than the published ones, for all.
-        rows = yield from explore([best], Point.around, SETTINGS, soonest_to, **settings)
-        best = next(iter(soonest_to(rows, "00")))
-        yield from explore([best._replace(stage=name) for name in scripts],
-                           Point.around, SETTINGS, soonest_to, **settings)
+        rows = yield from explore(setup, first, start, loss_in_equal_time, tokens=first.tokens)
+        for phase in others:
+            runs = [point_of(row).run(setup) for stage in phase.stages
+                    for row in ranked(rows, stage, loss_in_equal_time)[:phase.tries]]
+            rows = rows_of((yield plan_of(setup, runs, phase.kind, rounds=phase.rounds,
+                                          tokens=phase.tokens, **TUNING)))
 
     def later(self, setup, plan):
-        """Returns for each script and length one run like its first, and how many settings are
-        left to try."""
-        stages, tried = ("00", *self.scripts(setup)), Counter(run.stage for run in plan.runs)
-        left: list[tuple] = []  # (stage, settings, tokens, rounds)
-        if setup.args.epoch:
-            epoch, shares = tokens_of_epoch(setup), HALVING[setup.device]
-            share = next(share for share in shares if epoch // share == plan.tokens)
-            left = [(stage, shares[share] - tried[stage], plan.tokens, 1) for stage in stages]
-            left += [(stage, count, epoch // smaller, 1) for smaller, count in shares.items()
-                     if smaller < share for stage in stages]
-        elif plan.kind == "target":
-            tokens = plan.tokens or tokens_of_default(setup)
-            left = [("00", RATES - tried["00"], tokens, 1),
-                    *((stage, SETTINGS, LIMIT * tokens, None) for stage in stages)]
-        else:
-            left = [(stage, SETTINGS - tried[stage], plan.tokens, None) for stage in stages]
-        start = default_point(setup)
-        return [(plan_of(setup, [start._replace(stage=stage).run(setup)], plan.kind, tokens=tokens,
-                         rounds=rounds), count)
-                for stage, count, tokens, rounds in left if count > 0]
+        """Returns for each script, in this phase and those after it, one run like its first, and
+        how many settings are left to try."""
+        phases, start = phases_of(setup, self.stages(setup)), default_point(setup)
+        tried = Counter((plan.kind, run.stage) for run in plan.runs)
+        place, plans = [phase.kind for phase in phases].index(plan.kind), []
+        for phase in phases[place:]:
+            for stage in phase.stages:
+                run = start._replace(stage=stage).run(setup)
+                first = plan_of(setup, [run], phase.kind, tokens=phase.tokens, rounds=phase.rounds)
+                plans.append((first, phase.tries - tried[phase.kind, stage]))
+        return [(first, left) for first, left in plans if left > 0]
 
     def tables(self, measured, rows):
-        if measured.kind.startswith("epoch"):
-            return [epoch_table(measured.kind, rows)]
-        return time_tables(rows, measured.plan.targets)
+        columns = [RUN, SPEED, LOWEST_LOSS]
+        kind, _, share = measured.kind.partition("-")
+        if kind != "epoch":
+            columns += [Column(f"seconds to {target:.4f}", partial(seconds_to, target))
+                        for target in measured.plan.targets.values()]
+            return [Table(columns, rows)]
+        columns.append(Column("loss in equal time", lambda row: f"{loss_in_equal_time(row):.4f}"))
+        share = f"1/{share}" if share else "All"
+        return [Table(columns, rows, f"{share} of an epoch. Loss in equal time: at the moment when"
+                                     " the script's fastest setting had finished; the settings best"
+                                     " in this column go on.")]
+
+    def notes(self, measured, rows):
+        notes = [machine_note(measured, rows), "Medians over the seeds; without compile time."]
+        if measured.kind in ("", "epoch"):
+            notes += [f"{row.run.stage}: --batch-size {row.run.batch} --learning-rate"
+                      f" {row.run.rate:g}" for row in best_rows(measured)]
+        return notes
 
     def excerpts(self, measured, rows):
-        """Returns what was found, and how much each setting matters."""
+        """Returns the best settings, and how much each of the two matters."""
         if measured.kind:
-            return None
-        target = measured.plan.targets["best"]
-        costs = {point_of(row): row.seconds_to(target) for row in rows}
+            return super().excerpts(measured, rows)
+        target, by_point = measured.plan.targets["best"], {point_of(row): row for row in rows}
 
-        def at(name: str, factor: float) -> Column:
-            def seconds(point: Point) -> str:
-                other = point._replace(**{name: getattr(point, name) * factor})
-                return fmt(costs[other], ".1f") or "not reached" if other in costs else ""
-
-            return Column(f"{name} × {factor:g}", seconds)
+        def neighbour(name: str, factor: float, row: Row) -> str:
+            point = point_of(row)._replace(**{name: getattr(row.run, name) * factor})
+            return seconds_to(target, by_point[point]) if point in by_point else ""
 
         return {"search": [Table([
-            Column("script", lambda point: f"`{point.stage}`", True),
-            Column("batch", lambda point: str(point.batch)),
-            Column("learning rate", lambda point: f"{point.rate:g}"),
-            Column("seconds", lambda point: fmt(costs[point], ".1f")),
-            at("batch", 0.5), at("batch", 2), at("rate", 0.5), at("rate", 2)],
-            list(soonest(measured, target).values()),
+            Column("script", lambda row: f"`{row.run.stage}`", True),
+            Column("batch", lambda row: str(row.run.batch)),
+            Column("learning rate", lambda row: f"{row.run.rate:g}"),
+            Column("seconds", partial(seconds_to, target)),
+            *(Column(f"{name} × {factor:g}", partial(neighbour, name, factor))
+              for name in ("batch", "rate") for factor in (0.5, 2))], best_rows(measured),
             f"Seconds of training, without compile time, to a validation loss of {target:.4f}: at"
             " the best settings found, and with one of them doubled or halved:")]}
 
-    def notes(self, measured, rows):
-        return time_notes(measured, rows)
 
-    def result(self, measured, rows):
-        if measured.kind == "epoch":
-            return f"the target: {rows[0].lowest_val_loss:.4f}\n"
-        if measured.kind:
-            return ""
-        target = measured.plan.targets["best"]
-        points = soonest(measured, target)
-        if not points:
-            raise UserError("the search isn't finished")
-        missed = {point_of(row) for row in rows if not row.seconds_to(target)}
-        return "".join(f"{stage}: --batch-size {point.batch} --learning-rate {point.rate:g}"
-                       f"{', the nearest to the target' if point in missed else ''}\n"
-                       for stage, point in points.items())
+def seconds_to(target: float, row: Row) -> str:
+    return fmt(row.seconds_to(target), ".1f") or "not reached"

@@ -1,12 +1,8 @@
-"""What fits, and how fast: speed and memory over batch sizes and context lengths.
-
-The runs of a sweep grow. Where one doesn't fit, its row says so, and no larger one is tried. On a
-CPU a run is skipped if, judging by the one before it, it would take more than half of the RAM.
-"""
+"""What fits, and how fast: speed and memory over batch sizes and context lengths."""
 
 from bench.catalogue import Run
-from bench.common import UserError
-from bench.measure.plan import Plan
+from bench.common import UserError, has_option
+from bench.measure.plan import TOKENS, Plan
 from bench.measure.records import Status
 from bench.report.notes import machine_note, peak_note
 from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, Table, num_col
@@ -16,43 +12,51 @@ BATCHES = [2**k for k in range(13)]
 CONTEXTS = {"cuda": [2**k for k in range(8, 15)], "cpu": [2**k for k in range(6, 12)]}
 CONTEXT_TOKENS = {"cuda": 32_768, "cpu": 2_048}  # of each batch in a sweep over contexts
 MIN_STEPS = 6  # of a run, so that it has a median: two of them are warm-up
+SECONDS = {"cuda": 10.0, "cpu": 0.0}  # of a run, unless --seconds says otherwise
 OPTION = {"batch": "--batch-size", "context": "--context-length"}
 
 
 class Sweep(Study):
     """Measure speed and memory over batch sizes or context lengths.
 
-    Sizes grow until one doesn't fit."""
+    Sizes grow until one doesn't fit, or by estimate would take more than half of a CPU's RAM. Each
+    run has six steps at least, and on a GPU 10 seconds."""
 
     title = "What fits: batch, context"
     schedule = {140: None}
-    in_report = tuple(dict(what=name) for name in OPTION)
+    in_report = tuple(OPTION)
     rounds = {"cuda": 3, "cpu": 3}
-    has_seconds = False
-    rounds_help = "how often each size runs (default: {})"
-    max_tokens_help = ("training tokens of each run, at least six steps (default: six steps on a"
-                       " CPU; else 393,216, or for 10 seconds)")
+    tokens = TOKENS | {"cpu": 1}
 
     def options(self, parser):
         parser.add_argument("what", choices=list(OPTION), metavar="KIND",
                             help=" or ".join(OPTION))
 
     def plans(self, setup):
-        what, cpu = setup.args.what, setup.device == "cpu"
+        what, device = setup.args.what, setup.device
         if what == "batch":
             growth, sizes = 2, [dict(batch=size) for size in BATCHES]
-        else:
-            growth, tokens = 1, CONTEXT_TOKENS[setup.device]  # as many tokens take as much memory
-            sizes = [dict(context=length, batch=tokens // length)
-                     for length in CONTEXTS[setup.device]]
-        for option in (option.split("=")[0] for option in setup.options):
-            if option in {OPTION[name] for name in sizes[0]}:
-                raise UserError(f"{option} is set by the sweep itself", 2)
+        else:  # as many tokens take as much memory
+            growth = 1
+            sizes = [dict(context=length, batch=CONTEXT_TOKENS[device] // length)
+                     for length in CONTEXTS[device]]
+        for name in sizes[0]:
+            if has_option(OPTION[name], setup.options):
+                raise UserError(f"{OPTION[name]} is set by the sweep itself", 2)
         script = setup.scripts.stage("01").replace(published=None)
-        ram = setup.machine["ram_gb"] if cpu else None
-        yield Plan(chain(script, growth, sizes), what, cold_rounds=0, min_steps=MIN_STEPS,
-                   tokens=setup.args.max_tokens or (1 if cpu else self.tokens["cuda"]),
-                   seconds=0.0 if cpu else 10.0, stop_at_oom=True, memory_limit_gb=ram and ram / 2)
+        runs: list[Run] = []
+        for size in sizes:
+            label = ", ".join(f"{name} {value}" for name, value in size.items())
+            runs.append(script.replace(
+                name=f"{script.name}-{label}".replace(", ", "-").replace(" ", "-"), label=label,
+                options=tuple(part for name, value in size.items()
+                              for part in (OPTION[name], str(value))),
+                memory_growth=growth, requires=runs[-1].name if runs else None))
+        ram = setup.machine["ram_gb"] if device == "cpu" else None
+        length = self.length(setup) | dict(min_steps=MIN_STEPS, equal_steps=False)
+        length["seconds"] = length["seconds"] or SECONDS[device]
+        yield Plan(runs, what, cold_rounds=0, stop_at_oom=True,
+                   memory_limit_gb=ram and ram / 2, **length)
 
     def tables(self, measured, rows):
         """Returns speed and memory of each size, up to the first that isn't tried."""
@@ -65,16 +69,3 @@ class Sweep(Study):
     def notes(self, measured, rows):
         return [f"{machine_note(measured, rows)} {peak_note(measured)}",
                 "tok/sec is the median over the rounds of each run's median step."]
-
-
-def chain(script: Run, growth: float, sizes: list[dict[str, int]]) -> list[Run]:
-    """Returns a run for each size, which takes about `growth` times the memory of the one before
-    it, and isn't tried where that doesn't fit."""
-    runs: list[Run] = []
-    for size in sizes:
-        parts = [f"{name} {value}" for name, value in size.items()]
-        options = [str(part) for name, value in size.items() for part in (OPTION[name], value)]
-        runs.append(script.replace(
-            name="-".join([script.name, *parts]).replace(" ", "-"), label=", ".join(parts),
-            options=tuple(options), memory_growth=growth, requires=runs[-1].name if runs else None))
-    return runs

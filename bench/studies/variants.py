@@ -18,13 +18,12 @@ from bench.report.tables import (
     fmt,
     full_table,
     lookup,
-    markdown,
     num_col,
+    picture_name,
     short_table,
     text_col,
 )
 from bench.studies import Study
-from patches import stack
 
 PARAMETERS = "record.config.parameters"
 COMPILE, TRAINER = "compile", "trainer"  # groups of their own table, and of other people's program
@@ -42,10 +41,7 @@ class Variants(Study):
 
     title = "01 with one alternative at a time"
     schedule = {70: None}
-    in_report = {}, *(dict(group=group) for group in GROUPS)
-    defaults = dict(group=None, names=None)
-    names_help = ("which variants (default: all but those of the compiler's modes and of"
-                  " checkpoints); + joins several into one script")
+    in_report = "", *GROUPS
     model_columns = [
         Column("another model", lambda row: f"`{row.label}`", True),
         num_col("parameters", PARAMETERS, ","), SPEED,
@@ -67,68 +63,60 @@ class Variants(Study):
     def options(self, parser):
         parser.add_argument("group", nargs="?", choices=GROUPS, metavar="GROUP",
                             help=f"only this group: {', '.join(GROUPS)}")
-        super().options(parser)
+        parser.add_argument("--names", metavar="A,B+C",
+                            help="which variants (default: all but the compiler's modes and"
+                                 " checkpoints); + joins several into one script")
 
     def plans(self, setup):
-        if setup.args.group and setup.args.names:
-            raise UserError("--names and a group choose different variants: give one of them", 2)
-        yield Plan(self.runs(setup), setup.args.group or "", seed_noise=2, cold_rounds=EVERY_ROUND,
-                   **self.length(setup))
-
-    def runs(self, setup):
         scripts, machine, group = setup.scripts, setup.machine, setup.args.group
+        if group and setup.args.names:
+            raise UserError("--names and a group choose different variants: give one of them", 2)
         if group == TRAINER:
-            return trainer_runs(setup)
-        if group in OF_02:
-            return scripts.variants_of_02(machine, group)
-        return scripts.variants(scripts.stage("01"), machine, group, setup.args.names)
+            runs = trainer_runs(setup)
+        elif group in OF_02:
+            runs = scripts.variants_of_02(machine, group)
+        else:
+            runs = scripts.variants(scripts.stage("01"), machine, group, setup.args.names)
+        yield Plan(runs, group or "", seed_noise=2, cold_rounds=EVERY_ROUND, **self.length(setup))
 
     def tables(self, measured, rows):
         if measured.kind == COMPILE:
             return [Table(self.compile_columns, rows)]
-        return [full_table(same_model(rows))]
+        same, others = by_model(rows)
+        tables = [full_table(same), Table(self.model_columns, others)]
+        return tables if len(others) > 1 else tables[:1]
 
     def notes(self, measured, rows):
-        same, table = same_model(rows), self.of_another_model(rows)
-        other_models = [markdown(table).rstrip("\n")] if len(table.rows) > 1 else []
-        return full_notes(measured, same) + other_models
+        return full_notes(measured, by_model(rows)[0])
 
     def excerpts(self, measured, rows):
         if measured.kind == COMPILE:
-            return None
-        name = f"variants-{measured.kind}" if measured.kind else "variants"
-        return {name: [short_table(same_model(rows))],
-                f"{name}-model": [self.of_another_model(rows)]}
+            return super().excerpts(measured, rows)
+        name, (same, others) = picture_name(self.name, measured.kind), by_model(rows)
+        return {name: [short_table(same)], f"{name}-model": [Table(self.model_columns, others)]}
 
-    def of_another_model(self, rows: list[Row]) -> Table:
-        """Next to that of the first row; they take as much compute for each token."""
-        same = same_model(rows)
-        return Table(self.model_columns, [rows[0], *(row for row in rows if row not in same)])
-
-    def draw(self, measured, rows):
-        """Draws those of 01 and the sharded ones; of other groups the table is enough."""
+    def picture(self, measured, rows):
+        """Draws variants of 01 and the sharded ones; of other groups the table is enough."""
         if measured.kind and not measured.kind.startswith("parallel"):
             return None
-        present = {patch.name for patch in stack.load_variants()}  # an old journal may have others
-        return draw_alternatives(measured, rows[0], [
-            row for row in same_model(rows)[1:] if {*row.run.script.split("+")} <= present])
+        return draw_alternatives(measured, rows[0], by_model(rows)[0][1:])
 
 
-def same_model(rows: list[Row]) -> list[Row]:
-    """Returns those that train the model of the first one, or of which that isn't known."""
+def by_model(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """Returns the rows that train the model of the first one, or of which the model isn't known;
+    and the first row with those that train another model, which takes as much compute per token."""
     first = lookup(rows[0], PARAMETERS)
-    return [row for row in rows if None in (first, own := lookup(row, PARAMETERS)) or own == first]
+    same = [row for row in rows if None in (first, own := lookup(row, PARAMETERS)) or own == first]
+    return same, [rows[0], *(row for row in rows if row not in same)]
 
 
 def shares(row: Row) -> str:
-    """Returns the least and the greatest share of the tokens that an expert has, if there are
-    experts."""
+    """Returns the least and the greatest share of the tokens that an expert has, if there are any.
+    """
     log = row.record.logs[-1] if row.record and row.record.logs else {}
     of_experts = [share for layer in log.get("expert_shares") or [] for share in layer]
     return f"{min(of_experts):.0%}–{max(of_experts):.0%}" if of_experts else ""
 
-
-# ---- The compiler's modes -----------------------------------------------------------------------
 
 def uncompiled(row: Row) -> Row | None:
     """Returns the table's row that isn't compiled."""
@@ -142,24 +130,13 @@ def total_seconds(row: Row | None) -> float | None:
 
 
 def beats_from(row: Row, other: Row | None) -> str:
-    """Returns the step from which on a run is ahead of another one, if it ever is."""
+    """Returns the step from which on a run is ahead of another one, or "never"."""
     if other in (row, None) or not row.record or not other.record:
         return ""
-    step = pays_from((row.first_step_excess, row.seconds_per_step),
-                     (other.first_step_excess, other.seconds_per_step))
-    return "never" if math.isinf(step) else f"{step:,.0f}"
+    saved = other.seconds_per_step - row.seconds_per_step  # in each step
+    spent = row.first_step_excess - other.first_step_excess
+    return f"{max(0, math.ceil(spent / saved)):,}" if saved > 0 else "never"
 
-
-def pays_from(cost: tuple[float, float], other: tuple[float, float]) -> float:
-    """Returns the step from which on a run is ahead of another one, infinite where it never is.
-    Each cost is (the seconds that its first step takes more, the seconds of a step)."""
-    (once, step), (other_once, other_step) = cost, other
-    if step >= other_step:
-        return 0 if once < other_once and step == other_step else math.inf
-    return max(0, math.ceil((once - other_once) / (other_step - step)))
-
-
-# ---- Hugging Face's Trainer ---------------------------------------------------------------------
 
 def trainer_runs(setup: Setup) -> list[Run]:
     """Returns 01, and the same training by Trainer (peers/hf_trainer.py), from its defaults to its
@@ -170,15 +147,13 @@ def trainer_runs(setup: Setup) -> list[Run]:
     tf32 = ("--tf32", "True") if float(machine.get("capability") or 0) >= 8 else ()
     mixed, fastest = ("--bf16", *tf32), ("--dtype", trained_in(machine), "--torch_compile")
     settings = [(), mixed, (*mixed, "--torch_compile"), fastest]
-    if not machine["gpus"]:
-        settings.append((*fastest, "--huge_pages"))
-    runs = [base]
+    settings += [] if machine["gpus"] else [(*fastest, "--huge_pages")]
+    runs, needs = [base], "package transformers, package accelerate"
     for options in settings:
-        needs = "package transformers, package accelerate"
-        needs += ", bfloat16 units" if "--bf16" in options else ""
         runs.append(base.replace(
             name="-".join(["trainer", *re.findall(r"\w+", " ".join(options))]),
             label=" ".join(["Trainer", *options]), script=PEER,
             technique="Hugging Face's Trainer", loss="changes", options=batch + options,
-            compared_to=base.name, stage=None, error=lacking(needs, machine)))
+            compared_to=base.name, stage=None,
+            error=lacking(needs + (", bfloat16 units" if "--bf16" in options else ""), machine)))
     return runs
