@@ -64,7 +64,6 @@ def test_a_full_card_gives_free_segments_back_first():
 
 
 def test_what_grows_with_the_batch():
-    """The sizes of events, and the work of kernels."""
     assert at_batch(32, [800, -1, 5, -2], [1600, -1, 5, -2]) == [3200, -1, 5, -2]
     for other in ([1600, -1, 5], [1600, -2, 5, -1]):
         with pytest.raises(ValueError, match="differs|argument"):
@@ -301,7 +300,6 @@ ROW = 4 * 64  # bytes of a row of the matrices below
     (lambda a, b, i: a.copy_(b), 2 * 32), (lambda a, b, i: torch.zeros_like(a), 32),
     (lambda a, b, i: a.t()[3:], 0), (lambda a, b, i: torch.empty_like(a), 0),
     (lambda a, b, i: a + b[:1].expand(32, 64), 2 * 32 + 1),
-    (lambda a, b, i: torch.mm(a, b.t(), out=torch.empty(32, 32, device="meta")), 2 * 32 + 16),
     (lambda a, b, i: functional.embedding(i, a), 2 * 8),
     (lambda a, b, i: functional.nll_loss(a, i.repeat(4)), 1)])
 def test_bytes_of_a_kernel(kernel, rows):
@@ -361,8 +359,8 @@ def test_cards():
 
 @pytest.mark.parametrize(("text", "cards", "says"), [
     ("rtx-4090", ["RTX 4090"], ""), ("h100 nvl", ["H100 NVL"], ""), ("3080", ["RTX 3080"], ""),
-    ("NVIDIA GeForce RTX 3070 Laptop GPU", ["RTX 3070 Mobile"], ""), ("mi300x", ["MI300X"], ""),
-    ("3080 t", ["RTX 3080 Ti"], ""), ("H100, H200,", ["H100", "H200"], ""),
+    ("NVIDIA GeForce RTX 3070 Laptop GPU", ["RTX 3070 Mobile"], ""),
+    ("H100, H200,", ["H100", "H200"], ""),
     ("h100,4090,H100 SXM", ["H100", "RTX 4090"], "--gpu: .*: H100\n")])  # named twice
 def test_names_as_people_write_them(text, cards, says, capsys):
     assert named(text, CARDS) == cards
@@ -428,9 +426,8 @@ def test_the_answer_comes_first(command, options, begins):
     assert re.match(begins, command.answer(**options).split("\n\n")[0])
 
 
-def test_tables_of_the_command(command, tmp_path):
-    """A column for each script and a row for each card, also for one of one's own; a script that
-    the card trains in another way; where the time of a step goes."""
+def test_tables_of_the_command(command):
+    """A column for each script and a row for each card, also where it trains in another way."""
     answer, asked, known = command.answer, command.asked, command.known
     fits = f"32 (3.0 GB): {known.speed_range(32, CARDS['RTX 4060 Ti'])}"
     text = answer(gpu="4xall", batch_size=5)
@@ -443,9 +440,6 @@ def test_tables_of_the_command(command, tmp_path):
     assert "(on P100 in float32, not compiled)" in answer(gpu="p100")
     assert ["--model", "gpt2", "--dtype", "float32", "--no-compile"] in asked
     assert "| 01 with precision-fp16 | 1.00 | 3.00 |" in answer(gpu="tesla t4")
-    file = tmp_path / "my.json"
-    file.write_text('{"Mine": {"mib": 50000, "bandwidth": 500, "bfloat16": [100, "a guess"]}}')
-    assert "| Mine | 49 | 32 (3.0 GB): " in answer(gpu_file=file)
     assert "| 48 GB | 48 | 32 (3.0 GB): " in answer(memory=48.0, bandwidth=500.0, tflops=100.0)
     text = answer(variants="memory-checkpoint --no-compile, optimizer-muon, optimizer-muon")
     assert text.count("| optimizer-muon |") == 2  # its row, and its column

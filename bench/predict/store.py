@@ -45,7 +45,7 @@ class Prediction(NamedTuple):
     def tok_per_sec(self, batch: int, card: Card) -> float | None:
         """Returns the tok/sec of one GPU."""
         times = self.seconds(batch, card)
-        return times and batch * self.context_length / sum(times.values())
+        return batch * self.context_length / sum(times.values()) if times else None
 
     def speeds(self, batch: int, card: Card, gpus: int = 1) -> tuple[float, float] | None:
         """Returns the least and the most tok/sec to expect of all GPUs, whose communication takes
