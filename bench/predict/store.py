@@ -223,7 +223,7 @@ def load(scripts: Scripts, script: str | Path, options: list[str], *folders: Pat
     key = key_of(scripts, script, options)
     for folder in folders:
         if entry := read_kept(folder / NAME).get(key):
-            with suppress(LookupError, TypeError, ValueError):  # of an older form
+            with suppress(AttributeError, LookupError, TypeError, ValueError):  # an older form
                 return Prediction(
                     {int(size): MemoryNeed(*need) for size, need in entry["needs"].items()},
                     {size: [Work(*work) for work in entry["works"][str(size)]["step"]]

@@ -40,7 +40,7 @@ STEPS = 3
 
 class Recorder(TorchDispatchMode):
     """Records `events`: a storage's size in bytes when it is made, -k when the k-th one dies; and
-    `work`: what is done from each mark() to the next, as {Work.group: Work}."""
+    `work`: what is done from each mark() to the next, by kind, precision and alignment."""
 
     def __init__(self, config):
         super().__init__()
