@@ -19,7 +19,6 @@ def rows() -> list[dict]:
 
 
 def test_held_out_figures_come_first(rows):
-    """The goal for programs that nothing was tuned on: median error 10 %, 80 % within 20 %."""
     held_out, *kinds, tuned = script.accuracy_table(rows).rows
     assert (held_out["count"], tuned["count"]) == (32, 40)
     assert sum(kind["count"] for kind in kinds) == 32
@@ -51,8 +50,6 @@ def test_pages_have_the_tables(rows):
 
 
 def test_rules_count_what_differs():
-    """Two bytes more for a number in float32; what a compiled step doesn't move; a vocabulary that
-    isn't padded."""
     by_hand = prediction_of("06-native-layers", script.GPT2)
 
     def work(kind: str, is_matmul: bool, *rules: str) -> Work:

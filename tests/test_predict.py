@@ -64,7 +64,6 @@ def test_a_full_card_gives_free_segments_back_first():
 
 
 def test_what_grows_with_the_batch():
-    """The sizes of events, and the work of kernels."""
     assert at_batch(32, [800, -1, 5, -2], [1600, -1, 5, -2]) == [3200, -1, 5, -2]
     for other in ([1600, -1, 5], [1600, -2, 5, -1]):
         with pytest.raises(ValueError, match="differs|argument"):
@@ -161,11 +160,9 @@ def test_the_code_of_a_script():
 
 
 def test_code_that_has_changed_is_named(predicted):
-    def line(*scripts: str) -> str | None:
-        return changed(Texts(), [(script, predicted.predict(script)) for script in scripts])
-
-    assert line("f", "a", "b") is None and line("f # edited", "a", "b") is None
-    assert "of a, f has" in line("a -x", "f -x", "b")
+    prediction = predicted.predict("f")
+    assert changed(Texts(), [("f", prediction)]) is None
+    assert "of f, a has" in changed(Texts(), [("f x", prediction), ("a x", prediction)])
 
 
 def test_all_are_predicted(predicted):
@@ -242,11 +239,10 @@ def test_compiled(name, memory):
 
 @pytest.mark.slow
 def test_what_takes_less_memory():
-    """Checkpoints do, and states that ranks share; autocast and DDP's buckets take more."""
     plain, checkpoints, autocast, ddp, shared = (
         peak(traced(name, [*SMALL, "--no-compile"], 64)["events"]) for name in (
             "01", "memory-checkpoint", "precision-autocast", "02", "parallel-zero1"))
-    assert checkpoints < plain < autocast and plain < ddp and shared < ddp
+    assert checkpoints < plain < min(autocast, ddp) and shared < ddp
 
 
 @pytest.mark.slow
@@ -266,7 +262,6 @@ def test_batches_of_one_process():
     ("compile-mode", ["--compile-mode", "reduce-overhead"], "with mode='reduce-overhead' can't"),
     ("parallel-sharded", ["--no-compile"], "weights that ranks share can't be traced"),
     ("model-mixture", [], "a model with several results can't be traced"),
-    ("memory-offload", [], "activations in the CPU's memory can't be traced"),
     ("14-chunked-head", ["--batch-size", "0"], "0 is out of range")])
 def test_what_can_not_be_traced_is_said_in_a_line(name, options, says):
     with pytest.raises(UserError, match=f"^.*{re.escape(says)}.*$"):
@@ -305,7 +300,6 @@ ROW = 4 * 64  # bytes of a row of the matrices below
     (lambda a, b, i: a.copy_(b), 2 * 32), (lambda a, b, i: torch.zeros_like(a), 32),
     (lambda a, b, i: a.t()[3:], 0), (lambda a, b, i: torch.empty_like(a), 0),
     (lambda a, b, i: a + b[:1].expand(32, 64), 2 * 32 + 1),
-    (lambda a, b, i: torch.mm(a, b.t(), out=torch.empty(32, 32, device="meta")), 2 * 32 + 16),
     (lambda a, b, i: functional.embedding(i, a), 2 * 8),
     (lambda a, b, i: functional.nll_loss(a, i.repeat(4)), 1)])
 def test_bytes_of_a_kernel(kernel, rows):
@@ -324,10 +318,8 @@ CARD = Card(24_000, 8.0, 1_000, 20, 100, 200, 200, 150, 50, ("X",))
 
 
 def test_times_of_a_kernel():
-    times = seconds([Work("products", "bfloat16", True, 2, 3e12, 8.5e9),
-                     Work("rest", "", True, 10, 0, 1.7e9)], CARD)
-    assert times["products"] == pytest.approx(2 * 3e-6 + 0.010 + 3 / 150)
-    assert times["rest"] == pytest.approx(10 * 3e-6 + 0.002) and times["host"] == 0
+    times = seconds([Work("products", "bfloat16", True, 2, 3e12, 8.5e9)], CARD)
+    assert times["products"] == pytest.approx(2 * 3e-6 + 0.010 + 3 / 150) and not times["host"]
     times = seconds([Work("rest", "", True, 1_000, 0, 0)], CARD)
     assert (times["rest"], times["host"]) == pytest.approx((0.003, 0.027))
 
@@ -336,10 +328,8 @@ def test_times_of_a_kernel():
     ("float32", "products", True, {}, 20), ("TF32", "products", True, {}, 75),
     ("float16", "head", True, {}, 150), ("bfloat16", "head", False, {}, 75),
     ("bfloat16", "attention", True, {}, 50),
-    ("TF32", "attention", True, {}, 75),  # by matmuls of its own, not a fused kernel
     ("bfloat16", "attention", True, dict(attention=None), 66),
     ("float16", "attention", True, dict(attention=None, bfloat16=None), 33),
-    ("TF32", "products", True, dict(tf32=None), 20),
     ("bfloat16", "head", False, dict(capability=9.0), 22.5),  # of Hopper, not of other makers
     ("bfloat16", "head", False, dict(capability=9.4, names=("AMD X",)), 75)])
 def test_rates(precision, kind, aligned, card, rate):
@@ -369,8 +359,8 @@ def test_cards():
 
 @pytest.mark.parametrize(("text", "cards", "says"), [
     ("rtx-4090", ["RTX 4090"], ""), ("h100 nvl", ["H100 NVL"], ""), ("3080", ["RTX 3080"], ""),
-    ("NVIDIA GeForce RTX 3070 Laptop GPU", ["RTX 3070 Mobile"], ""), ("mi300x", ["MI300X"], ""),
-    ("3080 t", ["RTX 3080 Ti"], ""), ("H100, H200,", ["H100", "H200"], ""),
+    ("NVIDIA GeForce RTX 3070 Laptop GPU", ["RTX 3070 Mobile"], ""),
+    ("H100, H200,", ["H100", "H200"], ""),
     ("h100,4090,H100 SXM", ["H100", "RTX 4090"], "--gpu: .*: H100\n")])  # named twice
 def test_names_as_people_write_them(text, cards, says, capsys):
     assert named(text, CARDS) == cards
@@ -426,43 +416,30 @@ def command(tmp_path, monkeypatch):
     (dict(gpu="L4", tokens=10e9, price=[0.5]), r".*; 10,000,000,000 tokens take {hours} hours and"
                                                r" cost {cost}\.$"),
     (dict(memory=2.0, batch_size=32), r".* not fit .*2\.93 of 1\.40 GB; the largest .* is 8\)\.$"),
-    (dict(memory=0.7), r".*does not fit"), (dict(batch_size=5), r"gpt2, 01: fits 7\d of 7\d GPUs"),
-    (dict(gpu="A10"), "A10, ")])  # which is a part of other names, too
+    (dict(memory=0.7), r".*does not fit"), (dict(batch_size=5), r"gpt2, 01: fits 7\d of 7\d GPUs")])
 def test_the_answer_comes_first(command, options, begins):
     """Of the last script, at the batch that is asked for; costs are those of the range."""
     known, card = command.known, CARDS["L4"]
-    low, high = known.speeds(32, card)
-    assert high / low == pytest.approx(1.2 / 0.8)  # it is power-limited
-    hours = [10e9 / speed / 3600 for speed in (high, low)]
+    hours = [10e9 / speed / 3600 for speed in reversed(known.speeds(32, card))]
     begins = begins.format(speed=known.speed_range(5, card), hours=store.span(*hours),
                            cost=store.span(*(0.5 * each for each in hours)))
     assert re.match(begins, command.answer(**options).split("\n\n")[0])
 
 
-def test_tables_of_the_command(command, tmp_path):
-    """A column for each script and a row for each card, also for one of one's own; a script that
-    the card trains in another way; where the time of a step goes."""
+def test_tables_of_the_command(command):
+    """A column for each script and a row for each card, also where it trains in another way."""
     answer, asked, known = command.answer, command.asked, command.known
     fits = f"32 (3.0 GB): {known.speed_range(32, CARDS['RTX 4060 Ti'])}"
     text = answer(gpu="4xall", batch_size=5)
     assert f"| RTX 4060 Ti | 8 | {fits} | {fits} | {fits} |" in text
-    assert "| T4 | 15 | 32 (3.0 GB): not in bfloat16 |" in text
     text, times = answer(gpu="8 x h100"), known.seconds(32, CARDS["H100"])
     whole = sum(times.values())
-    minutes = 15 * 414_009 / (32 * 1024) * whole / 60
     for figure in (f"{known.mfu(32, CARDS['H100']):.0%}", f"{times['products'] / whole:.0%}",
-                   f"{minutes:,.1f}", f"{minutes / 8:,.1f}", "02, 8 ranks",
-                   known.speed_range(32, CARDS["H100"], 8)):
+                   "02, 8 ranks", known.speed_range(32, CARDS["H100"], 8)):
         assert f"| {figure} |" in text
-    text = answer(gpu="4090,l4", tokens=10e9, price=[0.5])
-    assert len(re.findall(r"^\| (?:RTX 4090|L4) \| 0", text, re.MULTILINE)) == 4
     assert "(on P100 in float32, not compiled)" in answer(gpu="p100")
     assert ["--model", "gpt2", "--dtype", "float32", "--no-compile"] in asked
-    text = answer(gpu="tesla t4")  # by PyTorch's name
-    assert "| T4 | 15 |" in text and "| 01 with precision-fp16 | 1.00 | 3.00 |" in text
-    file = tmp_path / "my.json"
-    file.write_text('{"Mine": {"mib": 50000, "bandwidth": 500, "bfloat16": [100, "a guess"]}}')
-    assert "| Mine | 49 | 32 (3.0 GB): " in answer(gpu_file=file)
+    assert "| 01 with precision-fp16 | 1.00 | 3.00 |" in answer(gpu="tesla t4")
     assert "| 48 GB | 48 | 32 (3.0 GB): " in answer(memory=48.0, bandwidth=500.0, tflops=100.0)
     text = answer(variants="memory-checkpoint --no-compile, optimizer-muon, optimizer-muon")
     assert text.count("| optimizer-muon |") == 2  # its row, and its column

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 MIB = 2**20
 SEGMENT = 2 * MIB  # all segments are multiples of it
-WORKSPACE = 8_519_680  # bytes that cuBLAS takes at its first matmul: 2 × 4,096 KiB, 8 × 16 KiB
+WORKSPACE = 8_519_680  # bytes of cuBLAS at its first matmul: 2 × 4,096 and 8 × 16 KiB
 
 
 class DoesNotFit(Exception):
@@ -43,7 +43,7 @@ class Allocator:
 
     def __init__(self, capacity: int | None = None):
         self.capacity, self.starts = capacity, count()
-        self.free = {True: [], False: []}  # by whether they are small: sorted (size, start, block)
+        self.free = {True: [], False: []}  # by `small`: sorted (size, start, block)
         self.reserved = self.allocated = self.peak_allocated = self.peak_reserved = 0
 
     def malloc(self, size: int) -> Block:

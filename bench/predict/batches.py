@@ -1,4 +1,4 @@
-"""Which batch sizes fit this machine's GPU where the published ones may not, by prediction."""
+"""Which batch sizes fit this machine's GPU, by prediction, if the published ones don't."""
 
 import sys
 
@@ -8,7 +8,7 @@ from bench.common import UserError, has_option, trained_in
 from bench.measure.plan import Setup
 from bench.predict.store import fitting, predict
 
-PUBLISHED = {"8": "0", "32": "10-batch-size"}  # batch size: the first script of the ladder with it
+PUBLISHED = {"8": "0", "32": "10-batch-size"}  # the first script with each size
 LOADED = 300  # MiB that kernels and libraries still take of what is free
 
 
@@ -46,7 +46,7 @@ def batches_that_fit(setup: Setup, composed: bool) -> dict[str, int]:
 
 
 def options_of_type(setup: Setup, script: str) -> list[str]:
-    """Returns the type that a script trains in on this machine, as options for `predict`."""
+    """Returns the type that a script trains in here, as options for `predict`."""
     if (script in (PUBLISHED["8"], FLOAT16) or has_option("--dtype", setup.options)
             or trained_in(setup.machine) == "bfloat16"):
         return []

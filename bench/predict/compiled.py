@@ -1,10 +1,9 @@
 """torch.compile on tensors without storage, for bench.predict.trace.
 
 For maintainers, with one version of PyTorch alone: most of what is imported here has no public
-name. Whoever reads stored predictions needs none of it.
-
-The compiler plans the graphs of a step, and its own program is run with the kernels left out. It
-plans for a CPU, wherever this runs: fusions, and so some temporaries, may differ from a GPU's.
+name. Whoever reads stored predictions needs none of it. The compiler plans the graphs of a step,
+and its own program is run with the kernels left out. It plans for a CPU, wherever this runs:
+fusions, and so some temporaries, may differ from a GPU's.
 """
 
 import copy
@@ -39,7 +38,7 @@ PLANNING = {
 
 
 def touch(node: SchedulerNode, index_vars) -> None:
-    """Replaces the code of a part of a kernel: only names the buffers that it reads and writes."""
+    """Replaces the code of a kernel's part: names the buffers it reads and writes."""
     uses, start = node._body.memory_usage, sympy.S.Zero
     with V.kernel.set_current_node(node):
         for use in (*uses[MemoryUsageType.LOAD], *uses[MemoryUsageType.LOAD_SEED]):
@@ -76,7 +75,7 @@ def program(graph, inputs: list, is_backward: bool):
     exec(code.value, scope)
     scope["empty_strided_cpu"] = lambda size, stride, dtype: torch.empty_strided(
         size, stride, dtype=dtype, device="meta")
-    scope["assert_size_stride"] = lambda *_: None  # without storage an operator may lay out others
+    scope["assert_size_stride"] = lambda *_: None  # operators may lay out others
     return scope["call"]
 
 
@@ -165,15 +164,13 @@ class Compiled:
         return Step.apply(self.programs[shapes], *tensors)
 
 
-def compile_only_models(model=None, **options):
+def compile_only_models(model, **options):
     """Replaces torch.compile. Functions stay as they are."""
     usual = {"fullgraph": True, "mode": "default", "backend": "inductor"}
     wrong = [f"{name}={value!r}" for name, value in options.items()
              if value not in (None, False, usual.get(name))]
     if wrong:
         raise NotImplementedError(f"torch.compile with {', '.join(wrong)} can't be traced")
-    if model is None:
-        return compile_only_models
     owner = getattr(model, "__self__", None)
     model = owner if isinstance(owner, nn.Module) else model  # by nn.Module.compile
     return Compiled(model) if isinstance(model, nn.Module) else model

@@ -1,8 +1,8 @@
 """What a kernel does, by its operator's schema: floating-point operations, bytes read and written.
 
 bench.predict.trace counts what a script does on tensors without storage, bench/audit/watch.py what
-anyone's script really does. The latter runs in that script's process and loads this file by its
-path, so nothing of this repository is imported here.
+anyone's script really does, in its process: it loads this file by its path, so nothing of this
+repository is imported here.
 """
 
 import math
@@ -28,19 +28,19 @@ class Kernel(NamedTuple):
 
 
 def bytes_of(*tensors: torch.Tensor) -> int:
-    """Counts what is read or written: each element once, however often it is broadcast."""
+    """Counts each element once, however often it is broadcast."""
     return sum(math.prod(size for size, stride in zip(x.shape, x.stride(), strict=True) if stride)
                * x.itemsize for x in tensors)
 
 
 def is_aligned(matrix: torch.Tensor) -> bool:
-    """Returns whether its rows (or columns, if it is transposed) fill blocks of 16 bytes."""
+    """Returns whether its rows (its columns, if transposed) fill blocks of 16 bytes."""
     return all(size * matrix.itemsize % 16 == 0
                for size, stride in zip(matrix.shape, matrix.stride(), strict=True) if stride == 1)
 
 
 def flops_of(func, args: tuple, kwargs: dict, result) -> int:
-    """Counts as PyTorch does, which counts no attention on a CPU: that is counted as on a GPU."""
+    """Counts as PyTorch does, and attention on a CPU, which it misses, as on a GPU."""
     operator = str(getattr(func, "_overloadpacket", func)).replace("_for_cpu", "")
     formula = FORMULAS.get(operator)
     return int(formula(*args, **kwargs, out_val=result)) if formula else 0

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-WORLD_SIZE = 4  # of 02, whose memory depends on it only if ranks share the optimizer's states
+WORLD_SIZE = 4  # of 02; its memory depends on it only if ranks share states
 # PyTorch's own functions, before anything replaces them.
 aten, functional = torch.ops.aten, torch.nn.functional
 real_autocast, real_compile = torch.autocast, torch.compile

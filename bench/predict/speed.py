@@ -6,7 +6,6 @@ makes matmuls with a small inner size slow: at 8,192 × 768 by 768 × 3,072 an A
 reach 0.7 of what it reaches on large ones.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from bench.cards import GB, TERA, Card
@@ -16,7 +15,7 @@ LAUNCH = 3e-6  # seconds of the GPU for each kernel
 HOST = 30e-6  # seconds of the CPU for each kernel, with views and autograd
 BANDWIDTH = 0.85  # reached share of the datasheet's bandwidth
 FLASH = 0.44  # rate of FlashAttention by that of matmuls, where nobody measured it
-EFFICIENT = 0.22  # the same for the memory-efficient kernel, which GPUs before 8.0 have instead
+EFFICIENT = 0.22  # that of the memory-efficient kernel, which GPUs before 8.0 have
 
 # The margin of a predicted speed, as a share of it: by the kind of card, and at least ...
 MARGINS = {
@@ -29,27 +28,23 @@ KINDS = "products", "head", "attention", "loss", "optimizer", "rest", "host"  # 
 
 
 class Work(NamedTuple):
-    """The work of a step's kernels of one group: of a kind, a precision and an alignment."""
+    """The work of a step's kernels of one kind, precision and alignment."""
 
     kind: str  # one of KINDS, but not host
-    precision: str  # of their matmuls: float32, TF32, bfloat16, float16, or "" where they have none
+    precision: str  # of their matmuls: float32, TF32, bfloat16, float16; or ""
     is_aligned: bool  # whether the matrices of matmuls are
     kernels: float = 0
     flops: float = 0
     size: float = 0  # bytes read and written
 
-    @property
-    def group(self) -> tuple[str, str, bool]:
-        return self[:3]
 
-
-def is_compiled(step: Iterable[Work]) -> bool:
+def is_compiled(step: list[Work]) -> bool:
     """Returns whether a step is compiled as a whole: else it has more kernels between its matmuls
     than matmuls."""
-    kernels = dict.fromkeys(KINDS, 0.0)
-    for work in step:
-        kernels[work.kind] += work.kernels
-    return kernels["rest"] < kernels["products"]
+    def kernels(kind: str) -> float:
+        return sum(work.kernels for work in step if work.kind == kind)
+
+    return kernels("rest") < kernels("products")
 
 
 def seconds(step: list[Work], card: Card) -> dict[str, float] | None:
@@ -73,21 +68,21 @@ def seconds(step: list[Work], card: Card) -> dict[str, float] | None:
 
 
 def missing_precision(step: list[Work], card: Card) -> str | None:
-    """Returns a precision of the work's matmuls for which the card has no units, or None."""
+    """Returns a precision of matmuls for which the card has no units, or None."""
     return next((work.precision for work in step if work.flops and not card.rate(work.precision)),
                 None)
 
 
 def margin(card: Card, compiled: bool, times: dict[str, float] | None) -> float:
-    """Returns the margin of a predicted speed, as a share of it; `times` are those of seconds()."""
+    """Returns the margin of a predicted speed, as a share of it; `times` are of seconds()."""
     return max(MARGINS[card.kind], 0 if compiled else NOT_COMPILED,
                HOST_BOUND if times and times["host"] else 0)
 
 
 def work_at(batch: int, steps: dict[int, list[Work]]) -> list[Work]:
-    """Returns the work at a batch size, from that at two others: each figure is a + b × batch."""
+    """Returns the work at a batch size from that at two others, as a + b × batch."""
     (first, one), (second, other) = (
-        (size, {work.group: work for work in step}) for size, step in steps.items())
+        (size, {work[:3]: work for work in step}) for size, step in steps.items())
 
     def figure(a: float, b: float) -> float:
         return a + (b - a) * (batch - first) / (second - first)

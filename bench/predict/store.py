@@ -30,7 +30,7 @@ REFUSED = "what it takes can't be predicted: "
 
 
 class Prediction(NamedTuple):
-    """What a script takes. Methods return None where the card lacks what the script needs."""
+    """What a script takes. Methods return None if the card lacks what it needs."""
 
     needs: dict[int, MemoryNeed]  # by the batch size
     steps: dict[int, list[Work]]  # the work of a step, by the batch sizes of TRACED
@@ -45,7 +45,7 @@ class Prediction(NamedTuple):
     def tok_per_sec(self, batch: int, card: Card) -> float | None:
         """Returns the tok/sec of one GPU."""
         times = self.seconds(batch, card)
-        return times and batch * self.context_length / sum(times.values())
+        return batch * self.context_length / sum(times.values()) if times else None
 
     def speeds(self, batch: int, card: Card, gpus: int = 1) -> tuple[float, float] | None:
         """Returns the least and the most tok/sec to expect of all GPUs, whose communication takes
@@ -93,13 +93,10 @@ def span(low: float, high: float) -> str:
 def predict(scripts: Scripts, script: str | Path, options: list[str], results: Path,
             smallest: int | None = None, batch: int | None = None, retrace: bool = False
             ) -> Prediction:
-    """Predicts what a script with these options takes at each of BATCHES, and at `batch`. The
-    smaller ones, which have to be traced one by one, are left out unless a card of `smallest` MiB
-    lacks what the first of TRACED takes.
-
-    A prediction that `results` or results/reference stores is returned as it is, also where the
-    script has changed since, unless `retrace`. Raises UserError, StackError.
-    """
+    """Predicts what a script with these options takes at each of BATCHES, and at `batch`; the sizes
+    below TRACED, which have to be traced one by one, only if a card of `smallest` MiB is too small
+    for these. Unless `retrace`, a prediction stored in `results` or results/reference is returned
+    as it is, also where the script has changed since. Raises UserError, StackError."""
     text = scripts.text(script)
     old = None if retrace else load(scripts, script, options, results, REFERENCE)
     new = extend(old or trace(text, options), text, options, smallest, batch)
@@ -161,7 +158,8 @@ def extend(old: Prediction, text: bytes, options: list[str], smallest: int | Non
     sizes = [size for size in BATCHES if small or size > TRACED[0]] + ([batch] if batch else [])
     missing = [size for size in sizes if size not in old.needs]
     # One that nobody asked for may be no multiple of --micro-batches.
-    traces = ask(text, options, missing, optional=[size for size in missing if size != batch])
+    optional = [size for size in missing if size != batch]
+    traces = ask(text, options, missing, optional) if missing else {}
     needs = old.needs | {size: memory_need(answer["events"]) for size, answer in traces.items()}
     return old._replace(needs=dict(sorted(needs.items()))) if traces else old
 
@@ -170,8 +168,6 @@ def ask(text: bytes, options: list[str], batches: Sequence[int], optional: Seque
         ) -> dict[int, dict]:
     """Traces a script in a process of its own. Returns what bench.predict.trace.trace() does, by
     the batch size, without the `optional` ones that the script refuses. Raises UserError."""
-    if not batches:
-        return {}
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
         script.write_bytes(text)
@@ -227,7 +223,7 @@ def load(scripts: Scripts, script: str | Path, options: list[str], *folders: Pat
     key = key_of(scripts, script, options)
     for folder in folders:
         if entry := read_kept(folder / NAME).get(key):
-            with suppress(LookupError, TypeError, ValueError):  # of an older form
+            with suppress(AttributeError, LookupError, TypeError, ValueError):  # an older form
                 return Prediction(
                     {int(size): MemoryNeed(*need) for size, need in entry["needs"].items()},
                     {size: [Work(*work) for work in entry["works"][str(size)]["step"]]

@@ -36,12 +36,11 @@ from bench.predict.speed import Work
 from bench.processes import error_line
 
 STEPS = 3
-CPU = torch.device("cpu")
 
 
 class Recorder(TorchDispatchMode):
     """Records `events`: a storage's size in bytes when it is made, -k when the k-th one dies; and
-    `work`: what is done from each mark() to the next, as {Work.group: Work}."""
+    `work`: what is done from each mark() to the next, by kind, precision and alignment."""
 
     def __init__(self, config):
         super().__init__()
@@ -62,7 +61,7 @@ class Recorder(TorchDispatchMode):
             return args[0]
         if func is aten._local_scalar_dense.default and is_meta(args[0]):  # Tensor.item
             return 0.0
-        if func is aten._to_copy.default and is_meta(args[0]) and kwargs.get("device") == CPU:
+        if func is aten._to_copy.default and str(kwargs.get("device")) == "cpu":
             return torch.zeros_like(args[0], device="cpu", dtype=kwargs.get("dtype"))
         if func is aten._scaled_dot_product_flash_attention_backward.default:
             B, H, T, D = args[1].shape
