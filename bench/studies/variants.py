@@ -79,9 +79,8 @@ class Variants(Study):
         scripts, machine, group = setup.scripts, setup.machine, setup.args.group
         if group == TRAINER:
             return trainer_runs(setup)
-        if group in OF_02:
-            return scripts.variants_of_02(machine, group)
-        return scripts.variants(scripts.stage("01"), machine, group, setup.args.names)
+        base = scripts.stage("02", machine["gpus"] or 2) if group in OF_02 else scripts.stage("01")
+        return scripts.variants(base, machine, group, setup.args.names)
 
     def tables(self, measured, rows):
         if measured.kind == COMPILE:
