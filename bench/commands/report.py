@@ -15,7 +15,7 @@ from bench.predict.batches import batches_that_fit
 from bench.report.machine_section import look_at
 from bench.report.page import write_page
 from bench.studies import Study, all_studies
-from bench.subcommands import positive, positive_duration
+from bench.subcommands import above_0, positive
 from patches.stack import StackError
 
 PAGE_SECONDS = 20  # to draw and write the page at the end
@@ -30,7 +30,7 @@ class Report(Command):
     needs_machine = True
 
     def options(self, parser):
-        parser.add_argument("--minutes", type=positive_duration, default=25, metavar="N",
+        parser.add_argument("--minutes", type=above_0, default=25, metavar="N",
                             help="stop before this many are over; run it again to continue"
                                  " (default: 25)")
         parser.add_argument("--studies", metavar="A,B", default="",
