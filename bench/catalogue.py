@@ -171,8 +171,8 @@ class Scripts:
             match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
             first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if not first <= last < len(runs):
-                raise UserError(f"--techniques {text}: {part!r} isn't a number from 0 to"
-                                f" {len(runs) - 1}, or a range like 5-8", 2)
+                raise UserError(f"--techniques {text}: {part!r} isn't within 0-{len(runs) - 1}, as"
+                                " a number or a range like 5-8", 2)
             numbers.update(range(first, last + 1))
         return [runs[number] for number in sorted(numbers)]
 

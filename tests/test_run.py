@@ -662,7 +662,7 @@ def test_an_older_python(program):
     ("scaling 0,1", "'0,1': 0 is out of range"),
     ("sweep batch -- --batch-size 2", "--batch-size is set by the sweep itself"),
     ("report --studies doctor", "--studies: 'doctor' is none of stages, "),
-    ("report --studies time-to-loss", "--studies: no report measures time-to-loss"),
+    ("report --studies time-to-loss", "--studies: 'time-to-loss' is none of stages, "),
     ("ladder --resume --dry-run", "nothing to resume in ")])
 def test_what_is_refused(main, command, says):
     """In one line, and nothing has run."""

@@ -4,8 +4,8 @@ import argparse
 import shlex
 import sys
 import time
+from dataclasses import replace
 
-from bench.catalogue import Scripts
 from bench.commands import Command
 from bench.common import UserError, listed, make_writable, relative
 from bench.measure.journal import OTHER_RESULTS, locked
@@ -47,28 +47,24 @@ class Report(Command):
         jobs = jobs_of(setup)
         with locked(setup.results):
             see_build()
-            return make_report(jobs, setup, command_of(setup))
+            return make_report(jobs, setup)
 
 
 def jobs_of(setup: Setup) -> list[tuple[Study, int | None, Setup]]:
     """Returns (study, rounds, its own setup) in the order of the report; rounds are None where the
     study has its usual number. Raises UserError."""
     args, studies = setup.args, all_studies()
-    known = [name for name, study in studies.items() if study.schedule]
-    names = args.studies.replace(",", " ").split() or known
+    measured = [name for name, study in studies.items()
+                if any(rounds != 0 for rounds in study.schedule.values())]  # 0: only shown
+    names = args.studies.replace(",", " ").split() or measured
     for name in names:
-        if name not in known:
-            raise UserError(f"--studies: {name!r} is none of {', '.join(known)}", 2)
-    jobs = []
-    places = sorted((place, name) for name in names for place in studies[name].schedule)
-    for place, chosen in places:
-        study, rounds = studies[chosen], studies[chosen].schedule[place]
-        for values in study.in_report if rounds != 0 else ():
+        if name not in measured:
+            raise UserError(f"--studies: {name!r} is none of {', '.join(measured)}", 2)
+    jobs, places = [], [(place, name) for name in names for place in studies[name].schedule]
+    for place, study in ((place, studies[name]) for place, name in sorted(places)):
+        for values in study.in_report:
             own = argparse.Namespace(**vars(args) | study.defaults | values)
-            jobs.append((study, rounds, Setup(setup.machine, Scripts(), setup.data, setup.results,
-                                              own, setup.options, in_report=True)))
-    if not jobs:
-        raise UserError(f"--studies: no report measures {', '.join(names)}", 2)
+            jobs.append((study, study.schedule[place], replace(setup, args=own, in_report=True)))
     return jobs
 
 
@@ -81,10 +77,9 @@ def command_of(setup: Setup) -> str:
     return shlex.join([*words, *(["--", *setup.options] if setup.options else [])])
 
 
-def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup, command: str) -> int:
-    """Measures each study for its rounds, as far as the minutes reach, and writes the page in any
-    case. Returns the exit code: 1 if something failed. Raises UserError where nothing can be
-    measured."""
+def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup) -> int:
+    """Measures as far as the minutes reach, and writes the page in any case. Returns the exit code:
+    1 if something failed. Raises UserError where nothing can be measured."""
     began, minutes, studies = time.monotonic(), setup.args.minutes, all_studies()
     deadline = began + 60 * minutes - PAGE_SECONDS
     peak = look_at(studies, setup.data, setup.results)["matmul_peak"]
@@ -108,7 +103,7 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup, comma
                 print(f"error: {study.name}: {error}", file=sys.stderr)
                 refused[study.name], failures = str(error), True
     finally:
-        path = write_page(studies, setup.results, command,
+        path = write_page(studies, setup.results, command_of(setup),
                           {name: refused.get(name, "") for name in unfinished})
     if names := [name for name in dict.fromkeys(unfinished) if name not in refused]:
         print(f"\nThe time, {minutes:g} minutes, is over. Not finished: {listed(names)};"
