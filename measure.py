@@ -26,21 +26,19 @@ from patches.stack import StackError
 def main() -> int:
     sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a terminal without × or Δ is no reason to stop
-    argv, subcommand = sys.argv[1:], None
+    argv = sys.argv[1:]
     try:
         args, options = parse(argv)
-        subcommand = args.subcommand
         processes.on_signals(processes.interrupt)
         return run(args, options)
     except (UserError, StackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
     except processes.Interrupted as error:
-        again, continues = argv, argv[0] == "report"  # which always does
-        if isinstance(subcommand, Study):
-            again = [argv[0], "--resume", *(word for word in argv[1:] if word != "--resume")]
-            continues = True
-        print(f"interrupted: python measure.py {shlex.join(again)}"
+        if isinstance(args.subcommand, Study) and "--resume" not in argv:
+            argv.insert(1, "--resume")
+        continues = "--resume" in argv or args.command == "report"
+        print(f"interrupted: python measure.py {shlex.join(argv)}"
               f" {'continues from here' if continues else 'starts again'}", file=sys.stderr)
         return 128 + error.args[0]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from bench.analysis.rows import rows_of
 from bench.catalogue import Scripts
-from bench.commands import Command, all_commands
-from bench.common import ROOT, UserError, make_writable, relative
-from bench.measure.journal import OTHER_RESULTS, journal_of, locked
+from bench.commands import all_commands
+from bench.common import ROOT, relative
+from bench.measure.journal import journal_of, locked
 from bench.measure.plan import Setup
 from bench.measure.run import dry_run, failed, run_study, see_build
 from bench.predict.batches import batches_that_fit
@@ -26,11 +26,10 @@ EXAMPLES = """examples:
   python measure.py ladder --dry-run              what would run, and about how long
   python measure.py ladder -- --model gpt2        what follows -- goes to every script
 """
-RENAMED = {"--rungs": "--techniques", "--anew": "--retrace"}
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """One subcommand for each study and each command, listed in groups."""
+    """Returns a parser with a subcommand for each study and each command, listed in groups."""
     subcommands: list[Subcommand] = [*all_studies().values(), *all_commands().values()]
     parser = argparse.ArgumentParser(
         description="Benchmark speed techniques for GPT training.", allow_abbrev=False,
@@ -55,7 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def listing(subcommands: list[Subcommand]) -> str:
-    """A line for each subcommand, in groups."""
+    """Returns a line for each subcommand, in groups."""
     lines = []
     for group in GROUPS:
         lines.append(f"{group}:")
@@ -82,33 +81,25 @@ def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """(the arguments before --, the scripts' own options behind it). Raises UserError for an option
-    that has another name now."""
+    """Returns the arguments before --, and the scripts' own options behind it."""
     cut = argv.index("--") if "--" in argv else len(argv)
-    for word in argv[:cut]:
-        old = word.split("=")[0]
-        if old in RENAMED and argv[0] != "audit":  # behind an audited script they are its own
-            raise UserError(f"{old} is called {RENAMED[old]} now", 2)
     return make_parser().parse_args(argv[:cut]), argv[cut + 1:]
 
 
 def run(args: argparse.Namespace, options: list[str]) -> int:
     """Runs the subcommand; returns the exit code. Raises UserError, StackError, OSError."""
     subcommand = args.subcommand
-    if isinstance(subcommand, Command):
-        machine = machine_section.this_machine() if subcommand.needs_machine else {}
-        return subcommand.run(Setup(machine, Scripts(), args.data, args.results_dir, args, options))
-    return measure(subcommand, args, options)
-
-
-def measure(study: Study, args: argparse.Namespace, options: list[str]) -> int:
-    """Measures a study; returns the exit code: 1 if a run failed. Raises as `run`."""
-    if not args.dry_run:
-        make_writable(args.results_dir, OTHER_RESULTS)
-    machine = machine_section.this_machine()
+    is_study = isinstance(subcommand, Study)
+    machine = machine_section.this_machine() if is_study or subcommand.needs_machine else {}
     setup = Setup(machine, Scripts(), args.data, args.results_dir, args, options)
-    if machine.get("gpu_needs"):
-        print(f"missing: {machine['gpu_needs']}", file=sys.stderr)
+    return measure(subcommand, setup) if is_study else subcommand.run(setup)
+
+
+def measure(study: Study, setup: Setup) -> int:
+    """Measures a study; returns the exit code: 1 if a run failed. Raises as `run`."""
+    args = setup.args
+    if setup.machine.get("gpu_needs"):
+        print(f"missing: {setup.machine['gpu_needs']}", file=sys.stderr)
     if not args.resume:
         setup.batches = batches_that_fit(setup, study.composed)
     if args.dry_run:

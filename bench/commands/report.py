@@ -7,8 +7,8 @@ import time
 from dataclasses import replace
 
 from bench.commands import Command
-from bench.common import UserError, listed, make_writable, relative
-from bench.measure.journal import OTHER_RESULTS, locked
+from bench.common import UserError, listed, relative
+from bench.measure.journal import locked
 from bench.measure.plan import Setup
 from bench.measure.run import failed, run_study, see_build
 from bench.predict.batches import batches_that_fit
@@ -43,7 +43,6 @@ class Report(Command):
 
     def run(self, setup):
         """Returns the exit code: 1 if something failed."""
-        make_writable(setup.results, OTHER_RESULTS)
         jobs = jobs_of(setup)
         with locked(setup.results):
             see_build()
