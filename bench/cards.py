@@ -98,21 +98,19 @@ def named(text: str) -> list[str]:
 
 
 def cards_by(name: str) -> list[str]:
-    """Returns the cards with a name, ours or PyTorch's, or else with a part of one. Case, spaces,
-    hyphens and the vendor's words don't count: "rtx4090", "4090". Raises UserError for none."""
+    """Returns the card with a name, ours or PyTorch's, or else those with it as a part. Case,
+    spaces, hyphens and the vendor's words don't count: "rtx4090", "4090". Raises UserError for
+    none."""
     def plain(name: str) -> str:
         return re.sub("nvidia|geforce|tesla|rtx|amd|instinct|[^a-z0-9]", "", name.lower())
 
     part = plain(name)
-    names = {card: [plain(other) for other in (card, *CARDS[card].names)] for card in CARDS}
-    exact = [card for card in CARDS if part in names[card]]
-    if matches := exact or [card for card in CARDS if part and part in plain(card)]:
+    names = {plain(other): card for card in CARDS for other in (card, *CARDS[card].names)}
+    if part in names:
+        return [names[part]]
+    if matches := [card for card in CARDS if part and part in plain(card)]:
         return matches
-
-    def likeness(card: str) -> float:
-        return max(difflib.SequenceMatcher(None, part, other).ratio() for other in names[card])
-
-    nearest = sorted(CARDS, key=likeness, reverse=True)[:3]
+    likely = dict.fromkeys(names[near] for near in difflib.get_close_matches(part, names, 9, 0))
     raise UserError(f"--gpu: no GPU {name.strip()!r} is known; the nearest names are"
-                    f" {', '.join(nearest)}. All: python measure.py predict --gpu list. Any other:"
-                    " python measure.py predict --memory GB --bandwidth GB/S --tflops N", 2)
+                    f" {', '.join([*likely][:3])}. All: python measure.py predict --gpu list. Any"
+                    " other: python measure.py predict --memory GB,GB/S,TFLOPS", 2)

@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
+from bench import commands
 from bench.analysis.rows import rows_of
 from bench.catalogue import Scripts
-from bench.commands import all_commands
 from bench.common import ROOT, relative
 from bench.measure.journal import journal_of, locked
 from bench.measure.plan import Setup
@@ -15,7 +15,7 @@ from bench.predict.batches import batches_that_fit
 from bench.report import machine_section
 from bench.report.tables import text_of
 from bench.studies import Study, all_studies
-from bench.subcommands import GROUPS, Subcommand, duration, positive
+from bench.subcommands import GROUPS, Command, Subcommand, all_in, duration, positive
 
 EXAMPLES = """examples:
   python measure.py doctor                        what works here, and what is missing
@@ -30,36 +30,33 @@ EXAMPLES = """examples:
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns a parser with a subcommand for each study and each command, listed in groups."""
-    subcommands: list[Subcommand] = [*all_studies().values(), *all_commands().values()]
+    subcommands: list[Subcommand] = [*all_studies().values(), *all_in(commands, Command)]
+    listing = ""
+    for group in GROUPS:
+        listing += f"{group}:\n"
+        for one in subcommands:
+            if one.group == group:
+                listing += f"  {one.name:<16}{one.description.splitlines()[0].rstrip('.')}\n"
     parser = argparse.ArgumentParser(
         description="Benchmark speed techniques for GPT training.", allow_abbrev=False,
-        usage="measure.py COMMAND ...", epilog=f"{listing(subcommands)}\n{EXAMPLES}",
+        usage="measure.py COMMAND ...", epilog=f"{listing}\n{EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command",
-                                    prog="measure.py",
-                                    help="one of those below; COMMAND --help explains it")
+    parsers = parser.add_subparsers(
+        required=True, metavar="COMMAND", dest="command", prog="measure.py",
+        help="one of those below; COMMAND --help explains it")
     for subcommand in subcommands:
-        own = parsers.add_parser(subcommand.name, description=subcommand.description,
-                                 allow_abbrev=False,
-                                 epilog="What follows -- goes to every script.")
+        own = parsers.add_parser(
+            subcommand.name, description=" ".join(subcommand.description.split()),
+            allow_abbrev=False, epilog="What follows -- goes to every script.")
         own.set_defaults(subcommand=subcommand)
-        own.add_argument("--data", type=Path, default=ROOT / "data", metavar="DIR",
-                         help="folder of the tokens (default: data/ next to this script)")
-        own.add_argument("--results-dir", type=Path, default=ROOT / "results", metavar="DIR",
-                         help="folder of the results (default: results/ next to this script)")
+        for option, what in (("--data", "tokens"), ("--results-dir", "results")):
+            folder = option.strip("-").removesuffix("-dir")
+            own.add_argument(option, type=Path, default=ROOT / folder, metavar="DIR",
+                             help=f"folder of the {what} (default: {folder}/ next to this script)")
         subcommand.options(own)
         if isinstance(subcommand, Study):
             add_measuring_options(own, subcommand)
     return parser
-
-
-def listing(subcommands: list[Subcommand]) -> str:
-    """Returns a line for each subcommand, in groups."""
-    lines = []
-    for group in GROUPS:
-        lines.append(f"{group}:")
-        lines += [f"  {one.name:<16}{one.help}" for one in subcommands if one.group == group]
-    return "\n".join([*lines, ""])
 
 
 def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None:

@@ -22,14 +22,25 @@ class Subcommand:
 
     @property
     def description(self) -> str:
-        return " ".join((type(self).__doc__ or "").split())  # `python -OO` keeps none
-
-    @property
-    def help(self) -> str:
-        return (type(self).__doc__ or "").partition("\n")[0].rstrip(".")
+        return type(self).__doc__ or " "  # `python -OO` keeps none
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Adds its own command-line options."""
+
+
+class Command(Subcommand):
+    """A subcommand that measures nothing."""
+
+    needs_machine = False  # whether its setup has to describe this machine
+
+    def run(self, setup) -> int:
+        """Prints the answer; returns the exit code. Raises UserError, StackError, OSError."""
+        print(self.answer(setup))
+        return 0
+
+    def answer(self, setup) -> str:
+        """Returns what it prints. Raises as `run`."""
+        raise NotImplementedError
 
 
 def all_in(package: ModuleType, kind: type) -> list:
@@ -43,9 +54,9 @@ def all_in(package: ModuleType, kind: type) -> list:
 def number_from(least: float, kind: type = float):
     """Returns an option's type for argparse: a finite number that is `least` or more."""
     def number(text: str) -> float:
-        if not least <= kind(text) < math.inf:
+        if not least <= (value := kind(text)) < math.inf:
             raise argparse.ArgumentTypeError(f"{text} is out of range")
-        return kind(text)
+        return value
 
     return number
 

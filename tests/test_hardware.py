@@ -361,7 +361,6 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     assert here["gpu_needs"].startswith(TOLD_OLD)
     monkeypatch.setattr(processes, "ask_machine", dict(compile_error=None).__getitem__)
     assert f"missing        {here['gpu_needs']}\n" in Doctor().answer(setup_of(tmp_path, here))
-    monkeypatch.setattr("os.getloadavg", lambda: (0.0, 0.0, 0.0), raising=False)
     monkeypatch.setattr(machine_section, "this_machine", lambda: here)
     monkeypatch.setattr(sizing, "configurations", lambda runs, plan, setup: {run.name: dict(
         batch_size=4, context_length=256, compile=True) for run in runs})

@@ -15,7 +15,6 @@ from torch.nn import functional
 from bench import processes
 from bench.cards import CARDS, FILE, PEAK_FLOPS, Card, named
 from bench.catalogue import Scripts, published
-from bench.commands import all_commands
 from bench.commands import predict as module
 from bench.common import REFERENCE, UserError
 from bench.predict import speed, store, trace
@@ -447,13 +446,13 @@ def command(tmp_path, monkeypatch):
     monkeypatch.setattr("bench.commands.predict.predict",
                         lambda _, __, options, *___: asked.append(options) or known)
     setup = setup_of(tmp_path)
-    args = dict(gpu="all", memory=None, bandwidth=None, tflops=None, batch_size=None,
+    args = dict(gpu="all", memory=None, batch_size=None,
                 model="gpt2", techniques=None, variants=None, all=False, retrace=False,
                 tokens=None, price=None, why=False)
 
     def answer(**changes) -> str:
         setup.args = Namespace(**args | changes)
-        return all_commands()["predict"].answer(setup)
+        return module.Predict().answer(setup)
 
     return SimpleNamespace(answer=answer, asked=asked, known=known, setup=setup)
 
@@ -463,8 +462,10 @@ def command(tmp_path, monkeypatch):
     (dict(gpu="L4", variants="optimizer-muon"), r"L4, gpt2, .*muon: fits at batch 32 "),
     (dict(gpu="L4", tokens=10e9, price=[0.5]), r".*; 10,000,000,000 tokens take {hours} hours and"
                                                r" cost {cost}\.$"),
-    (dict(memory=2.0, batch_size=32), r".* not fit .*2\.93 of 1\.40 GB; the largest .* is 8\)\.$"),
-    (dict(memory=0.7), r".*does not fit"), (dict(batch_size=5), r"gpt2, 01: fits 7\d of 7\d GPUs"),
+    (dict(memory=[2.0], batch_size=32),
+     r".* not fit .*2\.93 of 1\.40 GB; the largest .* is 8\)\.$"),
+    (dict(memory=[0.7]), r".*does not fit"),
+    (dict(batch_size=5), r"gpt2, 01: fits 7\d of 7\d GPUs"),
     (dict(gpu="A10"), "A10, ")])  # which is a part of other names, too
 def test_the_answer_comes_first(command, options, begins):
     """Of the last script, at the batch that is asked for; costs are those of the range."""
@@ -481,12 +482,12 @@ def test_tables_of_the_command(command):
     """A column for each script and a row for each card, also for one of one's own; a script that
     the card trains in another way; where the time of a step goes."""
     answer, asked, known = command.answer, command.asked, command.known
-    fits = f"32 (3.0 GB): {known.speed_range(32, CARDS['RTX 4060 Ti'])}"
     text = answer(gpu="4xall")
-    assert f"| RTX 4060 Ti | 8 | {fits} | {fits} | {fits} |" in text
-    assert "| T4 | 15 | 32 (3.0 GB): not in bfloat16 |" in text
-    assert "32 (3.0 GB): not in bfloat16 with precision-fp16 |" in text
-    assert f"| 5 (0.7 GB): {known.speed_range(5, CARDS['L4'])} |" in answer(batch_size=5)
+    speed = known.speed_range(32, CARDS["RTX 4060 Ti"])
+    for label in ("00", "01", "02, 4 ranks"):
+        assert f"| {label} | RTX 4060 Ti | 32 | 3.0 | {speed} |" in text
+    assert "| 01 with precision-fp16 | T4 | 32 | 3.0 | not in bfloat16 |" in text
+    assert f"| 01 | L4 | 5 | 0.7 | {known.speed_range(5, CARDS['L4'])} |" in answer(batch_size=5)
     text, times = answer(gpu="8 x h100"), known.seconds(32, CARDS["H100"])
     whole = sum(times.values())
     minutes = 15 * 414_009 / (32 * 1024) * whole / 60
@@ -499,9 +500,9 @@ def test_tables_of_the_command(command):
     assert "| 01 in float32, not compiled |" in answer(gpu="p100")
     assert ["--model", "gpt2", "--dtype", "float32", "--no-compile"] in asked
     assert "| 01 with precision-fp16 | 1.00 | 3.00 |" in answer(gpu="tesla t4")  # PyTorch's name
-    assert "48 GB: speed, " in answer(memory=48.0, bandwidth=500.0, tflops=100.0)
+    assert "48 GB at --batch-size, " in answer(memory=[48.0, 500.0, 100.0])
     text = answer(variants="memory-checkpoint --no-compile, optimizer-muon, optimizer-muon")
-    assert text.count("| optimizer-muon |") == 2  # its row, and its column
+    assert text.count("| optimizer-muon | L4 |") == 1
     assert ["--model", "gpt2", "--no-compile"] in asked
     assert "Check: nvidia-smi" in answer(gpu="H100", why=True)
     assert "Check: nvidia-smi" not in answer(gpu="H100")
@@ -509,7 +510,7 @@ def test_tables_of_the_command(command):
 
 @pytest.mark.parametrize("text", ["", "B", "many", "-1", "0", "nan", "inf", "1,,2"])
 def test_what_is_no_number(text):
-    for read in (module.prices, module.tokens):
+    for read in (module.numbers, module.tokens):
         with pytest.raises((ArgumentTypeError, ValueError)):  # argparse says which option
             read(text)
 
@@ -517,9 +518,9 @@ def test_what_is_no_number(text):
 @pytest.mark.parametrize(("options", "says"), [
     (dict(gpu="H1000"), "'H1000'"), (dict(gpu=""), "names no GPU"),
     (dict(techniques="99"), "99"),
-    (dict(tflops=3.0), "together"),
+    (dict(memory=[8.0, 3.0]), "GB,GB/S,TFLOPS"),
     (dict(gpu="0xH100"), "from 1"), (dict(gpu="4xH100,8xH200"), "One number"),
-    (dict(memory=8.0, gpu="T4"), "leave --gpu"),
+    (dict(memory=[8.0], gpu="T4"), "--gpu may"),
     (dict(variants="no-such"), "no variant 'no-such' of 01"),
     (dict(gpu="H100,L4", price=[1.0, 2.0, 3.0]), "3 prices for 2 GPUs, H100, L4")])
 def test_what_the_command_refuses(command, options, says):

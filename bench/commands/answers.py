@@ -83,63 +83,37 @@ def memory_table(rows: list[dict], args: Namespace) -> Table:
                  f"Predicted reserved memory of {args.model}, GB (1024³ bytes) per GPU:")
 
 
-def fitting_table(rows: list[dict]) -> Table:
-    """Returns a row for each GPU, with a column for each script."""
-    def fits(script: str, gpu: str) -> str:
-        row = next(row for row in rows if (row["script"], row["gpu"]) == (script, gpu))
-        if not row["batch"]:
-            return "none"
-        speed = f": {row['speed']}" if row["speed"] else ""
-        return f"{row['batch']} ({row['gb']:.1f} GB){speed}{row['label'].removeprefix(script)}"
-
-    memory = {row["gpu"]: f"{row['card'].mib / 1024:.0f}" for row in rows}
-    return Table([
-        Column("card", lambda gpu: gpu, True), Column("GB", memory.__getitem__),
-        *(Column(script, partial(fits, script))
-          for script in dict.fromkeys(row["script"] for row in rows))], list(memory),
-        "Batch (the largest power of two that fits, or --batch-size), GB reserved, thousand"
-        " tok/sec per GPU:")
-
-
-def speed_table(rows: list[dict]) -> Table:
-    """Returns a row for each script on each GPU, with all that is known of it."""
-    gpus = dict.fromkeys(row["gpu"] for row in rows)
+def main_table(rows: list[dict]) -> Table:
+    """Returns each script on each GPU: its batch, how fast it is, and where its time goes."""
+    one_gpu = len({row["gpu"] for row in rows}) == 1
     of_all = any(row["run"].processes > 1 for row in rows)
+    shares = [num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS] if one_gpu else []
     return Table([
-        text_col("script", "label"), *([text_col("card", "gpu")] if len(gpus) > 1 else []),
+        text_col("script", "label"), *([] if one_gpu else [text_col("card", "gpu")]),
         num_col("batch", "size"), num_col("GB", "gb", ".1f"),
         num_col("tok/sec, thousands", "speed"),
         *([num_col("of all its GPUs", "speed_of_all")] if of_all else []),
         num_col("MFU", "mfu", ".0%"), num_col(f"minutes of {EPOCHS} epochs", "minutes", ",.1f"),
-        num_col("hours", "hours"), num_col("cost", "cost"),
-        *(num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS)], rows,
-        f"{rows[0]['gpu'] if len(gpus) == 1 else 'Each GPU'}: speed, time for {EPOCHS} epochs of"
-        f" the book ({BOOK_TOKENS:,} tokens), share of step time:")
+        num_col("hours", "hours"), num_col("cost", "cost"), *shares], rows,
+        f"{rows[0]['gpu'] if one_gpu else 'Each GPU'} at --batch-size, or at the largest power of"
+        f" two that fits; epochs of the book, {BOOK_TOKENS:,} tokens"
+        f"{'; shares of step time' if one_gpu else ''}:")
 
 
 def notes(rows: list[dict]) -> list[str]:
     """Returns what to know of the tables, a line each."""
-    fast = {row["gpu"]: row["card"] for row in rows if row["card"].bandwidth}
-    scaled = [gpu for gpu, card in fast.items() if card.capability >= 8 and not card.is_measured]
     lines = ["All numbers are predictions; how accurate they are: docs/predictions.md."
              f" {OTHERS / 1024:.1f} GB are left for driver and display. On an H100 01 reserved 15 %"
              " more than predicted: where less than that is left, take half the batch."]
     if any(row["run"].processes > 1 for row in rows):
         lines.append("On several GPUs communication takes no time here: a step takes longer.")
-    if scaled:
-        lines.append("The matmul throughput of these is scaled from the datasheet, so the range is"
-                     f" wider: {', '.join(scaled)}.")
-    if not all(card.float32 for card in fast.values()):
-        lines.append("Speed unknown: it needs the GPU's float32 throughput.")
     return lines
 
 
-def gpus_table() -> Table:
-    return Table([
-        Column("GPU", lambda name: name, True),
-        Column("GB", lambda name: f"{CARDS[name].mib / 1024:.0f}"),
-        Column("also called", lambda name: ", ".join(CARDS[name].names), True)],
-        list(CARDS), "GPUs that predict knows:")
+def gpus_list() -> str:
+    """Returns every GPU that is known, a line each, with its other names."""
+    return "\n".join(f"{name} ({card.mib / 1024:.0f} GB): {', '.join(card.names)}"
+                     for name, card in CARDS.items())
 
 
 def why_slow() -> list[str]:

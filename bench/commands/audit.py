@@ -8,9 +8,8 @@ from pathlib import Path
 from bench.audit import render
 from bench.audit.run import audit, machine_of
 from bench.cards import named
-from bench.commands import Command
 from bench.common import UserError, relative
-from bench.subcommands import above_0
+from bench.subcommands import Command, above_0
 
 
 class Audit(Command):

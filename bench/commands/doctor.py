@@ -1,13 +1,11 @@
 """What works on this machine, what is missing, and what to type next; what `make bench` starts."""
 
-import os
 import sys
 from pathlib import Path
 
 from bench import processes
 from bench.cards import card_of
 from bench.catalogue import STAGES, in_float16
-from bench.commands import Command
 from bench.common import (
     BUILD,
     ROOT,
@@ -21,6 +19,7 @@ from bench.common import (
 from bench.measure.environment import missing_here
 from bench.measure.sizing import FLOAT32_FACTOR
 from bench.predict.batches import batches_that_fit
+from bench.subcommands import Command
 
 
 class Doctor(Command):
@@ -99,8 +98,8 @@ class Fits(Command):
 
     def answer(self, setup):
         stage, machine = setup.args.stage, setup.machine
-        if stage == "00":
-            warn(machine)
+        if machine.get("gpu_needs") and stage == "00":
+            print(f"missing: {machine['gpu_needs']}", file=sys.stderr)
         batch = batches_that_fit(setup, composed=True).get("8" if stage == "00" else "32")
         words = [STAGES[stage]]
         if in_float16(machine, setup.options) and stage != "00":
@@ -112,13 +111,3 @@ class Fits(Command):
             print(f"{run.label}, as {words[0]}: {machine['dtype_reason'].partition(';')[0]}",
                   file=sys.stderr)
         return " ".join([*words, *([f"--batch-size {batch}"] if batch else [])])
-
-
-def warn(machine: dict) -> None:
-    """Prints what will make the figures of this machine wrong."""
-    if machine.get("gpu_needs"):
-        print(f"missing: {machine['gpu_needs']}", file=sys.stderr)
-    load, cores = getattr(os, "getloadavg", lambda: [0])()[0], os.cpu_count() or 1
-    if load > 0.75 * cores:
-        print(f"Other programs run (load {load:.1f} on {cores} cores): the speeds will be lower"
-              " than this machine's, and their factors wrong", file=sys.stderr)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from bench.cards import CARDS, Card, named
 from bench.catalogue import Run, without_doubles
-from bench.commands import Command, answers
+from bench.commands import answers
 from bench.common import UserError, has_option
 from bench.measure.plan import Setup
 from bench.predict.store import OTHERS, changed, predict, predict_all
 from bench.report.gpus import in_place
 from bench.report.prediction_tables import wanted
 from bench.report.tables import markdown
-from bench.subcommands import above_0, positive
+from bench.subcommands import Command, above_0, positive
 from patches import stack
 
 GPUS = 4  # of 02, as it was published
@@ -27,9 +27,9 @@ def tokens(text: str) -> float:
     return factor * above_0(text[:-1]) if factor else above_0(text)
 
 
-def prices(text: str) -> list[float]:
+def numbers(text: str) -> list[float]:
     """Reads an option such as 2.7 or 2.7,1.7. Raises ValueError."""
-    return [above_0(price) for price in text.split(",")]
+    return [above_0(number) for number in text.split(",")]
 
 
 class Predict(Command):
@@ -41,12 +41,10 @@ class Predict(Command):
         parser.add_argument("--gpu", metavar="NAME", default="all",
                             help="names, or parts of them: 4090 or H100,H200; 8xH100 adds 02 on"
                                  " eight of them; `--gpu list` prints all (default: all)")
-        parser.add_argument("--memory", metavar="GB", type=above_0,
-                            help="a GPU with this much memory instead")
-        parser.add_argument("--bandwidth", metavar="GB/S", type=above_0,
-                            help="its memory bandwidth")
-        parser.add_argument("--tflops", metavar="N", type=above_0,
-                            help="its dense bfloat16 matmul throughput by the datasheet, TFLOP/s")
+        parser.add_argument("--memory", metavar="GB[,GB/S,TFLOPS]", type=numbers,
+                            help="a GPU of your own instead, by its memory; for its speed also the"
+                                 " bandwidth of its memory, and its dense bfloat16 TFLOP/s by the"
+                                 " datasheet: 48,696,150")
         parser.add_argument("--model", metavar="NAME", default="gpt2",
                             help="--model of the scripts (default: %(default)s)")
         parser.add_argument("--batch-size", metavar="N", type=positive,
@@ -59,7 +57,7 @@ class Predict(Command):
                                  " several into one script")
         parser.add_argument("--tokens", metavar="N", type=tokens,
                             help="how long it takes to train on this many: 10e9, 10B, 300M")
-        parser.add_argument("--price", metavar="PER_HOUR", type=prices,
+        parser.add_argument("--price", metavar="PER_HOUR", type=numbers,
                             help="of one GPU, in any currency: what those tokens cost; of several"
                                  " GPUs one each: 2.7,1.7")
         parser.add_argument("--why", action="store_true",
@@ -75,19 +73,17 @@ class Predict(Command):
         if any(has_option(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)
         if args.gpu.strip().lower() == "list":
-            return markdown(answers.gpus_table())
+            return answers.gpus_list()
         cards, gpus = cards_of(args)
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
             return predict_all(setup.scripts, wanted(), setup.results, smallest, args.retrace)
         rows = rows_of(setup, cards, runs_of(setup, gpus), smallest)
-        by_script = len(cards) == 1 or args.tokens
-        second = answers.speed_table(rows) if by_script else answers.fitting_table(rows)
         edited = changed(setup.scripts, {
             row["run"].script: row["prediction"] for row in rows}.items())
         return "\n".join([
             answers.first_lines(rows, args), "",
-            markdown(answers.memory_table(rows, args), second),
+            markdown(answers.memory_table(rows, args), answers.main_table(rows)),
             *(answers.why_slow() if args.why else []), *answers.notes(rows),
             *([f"{edited} --retrace traces it."] if edited else [])])
 
@@ -99,19 +95,17 @@ def cards_of(args: argparse.Namespace) -> tuple[dict[str, Card], int]:
     if len(counts) > 1 or "0" in counts:
         raise UserError(f"{args.gpu}: how many GPUs? One number for all of them, from 1", 2)
     gpus = int(max(counts, default=0))
-    if (args.bandwidth is None) != (args.tflops is None) or args.bandwidth and not args.memory:
-        raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
-    if args.memory is None:
-        chosen = named(names) if names.lower() != "all" else [
-            name for name, card in CARDS.items() if card.capability >= 7]  # as 01 needs
-        return {name: CARDS[name] for name in chosen}, gpus
-    if names.lower() not in ("", "all"):
-        raise UserError("--memory describes a GPU of its own: leave --gpu out, or give the number"
-                        " of GPUs, --gpu 4x", 2)
-    rate = args.tflops or 0
-    card = Card(int(1024 * args.memory), 8.0, args.bandwidth or 0, None, rate / 2, rate, rate,
-                0.8 * rate, None, is_measured=False, held=1)
-    return {f"{args.memory:g} GB": card}, gpus
+    if args.memory:
+        if len(args.memory) not in (1, 3) or names.lower() not in ("", "all"):
+            raise UserError("--memory GB or GB,GB/S,TFLOPS describes a GPU of your own: --gpu may"
+                            " only give their number, 4x", 2)
+        memory, bandwidth, rate = (*args.memory, 0, 0)[:3]
+        return {f"{memory:g} GB": Card(
+            int(1024 * memory), 8.0, bandwidth, None, rate / 2, rate, rate, 0.8 * rate, None,
+            is_measured=False, held=1)}, gpus
+    chosen = named(names) if names.lower() != "all" else [
+        name for name, card in CARDS.items() if card.capability >= 7]  # as 01 needs
+    return {name: CARDS[name] for name in chosen}, gpus
 
 
 def runs_of(setup: Setup, gpus: int) -> list[Run]:

@@ -1,8 +1,8 @@
 """The blocks that are generated in README, docs and the machines' pages."""
 
-from bench.commands import Command
 from bench.report.readme import write_readme
 from bench.studies import all_studies
+from bench.subcommands import Command
 
 
 class Readme(Command):

@@ -6,7 +6,6 @@ import sys
 import time
 from dataclasses import replace
 
-from bench.commands import Command
 from bench.common import UserError, listed, relative
 from bench.measure.journal import locked
 from bench.measure.plan import Setup
@@ -15,7 +14,7 @@ from bench.predict.batches import batches_that_fit
 from bench.report.machine_section import look_at
 from bench.report.page import write_page
 from bench.studies import Study, all_studies
-from bench.subcommands import above_0, positive
+from bench.subcommands import Command, above_0, positive
 from patches.stack import StackError
 
 PAGE_SECONDS = 20  # to draw and write the page at the end

@@ -7,57 +7,12 @@ from pathlib import Path
 
 from bench.analysis.rows import Row
 from bench.analysis.stats import significant
-from bench.commands import Command
 from bench.common import DAMAGE, REFERENCE, UserError, relative, trained_in
 from bench.measure.journal import locked
-from bench.report.tables import (
-    INTERVAL,
-    Column,
-    Table,
-    credited,
-    fmt,
-    found_in,
-    markdown,
-    num_col,
-    text_col,
-)
+from bench.report.tables import INTERVAL, Column, Table, credited, fmt, found_in, markdown, num_col
+from bench.subcommands import Command
 
 # ---- Two folders side by side -------------------------------------------------------------------
-
-
-def incomparable(one: Row, other: Row) -> str:
-    """Returns why a technique's two speedups can't be compared; "" where they can."""
-    if not one.speeds or not other.speeds:
-        return f"no figures in {'B' if one.speeds else 'A'}"
-    over = [row.reference.label if row.reference else "nothing" for row in (one, other)]
-    return "" if over[0] == over[1] else f"over {over[0]} in A, over {over[1]} in B"
-
-
-def pairs_of(rows: list[Row], others: list[Row]) -> list[dict]:
-    """Returns each technique of both ladders, as a row: `one` and `other`, and the `difference`, in
-    which of A and B its speedup is larger, by the rule of all tables, or why that isn't known.
-    Raises UserError where no technique can be compared."""
-    by_name = {row.run.name: row for row in others}
-    pairs: list[dict] = [dict(one=row, other=by_name[row.run.name]) for row in rows
-                         if row.run.name in by_name]
-    pairs = [pair for pair in pairs if any(row.reference for row in pair.values())]
-    reasons = [incomparable(**pair) for pair in pairs]
-    if all(reasons):
-        raise UserError("; ".join([
-            "the two ladders have no technique in common with the same one before it",
-            *(f"{pair['one'].label}: {why}" for pair, why in zip(pairs, reasons, strict=True))]))
-    differences = {}
-    for pair, why in zip(pairs, reasons, strict=True):
-        pair["difference"] = why or "not tested"
-        ours, theirs = pair["one"].difference(), pair["other"].difference()
-        if ours and theirs and not why:
-            differences[pair["one"].run.name] = ours.minus(theirs)
-    names = significant(differences)
-    for pair in pairs:
-        if difference := differences.get(pair["one"].run.name):
-            pair["difference"] = "not significant" if pair["one"].run.name not in names else (
-                "larger in A" if difference.mean > 0 else "larger in B")
-    return pairs
 
 
 class Compare(Command):
@@ -78,21 +33,45 @@ class Compare(Command):
         if one.options != other.options:
             ours, theirs = (" ".join(options) or "none" for options in (one.options, other.options))
             raise UserError(f"measured with different options: {ours}; {theirs}")
-        pairs = pairs_of(rows, others)
         ours, theirs = facts(one, rows), facts(other, others)
         lines = [("folder", *names), *(
             (name, ours.get(name, ""), theirs.get(name, "")) for name in ours | theirs
             if ours.get(name) != theirs.get(name))]
-        return markdown(
-            Table([Column("", lambda line: line[0], True), Column("A", lambda line: line[1]),
-                   Column("B", lambda line: line[2])], lines),
-            Table([Column("technique", lambda pair: credited(pair["one"], pair["one"].label), True),
-                   num_col("A: ×", "one.factor", ".2f"),
-                   Column("95 %", lambda pair: INTERVAL.cell(pair["one"])),
-                   num_col("B: ×", "other.factor", ".2f"),
-                   Column("95 %", lambda pair: INTERVAL.cell(pair["other"])),
-                   text_col("difference", "difference")],
-                  pairs, "Each technique's speedup over the script before it:"))
+        columns = [Column("", lambda line: line[0], True), Column("A", lambda line: line[1]),
+                   Column("B", lambda line: line[2])]
+        return markdown(Table(columns, lines), speedups_table(rows, others))
+
+
+def speedups_table(rows: list[Row], others: list[Row]) -> Table:
+    """Returns the techniques of two ladders that come after the same one in both, and whether their
+    speedups differ, by the rule of all tables. Raises UserError where there are none."""
+    by_name = {row.run.name: row for row in others if row.speeds and row.reference}
+    pairs: list[dict] = [dict(one=row, other=other) for row in rows
+                         if row.speeds and row.reference and (other := by_name.get(row.run.name))
+                         and row.reference.run.name == other.reference.run.name]
+    if not pairs:
+        raise UserError("the two ladders have no technique in common with the same one before it")
+    differences = {}
+    for pair in pairs:
+        ours, theirs = pair["one"].difference(), pair["other"].difference()
+        if ours and theirs:
+            differences[pair["one"].run.name] = ours.minus(theirs)
+    names = significant(differences)
+
+    def difference(pair: dict) -> str:
+        name = pair["one"].run.name
+        if name not in names:
+            return "not significant" if name in differences else "not tested"
+        return "larger in A" if differences[name].mean > 0 else "larger in B"
+
+    return Table([
+        Column("technique", lambda pair: credited(pair["one"], pair["one"].label), True),
+        num_col("A: ×", "one.factor", ".2f"),
+        Column("95 %", lambda pair: INTERVAL.cell(pair["one"])),
+        num_col("B: ×", "other.factor", ".2f"),
+        Column("95 %", lambda pair: INTERVAL.cell(pair["other"])),
+        Column("difference", difference, True)],
+        pairs, "Each technique's speedup over the script before it, the same one in both:")
 
 
 def ladder_in(name: str) -> tuple:
