@@ -40,21 +40,19 @@ class Predict(Command):
     def options(self, parser):
         parser.add_argument("--gpu", metavar="NAME", default="all",
                             help="names, or parts of them: 4090 or H100,H200; 8xH100 adds 02 on"
-                                 " eight of them; `--gpu list` prints all (default: all)")
+                                 " eight of them; list prints all (default: all)")
         parser.add_argument("--memory", metavar="GB[,GB/S,TFLOPS]", type=numbers,
-                            help="a GPU of your own instead, by its memory; for its speed also the"
-                                 " bandwidth of its memory, and its dense bfloat16 TFLOP/s by the"
-                                 " datasheet: 48,696,150")
+                            help="a GPU of your own instead, by its memory, and for its speed also by"
+                                 " bandwidth and dense bfloat16 rate: 48,696,150")
         parser.add_argument("--model", metavar="NAME", default="gpt2",
                             help="--model of the scripts (default: %(default)s)")
         parser.add_argument("--batch-size", metavar="N", type=positive,
-                            help="also predict this batch size, per GPU")
+                            help="predict this batch size, per GPU (default: the largest)")
         parser.add_argument("--techniques", metavar="0,5-8",
                             help="the scripts after these techniques, instead of 00 and 01")
         parser.add_argument("--variants", metavar="A,B+C",
-                            help="variants of 01 or 02 besides, each with its measured options or"
-                                 " with others: \"step-accumulation --micro-batches 8\"; + joins"
-                                 " several into one script")
+                            help="variants besides, each with its measured options or with others:"
+                                 " \"step-accumulation --micro-batches 8\"; + joins several")
         parser.add_argument("--tokens", metavar="N", type=tokens,
                             help="how long it takes to train on this many: 10e9, 10B, 300M")
         parser.add_argument("--price", metavar="PER_HOUR", type=numbers,
@@ -64,9 +62,8 @@ class Predict(Command):
                             help="also print what made GPUs slower elsewhere")
         parser.add_argument("--retrace", action="store_true", help="ignore stored predictions")
         parser.add_argument("--all", action="store_true",
-                            help="trace what the pages say about predictions where it is missing or"
-                                 " its script's training step has changed, with --retrace all of it"
-                                 " (up to two hours), into --results-dir")
+                            help="trace all that the pages need where it is missing or the code has"
+                                 " changed, with --retrace in any case, into --results-dir")
 
     def answer(self, setup):
         args = setup.args
@@ -82,8 +79,7 @@ class Predict(Command):
         edited = changed(setup.scripts, {
             row["run"].script: row["prediction"] for row in rows}.items())
         return "\n".join([
-            answers.first_lines(rows, args), "",
-            markdown(answers.memory_table(rows, args), answers.main_table(rows)),
+            markdown(answers.main_table(rows, args), answers.memory_table(rows, args)),
             *(answers.why_slow() if args.why else []), *answers.notes(rows),
             *([f"{edited} --retrace traces it."] if edited else [])])
 
@@ -140,6 +136,5 @@ def rows_of(setup: Setup, cards: dict[str, Card], runs: list[Run], smallest: int
                 predictions[run.name] = predict(
                     setup.scripts, run.script, [*options, *run.options], setup.results, smallest,
                     args.batch_size, args.retrace)
-            rows.append(answers.row_of(
-                name, card, asked.label, run, predictions[run.name], args, price))
+            rows.append(answers.row_of(name, card, run, predictions[run.name], args, price))
     return rows
