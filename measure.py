@@ -5,11 +5,9 @@
     python measure.py ladder         # 00, then one more technique at a time, up to 01
     python measure.py audit FILE     # your own script: which of the techniques it lacks
 
-Each run is a fresh process with the same data and seed. A round runs every script once, so that a
-machine that drifts hits all of them alike. results/NAME.jsonl, a study's journal, keeps all that
-was measured; tables and pictures are made from it. A script is called faster than another only
-if that is significant over the whole table (bench/analysis/stats.py). The exit code is 1 if a run
-failed; its row says why.
+Each run is a fresh process with the same data and seed; a round runs every script once. A study's
+journal, results/NAME.jsonl, keeps all that was measured. A script is called faster than another
+only if that is significant over the whole table. The exit code is 1 if a run failed.
 """
 
 import os

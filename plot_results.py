@@ -6,10 +6,8 @@
 
 It reads the records in results/ that 00, 01 and 02 leave, and the journals of measure.py: of each
 script the latest complete run for each device, model, context length and text. The published A100
-figures stand next to them. results/reference/ has what other machines measured.
-
-tok/sec is the median over the steps of a run, or the average of a run too short for a median. It
-counts the tokens of all processes together; reserved memory is that of one process.
+figures stand next to them. tok/sec is the median over the steps of a run, of all processes
+together; reserved memory is that of one process.
 """
 
 import argparse

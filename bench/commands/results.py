@@ -89,12 +89,9 @@ def facts(measured, rows: list[Row]) -> dict[str, str]:
     machine = {name: f"{value:.1f}" if isinstance(value, float) else str(value)
                for name, value in measured.machine.items()
                if value is not None and name != "dtype_reason"}
-    peaks = {f"matmuls in {name}, TFLOP/s": f"{rate / 1e12:.2f}"
-             for name, rate in measured.peak.items()}
-    return {**machine, **peaks, "dtype": trained_in(measured.machine),
-            "commit": (measured.commit or "")[:7], "text": measured.text or "the book",
-            "SHA-256 of its tokens": (measured.data or "")[:8],
-            "tokens per run": str(measured.plan.tokens), "rounds": str(rows[0].rounds),
+    return {**machine, "dtype": trained_in(measured.machine),
+            "text": measured.text or "the book", "tokens per run": str(measured.plan.tokens),
+            "commit": (measured.commit or "")[:7], "rounds": str(rows[0].rounds),
             f"{rows[0].label}, tok/sec": fmt(rows[0].tok_per_sec, ",.0f")}
 
 

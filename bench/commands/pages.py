@@ -1,4 +1,5 @@
-"""A machine's page: what is missing of it is measured, then it is written."""
+"""A machine's page, of which what is missing is measured first; and the blocks that are generated
+in README, docs and the machines' own pages."""
 
 import argparse
 import shlex
@@ -13,6 +14,7 @@ from bench.measure.run import failed, run_study, see_build
 from bench.predict.batches import batches_that_fit
 from bench.report.machine_section import look_at
 from bench.report.page import write_page
+from bench.report.readme import write_readme
 from bench.studies import Study, all_studies
 from bench.subcommands import Command, above_0, positive
 from patches.stack import StackError
@@ -109,3 +111,15 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup) -> in
     head = path.read_text(encoding="utf-8").partition("## ")[0]
     print(f"\n{head}{relative(path)}, after {(time.monotonic() - began) / 60:.1f} minutes")
     return int(failures)
+
+
+class Readme(Command):
+    """Write the generated tables of README, docs and results/reference again.
+
+    They are made from the patches and the journals in results/reference."""
+
+    group = "maintenance"
+
+    def answer(self, setup):
+        changed = write_readme(all_studies())
+        return f"README.md, docs/, results/: {'written' if changed else 'nothing to change'}"
