@@ -35,9 +35,7 @@ def main() -> int:
     except processes.Interrupted as error:
         if isinstance(args.subcommand, Study) and "--resume" not in argv:
             argv.insert(1, "--resume")
-        continues = "--resume" in argv or args.command == "report"
-        print(f"interrupted: python measure.py {shlex.join(argv)}"
-              f" {'continues from here' if continues else 'starts again'}", file=sys.stderr)
+        print(f"interrupted; to go on: python measure.py {shlex.join(argv)}", file=sys.stderr)
         return 128 + error.args[0]
 
 

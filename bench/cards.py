@@ -1,5 +1,5 @@
-"""GPUs: the memory, bandwidth and throughput of each, from cards.json, where every number stands
-with its source. A GPU is added by an entry there."""
+"""GPUs as data, from cards.json, where every number stands with its source. A GPU is added by an
+entry there."""
 
 import difflib
 import json
@@ -56,9 +56,9 @@ class Card(NamedTuple):
         return (self.bfloat16 or self.float16) * TERA
 
     def rate(self, precision: str, aligned: bool = True, padded: bool = True) -> float | None:
-        """Returns the floating-point operations per second that large matmuls reach; None without
-        units for them. Tensor cores want matrices `aligned` to 16 bytes; torch.compile pads others
-        where that pays: `padded`."""
+        """Returns the operations per second that large matmuls reach; None without units for them.
+        Tensor cores want matrices `aligned` to 16 bytes; torch.compile pads others where that
+        pays: `padded`."""
         if precision == "float32" or precision == "TF32" and not self.tf32:
             return self.float32 and self.float32 * TERA
         peak = dict(TF32=self.tf32, bfloat16=self.bfloat16, float16=self.float16).get(precision)
@@ -69,9 +69,10 @@ class Card(NamedTuple):
 
 
 def card_from(names: list[str], **numbers: tuple[Any, str]) -> Card:
-    """Makes a card from its entry in cards.json, where each number stands with its source."""
+    """Makes a card from its entry in cards.json: numbers with their sources."""
     values = {field: value for field, (value, _) in numbers.items()}
-    return Card(**dict.fromkeys(("tf32", "bfloat16", "attention")) | values, names=tuple(names),
+    unknown = dict.fromkeys(("tf32", "bfloat16", "attention"))
+    return Card(**unknown | values, names=tuple(names),
                 is_checked=UNCHECKED not in {source for _, source in numbers.values()},
                 is_measured=numbers["reached"][1] != SCALED)
 
@@ -79,7 +80,7 @@ def card_from(names: list[str], **numbers: tuple[Any, str]) -> Card:
 CARDS = {name: card_from(**entry)
          for name, entry in json.loads(FILE.read_text(encoding="utf-8"))["gpus"].items()}
 A100_FLOPS = CARDS["A100 80 GB"].peak  # the GPU of the published figures
-# Dense floating-point operations per second in bfloat16, or else in float16, by PyTorch's names.
+# Dense operations per second in bfloat16, or else in float16, by PyTorch's names.
 PEAK_FLOPS = {name: card.peak for card in CARDS.values() for name in card.names}
 
 
@@ -89,7 +90,7 @@ def card_of(name: str) -> str | None:
 
 
 def named(text: str) -> list[str]:
-    """Returns the cards that --gpu means, by names with commas between them. Raises UserError."""
+    """Returns the cards that --gpu NAME,NAME means. Raises UserError."""
     cards = dict.fromkeys(
         card for name in text.split(",") if name.strip() for card in cards_by(name))
     if not cards:
@@ -98,9 +99,8 @@ def named(text: str) -> list[str]:
 
 
 def cards_by(name: str) -> list[str]:
-    """Returns the card with a name, ours or PyTorch's, or else those with it as a part. Case,
-    spaces, hyphens and the vendor's words don't count: "rtx4090", "4090". Raises UserError for
-    none."""
+    """Returns the card with a name, ours or PyTorch's, or else those with it as a part: "rtx4090",
+    "4090". Raises UserError for none."""
     def plain(name: str) -> str:
         return re.sub("nvidia|geforce|tesla|rtx|amd|instinct|[^a-z0-9]", "", name.lower())
 
@@ -110,7 +110,7 @@ def cards_by(name: str) -> list[str]:
         return [names[part]]
     if matches := [card for card in CARDS if part and part in plain(card)]:
         return matches
-    likely = dict.fromkeys(names[near] for near in difflib.get_close_matches(part, names, 9, 0))
+    near = dict.fromkeys(names[other] for other in difflib.get_close_matches(part, names, 9, 0))
     raise UserError(f"--gpu: no GPU {name.strip()!r} is known; the nearest names are"
-                    f" {', '.join([*likely][:3])}. All: python measure.py predict --gpu list. Any"
-                    " other: python measure.py predict --memory GB,GB/S,TFLOPS", 2)
+                    f" {', '.join([*near][:3])}. All: python measure.py predict --gpu list."
+                    " Any other: python measure.py predict --memory GB,GB/S,TFLOPS", 2)

@@ -116,20 +116,22 @@ class Scripts:
         return self.texts[script]
 
     def build(self, script: str) -> bytes:
-        """Returns the text that a name means: a script, "X without TECHNIQUE", "VARIANT@TECHNIQUE"
-        (a variant of 01 taken back to that technique), or variants joined by +."""
+        """Returns the text that a name means: a script, "X without TECHNIQUE", "VARIANT@TECHNIQUE",
+        a variant of 01 taken back to that technique, or variants joined by +."""
+        names = list(self.patched)
         if " without " in script:
             base, _, technique = script.partition(" without ")
-            names = list(self.patched)
             before = names[names.index(technique) - 1]
             return stack.merge(self.text(technique), self.text(base), self.text(before), script)
         if "@" in script:
             variant, _, technique = script.partition("@")
             return stack.merge(self.text("01"), self.text(variant), self.text(technique), variant)
         if "+" not in script:
-            return self.patched[stack.find(STAGES.get(script, script), self.patched)]
-        first, *rest = names = script.split("+")
-        return stack.compose(rest, STAGES[first]) if first in STAGES else stack.compose(names)
+            return self.patched[stack.find(STAGES.get(script, script), names)]
+        first, *rest = script.split("+")
+        if first in STAGES:
+            return stack.compose(rest, STAGES[first])
+        return stack.compose([first, *rest])
 
     def canonical(self, script: str | Path) -> str:
         """Returns the name by which predictions are stored: 00, 01 or 02, or that of a technique, a
@@ -207,46 +209,39 @@ class Scripts:
 
     def variants(self, base: Run, machine: dict, group: str | None = None,
                  names: str | None = None) -> list[Run]:
-        """Returns `base`, 01 or 02, and its variants: those of a group, those in `names`, or all
-        but the compiler's modes and checkpoints. Raises UserError, StackError.
-
-        There is a run for each set of options that a variant is measured with. In `names` + joins
-        variants, each with its first set; options behind a name take their place: "data-workers
-        --workers 8".
-        """
+        """Returns `base`, 01 or 02, and its variants with each set of measured options: those of a
+        group, those in `names`, or all but the compiler's modes and checkpoints. In `names` + joins
+        variants, each with its first set, and options behind a name take their place:
+        "data-workers --workers 8". Raises UserError, StackError."""
         patches = {patch.name: patch for patch in stack.load_variants()
                    if patch.base == base.name and "Group" in patch.fields
                    and group in (None, patch.fields["Group"])}
         alone = base.torchrun and machine["gpus"] == 1
         base = base.replace(published=None, loss=None,
                             error="needs two or more GPUs" if alone else None)
+        usual = [name for name in patches if group or name not in (COMPILER, CHECKPOINTS)]
         runs = [base]
-        for text in names.split(",") if names is not None else [
-                name for name in patches if group or name not in (COMPILER, CHECKPOINTS)]:
+        for text in usual if names is None else names.split(","):
             name, *options = text.split() or [""]
             parts = name.split("+")
             if unknown := [part for part in parts if part not in patches]:
                 raise UserError(f"no variant {unknown[0]!r} of {base.label}; there are"
                                 f" {', '.join(patches)}", 2)
             joined = [patches[part] for part in parts]
+            option_sets = joined[0].option_sets
+            if options or len(joined) > 1:
+                self.text(name)  # raises where they don't go together
+                firsts = [patch.option_sets[0] for patch in joined]
+                option_sets = [(options or [option for own, _ in firsts for option in own],
+                                ", ".join(needs for _, needs in firsts if needs))]
             runs += [base.replace(
                 name="-".join(["variant", name, *re.findall(r"\w[\w.-]*", " ".join(own))]),
                 label=" ".join([name, *own]), script=name, options=tuple(own),
                 technique=", ".join(patch.fields["Technique"] for patch in joined),
                 loss=max((patch.fields["Loss"].split()[0] for patch in joined), key=LOSSES.index),
                 compared_to=base.name, error=base.error or lacking(needs, machine), stage=None)
-                for own, needs in self.option_sets(joined, options)]
+                for own, needs in option_sets]
         return without_doubles(runs)
-
-    def option_sets(self, patches: list[stack.Patch], options: list[str]) -> list[tuple]:
-        """Returns (options, needs) of each run of a variant, or of joined ones. Raises StackError
-        where they don't go together."""
-        if len(patches) == 1 and not options:
-            return patches[0].option_sets
-        self.text("+".join(patch.name for patch in patches))
-        firsts = [patch.option_sets[0] for patch in patches]
-        return [(options or [option for own, _ in firsts for option in own],
-                 ", ".join(needs for _, needs in firsts if needs))]
 
 
 def without_doubles(runs: list[Run]) -> list[Run]:

@@ -29,14 +29,15 @@ EXAMPLES = """examples:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns a parser with a subcommand for each study and each command, listed in groups."""
+    """Returns a parser with a subcommand for each study and each command."""
     subcommands: list[Subcommand] = [*all_studies().values(), *all_in(commands, Command)]
     listing = ""
     for group in GROUPS:
         listing += f"{group}:\n"
         for one in subcommands:
             if one.group == group:
-                listing += f"  {one.name:<16}{one.description.splitlines()[0].rstrip('.')}\n"
+                title = one.description.splitlines()[0].rstrip('.')
+                listing += f"  {one.name:<16}{title}\n"
     parser = argparse.ArgumentParser(
         description="Benchmark speed techniques for GPT training.", allow_abbrev=False,
         usage="measure.py COMMAND ...", epilog=f"{listing}\n{EXAMPLES}",
@@ -84,7 +85,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def run(args: argparse.Namespace, options: list[str]) -> int:
-    """Runs the subcommand; returns the exit code. Raises UserError, StackError, OSError."""
+    """Runs a subcommand; returns its exit code. Raises UserError, StackError, OSError."""
     subcommand = args.subcommand
     is_study = isinstance(subcommand, Study)
     machine = machine_section.this_machine() if is_study or subcommand.needs_machine else {}

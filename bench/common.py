@@ -22,7 +22,6 @@ BOOK_TOKENS = 414_009  # of the book to train on: 404 windows of 1,024
 LARGEST = 2**28  # bytes of a record or a journal; weeks of measuring make a few million
 # What well-formed JSON with the wrong content can raise, somewhere on its way to a page.
 DAMAGE = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError
-# What a report says where its folder holds another one.
 ELSEWHERE = ("for a new report, name another folder: make report RESULTS=FOLDER, or"
              " --results-dir FOLDER")
 
@@ -54,16 +53,15 @@ def has_option(name: str, options: Iterable[str]) -> bool:
 
 
 def short_name(machine: dict) -> str:
-    """Returns a machine's name as pictures show it: "Intel Xeon", "H100"; with the type where the
-    optimized scripts train in another one than bfloat16."""
+    """Returns a machine's name as pictures show it: "H100", "T4 (float32)"."""
     name = re.sub(r"\((R|TM)\)|( Processor)?(( CPU)? @.*)?$|^NVIDIA (GeForce )?|"
                   r" \d+GB( HBM\w+$|(?= PCIe$))|-\d+GB$", "", machine["name"], flags=re.IGNORECASE)
     return name if trained_in(machine) == "bfloat16" else f"{name} ({trained_in(machine)})"
 
 
 def trained_in(machine: dict) -> str:
-    """Returns the type that the optimized scripts train in there: "bfloat16" or "float32". Older
-    journals don't tell; their machines had bfloat16 units."""
+    """Returns the type that the optimized scripts train in there, bfloat16 or float32."""
+    # Older journals don't tell; their machines had bfloat16 units.
     return machine.get("dtype", "bfloat16")
 
 
@@ -78,7 +76,7 @@ def sha256(data: bytes) -> str:
 
 
 def load_script(path: Path):
-    """Returns a script as a module; its name begins with a digit, so that `import` can't."""
+    """Returns a script as a module. Its name begins with a digit: `import` can't."""
     spec = importlib.util.spec_from_file_location("script", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["script"] = module  # dataclasses look their module up
@@ -87,8 +85,7 @@ def load_script(path: Path):
 
 
 def lines_of(path: Path) -> list[bytes]:
-    """Returns a file's lines, without their ends; the last one is empty, or was cut off. Raises
-    OSError, also for a file too large for a record or a journal."""
+    """Returns a file's lines; the last one is empty, or was cut off. Raises OSError."""
     if path.stat().st_size > LARGEST:
         raise OSError(errno.EFBIG, "Too large for a record or a journal", str(path))
     return path.read_bytes().split(b"\n")
@@ -113,8 +110,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def make_writable(folder: Path, otherwise: str) -> None:
-    """Makes a folder where there is none. Raises UserError, with what to do `otherwise`, where
-    files can't be written into it."""
+    """Makes a folder, if need be. Raises UserError, with what to do `otherwise`, where files can't
+    be written into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -130,8 +127,7 @@ def remove_built(folder: Path) -> None:
 
 
 def tokens_in(folder: Path) -> dict | None:
-    """Reads prepare.py's meta.json; None where there are no tokens. Raises UserError where it is
-    damaged."""
+    """Reads meta.json; None without tokens. Raises UserError where it is damaged."""
     meta = folder / "meta.json"  # written last
     if not meta.exists():
         return None

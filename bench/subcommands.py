@@ -1,4 +1,4 @@
-"""What every subcommand of measure.py has: a name, a help text, options; and types of options."""
+"""What every subcommand of measure.py has: a name, a help text, options."""
 
 import argparse
 import importlib
@@ -11,7 +11,7 @@ GROUPS = "start here", "benchmarks", "results", "maintenance"
 
 
 class Subcommand:
-    """A study or a command. Its docstring describes it; the first line is its line in --help."""
+    """A study or a command, which its docstring describes, in --help too."""
 
     group = ""  # one of GROUPS
 
@@ -34,7 +34,7 @@ class Command(Subcommand):
     needs_machine = False  # whether its setup has to describe this machine
 
     def run(self, setup) -> int:
-        """Prints the answer; returns the exit code. Raises UserError, StackError, OSError."""
+        """Prints the answer; returns the exit code. Raises what measure.main prints."""
         print(self.answer(setup))
         return 0
 
@@ -44,7 +44,7 @@ class Command(Subcommand):
 
 
 def all_in(package: ModuleType, kind: type) -> list:
-    """Returns an instance of each subclass of `kind` that the modules of a package define."""
+    """Returns an instance of each subclass that the modules of a package define."""
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
     return [subclass() for subclass in kind.__subclasses__()

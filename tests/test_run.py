@@ -702,8 +702,8 @@ def test_an_interrupt_tells_how_to_go_on(main):
     argv = "--techniques", "0", "--rounds", "1", "--", "--dropout", "0.2"
     code, _, err = main("ladder", *argv)
     assert code == 128 + signal.SIGTERM
-    again = "--techniques 0 --rounds 1 -- --dropout 0.2 continues from here\n"
-    assert err.startswith("interrupted: python measure.py ladder --resume ") and err.endswith(again)
+    again = "--techniques 0 --rounds 1 -- --dropout 0.2\n"
+    assert "python measure.py ladder --resume " in err and err.endswith(again)
     main.children.stop_at = 3
     assert main("ladder", "--resume", *argv)[2].count("--resume") == 1
     main.children.stop_at, does = None, main.children.does

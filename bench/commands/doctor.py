@@ -1,4 +1,4 @@
-"""What works on this machine, what is missing, and what to type next; what `make bench` starts."""
+"""What works on this machine, what is missing, what to type next; what make starts."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,6 @@ from bench.cards import card_of
 from bench.catalogue import STAGES, in_float16
 from bench.common import (
     BUILD,
-    ROOT,
     UserError,
     other_text,
     relative,
@@ -38,15 +37,11 @@ class Doctor(Command):
                  ("trains in", type_of(machine)),
                  ("torch.compile", "doesn't work" if compile_error else "works"),
                  ("tokens", tokens_line(setup.data))]
-        batches = batches_that_fit(setup, composed=True)
         if machine["gpus"]:
-            lines += gpu_lines(machine, batches)
+            lines += gpu_lines(machine, batches_that_fit(setup, composed=True))
         lines += [("missing", thing) for thing in missing_here(machine, compile_error)]
-        has_make = (ROOT / ".venv").exists()  # elsewhere make would install another environment
-        size = f" --batch-size {batches['8']}" if batches else ""
-        start, go_on = ("make bench", "make report") if has_make else (
-            f"python 00_orig.py{size}", "python measure.py report")
-        lines.append(("next", go_on if any(setup.results.glob("*.jsonl")) else start))
+        begun = any(setup.results.glob("*.jsonl"))
+        lines.append(("next", f"python measure.py {'report' if begun else 'stages'}"))
         return "\n".join(f"{name:15}{text}" for name, text in lines)
 
 
@@ -75,7 +70,7 @@ def tokens_line(data: Path) -> str:
 def gpu_lines(machine: dict, batches: dict[str, int]) -> list[tuple[str, str]]:
     """Returns what the GPUs are, what is free, and which batch sizes fit."""
     free = processes.ask_machine("free_memory")
-    sizes = ", ".join(f"{batch} in place of {published}" for published, batch in batches.items())
+    sizes = ", ".join(f"{batch} in place of {usual}" for usual, batch in batches.items())
     card = card_of(machine["name"])
     return [("GPU", f"{machine['gpus']} × {machine['name']}, compute capability"
                     f" {machine['capability']}, driver {machine['driver'] or 'unknown'}"),
@@ -87,8 +82,7 @@ def gpu_lines(machine: dict, batches: dict[str, int]) -> list[tuple[str, str]]:
 class Fits(Command):
     """Print the script and batch size that fit this GPU, for make.
 
-    The batch size is an option where the script's own doesn't fit. On a GPU without units for
-    bfloat16 01 and 02 are composed with precision-fp16, in build/."""
+    On a GPU without units for bfloat16 01 and 02 are composed with precision-fp16, in build/."""
 
     group = "maintenance"
     needs_machine = True

@@ -1,5 +1,4 @@
-"""A machine's page, of which what is missing is measured first; and the blocks that are generated
-in README, docs and the machines' own pages."""
+"""A machine's page, with what is missing measured first; and the generated blocks of others."""
 
 import argparse
 import shlex
@@ -51,8 +50,8 @@ class Report(Command):
 
 
 def jobs_of(setup: Setup) -> list[tuple[Study, int | None, Setup]]:
-    """Returns (study, rounds, its own setup) in the order of the report; rounds are None where the
-    study has its usual number. Raises UserError."""
+    """Returns (study, rounds, its own setup) in the order of the report; rounds are None for the
+    study's usual number. Raises UserError."""
     args, studies = setup.args, all_studies()
     measured = [name for name, study in studies.items()
                 if any(rounds != 0 for rounds in study.schedule.values())]  # 0: only shown
@@ -78,8 +77,8 @@ def command_of(setup: Setup) -> str:
 
 
 def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup) -> int:
-    """Measures as far as the minutes reach, and writes the page in any case. Returns the exit code:
-    1 if something failed. Raises UserError where nothing can be measured."""
+    """Measures as far as the minutes reach, then writes the page; returns the exit code. Raises
+    UserError where nothing can be measured."""
     began, minutes, studies = time.monotonic(), setup.args.minutes, all_studies()
     deadline = began + 60 * minutes - PAGE_SECONDS
     peak = look_at(studies, setup.data, setup.results)["matmul_peak"]

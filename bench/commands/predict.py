@@ -1,5 +1,4 @@
-"""Will it fit, and how fast is it? Scripts on GPUs that aren't there: the memory that they would
-reserve, the batch that fits, the tokens per second, the hours and the price."""
+"""Scripts on GPUs that aren't there: does it fit, how fast is it, how long does it take?"""
 
 import argparse
 import json
@@ -95,9 +94,10 @@ class Predict(Command):
 
 
 def cards_of(args: argparse.Namespace) -> tuple[dict[str, Card], int]:
-    """Returns the GPUs that are asked for, by their names, and how many of one 02 has (0: 02 isn't
-    asked for). Raises UserError."""
-    counts, names = set(re.findall(COUNT, args.gpu)), re.sub(COUNT, ",", args.gpu).strip(", ")
+    """Returns the GPUs that are asked for, by their names, and how many 02 has (0: it isn't asked
+    for). Raises UserError."""
+    counts = set(re.findall(COUNT, args.gpu))
+    names = re.sub(COUNT, ",", args.gpu).strip(", ")
     if len(counts) > 1 or "0" in counts:
         raise UserError(f"{args.gpu}: how many GPUs? One number for all of them, from 1", 2)
     gpus = int(max(counts, default=0))
@@ -115,8 +115,7 @@ def cards_of(args: argparse.Namespace) -> tuple[dict[str, Card], int]:
 
 
 def runs_of(setup: Setup, gpus: int) -> list[Run]:
-    """Returns the scripts that are asked for, those of several GPUs on this many. Raises UserError,
-    StackError."""
+    """Returns the scripts that are asked for, 02 on so many. Raises UserError, StackError."""
     scripts, args, gpus_of_02 = setup.scripts, setup.args, gpus or GPUS
     runs = [scripts.stage(name, gpus_of_02) for name in ("00", "01", "02")[:3 if gpus else 2]]
     if args.techniques:
@@ -130,7 +129,7 @@ def runs_of(setup: Setup, gpus: int) -> list[Run]:
 
 
 def rows_of(setup: Setup, cards: dict[str, Card], runs: list[Run], smallest: int) -> list[dict]:
-    """Predicts each script on each GPU, as that trains it. Raises UserError, StackError."""
+    """Predicts each script on each GPU. Raises UserError, StackError."""
     args, rows, predictions = setup.args, [], {}
     options = ["--model", args.model, *setup.options]
     prices = args.price or [None]
@@ -152,8 +151,7 @@ def rows_of(setup: Setup, cards: dict[str, Card], runs: list[Run], smallest: int
 
 def row_of(gpu: str, card: Card, run: Run, prediction: Prediction, args: argparse.Namespace,
            price: float | None) -> dict:
-    """Returns a script on a GPU, as a row of the tables, without what isn't known. Times are of all
-    GPUs of a script; shares are of a step's time."""
+    """Returns a script on a GPU, as a row, without what isn't known. Times are of all its GPUs."""
     batch, gpus = fitting(prediction.needs, card.mib, args.batch_size), run.processes
     size = batch or args.batch_size or min(prediction.needs)
     need, room = prediction.needs[size], card.mib - OTHERS
@@ -177,20 +175,20 @@ def row_of(gpu: str, card: Card, run: Run, prediction: Prediction, args: argpars
 
 
 def memory_table(rows: list[dict], args: argparse.Namespace) -> Table:
-    """Returns what each script reserves at the published batch sizes and the one asked for."""
+    """Returns what each script reserves at the published batch sizes."""
     def reserved(batch: int, row: dict) -> str:
         need = row["prediction"].needs.get(batch)
         return f"{need.reserved / 1024:.2f}" if need else ""
 
-    columns = [Column(f"batch {batch}", partial(reserved, batch))
-               for batch in sorted({8, 32, args.batch_size or 8})]
+    batches = sorted({8, 32, args.batch_size or 8})
+    columns = [Column(f"batch {batch}", partial(reserved, batch)) for batch in batches]
     return Table([text_col("script", "label"), *columns],
                  list({row["run"].name: row for row in rows}.values()),
                  f"Predicted reserved memory of {args.model}, GB (1024³ bytes) per GPU:")
 
 
 def main_table(rows: list[dict], args: argparse.Namespace) -> Table:
-    """Returns each script on each GPU: does it fit, how fast is it, and where does its time go."""
+    """Returns each script on each GPU: does it fit, how fast is it, where does time go?"""
     gpus = list(dict.fromkeys(row["gpu"] for row in rows))
     columns = [text_col("script", "label"), text_col("card", "gpu"), num_col("batch", "batch"),
                num_col("GB", "memory"), num_col("tok/sec, thousands", "speed"),

@@ -1,4 +1,4 @@
-"""What is done with results: two folders side by side, and a folder for results/reference."""
+"""Results: two folders side by side, and a folder for results/reference."""
 
 import re
 import shutil
@@ -43,8 +43,8 @@ class Compare(Command):
 
 
 def speedups_table(rows: list[Row], others: list[Row]) -> Table:
-    """Returns the techniques of two ladders that come after the same one in both, and whether their
-    speedups differ, by the rule of all tables. Raises UserError where there are none."""
+    """Returns the techniques that come after the same one in both ladders, and whether their
+    speedups differ. Raises UserError where there are none."""
     by_name = {row.run.name: row for row in others if row.speeds and row.reference}
     pairs: list[dict] = [dict(one=row, other=other) for row in rows
                          if row.speeds and row.reference and (other := by_name.get(row.run.name))
@@ -142,12 +142,12 @@ class Pack(Command):
 
 
 def what_is_missing(results: Path) -> list[str]:
-    """Returns what a page lacks before others may quote it, each with the command that gets it."""
+    """Returns what results lack before others may quote them, and how to get it."""
     page, missing = results / "report.md", []
     if page.is_symlink() or not page.is_file():
         return ["no report: make report"]
     if "\nNot finished: " in page.read_text(encoding="utf-8", errors="replace"):
-        missing.append("the report isn't finished: make report continues it, or says why it can't")
+        missing.append("the report isn't finished: make report continues it")
     if any(path.stat().st_mtime > page.stat().st_mtime for path in results.glob("*.jsonl")):
         missing.append("the report is older than what was measured: make report")
     for study, rounds in ROUNDS.items():
