@@ -111,14 +111,12 @@ def test_the_explorer_in_a_browser(tmp_path, monkeypatch, capsys):
             "measure.py", "predict", "--gpu", f"4x{gpu}", "--batch-size", str(batch), "--model",
             model, *options.split(), "--results-dir", str(tmp_path)])
         assert measure.main() == 0
-        tables = capsys.readouterr().out.split("\n\n")
-        reserved, where = (next(cells_of(text) for text in tables if f"| {heading} " in text)
-                           for heading in ("batch 8", "tok/sec, thousands"))
+        where = cells_of(capsys.readouterr().out.split("\n\n")[1])
         for script, label in rows.items():
             addresses.append(f"gpu={gpu}&batch={batch}&model={model}&script={script}&tokens=1")
             row = where[label]
             wanted.append((row.get("of all its GPUs") or row["tok/sec, thousands"],
-                           f"{reserved[label][f'batch {batch}']} GB reserved",
+                           f"{row['GB'].partition(' ')[0]} GB reserved",
                            f"MFU {row['MFU'].rstrip('%')} %"))
     addresses += ["gpu=RTX 4090&batch=8&script=00", "gpu=L4&with=H100&price=1&price2=2.5&tokens=2",
                   "gpu=none&model=x&script=&batch=3"]

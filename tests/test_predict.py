@@ -458,11 +458,11 @@ def command(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("options", "row"), [
-    (dict(gpu="L4", batch_size=5), "| 01 | L4 | 5 | 0.7 of 21.9 | {at_5} |"),
-    (dict(gpu="L4", variants="optimizer-muon"), "| optimizer-muon | L4 | 32 | 3.0 of 21.9 |"),
+    (dict(gpu="L4", batch_size=5), "| 01 | L4 | 5 | 0.68 of 21.89 | {at_5} |"),
+    (dict(gpu="L4", variants="optimizer-muon"), "| optimizer-muon | L4 | 32 | 3.00 of 21.89 |"),
     (dict(gpu="L4", tokens=10e9, price=[0.5]), "| {hours} | {cost} |"),
-    (dict(memory=[2.0], batch_size=32), "| 01 | 2 GB | 32 | 2.9 of 1.4 | doesn't fit |"),
-    (dict(memory=[0.7]), "| 01 | 0.7 GB | 5 | 0.6 of 0.1 | doesn't fit |"),
+    (dict(memory=[2.0], batch_size=32), "| 01 | 2 GB | 32 | 2.93 of 1.40 | doesn't fit |"),
+    (dict(memory=[0.7]), "| 01 | 0.7 GB | 5 | 0.59 of 0.10 | doesn't fit |"),
     (dict(batch_size=5), "gpt2 on 72 GPUs; batch size: 5; "),
     (dict(gpu="A10"), "| 01 | A10 | 32 |")])  # which is a part of other names, too
 def test_does_it_fit_and_how_fast_is_it(command, options, row):
@@ -482,8 +482,8 @@ def test_tables_of_the_command(command):
     text = answer(gpu="4xall")
     speed = known.speed_range(32, CARDS["RTX 4060 Ti"])
     for label in ("00", "01", "02, 4 ranks"):
-        assert f"| {label} | RTX 4060 Ti | 32 | 3.0 of 7.4 | {speed} |" in text
-    assert "| 01 with precision-fp16 | T4 | 32 | 3.0 of 14.4 | not in bfloat16 |" in text
+        assert f"| {label} | RTX 4060 Ti | 32 | 3.00 of 7.40 | {speed} |" in text
+    assert "| 01 with precision-fp16 | T4 | 32 | 3.00 of 14.40 | not in bfloat16 |" in text
     text, times = answer(gpu="8 x h100"), known.seconds(32, CARDS["H100"])
     whole = sum(times.values())
     minutes = 15 * 414_009 / (32 * 1024) * whole / 60
@@ -495,7 +495,7 @@ def test_tables_of_the_command(command):
     assert len(re.findall(r"^\| 0[01] \| (?:RTX 4090|L4) \|", text, re.MULTILINE)) == 4
     assert "| 01 in float32, not compiled | P100 |" in answer(gpu="p100")
     assert ["--model", "gpt2", "--dtype", "float32", "--no-compile"] in asked
-    assert "| 01 with precision-fp16 | 1.00 | 3.00 |" in answer(gpu="tesla t4")  # PyTorch's name
+    assert "| 01 with precision-fp16 | T4 |" in answer(gpu="tesla t4")  # PyTorch's name
     assert "gpt2 on 48 GB; " in answer(memory=[48.0, 500.0, 100.0])
     text = answer(variants="memory-checkpoint --no-compile, optimizer-muon, optimizer-muon")
     assert text.count("| optimizer-muon | L4 |") == 1

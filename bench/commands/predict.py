@@ -3,7 +3,6 @@
 import argparse
 import json
 import re
-from functools import partial
 from pathlib import Path
 
 from bench.cards import CARDS, Card, named
@@ -22,7 +21,7 @@ from bench.predict.store import (
 )
 from bench.report.gpus import in_place
 from bench.report.prediction_tables import wanted
-from bench.report.tables import Column, Table, markdown, num_col, text_col
+from bench.report.tables import Table, markdown, num_col, text_col
 from bench.subcommands import Command, above_0, positive
 from patches import stack
 
@@ -79,7 +78,8 @@ class Predict(Command):
         if any(has_option(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)
         if args.gpu.strip().lower() == "list":
-            return gpus_list()
+            return "\n".join(f"{name} ({card.mib / 1024:.0f} GB): {', '.join(card.names)}"
+                             for name, card in CARDS.items())
         cards, gpus = cards_of(args)
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
@@ -88,7 +88,7 @@ class Predict(Command):
         edited = changed(setup.scripts, {
             row["run"].script: row["prediction"] for row in rows}.items())
         return "\n".join([
-            markdown(main_table(rows, args), memory_table(rows, args)),
+            markdown(main_table(rows, args)),
             *(why_slow() if args.why else []), *notes(rows),
             *([f"{edited} --retrace traces it."] if edited else [])])
 
@@ -157,7 +157,7 @@ def row_of(gpu: str, card: Card, run: Run, prediction: Prediction, args: argpars
     need, room = prediction.needs[size], card.mib - OTHERS
     memory = min(need.reserved, room) if batch else need.least
     row = dict(gpu=gpu, run=run, label=run.label, prediction=prediction, batch=size,
-               memory=f"{memory / 1024:.1f} of {room / 1024:.1f}")
+               memory=f"{memory / 1024:.2f} of {room / 1024:.2f}")
     if not batch or not card.bandwidth:
         return row | dict(speed="" if batch else "doesn't fit")
     row["speed"] = prediction.speed_range(batch, card)
@@ -172,19 +172,6 @@ def row_of(gpu: str, card: Card, run: Run, prediction: Prediction, args: argpars
             row["hours"] = span(*hours)
             row["cost"] = span(*(gpus * price * hour for hour in hours)) if price else ""
     return row
-
-
-def memory_table(rows: list[dict], args: argparse.Namespace) -> Table:
-    """Returns what each script reserves at the published batch sizes."""
-    def reserved(batch: int, row: dict) -> str:
-        need = row["prediction"].needs.get(batch)
-        return f"{need.reserved / 1024:.2f}" if need else ""
-
-    batches = sorted({8, 32, args.batch_size or 8})
-    columns = [Column(f"batch {batch}", partial(reserved, batch)) for batch in batches]
-    return Table([text_col("script", "label"), *columns],
-                 list({row["run"].name: row for row in rows}.values()),
-                 f"Predicted reserved memory of {args.model}, GB (1024³ bytes) per GPU:")
 
 
 def main_table(rows: list[dict], args: argparse.Namespace) -> Table:
@@ -211,12 +198,6 @@ def notes(rows: list[dict]) -> list[str]:
     if any(row["run"].processes > 1 for row in rows):
         lines.append("On several GPUs communication takes no time here: a step takes longer.")
     return lines
-
-
-def gpus_list() -> str:
-    """Returns every GPU that is known, a line each, with its other names."""
-    return "\n".join(f"{name} ({card.mib / 1024:.0f} GB): {', '.join(card.names)}"
-                     for name, card in CARDS.items())
 
 
 def why_slow() -> list[str]:
