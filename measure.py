@@ -15,7 +15,7 @@ import shlex
 import sys
 
 from bench import processes
-from bench.cli import parse, run
+from bench.cli import make_parser, run
 from bench.common import UserError
 from bench.studies import Study
 from patches.stack import StackError
@@ -25,10 +25,11 @@ def main() -> int:
     sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a terminal without × or Δ is no reason to stop
     argv = sys.argv[1:]
+    cut = argv.index("--") if "--" in argv else len(argv)
     try:
-        args, options = parse(argv)
+        args = make_parser().parse_args(argv[:cut])
         processes.on_signals(processes.interrupt)
-        return run(args, options)
+        return run(args, argv[cut + 1:])
     except (UserError, StackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)

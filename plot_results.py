@@ -22,7 +22,9 @@ from bench.studies.stages import Stages
 from patches.stack import StackError
 
 
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+def main(argv: list[str] | None = None) -> int:
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
+    sys.stdout.reconfigure(errors="replace")  # a terminal without × or – is no reason to stop
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results-dir", type=Path, default=ROOT / "results", metavar="DIR",
@@ -31,13 +33,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
                         help="folder for the pictures and summary.md (default: --results-dir)")
     parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png",
                         help="of the pictures (default: png)")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> int:
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
-    sys.stdout.reconfigure(errors="replace")  # a terminal without × or – is no reason to stop
-    args = parse_arguments(argv)
+    args = parser.parse_args(argv)
     results, out = args.results_dir, args.out or args.results_dir
     try:
         if not results.is_dir():

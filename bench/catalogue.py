@@ -1,7 +1,5 @@
-"""The catalogue of scripts as runs: 00, the script after each technique, 01, 02 and the variants.
-
-The published figures have their one reader here, too.
-"""
+"""The catalogue of scripts as runs: 00, the script after each technique, 01, 02 and the variants;
+and the published figures."""
 
 import importlib.util
 import json
@@ -22,7 +20,6 @@ STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
 COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
 # The variant for GPUs whose tensor cores multiply float16 and not bfloat16.
 FLOAT16 = "precision-fp16"
-JOINED = r"\+|@| without "  # in the name of a script that Scripts.build puts together
 LOSSES = ["unchanged", "rounding", "changes"]  # what a patch may do to the loss, by its header
 
 
@@ -138,7 +135,7 @@ class Scripts:
         variant, or joined variants. Raises StackError."""
         if isinstance(script, Path):
             return {file: stage for stage, file in STAGES.items()}.get(script.name, script.name)
-        if script in STAGES or re.search(JOINED, script):
+        if script in STAGES or re.search(r"\+|@| without ", script):
             return script
         names = list(self.patched)
         ends = {names[0]: "00", names[names.index("ddp") - 1]: "01", "ddp": "02"}

@@ -78,12 +78,6 @@ def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None
                         help="only print what would run, and about how long it takes")
 
 
-def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Returns the arguments before --, and the scripts' own options behind it."""
-    cut = argv.index("--") if "--" in argv else len(argv)
-    return make_parser().parse_args(argv[:cut]), argv[cut + 1:]
-
-
 def run(args: argparse.Namespace, options: list[str]) -> int:
     """Runs a subcommand; returns its exit code. Raises UserError, StackError, OSError."""
     subcommand = args.subcommand

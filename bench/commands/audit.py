@@ -20,6 +20,7 @@ class Audit(Command):
     for some steps; only run what you trust."""
 
     group = "start here"
+
     def options(self, parser):
         parser.usage = "measure.py audit [options] SCRIPT|-m MODULE [ITS ARGUMENTS]"
         parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, default=[],
@@ -27,8 +28,8 @@ class Audit(Command):
         parser.add_argument("--json", action="store_true", help="print JSON")
         parser.add_argument("--name", default="", help="of the page results/audit-NAME.md"
                             " (default: the script's)")
-        parser.add_argument("--gpu", metavar="NAMES", default="", help="GPUs that aren't here, such"
-                            " as \"RTX 4090,H100\": its tok/sec there, predicted")
+        parser.add_argument("--gpu", metavar="NAMES", default="",
+                            help="GPUs that aren't here: its tok/sec there, predicted")
         parser.add_argument("--minutes", type=above_0, default=10, metavar="N",
                             help="time limit per run, of two (default: 10)")
         parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

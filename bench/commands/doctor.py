@@ -6,15 +6,7 @@ from pathlib import Path
 from bench import processes
 from bench.cards import card_of
 from bench.catalogue import STAGES, in_float16
-from bench.common import (
-    BUILD,
-    UserError,
-    other_text,
-    relative,
-    tokens_in,
-    trained_in,
-    write_whole,
-)
+from bench.common import BUILD, UserError, other_text, relative, tokens_in, trained_in, write_whole
 from bench.measure.environment import missing_here
 from bench.measure.sizing import FLOAT32_FACTOR
 from bench.predict.batches import batches_that_fit

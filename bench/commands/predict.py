@@ -26,6 +26,10 @@ from bench.subcommands import Command, above_0, positive
 from patches import stack
 
 GPUS = 4  # of 02, as it was published
+NOTE = ("All numbers are predictions; how accurate they are: docs/predictions.md."
+        f" {OTHERS / 1024:.1f} GB are left for driver and display. On an H100 01 reserved 15 % more"
+        " than predicted: where less than that is left, take half the batch.")
+NO_COMMUNICATION = "On several GPUs communication takes no time here: a step takes longer."
 COUNT = r"(?:^|,) *(\d+) *[xX×] *"  # before the name of a GPU
 
 
@@ -84,12 +88,14 @@ class Predict(Command):
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
             return predict_all(setup.scripts, wanted(), setup.results, smallest, args.retrace)
-        rows = rows_of(setup, cards, runs_of(setup, gpus), smallest)
+        runs = runs_of(setup, gpus)
+        rows = rows_of(setup, cards, runs, smallest)
         edited = changed(setup.scripts, {
             row["run"].script: row["prediction"] for row in rows}.items())
         return "\n".join([
             markdown(main_table(rows, args)),
-            *(why_slow() if args.why else []), *notes(rows),
+            *(why_slow() if args.why else []), NOTE,
+            *([NO_COMMUNICATION] if any(run.processes > 1 for run in runs) else []),
             *([f"{edited} --retrace traces it."] if edited else [])])
 
 
@@ -188,16 +194,6 @@ def main_table(rows: list[dict], args: argparse.Namespace) -> Table:
     batch = args.batch_size or "the largest power of two that fits"
     return Table(columns, rows, f"{args.model} on {place}; batch size: {batch}; epochs: of the"
                                 f" book, {BOOK_TOKENS:,} tokens")
-
-
-def notes(rows: list[dict]) -> list[str]:
-    """Returns what to know of the tables, a line each."""
-    lines = ["All numbers are predictions; how accurate they are: docs/predictions.md."
-             f" {OTHERS / 1024:.1f} GB are left for driver and display. On an H100 01 reserved 15 %"
-             " more than predicted: where less than that is left, take half the batch."]
-    if any(row["run"].processes > 1 for row in rows):
-        lines.append("On several GPUs communication takes no time here: a step takes longer.")
-    return lines
 
 
 def why_slow() -> list[str]:

@@ -31,8 +31,7 @@ class Compare(Command):
         names = setup.args.A, setup.args.B
         (one, rows), (other, others) = map(ladder_in, names)
         if one.options != other.options:
-            ours, theirs = (" ".join(options) or "none" for options in (one.options, other.options))
-            raise UserError(f"measured with different options: {ours}; {theirs}")
+            raise UserError(f"measured with different options: {one.options}, {other.options}")
         ours, theirs = facts(one, rows), facts(other, others)
         lines = [("folder", *names), *(
             (name, ours.get(name, ""), theirs.get(name, "")) for name in ours | theirs
@@ -129,7 +128,6 @@ class Pack(Command):
             files = [path for path in sorted(results.iterdir())
                      if path.suffix in COPIED and path.is_file() and not path.is_symlink()
                      and not path.name.endswith(".trace.json")]
-            REFERENCE.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=REFERENCE, prefix=".") as scratch:
                 copy = Path(scratch, name)  # renamed when it is whole
                 copy.mkdir()
