@@ -37,8 +37,6 @@ def commands_of(text: str) -> list[str]:
 COMMANDS = [(page, command) for page in PAGES
             for command in dict.fromkeys(commands_of(page.read_text(encoding="utf-8")))
             if not re.search(BLANKS, command)]
-assert {re.match(START, command)[0] for _, command in COMMANDS} >= {
-    "python ", "torchrun ", "make ", "pip "}
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import pytest
 from made_up import CPU, MACHINE, setup_of
 
 from bench import catalogue as module
-from bench.catalogue import Scripts, lacking, published
+from bench.catalogue import Scripts, lacking
 from bench.common import ROOT, UserError
 from bench.studies.ladder import Ladder
 from bench.studies.stages import Stages
@@ -113,11 +113,3 @@ def test_the_three_scripts_may_be_edited(tmp_path, monkeypatch):
         assert setup.scripts.text(run.script)
     with pytest.raises(stack.StackError):
         setup.scripts.text(next(Ladder().plans(setup)).runs[0].script)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"gpu": "A100"}'])
-def test_damaged_published_figures(tmp_path, monkeypatch, text):
-    monkeypatch.setattr(module, "PUBLISHED", tmp_path / "published.json")
-    module.PUBLISHED.write_text(text)
-    with pytest.raises(UserError, match="published.json can't be read"):
-        published()
