@@ -87,7 +87,7 @@ def check_script(script: str, options: list[str], stages, composed) -> None:
     cut = options.index("--") if "--" in options else len(options)
     if script == "measure.py":
         args = cli.make_parser().parse_args(options[:cut])
-        for name in (getattr(args, "names", None) or "01").split(","):  # variants that there are
+        for name in (getattr(args, "names", None) or "01").split(","):
             Scripts().find(name, setup_of(ROOT).machine)
         assert not options[cut + 1:] or takes(stages[STAGES[0]], options[cut + 1:])
     elif script == "patches/stack.py":
