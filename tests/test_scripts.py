@@ -33,20 +33,23 @@ def test_chosen_techniques(scripts, text, numbers):
 def test_the_ladder(scripts):
     runs = scripts.ladder(gpus=2)
     assert [run.number for run in runs] == list(range(len(stack.load()) + 1))
-    assert (runs[0].label, runs[0].published, runs[0].loss) == ("0 baseline", 12_525, None)
+    assert (runs[0].label, runs[0].published) == ("0 baseline", 12_525)
     assert (runs[5].label, runs[5].published) == ("5 bfloat16", 45_486)
     assert (runs[11].published, runs[11].expected) == (None, 142_156)  # as the one before it
     for run, text in zip(runs, stack.rebuild(stack.load()).values(), strict=True):
         assert scripts.text(run.script) == text
     two, four = runs[-1], scripts.ladder(gpus=4)[-1]
-    assert (two.name, two.label, two.processes, two.torchrun) == (
-        "02_opt_multi_gpu_ddp", f"{len(stack.load())} DDP", 2, True)
+    assert (two.name, two.processes) == ("02_opt_multi_gpu_ddp", 2)
+    assert two.torchrun
     assert (four.published, four.expected) == (419_259, 419_259)  # as the published ones
 
 
 @pytest.mark.parametrize(("name", "gpus", "label", "figures"), [
-    ("00", 1, "00", (12_525, 12_525)), ("01", 1, "01", (142_156, 142_156)),
-    ("02", 4, "02, 4 ranks", (419_259, 419_259)), ("02", 1, "02, 1 rank", (None, 419_259 / 4))])
+    ("00", 1, "00", (12_525, 12_525)),
+    ("01", 1, "01", (142_156, 142_156)),
+    ("02", 4, "02, 4 ranks", (419_259, 419_259)),
+    ("02", 1, "02, 1 rank", (None, 419_259 / 4)),
+])
 def test_the_three_scripts(scripts, name, gpus, label, figures):
     run = scripts.stage(name, gpus)
     assert (run.name + ".py", run.label) == (module.STAGES[name], label)

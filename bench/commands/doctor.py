@@ -14,10 +14,7 @@ from bench.subcommands import Command
 
 
 class Doctor(Command):
-    """Check this machine: what works, what is missing, what to type next.
-
-    One screen: GPU, free memory, the type that it trains in, compiler, tokens, the batch size that
-    fits."""
+    """Check this machine: what works, what is missing, what to type next."""
 
     group = "start here"
     needs_machine = True

@@ -9,7 +9,10 @@ from bench.analysis.rows import Row
 from bench.analysis.stats import significant
 from bench.common import DAMAGE, REFERENCE, UserError, relative, trained_in
 from bench.measure.journal import locked
+from bench.report.machine_section import read_look
+from bench.report.page import write_page
 from bench.report.tables import INTERVAL, Column, Table, credited, fmt, found_in, markdown, num_col
+from bench.studies import all_studies
 from bench.subcommands import Command
 
 # ---- Two folders side by side -------------------------------------------------------------------
@@ -125,6 +128,7 @@ class Pack(Command):
                 raise UserError(f"{relative(results)} is damaged: {error!r}")
             if missing:
                 raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
+            write_page(all_studies(), results, "python measure.py report", {})  # it may be older
             files = [path for path in sorted(results.iterdir())
                      if path.suffix in COPIED and path.is_file() and not path.is_symlink()
                      and not path.name.endswith(".trace.json")]
@@ -142,12 +146,10 @@ class Pack(Command):
 def what_is_missing(results: Path) -> list[str]:
     """Returns what results lack before others may quote them, and how to get it."""
     page, missing = results / "report.md", []
-    if page.is_symlink() or not page.is_file():
+    if page.is_symlink() or not page.is_file() or not read_look(results):
         return ["no report: make report"]
     if "\nNot finished: " in page.read_text(encoding="utf-8", errors="replace"):
         missing.append("the report isn't finished: make report continues it")
-    if any(path.stat().st_mtime > page.stat().st_mtime for path in results.glob("*.jsonl")):
-        missing.append("the report is older than what was measured: make report")
     for study, rounds in ROUNDS.items():
         command = f"python measure.py {study} --resume --rounds {rounds}"
         found = found_in(results, study)
