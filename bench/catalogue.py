@@ -273,7 +273,7 @@ def lacking(needs: str, machine: dict) -> str | None:
             return f"needs {need}"
         if need == "bfloat16 units" and trained_in(machine) == "float32":
             return f"needs {need}, which this {'GPU' if machine['gpus'] else 'CPU'} lacks"
-        known = machine.get("capability")  # not of a CPU, on which a variant may emulate
-        if kind == "compute capability" and known and (amd or float(known) < float(what)):
+        own = machine.get("capability")  # none of a CPU, on which a variant may emulate
+        if kind == "compute capability" and own and (amd or float(own) < float(what)):
             return f"needs a GPU of {need}"
     return None

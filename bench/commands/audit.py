@@ -46,8 +46,8 @@ class Audit(Command):
         timed, watched = audit(command, args.minutes)
         if int(os.environ.get("RANK", 0)):
             return ""
-        found = render.findings(command, timed, watched, machine_of(timed), setup.results, cards)
-        pages = render.write_page(found, args.name, setup.results)
+        findings = render.findings(command, timed, watched, machine_of(timed), setup.results, cards)
+        pages = render.write_page(findings, args.name, setup.results)
         if args.json:
-            return json.dumps(found.as_json())
-        return render.text(found) + ", ".join(map(relative, pages))
+            return json.dumps(findings.as_json())
+        return render.text(findings) + ", ".join(map(relative, pages))

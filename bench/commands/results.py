@@ -79,11 +79,11 @@ def speedups_table(rows: list[Row], others: list[Row]) -> Table:
 def ladder_in(name: str) -> tuple:
     """Returns (measurement, rows) of the ladder in a folder. Raises UserError."""
     folder = Path(name) if Path(name).is_dir() else REFERENCE / name
-    found = found_in(folder, "ladder") if folder.is_dir() else []
-    if not found:
-        known = ", ".join(path.parent.name for path in sorted(REFERENCE.glob("*/ladder.jsonl")))
-        raise UserError(f"{name}: no ladder there; results/reference has those of {known}", 2)
-    return found[-1]
+    ladders = found_in(folder, "ladder") if folder.is_dir() else []
+    if not ladders:
+        names = ", ".join(path.parent.name for path in sorted(REFERENCE.glob("*/ladder.jsonl")))
+        raise UserError(f"{name}: no ladder there; results/reference has those of {names}", 2)
+    return ladders[-1]
 
 
 def facts(measured, rows: list[Row]) -> dict[str, str]:
@@ -152,10 +152,10 @@ def what_is_missing(results: Path) -> list[str]:
         missing.append("the report isn't finished: make report continues it")
     for study, rounds in ROUNDS.items():
         command = f"python measure.py {study} --resume --rounds {rounds}"
-        found = found_in(results, study)
-        if not found:
+        measurements = found_in(results, study)
+        if not measurements:
             missing.append(f"no {study}: {command}")
-        for measured, rows in found:
+        for measured, rows in measurements:
             if failed := [row.label for row in rows if row.outcome and row.outcome.failed]:
                 missing.append(f"{study}: {', '.join(failed)} failed")
             if few := [row.label for row in rows if not row.error and row.rounds < rounds]:
