@@ -5,11 +5,9 @@
     python measure.py ladder         # 00, then one more technique at a time, up to 01
     python measure.py audit FILE     # your own script: which of the techniques it lacks
 
-Each run is a fresh process with the same data and seed. A round runs every script once, so that a
-machine that drifts hits all of them alike. results/NAME.jsonl, a study's journal, keeps all that
-was measured; tables and pictures are made from it. A script is called faster than another only
-if that is significant over the whole table (bench/analysis/stats.py). The exit code is 1 if a run
-failed; its row says why.
+Each run is a fresh process with the same data and seed; a round runs every script once. A study's
+journal, results/NAME.jsonl, keeps all that was measured. A script is called faster than another
+only if that is significant over the whole table. The exit code is 1 if a run failed.
 """
 
 import os
@@ -17,7 +15,7 @@ import shlex
 import sys
 
 from bench import processes
-from bench.cli import parse, run
+from bench.cli import make_parser, run
 from bench.common import UserError
 from bench.studies import Study
 from patches.stack import StackError
@@ -26,22 +24,19 @@ from patches.stack import StackError
 def main() -> int:
     sys.stdout = sys.stdout or open(os.devnull, "w")  # it may be closed
     sys.stdout.reconfigure(errors="replace")  # a terminal without × or Δ is no reason to stop
-    argv, subcommand = sys.argv[1:], None
+    argv = sys.argv[1:]
+    cut = argv.index("--") if "--" in argv else len(argv)
     try:
-        args, options = parse(argv)
-        subcommand = args.subcommand
+        args = make_parser().parse_args(argv[:cut])
         processes.on_signals(processes.interrupt)
-        return run(args, options)
+        return run(args, argv[cut + 1:])
     except (UserError, StackError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return getattr(error, "code", 1)
     except processes.Interrupted as error:
-        again, continues = argv, argv[0] == "report"  # which always does
-        if isinstance(subcommand, Study):
-            again = [argv[0], "--resume", *(word for word in argv[1:] if word != "--resume")]
-            continues = True
-        print(f"interrupted: python measure.py {shlex.join(again)}"
-              f" {'continues from here' if continues else 'starts again'}", file=sys.stderr)
+        if isinstance(args.subcommand, Study) and "--resume" not in argv:
+            argv.insert(1, "--resume")
+        print(f"interrupted; to go on: python measure.py {shlex.join(argv)}", file=sys.stderr)
         return 128 + error.args[0]
 
 

@@ -1,7 +1,5 @@
-"""The catalogue of scripts: 00, the script after each patch, 01, 02 and the variants, as runs.
-
-The published figures have their one reader here, too.
-"""
+"""The catalogue of scripts as runs: 00, the script after each technique, 01, 02 and the variants;
+and the published figures."""
 
 import importlib.util
 import json
@@ -10,20 +8,18 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
-from bench.common import REFERENCE, ROOT, UserError, relative, trained_in
-from bench.processes import print_once
+from bench.common import REFERENCE, ROOT, UserError, has_option, relative, trained_in
 from patches import stack
 
 PUBLISHED = REFERENCE / "published-a100.json"
 EPOCHS = 15  # of the published experiment
-# The three scripts: what a run's `script` and `stage` call each, and its file. The file's stem is
-# what its record says, and so the run's name.
+# The three scripts, by the names that `Run.script` and `Run.stage` have for them. The stem of each
+# file is the name of its run, and of its records.
 STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
-# Variants that are measured by their group alone: the compiler's modes, and checkpoints.
+# Variants that are measured only if their group is asked for.
 COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
-# The variant that trains on GPUs which multiply float16, and bfloat16 not at all.
+# The variant for GPUs whose tensor cores multiply float16 and not bfloat16.
 FLOAT16 = "precision-fp16"
-JOINED = r"\+|@| without "  # in the name of a script that is put together: see Scripts.build
 LOSSES = ["unchanged", "rounding", "changes"]  # what a patch may do to the loss, by its header
 
 
@@ -34,35 +30,35 @@ class Run:
     Code decides by the fields; the label is for readers.
     """
 
-    name: str  # unique in its study, and the stage's name in the record
+    name: str  # unique in its study; the script's record has it as its stage
     label: str  # in tables and pictures, such as "5 bfloat16"
     technique: str = ""
-    script: str | Path = ""  # its name in the catalogue of scripts, or where it lies
-    loss: str | None = None  # expected effect on the loss: unchanged, rounding or changes
+    script: str | Path = ""  # its name in the catalogue, or its file
+    loss: str | None = None  # expected effect on the loss, one of LOSSES
     published: float | None = None  # tok/sec on as many of the published A100s
-    expected: float | None = None  # about how many tok/sec such A100s would make, published or not
+    expected: float | None = None  # estimated tok/sec on such A100s, published or not
     processes: int = 1
     torchrun: bool = False  # whether torchrun starts it
     options: tuple[str, ...] = ()  # next to those of the plan
-    number: int | None = None  # its number in the ladder
-    stage: str | None = None  # "00", "01" or "02"; what a search tunes, as it was asked for
+    number: int | None = None  # of the technique, in the ladder
+    stage: str | None = None  # "00", "01" or "02"; in a search, the script that is tuned
     ablated: str | None = None  # the technique or variant that was taken out of it
-    batch: int | None = None  # windows, where a search tunes it
-    rate: float | None = None  # the learning rate, where a search tunes it
+    batch: int | None = None  # sequences, in a search
+    rate: float | None = None  # the learning rate, in a search
     compared_to: str | None = None  # the name of an earlier run
     error: str | None = None  # why it can't run
-    requires: str | None = None  # an earlier, smaller run: this one isn't tried unless that fits
-    memory_growth: float = 1  # about how many times the memory of that one it takes
+    requires: str | None = None  # an earlier, smaller run, without which this one isn't tried
+    memory_growth: float = 1  # how many times the memory of that one it takes, about
     cores: int | None = None  # of a CPU that it may use (None: all)
 
     def replace(self, **changes) -> "Run":
-        """A copy with changes."""
+        """Returns a copy with changes."""
         return replace(self, **changes)
 
 
 @dataclass(frozen=True)
 class Published:
-    """The figures that were published, on A100s."""
+    """The published figures, from A100s."""
 
     source: str  # a sentence
     gpu: str
@@ -73,44 +69,43 @@ class Published:
 
 
 def published() -> Published:
-    """Raises UserError where the file can't be read, StackError for a bad patch."""
-    patches = stack.load()
+    """Reads the published figures. Raises UserError for a damaged file, StackError for a patch."""
+    ladder = {patch.name: patch.published for patch in stack.load() if patch.published}
     try:
         data = json.loads(PUBLISHED.read_text(encoding="utf-8"))
         plain = data["baseline"]
         first = stack.Published(float(plain["tok_per_sec"]), float(plain["reserved_gb"]), 1)
-        gpu, model, context = data["gpu"], data["model"], int(data["context_length"])
-        source = (f"Published figures: {gpu}, PyTorch {data['pytorch']}, {model}, context"
-                  f" {context:,}, 02 DDP × {patches[-1].published.gpus}; <{data['source']}>")
+        *_, last, ddp = ladder.values()
+        return Published(
+            f"Published figures: {data['gpu']}, PyTorch {data['pytorch']}, {data['model']},"
+            f" context {data['context_length']:,}, 02 DDP × {ddp.gpus}; <{data['source']}>",
+            data["gpu"], data["model"], data["context_length"],
+            {"00": first, "01": last, "02": ddp},
+            {name: figures.reserved_gb for name, figures in {"00": first, **ladder}.items()})
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{relative(PUBLISHED)} can't be read: {error!r}")
-    figures = {patch.name: patch.published for patch in patches if patch.published}
-    *_, last, ddp = figures.values()
-    memory = {name: known.reserved_gb for name, known in figures.items()}
-    return Published(source, gpu, model, context,
-                     {"00": first, "01": last, "02": ddp}, {"00": first.reserved_gb} | memory)
 
 
 @cache
 def without_effect_on_gpus() -> set[int]:
-    """The numbers of the techniques that do nothing where there is a GPU. Raises StackError."""
+    """Returns the numbers of the techniques that only speed up CPUs. Raises StackError."""
     return {number for number, patch in enumerate(stack.load(), 1)
             if patch.fields["Hardware"].startswith("CPUs")}
 
 
 class Scripts:
-    """Every script as a Run; its text is made when it is asked for."""
+    """Every script, as a run and as a text, which is made when it is first asked for."""
 
     def __init__(self) -> None:
-        self.texts: dict[str, bytes] = {}  # those that were asked for
+        self.texts: dict[str, bytes] = {}
 
     @cached_property
-    def stages(self) -> dict[str, bytes]:
-        """The script after each patch, and each variant's."""
+    def patched(self) -> dict[str, bytes]:
+        """The text of 00, of the script after each patch, and of each variant."""
         return stack.rebuild_all()
 
     def text(self, script: str | Path) -> bytes:
-        """Raises StackError where the patches don't fit together, OSError."""
+        """Returns a script's text. Raises StackError where patches don't fit together, OSError."""
         if isinstance(script, Path):
             return script.read_bytes()
         if script not in self.texts:
@@ -118,32 +113,38 @@ class Scripts:
         return self.texts[script]
 
     def build(self, script: str) -> bytes:
-        """The text of a stage, a rung or a variant, or put together as its name says."""
-        if " without " in script:  # a script, without the technique of a rung
+        """Returns the text that a name means: a script, "X without TECHNIQUE", "VARIANT@TECHNIQUE",
+        a variant of 01 taken back to that technique, or variants joined by +."""
+        names = list(self.patched)
+        if " without " in script:
             base, _, technique = script.partition(" without ")
-            before = [*self.stages][[*self.stages].index(technique) - 1]
+            before = names[names.index(technique) - 1]
             return stack.merge(self.text(technique), self.text(base), self.text(before), script)
-        if "@" in script:  # a variant of 01 taken back to a rung
+        if "@" in script:
             variant, _, technique = script.partition("@")
             return stack.merge(self.text("01"), self.text(variant), self.text(technique), variant)
         if "+" not in script:
-            return self.stages[stack.find(STAGES.get(script, script), self.stages)]
-        first, *rest = names = script.split("+")
-        return stack.compose(rest, STAGES[first]) if first in STAGES else stack.compose(names)
+            return self.patched[stack.find(STAGES.get(script, script), names)]
+        first, *rest = script.split("+")
+        if first in STAGES:
+            return stack.compose(rest, STAGES[first])
+        return stack.compose([first, *rest])
 
     def canonical(self, script: str | Path) -> str:
-        """The one name that a script is known by: 00, 01, 02, a rung's, a variant's, variants'
-        joined by +. Raises StackError."""
+        """Returns the name by which predictions are stored: 00, 01 or 02, or that of a technique, a
+        variant, or joined variants. Raises StackError."""
         if isinstance(script, Path):
             return {file: stage for stage, file in STAGES.items()}.get(script.name, script.name)
-        if script in STAGES or re.search(JOINED, script):
+        if script in STAGES or re.search(r"\+|@| without ", script):
             return script
-        name, names = stack.find(script, self.stages), list(self.stages)
+        names = list(self.patched)
         ends = {names[0]: "00", names[names.index("ddp") - 1]: "01", "ddp": "02"}
+        name = stack.find(script, names)
         return ends.get(name, name)
 
     def ladder(self, gpus: int = 1) -> list[Run]:
-        """00, the script after each patch, and 02 on `gpus`. Raises UserError, StackError."""
+        """Returns 00, the script after each technique, and 02 on `gpus`. Raises UserError,
+        StackError."""
         speed = published().stages["00"].tok_per_sec
         runs = [Run(Path(stack.FIRST).stem, "0 baseline", "baseline", "00", number=0,
                     published=speed, expected=speed)]
@@ -161,23 +162,21 @@ class Scripts:
         return runs
 
     def select(self, text: str | None, runs: list[Run]) -> list[Run]:
-        """Those of some rungs that "0,5-8" names; all for None. Raises UserError."""
+        """Returns those of the ladder's runs that "0,5-8" names; all for None. Raises UserError."""
         if text is None:
             return runs
         numbers: set[int] = set()
         for part in text.split(","):
             match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", part)
-            if not match:
-                raise UserError(
-                    f"--techniques {text}: {part!r} is neither a number nor a range like 5-8", 2)
-            first, last = int(match[1]), int(match[2] or match[1])
-            if first > last or last >= len(runs):
-                raise UserError(f"--techniques {text}: {part!r} isn't within 0-{len(runs) - 1}", 2)
+            first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+            if not first <= last < len(runs):
+                raise UserError(f"--techniques {text}: {part!r} isn't within 0-{len(runs) - 1}, as"
+                                " a number or a range like 5-8", 2)
             numbers.update(range(first, last + 1))
         return [runs[number] for number in sorted(numbers)]
 
     def stage(self, name: str, gpus: int = 1) -> Run:
-        """"00", "01", or "02" on `gpus` processes. Raises UserError, StackError."""
+        """Returns "00", "01", or "02" on `gpus` processes. Raises UserError, StackError."""
         first, *_, last, ddp = self.ladder(gpus)
         run = {"00": first, "01": last, "02": ddp}[name].replace(
             name=Path(STAGES[name]).stem, script=name, stage=name, number=None, label=name)
@@ -186,102 +185,83 @@ class Scripts:
         ranks = "1 rank" if gpus == 1 else f"{gpus} ranks"
         return run.replace(label=f"02, {ranks}") if name == "02" else run
 
-    def float16(self, run: Run) -> Run:
-        """01 or 02, composed with FLOAT16."""
-        return run.replace(name=f"{run.name}-{FLOAT16}", label=f"{run.label} with {FLOAT16}",
-                       script=FLOAT16 if run.stage == "01" else f"{run.stage}+{FLOAT16}")
-
     def for_machine(self, name: str, machine: dict, options: list[str]) -> Run:
-        """As stage(), in the type that this machine has units for; 02 on all its GPUs, or on two
-        ranks of a CPU. Raises UserError, StackError."""
+        """Returns one of the three scripts in the type that this machine has units for; 02 on all
+        its GPUs, or on two ranks of a CPU. Raises UserError, StackError."""
         run = self.stage(name, machine["gpus"] or 2)
         return self.float16(run) if name != "00" and in_float16(machine, options) else run
 
-    def variants(self, base: Run, machine: dict, group: str | None = None,
-                 names: str | None = None) -> list[Run]:
-        """`base` (01 or 02), and a run compared to it for each row of its measured variants: those
-        of a group, those in `names` ("optimizer-muon,data-workers"), or all but the compiler's modes
-        and checkpoints. A name may join several, of which each has the first of its measured
-        options: "optimizer-muon+data-workers"; and options behind a name take the place of those
-        that are measured: "data-workers --workers 8". Raises UserError, StackError."""
-        known = {patch.name: patch for patch in stack.load_variants()
-                 if patch.base == base.name and "Group" in patch.fields
-                 and group in (None, patch.fields["Group"])}
-        chosen = [name for name in known if group or name not in (COMPILER, CHECKPOINTS)]
-        if names is not None:
-            chosen = [name.strip() for name in names.split(",")]
-        runs = [base.replace(published=None, loss=None)]
-        for text in chosen:
-            name, *own = text.split() or [""]
-            for part in name.split("+"):
-                if part not in known:
-                    raise UserError(
-                        f"no variant {part!r} of {base.label}; there are {', '.join(known)}", 2)
-            patches = [known[part] for part in name.split("+")]
-            option_sets = patches[0].option_sets
-            if len(patches) > 1 or own:
-                self.text(name)  # whether they go together is told before anything runs
-                firsts = [patch.option_sets[0] for patch in patches]
-                together = [option for options, _ in firsts for option in options]
-                option_sets = [(own or together, ", ".join(needs for _, needs in firsts if needs))]
-            for options, needs in option_sets:
-                words = re.findall(r"\w[\w.-]*", " ".join(options))
-                runs.append(runs[0].replace(
-                    name="-".join(["variant", name, *words]), script=name,
-                    label=" ".join([name, *options]), options=tuple(options),
-                    technique=", ".join(patch.fields["Technique"] for patch in patches),
-                    loss=max((patch.fields["Loss"].split()[0] for patch in patches),
-                             key=LOSSES.index),
-                    compared_to=base.name, error=lacking(needs, machine),
-                    stage=None))
-        return without_doubles(runs)
+    def float16(self, run: Run) -> Run:
+        """Returns 01 or 02, composed with FLOAT16."""
+        return run.replace(name=f"{run.name}-{FLOAT16}", label=f"{run.label} with {FLOAT16}",
+                           script=FLOAT16 if run.stage == "01" else f"{run.stage}+{FLOAT16}")
 
     def find(self, name: str, machine: dict) -> Run:
-        """"00", "01", or variants of 01, with the first of their measured options. Raises
-        UserError, StackError."""
+        """Returns "00", "01", or variants of 01 joined by +, with their first measured options.
+        Raises UserError, StackError."""
         if "," in name:
             raise UserError(f"{name} is more than one script: join variants of one by +", 2)
-        stage = self.stage(name if name in STAGES else "01")
-        return stage if name in STAGES else self.variants(stage, machine, names=name)[1]
+        run = self.stage(name if name in STAGES else "01")
+        return run if name in STAGES else self.variants(run, machine, names=name)[1]
 
-    def variants_of_02(self, machine: dict, group: str) -> list[Run]:
-        """02 on all GPUs, or on two ranks of a CPU, and its variants of a group."""
-        runs = self.variants(self.stage("02", machine["gpus"] or 2), machine, group)
-        if machine["gpus"] == 1:
-            runs = [run.replace(error="needs two or more GPUs") for run in runs]
-        return runs
+    def variants(self, base: Run, machine: dict, group: str | None = None,
+                 names: str | None = None) -> list[Run]:
+        """Returns `base`, 01 or 02, and its variants with each set of measured options: those of a
+        group, those in `names`, or all but the compiler's modes and checkpoints. In `names` + joins
+        variants, each with its first set, and options behind a name take their place:
+        "data-workers --workers 8". Raises UserError, StackError."""
+        patches = {patch.name: patch for patch in stack.load_variants()
+                   if patch.base == base.name and "Group" in patch.fields
+                   and group in (None, patch.fields["Group"])}
+        alone = base.torchrun and machine["gpus"] == 1
+        base = base.replace(published=None, loss=None,
+                            error="needs two or more GPUs" if alone else None)
+        usual = [name for name in patches if group or name not in (COMPILER, CHECKPOINTS)]
+        runs = [base]
+        for text in usual if names is None else names.split(","):
+            name, *options = text.split() or [""]
+            parts = name.split("+")
+            if unknown := [part for part in parts if part not in patches]:
+                raise UserError(f"no variant {unknown[0]!r} of {base.label}; there are"
+                                f" {', '.join(patches)}", 2)
+            joined = [patches[part] for part in parts]
+            option_sets = joined[0].option_sets
+            if options or len(joined) > 1:
+                self.text(name)  # raises where they don't go together
+                firsts = [patch.option_sets[0] for patch in joined]
+                option_sets = [(options or [option for own, _ in firsts for option in own],
+                                ", ".join(needs for _, needs in firsts if needs))]
+            runs += [base.replace(
+                name="-".join(["variant", name, *re.findall(r"\w[\w.-]*", " ".join(own))]),
+                label=" ".join([name, *own]), script=name, options=tuple(own),
+                technique=", ".join(patch.fields["Technique"] for patch in joined),
+                loss=max((patch.fields["Loss"].split()[0] for patch in joined), key=LOSSES.index),
+                compared_to=base.name, error=base.error or lacking(needs, machine), stage=None)
+                for own, needs in option_sets]
+        return without_doubles(runs)
 
 
 def without_doubles(runs: list[Run]) -> list[Run]:
-    """Each row once: of two spellings of one row the first, and a line says so. Raises UserError
-    where two rows would have one name, since in a journal the second would replace the first."""
-    rows: dict[tuple, Run] = {}
-    names: dict[str, Run] = {}
+    """Returns each run once. Raises UserError where two would have one name, since in a journal
+    the second would replace the first."""
+    by_name: dict[str, Run] = {}
     for run in runs:
-        # Options count as a set, with or without "=", and so do the variants of a script.
-        options = re.split(r" (?=--)", " ".join(run.options))
-        row = (frozenset(str(run.script).split("+")),
-               frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options))
-        if first := rows.get(row):
-            print_once(f"asked for twice, and taken once: {first.label}"
-                 + (f" ({run.label})" if run.label != first.label else ""))
-        elif other := names.get(run.name):
-            raise UserError(f"{other.label} and {run.label} would both be called {run.name}: ask"
+        first = by_name.setdefault(run.name, run)
+        if first.label != run.label:
+            raise UserError(f"{first.label} and {run.label} would both be called {run.name}: ask"
                             " for one at a time", 2)
-        else:
-            rows[row] = names[run.name] = run
-    return list(rows.values())
+    return list(by_name.values())
 
 
 def in_float16(machine: dict, options: list[str]) -> bool:
-    """Whether 01 and 02 shall be composed with FLOAT16: on a GPU that has tensor cores and none for
-    bfloat16, unless `options` choose the type."""
+    """Returns whether 01 and 02 shall be composed with FLOAT16: on a GPU whose tensor cores don't
+    multiply bfloat16, unless `options` choose the type."""
     return (machine["gpus"] > 0 and 7 <= float(machine.get("capability") or 0) < 8
-            and not any(option.split("=")[0] == "--dtype" for option in options))
+            and not has_option("--dtype", options))
 
 
 def lacking(needs: str, machine: dict) -> str | None:
-    """What a variant needs and this machine doesn't have, as a row tells it."""
+    """Returns the first thing that a variant needs and this machine lacks, as a row says it."""
     amd = machine["gpus"] and machine.get("cuda", "") is None  # a build of PyTorch for ROCm
     for need in needs.split(", ") if needs else []:
         kind, _, what = need.rpartition(" ")
@@ -293,7 +273,7 @@ def lacking(needs: str, machine: dict) -> str | None:
             return f"needs {need}"
         if need == "bfloat16 units" and trained_in(machine) == "float32":
             return f"needs {need}, which this {'GPU' if machine['gpus'] else 'CPU'} lacks"
-        known = machine.get("capability")  # not of a CPU, on which a variant may emulate
-        if kind == "compute capability" and known and (amd or float(known) < float(what)):
+        own = machine.get("capability")  # none of a CPU, on which a variant may emulate
+        if kind == "compute capability" and own and (amd or float(own) < float(what)):
             return f"needs a GPU of {need}"
     return None

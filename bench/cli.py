@@ -4,17 +4,17 @@ import argparse
 import sys
 from pathlib import Path
 
+from bench import commands
 from bench.catalogue import Scripts
-from bench.commands import Command, all_commands
-from bench.common import ROOT, UserError, make_writable, relative
-from bench.measure.journal import OTHER_RESULTS, journal_of, locked
+from bench.common import ROOT, relative
+from bench.measure.journal import journal_of, locked
 from bench.measure.plan import Setup
 from bench.measure.run import dry_run, run_study, see_build
 from bench.predict.batches import batches_that_fit
 from bench.report import machine_section
 from bench.report.tables import text_of
 from bench.studies import Study, all_studies
-from bench.subcommands import GROUPS, Subcommand, duration, positive
+from bench.subcommands import GROUPS, Command, Subcommand, all_in, duration, positive
 
 EXAMPLES = """examples:
   python measure.py doctor                        what works here, and what is missing
@@ -25,41 +25,38 @@ EXAMPLES = """examples:
   python measure.py ladder --dry-run              what would run, and about how long
   python measure.py ladder -- --model gpt2        what follows -- goes to every script
 """
-RENAMED = {"--rungs": "--techniques", "--anew": "--retrace"}
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """One subcommand for each study and each command, listed in groups."""
-    subcommands: list[Subcommand] = [*all_studies().values(), *all_commands().values()]
+    """Returns a parser with a subcommand for each study and each command."""
+    subcommands: list[Subcommand] = [*all_studies().values(), *all_in(commands, Command)]
+    listing = ""
+    for group in GROUPS:
+        listing += f"{group}:\n"
+        for one in subcommands:
+            if one.group == group:
+                title = one.description.splitlines()[0].rstrip('.')
+                listing += f"  {one.name:<16}{title}\n"
     parser = argparse.ArgumentParser(
         description="Benchmark speed techniques for GPT training.", allow_abbrev=False,
-        usage="measure.py COMMAND ...", epilog=f"{listing(subcommands)}\n{EXAMPLES}",
+        usage="measure.py COMMAND ...", epilog=f"{listing}\n{EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parsers = parser.add_subparsers(required=True, metavar="COMMAND", dest="command",
-                                    prog="measure.py",
-                                    help="one of those below; COMMAND --help explains it")
+    parsers = parser.add_subparsers(
+        required=True, metavar="COMMAND", dest="command", prog="measure.py",
+        help="one of those below; COMMAND --help explains it")
     for subcommand in subcommands:
-        own = parsers.add_parser(subcommand.name, description=subcommand.description,
-                                 allow_abbrev=False,
-                                 epilog="What follows -- goes to every script.")
+        own = parsers.add_parser(
+            subcommand.name, description=" ".join(subcommand.description.split()),
+            allow_abbrev=False, epilog="What follows -- goes to every script.")
         own.set_defaults(subcommand=subcommand)
-        own.add_argument("--data", type=Path, default=ROOT / "data", metavar="DIR",
-                         help="folder of the tokens (default: data/ next to this script)")
-        own.add_argument("--results-dir", type=Path, default=ROOT / "results", metavar="DIR",
-                         help="folder of the results (default: results/ next to this script)")
+        for option, what in (("--data", "tokens"), ("--results-dir", "results")):
+            folder = option.strip("-").removesuffix("-dir")
+            own.add_argument(option, type=Path, default=ROOT / folder, metavar="DIR",
+                             help=f"folder of the {what} (default: {folder}/ next to this script)")
         subcommand.options(own)
         if isinstance(subcommand, Study):
             add_measuring_options(own, subcommand)
     return parser
-
-
-def listing(subcommands: list[Subcommand]) -> str:
-    """A line for each subcommand, in groups."""
-    lines = []
-    for group in GROUPS:
-        lines.append(f"{group}:")
-        lines += [f"  {one.name:<16}{one.help}" for one in subcommands if one.group == group]
-    return "\n".join([*lines, ""])
 
 
 def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None:
@@ -80,34 +77,20 @@ def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None
                         help="only print what would run, and about how long it takes")
 
 
-def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """(the arguments before --, the scripts' own options behind it). Raises UserError for an option
-    that has another name now."""
-    cut = argv.index("--") if "--" in argv else len(argv)
-    for word in argv[:cut]:
-        old = word.split("=")[0]
-        if old in RENAMED and argv[0] != "audit":  # behind an audited script they are its own
-            raise UserError(f"{old} is called {RENAMED[old]} now", 2)
-    return make_parser().parse_args(argv[:cut]), argv[cut + 1:]
-
-
 def run(args: argparse.Namespace, options: list[str]) -> int:
-    """Runs the subcommand; returns the exit code. Raises UserError, StackError, OSError."""
+    """Runs a subcommand; returns its exit code. Raises UserError, StackError, OSError."""
     subcommand = args.subcommand
-    if isinstance(subcommand, Command):
-        machine = machine_section.this_machine() if subcommand.needs_machine else {}
-        return subcommand.run(Setup(machine, Scripts(), args.data, args.results_dir, args, options))
-    return measure(subcommand, args, options)
-
-
-def measure(study: Study, args: argparse.Namespace, options: list[str]) -> int:
-    """Measures a study; returns the exit code: 1 if a run failed. Raises as `run`."""
-    if not args.dry_run:
-        make_writable(args.results_dir, OTHER_RESULTS)
-    machine = machine_section.this_machine()
+    is_study = isinstance(subcommand, Study)
+    machine = machine_section.this_machine() if is_study or subcommand.needs_machine else {}
     setup = Setup(machine, Scripts(), args.data, args.results_dir, args, options)
-    if machine.get("gpu_needs"):
-        print(f"missing: {machine['gpu_needs']}", file=sys.stderr)
+    return measure(subcommand, setup) if is_study else subcommand.run(setup)
+
+
+def measure(study: Study, setup: Setup) -> int:
+    """Measures a study; returns the exit code: 1 if a run failed. Raises as `run`."""
+    args = setup.args
+    if setup.machine.get("gpu_needs"):
+        print(f"missing: {setup.machine['gpu_needs']}", file=sys.stderr)
     if not args.resume:
         setup.batches = batches_that_fit(setup, composed=False)
     if args.dry_run:

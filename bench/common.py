@@ -17,12 +17,11 @@ from patches import stack
 ROOT = stack.ROOT
 BUILD = ROOT / "build"
 REFERENCE = ROOT / "results" / "reference"
-BOOK = "middlemarch"  # how what meta.json calls the book begins: its title, or its file
-BOOK_TOKENS = 414_009  # of it to train on: 404 windows of 1,024
+BOOK = "middlemarch"  # what the book's title, and its file's name, begin with
+BOOK_TOKENS = 414_009  # of the book to train on: 404 windows of 1,024
 LARGEST = 2**28  # bytes of a record or a journal; weeks of measuring make a few million
 # What well-formed JSON with the wrong content can raise, somewhere on its way to a page.
 DAMAGE = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError
-# What a report is told where its folder holds another one.
 ELSEWHERE = ("for a new report, name another folder: make report RESULTS=FOLDER, or"
              " --results-dir FOLDER")
 
@@ -36,23 +35,15 @@ class UserError(Exception):
 
 
 def relative(path: Path) -> str:
-    """`path` as seen from the current folder."""
+    """Returns `path` as seen from the current folder."""
     try:
         return os.path.relpath(path)
     except ValueError:  # on another drive of a Windows machine
         return str(path)
 
 
-def short_name(machine: dict) -> str:
-    """A machine's name as tables and pictures show it, without marks: "Intel Xeon", "H100", and
-    with the type where the optimized scripts train in another one than bfloat16."""
-    name = re.sub(r"\((R|TM)\)|( Processor)?(( CPU)? @.*)?$|^NVIDIA (GeForce )?|"
-                  r" \d+GB( HBM\w+$|(?= PCIe$))|-\d+GB$", "", machine["name"], flags=re.IGNORECASE)
-    return name if trained_in(machine) == "bfloat16" else f"{name} ({trained_in(machine)})"
-
-
 def listed(names: Iterable[str]) -> str:
-    """"a", "a and b", "a, b and c"."""
+    """Returns "a", "a and b", "a, b and c"."""
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
 
@@ -61,8 +52,31 @@ def has_option(name: str, options: Iterable[str]) -> bool:
     return any(option.split("=")[0] == name for option in options)
 
 
+def short_name(machine: dict) -> str:
+    """Returns a machine's name as pictures show it: "H100", "T4 (float32)"."""
+    name = re.sub(r"\((R|TM)\)|( Processor)?(( CPU)? @.*)?$|^NVIDIA (GeForce )?|"
+                  r" \d+GB( HBM\w+$|(?= PCIe$))|-\d+GB$", "", machine["name"], flags=re.IGNORECASE)
+    return name if trained_in(machine) == "bfloat16" else f"{name} ({trained_in(machine)})"
+
+
+def trained_in(machine: dict) -> str:
+    """Returns the type that the optimized scripts train in there, bfloat16 or float32."""
+    # Older journals don't tell; their machines had bfloat16 units.
+    return machine.get("dtype", "bfloat16")
+
+
+def same_machine(one: dict, other: dict) -> bool:
+    """Returns whether figures of the one stand for the other; the rest may differ."""
+    return trained_in(one) == trained_in(other) and all(
+        one.get(name) == other.get(name) for name in ("name", "device", "gpus", "torch"))
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
 def load_script(path: Path):
-    """One of the scripts as a module; its name begins with a digit, so that `import` can't."""
+    """Returns a script as a module. Its name begins with a digit: `import` can't."""
     spec = importlib.util.spec_from_file_location("script", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["script"] = module  # dataclasses look their module up
@@ -70,22 +84,15 @@ def load_script(path: Path):
     return module
 
 
-def sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
 def lines_of(path: Path) -> list[bytes]:
-    """The file's lines, without their ends; the last one is empty, or was cut off. Raises OSError,
-    also for a file that is too large to be a record or a journal."""
-    with open(path, "rb") as file:
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
+    """Returns a file's lines; the last one is empty, or was cut off. Raises OSError."""
+    if path.stat().st_size > LARGEST:
         raise OSError(errno.EFBIG, "Too large for a record or a journal", str(path))
-    return data.split(b"\n")
+    return path.read_bytes().split(b"\n")
 
 
 def read_kept(path: Path) -> dict:
-    """A JSON file of what was found out before; {} where it isn't there or is damaged."""
+    """Reads a JSON file that is made again where it isn't there or is damaged: {}."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, *DAMAGE):
@@ -102,43 +109,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
         raise UserError(f"{relative(path)} can't be written: {error.strerror}")
 
 
-def remove_built(folder: Path) -> None:
-    """Removes a folder of build/, the only place where the tools remove one. Raises UserError for a
-    folder that lies elsewhere."""
-    if BUILD.resolve() not in folder.resolve().parents:
-        raise UserError(f"{relative(folder)} isn't in {relative(BUILD)}, so it isn't removed")
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def other_text(data) -> str:
-    """What was trained on, by meta.json or a record's copy of it, where that isn't the book in
-    GPT-2's tokens; "" where it is, or where it isn't told."""
-    data = data if isinstance(data, dict) else {}
-    corpus, in_bytes = str(data.get("corpus") or ""), data.get("tokenizer") == "bytes"
-    if not corpus or corpus.lower().startswith(BOOK) and not in_bytes:
-        return ""
-    name = " ".join("".join(c if c.isprintable() else " " for c in corpus).split())
-    return (name if len(name) <= 60 else name[:59] + "…") + ", its tokens bytes" * in_bytes
-
-
-def tokens_in(folder: Path) -> dict | None:
-    """What prepare.py tells of the tokens in a folder; None where there are none. Raises UserError
-    where that is damaged."""
-    meta = folder / "meta.json"  # written last
-    if not meta.exists():
-        return None
-    try:
-        known = json.loads(meta.read_text(encoding="utf-8"))
-        if known["tokens"]["train"] < 1:
-            raise ValueError("no tokens")
-        return known
-    except (OSError, *DAMAGE) as error:
-        raise UserError(f"{relative(meta)} is damaged ({error!r}): run data/prepare.py")
-
-
 def make_writable(folder: Path, otherwise: str) -> None:
-    """Makes a folder where there is none. Raises UserError, with what to do `otherwise`, where
-    files can't be written into it."""
+    """Makes a folder, if need be. Raises UserError, with what to do `otherwise`, where files can't
+    be written into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -146,13 +119,34 @@ def make_writable(folder: Path, otherwise: str) -> None:
         raise UserError(f"{relative(folder)} can't be written ({error.strerror}): {otherwise}")
 
 
-def same_machine(one: dict, other: dict) -> bool:
-    """Whether figures of the one stand for the other; the rest may differ, as between hosts."""
-    return trained_in(one) == trained_in(other) and all(
-        one.get(name) == other.get(name) for name in ("name", "device", "gpus", "torch"))
+def remove_built(folder: Path) -> None:
+    """Removes a folder of build/. Raises UserError for a folder that lies elsewhere."""
+    if BUILD.resolve() not in folder.resolve().parents:
+        raise UserError(f"{relative(folder)} isn't in {relative(BUILD)}, so it isn't removed")
+    shutil.rmtree(folder, ignore_errors=True)
 
 
-def trained_in(machine: dict) -> str:
-    """The type that the optimized scripts train in there: "bfloat16" or "float32". The machines of
-    older journals, which don't tell, had bfloat16 units."""
-    return machine.get("dtype", "bfloat16")
+def tokens_in(folder: Path) -> dict | None:
+    """Reads meta.json; None without tokens. Raises UserError where it is damaged."""
+    meta = folder / "meta.json"  # written last
+    if not meta.exists():
+        return None
+    try:
+        data = json.loads(meta.read_text(encoding="utf-8"))
+        if data["tokens"]["train"] < 1:
+            raise ValueError("no tokens")
+        return data
+    except (OSError, *DAMAGE) as error:
+        raise UserError(f"{relative(meta)} is damaged ({error!r}): run data/prepare.py")
+
+
+def other_text(data) -> str:
+    """Returns the text that meta.json, or a record's copy of it, names; "" for the book in GPT-2's
+    tokens, or where it isn't known."""
+    data = data if isinstance(data, dict) else {}
+    corpus, in_bytes = str(data.get("corpus") or ""), data.get("tokenizer") == "bytes"
+    if not corpus or corpus.lower().startswith(BOOK) and not in_bytes:
+        return ""
+    name = " ".join("".join(c if c.isprintable() else " " for c in corpus).split())
+    name = name if len(name) <= 60 else name[:59] + "…"
+    return f"{name}, its tokens bytes" if in_bytes else name

@@ -1,4 +1,4 @@
-"""What every subcommand of measure.py has: a name, a help text, options; and types of options."""
+"""What every subcommand of measure.py has: a name, a help text, options."""
 
 import argparse
 import importlib
@@ -11,7 +11,7 @@ GROUPS = "start here", "benchmarks", "results", "maintenance"
 
 
 class Subcommand:
-    """A study or a command. Its docstring describes it; the first line is its line in --help."""
+    """A study or a command, which its docstring describes, in --help too."""
 
     group = ""  # one of GROUPS
 
@@ -22,18 +22,29 @@ class Subcommand:
 
     @property
     def description(self) -> str:
-        return " ".join((type(self).__doc__ or "").split())  # `python -OO` keeps none
-
-    @property
-    def help(self) -> str:
-        return (type(self).__doc__ or "").partition("\n")[0].rstrip(".")
+        return type(self).__doc__ or " "  # `python -OO` keeps none
 
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Adds its own command-line options."""
 
 
+class Command(Subcommand):
+    """A subcommand that measures nothing."""
+
+    needs_machine = False  # whether its setup has to describe this machine
+
+    def run(self, setup) -> int:
+        """Prints the answer; returns the exit code. Raises what measure.main prints."""
+        print(self.answer(setup))
+        return 0
+
+    def answer(self, setup) -> str:
+        """Returns what it prints. Raises as `run`."""
+        raise NotImplementedError
+
+
 def all_in(package: ModuleType, kind: type) -> list:
-    """Returns an instance of each subclass of `kind` that the modules of a package define."""
+    """Returns an instance of each subclass that the modules of a package define."""
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
     return [subclass() for subclass in kind.__subclasses__()
@@ -43,11 +54,11 @@ def all_in(package: ModuleType, kind: type) -> list:
 def number_from(least: float, kind: type = float):
     """Returns an option's type for argparse: a finite number that is `least` or more."""
     def number(text: str) -> float:
-        if not least <= kind(text) < math.inf:
+        if not least <= (value := kind(text)) < math.inf:
             raise argparse.ArgumentTypeError(f"{text} is out of range")
-        return kind(text)
+        return value
 
     return number
 
 
-positive, duration, positive_duration = number_from(1, int), number_from(0), number_from(1e-9)
+positive, duration, above_0 = number_from(1, int), number_from(0), number_from(1e-9)

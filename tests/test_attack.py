@@ -138,6 +138,7 @@ def test_folders_of_others(draw, tmp_path, monkeypatch):
     secret, reference, folder = (tmp_path / name for name in ("secret", "reference", "folder"))
     secret.write_text("not for others")
     monkeypatch.setattr(results, "REFERENCE", reference)
+    reference.mkdir()
     monkeypatch.setattr("bench.report.page.draw_all", lambda *_: {})  # test_records draws
     complete_results(folder)
     complete_results(tmp_path / "whole")

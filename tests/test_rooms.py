@@ -1,45 +1,50 @@
-"""The rooms of bench/: imports run one way, and each file is read in one sitting."""
+"""The rooms of bench/: imports run one way, each file is read in one sitting and has its line in
+bench/README.md."""
 
 import ast
+import re
 
 import pytest
 from conftest import ROOT
 
-# Each may import those behind it, and its own modules; `bench` is what lies below all: common,
-# processes and the catalogue.
+# Each may import those behind it, and its own modules. bench/README.md shows the same order.
 ORDER = ["cli", "commands", "studies", "audit", "report", "predict", "analysis", "measure",
          "catalogue", "subcommands", "processes", "cards", "common"]
-MODULES = sorted((ROOT / "bench").rglob("*.py"))
-LINES = 350  # of a file, at most
+BENCH = ROOT / "bench"
+MODULES = sorted(BENCH.rglob("*.py"))
 LESSONS = {"00_orig.py": 495, "01_opt_single_gpu.py": 575, "02_opt_multi_gpu_ddp.py": 640}
+LINES = {ROOT / name: most for name, most in LESSONS.items()} | dict.fromkeys(
+    [*MODULES, ROOT / "measure.py", ROOT / "plot_results.py"], 300)  # at most
 
 
-def room_of(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+def imported(path) -> list[str]:
+    """The modules of bench that a file imports."""
+    names = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "bench":
+            names += [f"bench.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(node.module or "")
+    return [name for name in names if name.startswith("bench.")]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_imports_run_one_way(path):
-    own = room_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "bench":
-            names = [f"bench.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
-        for name in names:
-            if name.startswith("bench.") and own != "__init__":
-                assert ORDER.index(own) <= ORDER.index(room_of(name)), f"line {node.lineno}: {name}"
-
-
-def lines_of(path) -> int:
-    return len(path.read_text(encoding="utf-8").splitlines())
+    room = path.relative_to(BENCH).with_suffix("").parts[0]
+    for name in imported(path):
+        assert ORDER.index(room) <= ORDER.index(name.split(".")[1]), name
 
 
 def test_files_stay_short():
-    tools = [*MODULES, ROOT / "measure.py", ROOT / "plot_results.py"]
-    assert {path.name: lines_of(path) for path in tools if lines_of(path) > LINES} == {}
-    assert {name: lines_of(ROOT / name) for name, most in LESSONS.items()
-            if lines_of(ROOT / name) > most} == {}
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in LINES}
+    assert {path.name: count for path, count in lines.items() if count > LINES[path]} == {}
+
+
+def test_the_map_is_whole():
+    text = (BENCH / "README.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"^\| `([\w/]+\.py)`", text, re.MULTILINE))
+    paths = {path.relative_to(BENCH).as_posix() for path in MODULES}
+    assert {path for path in paths - shown if not path.endswith("/__init__.py")} == set()
+    assert shown <= paths and " ─> ".join(ORDER) in text

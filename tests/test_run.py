@@ -618,6 +618,7 @@ def test_an_older_python(program):
     ("scaling 0,1", "argument 1,2,4: 0 is out of range"),
     ("sweep batch -- --batch-size 2", "--batch-size is set by the sweep itself"),
     ("report --studies doctor", "--studies: 'doctor' is none of stages, "),
+    ("report --studies time-to-loss", "--studies: 'time-to-loss' is none of stages, "),
     ("ladder --resume --dry-run", "nothing to resume in ")])
 def test_what_is_refused(main, command, says):
     """In one line, and nothing has run."""
@@ -657,8 +658,10 @@ def test_an_interrupt_tells_how_to_go_on(main):
     argv = "--techniques", "0", "--rounds", "1", "--", "--dropout", "0.2"
     code, _, err = main("ladder", *argv)
     assert code == 128 + signal.SIGTERM
-    again = "--techniques 0 --rounds 1 -- --dropout 0.2 continues from here\n"
-    assert err.startswith("interrupted: python measure.py ladder --resume ") and err.endswith(again)
+    again = "--techniques 0 --rounds 1 -- --dropout 0.2\n"
+    assert "python measure.py ladder --resume " in err and err.endswith(again)
+    main.children.stop_at = 3
+    assert main("ladder", "--resume", *argv)[2].count("--resume") == 1
     main.children.stop_at, does = None, main.children.does
     for does["00_orig"], code in ((dict(status="failed", error="it broke"), 1), ({}, 0)):
         assert main("ladder", "--resume", *argv)[0] == code
@@ -801,3 +804,23 @@ def test_make_bench_starts_what_fits_answers(tmp_path, fails, code, started):
     text = calls.read_text()
     assert done.returncode == code, done.stderr
     assert sum(name in text for name in ("000.py", "001.py", "02_opt_multi_gpu_ddp.py")) == started
+    assert ("plot_results.py" in text) is (code == 0)
+
+
+@pytest.mark.parametrize(("machine", "expected"), [
+    (dict(capability="7.5", name="Tesla T4") | FLOAT32, '--gpu "T4"'),
+    (dict(name="NVIDIA GeForce RTX 3090"), '--gpu "RTX 3090"')])
+def test_doctor(gpu, machine, expected):
+    """One screen: what the machine is, what it trains in, what fits, how to predict its speed."""
+    gpu.setup.machine = gpu.setup.machine | machine
+    gpu.children.answers["compile_error"] = None
+    lines = Doctor().answer(gpu.setup).splitlines()
+    shown = {line[:15].strip(): line[15:] for line in lines}
+    assert shown["batch size"] == "4 in place of 8, 16 in place of 32"
+    assert shown["free memory"] == "23.5 GB" and gpu.setup.machine["capability"] in shown["GPU"]
+    assert shown["trains in"].startswith(gpu.setup.machine["dtype"])
+    assert shown["expected"].endswith(expected)
+    assert "4,096 to train on" in shown["tokens"] and shown["torch.compile"] == "works"
+    gpu.meta.write_text("[]")
+    assert "meta.json is damaged (" in Doctor().answer(gpu.setup)
+    assert len(lines) < 20

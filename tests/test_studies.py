@@ -25,7 +25,6 @@ from made_up import (
 )
 from matplotlib import pyplot as plt
 
-from bench import processes
 from bench.analysis.rows import rows_of
 from bench.audit.price import gains_of
 from bench.catalogue import Scripts

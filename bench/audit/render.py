@@ -30,7 +30,8 @@ def audit_of(command: list[str], timed: dict, watched: dict, machine: dict, resu
         if finding := findings.get(patch.name):
             share = finding.share
             techniques.append(dict(
-                number=number, technique=patch.fields["Technique"], **finding._asdict(), gain=gains.get(patch.name),
+                number=number, technique=patch.fields["Technique"], **finding._asdict(),
+                gain=gains.get(patch.name),
                 # The speedup if that share took no time, unless it is nearly the whole step.
                 upper_bound=1 / (1 - share) if 0 < share < 0.95 else None))
     priced = prices(step, figures["tokens"] or 1, cards)

@@ -8,9 +8,8 @@ from pathlib import Path
 from bench.audit import render
 from bench.audit.run import audit, machine_of
 from bench.cards import CARDS, named
-from bench.commands import Command
 from bench.common import UserError, relative
-from bench.subcommands import positive_duration
+from bench.subcommands import Command, above_0
 
 
 class Audit(Command):
@@ -30,7 +29,7 @@ class Audit(Command):
                             " (default: the script's)")
         parser.add_argument("--gpu", metavar="NAMES", default="", help="GPUs that aren't here, such"
                             " as \"RTX 4090,H100\": its tok/sec there, predicted")
-        parser.add_argument("--minutes", type=positive_duration, default=10, metavar="N",
+        parser.add_argument("--minutes", type=above_0, default=10, metavar="N",
                             help="time limit per run, of two (default: 10)")
         parser.add_argument("script", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 

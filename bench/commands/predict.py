@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.cards import CARDS, Card, named, read_cards
 from bench.catalogue import EPOCHS, FLOAT16, Run, without_doubles
-from bench.commands import Command, costs
+from bench.commands import costs
 from bench.commands.costs import prices, tokens
 from bench.common import BOOK_TOKENS, UserError, has_option
 from bench.predict.speed import KINDS
@@ -15,7 +15,7 @@ from bench.predict.store import OTHERS, Prediction, changed, fitting, predict, p
 from bench.report import prediction_tables
 from bench.report.prediction_tables import in_place
 from bench.report.tables import Column, Table, found_in, markdown, num_col, text_col
-from bench.subcommands import positive
+from bench.subcommands import Command, positive
 from patches import stack
 
 GPUS = 4  # of 02, as it was published

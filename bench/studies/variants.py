@@ -73,10 +73,10 @@ class Variants(Study):
             raise UserError("--names and a group choose different variants: give one of them", 2)
         if group == TRAINER:
             runs = trainer_runs(setup)
-        elif group in OF_02:
-            runs = scripts.variants_of_02(machine, group)
         else:
-            runs = scripts.variants(scripts.stage("01"), machine, group, setup.args.names)
+            base = (scripts.stage("02", machine["gpus"] or 2) if group in OF_02 else
+                    scripts.stage("01"))
+            runs = scripts.variants(base, machine, group, setup.args.names)
         yield Plan(runs, group or "", seed_noise=2, cold_rounds=EVERY_ROUND, **self.length(setup))
 
     def tables(self, measured, rows):

@@ -1,21 +1,21 @@
-"""A machine's page: what is missing of it is measured, then it is written."""
+"""A machine's page, with what is missing measured first; and the generated blocks of others."""
 
 import argparse
 import shlex
 import sys
 import time
+from dataclasses import replace
 
-from bench.catalogue import Scripts
-from bench.commands import Command
-from bench.common import UserError, listed, make_writable, relative
-from bench.measure.journal import OTHER_RESULTS, locked
+from bench.common import UserError, listed, relative
+from bench.measure.journal import locked
 from bench.measure.plan import Setup
 from bench.measure.run import run_study, see_build
 from bench.predict.batches import batches_that_fit
 from bench.report.machine_section import look_at
 from bench.report.page import write_page
+from bench.report.readme import write_readme
 from bench.studies import Study, all_studies
-from bench.subcommands import positive, positive_duration
+from bench.subcommands import Command, above_0, positive
 from patches.stack import StackError
 
 PAGE_SECONDS = 20  # to draw and write the page at the end
@@ -30,7 +30,7 @@ class Report(Command):
     needs_machine = True
 
     def options(self, parser):
-        parser.add_argument("--minutes", type=positive_duration, default=25, metavar="N",
+        parser.add_argument("--minutes", type=above_0, default=25, metavar="N",
                             help="stop before this many are over; run it again to continue"
                                  " (default: 25)")
         parser.add_argument("--studies", metavar="A,B", default="",
@@ -43,32 +43,27 @@ class Report(Command):
 
     def run(self, setup):
         """Returns the exit code: 1 if something failed."""
-        make_writable(setup.results, OTHER_RESULTS)
         jobs = jobs_of(setup)
         with locked(setup.results):
             see_build()
-            return make_report(jobs, setup, command_of(setup))
+            return make_report(jobs, setup)
 
 
 def jobs_of(setup: Setup) -> list[tuple[Study, int | None, Setup]]:
-    """Returns (study, rounds, its own setup) in the order of the report; rounds are None where the
-    study has its usual number. Raises UserError."""
+    """Returns (study, rounds, its own setup) in the order of the report; rounds are None for the
+    study's usual number. Raises UserError."""
     args, studies = setup.args, all_studies()
-    known = [name for name, study in studies.items() if study.schedule]
-    names = args.studies.replace(",", " ").split() or known
+    measured = [name for name, study in studies.items()
+                if any(rounds != 0 for rounds in study.schedule.values())]  # 0: only shown
+    names = args.studies.replace(",", " ").split() or measured
     for name in names:
-        if name not in known:
-            raise UserError(f"--studies: {name!r} is none of {', '.join(known)}", 2)
-    jobs = []
-    places = sorted((place, name) for name in names for place in studies[name].schedule)
-    for place, chosen in places:
-        study, rounds = studies[chosen], studies[chosen].schedule[place]
-        for line in study.in_report if rounds != 0 else ():
+        if name not in measured:
+            raise UserError(f"--studies: {name!r} is none of {', '.join(measured)}", 2)
+    jobs, places = [], [(place, name) for name in names for place in studies[name].schedule]
+    for place, study in ((place, studies[name]) for place, name in sorted(places)):
+        for line in study.in_report:
             own = argparse.Namespace(**study.arguments(line) | vars(args))
-            jobs.append((study, rounds, Setup(setup.machine, Scripts(), setup.data, setup.results,
-                                              own, setup.options, in_report=True)))
-    if not jobs:
-        raise UserError(f"--studies: no report measures {', '.join(names)}", 2)
+            jobs.append((study, study.schedule[place], replace(setup, args=own, in_report=True)))
     return jobs
 
 
@@ -81,10 +76,9 @@ def command_of(setup: Setup) -> str:
     return shlex.join([*words, *(["--", *setup.options] if setup.options else [])])
 
 
-def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup, command: str) -> int:
-    """Measures each study for its rounds, as far as the minutes reach, and writes the page in any
-    case. Returns the exit code: 1 if something failed. Raises UserError where nothing can be
-    measured."""
+def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup) -> int:
+    """Measures as far as the minutes reach, then writes the page; returns the exit code. Raises
+    UserError where nothing can be measured."""
     began, minutes, studies = time.monotonic(), setup.args.minutes, all_studies()
     deadline = began + 60 * minutes - PAGE_SECONDS
     peak = look_at(studies, setup.data, setup.results)["matmul_peak"]
@@ -107,7 +101,7 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup, comma
                 print(f"error: {study.name}: {error}", file=sys.stderr)
                 refused[study.name], failures = str(error), True
     finally:
-        path = write_page(studies, setup.results, command,
+        path = write_page(studies, setup.results, command_of(setup),
                           {name: refused.get(name, "") for name in unfinished})
     if names := [name for name in dict.fromkeys(unfinished) if name not in refused]:
         print(f"\nThe time, {minutes:g} minutes, is over. Not finished: {listed(names)};"
@@ -115,3 +109,15 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup, comma
     head = path.read_text(encoding="utf-8").partition("## ")[0]
     print(f"\n{head}{relative(path)}, after {(time.monotonic() - began) / 60:.1f} minutes")
     return int(failures)
+
+
+class Readme(Command):
+    """Write the generated tables of README, docs and results/reference again.
+
+    They are made from the patches and the journals in results/reference."""
+
+    group = "maintenance"
+
+    def answer(self, setup):
+        changed = write_readme(all_studies())
+        return f"README.md, docs/, results/: {'written' if changed else 'nothing to change'}"
