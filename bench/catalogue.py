@@ -9,6 +9,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from bench.common import REFERENCE, ROOT, UserError, has_option, relative, trained_in
+from bench.processes import print_once
 from patches import stack
 
 PUBLISHED = REFERENCE / "published-a100.json"
@@ -242,15 +243,24 @@ class Scripts:
 
 
 def without_doubles(runs: list[Run]) -> list[Run]:
-    """Returns each run once. Raises UserError where two would have one name, since in a journal
-    the second would replace the first."""
-    by_name: dict[str, Run] = {}
+    """Returns each row once: of two spellings the first, and a line says so. Raises UserError where
+    two rows would have one name, since in a journal the second would replace the first."""
+    rows: dict[tuple, Run] = {}
+    names: dict[str, Run] = {}
     for run in runs:
-        first = by_name.setdefault(run.name, run)
-        if first.label != run.label:
-            raise UserError(f"{first.label} and {run.label} would both be called {run.name}: ask"
+        # Options count as a set, with or without "=", and so do the variants of a script.
+        options = re.split(r" (?=--)", " ".join(run.options))
+        row = (frozenset(str(run.script).split("+")),
+               frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options))
+        if first := rows.get(row):
+            print_once(f"asked for twice, and taken once: {first.label}"
+                 + (f" ({run.label})" if run.label != first.label else ""))
+        elif other := names.get(run.name):
+            raise UserError(f"{other.label} and {run.label} would both be called {run.name}: ask"
                             " for one at a time", 2)
-    return list(by_name.values())
+        else:
+            rows[row] = names[run.name] = run
+    return list(rows.values())
 
 
 def in_float16(machine: dict, options: list[str]) -> bool:

@@ -36,7 +36,7 @@ import measure
 from bench import common, processes
 from bench.analysis.rows import rows_of
 from bench.catalogue import Run
-from bench.commands.doctor import Fits
+from bench.commands.doctor import Doctor, Fits
 from bench.common import ELSEWHERE, UserError, sha256
 from bench.measure import run, sizing
 from bench.measure.journal import data_of, journal_of, read_journal

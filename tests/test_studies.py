@@ -25,6 +25,7 @@ from made_up import (
 )
 from matplotlib import pyplot as plt
 
+from bench import processes
 from bench.analysis.rows import rows_of
 from bench.audit.price import gains_of
 from bench.catalogue import Scripts
