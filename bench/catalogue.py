@@ -94,6 +94,12 @@ def without_effect_on_gpus() -> set[int]:
             if patch.fields["Hardware"].startswith("CPUs")}
 
 
+@cache
+def technique_names() -> dict[str, str]:
+    """Returns what each technique is called today, by the name of its patch. Raises StackError."""
+    return {patch.name: patch.fields["Technique"] for patch in stack.load()}
+
+
 class Scripts:
     """Every script, as a run and as a text, which is made when it is first asked for."""
 

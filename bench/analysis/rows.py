@@ -6,7 +6,7 @@ from statistics import median
 from typing import NamedTuple
 
 from bench.analysis.stats import Column, Estimate, Values, logs_of, mean_ratio, tested
-from bench.catalogue import Run, without_effect_on_gpus
+from bench.catalogue import Run, technique_names, without_effect_on_gpus
 from bench.measure.records import Outcome, Record, Status
 
 
@@ -55,7 +55,8 @@ class Row:
 
     def __init__(self, run: Run, measured, rows: "Rows"):
         self.measured, self.plan, self.rows = measured, measured.plan, rows
-        self.run, self.label, self.technique = run, run.label, run.technique
+        self.run, self.label = run, run.label
+        self.technique = technique_names().get(run.ablated or str(run.script), run.technique)
         results = sorted((result for result in measured.results if result.name == run.name),
                          key=lambda result: result.round)
         # Why it has no figures, or fewer; None: it isn't known yet, or there is no reason.

@@ -129,7 +129,7 @@ def technique_cards() -> str:
             own = {"": [f"{gpus}, published: {line['factor']:.2f}× the speed,"
                         f" {now.reserved_gb:.2f} GB", *own.get("", [])]}
         diff = stack.read(stack.ROOT / patch.file)[len(patch.header):].decode()
-        texts.append(f"{card(patch, line['title'], own)}\n\n<details><summary>its code</summary>"
+        texts.append(f"{card(patch, line['title'], own)}\n\n<details><summary>Show the diff</summary>"
                      f"\n\n```diff\n{diff}```\n</details>")
     return "\n\n".join(texts) + "\n"
 
@@ -144,16 +144,16 @@ def variant_cards(unchanged: bool) -> str:
 
 
 def card(patch, title: str, gains: dict[str, list[str]]) -> str:
-    """Returns a patch's header with its gains, by the options that they were measured with."""
+    """Returns the first paragraph and the fields of a patch's header, and its gains by the options
+    that they were measured with."""
     lines = ["; ".join(f"{label}: {patch.fields[name]}" for name, label in FIELDS.items()
                        if name in patch.fields)]
     lines += [(f"`{options}`: " if options else "") + "; ".join(texts)
               for options, texts in gains.items()]
     sources = ", ".join(f"<{source}>" for source in patch.fields["Source"].split(", "))
     lines.append(f"[`{patch.name}`](../{patch.file}); source: {sources}")
-    prose = [" ".join(part.split()) for part in patch.header.decode().split("\n\n")[1:]]
-    return "\n\n".join([f"## {title[0].upper()}{title[1:]}", *filter(None, prose),
-                        "- " + "\n- ".join(lines)])
+    prose = " ".join(patch.header.decode().split("\n\n")[1].split())  # the rest is in the patch
+    return f"## {title[0].upper()}{title[1:]}\n\n{prose}\n\n- " + "\n- ".join(lines)
 
 
 def gains_of(study: str) -> dict[str, dict[str, list[str]]]:

@@ -20,7 +20,6 @@ from bench.report.pictures import (
     shorten,
 )
 from bench.report.tables import fmt, rows_in
-from patches import stack
 
 BEFORE, MEMORY = "#DCE5EC", "#8D9BA6"  # what is gained already; memory
 SHOWN = 0.02  # README's picture leaves out what changes neither speed nor memory by this share
@@ -75,18 +74,12 @@ def draw(steps: list[Step], title: str):
     return figure, subfigure, axes
 
 
-def technique_of(row: Row) -> str:
-    """Returns what the technique that a row adds is called today, "baseline" for the first."""
-    names = {patch.name: patch.fields["Technique"] for patch in stack.load()}
-    return names.get(str(row.run.script), row.label.partition(" ")[2])
-
-
 def machine_picture(title: str, rows: list[Row]):
     """Draws a machine's ladder by the mean factors of its table; a row without a factor over the
     baseline has no bar."""
     steps = []
     for row in rows:
-        name = technique_of(row) + (f" × {row.run.processes}" if row.run.processes > 1 else "")
+        name = row.technique + (f" × {row.run.processes}" if row.run.processes > 1 else "")
         if len(row.techniques) > 1:
             name = f"techniques {row.techniques[0]} to"
         number = row.label.partition(" ")[0]
@@ -110,10 +103,10 @@ def readme_picture():
     for before, row in pairwise(rows):
         gain = row.tok_per_sec / before.tok_per_sec
         if max(abs(gain - 1), 1 - row.reserved_gb / before.reserved_gb) < SHOWN:
-            left_out.append((technique_of(row), gain))
+            left_out.append((row.technique, gain))
             continue
         steps.append(Step(
-            f"+ {technique_of(row)}", before.tok_per_sec / first.tok_per_sec,
+            f"+ {row.technique}", before.tok_per_sec / first.tok_per_sec,
             row.tok_per_sec / first.tok_per_sec, f"{gain:.2f}×", row.reserved_gb,
             published=row.published_factor_baseline))
     names, gains = zip(*left_out, strict=True)

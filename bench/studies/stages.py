@@ -142,7 +142,7 @@ def scripts_table(groups: list[Measured]) -> Table:
 
     return Table([
         text_col("device", "record.device_name"), Column("model / context", setting_of, True),
-        text_col("stage", "label"), num_col("tok/sec", "tok_per_sec", ",.0f"),
+        text_col("script", "label"), num_col("tok/sec", "tok_per_sec", ",.0f"),
         Column("speedup over 00",
                lambda row: fmt(1.0 if row.run.name == "00" else row.factor, ".2f")),
         Column("p25–p75", quartiles),

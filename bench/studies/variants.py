@@ -104,7 +104,10 @@ class Variants(Study):
 
 def by_model(rows: list[Row]) -> tuple[list[Row], list[Row]]:
     """Returns the rows that train the model of the first one, or of which the model isn't known;
-    and the first row with those that train another model, which takes as much compute per token."""
+    and the first row with those that train another model, which takes as much compute per token.
+    Trainer's model has some biases more, and counts as the same."""
+    if rows[0].measured.kind == TRAINER:
+        return rows, rows[:1]
     first = lookup(rows[0], PARAMETERS)
     same = [row for row in rows if None in (first, own := lookup(row, PARAMETERS)) or own == first]
     return same, [rows[0], *(row for row in rows if row not in same)]
