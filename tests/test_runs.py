@@ -226,18 +226,6 @@ def test_mps_is_not_compiled_for_by_default(stages, monkeypatch, capsys, options
     assert capsys.readouterr().out.count("Training without torch.compile") == (not compiled)
 
 
-def test_names_and_settings_reach_the_record(bench):
-    chosen = dict(seed=5, learning_rate=0.01, weight_decay=0, dropout=0.5, epochs=3, max_steps=1,
-                 name="rung", eval_windows=3, eval_freq=4, batch_size=3, context_length=12)
-    options = [text for name, value in chosen.items()
-               for text in ("--" + name.replace("_", "-"), value)]
-    assert bench.main("00_orig", *options).returncode == 0
-    start = bench.record()[0]
-    assert start["stage"] == "rung" and start["config"] | chosen == start["config"]
-    (path,) = bench.results.iterdir()
-    assert re.fullmatch(r"rung-cpu-\d{8}T\d{6}Z-\d+\.jsonl", path.name)
-
-
 @pytest.fixture
 def copy(bench):
     """A function: a script beside data/prepare.py in a folder without tokens."""
