@@ -18,8 +18,8 @@ import forked
 import numpy as np
 import pytest
 
-# Before anything imports torch, and for the processes that tests start: two tests at once, or two
-# ranks, that each use every core run several times slower than with one thread each.
+# Before anything imports torch, and for the processes that tests start: two tests or ranks at once
+# that each use every core run several times slower than with one thread each.
 os.environ["OMP_NUM_THREADS"] = "1"
 # A rank that waits for one that is gone takes no notice of SIGTERM; torchrun kills it after 30 s.
 os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"

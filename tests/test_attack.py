@@ -161,14 +161,6 @@ def check_record(results: Path, printed: str) -> None:
     assert len(logs) >= len(re.findall("^Ep .*\n", printed, re.MULTILINE))
 
 
-@pytest.mark.slow
-@cases(KILLS)
-def test_a_run_is_killed(draw, bench):
-    """Its record holds whole lines, and can be read."""
-    command = bench.command(draw.choice(STAGES[:2]), "--eval-freq", 1, "--epochs", 1000)
-    check_record(bench.results, killed_after(draw.uniform(0, 8), command))
-
-
 @cases(KILLS)
 def test_the_preparation_is_killed(draw, tmp_path):
     """There are whole tokens, or none; also where those of another text were before."""
