@@ -18,8 +18,8 @@ import forked
 import numpy as np
 import pytest
 
-# Before anything imports torch, and for the processes that tests start: two tests at once, or two
-# ranks, that each use every core run several times slower than with one thread each.
+# Before anything imports torch, and for the processes that tests start: two tests or ranks at once
+# that each use every core run several times slower than with one thread each.
 os.environ["OMP_NUM_THREADS"] = "1"
 # A rank that waits for one that is gone takes no notice of SIGTERM; torchrun kills it after 30 s.
 os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"
@@ -144,28 +144,6 @@ def forked_children(monkeypatch):
         return done.returncode, done.stdout, done.stderr
 
     monkeypatch.setattr("bench.processes.run_child", run_child)
-
-
-# A shell in a namespace of its own: mounts a disk of $1 bytes at $2, starts the rest there, and
-# leaves at $3 what is on it then.
-SMALL_DISK = """
-mount -t tmpfs -o size="$1" tmpfs "$2" && cd "$2" || exit 99
-copy=$3; shift 3
-"$@"; code=$?
-cp -a . "$copy" || exit 98
-exit $code
-"""
-
-
-def on_small_disk(size: int, place: Path, copy: Path, mode: str = "rw") -> list:
-    """A prefix for a command that makes it run on a disk of `size` bytes, mounted at `place` for it
-    alone, in `mode` "ro" only to be read. Afterwards `copy` holds the disk's files. Skips the test
-    where one may not mount."""
-    trial = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", place]
-    with contextlib.suppress(OSError):
-        if not subprocess.run(trial, capture_output=True).returncode:
-            return ["unshare", "-rm", "sh", "-c", SMALL_DISK, "sh", f"{size},{mode}", place, copy]
-    pytest.skip("needs the right to mount a disk, in a namespace of its own")
 
 
 def read_record(results: Path) -> list[dict]:

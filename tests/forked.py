@@ -29,8 +29,8 @@ READ_LATE = {"http_proxy", "https_proxy", "no_proxy", "CUDA_VISIBLE_DEVICES", "T
 def can_run(command: list[str], env: dict[str, str], **options) -> bool:
     """Whether a fork is as good as a process of its own. Elsewhere than on Linux it isn't safe."""
     changed = {name for name, _ in env.items() ^ os.environ.items()} - READ_LATE
-    known = command[0] in ("-c", "-m") or command[0].endswith(".py")
-    plain = known and not changed and options.keys() <= {"cwd", "timeout"}
+    runnable = command[0] in ("-c", "-m") or command[0].endswith(".py")
+    plain = runnable and not changed and options.keys() <= {"cwd", "timeout"}
     return sys.platform == "linux" and plain
 
 

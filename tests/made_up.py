@@ -193,8 +193,8 @@ class Children:
     def configurations(self, runs, plan, setup):
         if self.refuses:
             raise UserError(self.refuses, 2)
-        return {each.name: dict(model="cpu-demo", batch_size=4, context_length=256,
-                                learning_rate=1e-3, compile=False) for each in runs}
+        return {run.name: dict(model="cpu-demo", batch_size=4, context_length=256,
+                               learning_rate=1e-3, compile=False) for run in runs}
 
 
 def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
@@ -230,12 +230,12 @@ def speeds_of(plan: Plan) -> list[dict]:
     for number in range(1, (plan.rounds or 4) + 1):
         for place, run in enumerate(run for run in plan.runs if not run.error):
             faster = 0 if plan.new_seeds else 10 * place
-            made = dict(name=run.name, round=number, speed=100.0 + faster + number, loss=8.0,
-                        tokens=(plan.loss_tokens or 4096) * run.processes,
-                        reserved_gb=2.0 + place / 10, config=dict(world_size=run.processes))
-            runs.append(made)
+            row = dict(name=run.name, round=number, speed=100.0 + faster + number, loss=8.0,
+                       tokens=(plan.loss_tokens or 4096) * run.processes,
+                       reserved_gb=2.0 + place / 10, config=dict(world_size=run.processes))
+            runs.append(row)
             if plan.seed_noise and run is plan.runs[0]:
-                runs.append(made | dict(seed=plan.first_seed + number, loss=8 + number / 100))
+                runs.append(row | dict(seed=plan.first_seed + number, loss=8 + number / 100))
     return runs
 
 
@@ -253,7 +253,7 @@ def carry_out(study: Study, setup: Setup, runs_of=speeds_of) -> Iterator[tuple[P
         whole = replace(plan, rounds=max((run.get("round", 1) for run in runs), default=1))
         path = write_journal(setup.results, study.name, whole, runs, setup.machine,
                              options=setup.options, id=str(kinds.index(plan.kind)))
-        measured = [each for each in read_journal(path) if each.kind == plan.kind][-1]
+        measured = [entry for entry in read_journal(path) if entry.kind == plan.kind][-1]
         yield plan, rows_of(measured)
 
 

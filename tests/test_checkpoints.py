@@ -225,20 +225,20 @@ def test_nothing_in_a_checkpoint_is_executed(trial):
     trial.run(script, "one", "--max-steps", "4", saved="saved")
     saved = trial.folder / "saved" / "step-4"
     metadata = saved / ".metadata"
-    known = pickle.loads(metadata.read_bytes())
+    contents = pickle.loads(metadata.read_bytes())
     metadata.write_bytes(pickle.dumps(Program(mark)))
     assert "mkdir, which is no data" in refusal(trial, script, saved)
     metadata.write_bytes(pickle.dumps(None))  # then PyTorch would look for those of each rank
     metadata.with_name("__0.metadata").write_bytes(pickle.dumps(Program(mark)))
     assert "can't be read" in refusal(trial, script, saved)
-    index, place = next((index, place) for index, place in known.storage_data.items()
+    index, place = next((index, place) for index, place in contents.storage_data.items()
                         if index.fqn.endswith(".lr"))
     file, program = saved / place.relative_path, io.BytesIO()
     torch.save(Program(mark), program)
-    known.storage_data[index] = replace(place, offset=file.stat().st_size,
-                                        length=len(program.getvalue()))
+    contents.storage_data[index] = replace(place, offset=file.stat().st_size,
+                                           length=len(program.getvalue()))
     file.write_bytes(file.read_bytes() + program.getvalue())
-    metadata.write_bytes(pickle.dumps(known))
+    metadata.write_bytes(pickle.dumps(contents))
     assert "can't be read" in refusal(trial, script, saved)
     assert not mark.exists()
     metadata.write_bytes(pickle.dumps(Program(mark)))

@@ -35,10 +35,8 @@ from bench.catalogue import lacking as lacking_here
 from patches import stack
 
 GOLDEN = Path(__file__).with_name("golden.json")
-# How far a loss may be off. Seen on one CPU: no difference at all between PyTorch 2.11, 2.13 and
-# 2.15 but for the compiled script (8e-8) and Muon (9e-6); and with that CPU held to AVX2, as others
-# are, 2e-7, 4e-6 with PowerSGD and 2e-5 with Muon; on another CPU 1.4e-5 with the modern model.
-# So the margin is 50 times what was seen, and at least 5 times for those three.
+# How far a loss may be off: 50 times what PyTorch 2.11 to 2.15 and a CPU held to AVX2 differed by
+# (2e-7), and 5 times with PowerSGD (4e-6), Muon (2e-5) and, on another CPU, the modern model.
 TOLERANCE = 1e-5
 TOLERANCES = {  # what takes small differences further; besides those three, float16, and 8 bits
     "model-modern": 1e-4, "ddp-compression": 1e-4,

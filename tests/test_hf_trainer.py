@@ -8,10 +8,8 @@ pytest.importorskip("accelerate", reason=f"needs accelerate: {INSTALL}")
 
 import torch  # noqa: E402
 from conftest import ROOT, SMALL, call_main, load, read_record, write_tokens  # noqa: E402
-from made_up import MACHINE, setup_of  # noqa: E402
 
 from bench.measure.sizing import read_configurations  # noqa: E402
-from bench.studies import all_studies  # noqa: E402
 
 TINY = "--model cpu-demo --context-length 16 --per_device_train_batch_size 2 --eval-windows 2"
 
@@ -124,34 +122,6 @@ def test_bad_input_is_one_line(run, tmp_path, options, code, says):
     (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
     assert says in line and "Traceback" not in result.stderr
     assert not (tmp_path / "results").exists()
-
-
-def test_cudnn_attention_is_off_where_it_would_round_dropout(script, run, monkeypatch):
-    """As in 01."""
-    seen = []
-
-    def train(*_):
-        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
-        raise script.orig.UserError("enough")
-
-    monkeypatch.setattr(script, "train", train)
-    for dropout in (0.1, 0.0):
-        monkeypatch.setitem(script.orig.MODELS["cpu-demo"], "dropout", dropout)
-        torch.backends.cuda.enable_cudnn_sdp(True)
-        assert "enough" in run(results=str(dropout)).stderr
-    assert seen == [False, True]
-
-
-def test_plan(tmp_path):
-    study = all_studies()["variants"]
-    (base, *runs), gpu = (next(study.plans(setup_of(tmp_path, *machine, group="trainer"))).runs
-                          for machine in ((), (MACHINE,)))
-    assert base.name == "01_opt_single_gpu" and {run.compared_to for run in runs} == {base.name}
-    assert [run.label for run in runs] == [
-        "Trainer", "Trainer --bf16", "Trainer --bf16 --torch_compile",
-        "Trainer --dtype bfloat16 --torch_compile",
-        "Trainer --dtype bfloat16 --torch_compile --huge_pages"]
-    assert gpu[2].options[:4] == ("--per_device_train_batch_size", "32", "--bf16", "--tf32")
 
 
 def test_the_tools_can_ask_for_its_configuration(forked_children):

@@ -82,11 +82,11 @@ def test_a_node_is_killed_and_the_other_goes_on(bench, port):
     """With --nnodes=1:2, where the node that is killed doesn't hold the rendezvous."""
     skip_without("package safetensors")
     script, saved = bench.folder / "script.py", bench.folder / "saved"
-    text = stack.compose(["checkpoint-resume", "timeout-ranks"], stack.DDP)
-    script.write_text(small(text.decode()))
-    options = bench.options(DDP, "--max-steps", 150, "--epochs", 10, "--rank-timeout", 5,
-                            "--checkpoint-dir", saved, "--checkpoint-every", 10,
-                            "--resume", "auto")
+    text = small(stack.compose(["checkpoint-resume", "timeout-ranks"], stack.DDP).decode())
+    step = "            times.append(now(config.device))\n"  # two ranks take their time
+    script.write_text(text.replace(step, f"{step}            time.sleep(0.2 * (WORLD_SIZE - 1))\n"))
+    options = bench.options(DDP, "--max-steps", 30, "--rank-timeout", 5, "--resume", "auto",
+                            "--checkpoint-dir", saved, "--checkpoint-every", 10)
     conf = ",join_timeout=120,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3"
     runs = [subprocess.Popen(
         [sys.executable, *node(number, port, "--max-restarts=3", nodes="1:2", conf=conf), script,
@@ -153,11 +153,9 @@ def test_ranks_are_compared(stages, monkeypatch, tmp_path):
     assert compare() is None
     same = shutil.copytree(data, tmp_path / "same")
     assert compare(data=str(same), results_dir="x", name="y", device=torch.device("cuda:1")) is None
-    assert compare(learning_rate=1e-5) == "rank 2 has --learning-rate 1e-05, rank 0 has 0.0005"
     for setting in fields(script.Config):
         if setting.name not in ("data", "results_dir", "name", "device"):
             flag = "--" + setting.name.replace("_", "-")
             assert compare(**{setting.name: 7}).startswith(f"rank 2 has {flag} 7, rank 0 has ")
     other = write_tokens(tmp_path / "other", train=3000)
     assert compare(data=str(other)).startswith("rank 2 has --data/meta.json ")
-    assert compare(data=str(tmp_path)).startswith("rank 2 has --data/meta.json missing, rank 0")

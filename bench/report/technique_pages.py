@@ -129,8 +129,8 @@ def technique_cards() -> str:
             own = {"": [f"{gpus}, published: {line['factor']:.2f}× the speed,"
                         f" {now.reserved_gb:.2f} GB", *own.get("", [])]}
         diff = stack.read(stack.ROOT / patch.file)[len(patch.header):].decode()
-        texts.append(f"{card(patch, line['title'], own)}\n\n<details><summary>Show the diff</summary>"
-                     f"\n\n```diff\n{diff}```\n</details>")
+        texts.append(f"{card(patch, line['title'], own)}\n\n<details><summary>Show the diff"
+                     f"</summary>\n\n```diff\n{diff}```\n</details>")
     return "\n\n".join(texts) + "\n"
 
 
