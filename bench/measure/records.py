@@ -8,8 +8,8 @@ Events of schema 3, in their order; GB are 1024³ bytes, null stands for what is
     log    epoch, step, tokens, train_loss, val_loss, step_tok_per_sec, avg_tok_per_sec, and the
            seconds of each step since the line before
     epoch  epoch, reserved_gb, peak_reserved_gb, sample
-    end    status, error, avg_tok_per_sec, attention_backend, reserved_gb, peak_reserved_gb; a
-           killed run has none
+    end    status (complete, interrupted, out_of_memory, diverged, failed), error, avg_tok_per_sec,
+           attention_backend, reserved_gb, peak_reserved_gb; a killed run has none
 
 Variants add others, which aren't read here. Where `start` has `rewritten_from`, the `seconds` may
 be means, and `end` has the `quartiles_tok_per_sec` of the steps.
@@ -43,7 +43,7 @@ FIELDS: dict[str, dict] = {
 
 
 class RecordError(ValueError):
-    """A record, or a line of a journal, that is missing something or damaged."""
+    """A record, or a line of a journal, is missing something or damaged."""
 
 
 class Status(StrEnum):
@@ -107,17 +107,14 @@ class Record:
     stage = property(lambda self: self.start["stage"])
     config = property(lambda self: self.start["config"])
     environment = property(lambda self: self.start["environment"])
-    # complete, interrupted, out_of_memory, diverged or failed; killed where there is no end.
-    status = property(lambda self: self.end.get("status", "killed"))
+    status = property(lambda self: self.end.get("status", "killed"))  # as schema 3 has it
     # What it was trained on, where that isn't the book in GPT-2's tokens; else "".
     text = property(lambda self: other_text(self.start.get("data")))
-    # Whether the script can compile the model, and didn't.
-    uncompiled = property(lambda self: self.config.get("compile") is False)
+    uncompiled = property(lambda self: self.config.get("compile") is False)  # though it can be
     tokens_per_step = property(
         lambda self: tokens_per_step(self.config, self.config["world_size"]))
     speed_is_average = property(lambda self: self.quartiles is None)
-    first_step_seconds = property(
-        lambda self: next((second for log in self.logs for second in log["seconds"]), None))
+    first_step_seconds = property(lambda self: self.logs[0]["seconds"][0] if self.logs else None)
     val_loss = property(lambda self: self.logs[-1]["val_loss"] if self.logs and self.end else None)
 
     @property
@@ -143,8 +140,9 @@ class Record:
         seconds = [second for log in self.logs
                    for second in log["seconds"][first:] or log["seconds"]]
         rates = [self.tokens_per_step / second for second in seconds[WARM_UP:]]
-        enough = len(rates) > 2 and self.end
-        return tuple(quantiles(rates, n=4, method="inclusive")) if enough else None
+        if len(rates) < 3 or not self.end:
+            return None
+        return tuple(quantiles(rates, n=4, method="inclusive"))
 
     @property
     def tok_per_sec(self) -> float | None:
@@ -208,8 +206,8 @@ class Record:
         return min((point.val_loss for point in self.steady), default=None)
 
     def val_loss_after(self, tokens: int | None) -> float | None:
-        """Returns the validation loss after `tokens` training tokens per process, rounded up to
-        whole steps; None without a log line there. For None the last one."""
+        """Returns the validation loss after so many tokens per process, in whole steps, or the last
+        one; None without a log line there."""
         if tokens is None:
             return self.val_loss
         at = comparison_point(tokens * self.config["world_size"], self.tokens_per_step)
@@ -261,8 +259,7 @@ def check_fields(event: dict, types: dict) -> None:
 
 
 def parse_event(line: bytes, fields: dict[str, dict] = FIELDS) -> dict:
-    """Returns the event of a line. Raises RecordError where it isn't one, or one of `fields` isn't
-    as they say."""
+    """Returns a line's event, whose `fields` are checked. Raises RecordError."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -271,7 +268,7 @@ def parse_event(line: bytes, fields: dict[str, dict] = FIELDS) -> dict:
         raise RecordError("not an event")
     check_fields(event, dict(event=str))
     check_fields(event, fields.get(event["event"], {}))
-    for second in event["seconds"] if event["event"] == "log" else ():
+    for second in (event["seconds"] or [0]) if event["event"] == "log" else ():
         if not isinstance(second, NUMBER) or not 0 < second < LARGEST:
             raise RecordError(f"a step of {second!r} seconds")
     return event
