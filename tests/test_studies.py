@@ -173,14 +173,14 @@ def test_leave_one_out(tmp_path):
     assert (whole.name, whole.published, whole.processes) == (LAST, None, 1)
     assert first.error.startswith("conflict: ")
     assert (last.name, last.compared_to, last.expected) == ("without-15-kept-memory", LAST, 142_156)
-    assert SCRIPTS.text(last.script) == SCRIPTS.stages["14-chunked-head"]
+    assert SCRIPTS.text(last.script) == SCRIPTS.patched["14-chunked-head"]
     both = "optimizer-muon+compile-blocks"  # of a script of one's own also a variant is left out
     whole, pages, muon, blocks = plan_for(
         tmp_path, "leave-one-out", f"--techniques 12 --names {both}").runs
     assert {run.compared_to for run in (pages, muon, blocks)} == {whole.name}
     variable = b"THP_MEM_ALLOC_ENABLE"
     assert variable in SCRIPTS.text(both) and variable not in SCRIPTS.text(pages.script)
-    assert SCRIPTS.text(muon.script) == SCRIPTS.stages["compile-blocks"]
+    assert SCRIPTS.text(muon.script) == SCRIPTS.patched["compile-blocks"]
     assert (blocks.script, blocks.ablated) == ("optimizer-muon", "compile-blocks")
     with pytest.raises(UserError, match="head-liger: needs"):
         plan_for(tmp_path, "leave-one-out", "--names head-liger")
