@@ -1,6 +1,7 @@
 """Bad input and errors: one clear line, a non-zero exit, and nothing lost or half-written."""
 
 import io
+import math
 import os
 import signal
 import subprocess
@@ -316,3 +317,34 @@ def test_a_script_started_from_elsewhere(stages):
     for script in stages.values():
         config = script.Config()
         assert [config.data, config.results_dir] == [str(ROOT / "data"), str(ROOT / "results")]
+
+
+@pytest.mark.parametrize(("version", "compiled", "says"), [
+    ("2.10.0+cu128", True, "update PyTorch 2.10"), ("2.10.0", False, "lower --learning-rate"),
+    ("2.13.0", True, "lower --learning-rate"), ("2.1.0", True, "lower --learning-rate")])
+def test_a_loss_that_is_not_finite_names_the_compilers_bug(
+        stages, monkeypatch, version, compiled, says):
+    script = stages["01_opt_single_gpu"]
+    monkeypatch.setattr(torch, "__version__", version)
+    config = script.Config(compile=compiled, batch_size=1, context_length=4,
+                           device=torch.device("cpu"))
+    loader = mock.MagicMock(pin_memory=False)
+    loader.__len__.return_value = 1
+    loader.__iter__.return_value = [(torch.zeros(1, 4), torch.zeros(1, 4))]
+    for name, answer in (("prepare_model", None), ("make_optimizer", mock.Mock()),
+                         ("make_loader", loader), ("compute_loss", None), ("evaluate", math.nan),
+                         ("backward_and_update", None)):
+        monkeypatch.setattr(script, name, lambda *_, answer=answer: answer)
+    with pytest.raises(FloatingPointError, match=f"is not finite: {says}"):
+        script.train(None, mock.Mock(), config, mock.Mock(), script.now)
+
+
+@pytest.mark.parametrize("program", [*(f"{stage}.py" for stage in STAGES), "measure.py",
+                                     "plot_results.py", "data/prepare.py", "patches/stack.py"])
+@pytest.mark.parametrize("how", ["closed", "-OO"])
+def test_no_stdout_and_no_docstrings(program, how):
+    before = ["sh", "-c", 'exec "$@" >&-', "sh"] if how == "closed" else []
+    flags = [] if how == "closed" else ["-OO"]
+    result = run_python(*flags, ROOT / program, "--help", before=before, fork=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("usage: " if how == "-OO" else "")

@@ -234,6 +234,21 @@ def test_a_gpu_that_is_not_found(monkeypatch, build, error, capability, needs):
     assert environment.gpu_needs(*build, None, None, [], error) == needs
 
 
+@pytest.mark.parametrize("answer", [
+    "[N/A], [N/A]", "[Insufficient Permissions]", "No devices were found",
+    "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.12"])
+def test_an_answer_that_tells_nothing(tmp_path, monkeypatch, answer):
+    """Of nvidia-smi, with exit code 0."""
+    script = tmp_path / "nvidia-smi"
+    script.write_text(f"#!/bin/sh\ncat << END\n{answer}\nEND\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(environment.Path, "exists", lambda path: False)  # no driver is loaded
+    for fields in ("name,driver_version", "driver_version", "compute_cap"):
+        assert environment.nvidia_smi(fields) == []
+    assert environment.gpu_needs(*CU130, None, None, [], LOST) is None
+
+
 def test_a_gpu_that_is_hidden_or_out_of_reach(monkeypatch):
     def needs() -> str | None:
         return environment.gpu_needs(*CU130, None, None, [], TOO_OLD.format(12040))
