@@ -141,7 +141,8 @@ def memory_table() -> Table:
     """Makes a line for each script of the published ladder: its memory, and what is predicted."""
     published_gb = published().reserved_gb
     *rows, ddp = ladder()
-    lines = [beside(published_gb[row.run.script], row.reserved_gb, label=row.label, batch=row.batch)
+    lines = [beside(published_gb[row.run.script], row.reserved_gb, label=row.run.label,
+                    batch=row.batch)
              for row in rows if row.run.script in published_gb]
     # 02 is the last script with DDP, the published program the one after technique 10 with it.
     added = median(need.reserved - rows[-1].prediction.needs[batch].reserved

@@ -46,7 +46,7 @@ def test_pages_have_the_tables(rows):
             without = sum(times.values()) / (sum(times.values()) - seconds)
             assert not seconds or re.search(
                 rf"^\| {kind} \|.* {1000 * seconds:.1f} \| {without:.2f} \|",
-                text_of("techniques"), re.MULTILINE), (name, kind)
+                text_of("predictions"), re.MULTILINE), (name, kind)
 
 
 def test_rules_count_what_differs():

@@ -26,6 +26,7 @@ from bench.commands.doctor import Doctor
 from bench.common import same_machine, short_name, trained_in
 from bench.measure import environment, hardware, sizing
 from bench.predict import batches
+from bench.predict.allocator import MemoryNeed
 from bench.report import machine_section
 from bench.studies.stages import Stages
 
@@ -123,7 +124,7 @@ def test_what_the_tools_know_of_each_kind(kind, tmp_path, monkeypatch):
 
     def predict(scripts, script, options, *_):
         asked.append([script, *options])
-        return SimpleNamespace(needs={8: SimpleNamespace(least=600), 32: SimpleNamespace(least=9)})
+        return SimpleNamespace(needs={8: MemoryNeed(0, 600), 32: MemoryNeed(0, 9)})
 
     monkeypatch.setattr(batches, "predict", predict)
     monkeypatch.setattr(processes, "ask_machine", dict(

@@ -16,7 +16,8 @@ from torch.nn import functional
 from bench import processes
 from bench.cards import CARDS, FILE, PEAK_FLOPS, Card, named, read_cards
 from bench.catalogue import Scripts, published
-from bench.commands import all_commands, costs
+from bench.commands import costs
+from bench.commands.predict import Predict
 from bench.common import REFERENCE, UserError
 from bench.predict import speed, store
 from bench.predict.allocator import MIB, Allocator, DoesNotFit, MemoryNeed, memory_need, simulate
@@ -405,7 +406,7 @@ def command(tmp_path, monkeypatch):
 
     def answer(**changes) -> str:
         setup.args = Namespace(**args | changes)
-        return all_commands()["predict"].answer(setup)
+        return Predict().answer(setup)
 
     return SimpleNamespace(answer=answer, asked=asked, known=known, setup=setup)
 
