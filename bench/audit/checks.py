@@ -240,6 +240,9 @@ def chunked_head(step: Step) -> tuple:
 
 
 def kept_memory(step: Step) -> tuple:
+    if step.device == "cuda":
+        return (HAS, "expandable segments") if step.facts["kept"] else (
+            LACKS, "PYTORCH_CUDA_ALLOC_CONF not set to expandable_segments:True")
     return {None: (CANT_TELL, "memory isn't glibc's"),
             True: (HAS, "large pieces stay with the process"),
             False: (LACKS, "large pieces go back to Linux when they are freed", WHOLE)
@@ -255,7 +258,7 @@ CHECKS = {
     "09-padded-vocabulary": (padded_vocabulary, "head"), "10-batch-size": (batch_size, ""),
     "11-merged-qkv": (merged_qkv, "attention"), "12-huge-pages": (huge_pages, "cpu"),
     "13-loss-in-graph": (loss_in_graph, "head"), "14-chunked-head": (chunked_head, "head"),
-    "15-kept-memory": (kept_memory, "cpu"),
+    "15-kept-memory": (kept_memory, ""),
 }
 
 

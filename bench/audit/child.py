@@ -113,7 +113,7 @@ def finish(how: str, error: str = "") -> None:
         new_graphs=max(0, compiler_counts("stats")["unique_graphs"] - steps.graphs),
         tf32=matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else
         matmul.allow_tf32,  # which PyTorch had before 2.9
-        kept=keeps_memory(), huge_pages=has_huge_pages(),
+        kept=grows_segments() if cuda else keeps_memory(), huge_pages=has_huge_pages(),
         device="cuda" if cuda else "cpu",
         memory=torch.cuda.max_memory_reserved() if cuda else peak_memory(),
         memory_total=torch.cuda.mem_get_info()[1] if cuda else None,
@@ -145,6 +145,11 @@ def optimizer_facts(optimizer) -> dict:
                 accepts="fused" in inspect.signature(kind.__init__).parameters,
                 fused=all(group.get("fused") for group in groups),
                 tensors=sum(len(group["params"]) for group in groups))
+
+
+def grows_segments() -> bool:
+    """Tells whether PyTorch's allocator takes a GPU's memory in segments that grow."""
+    return any(segment.get("is_expandable") for segment in torch.cuda.memory_snapshot())
 
 
 def keeps_memory() -> bool | None:
