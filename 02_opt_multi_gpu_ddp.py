@@ -515,7 +515,6 @@ class Run:
 def configure(argv: list[str] | None = None) -> Config:
     """Reads the settings. Exits with 2 for an invalid one; raises if the device doesn't work."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages (Linux), before any tensor
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # fewer gaps
     parser = argparse.ArgumentParser(description="Train GPT-2 on a book.", allow_abbrev=False,
                                      usage="%(prog)s [options]", argument_default=argparse.SUPPRESS)
     for setting in filter(lambda setting: setting.metadata, fields(Config)):  # made by option()
@@ -526,6 +525,7 @@ def configure(argv: list[str] | None = None) -> Config:
     if not cuda and platform.libc_ver()[0] == "glibc":  # freed memory stays for the next step
         for option, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD: never; M_MMAP_MAX: none
             ctypes.CDLL(None).mallopt(option, value)
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # fewer gaps
     name, gpus = given.get("device", "cuda" if cuda else "cpu"), 0
     if name == "cuda":
         torch.cuda.init()  # else device_count() may count a GPU cut by MIG as one

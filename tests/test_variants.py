@@ -356,6 +356,15 @@ def test_the_collector_is_frozen_once(scripts, tokens):
         gc.unfreeze()
 
 
+def test_dropout_from_bytes_keeps_means(scripts):
+    torch.manual_seed(1)
+    dropout = scripts("dropout-bytes").ByteDropout(0.1)
+    y = dropout(torch.ones(64, 64, 256))
+    assert (y == 0).float().mean().item() == pytest.approx(26 / 256, abs=1e-3)
+    assert y.mean().item() == pytest.approx(1, abs=1e-3) and y.unique().numel() == 2
+    assert dropout.eval()(y) is y
+
+
 def test_rounding_by_chance_loses_no_change(scripts):
     """AdamW's small steps, and the fall of its average once gradients become smaller, come to as
     much as in float32; rounded to the nearest they come to something else. Each seed its own."""
