@@ -46,7 +46,7 @@ def script_data(name: str, run: Run, predictions: dict[str, Prediction]) -> dict
         train = f"{(stack.WRITTEN / stack.file_of(script)).as_posix()} --data data"
         ask = f" --techniques {run.number}"
     elif run.processes == 1:
-        kind, before = "Options of 01", [f"{compose} {script} --out my.py"]
+        kind, before = "Variants of 01", [f"{compose} {script} --out my.py"]
         train, ask = " ".join(["my.py", *run.options]), f' --variants "{run.label}"'
     start = f"torchrun --nproc_per_node={run.processes}" if run.processes > 1 else "python"
     return dict(
