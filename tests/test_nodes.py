@@ -64,16 +64,18 @@ def test_two_nodes_train_as_one(bench, port):
     tokens, and a name, may differ."""
     same, steps = bench.folder / "same", ["--max-steps", 3, "--eval-freq", 1]
     shutil.copytree(bench.data, same)
-    own = ["--data", same, "--results-dir", bench.folder / "own", "--name", "other"]
-    runs = two_nodes(bench, port, steps, [*steps, *own], ranks=2)
+    own = bench.folder / "own"
+    runs = two_nodes(bench, port, steps, [*steps, "--data", same, "--results-dir", own,
+                                          "--name", "other"], ranks=2)
     assert [run.returncode for run in runs] == [0, 0], runs
     assert sorted(run.stdout.count("Reserved memory") for run in runs) == [0, 1]
     one = run_python(*TORCHRUN, "--standalone", "--nproc-per-node=4", bench.program(DDP),
                      *bench.options(DDP, *steps, "--results-dir", bench.folder / "one"))
     assert one.returncode == 0, one.stderr
+    (first,) = {path.parent for where in (bench.results, own) for path in where.glob("*.jsonl")}
     losses, alone = ([(log["step"], log["train_loss"], log["val_loss"]) for log in record
                       if log["event"] == "log"]
-                     for record in (bench.record(), read_record(bench.folder / "one")))
+                     for record in map(read_record, (first, bench.folder / "one")))
     assert len(alone) == 3 and losses == alone
 
 
