@@ -14,6 +14,7 @@ from bench.report.tables import (
     Table,
     bold,
     fmt,
+    lookup,
     markdown,
     num_col,
     rows_in,
@@ -82,36 +83,41 @@ def results() -> str:
 
 
 def index() -> str:
-    """Returns a table for the page with the cards: what each technique gained where it was
-    published, on a GPU, and as predicted for an H100, and when to use it."""
-    predicted = {run.script: speed for run, speed, _ in prediction_tables.gains()}
-    ladders = [rows for folder in machines() if (rows := rows_in(folder, "ladder"))]
-    ladder = next(rows for rows in ladders if has_gpu(rows[0]))
-    measured = {row.run.name: bold(fmt(row.factor, ".2f"), row.significance)
-                for row in single_technique(ladder)}
+    """Returns a table for the page with the cards: what each technique gained, the most on a GPU
+    first, and what it costs."""
     *lines, ddp = techniques()
-    lines.sort(key=lambda line: -(line["factor"] or 0))
+    gpu, *_, cpu, _ = lines[0]["gains"]
+    lines.sort(key=lambda line: -(lookup(line, f"gains.{gpu}.factor") or 0))
     return markdown(Table([
-        text_col("technique", "link"), num_col("A100, published: ×", "factor", ".2f"),
-        Column(f"{short_name(ladder[0].measured.machine)}: ×",
-               lambda line: measured.get(line["patch"].name, "")),
-        Column("H100, predicted: ×", lambda line: fmt(predicted.get(line["patch"].name), ".2f")),
+        text_col("technique", "link"), num_col(f"{gpu}: × speed", f"gains.{gpu}.speed"),
+        num_col(f"{gpu}: × memory", f"gains.{gpu}.memory", ".2f"),
+        num_col("A100: × speed", "factor", ".2f"), num_col(f"{cpu}: × speed", f"gains.{cpu}.speed"),
         Column("loss", lambda line: line["patch"].fields["Loss"].split()[0], True),
-        text_col("use it when", "patch.fields.Use"),
         text_col("limits", "patch.fields.Limits")], [*lines, ddp]))
 
 
 def techniques() -> list[dict]:
-    """Returns of each technique its patch, the title of its card, a link to that, and its published
-    factor. DDP comes last."""
+    """Returns of each technique its patch, the title of its card, a link to that, its published
+    factor, and its gains by machine, those on GPUs first. DDP comes last."""
+    rows = [row for folder in machines() for row in single_technique(every_row_in(folder, "ladder"))
+            if row.factor and "--model" not in row.measured.options]
+    rows.sort(key=has_gpu, reverse=True)
     lines, before = [], published().stages["00"]
     for number, patch in enumerate(stack.load(), 1):
         title, now = patch.fields["Technique"], patch.published
         if patch.name != "ddp":
             title = f"{number}. {title}"
         anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")  # as code hosts make it
-        lines.append(dict(patch=patch, title=title, link=f"[{title}](#{anchor})",
-                          factor=now and now.tok_per_sec / before.tok_per_sec))
+        gains = {re.sub("^(AMD|Intel) ", "", short_name(row.measured.machine)): dict(
+            factor=row.factor, speed=bold(f"{row.factor:.2f}", row.significance),
+            memory=row.memory_factor) for row in rows if str(row.run.script) == patch.name}
+        factor = now and now.tok_per_sec / before.tok_per_sec
+        if now:
+            gpus = f"{now.gpus} A100s" if now.gpus > 1 else "A100"
+            gains[f"{gpus} (published)"] = dict(
+                speed=f"{factor:.2f}", memory=now.reserved_gb / before.reserved_gb)
+        lines.append(dict(patch=patch, title=title, link=f"[{title}](#{anchor})", factor=factor,
+                          gains=gains))
         before = now or before
     return lines
 
@@ -120,18 +126,31 @@ def techniques() -> list[dict]:
 
 
 def technique_cards() -> str:
-    """Returns a card for each technique, with its code."""
-    gains, texts = gains_of("ladder"), []
+    """Returns a card for each technique: what its header says first, a table, and its code."""
+    texts = []
     for line in techniques():
-        patch, own = line["patch"], gains.get(line["patch"].name, {})
-        if now := patch.published:
-            gpus = f"{now.gpus} A100s" if now.gpus > 1 else "A100"
-            own = {"": [f"{gpus}, published: {line['factor']:.2f}× the speed,"
-                        f" {now.reserved_gb:.2f} GB", *own.get("", [])]}
+        patch, fields = line["patch"], line["patch"].fields
+        gains = "; ".join(f"{machine} {gain['speed']}×, {fmt(gain['memory'], '.2f')}×"
+                          for machine, gain in line["gains"].items())
+        links = re.sub(r"https?://([^/\s,]+)[^\s,]*", r"[\1](\g<0>)", fields["Source"])
+        prose = " ".join(patch.header.decode().split("\n\n")[1].split())  # the rest is in the patch
         diff = stack.read(stack.ROOT / patch.file)[len(patch.header):].decode()
-        texts.append(f"{card(patch, line['title'], own)}\n\n<details><summary>Show the diff"
-                     f"</summary>\n\n```diff\n{diff}```\n</details>")
-    return "\n\n".join(texts) + "\n"
+        texts.append(f"""## {line["title"]}
+{prose}
+
+| use it when | {fields.get("Use", "")} |
+|:--|:--|
+| speed, memory | {gains} |
+| loss | {fields["Loss"]} |
+| hardware | {fields["Hardware"]}. More: [patch](../{patch.file}), {links} |
+
+<details><summary>Show the diff</summary>
+
+```diff
+{diff}```
+</details>
+""")
+    return "\n".join(texts)
 
 
 def variant_cards(unchanged: bool) -> str:
