@@ -31,8 +31,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {  # from a machine's folder, by thei
     "machines": lambda _: technique_pages.results(),
     "technique-index": lambda _: technique_pages.index(),
     "technique-cards": lambda _: technique_pages.technique_cards(),
-    "variant-cards": lambda _: technique_pages.variant_cards(unchanged=True),
-    "variant-cards-loss": lambda _: technique_pages.variant_cards(unchanged=False),
+    "variant-cards": lambda _: technique_pages.variant_cards(),
     "gpus": lambda _: markdown(prediction_tables.cards_table()),
     "explorer": lambda _: explorer.data_block(),
 }

@@ -1,5 +1,6 @@
 """What stands in the pages about each machine and each technique: tables and cards."""
 
+import math
 import re
 from pathlib import Path
 
@@ -9,7 +10,6 @@ from bench.common import REFERENCE, short_name
 from bench.measure.journal import read_journal
 from bench.report import prediction_tables
 from bench.report.tables import (
-    INTERVAL,
     Column,
     Table,
     bold,
@@ -23,9 +23,18 @@ from bench.report.tables import (
 )
 from patches import stack
 
-# Of a patch's header, and what its card calls them.
-FIELDS = {"Use": "use it when", "Limits": "limits", "Loss": "loss", "Hardware": "hardware",
-          "Needs": "needs", "Excludes": "excludes"}
+# What variants are for: the beginnings of their names, in order; "" of all that are left.
+PURPOSES = {
+    "Less memory": ("memory-checkpoint", "memory-selective", "step", "memory",
+                    "optimizer-in-backward", "optimizer-ada", "head"),
+    "Fewer tokens to a loss": ("optimizer-muon", "schedule"),
+    "Precision": ("precision",),
+    "Several GPUs": ("parallel-zero1", "parallel-sharded", "parallel", "ddp", "timeout"),
+    "Model": ("init", "model"),
+    "Speed and compilation": ("dropout", "attention", "compile", "embedding", "optimizer", "gc"),
+    "Data and debugging": ("",),
+}
+WIDE = 1.4  # the upper end of an interval over the lower: what isn't significant then isn't shown
 
 
 def machines() -> list[Path]:
@@ -153,50 +162,59 @@ def technique_cards() -> str:
     return "\n".join(texts)
 
 
-def variant_cards(unchanged: bool) -> str:
-    """Returns a card for each variant that leaves the loss `unchanged`, or doesn't."""
-    gains = gains_of("variants")
-    texts = [card(patch, patch.fields["Technique"], gains.get(patch.name, {}))
-             for patch in stack.load_variants()
-             if (patch.fields["Loss"] == "unchanged") == unchanged]
+def variant_cards() -> str:
+    """Returns for each purpose a table of what its variants gain, and a card for each."""
+    gains, rest, texts = variant_gains(), stack.load_variants(), []
+    for purpose, beginnings in PURPOSES.items():
+        own = list(dict.fromkeys(patch for beginning in beginnings for patch in rest
+                                 if patch.name.startswith(beginning)))
+        rest = [patch for patch in rest if patch not in own]
+        table = markdown(Table([
+            text_col("variant", "link"), num_col("speed, H100", "H100"),
+            num_col("speed, CPU", "CPU"), num_col("memory", "memory")],
+            [line for patch in own for _, line in sorted(gains.get(patch.name, {}).items())]))
+        texts += [f"## {purpose}", table.rstrip(), *map(variant_card, own)]
     return "\n\n".join(texts) + "\n"
 
 
-def card(patch, title: str, gains: dict[str, list[str]]) -> str:
-    """Returns the first paragraph and the fields of a patch's header, and its gains by the options
-    that they were measured with."""
-    lines = ["; ".join(f"{label}: {patch.fields[name]}" for name, label in FIELDS.items()
-                       if name in patch.fields)]
-    lines += [(f"`{options}`: " if options else "") + "; ".join(texts)
-              for options, texts in gains.items()]
-    sources = ", ".join(f"<{source}>" for source in patch.fields["Source"].split(", "))
-    lines.append(f"[`{patch.name}`](../{patch.file}); source: {sources}")
+def variant_card(patch) -> str:
+    """Returns the first paragraph of a patch's header, what it needs, and its sources."""
+    fields, title = patch.fields, patch.fields["Technique"]
+    source, *more = fields["Source"].split(", ")
     prose = " ".join(patch.header.decode().split("\n\n")[1].split())  # the rest is in the patch
-    return f"## {title[0].upper()}{title[1:]}\n\n{prose}\n\n- " + "\n- ".join(lines)
+    facts = {"Loss": fields["Loss"].split()[0], "Hardware": fields["Hardware"],
+             "Package": "".join(re.findall(r"package ([\w-]+)", fields.get("Needs", "")))}
+    return " ".join([
+        f"### `{patch.name}`\n\n**[{title[0].upper()}{title[1:]}]({source}).**",
+        re.sub(r"--[a-z][\w-]*(?: [\d.]*\d)?", r"`\g<0>`", prose),  # options as code
+        *(f"*{name}*: {text}." for name, text in facts.items()
+          if text not in ("unchanged", "any", "")),
+        ", ".join([f"[patch](../{patch.file})",
+                   *(f"[{link.split('/')[2]}]({link})" for link in more)])])
 
 
-def gains_of(study: str) -> dict[str, dict[str, list[str]]]:
-    """Returns by the name of a patch, then by the options that it was measured with, its gain on
-    each machine and the predicted one, those on GPUs first."""
-    measured = [row for folder in machines() for row in single_technique(
-        every_row_in(folder, study)) if row.factor and "--model" not in row.measured.options]
-    texts = [(row.run, measured_gain(row)) for row in measured if has_gpu(row)]
-    texts += [(run, f"predicted for an H100: {speed:.2f}× the speed, {memory:.2f}× the memory")
-              for run, speed, memory in prediction_tables.gains()]
-    texts += [(row.run, measured_gain(row)) for row in measured if not has_gpu(row)]
-    gains: dict[str, dict[str, list[str]]] = {}
-    for run, text in texts:
-        name, options = str(run.script), ""
-        if study == "variants":
-            options = run.label.removeprefix(name).strip(", ")
-        gains.setdefault(name, {}).setdefault(options, []).append(text)
+def variant_gains() -> dict[str, dict[str, dict[str, str]]]:
+    """Returns by variant and label, with a link: times the speed of 01, on the "CPU" with the
+    narrowest interval and on an "H100", predicted where it wasn't measured; and times its memory,
+    on the H100 or else on the CPU."""
+    rows = [row for folder in machines() for row in every_row_in(folder, "variants")
+            if row.factor and row.label.startswith(str(row.run.script))
+            and "--model" not in row.measured.options
+            and (row.significance in ("faster", "slower") or not row.interval
+                 or row.interval[1] < WIDE * row.interval[0])]
+    rows.sort(key=lambda row: (  # the last figure of a cell stands
+        has_gpu(row), -row.interval[1] / row.interval[0] if row.interval else -math.inf))
+    figures = [(row.run, "H100" if has_gpu(row) else "CPU",
+                bold(fmt(row.factor, ".2f"), row.significance), fmt(row.memory_factor, ".2f"))
+               for row in rows]
+    gpus_begin = sum(not has_gpu(row) for row in rows)
+    figures[gpus_begin:gpus_begin] = [(run, "H100", f"*{speed:.2f}*", f"*{memory:.2f}*")
+                                      for run, speed, memory in prediction_tables.gains()]
+    gains: dict[str, dict[str, dict[str, str]]] = {}
+    for run, column, speed, memory in figures:
+        line = gains.setdefault(str(run.script), {}).setdefault(run.label, {})
+        line |= {"link": f"[`{run.label}`](#{run.script})", column: speed, "memory": memory}
     return gains
-
-
-def measured_gain(row: Row) -> str:
-    interval = f" ({INTERVAL.cell(row)})" if row.interval else ""
-    memory = f", {row.memory_factor:.2f}× the memory" if row.memory_factor else ""
-    return f"{short_name(row.measured.machine)}: {row.factor:.2f}×{interval} the speed{memory}"
 
 
 def every_row_in(folder: Path, study: str) -> list[Row]:

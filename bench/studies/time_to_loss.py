@@ -16,7 +16,7 @@ TARGETS = {  # what they are
     "best": "the lowest validation loss of 00 at its best learning rate",
     "epoch": "the lowest validation loss of 00 in one epoch of the text, at its best settings",
 }
-SCRIPTS = {"00": "00, baseline", "01": "01, optimized", "02": "01 with variants"}  # by their colours
+SCRIPTS = {"00": "00, baseline", "01": "01, optimized", "02": "01 with variants"}
 
 
 class TimeToLoss(Study):
