@@ -190,8 +190,8 @@ def test_all_are_predicted(predicted):
 
 
 def test_what_is_committed():
-    """It is as near to what was published as docs/gpus.md says, and no other than the pages need,
-    whichever version of the scripts it is of."""
+    """It is as near to what was published as docs/predictions.md says, and no other than the pages
+    need, whichever version of the scripts it is of."""
     stored = json.loads((REFERENCE / "predict.json").read_text())
     assert not stored.keys() - {key_of(SCRIPTS, *pair) for pair in prediction_tables.wanted()}
     for run in RUNGS:
