@@ -169,10 +169,9 @@ def answer_on(name: str, card: Card, run: Run, known: dict[str, Prediction], arg
             f" {size} (needs {prediction.needs[size].minimum / 1024:.2f} of"
             f" {(card.mib - OTHERS) / 1024:.2f} GB"
             f"{f'; the largest that fits is {most}' if args.batch_size and most else ''})")
-    if not batch:
+    if not batch or not card.bandwidth:
         return text + "."
-    if card.bandwidth:
-        text += f", {prediction.speed_range(batch, card, run.processes)}"
+    text += f", {prediction.speed_range(batch, card, run.processes)}"
     if speeds := prediction.speeds(batch, card, run.processes):
         figures = costs.figures_of(speeds, run.processes, args.tokens, price)
         text += " thousand tok/sec"
