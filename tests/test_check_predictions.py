@@ -1,7 +1,5 @@
 """docs/check_predictions.py: the predictions of other people's programs."""
 
-import re
-
 import pytest
 from conftest import ROOT, load
 
@@ -19,9 +17,9 @@ def rows() -> list[dict]:
 
 
 def test_held_out_figures_come_first(rows):
-    held_out, *kinds, tuned = script.accuracy_table(rows).rows
+    held_out, *parts, tuned = script.accuracy_table(rows).rows
     assert (held_out["count"], tuned["count"]) == (32, 40)
-    assert sum(kind["count"] for kind in kinds) == 32
+    assert sum(part["count"] for part in parts) == 32
     for line in (held_out, tuned):
         assert line["median"] < 0.1 and line["near"] >= 0.8 and line["inside"] >= 0.9
     assert len({row["card"] for row in rows}) == 26
@@ -29,7 +27,7 @@ def test_held_out_figures_come_first(rows):
 
 def test_the_published_memory():
     errors = {row["label"]: row["error"] for row in script.memory_table().rows}
-    assert len(errors) == 12
+    assert len(errors) == 9
     for label, error in errors.items():
         assert abs(error) < (0.06 if label.startswith("8 ") else 0.01), label
 
@@ -39,14 +37,12 @@ def test_pages_have_the_tables(rows):
         return (ROOT / "docs" / f"{page}.md").read_text()
 
     assert markdown(script.accuracy_table(rows)) in text_of("predictions")
-    assert markdown(script.memory_table()) in text_of("gpus")
-    for name in ("A100 80 GB", "H100", "H200"):  # where a step of 01 goes
-        times = prediction_of("01", script.GPT2).seconds(32, CARDS[name])
-        for kind, seconds in times.items():
-            without = sum(times.values()) / (sum(times.values()) - seconds)
-            assert not seconds or re.search(
-                rf"^\| {kind} \|.* {1000 * seconds:.1f} \| {without:.2f} \|",
-                text_of("predictions"), re.MULTILINE), (name, kind)
+    assert markdown(script.memory_table()) in text_of("predictions")
+    times = prediction_of("01", script.GPT2).seconds(32, CARDS["H100"])
+    for kind, seconds in times.items():  # where a step of 01 goes
+        without = sum(times.values()) / (sum(times.values()) - seconds)
+        assert not seconds or (f"| {kind} | {1000 * seconds:.1f} | {without:.2f} |"
+                               in text_of("predictions")), kind
 
 
 def test_rules_count_what_differs():

@@ -57,6 +57,7 @@ def test_the_explorers_data():
         assert before or (ROOT / last[-1]).exists(), last
         words = [*shlex.split(script["predict"])[2:], "--gpu", "T4"]
         assert parser.parse_args(words).command == "predict"
+        assert f'"{script["kind"]}"' in EXPLORER.partition("<!-- end -->")[2]  # in the list
 
 
 @needs_browser

@@ -190,8 +190,8 @@ def test_all_are_predicted(predicted):
 
 
 def test_what_is_committed():
-    """It is as near to what was published as docs/gpus.md says, and no other than the pages need,
-    whichever version of the scripts it is of."""
+    """It is as near to what was published as docs/predictions.md says, and no other than the pages
+    need, whichever version of the scripts it is of."""
     stored = json.loads((REFERENCE / "predict.json").read_text())
     assert not stored.keys() - {key_of(SCRIPTS, *pair) for pair in prediction_tables.wanted()}
     for run in RUNGS:
@@ -417,6 +417,7 @@ def command(tmp_path, monkeypatch):
     (dict(gpu="L4", tokens=10e9, price=[0.5]), r".*; 10,000,000,000 tokens take {hours} hours and"
                                                r" cost {cost}\.$"),
     (dict(memory=2.0, batch_size=32), r".* not fit .*2\.93 of 1\.40 GB; the largest .* is 8\)\.$"),
+    (dict(memory=8.0), r"8 GB, gpt2, 01: fits at batch \d+ \(needs .* GB\)\.$"),  # no speed
     (dict(memory=0.7), r".*does not fit"), (dict(batch_size=5), r"gpt2, 01: fits 7\d of 7\d GPUs")])
 def test_the_answer_comes_first(command, options, begins):
     """Of the last script, at the batch that is asked for; costs are those of the range."""

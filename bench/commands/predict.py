@@ -169,10 +169,9 @@ def answer_on(name: str, card: Card, run: Run, known: dict[str, Prediction], arg
             f" {size} (needs {prediction.needs[size].minimum / 1024:.2f} of"
             f" {(card.mib - OTHERS) / 1024:.2f} GB"
             f"{f'; the largest that fits is {most}' if args.batch_size and most else ''})")
-    if not batch:
+    if not batch or not card.bandwidth:
         return text + "."
-    if card.bandwidth:
-        text += f", {prediction.speed_range(batch, card, run.processes)}"
+    text += f", {prediction.speed_range(batch, card, run.processes)}"
     if speeds := prediction.speeds(batch, card, run.processes):
         figures = costs.figures_of(speeds, run.processes, args.tokens, price)
         text += " thousand tok/sec"
@@ -227,8 +226,9 @@ def notes(cards: dict[str, Card], runs: list[Run]) -> list[str]:
     fast = {name: card for name, card in cards.items() if card.bandwidth}
     scaled = [name for name, card in fast.items() if card.capability >= 8 and not card.is_measured]
     lines = [f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for driver and display."
-             " How accurate they are: docs/predictions.md. On an H100 01 reserved 15 % more than"
-             " predicted: where less than that is left, take half the batch."]
+             " How accurate they are: docs/predictions.md. Without expandable segments, as on"
+             " Windows, 01 reserved 15 % more than predicted on an H100: where less than that is"
+             " left, take half the batch."]
     if fast and len(cards) == 1:
         lines.append(f"{EPOCHS} epochs are of the book, {BOOK_TOKENS:,} training tokens; –: one"
                      " batch has more.")

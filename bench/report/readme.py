@@ -32,7 +32,7 @@ BLOCKS: dict[str, Callable[[Path], str]] = {  # from a machine's folder, by thei
     "technique-index": lambda _: technique_pages.index(),
     "technique-cards": lambda _: technique_pages.technique_cards(),
     "variant-cards": lambda _: technique_pages.variant_cards(),
-    "gpus": lambda _: markdown(prediction_tables.cards_table()),
+    "gpus": lambda _: markdown(prediction_tables.gpus_table()),
     "explorer": lambda _: explorer.data_block(),
 }
 
