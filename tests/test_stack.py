@@ -452,7 +452,7 @@ CONFLICTS = {
     # Whose head knows neither float8 nor a soft cap; nor does either of these know the other.
     *((f"head-{name}", other) for name in ("cce", "liger", "pytorch")
       for other in ("model-mixture", "model-skips", "precision-float8")),
-    ("model-skips", "precision-float8"),
+    ("head-sampled", "precision-float8"), ("model-skips", "precision-float8"),
     *(("compile-blocks", name) for name in (
         "embedding-eager", "head-cce", "head-liger", "head-pytorch", "model-mixture",
         "optimizer-in-backward")),

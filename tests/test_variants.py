@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 import sys
 from functools import partial
 from pathlib import Path
@@ -363,6 +364,25 @@ def test_dropout_from_bytes_keeps_means(scripts):
     assert (y == 0).float().mean().item() == pytest.approx(26 / 256, abs=1e-3)
     assert y.mean().item() == pytest.approx(1, abs=1e-3) and y.unique().numel() == 2
     assert dropout.eval()(y) is y
+
+
+def test_sampled_softmax_estimates_the_whole_sum_and_starts_with_the_frequencies(scripts):
+    """The mean of exp(loss) over many samples is the inverse of the target's probability."""
+    script = scripts("head-sampled")
+    model, config = model_of(script, **STEPS, classes=40)
+    tokens = np.repeat(np.arange(200), np.arange(200) + 1)
+    model.sampled_loss.count_words(tokens, model, config)
+    model.head.weight.data[:, 1:] = 0  # what the context says
+    logits_NV = model.eval()(torch.randint(200, (2, 8))).flatten(0, 1)
+    counts_V = torch.bincount(torch.from_numpy(tokens), minlength=config.vocab_size) + 0.1
+    assert (logits_NV.softmax(-1) - counts_V / counts_V.sum()).abs().max() < 1e-3
+
+    x_1C, weight_VC = torch.randn(1, config.width), torch.randn(config.vocab_size, config.width)
+    target_1 = torch.tensor([199])
+    exact = torch.nn.functional.cross_entropy(x_1C @ weight_VC.T / 4, target_1).exp()
+    sampled = [model.sampled_loss(x_1C / 4, weight_VC, target_1).exp() for _ in range(20_000)]
+    mean, deviation = torch.stack(sampled).mean(), torch.stack(sampled).std()
+    assert (mean - exact).abs() < 5 * deviation / math.sqrt(len(sampled)) and deviation > 0
 
 
 def test_rounding_by_chance_loses_no_change(scripts):
