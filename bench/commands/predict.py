@@ -19,9 +19,6 @@ from patches import stack
 GPUS = 4  # of 02, as it was published
 FEW = 4  # cards: of more the answer tells how many it fits, not how fast each is
 SUFFIXES = dict(k=1e3, m=1e6, b=1e9)
-NOTE = (f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for driver and display. How"
-        " accurate they are: docs/predictions.md. On an H100 01 reserved 15 % more than predicted:"
-        " where less than that is left, take half the batch.")
 
 
 def tokens(text: str) -> float:
@@ -76,7 +73,8 @@ class Predict(Command):
         if any(has_option(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)
         if args.gpu.strip().lower() == "list":
-            return markdown(cards_table())
+            return "\n".join(f"{name}, {card.mib / 1024:.0f} GB: {', '.join(card.names)}"
+                             for name, card in CARDS.items())
         cards, gpus = asked_for(args)
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
@@ -91,23 +89,14 @@ class Predict(Command):
         fits = {name: [Fit(name, cards[name], run, predictions[run.name], args.batch_size)
                        for run in on_card] for name, on_card in there.items()}
         tables = [reserved_table([*every.values()], predictions, args), fitting_table(runs, fits)]
-        lines = [NOTE]
         if all(card.bandwidth for card in cards.values()) and (args.tokens or len(cards) <= FEW):
             tables.append(speed_table(fits, args))
-            lines.append(f"{EPOCHS} epochs are of the book, {BOOK_TOKENS:,} training tokens; –: one"
-                         " batch has more.")
-        if any(run.processes > 1 for run in runs):
-            lines.append("A step on several GPUs takes at least as long as on one: communication"
-                         " takes no time here. Weights and states that ranks share are traced as"
-                         f" on {GPUS}.")
-        if len(every) > len(runs):
-            lines.append("Before compute capability 8.0 a GPU trains 01 and 02 with"
-                         f" {FLOAT16}, before 7.0 in float32, not compiled.")
-        scripts = [(run.script, predictions[run.name]) for run in every.values()]
-        if code := changed(setup.scripts, scripts):
-            lines.append(f"{code} --retrace traces it.")
-        last = [on_card[-1] for on_card in fits.values()]
-        return "\n".join([answer_of(runs[-1], last, args), "", markdown(*tables), *lines])
+        code = changed(setup.scripts, [(run.script, predictions[run.name])
+                                       for run in every.values()])
+        return "\n".join([
+            answer_of(runs[-1], [on_card[-1] for on_card in fits.values()], args), "",
+            markdown(*tables), *notes(runs, has_others=len(every) > len(runs)),
+            *([f"{code} --retrace traces it."] if code else [])])
 
 
 class Fit(NamedTuple):
@@ -166,14 +155,6 @@ def chosen(setup, gpus: int) -> list[Run]:
         base = scripts.stage("02" if first in of_02 else "01", gpus or GPUS)
         runs += scripts.variants(base, dict(gpus=gpus or GPUS), names=text)[1:]
     return list({run.name: run for run in runs}.values())
-
-
-def cards_table() -> Table:
-    return Table([
-        Column("GPU", lambda name: name, True),
-        Column("GB", lambda name: f"{CARDS[name].mib / 1024:.0f}"),
-        Column("also called", lambda name: ", ".join(CARDS[name].names), True)],
-        list(CARDS), "GPUs that predict knows:")
 
 
 def answer_of(run: Run, fits: list[Fit], args) -> str:
@@ -238,7 +219,8 @@ def speed_table(fits: dict[str, list[Fit]], args) -> Table:
         num_col(f"minutes of {EPOCHS} epochs", "minutes"),
         num_col(f"hours of {args.tokens or 0:,.0f} tokens", "hours"), num_col("cost", "cost"),
         *(num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS)], rows,
-        "Speed, time, share of step time:")
+        f"Speed, time for {EPOCHS} epochs of the book, {BOOK_TOKENS:,} tokens (–: one batch has"
+        " more), share of step time:")
 
 
 def figures_of(fit: Fit, tokens: float | None, price: float | None) -> dict:
@@ -259,3 +241,17 @@ def figures_of(fit: Fit, tokens: float | None, price: float | None) -> dict:
             row |= dict(hours=span(*hours),
                         cost=span(*(hour * gpus * price for hour in hours)) if price else None)
     return row
+
+
+def notes(runs: list[Run], has_others: bool) -> list[str]:
+    """Returns what to know of the tables, a line each."""
+    lines = [f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for driver and display."
+             " How accurate they are: docs/predictions.md. On an H100 01 reserved 15 % more than"
+             " predicted: where less than that is left, take half the batch."]
+    if any(run.processes > 1 for run in runs):
+        lines.append("A step on several GPUs takes at least as long as on one: communication takes"
+                     f" no time here. Weights and states that ranks share are traced as on {GPUS}.")
+    if has_others:
+        lines.append(f"Before compute capability 8.0 a GPU trains 01 and 02 with {FLOAT16}, before"
+                     " 7.0 in float32, not compiled.")
+    return lines
