@@ -64,9 +64,8 @@ class Predict(Command):
                                  " GPUs one each: 2.7,1.7")
         parser.add_argument("--retrace", action="store_true", help="ignore stored predictions")
         parser.add_argument("--all", action="store_true",
-                            help="trace what the pages say about predictions where it is missing or"
-                                 " its script's training step has changed, with --retrace all of it"
-                                 " (up to two hours), into --results-dir")
+                            help="trace what the pages show where it is missing or its script has"
+                                 " changed, with --retrace all of it (up to two hours)")
 
     def answer(self, setup):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
