@@ -20,7 +20,7 @@ from bench.common import REFERENCE, UserError
 from bench.predict import speed, store
 from bench.predict.allocator import MIB, Allocator, DoesNotFit, MemoryNeed, memory_need, simulate
 from bench.predict.speed import Work, seconds, work_at
-from bench.predict.store import Prediction, at_batch, changed, code_of, fitting, key_of, predict_all
+from bench.predict.store import Prediction, at_batch, code_of, fitting, key_of, predict_all
 from bench.predict.trace import Recorder
 from bench.report import prediction_tables
 
@@ -155,12 +155,6 @@ def test_the_code_of_a_script():
     assert code(8, "sequences", "old", "x") == code(8, "a batch", "new", "x")
     assert len({code(8, "a batch", "old", "x"), code(4, "a batch", "old", "x"),
                 code(8, "a batch", "old", "y")}) == 3
-
-
-def test_code_that_has_changed_is_named(predicted):
-    prediction = predicted.predict("f")
-    assert changed(Texts(), [("f", prediction)]) is None
-    assert "of f, a has" in changed(Texts(), [("f + x", prediction), ("a + x", prediction)])
 
 
 def test_all_are_predicted(predicted):
@@ -399,6 +393,7 @@ def test_tables_of_the_command(command):
     answer, asked, known = command.answer, command.asked, command.known
     fits = f"32 (3.0 GB): {known.speed_range(32, CARDS['RTX 4060 Ti'])}"
     text = answer(gpu="4xall", batch_size=5)
+    assert "The code of 00, 01, 02, 02+precision-fp16, precision-fp16 has" in text
     assert f"| RTX 4060 Ti | 8 | {fits} | {fits} | {fits} |" in text
     text, times = answer(gpu="8 x h100"), known.seconds(32, CARDS["H100"])
     whole = sum(times.values())

@@ -10,7 +10,7 @@ from bench.cards import CARDS, Card, named
 from bench.catalogue import EPOCHS, FLOAT16, Run
 from bench.common import BOOK_TOKENS, UserError, has_option
 from bench.predict.speed import KINDS
-from bench.predict.store import OTHERS, Prediction, changed, fitting, predict, predict_all, span
+from bench.predict.store import OTHERS, Prediction, code_of, fitting, predict, predict_all, span
 from bench.report.prediction_tables import in_place, wanted
 from bench.report.tables import Column, Table, markdown, num_col, text_col
 from bench.subcommands import Command, above_0, positive
@@ -85,17 +85,16 @@ class Predict(Command):
         predictions = {name: predict(
             setup.scripts, run.script, [*options, *run.options], setup.results, smallest,
             args.batch_size, args.retrace) for name, run in every.items()}
+        edited = {setup.scripts.canonical(run.script) for name, run in every.items()
+                  if predictions[name].code != code_of(setup.scripts.text(run.script))}
         fits = {name: [Fit(name, cards[name], run, predictions[run.name], args.batch_size)
                        for run in on_card] for name, on_card in there.items()}
         tables = [reserved_table([*every.values()], predictions, args), fitting_table(runs, fits)]
         if all(card.bandwidth for card in cards.values()) and (args.tokens or len(cards) <= FEW):
             tables.append(speed_table(fits, args))
-        code = changed(setup.scripts, [(run.script, predictions[run.name])
-                                       for run in every.values()])
         return "\n".join([
             answer_of(runs[-1], [on_card[-1] for on_card in fits.values()], args), "",
-            markdown(*tables), *notes(runs, has_others=len(every) > len(runs)),
-            *([f"{code} --retrace traces it."] if code else [])])
+            markdown(*tables), *notes(runs, len(every) > len(runs), edited)])
 
 
 class Fit(NamedTuple):
@@ -242,8 +241,9 @@ def figures_of(fit: Fit, tokens: float | None, price: float | None) -> dict:
     return row
 
 
-def notes(runs: list[Run], has_others: bool) -> list[str]:
-    """Returns what to know of the tables, a line each."""
+def notes(runs: list[Run], has_others: bool, edited: set[str]) -> list[str]:
+    """Returns what to know of the tables, a line each: whether old GPUs train others than `runs`,
+    and whose code was edited since it was predicted."""
     lines = [f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for driver and display."
              " How accurate they are: docs/predictions.md. On an H100 01 reserved 15 % more than"
              " predicted: where less than that is left, take half the batch."]
@@ -253,4 +253,7 @@ def notes(runs: list[Run], has_others: bool) -> list[str]:
     if has_others:
         lines.append(f"Before compute capability 8.0 a GPU trains 01 and 02 with {FLOAT16}, before"
                      " 7.0 in float32, not compiled.")
+    if edited:
+        lines.append(f"The code of {', '.join(sorted(edited))} has changed since it was predicted."
+                     " --retrace traces it.")
     return lines

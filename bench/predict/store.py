@@ -2,14 +2,14 @@
 
 Predictions are stored in NAME, in a folder of results: by a script's name and its options, the
 memory at each batch size, the work of a step at two of them, and a hash of the script's code. A
-prediction stays when the code changes; `changed` then names the script.
+prediction stays when the code changes; `predict` then names the script.
 """
 
 import ast
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -196,15 +196,6 @@ def code_of(text: bytes) -> str:
         elif isinstance(node, ast.Call) and getattr(node.func, "id", None) == "option":
             node.args[1:2] = []  # option(default, help text, ...)
     return sha256(ast.unparse(tree).encode())[:16]
-
-
-def changed(scripts: Scripts, predicted: Iterable[tuple[str | Path, Prediction]]) -> str | None:
-    """Names the scripts whose code isn't that which was predicted, in a line; None where there are
-    none. Raises StackError."""
-    names = ", ".join(dict.fromkeys(
-        scripts.canonical(script) for script, prediction in predicted
-        if prediction.code != code_of(scripts.text(script))))
-    return f"The code of {names} has changed since it was predicted." if names else None
 
 
 def load(scripts: Scripts, script: str | Path, options: list[str], *folders: Path
