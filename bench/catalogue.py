@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 
-from bench.common import REFERENCE, ROOT, UserError, has_option, relative, trained_in
-from bench.processes import print_once
+from bench.common import REFERENCE, UserError, has_option, trained_in
 from patches import stack
 
 PUBLISHED = REFERENCE / "published-a100.json"
@@ -70,21 +69,18 @@ class Published:
 
 
 def published() -> Published:
-    """Reads the published figures. Raises UserError for a damaged file, StackError for a patch."""
+    """Reads the published figures. Raises StackError for a patch."""
+    data = json.loads(PUBLISHED.read_text(encoding="utf-8"))
+    plain = data["baseline"]
+    first = stack.Published(float(plain["tok_per_sec"]), float(plain["reserved_gb"]), 1)
     ladder = {patch.name: patch.published for patch in stack.load() if patch.published}
-    try:
-        data = json.loads(PUBLISHED.read_text(encoding="utf-8"))
-        plain = data["baseline"]
-        first = stack.Published(float(plain["tok_per_sec"]), float(plain["reserved_gb"]), 1)
-        *_, last, ddp = ladder.values()
-        return Published(
-            f"Published figures: {data['gpu']}, PyTorch {data['pytorch']}, {data['model']},"
-            f" context {data['context_length']:,}, 02 DDP × {ddp.gpus}; <{data['source']}>",
-            data["gpu"], data["model"], data["context_length"],
-            {"00": first, "01": last, "02": ddp},
-            {name: figures.reserved_gb for name, figures in {"00": first, **ladder}.items()})
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{relative(PUBLISHED)} can't be read: {error!r}")
+    *_, last, ddp = ladder.values()
+    return Published(
+        f"Published figures: {data['gpu']}, PyTorch {data['pytorch']}, {data['model']},"
+        f" context {data['context_length']:,}, 02 DDP × {ddp.gpus}; <{data['source']}>",
+        data["gpu"], data["model"], data["context_length"],
+        {"00": first, "01": last, "02": ddp},
+        {name: figures.reserved_gb for name, figures in {"00": first, **ladder}.items()})
 
 
 @cache
@@ -101,10 +97,7 @@ def technique_names() -> dict[str, str]:
 
 
 class Scripts:
-    """Every script, as a run and as a text, which is made when it is first asked for."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, bytes] = {}
+    """Every script, as a run and as a text."""
 
     @cached_property
     def patched(self) -> dict[str, bytes]:
@@ -112,16 +105,11 @@ class Scripts:
         return stack.rebuild_all()
 
     def text(self, script: str | Path) -> bytes:
-        """Returns a script's text. Raises StackError where patches don't fit together, OSError."""
+        """Returns the text of a file, or of a script by its name: that of the catalogue, "X without
+        TECHNIQUE", "VARIANT@TECHNIQUE", a variant of 01 taken back to that technique, or variants
+        joined by +. Raises StackError where patches don't fit together, OSError."""
         if isinstance(script, Path):
             return script.read_bytes()
-        if script not in self.texts:
-            self.texts[script] = self.build(script)
-        return self.texts[script]
-
-    def build(self, script: str) -> bytes:
-        """Returns the text that a name means: a script, "X without TECHNIQUE", "VARIANT@TECHNIQUE",
-        a variant of 01 taken back to that technique, or variants joined by +."""
         names = list(self.patched)
         if " without " in script:
             base, _, technique = script.partition(" without ")
@@ -140,8 +128,7 @@ class Scripts:
     def canonical(self, script: str | Path) -> str:
         """Returns the name by which predictions are stored: 00, 01 or 02, or that of a technique, a
         variant, or joined variants. Raises StackError."""
-        if isinstance(script, Path):
-            return {file: stage for stage, file in STAGES.items()}.get(script.name, script.name)
+        script = str(script)
         if script in STAGES or re.search(r"\+|@| without ", script):
             return script
         names = list(self.patched)
@@ -245,28 +232,7 @@ class Scripts:
                 loss=max((patch.fields["Loss"].split()[0] for patch in joined), key=LOSSES.index),
                 compared_to=base.name, error=base.error or lacking(needs, machine), stage=None)
                 for own, needs in option_sets]
-        return without_doubles(runs)
-
-
-def without_doubles(runs: list[Run]) -> list[Run]:
-    """Returns each row once: of two spellings the first, and a line says so. Raises UserError where
-    two rows would have one name, since in a journal the second would replace the first."""
-    rows: dict[tuple, Run] = {}
-    names: dict[str, Run] = {}
-    for run in runs:
-        # Options count as a set, with or without "=", and so do the variants of a script.
-        options = re.split(r" (?=--)", " ".join(run.options))
-        row = (frozenset(str(run.script).split("+")),
-               frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options))
-        if first := rows.get(row):
-            print_once(f"asked for twice, and taken once: {first.label}"
-                 + (f" ({run.label})" if run.label != first.label else ""))
-        elif other := names.get(run.name):
-            raise UserError(f"{other.label} and {run.label} would both be called {run.name}: ask"
-                            " for one at a time", 2)
-        else:
-            rows[row] = names[run.name] = run
-    return list(rows.values())
+        return list({run.name: run for run in runs}.values())
 
 
 def in_float16(machine: dict, options: list[str]) -> bool:
@@ -279,17 +245,12 @@ def in_float16(machine: dict, options: list[str]) -> bool:
 def lacking(needs: str, machine: dict) -> str | None:
     """Returns the first thing that a variant needs and this machine lacks, as a row says it."""
     amd = machine["gpus"] and machine.get("cuda", "") is None  # a build of PyTorch for ROCm
-    for need in needs.split(", ") if needs else []:
+    own = machine.get("capability")  # none of a CPU, on which a variant may emulate
+    for need in needs.split(", "):
         kind, _, what = need.rpartition(" ")
-        if kind == "package" and not importlib.util.find_spec(what):
-            pinned = what in (ROOT / "requirements-extras.txt").read_text(encoding="utf-8")
-            source = "-r requirements-extras.txt" if pinned else what
-            return f"needs the package {what}: pip install {source}"
-        if need == "an NVIDIA GPU" and (amd or not machine["gpus"]):
+        if (kind == "package" and not importlib.util.find_spec(what)
+                or need == "an NVIDIA GPU" and (amd or not machine["gpus"])
+                or need == "bfloat16 units" and trained_in(machine) == "float32"
+                or kind == "compute capability" and own and (amd or float(own) < float(what))):
             return f"needs {need}"
-        if need == "bfloat16 units" and trained_in(machine) == "float32":
-            return f"needs {need}, which this {'GPU' if machine['gpus'] else 'CPU'} lacks"
-        own = machine.get("capability")  # none of a CPU, on which a variant may emulate
-        if kind == "compute capability" and own and (amd or float(own) < float(what)):
-            return f"needs a GPU of {need}"
     return None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from bench.audit import render
 from bench.audit.run import audit, machine_of
-from bench.cards import CARDS, named
+from bench.cards import named
 from bench.common import UserError, relative
 from bench.subcommands import Command, above_0
 
@@ -41,7 +41,7 @@ class Audit(Command):
             raise UserError("which script? python measure.py audit SCRIPT [ITS ARGUMENTS]", 2)
         if not args.module and not Path(command[0]).exists():
             raise UserError(f"no script {command[0]}", 2)
-        cards = named(args.gpu, CARDS) if args.gpu else []
+        cards = named(args.gpu) if args.gpu else []
         timed, watched = audit(command, args.minutes)
         if int(os.environ.get("RANK", 0)):
             return ""

@@ -22,17 +22,18 @@ def batches_that_fit(setup: Setup, composed: bool) -> dict[str, int]:
     fast = FLOAT16 if composed and in_float16(setup.machine, setup.options) else PUBLISHED["32"]
     free = min(processes.ask_machine("free_memory"))
     model = [] if has_option("--model", setup.options) else ["--model", "gpt2"]
-    batches, none_fits = {}, False
+    batches = {}
     try:
         for batch, script in (PUBLISHED | {"32": fast}).items():
-            options = [option for option in setup.options  # 00 has nothing to compile
-                       if script != "0" or option not in ("--compile", "--no-compile")]
-            needs = predict(setup.scripts, script,
-                            [*model, *options_of_type(setup, script), *options], setup.results,
+            options = setup.options
+            if batch == "8":  # 00 has nothing to compile
+                options = [word for word in options if word not in ("--compile", "--no-compile")]
+            elif (script != FLOAT16 and trained_in(setup.machine) == "float32"
+                  and not has_option("--dtype", options)):
+                options = ["--dtype", "float32", *options]
+            needs = predict(setup.scripts, script, [*model, *options], setup.results,
                             free - LOADED).needs
-            fits = fitting(needs, free, others=LOADED)
-            none_fits |= not fits
-            batches[batch] = min(int(batch), fits or 1)
+            batches[batch] = min(int(batch), fitting(needs, free, others=LOADED) or 1)
     except UserError as error:
         print(f"whether the published batch sizes fit isn't known: {error}", file=sys.stderr)
         return {}
@@ -40,14 +41,6 @@ def batches_that_fit(setup: Setup, composed: bool) -> dict[str, int]:
     if batches == {"8": 8, "32": 32}:
         return {}
     print(f"{free / 1024:.1f} GB of the GPU's memory are free: by prediction, batch size"
-          f" {batches['8']} in place of 8, and {batches['32']} in place of 32"
-          f"{'; not even that fits' if none_fits else ''}", file=sys.stderr, flush=True)
+          f" {batches['8']} in place of 8, and {batches['32']} in place of 32",
+          file=sys.stderr, flush=True)
     return batches
-
-
-def options_of_type(setup: Setup, script: str) -> list[str]:
-    """Returns the type that a script trains in here, as options for `predict`."""
-    if (script in (PUBLISHED["8"], FLOAT16) or has_option("--dtype", setup.options)
-            or trained_in(setup.machine) == "bfloat16"):
-        return []
-    return ["--dtype", trained_in(setup.machine)]

@@ -164,13 +164,10 @@ class Compiled:
         return Step.apply(self.programs[shapes], *tensors)
 
 
-def compile_only_models(model, **options):
+def compile_only_models(model, mode="default", backend="inductor", options=None, **_):
     """Replaces torch.compile. Functions stay as they are."""
-    usual = {"fullgraph": True, "mode": "default", "backend": "inductor"}
-    wrong = [f"{name}={value!r}" for name, value in options.items()
-             if value not in (None, False, usual.get(name))]
-    if wrong:
-        raise NotImplementedError(f"torch.compile with {', '.join(wrong)} can't be traced")
+    if mode not in (None, "default") or backend != "inductor" or options:
+        raise NotImplementedError("torch.compile with a mode, a backend or options can't be traced")
     owner = getattr(model, "__self__", None)
     model = owner if isinstance(owner, nn.Module) else model  # by nn.Module.compile
     return Compiled(model) if isinstance(model, nn.Module) else model

@@ -2,14 +2,14 @@
 
 Predictions are stored in NAME, in a folder of results: by a script's name and its options, the
 memory at each batch size, the work of a step at two of them, and a hash of the script's code. A
-prediction stays when the code changes; `changed` then names the script.
+prediction stays when the code changes; `predict` then names the script.
 """
 
 import ast
 import json
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -62,8 +62,8 @@ class Prediction(NamedTuple):
         if speeds := self.speeds(batch, card, gpus):
             return span(*(tok_per_sec / 1000 for tok_per_sec in speeds))
         precision = speed.missing_precision(self.steps[TRACED[0]], card)
-        # Every GPU computes in float32; how fast this one does, its file doesn't say.
-        return "speed unknown" if precision == "float32" else f"not in {precision}"
+        # Every GPU computes in float32; how fast one by --memory does isn't known.
+        return "float32 speed unknown" if precision == "float32" else f"not in {precision}"
 
     def minutes(self, batch: int, card: Card, gpus: int = 1) -> float | None:
         """Returns the minutes of the published epochs on the book."""
@@ -99,8 +99,17 @@ def predict(scripts: Scripts, script: str | Path, options: list[str], results: P
     as it is, also where the script has changed since. Raises UserError, StackError."""
     text = scripts.text(script)
     old = None if retrace else load(scripts, script, options, results, REFERENCE)
-    new = extend(old or trace(text, options), text, options, smallest, batch)
-    if new is not old and results.is_dir():  # it may be misspelt: nothing is made for this alone
+    new = old or trace(text, options)
+    is_small = smallest is not None and smallest < new.needs[TRACED[0]].minimum
+    sizes = {size for size in BATCHES if is_small or size > TRACED[0]}
+    if batch:
+        sizes.add(batch)
+    if missing := sorted(sizes - new.needs.keys()):
+        # One that nobody asked for may be no multiple of --micro-batches.
+        traces = ask(text, options, missing, optional=[size for size in missing if size != batch])
+        needs = {size: memory_need(answer["events"]) for size, answer in traces.items()}
+        new = new._replace(needs=dict(sorted((new.needs | needs).items())))
+    if new != old and results.is_dir():  # it may be misspelt: nothing is made for this alone
         save(results, key_of(scripts, script, options), new)
     return new
 
@@ -129,7 +138,7 @@ def trace(text: bytes, options: list[str]) -> Prediction:
     traces = ask(text, options, TRACED)
     events = [answer["events"] for answer in traces.values()]
     needs = dict(zip(TRACED, map(memory_need, events), strict=True))
-    with suppress(ValueError):  # then extend() traces these
+    with suppress(ValueError):  # then predict() traces these
         needs |= {size: memory_need(at_batch(size, *events))
                   for size in BATCHES if size > TRACED[-1]}
     steps = {size: [Work(*row[:3], *map(float, row[3:])) for row in answer["step"]]
@@ -148,20 +157,6 @@ def at_batch(batch: int, first: list[int], second: list[int]) -> list[int]:
             raise ValueError("what is made differs between batches by more than its size")
         events.append(one + (other - one) * steps)
     return events
-
-
-def extend(old: Prediction, text: bytes, options: list[str], smallest: int | None,
-           batch: int | None) -> Prediction:
-    """Adds the batch sizes that predict() is asked for; returns `old` itself where none is
-    missing. Raises UserError."""
-    small = smallest is not None and smallest < old.needs[TRACED[0]].minimum
-    sizes = [size for size in BATCHES if small or size > TRACED[0]] + ([batch] if batch else [])
-    missing = [size for size in sizes if size not in old.needs]
-    # One that nobody asked for may be no multiple of --micro-batches.
-    optional = [size for size in missing if size != batch]
-    traces = ask(text, options, missing, optional) if missing else {}
-    needs = old.needs | {size: memory_need(answer["events"]) for size, answer in traces.items()}
-    return old._replace(needs=dict(sorted(needs.items()))) if traces else old
 
 
 def ask(text: bytes, options: list[str], batches: Sequence[int], optional: Sequence[int] = ()
@@ -192,12 +187,8 @@ def key_of(scripts: Scripts, script: str | Path, options: list[str]) -> str:
 
 
 def code_of(text: bytes) -> str:
-    """Hashes a script without its comments, docstrings and help texts; all of it, if it isn't
-    Python."""
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return sha256(text)[:16]
+    """Hashes a script without its comments, docstrings and help texts."""
+    tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
             node.body = [line for line in node.body if not (
@@ -205,15 +196,6 @@ def code_of(text: bytes) -> str:
         elif isinstance(node, ast.Call) and getattr(node.func, "id", None) == "option":
             node.args[1:2] = []  # option(default, help text, ...)
     return sha256(ast.unparse(tree).encode())[:16]
-
-
-def changed(scripts: Scripts, predicted: Iterable[tuple[str | Path, Prediction]]) -> str | None:
-    """Names the scripts whose code isn't that which was predicted, in a line; None where there are
-    none. Raises StackError."""
-    names = ", ".join(dict.fromkeys(
-        scripts.canonical(script) for script, prediction in predicted
-        if prediction.code != code_of(scripts.text(script))))
-    return f"The code of {names} has changed since it was predicted." if names else None
 
 
 def load(scripts: Scripts, script: str | Path, options: list[str], *folders: Path

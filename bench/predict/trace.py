@@ -45,10 +45,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, config):
         super().__init__()
         self.config, self.events, self.storages, self.live = config, [], 0, {}
-        self.work, self.updating = [{}], 0  # optimizers that are at it; one may use another
-
-    def update(self, change: int) -> None:
-        self.updating += change
+        self.work, self.updating = [{}], []  # optimizers that are at it; one may use another
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs, buffers = kwargs or {}, []
@@ -165,8 +162,8 @@ def trace(module, options: list[str], batch: int) -> dict:
     run = SimpleNamespace(start=start, log=lambda *_: None,
                           epoch=lambda *_: events.extend(recorder.events))
     with (Recorder(config) as recorder,
-          register_optimizer_step_pre_hook(lambda *_: recorder.update(1)),
-          register_optimizer_step_post_hook(lambda *_: recorder.update(-1))):
+          register_optimizer_step_pre_hook(lambda one, *_: recorder.updating.append(one)),
+          register_optimizer_step_post_hook(lambda *_: recorder.updating.pop())):
         module.train(model, data, config, run, lambda _: recorder.mark())
     if len(recorder.work) != STEPS + 4:  # marks are before, after each step, and at log lines
         raise NotImplementedError("its loop takes the time in another way than 00's")

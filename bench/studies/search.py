@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from bench.analysis.rows import Row, rows_of
-from bench.catalogue import EPOCHS, Run, without_doubles
+from bench.catalogue import EPOCHS, Run
 from bench.common import UserError, relative
 from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.measure.plan import Plan, Setup
@@ -218,7 +218,7 @@ class Search(Study):
         for run in runs:
             if run.error:
                 raise UserError(f"{run.stage}: {run.error}")
-        return tuple(run.stage for run in without_doubles(runs))
+        return tuple(dict.fromkeys(run.stage for run in runs))
 
     def plans(self, setup):
         start, (first, *others) = default_point(setup), phases_of(setup, self.stages(setup))

@@ -5,7 +5,8 @@ from pathlib import Path
 from textwrap import fill
 
 from bench.analysis.rows import Row, rows_of
-from bench.catalogue import EPOCHS, FLOAT16, ROOT, STAGES, Run, in_float16, published
+from bench.catalogue import EPOCHS, FLOAT16, STAGES, Run, in_float16, published
+from bench.common import ROOT
 from bench.measure.journal import Measured, Result, journal_of, loose_records, read_journal
 from bench.measure.plan import SEED, Plan
 from bench.measure.records import COMPLETE, Record
