@@ -244,7 +244,7 @@ def speed_table(cases: dict[str, list[Case]], args) -> Table:
 def row_of(case: Case, count: float | None, price: float | None) -> dict:
     """Returns a case's row; `price` is that of a GPU per hour."""
     card, prediction, batch, gpus = case.card, case.prediction, case.batch, case.run.processes
-    row = dict(name=case.name, label=case.run.label, batch=batch or "none")
+    row: dict = dict(name=case.name, label=case.run.label, batch=batch or "none")
     if case.has_speed:
         row["speed"] = case.speed()
     speeds = prediction.speeds(batch, card, gpus) if case.has_speed else None

@@ -128,7 +128,7 @@ class Pack(Command):
                 raise UserError(f"{relative(results)} is damaged: {error!r}")
             if missing:
                 raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
-            write_page(all_studies(), results, "python measure.py report", {})  # it may be older
+            write_page(all_studies(), results, {})  # it may be older
             files = [path for path in sorted(results.iterdir())
                      if path.suffix in COPIED and path.is_file() and not path.is_symlink()
                      and not path.name.endswith(".trace.json")]
