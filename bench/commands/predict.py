@@ -2,7 +2,6 @@
 that fits, the tokens per second, and what a number of tokens costs."""
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,7 +98,7 @@ class Predict(Command):
             return predict_all(
                 setup.scripts, prediction_tables.wanted(), setup.results, smallest, args.retrace)
         runs = chosen(setup, gpus)
-        cases: dict[str, list[Case]] = {name: [] for name in cards}
+        cases: list[Case] = []
         predictions: dict[str, tuple[Run, Prediction]] = {}
         for name, card in cards.items():
             for run in runs:
@@ -111,17 +110,13 @@ class Predict(Command):
                         smallest, args.batch_size, args.retrace)
                 _, prediction = predictions[run.name]
                 batch = fitting(prediction.needs, card.mib, args.batch_size)
-                cases[name].append(Case(name, card, run, prediction, batch))
-        tables = [memory_table(predictions, args), fitting_table(runs, cases)]
-        first, *others = cards.values()
-        if args.tokens or first.bandwidth and not others:
-            tables.append(speed_table(cases, args))
+                cases.append(Case(name, card, run, prediction, batch))
         other_code = changed(setup.scripts, [
             (run.script, prediction) for run, prediction in predictions.values()])
         edited = [f"{other_code} --retrace traces it."] if other_code else []
         return "\n".join([
-            answer_of(runs[-1], [own[-1] for own in cases.values()], args), "", markdown(*tables),
-            *notes(runs, cases), *edited])
+            answer_of(runs[-1], cases[len(runs) - 1::len(runs)], args), "",
+            markdown(table_of(cases, list(cards), args)), *notes(cases), *edited])
 
 
 def asked_for(args) -> tuple[dict[str, Card], int]:
@@ -137,9 +132,11 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
             raise UserError("--memory describes a GPU of its own: leave --gpu out, or give the"
                             " number of GPUs, --gpu 4x", 2)
         rate = args.tflops or 0
-        return {f"{args.memory:g} GB": Card(
-            int(1024 * args.memory), 8.0, args.bandwidth or 0, None, rate / 2, rate, rate,
-            0.8 * rate, None, is_measured=False, held=1)}, int(count or 0)
+        card = Card(
+            mib=int(1024 * args.memory), capability=8.0, bandwidth=args.bandwidth or 0,
+            float32=None, tf32=rate / 2, bfloat16=rate, float16=rate, reached=0.8 * rate,
+            attention=None, is_measured=False, held=1)
+        return {f"{args.memory:g} GB": card}, int(count or 0)
     if is_all:  # 01 and 02 are for 7.0 and later
         names = ",".join(name for name, card in CARDS.items() if card.capability >= 7)
     return {name: CARDS[name] for name in named(names, CARDS)}, int(count or 0)
@@ -191,94 +188,62 @@ def cards_table() -> Table:
         list(CARDS), "GPUs that predict knows:")
 
 
-def memory_table(predictions: dict[str, tuple[Run, Prediction]], args) -> Table:
-    batches = dict.fromkeys([8, 32, args.batch_size or 8])
-    rows = [dict(label=run.label) | {
-        str(batch): need.reserved / 1024 for batch, need in prediction.needs.items()}
-        for run, prediction in predictions.values()]
-    return Table([text_col("script", "label"), *(
-        num_col(f"batch {batch}", str(batch), ".2f") for batch in batches)],
-        rows, f"Predicted reserved memory of {args.model}, GB (1024³ bytes) per GPU:")
-
-
-def fitting_table(runs: list[Run], cases: dict[str, list[Case]]) -> Table:
-    """Returns the largest batch on each card."""
-    def fits(place: int, own: list[Case]) -> str:
-        case, needs = own[place], own[place].prediction.needs
-        largest = case._replace(batch=fitting(needs, case.card.mib))
-        if not largest.batch:
-            return "none"
-        reserved = min(needs[largest.batch].reserved, case.card.mib - OTHERS)
-        text = f"{largest.batch} ({reserved / 1024:.1f} GB)"
-        return f"{text}: {largest.speed()}" if largest.has_speed else text
-
-    return Table([
-        Column("card", lambda own: own[0].name, True),
-        Column("GB", lambda own: f"{own[0].card.mib / 1024:.0f}"),
-        *(Column(run.label, partial(fits, place)) for place, run in enumerate(runs))],
-        list(cases.values()),
-        "Largest batch (a power of two), GB reserved, thousand tok/sec per GPU:")
-
-
-def speed_table(cases: dict[str, list[Case]], args) -> Table:
-    """Returns at which batch and how fast each script is on each card, where the time of a step
-    goes, and if asked for how long args.tokens take, and what they cost. Raises UserError."""
+def table_of(cases: list[Case], names: list[str], args) -> Table:
+    """Returns at which batch and how fast each script is on each card; of a single card where the
+    time of a step goes; and if asked for how long args.tokens take, and what they cost. Raises
+    UserError."""
     prices = args.price or [None]
-    if len(prices) not in (1, len(cases)):
-        raise UserError(f"--price: {len(prices)} prices for {len(cases)} GPUs,"
-                        f" {', '.join(cases)}", 2)
-    rows = [row_of(case, args.tokens, price)
-            for own, price in zip(cases.values(), prices * len(cases), strict=False)
-            for case in own]
-    shares = KINDS if len(cases) == 1 else ()
-    caption = "Speed, and share of step time:" if shares else "Speed:"
-    if args.tokens:
-        caption = f"{args.tokens:,.0f} tokens, on all GPUs of a script:"
+    if len(prices) not in (1, len(names)):
+        raise UserError(f"--price: {len(prices)} prices for {len(names)} GPUs,"
+                        f" {', '.join(names)}", 2)
+    by_name = dict(zip(names, prices * len(names), strict=False))
+    rows = [row_of(case, args.tokens, by_name[case.name]) for case in cases]
+    caption = (f"{args.model} at batch {args.batch_size}:" if args.batch_size else
+               f"{args.model} at the largest batch, a power of two:")
     return Table([
-        text_col("card", "name"), text_col("script", "label"), num_col("batch", "batch"),
+        text_col("card", "name"), num_col("GB", "gb", ".0f"), text_col("script", "label"),
+        num_col("batch", "batch"), num_col("GB reserved", "reserved_gb", ".2f"),
         num_col("tok/sec, thousands", "speed"), num_col("of all its GPUs", "of_all"),
         num_col("MFU", "mfu", ".0%"), num_col("hours", "hours"), num_col("cost", "cost"),
-        *(num_col(kind, f"shares.{kind}", ".0%") for kind in shares)], rows, caption)
+        *(num_col(kind, f"shares.{kind}", ".0%") for kind in (KINDS if len(names) == 1 else ()))],
+        rows, caption)
 
 
 def row_of(case: Case, count: float | None, price: float | None) -> dict:
     """Returns a case's row; `price` is that of a GPU per hour."""
     card, prediction, batch, gpus = case.card, case.prediction, case.batch, case.run.processes
-    row: dict = dict(name=case.name, label=case.run.label, batch=batch or "none")
-    if case.has_speed:
-        row["speed"] = case.speed()
-    speeds = prediction.speeds(batch, card, gpus) if case.has_speed else None
-    if not speeds:
+    row: dict = dict(name=case.name, gb=card.mib / 1024, label=case.run.label,
+                     batch=batch or "none")
+    if batch:
+        row["reserved_gb"] = min(prediction.needs[batch].reserved, card.mib - OTHERS) / 1024
+    if not case.has_speed:
         return row
-    times = prediction.seconds(batch, card)
-    shares = {kind: seconds / sum(times.values()) for kind, seconds in times.items()}
-    row |= dict(mfu=prediction.mfu(batch, card), shares=shares)
-    if gpus > 1:
-        row["of_all"] = case.speed(gpus)
-    if count:
-        hours = [count / speed / 3600 for speed in reversed(speeds)]
-        row["hours"] = span(*hours)
-        if price:
-            row["cost"] = span(*(hour * gpus * price for hour in hours))
+    row["speed"] = case.speed()
+    if speeds := prediction.speeds(batch, card, gpus):
+        times = prediction.seconds(batch, card)
+        row["shares"] = {kind: spent / sum(times.values()) for kind, spent in times.items()}
+        row["mfu"] = prediction.mfu(batch, card)
+        if gpus > 1:
+            row["of_all"] = case.speed(gpus)
+        if count:
+            hours = [count / speed / 3600 for speed in reversed(speeds)]
+            row["hours"] = span(*hours)
+            if price:
+                row["cost"] = span(*(hour * gpus * price for hour in hours))
     return row
 
 
-def notes(runs: list[Run], cases: dict[str, list[Case]]) -> list[str]:
-    """Returns what to know of the tables, a line each."""
+def notes(cases: list[Case]) -> list[str]:
+    """Returns what to know of the table, a line each."""
     lines = [f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for driver and display."
              " How accurate they are: docs/predictions.md. On an H100 01 reserved 15 % more than"
              " predicted: where less than that is left, take half the batch."]
-    if any(run.processes > 1 for run in runs):
+    if any(case.run.processes > 1 for case in cases):
         lines.append("A step on several GPUs takes at least as long as on one: communication takes"
                      f" no time here. Weights and states that ranks share are traced as on {GPUS}.")
-    others: dict[str, list[str]] = {}  # the cards that train in another way, by it
-    for name, own in cases.items():
-        for run, case in zip(runs, own, strict=True):
-            if case.run != run:
-                others.setdefault(case.run.label, []).append(name)
-    lines += [f"{label}: on {', '.join(names)}." for label, names in others.items()]
-    scaled = [name for name, (case, *_) in cases.items()
-              if case.card.bandwidth and case.card.capability >= 8 and not case.card.is_measured]
+    scaled = dict.fromkeys(
+        case.name for case in cases
+        if case.card.bandwidth and case.card.capability >= 8 and not case.card.is_measured)
     if scaled:
         lines.append("The matmul throughput of these is scaled from the datasheet, so the range is"
                      f" wider: {', '.join(scaled)}.")
