@@ -66,7 +66,7 @@ class Predict(Command):
         parser.add_argument("--model", metavar="NAME", default="gpt2",
                             help="--model of the scripts (default: %(default)s)")
         parser.add_argument("--batch-size", metavar="N", type=positive,
-                            help="also predict this batch size, per GPU")
+                            help="of each GPU (default: the largest that fits)")
         parser.add_argument("--techniques", metavar="0,5-8",
                             help="the scripts after these techniques, instead of 00 and 01")
         parser.add_argument("--variants", metavar="A,B+C",
