@@ -47,9 +47,7 @@ def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
 
 
 def thousands(axis) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axis.get_major_locator().set_params(nbins=5)
     axis.set_major_formatter("{x:,.10g}")
 
 
@@ -59,12 +57,6 @@ def lay_rows(axes, count: int) -> None:
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.set_yticks([])
-
-
-def room_for(texts: list[str], ends: list[float], inches: float) -> float:
-    """Returns the end of an axis of so many inches on which each text fits right of its bar."""
-    shares = [min(0.9, (0.15 + 0.078 * len(text)) / inches) for text in texts]  # 10-point letters
-    return max(end / (1 - share) for end, share in zip(ends, shares, strict=True)) or 1
 
 
 def shorten(text: str, length: int) -> str:
@@ -139,10 +131,10 @@ def picture_bytes(figure, form: str) -> bytes:
 
 
 def draw_bars(axes, names: list[str], values: list[float | None], texts: list[str],
-              colours: list[str], inches: float, ranges: Sequence[list[float]] = (),
+              colours: list[str], ranges: Sequence[list[float]] = (),
               behind: Sequence[float] = ()) -> None:
-    """Draws a named bar for each value, with a text at its end, on a panel of about so many inches;
-    each of `ranges` as a whisker, and each value `behind` as a hatched bar."""
+    """Draws a named bar for each value, with a text at its end; each of `ranges` as a whisker, and
+    each value `behind` as a hatched bar."""
     lay_rows(axes, len(names))
     ends = [value or 0 for value in values]
     axes.barh(range(len(behind)), behind, 0.7, color="white", edgecolor="0.6", hatch="///")
@@ -151,12 +143,11 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
         if len(limits) > 1:
             ends[place] = max(limits)
             axes.plot([min(limits), max(limits)], [place] * 2, "|-", color="0.1", linewidth=1.2)
-    ends = list(map(max, ends, behind or ends))
-    for place, (text, end) in enumerate(zip(texts, ends, strict=True)):
-        axes.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center",
+    for place, (text, *own) in enumerate(zip(texts, ends, behind or ends, strict=True)):
+        axes.annotate(text, (max(own), place), (6, 0), textcoords="offset points", va="center",
                       fontsize=10)
     axes.set_yticks(range(len(names)), names)
-    axes.set_xlim(0, room_for(texts, ends, inches))
+    axes.set_xlim(left=0)
     thousands(axes.xaxis)
 
 

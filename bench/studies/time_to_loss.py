@@ -172,7 +172,7 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
 
     labels = [fill(row.label.replace("+", " + "), 36, break_on_hyphens=False) for row in rows]
     draw_bars(axes, labels, [row.seconds_to(target) for row in rows],
-              [text(row) for row in rows], [colour_of(row) for row in rows], 2.9,
+              [text(row) for row in rows], [colour_of(row) for row in rows],
               [[time for _, time in row.times_to(target) if time < math.inf] for row in rows],
               [row.seconds_to(target, True) or 0 for row in rows])
     axes.tick_params(axis="y", labelsize=9)
