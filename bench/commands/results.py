@@ -11,7 +11,7 @@ from bench.common import DAMAGE, REFERENCE, UserError, relative, trained_in
 from bench.measure.journal import locked
 from bench.report.machine_section import read_look
 from bench.report.page import write_page
-from bench.report.tables import INTERVAL, Column, Table, credited, fmt, found_in, markdown, num_col
+from bench.report.tables import INTERVAL, Column, Table, credited, fmt, found_in, markdown
 from bench.studies import all_studies
 from bench.subcommands import Command
 
@@ -47,31 +47,27 @@ class Compare(Command):
 def speedups_table(rows: list[Row], others: list[Row]) -> Table:
     """Returns the techniques that come after the same one in both ladders, and whether their
     speedups differ. Raises UserError where there are none."""
-    by_name = {row.run.name: row for row in others if row.speeds and row.reference}
-    pairs: list[dict] = [dict(one=row, other=other) for row in rows
-                         if row.speeds and row.reference and (other := by_name.get(row.run.name))
-                         and row.reference.run.name == other.reference.run.name]
+    by_name = {row.run.name: row for row in others if row.factor}
+    pairs = [(row, other) for row in rows if row.factor and (other := by_name.get(row.run.name))
+             and row.reference.run.name == other.reference.run.name]
     if not pairs:
         raise UserError("the two ladders have no technique in common with the same one before it")
-    differences = {}
-    for pair in pairs:
-        ours, theirs = (pair[row].speedup().estimate for row in ("one", "other"))
-        if ours and theirs:
-            differences[pair["one"].run.name] = ours.minus(theirs)
-    names = significant(differences)
+    differences = {row.run.name: ours.minus(theirs) for row, other in pairs
+                   if (ours := row.speedup().estimate) and (theirs := other.speedup().estimate)}
+    larger = significant(differences)
 
-    def difference(pair: dict) -> str:
-        name = pair["one"].run.name
-        if name not in names:
+    def difference(pair: tuple[Row, Row]) -> str:
+        name = pair[0].run.name
+        if name not in larger:
             return "not significant" if name in differences else "not tested"
         return "larger in A" if differences[name].mean > 0 else "larger in B"
 
     return Table([
-        Column("technique", lambda pair: credited(pair["one"], pair["one"].label), True),
-        num_col("A: ×", "one.factor", ".2f"),
-        Column("95 %", lambda pair: INTERVAL.cell(pair["one"])),
-        num_col("B: ×", "other.factor", ".2f"),
-        Column("95 %", lambda pair: INTERVAL.cell(pair["other"])),
+        Column("technique", lambda pair: credited(pair[0], pair[0].label), True),
+        Column("A: ×", lambda pair: fmt(pair[0].factor, ".2f")),
+        Column("95 %", lambda pair: INTERVAL.cell(pair[0])),
+        Column("B: ×", lambda pair: fmt(pair[1].factor, ".2f")),
+        Column("95 %", lambda pair: INTERVAL.cell(pair[1])),
         Column("difference", difference, True)],
         pairs, "Each technique's speedup over the script before it, the same one in both:")
 
@@ -123,12 +119,11 @@ class Pack(Command):
             raise UserError(f"{relative(target)} exists: nothing is overwritten")
         with locked(results):
             try:
-                missing = what_is_missing(results)
+                if missing := what_is_missing(results):
+                    raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
+                write_page(all_studies(), results, {})  # it may be older
             except DAMAGE as error:
                 raise UserError(f"{relative(results)} is damaged: {error!r}")
-            if missing:
-                raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
-            write_page(all_studies(), results, {})  # it may be older
             files = [path for path in sorted(results.iterdir())
                      if path.suffix in COPIED and path.is_file() and not path.is_symlink()
                      and not path.name.endswith(".trace.json")]

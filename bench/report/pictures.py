@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from bench.analysis.rows import Row
-from bench.common import DAMAGE, short_name
+from bench.common import short_name
 from bench.report.tables import found_in, picture_name
 
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
@@ -98,22 +98,20 @@ def colour_of(row: Row) -> str:
 
 
 def draw_all(studies: dict, results: Path, form: str = "png") -> dict[str, dict[str, bytes]]:
-    """For each study {file name: picture} of all that there is to draw; says what can't be drawn.
-    """
+    """Returns for each study {file name: picture} of all that there is to draw; a line says where
+    matplotlib can't be loaded."""
     try:
         pyplot = load_pyplot()
     except (ImportError, OSError) as error:
         print(f"there are no pictures: {error}", file=sys.stderr)
         return {}
-    drawn = {}
-    for study in studies.values():
-        try:
-            figures = {picture_name(study.name, measured.kind): study.picture(measured, rows)
-                       for measured, rows in found_in(results, study.name)}
-            drawn[study.name] = {f"{name}.{form}": picture_bytes(figure, form)
-                                 for name, figure in figures.items() if figure}
-        except (OSError, *DAMAGE) as error:
-            print(f"no picture of {study.name}, it is damaged: {error!r}", file=sys.stderr)
+    drawn: dict[str, dict[str, bytes]] = {}
+    for name, study in studies.items():
+        drawn[name] = {}
+        for measured, rows in found_in(results, name):
+            if figure := study.picture(measured, rows):
+                file = f"{picture_name(name, measured.kind)}.{form}"
+                drawn[name][file] = picture_bytes(figure, form)
         pyplot.close("all")
     return drawn
 
