@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.cards import CARDS, Card, named
-from bench.catalogue import Run, without_doubles
+from bench.catalogue import Run
 from bench.common import UserError, has_option
 from bench.predict.speed import KINDS
 from bench.predict.store import OTHERS, Prediction, changed, fitting, predict, predict_all, span
 from bench.report import prediction_tables
-from bench.report.tables import Column, Table, markdown, num_col, text_col
+from bench.report.tables import Table, markdown, num_col, text_col
 from bench.subcommands import Command, above_0, positive
 from patches import stack
 
@@ -88,10 +88,9 @@ class Predict(Command):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
         if any(has_option(name, setup.options) for name in ("--batch-size", "--model")):
             raise UserError("--batch-size and --model go before --", 2)
-        if args.price and not args.tokens:
-            raise UserError("--price needs --tokens", 2)
         if args.gpu.strip().lower() == "list":
-            return markdown(cards_table())
+            return "\n".join(f"{name}, {card.mib / 1024:.0f} GB: {', '.join(card.names)}"
+                             for name, card in CARDS.items())
         cards, gpus = asked_for(args)
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
@@ -125,21 +124,24 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
     if (args.bandwidth is None) != (args.tflops is None) or args.bandwidth and not args.memory:
         raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
     count, names = re.fullmatch(
-        r"\s*(?:([1-9]\d*) *[x×])?\s*(.*)", args.gpu, re.IGNORECASE | re.DOTALL).groups()
-    is_all = names.strip().lower() == "all"
-    if args.memory is not None:
-        if names and not is_all:
+        r"(?:([1-9]\d*) *[xX×])?\s*(.*)", args.gpu.strip(), re.DOTALL).groups()
+    if args.memory:
+        if names not in ("", "all"):
             raise UserError("--memory describes a GPU of its own: leave --gpu out, or give the"
                             " number of GPUs, --gpu 4x", 2)
         rate = args.tflops or 0
-        card = Card(
+        cards = {f"{args.memory:g} GB": Card(
             mib=int(1024 * args.memory), capability=8.0, bandwidth=args.bandwidth or 0,
             float32=None, tf32=rate / 2, bfloat16=rate, float16=rate, reached=0.8 * rate,
-            attention=None, is_measured=False, held=1)
-        return {f"{args.memory:g} GB": card}, int(count or 0)
-    if is_all:  # 01 and 02 are for 7.0 and later
-        names = ",".join(name for name, card in CARDS.items() if card.capability >= 7)
-    return {name: CARDS[name] for name in named(names, CARDS)}, int(count or 0)
+            attention=None, is_measured=False, held=1)}
+    elif names.lower() == "all":  # 01 and 02 are for 7.0 and later
+        cards = {name: card for name, card in CARDS.items() if card.capability >= 7}
+    else:
+        cards = {name: CARDS[name] for name in named(names, CARDS)}
+    if args.price and (not args.tokens or len(args.price) not in (1, len(cards))):
+        raise UserError(f"--price needs --tokens, and one price, or one for each of {len(cards)}"
+                        f" GPUs: {', '.join(cards)}", 2)
+    return cards, int(count or 0)
 
 
 def chosen(setup, gpus: int) -> list[Run]:
@@ -154,7 +156,7 @@ def chosen(setup, gpus: int) -> list[Run]:
         first = re.split(r"[+\s]", text.strip())[0]
         base = scripts.stage("02" if first in of_02 else "01", gpus or GPUS)
         runs += scripts.variants(base, dict(gpus=gpus or GPUS), names=text)[1:]
-    return without_doubles(runs)
+    return list({run.name: run for run in runs}.values())
 
 
 def answer_of(run: Run, cases: list[Case], args) -> str:
@@ -168,36 +170,21 @@ def answer_of(run: Run, cases: list[Case], args) -> str:
 
 def answer_on(case: Case, args) -> str:
     """Returns the same, of one card, in a sentence."""
-    needs, mib = case.prediction.needs, case.card.mib
-    most = fitting(needs, mib)
-    size = case.batch or args.batch_size or min(needs)
+    size = case.batch or args.batch_size or min(case.prediction.needs)
     fits = "fits" if case.batch else "does not fit"
     text = (f"{case.name}, {args.model}, {case.run.label}: {fits} at batch {size}"
-            f" (needs {needs[size].minimum / 1024:.2f} of {(mib - OTHERS) / 1024:.2f} GB"
-            f"{f'; the largest that fits is {most}' if args.batch_size and most else ''})")
+            f" (needs {case.prediction.needs[size].minimum / 1024:.2f} of"
+            f" {(case.card.mib - OTHERS) / 1024:.2f} GB)")
     if case.has_speed:
         text += f", {case.speed(case.run.processes)} thousand tok/sec"
     return text + "."
 
 
-def cards_table() -> Table:
-    return Table([
-        Column("GPU", lambda name: name, True),
-        Column("GB", lambda name: f"{CARDS[name].mib / 1024:.0f}"),
-        Column("also called", lambda name: ", ".join(CARDS[name].names), True)],
-        list(CARDS), "GPUs that predict knows:")
-
-
 def table_of(cases: list[Case], names: list[str], args) -> Table:
     """Returns at which batch and how fast each script is on each card; of a single card where the
-    time of a step goes; and if asked for how long args.tokens take, and what they cost. Raises
-    UserError."""
-    prices = args.price or [None]
-    if len(prices) not in (1, len(names)):
-        raise UserError(f"--price: {len(prices)} prices for {len(names)} GPUs,"
-                        f" {', '.join(names)}", 2)
-    by_name = dict(zip(names, prices * len(names), strict=False))
-    rows = [row_of(case, args.tokens, by_name[case.name]) for case in cases]
+    time of a step goes; and if asked for how long args.tokens take, and what they cost."""
+    prices = dict(zip(names, (args.price or [None]) * len(names), strict=False))
+    rows = [row_of(case, args.tokens, prices[case.name]) for case in cases]
     caption = (f"{args.model} at batch {args.batch_size}:" if args.batch_size else
                f"{args.model} at the largest batch, a power of two:")
     return Table([
@@ -241,10 +228,4 @@ def notes(cases: list[Case]) -> list[str]:
     if any(case.run.processes > 1 for case in cases):
         lines.append("A step on several GPUs takes at least as long as on one: communication takes"
                      f" no time here. Weights and states that ranks share are traced as on {GPUS}.")
-    scaled = dict.fromkeys(
-        case.name for case in cases
-        if case.card.bandwidth and case.card.capability >= 8 and not case.card.is_measured)
-    if scaled:
-        lines.append("The matmul throughput of these is scaled from the datasheet, so the range is"
-                     f" wider: {', '.join(scaled)}.")
     return lines
