@@ -1,6 +1,5 @@
 """What works on this machine, what is missing, what to type next; what make starts."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -69,10 +68,6 @@ class Fits(Command):
         stage, machine = setup.args.stage, setup.machine
         if machine.get("gpu_needs") and stage == "00":
             print(f"missing: {machine['gpu_needs']}", file=sys.stderr)
-        load, cores = getattr(os, "getloadavg", lambda: [0])()[0], os.cpu_count() or 1
-        if load > 0.75 * cores and stage == "00":
-            print(f"Other programs run (load {load:.1f} on {cores} cores): the speeds will be lower"
-                  " than this machine's, and their factors wrong", file=sys.stderr)
         batch = batches_that_fit(setup, composed=True).get("8" if stage == "00" else "32")
         words = [STAGES[stage]]
         if in_float16(machine, setup.options) and stage != "00":

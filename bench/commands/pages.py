@@ -69,9 +69,9 @@ def jobs_of(setup: Setup) -> list[tuple[Study, int | None, Setup]]:
 def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup) -> int:
     """Measures as far as the minutes reach, then writes the page; returns the exit code. Raises
     UserError where nothing can be measured."""
-    began, studies = time.monotonic(), all_studies()
+    began = time.monotonic()
     deadline = began + 60 * setup.args.minutes - PAGE_SECONDS
-    peak = look_at(studies, setup.data, setup.results)["matmul_peak"]
+    peak = look_at(setup.data, setup.results)["matmul_peak"]
     batches = batches_that_fit(setup, composed=False)
     unfinished, refused, failures = [study.name for study, *_ in jobs], {}, False
     try:
@@ -91,7 +91,7 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup) -> in
                 print(f"error: {study.name}: {error}", file=sys.stderr)
                 refused[study.name], failures = str(error), True
     finally:
-        path = write_page(studies, setup.results, {
+        path = write_page(all_studies(), setup.results, {
             name: refused.get(name, "run it again to continue") for name in unfinished})
     head = path.read_text(encoding="utf-8").partition("## ")[0]
     print(f"\n{head}{relative(path)}, after {(time.monotonic() - began) / 60:.1f} minutes")

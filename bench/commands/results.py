@@ -2,14 +2,14 @@
 
 import re
 import shutil
-import tempfile
 from pathlib import Path
 
 from bench.analysis.rows import Row
 from bench.analysis.stats import significant
-from bench.common import DAMAGE, REFERENCE, UserError, relative, trained_in
+from bench.common import DAMAGE, REFERENCE, UserError, relative
 from bench.measure.journal import locked
 from bench.report.machine_section import read_look
+from bench.report.notes import machine_note, provenance
 from bench.report.page import write_page
 from bench.report.tables import INTERVAL, Column, Table, credited, fmt, found_in, markdown
 from bench.studies import all_studies
@@ -21,7 +21,7 @@ from bench.subcommands import Command
 class Compare(Command):
     """Compare two folders of results: each technique's speedup in both.
 
-    It says whether the two differ significantly, and what differs between the machines."""
+    It says whether the two differ significantly."""
 
     group = "results"
 
@@ -31,17 +31,19 @@ class Compare(Command):
                                            " in results/reference")
 
     def answer(self, setup):
-        names = setup.args.A, setup.args.B
-        (one, rows), (other, others) = map(ladder_in, names)
-        if one.options != other.options:
-            raise UserError(f"measured with different options: {one.options}, {other.options}")
-        ours, theirs = facts(one, rows), facts(other, others)
-        lines = [("folder", *names), *(
-            (name, ours.get(name, ""), theirs.get(name, "")) for name in ours | theirs
-            if ours.get(name) != theirs.get(name))]
-        columns = [Column("", lambda line: line[0], True), Column("A", lambda line: line[1]),
-                   Column("B", lambda line: line[2])]
-        return markdown(Table(columns, lines), speedups_table(rows, others))
+        one, other = setup.args.A, setup.args.B
+        (first, rows), (second, others) = map(ladder_in, (one, other))
+        if first.options != second.options:
+            raise UserError(f"measured with different options: {first.options}, {second.options}")
+        return "\n\n".join([
+            f"A, {one}: {described(first, rows)}", f"B, {other}: {described(second, others)}",
+            markdown(speedups_table(rows, others))])
+
+
+def described(measured, rows: list[Row]) -> str:
+    """Returns what a ladder was measured on, when, and how fast its first script is there."""
+    speed = f"{rows[0].label}: {fmt(rows[0].tok_per_sec, ',.0f')} tok/sec."
+    return f"{machine_note(measured, rows)} {provenance([measured])} {speed}"
 
 
 def speedups_table(rows: list[Row], others: list[Row]) -> Table:
@@ -82,17 +84,6 @@ def ladder_in(name: str) -> tuple:
     return ladders[-1]
 
 
-def facts(measured, rows: list[Row]) -> dict[str, str]:
-    """Returns what a ladder was measured on, and how."""
-    machine = {name: f"{value:.1f}" if isinstance(value, float) else str(value)
-               for name, value in measured.machine.items()
-               if value is not None and name != "dtype_reason"}
-    return {**machine, "dtype": trained_in(measured.machine),
-            "text": measured.text or "the book", "tokens per run": str(measured.plan.tokens),
-            "commit": (measured.commit or "")[:7], "rounds": str(rows[0].rounds),
-            f"{rows[0].label}, tok/sec": fmt(rows[0].tok_per_sec, ",.0f")}
-
-
 # ---- For results/reference ----------------------------------------------------------------------
 
 ROUNDS = {"stages": 2, "ladder": 3}  # that a table which others quote needs
@@ -124,18 +115,16 @@ class Pack(Command):
                 write_page(all_studies(), results, {})  # it may be older
             except DAMAGE as error:
                 raise UserError(f"{relative(results)} is damaged: {error!r}")
-            files = [path for path in sorted(results.iterdir())
-                     if path.suffix in COPIED and path.is_file() and not path.is_symlink()
-                     and not path.name.endswith(".trace.json")]
-            with tempfile.TemporaryDirectory(dir=REFERENCE, prefix=".") as scratch:
-                copy = Path(scratch, name)  # renamed when it is whole
-                copy.mkdir()
-                for path in files:
-                    shutil.copyfile(path, copy / path.name)
-                copy.rename(target)
-        return (f"{len(files)} files in {relative(target)}\n"
+            shutil.copytree(results, target, ignore=not_copied)
+        return (f"{len([*target.iterdir()])} files in {relative(target)}\n"
                 "Now write its README.md (docs/results.md says what it has to state), and run"
                 " python measure.py readme")
+
+
+def not_copied(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names
+            if (path := Path(folder, name)).suffix not in COPIED or name.endswith(".trace.json")
+            or path.is_symlink() or not path.is_file()]
 
 
 def what_is_missing(results: Path) -> list[str]:

@@ -17,9 +17,8 @@ from bench.common import (
     trained_in,
     write_whole,
 )
-from bench.measure.journal import data_of, journal_of
 from bench.report.notes import counted, peaks
-from bench.report.tables import bold, credited, fmt, found_in, rows_in
+from bench.report.tables import bold, credited, fmt, rows_in
 
 FIELDS = {"machine", "matmul_peak", "bandwidth", "memory_gb", "compile_error", "missing"}
 
@@ -30,20 +29,15 @@ def this_machine() -> dict:
     return processes.ask_machine("this_machine")
 
 
-def look_at(studies: dict, data: Path, results: Path) -> dict:
+def look_at(data: Path, results: Path) -> dict:
     """Returns what bench.measure.hardware.look finds here; asked once for a folder of results.
-    Raises UserError where that holds the report of another machine or text, or where there are no
-    tokens."""
+    Raises UserError where that holds the report of another machine, or where there are no tokens.
+    """
     processes.prepare_tokens(data)
     here, look = this_machine(), read_look(results)
     if look and not same_machine(look["machine"], here):
         raise UserError(f"{relative(results)} holds the report of another machine or PyTorch;"
                         f" {ELSEWHERE}")
-    for name in studies:
-        for measured, _ in found_in(results, name):
-            if measured.data not in (None, data_of(data)):
-                raise UserError(f"{relative(journal_of(results, name))} holds measurements with"
-                                f" other tokens than {relative(data)} has now; {ELSEWHERE}")
     if not look:
         look = processes.ask_machine("look")
         write_whole(results / "machine.json", json.dumps(look, indent=1))

@@ -64,16 +64,13 @@ def shorten(text: str, length: int) -> str:
 
 
 def place_of(measured) -> str:
-    """Returns the model if it is one, the machine, the batch sizes where they aren't the published
-    ones, and another text than the book."""
+    """Returns the model if it is one, the machine, and another text than the book."""
     models = {result.record.config["model"] for result in measured.results if result.record}
     place = shorten(short_name(measured.machine), 60)
     if len(models) == 1:
         place = f"{models.pop()} on {place}"
     if not measured.machine["gpus"]:
         place += f", {measured.machine['threads']} cores"
-    if measured.plan.batches:
-        place += f", batch size {' and '.join(map(str, measured.plan.batches.values()))}"
     return place + (f"\ntext: {measured.text}" if measured.text else "")
 
 
