@@ -74,18 +74,15 @@ def place_of(measured) -> str:
     return place + (f"\ntext: {measured.text}" if measured.text else "")
 
 
-def keys(colours: dict[str, str]) -> list:
-    """Returns entries of a legend, by their labels."""
-    return [key(label, color=colour, linewidth=8) for label, colour in colours.items()]
-
-
 def key(label: str, **style):
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=label, **style)
 
 
-def add_legend(subfigure, handles: list) -> None:
+def add_legend(subfigure, colours: dict[str, str], *more) -> None:
+    """Adds a legend of colours, by their labels, and of more keys."""
+    handles = [*(key(label, color=colour, linewidth=8) for label, colour in colours.items()), *more]
     subfigure.legend(handles=handles, loc="outside lower center", ncols=len(handles),
                      frameon=False)
 
@@ -166,7 +163,7 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
         memory.plot(row.memory_factor, place, "o", color="0.4")
     speed.set_yticks(range(len(rows)), [
         "\n".join(wrap(row.label, 36, break_on_hyphens=False)) for row in rows], fontsize=9)
-    add_legend(subfigure, keys({
+    add_legend(subfigure, {
         "significantly faster": OWN, "significantly slower": ERROR, "not significant": UNSURE,
-        "not tested": "0.4"}))
+        "not tested": "0.4"})
     return figure

@@ -103,13 +103,12 @@ def markdown(*tables: Table) -> str:
 def found_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
     """Returns the newest measurement of each kind of a study, with its rows. Raises OSError."""
     path = journal_of(folder, study)
-    changed = (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None
-    return [*measured_in(path, changed)]
+    return measured_in(path, path.stat().st_mtime_ns if path.exists() else None)
 
 
 @lru_cache
-def measured_in(path: Path, changed: tuple | None) -> list[tuple[Measured, list[Row]]]:
-    """Reads a journal once for each state that it was `changed` to."""
+def measured_in(path: Path, changed: int | None) -> list[tuple[Measured, list[Row]]]:
+    """Reads a journal once for each time that it was `changed`."""
     return [(measured, rows_of(measured)) for measured in newest(read_journal(path))]
 
 

@@ -13,7 +13,6 @@ from bench.report.pictures import (
     UNSURE,
     add_legend,
     colour_of,
-    keys,
     lay_rows,
     rows_of_panels,
     shorten,
@@ -85,8 +84,8 @@ def machine_picture(title: str, rows: list[Row]):
             f"{name} {number:\u2007>2}", before if row.factor_baseline else None,
             row.factor_baseline, label, row.reserved_gb, colour_of(row)))
     figure, subfigure, _ = draw(steps, title)
-    add_legend(subfigure, keys({
-        "significant gain": OWN, "significant loss": ERROR, "not significant": UNSURE}))
+    add_legend(subfigure, {
+        "significant gain": OWN, "significant loss": ERROR, "not significant": UNSURE})
     return figure
 
 
