@@ -301,7 +301,7 @@ def shown(figure) -> list[str]:
 def complete_results(folder: Path) -> None:
     """What a machine has measured, as `measure.py pack` takes it."""
     folder.mkdir()
-    look = dict(machine=CPU, matmul_peak=PEAK, bandwidth=1e10, missing=[], memory_gb=8.0,
+    look = dict(machine=CPU, matmul_peak=PEAK, missing=[], memory_gb=8.0,
                 compile_error=None)
     (folder / "machine.json").write_text(json.dumps(look))
     for study, rounds in (("stages", 2), ("ladder", 4)):

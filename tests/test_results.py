@@ -65,7 +65,7 @@ def test_only_what_is_comparable(tmp_path):
 @pytest.mark.parametrize(("other", "speeds", "options", "says"), [
     ("another before it", dict(a=SPEEDS, c=SPEEDS), [], "no technique in common"),
     ("options", dict(a=SPEEDS, b=SPEEDS), ["--dropout", "0"], "different options: .*--dropout"),
-    ("nowhere", None, [], "nowhere: no ladder there; .* those of amd-epyc-2-cores")])
+    ("nowhere", None, [], "nowhere: no ladder there; there are amd-epyc-2-cores")])
 def test_what_is_not_comparable(tmp_path, other, speeds, options, says):
     ladder(tmp_path / "one", dict.fromkeys("abc", SPEEDS))
     if speeds:

@@ -79,8 +79,8 @@ def ladder_in(name: str) -> tuple:
     folder = Path(name) if Path(name).is_dir() else REFERENCE / name
     ladders = found_in(folder, "ladder") if folder.is_dir() else []
     if not ladders:
-        names = ", ".join(path.parent.name for path in sorted(REFERENCE.glob("*/ladder.jsonl")))
-        raise UserError(f"{name}: no ladder there; results/reference has those of {names}", 2)
+        names = sorted(path.parent.name for path in REFERENCE.glob("*/ladder.jsonl"))
+        raise UserError(f"{name}: no ladder there; there are {', '.join(names)}", 2)
     return ladders[-1]
 
 
