@@ -1,9 +1,6 @@
 """Benchmark speed techniques for GPT training, on this machine.
 
     python measure.py --help         # every command, in groups, with examples
-    python measure.py doctor         # what works here, and what is missing
-    python measure.py ladder         # 00, then one more technique at a time, up to 01
-    python measure.py audit FILE     # your own script: which of the techniques it lacks
 
 Each run is a fresh process with the same data and seed; a round runs every script once. A study's
 journal, results/NAME.jsonl, keeps all that was measured. A script is called faster than another

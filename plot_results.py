@@ -42,17 +42,18 @@ def main(argv: list[str] | None = None) -> int:
         load_pyplot()
         scripts = stages.latest_runs(results)
         summary = f"{markdown(stages.scripts_table(scripts))}\n{published().source}\n"
-        studies = {name: study for name, study in all_studies().items() if name != "stages"}
-        pictures = draw_all(studies, results, args.format)
+        others = {name: study for name, study in all_studies().items() if name != "stages"}
+        files: dict[str, str | bytes] = {}
+        for pictures in draw_all(others, results, args.format).values():
+            files |= pictures
         if scripts:  # also those that were started by hand
-            pictures["stages"] = {f"stages.{args.format}": picture_bytes(
-                stages.draw_scripts(scripts), args.format)}
+            figure = stages.draw_scripts(scripts)
+            files[f"stages.{args.format}"] = picture_bytes(figure, args.format)
         print(f"\n{summary}")
-        drawn = {file: picture for own in pictures.values() for file, picture in own.items()}
-        if not drawn:
+        if not files:
             print(f"Nothing to draw: {relative(results)} has no complete run.")
-        files: dict[str, str | bytes] = {"summary.md": summary, **drawn} if drawn else {}
-        for name, content in files.items():
+            return 0
+        for name, content in {"summary.md": summary, **files}.items():
             write_whole(out / name, content)
             print(relative(out / name))
     except (UserError, StackError, ImportError, OSError) as error:

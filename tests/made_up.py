@@ -277,9 +277,8 @@ def cells_of(markdown: str) -> dict[str, dict[str, str]]:
     return {line[0]: dict(zip(headings, line, strict=True)) for line in lines}
 
 
-def shown(figure, beside: tuple[str, ...] = ()) -> list[str]:
-    """Every text of a picture, after a look that none is cut off, that no two overlap, and that
-    each stays in its panel but for those named in `beside`."""
+def shown(figure) -> list[str]:
+    """Every text of a picture, after a look that none is cut off, and that no two overlap."""
     from matplotlib.text import Text
 
     figure.canvas.draw()
@@ -296,17 +295,14 @@ def shown(figure, beside: tuple[str, ...] = ()) -> list[str]:
         assert inside.contains(*box.min) and inside.contains(*box.max), texts[i]
         for other, text in zip(boxes[:i], texts[:i], strict=True):
             assert not box.padded(-1).overlaps(other.padded(-1)), (texts[i], text)
-    for axes in figure.axes:
-        for text in (text for text in axes.texts if text.get_text() not in beside):
-            assert text.get_window_extent().x1 <= axes.bbox.x1 + 4, text
     return [text.get_text() for text in texts]
 
 
 def complete_results(folder: Path) -> None:
     """What a machine has measured, as `measure.py pack` takes it."""
     folder.mkdir()
-    look = dict(machine=CPU, matmul_peak=PEAK, bandwidth=1e10, missing=[], memory_gb=8.0,
-                attention=[], compile_error=None)
+    look = dict(machine=CPU, matmul_peak=PEAK, missing=[], memory_gb=8.0,
+                compile_error=None)
     (folder / "machine.json").write_text(json.dumps(look))
     for study, rounds in (("stages", 2), ("ladder", 4)):
         measure_again(folder, study, rounds)

@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from conftest import ROOT
 
 from bench.cards import CARDS
 from bench.cli import make_parser
-from bench.report import html_page, prediction_tables, readme
+from bench.report import prediction_tables, readme
 from bench.report.html_page import write_html
 from patches import stack
 
@@ -113,7 +114,7 @@ def test_report_html(page, monkeypatch):
     assert "&lt;b&gt;Some&lt;/b&gt; &amp; GPU" in text and "<b>" not in text
     assert re.findall("<details( open)?><summary>(.*?)</summary>", text) == [
         ("", "The three stages"), (" open", "The ladder: one at a time")]
-    monkeypatch.setattr(html_page.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "markdown", None)
     assert write_html(page) is None and not page.with_suffix(".html").exists()
 
 

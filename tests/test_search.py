@@ -209,7 +209,7 @@ def test_after_a_search(tmp_path):
     line = best["01, batch 4, rate 0.004"]
     assert (line["tokens"], line["× not counting compiling"], line["compared to"]) == (
         "3,840", "9.33", "00, batch 2, rate 0.002")
-    texts = shown(TimeToLoss().picture(measured, rows), ("7.750", "7.250"))
+    texts = shown(TimeToLoss().picture(measured, rows))
     assert any(text.startswith(f"{line['seconds']} s, {line['× to the loss']}×") for text in texts)
     for changes, why in ((dict(options=["--dropout", "0"]), "with other options"),
                          (dict(machine=MACHINE), "on another machine"),
@@ -234,4 +234,4 @@ def test_without_a_search(tmp_path):
         None, "00_orig", *["01_opt_single_gpu"] * (len(plan.runs) - 2)]
     measured, rows = found_in(tmp_path, "time-to-loss")[-1]
     assert {"00", "optimizer-muon", "compile-switch --compile-switch\nfallback_random"} <= set(
-        shown(study.picture(measured, rows), ("7.750",)))
+        shown(study.picture(measured, rows)))

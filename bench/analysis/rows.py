@@ -173,8 +173,6 @@ class Row:
         lambda row: row.reference and mean_ratio(row.memories, row.reference.memories))
     loss_difference = property(
         lambda row: row.reference and difference(row.val_loss, row.reference.val_loss))
-    loss_difference_baseline = property(
-        lambda row: row.baseline and difference(row.val_loss, row.baseline.val_loss))
     published_factor = property(
         lambda row: row.reference and ratio(row.run.published, row.reference.run.published))
     published_factor_baseline = property(

@@ -1,12 +1,11 @@
 """A machine's page, with what is missing measured first; and the generated blocks of others."""
 
 import argparse
-import shlex
 import sys
 import time
 from dataclasses import replace
 
-from bench.common import UserError, listed, relative
+from bench.common import UserError, relative
 from bench.measure.journal import locked
 from bench.measure.plan import Setup
 from bench.measure.run import run_study, see_build
@@ -67,21 +66,12 @@ def jobs_of(setup: Setup) -> list[tuple[Study, int | None, Setup]]:
     return jobs
 
 
-def command_of(setup: Setup) -> str:
-    """Returns the command that makes this page, as a user would type it."""
-    words = ["python", "measure.py", "report"]
-    for option in ("studies", "max_tokens", "techniques"):
-        if value := getattr(setup.args, option):
-            words += [f"--{option.replace('_', '-')}", str(value)]
-    return shlex.join([*words, *(["--", *setup.options] if setup.options else [])])
-
-
 def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup) -> int:
     """Measures as far as the minutes reach, then writes the page; returns the exit code. Raises
     UserError where nothing can be measured."""
-    began, minutes, studies = time.monotonic(), setup.args.minutes, all_studies()
-    deadline = began + 60 * minutes - PAGE_SECONDS
-    peak = look_at(studies, setup.data, setup.results)["matmul_peak"]
+    began = time.monotonic()
+    deadline = began + 60 * setup.args.minutes - PAGE_SECONDS
+    peak = look_at(setup.data, setup.results)["matmul_peak"]
     batches = batches_that_fit(setup, composed=False)
     unfinished, refused, failures = [study.name for study, *_ in jobs], {}, False
     try:
@@ -101,11 +91,8 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup) -> in
                 print(f"error: {study.name}: {error}", file=sys.stderr)
                 refused[study.name], failures = str(error), True
     finally:
-        path = write_page(studies, setup.results, command_of(setup),
-                          {name: refused.get(name, "") for name in unfinished})
-    if names := [name for name in dict.fromkeys(unfinished) if name not in refused]:
-        print(f"\nThe time, {minutes:g} minutes, is over. Not finished: {listed(names)};"
-              " run it again to continue")
+        path = write_page(all_studies(), setup.results, {
+            name: refused.get(name, "run it again to continue") for name in unfinished})
     head = path.read_text(encoding="utf-8").partition("## ")[0]
     print(f"\n{head}{relative(path)}, after {(time.monotonic() - began) / 60:.1f} minutes")
     return int(failures)

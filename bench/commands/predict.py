@@ -1,18 +1,17 @@
 """Will it fit, and how fast is it? What a script would reserve on GPUs that aren't there, the batch
-that fits, the tokens per second, and how long a number of tokens takes and costs."""
+that fits, the tokens per second, and what a number of tokens costs."""
 
 import re
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.cards import CARDS, Card, named
-from bench.catalogue import EPOCHS, FLOAT16, Run
-from bench.common import BOOK_TOKENS, UserError, has_option
+from bench.catalogue import Run
+from bench.common import UserError, has_option
 from bench.predict.speed import KINDS
 from bench.predict.store import OTHERS, Prediction, code_of, fitting, predict, predict_all, span
-from bench.report.prediction_tables import in_place, wanted
-from bench.report.tables import Column, Table, markdown, num_col, text_col
+from bench.report import prediction_tables
+from bench.report.tables import Table, markdown, num_col, text_col
 from bench.subcommands import Command, above_0, positive
 from patches import stack
 
@@ -22,14 +21,31 @@ SUFFIXES = dict(k=1e3, m=1e6, b=1e9)
 
 
 def tokens(text: str) -> float:
-    """Reads an option: 10e9, 10B, 300m."""
-    number, suffix = re.fullmatch(r"(.*?)([kmb]?)", text.strip().lower()).groups()
-    return above_0(number) * SUFFIXES.get(suffix, 1)
+    """Returns the number in 10e9, 10B or 300m. Raises ValueError, ArgumentTypeError."""
+    suffix = text[-1:].lower()
+    return above_0(text[:-1]) * SUFFIXES[suffix] if suffix in SUFFIXES else above_0(text)
 
 
 def prices(text: str) -> list[float]:
-    """Reads an option: the price of a GPU per hour, or of several."""
+    """Returns the numbers in "2.7,1.7". Raises as `tokens`."""
     return [above_0(price) for price in text.split(",")]
+
+
+class Case(NamedTuple):
+    """A script on a GPU."""
+
+    name: str  # of the GPU
+    card: Card
+    run: Run  # what trains there in place of the script that was asked for
+    prediction: Prediction
+    batch: int  # the one that was asked for, or the largest that fits; 0 where it doesn't fit
+
+    @property
+    def has_speed(self) -> bool:
+        return self.batch > 0 and self.card.bandwidth > 0
+
+    def speed(self, gpus: int = 1) -> str:
+        return self.prediction.speed_range(self.batch, self.card, gpus)
 
 
 class Predict(Command):
@@ -50,7 +66,7 @@ class Predict(Command):
         parser.add_argument("--model", metavar="NAME", default="gpt2",
                             help="--model of the scripts (default: %(default)s)")
         parser.add_argument("--batch-size", metavar="N", type=positive,
-                            help="also predict this batch size, per GPU")
+                            help="of each GPU (default: the largest that fits)")
         parser.add_argument("--techniques", metavar="0,5-8",
                             help="the scripts after these techniques, instead of 00 and 01")
         parser.add_argument("--variants", metavar="A,B+C",
@@ -60,12 +76,13 @@ class Predict(Command):
         parser.add_argument("--tokens", metavar="N", type=tokens,
                             help="how long it takes to train on so many: 10e9, 10B, 300M")
         parser.add_argument("--price", metavar="PER_HOUR", type=prices,
-                            help="of one GPU, in any currency: what these --tokens cost; of several"
-                                 " GPUs one each: 2.7,1.7")
+                            help="of one GPU, in any currency: what it costs; of several GPUs"
+                                 " one each: 2.7,1.7")
         parser.add_argument("--retrace", action="store_true", help="ignore stored predictions")
         parser.add_argument("--all", action="store_true",
-                            help="trace what the pages show where it is missing or its script has"
-                                 " changed, with --retrace all of it (up to two hours)")
+                            help="trace what the pages say about predictions where it is missing or"
+                                 " its script's training step has changed, with --retrace all of it"
+                                 " (up to two hours), into --results-dir")
 
     def answer(self, setup):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
@@ -77,42 +94,30 @@ class Predict(Command):
         cards, gpus = asked_for(args)
         smallest = min(card.mib for card in cards.values()) - OTHERS
         if args.all:
-            return predict_all(setup.scripts, wanted(), setup.results, smallest, args.retrace)
+            return predict_all(
+                setup.scripts, prediction_tables.wanted(), setup.results, smallest, args.retrace)
         runs = chosen(setup, gpus)
-        there = {name: runs if has_option("--dtype", options) else [
-            in_place(setup.scripts, run, card) for run in runs] for name, card in cards.items()}
-        every = {run.name: run for on_card in (runs, *there.values()) for run in on_card}
-        predictions = {name: predict(
-            setup.scripts, run.script, [*options, *run.options], setup.results, smallest,
-            args.batch_size, args.retrace) for name, run in every.items()}
-        edited = {setup.scripts.canonical(run.script) for name, run in every.items()
-                  if predictions[name].code != code_of(setup.scripts.text(run.script))}
-        fits = {name: [Fit(name, cards[name], run, predictions[run.name], args.batch_size)
-                       for run in on_card] for name, on_card in there.items()}
-        tables = [reserved_table([*every.values()], predictions, args), fitting_table(runs, fits)]
-        if all(card.bandwidth for card in cards.values()) and (args.tokens or len(cards) <= FEW):
-            tables.append(speed_table(fits, args))
+        cases: list[Case] = []
+        predictions: dict[str, tuple[Run, Prediction]] = {}
+        for name, card in cards.items():
+            for run in runs:
+                if not has_option("--dtype", options):
+                    run = prediction_tables.in_place(setup.scripts, run, card)
+                if run.name not in predictions:
+                    predictions[run.name] = run, predict(
+                        setup.scripts, run.script, [*options, *run.options], setup.results,
+                        smallest, args.batch_size, args.retrace)
+                _, prediction = predictions[run.name]
+                batch = fitting(prediction.needs, card.mib, args.batch_size)
+                cases.append(Case(name, card, run, prediction, batch))
+        edited = ", ".join(dict.fromkeys(
+            setup.scripts.canonical(run.script) for run, prediction in predictions.values()
+            if prediction.code != code_of(setup.scripts.text(run.script))))
+        changes = [f"The code of {edited} has changed since it was predicted."
+                   " --retrace traces it."] if edited else []
         return "\n".join([
-            answer_of(runs[-1], [on_card[-1] for on_card in fits.values()], args), "",
-            markdown(*tables), *notes(runs, len(every) > len(runs), edited)])
-
-
-class Fit(NamedTuple):
-    """A script on a GPU."""
-
-    name: str  # of the GPU
-    card: Card
-    run: Run
-    prediction: Prediction
-    asked: int | None  # the batch size that is asked for
-
-    @property
-    def batch(self) -> int:
-        """The batch that is asked for, or else the largest; 0 where it doesn't fit."""
-        return fitting(self.prediction.needs, self.card.mib, self.asked)
-
-    def speed(self, gpus: int = 1) -> str:
-        return self.prediction.speed_range(self.batch, self.card, gpus)
+            answer_of(runs[-1], cases[len(runs) - 1::len(runs)], args), "",
+            markdown(table_of(cases, list(cards), args)), *notes(cases), *changes])
 
 
 def asked_for(args) -> tuple[dict[str, Card], int]:
@@ -128,8 +133,9 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
                             " number of GPUs, --gpu 4x", 2)
         rate = args.tflops or 0
         cards = {f"{args.memory:g} GB": Card(
-            int(1024 * args.memory), 8.0, args.bandwidth or 0, float16=rate, reached=0.8 * rate,
-            bfloat16=rate, tf32=rate / 2, is_measured=False, held=1)}
+            mib=int(1024 * args.memory), capability=8.0, bandwidth=args.bandwidth or 0,
+            float32=None, tf32=rate / 2, bfloat16=rate, float16=rate, reached=0.8 * rate,
+            attention=None, is_measured=False, held=1)}
     elif names.lower() == "all":  # 01 and 02 are for 7.0 and later
         cards = {name: card for name, card in CARDS.items() if card.capability >= 7}
     else:
@@ -155,106 +161,74 @@ def chosen(setup, gpus: int) -> list[Run]:
     return list({run.name: run for run in runs}.values())
 
 
-def answer_of(run: Run, fits: list[Fit], args) -> str:
+def answer_of(run: Run, cases: list[Case], args) -> str:
     """Returns what one asks first, of a script: does it fit, at which batch, how fast."""
-    if len(fits) <= FEW:
-        return "\n".join(sentence(fit, args.model) for fit in fits)
+    if len(cases) <= FEW:
+        return "\n".join(answer_on(case, args) for case in cases)
     at_batch = f" at batch {args.batch_size}" if args.batch_size else ""
-    count = sum(fit.batch > 0 for fit in fits)
-    return f"{args.model}, {run.label}: fits {count} of {len(fits)} GPUs{at_batch}."
+    count = sum(case.batch > 0 for case in cases)
+    return f"{args.model}, {run.label}: fits {count} of {len(cases)} GPUs{at_batch}."
 
 
-def sentence(fit: Fit, model: str) -> str:
-    size = fit.batch or fit.asked or min(fit.prediction.needs)
-    text = (f"{fit.name}, {model}, {fit.run.label}: {'fits' if fit.batch else 'does not fit'} at"
-            f" batch {size} (needs {fit.prediction.needs[size].minimum / 1024:.2f} of"
-            f" {(fit.card.mib - OTHERS) / 1024:.2f} GB)")
-    if fit.batch and fit.card.bandwidth and fit.prediction.tok_per_sec(fit.batch, fit.card):
-        text += f", {fit.speed(fit.run.processes)} thousand tok/sec"
+def answer_on(case: Case, args) -> str:
+    """Returns the same, of one card, in a sentence."""
+    size = case.batch or args.batch_size or min(case.prediction.needs)
+    fits = "fits" if case.batch else "does not fit"
+    text = (f"{case.name}, {args.model}, {case.run.label}: {fits} at batch {size}"
+            f" (needs {case.prediction.needs[size].minimum / 1024:.2f} of"
+            f" {(case.card.mib - OTHERS) / 1024:.2f} GB)")
+    if case.has_speed:
+        text += f", {case.speed(case.run.processes)} thousand tok/sec"
     return text + "."
 
 
-def reserved_table(runs: list[Run], predictions: dict[str, Prediction], args) -> Table:
-    def reserved(batch: int, run: Run) -> str:
-        need = predictions[run.name].needs.get(batch)
-        return f"{need.reserved / 1024:.2f}" if need else ""
-
-    batches = [8, 32, *([args.batch_size] if args.batch_size not in (None, 8, 32) else [])]
+def table_of(cases: list[Case], names: list[str], args) -> Table:
+    """Returns at which batch and how fast each script is on each card; of a single card where the
+    time of a step goes; and if asked for how long args.tokens take, and what they cost."""
+    prices = dict(zip(names, (args.price or [None]) * len(names), strict=False))
+    rows = [row_of(case, args.tokens, prices[case.name]) for case in cases]
+    caption = (f"{args.model} at batch {args.batch_size}:" if args.batch_size else
+               f"{args.model} at the largest batch, a power of two:")
     return Table([
-        Column("script", lambda run: run.label, True),
-        *(Column(f"batch {batch}", partial(reserved, batch)) for batch in batches)],
-        runs, f"Predicted reserved memory of {args.model}, GB (1024³ bytes) per GPU:")
+        text_col("card", "name"), num_col("GB", "gb", ".0f"), text_col("script", "label"),
+        num_col("batch", "batch"), num_col("GB reserved", "reserved_gb", ".2f"),
+        num_col("tok/sec, thousands", "speed"), num_col("of all its GPUs", "of_all"),
+        num_col("MFU", "mfu", ".0%"), num_col("hours", "hours"), num_col("cost", "cost"),
+        *(num_col(kind, f"shares.{kind}", ".0%") for kind in (KINDS if len(names) == 1 else ()))],
+        rows, caption)
 
 
-def fitting_table(runs: list[Run], fits: dict[str, list[Fit]]) -> Table:
-    """Returns the largest batch on each card, a column for each script."""
-    def cell(place: int, on_card: list[Fit]) -> str:
-        fit = on_card[place]._replace(asked=None)
-        if not fit.batch:
-            return "none"
-        reserved = min(fit.prediction.needs[fit.batch].reserved, fit.card.mib - OTHERS)
-        text = f"{fit.batch} ({reserved / 1024:.1f} GB)"
-        return f"{text}: {fit.speed()}" if fit.card.bandwidth else text
-
-    return Table([
-        Column("card", lambda on_card: on_card[0].name, True),
-        Column("GB", lambda on_card: f"{on_card[0].card.mib / 1024:.0f}"),
-        *(Column(run.label, partial(cell, place)) for place, run in enumerate(runs))],
-        [*fits.values()],
-        "Largest batch (a power of two), GB reserved, thousand tok/sec per GPU:")
-
-
-def speed_table(fits: dict[str, list[Fit]], args) -> Table:
-    """Returns for each card and script at which batch, how fast, where the time of a step goes, and
-    if asked for how long args.tokens take and what they cost."""
-    prices = (args.price or [None]) * len(fits)
-    rows = [figures_of(fit, args.tokens, price)
-            for on_card, price in zip(fits.values(), prices, strict=False) for fit in on_card]
-    return Table([
-        text_col("card", "fit.name"), text_col("script", "fit.run.label"),
-        num_col("batch", "batch"), num_col("tok/sec, thousands", "speed"),
-        num_col("of all its GPUs", "of_all"), num_col("MFU", "mfu", ".0%"),
-        num_col(f"minutes of {EPOCHS} epochs", "minutes"),
-        num_col(f"hours of {args.tokens or 0:,.0f} tokens", "hours"), num_col("cost", "cost"),
-        *(num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS)], rows,
-        f"Speed, time for {EPOCHS} epochs of the book, {BOOK_TOKENS:,} tokens (–: one batch has"
-        " more), share of step time:")
-
-
-def figures_of(fit: Fit, tokens: float | None, price: float | None) -> dict:
-    prediction, batch, gpus = fit.prediction, fit.batch, fit.run.processes
-    if not batch:
-        return dict(fit=fit, batch=fit.asked or "none", speed="doesn't fit")
-    row = dict(fit=fit, batch=batch, speed=fit.speed())
-    if times := prediction.seconds(batch, fit.card):
-        # A batch of more tokens than the book has can't be trained on it.
-        fits_book = batch * prediction.context_length * gpus <= BOOK_TOKENS
-        row |= dict(
-            of_all=fit.speed(gpus) if gpus > 1 else None, mfu=prediction.mfu(batch, fit.card),
-            minutes=f"{prediction.minutes(batch, fit.card, gpus):,.1f}" if fits_book else "–",
-            shares={kind: spent / sum(times.values()) for kind, spent in times.items()})
-        if tokens:
-            low, high = prediction.speeds(batch, fit.card, gpus)
-            hours = tokens / high / 3600, tokens / low / 3600
-            row |= dict(hours=span(*hours),
-                        cost=span(*(hour * gpus * price for hour in hours)) if price else None)
+def row_of(case: Case, count: float | None, price: float | None) -> dict:
+    """Returns a case's row; `price` is that of a GPU per hour."""
+    card, prediction, batch, gpus = case.card, case.prediction, case.batch, case.run.processes
+    row: dict = dict(name=case.name, gb=card.mib / 1024, label=case.run.label,
+                     batch=batch or "none")
+    if batch:
+        row["reserved_gb"] = min(prediction.needs[batch].reserved, card.mib - OTHERS) / 1024
+    if not case.has_speed:
+        return row
+    row["speed"] = case.speed()
+    if speeds := prediction.speeds(batch, card, gpus):
+        times = prediction.seconds(batch, card)
+        row["shares"] = {kind: spent / sum(times.values()) for kind, spent in times.items()}
+        row["mfu"] = prediction.mfu(batch, card)
+        if gpus > 1:
+            row["of_all"] = case.speed(gpus)
+        if count:
+            hours = [count / speed / 3600 for speed in reversed(speeds)]
+            row["hours"] = span(*hours)
+            if price:
+                row["cost"] = span(*(hour * gpus * price for hour in hours))
     return row
 
 
-def notes(runs: list[Run], has_others: bool, edited: set[str]) -> list[str]:
-    """Returns what to know of the tables, a line each: whether old GPUs train others than `runs`,
-    and whose code was edited since it was predicted."""
+def notes(cases: list[Case]) -> list[str]:
+    """Returns what to know of the table, a line each."""
     lines = [f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for driver and display."
              " How accurate they are: docs/predictions.md. Without expandable segments, as on"
              " Windows, 01 reserved 15 % more than predicted on an H100: where less than that is"
              " left, take half the batch."]
-    if any(run.processes > 1 for run in runs):
+    if any(case.run.processes > 1 for case in cases):
         lines.append("A step on several GPUs takes at least as long as on one: communication takes"
                      f" no time here. Weights and states that ranks share are traced as on {GPUS}.")
-    if has_others:
-        lines.append(f"Before compute capability 8.0 a GPU trains 01 and 02 with {FLOAT16}, before"
-                     " 7.0 in float32, not compiled.")
-    if edited:
-        lines.append(f"The code of {', '.join(sorted(edited))} has changed since it was predicted."
-                     " --retrace traces it.")
     return lines

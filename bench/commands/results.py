@@ -2,16 +2,16 @@
 
 import re
 import shutil
-import tempfile
 from pathlib import Path
 
 from bench.analysis.rows import Row
 from bench.analysis.stats import significant
-from bench.common import DAMAGE, REFERENCE, UserError, relative, trained_in
+from bench.common import DAMAGE, REFERENCE, UserError, relative
 from bench.measure.journal import locked
 from bench.report.machine_section import read_look
+from bench.report.notes import machine_note, provenance
 from bench.report.page import write_page
-from bench.report.tables import INTERVAL, Column, Table, credited, fmt, found_in, markdown, num_col
+from bench.report.tables import INTERVAL, Column, Table, credited, fmt, found_in, markdown
 from bench.studies import all_studies
 from bench.subcommands import Command
 
@@ -21,7 +21,7 @@ from bench.subcommands import Command
 class Compare(Command):
     """Compare two folders of results: each technique's speedup in both.
 
-    It says whether the two differ significantly, and what differs between the machines."""
+    It says whether the two differ significantly."""
 
     group = "results"
 
@@ -31,47 +31,45 @@ class Compare(Command):
                                            " in results/reference")
 
     def answer(self, setup):
-        names = setup.args.A, setup.args.B
-        (one, rows), (other, others) = map(ladder_in, names)
-        if one.options != other.options:
-            raise UserError(f"measured with different options: {one.options}, {other.options}")
-        ours, theirs = facts(one, rows), facts(other, others)
-        lines = [("folder", *names), *(
-            (name, ours.get(name, ""), theirs.get(name, "")) for name in ours | theirs
-            if ours.get(name) != theirs.get(name))]
-        columns = [Column("", lambda line: line[0], True), Column("A", lambda line: line[1]),
-                   Column("B", lambda line: line[2])]
-        return markdown(Table(columns, lines), speedups_table(rows, others))
+        one, other = setup.args.A, setup.args.B
+        (first, rows), (second, others) = map(ladder_in, (one, other))
+        if first.options != second.options:
+            raise UserError(f"measured with different options: {first.options}, {second.options}")
+        return "\n\n".join([
+            f"A, {one}: {described(first, rows)}", f"B, {other}: {described(second, others)}",
+            markdown(speedups_table(rows, others))])
+
+
+def described(measured, rows: list[Row]) -> str:
+    """Returns what a ladder was measured on, when, and how fast its first script is there."""
+    speed = f"{rows[0].label}: {fmt(rows[0].tok_per_sec, ',.0f')} tok/sec."
+    return f"{machine_note(measured, rows)} {provenance([measured])} {speed}"
 
 
 def speedups_table(rows: list[Row], others: list[Row]) -> Table:
     """Returns the techniques that come after the same one in both ladders, and whether their
     speedups differ. Raises UserError where there are none."""
-    by_name = {row.run.name: row for row in others if row.speeds and row.reference}
-    pairs: list[dict] = [dict(one=row, other=other) for row in rows
-                         if row.speeds and row.reference and (other := by_name.get(row.run.name))
-                         and row.reference.run.name == other.reference.run.name]
+    by_name = {row.run.name: row for row in others if row.factor}
+    pairs = [(row, other) for row in rows if row.factor and (other := by_name.get(row.run.name))
+             and row.reference.run.name == other.reference.run.name]
     if not pairs:
         raise UserError("the two ladders have no technique in common with the same one before it")
-    differences = {}
-    for pair in pairs:
-        ours, theirs = (pair[row].speedup().estimate for row in ("one", "other"))
-        if ours and theirs:
-            differences[pair["one"].run.name] = ours.minus(theirs)
-    names = significant(differences)
+    differences = {row.run.name: ours.minus(theirs) for row, other in pairs
+                   if (ours := row.speedup().estimate) and (theirs := other.speedup().estimate)}
+    larger = significant(differences)
 
-    def difference(pair: dict) -> str:
-        name = pair["one"].run.name
-        if name not in names:
+    def difference(pair: tuple[Row, Row]) -> str:
+        name = pair[0].run.name
+        if name not in larger:
             return "not significant" if name in differences else "not tested"
         return "larger in A" if differences[name].mean > 0 else "larger in B"
 
     return Table([
-        Column("technique", lambda pair: credited(pair["one"], pair["one"].label), True),
-        num_col("A: ×", "one.factor", ".2f"),
-        Column("95 %", lambda pair: INTERVAL.cell(pair["one"])),
-        num_col("B: ×", "other.factor", ".2f"),
-        Column("95 %", lambda pair: INTERVAL.cell(pair["other"])),
+        Column("technique", lambda pair: credited(pair[0], pair[0].label), True),
+        Column("A: ×", lambda pair: fmt(pair[0].factor, ".2f")),
+        Column("95 %", lambda pair: INTERVAL.cell(pair[0])),
+        Column("B: ×", lambda pair: fmt(pair[1].factor, ".2f")),
+        Column("95 %", lambda pair: INTERVAL.cell(pair[1])),
         Column("difference", difference, True)],
         pairs, "Each technique's speedup over the script before it, the same one in both:")
 
@@ -81,20 +79,9 @@ def ladder_in(name: str) -> tuple:
     folder = Path(name) if Path(name).is_dir() else REFERENCE / name
     ladders = found_in(folder, "ladder") if folder.is_dir() else []
     if not ladders:
-        names = ", ".join(path.parent.name for path in sorted(REFERENCE.glob("*/ladder.jsonl")))
-        raise UserError(f"{name}: no ladder there; results/reference has those of {names}", 2)
+        names = sorted(path.parent.name for path in REFERENCE.glob("*/ladder.jsonl"))
+        raise UserError(f"{name}: no ladder there; there are {', '.join(names)}", 2)
     return ladders[-1]
-
-
-def facts(measured, rows: list[Row]) -> dict[str, str]:
-    """Returns what a ladder was measured on, and how."""
-    machine = {name: f"{value:.1f}" if isinstance(value, float) else str(value)
-               for name, value in measured.machine.items()
-               if value is not None and name != "dtype_reason"}
-    return {**machine, "dtype": trained_in(measured.machine),
-            "text": measured.text or "the book", "tokens per run": str(measured.plan.tokens),
-            "commit": (measured.commit or "")[:7], "rounds": str(rows[0].rounds),
-            f"{rows[0].label}, tok/sec": fmt(rows[0].tok_per_sec, ",.0f")}
 
 
 # ---- For results/reference ----------------------------------------------------------------------
@@ -123,24 +110,21 @@ class Pack(Command):
             raise UserError(f"{relative(target)} exists: nothing is overwritten")
         with locked(results):
             try:
-                missing = what_is_missing(results)
+                if missing := what_is_missing(results):
+                    raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
+                write_page(all_studies(), results, {})  # it may be older
             except DAMAGE as error:
                 raise UserError(f"{relative(results)} is damaged: {error!r}")
-            if missing:
-                raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
-            write_page(all_studies(), results, "python measure.py report", {})  # it may be older
-            files = [path for path in sorted(results.iterdir())
-                     if path.suffix in COPIED and path.is_file() and not path.is_symlink()
-                     and not path.name.endswith(".trace.json")]
-            with tempfile.TemporaryDirectory(dir=REFERENCE, prefix=".") as scratch:
-                copy = Path(scratch, name)  # renamed when it is whole
-                copy.mkdir()
-                for path in files:
-                    shutil.copyfile(path, copy / path.name)
-                copy.rename(target)
-        return (f"{len(files)} files in {relative(target)}\n"
+            shutil.copytree(results, target, ignore=not_copied)
+        return (f"{len([*target.iterdir()])} files in {relative(target)}\n"
                 "Now write its README.md (docs/results.md says what it has to state), and run"
                 " python measure.py readme")
+
+
+def not_copied(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names
+            if (path := Path(folder, name)).suffix not in COPIED or name.endswith(".trace.json")
+            or path.is_symlink() or not path.is_file()]
 
 
 def what_is_missing(results: Path) -> list[str]:

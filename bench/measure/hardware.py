@@ -1,16 +1,13 @@
-"""What PyTorch tells of this machine, and how fast that is at best: matmuls, memory, attention.
+"""What PyTorch tells of this machine, and how fast it multiplies matrices.
 
 Nothing here multiplies in bfloat16 on a machine whose scripts train in float32.
 """
 
 import os
 import platform
-import warnings
 from statistics import median
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils import collect_env
 from torch.utils.benchmark import Timer
 
@@ -86,8 +83,7 @@ def look() -> dict:
     memory = torch.cuda.get_device_properties(0).total_memory / 1024**3 if here["gpus"] else (
         here["ram_gb"])
     return dict(
-        machine=here, memory_gb=memory, matmul_peak=matmul_peak(), bandwidth=bandwidth(),
-        attention=attention_backends(), compile_error=compile_fails,
+        machine=here, memory_gb=memory, matmul_peak=matmul_peak(), compile_error=compile_fails,
         missing=environment.missing_here(here, compile_fails),
     )
 
@@ -137,59 +133,3 @@ def matmul_rate() -> float:
     """That of the type trained in, measured for a moment: whether the machine is as fast as
     before."""
     return product_rate(best_dtype()[0], minimum=0.2)
-
-
-def bandwidth() -> float:
-    """Bytes per second, read and written, of a large copy within the device's memory."""
-    cuda = torch.cuda.is_available()
-    source = torch.ones(2**28 if cuda else 2**26, device="cuda" if cuda else "cpu")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / seconds_of("target.copy_(source)", 0.5, source=source, target=target)
-
-
-def attention_backends() -> list[dict]:
-    """For dropout 0, 0.1 and 0.125 what PyTorch chooses for causal attention in the type trained
-    in, and for each kernel whether it runs, on a GPU its milliseconds forward and backward at batch
-    8, and the dropout that it really applies."""
-    cuda = torch.cuda.is_available()
-    device, shape = ("cuda", (8, 12, 1024, 64)) if cuda else ("cpu", (8, 8, 128, 64))
-
-    def milliseconds(q, k, v, dropout: float) -> float:
-        def forward_and_backward() -> None:
-            y = attention(q, k, v, dropout_p=dropout, is_causal=True)
-            torch.autograd.grad(y, (q, k, v), y)
-
-        return 1000 * seconds_of("step()", 0.1, step=forward_and_backward)
-
-    rows, dtype = [], getattr(torch, best_dtype()[0])
-    for dropout in (0.0, 0.1, 0.125):
-        q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
-                   for _ in range(3))
-        choice = SDPBackend(torch._fused_sdp_choice(q, k, v, dropout_p=dropout, is_causal=True))
-        for name in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"):
-            backend = getattr(SDPBackend, name)
-            row = dict(dropout=dropout, backend=name.lower(), chosen=backend == choice, runs=False,
-                       milliseconds=None, real_dropout=None)
-            try:
-                with warnings.catch_warnings(), sdpa_kernel(backend):
-                    warnings.simplefilter("ignore")  # they say why a kernel isn't available
-                    row |= dict(real_dropout=real_dropout(q.detach(), dropout),
-                                milliseconds=milliseconds(q, k, v, dropout) if cuda else None)
-                row["runs"] = True
-            except RuntimeError:  # this kernel can't
-                pass
-            rows.append(row)
-    return rows
-
-
-def real_dropout(like, dropout: float) -> float:
-    """The share of the attention weights that are really zeroed, from the spread of the results.
-
-    With equal scores, and values 1 and -1 in turn, a result is the mean of T numbers that are 0 or
-    ±1 / (1 - p): around 0, with the variance p / (1 - p) / T.
-    """
-    zeros, values = torch.zeros_like(like), torch.ones_like(like)
-    values[..., 1::2, :] = -1
-    y = attention(zeros, zeros, values, dropout_p=dropout)
-    odds = y[..., 0].float().square().mean().item() * like.shape[2]
-    return odds / (1 + odds)

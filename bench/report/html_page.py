@@ -1,7 +1,6 @@
 """A machine's page as one HTML file that opens in any browser, made from report.md."""
 
 import base64
-import importlib.util
 import re
 from pathlib import Path
 from string import Template
@@ -16,10 +15,11 @@ def write_html(page: Path) -> Path | None:
     """Writes `page`, a report.md, next to it as .html, with its pictures inside; returns None
     without the package markdown."""
     path = page.with_suffix(".html")
-    if not importlib.util.find_spec("markdown"):
+    try:
+        import markdown
+    except ImportError:
         path.unlink(missing_ok=True)  # of an older page
         return None
-    import markdown
 
     def embedded(name: re.Match) -> str:
         file = page.with_name(name[0])

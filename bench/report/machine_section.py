@@ -9,7 +9,6 @@ from pathlib import Path
 
 from bench import processes
 from bench.common import (
-    DAMAGE,
     ELSEWHERE,
     UserError,
     read_kept,
@@ -18,9 +17,10 @@ from bench.common import (
     trained_in,
     write_whole,
 )
-from bench.measure.journal import data_of, journal_of
 from bench.report.notes import counted, peaks
-from bench.report.tables import Column, Table, credited, fmt, found_in, markdown, num_col, rows_in
+from bench.report.tables import bold, credited, fmt, rows_in
+
+FIELDS = {"machine", "matmul_peak", "memory_gb", "compile_error", "missing"}
 
 
 def this_machine() -> dict:
@@ -29,21 +29,15 @@ def this_machine() -> dict:
     return processes.ask_machine("this_machine")
 
 
-def look_at(studies: dict, data: Path, results: Path) -> dict:
+def look_at(data: Path, results: Path) -> dict:
     """Returns what bench.measure.hardware.look finds here; asked once for a folder of results.
-    Raises UserError where that holds the report of another machine or text, or where there are no
-    tokens."""
+    Raises UserError where that holds the report of another machine, or where there are no tokens.
+    """
     processes.prepare_tokens(data)
     here, look = this_machine(), read_look(results)
     if look and not same_machine(look["machine"], here):
         raise UserError(f"{relative(results)} holds the report of another machine or PyTorch;"
                         f" {ELSEWHERE}")
-    for name in [name for name, study in studies.items() if study.schedule]:
-        for measured, _ in found_in(results, name):
-            if measured.data not in (None, data_of(data)):
-                text = f" ({measured.text})" if measured.text else ""
-                raise UserError(f"{relative(journal_of(results, name))} holds measurements with"
-                                f" other tokens{text} than {relative(data)} has now; {ELSEWHERE}")
     if not look:
         look = processes.ask_machine("look")
         write_whole(results / "machine.json", json.dumps(look, indent=1))
@@ -53,12 +47,9 @@ def look_at(studies: dict, data: Path, results: Path) -> dict:
 
 
 def read_look(results: Path) -> dict:
-    """Returns what an earlier start has found; {} where a page can't show it."""
+    """Returns what an earlier start has found; {} without it, or in an older form."""
     look = read_kept(results / "machine.json")
-    try:
-        return look if machine_section(look) and first_line(look) else {}
-    except DAMAGE:
-        return {}
+    return look if FIELDS <= look.keys() else {}
 
 
 def machine_section(look: dict) -> str:
@@ -71,35 +62,19 @@ def machine_section(look: dict) -> str:
     return "\n\n".join([
         f"{device}. PyTorch {machine['torch']}, Python {machine['python']}, {machine['os']},"
         f" {machine['threads']} threads{gpu}.",
-        f"Matmul throughput: {peaks(look['matmul_peak'])}. Copy within memory:"
-        f" {look['bandwidth'] / 1e9:,.0f} GB/s (10⁹ bytes, read and written). Memory:"
+        f"Matmul throughput: {peaks(look['matmul_peak'])}. Memory:"
         f" {fmt(look['memory_gb'], '.1f') or 'n/a'} GB.",
         f"torch.compile doesn't work: {error}" if error else "torch.compile works.",
-        *(f"Missing: {thing}." for thing in look["missing"]),
-        f"Attention kernels by dropout ({trained_in(machine)}, causal), and what each really"
-        " applies; 01 turns cuDNN's off:",
-        markdown(Table([
-            num_col("dropout", "dropout", "g"),
-            Column("kernel", lambda row: row["backend"].replace("_", " "), True),
-            Column("runs", lambda row: "yes" if row["runs"] else "no"),
-            Column("PyTorch's choice", lambda row: "←" if row["chosen"] else "", True),
-            num_col("ms, forward and backward", "milliseconds", ".2f"),
-            num_col("real dropout", "real_dropout", ".3f")], look["attention"]))])
-
-
-def first_line(look: dict) -> str:
-    machine = look["machine"]
-    dtype = trained_in(machine)
-    reason = f" ({machine['dtype_reason']})" if "dtype_reason" in machine else ""
-    model = "" if machine["gpus"] else "; no GPU, so the small model `cpu-demo` is trained"
-    return (f"**{machine['name']}**, PyTorch {machine['torch']}:"
-            f" {look['matmul_peak'][dtype] / 1e12:,.2f} TFLOP/s in {dtype} matmuls, the"
-            f" type that the optimized scripts train in here{reason}{model}.")
+        *(f"Missing: {thing}." for thing in look["missing"])])
 
 
 def summary(results: Path, look: dict) -> list[str]:
-    """Returns what this machine is and gives, in three lines."""
-    lines = [first_line(look)]
+    """Returns what this machine is and gives, in up to three lines."""
+    machine, dtype = look["machine"], trained_in(look["machine"])
+    model = "" if machine["gpus"] else "; no GPU, so the small model `cpu-demo` is trained"
+    lines = [f"**{machine['name']}**, PyTorch {machine['torch']}:"
+             f" {look['matmul_peak'][dtype] / 1e12:,.2f} TFLOP/s in {dtype} matmuls, the type that"
+             f" the optimized scripts train in here{model}."]
     stages = {row.run.stage: row for row in rows_in(results, "stages") if row.records}
     if stages.keys() >= {"00", "01"}:
         plain, fast = stages["00"], stages["01"]
@@ -108,13 +83,10 @@ def summary(results: Path, look: dict) -> list[str]:
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
             f" A100: {fast.published_factor_baseline:.2f} times);"
             f" {counted(min(plain.rounds, fast.rounds), 'run')} each.")
-    rows = [row for row in rows_in(results, "ladder") if row.factor]
+    rows = sorted((row for row in rows_in(results, "ladder") if row.factor),
+                  key=lambda row: -row.factor)
     if rows:
-        tested = any(row.significance != "not tested" for row in rows)
-        best = sorted((row for row in rows if row.significance == "faster" or not tested),
-                      key=lambda row: -row.factor)
-        names = ", ".join(f"{credited(row, row.technique)} {row.factor:.2f}×" for row in best[:4])
-        what = "Significantly faster" if tested else "The largest speedups, not tested yet,"
-        rounds = counted(min(row.rounds for row in rows), "round")
-        lines.append(f"{what} in the ladder ({rounds}): {names or 'none'}.")
+        names = ", ".join(bold(f"{credited(row, row.technique)} {row.factor:.2f}×",
+                               row.significance) for row in rows[:4])
+        lines.append(f"The largest speedups in the ladder (bold: significant): {names}.")
     return lines

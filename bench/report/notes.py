@@ -8,9 +8,6 @@ from bench.analysis.rows import Row
 from bench.common import listed
 from bench.measure.journal import Measured
 
-MARKS = {"uncompiled": r"\* not compiled: there is no compiler, or it was turned off.",
-         "speed_is_average": "† too few steps for a median: the average of the run."}
-
 
 def provenance(measured: Iterable[Measured]) -> str:
     """Returns when, at which commits and with which PyTorch a page's figures were measured, from
@@ -86,15 +83,20 @@ def peak_note(measured) -> str:
 
 
 def speedup_note(rows: list[Row]) -> str:
-    """Returns what the speedups of a table are over, and which aren't tested."""
+    """Returns what the speedups of a table are over, and for which rows that isn't the whole truth.
+    """
     over = "over the row above, or the nearest with numbers"
     if any(row.run.ablated for row in rows):
         over = "of the script with the technique over the one without it"
     elif one_reference(rows):
         over = "over the first row"
     text = f"Speedups are {over}; docs/methodology.md says what else the columns mean."
-    if failed := [f"`{row.label}`" for row in rows if row.speeds and row.outcome]:
-        text += f" Not tested, since a run failed: {', '.join(failed)}."
+    for what, concerns in (
+            ("Not tested, since a run failed", lambda row: row.speeds and row.outcome),
+            ("Not compiled, for lack of a compiler or by choice", lambda row: row.uncompiled),
+            ("Too short for a median, so an average", lambda row: row.speed_is_average)):
+        if labels := [f"`{row.label}`" for row in rows if concerns(row)]:
+            text += f" {what}: {', '.join(labels)}."
     return text
 
 
@@ -109,6 +111,5 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
     if noise is not None:
         seeds = len(rows[0].losses_by_seed)
         notes.append(f"Over {seeds} seeds the first row's losses vary by {noise:.4f}.")
-    notes += [text for name, text in MARKS.items() if any(getattr(row, name) for row in rows)]
     return [f"{machine_note(measured, rows)} {length} per run. {peak_note(measured)}",
             " ".join(notes)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from bench.analysis.rows import Row
-from bench.common import DAMAGE, short_name
+from bench.common import short_name
 from bench.report.tables import found_in, picture_name
 
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
@@ -47,9 +47,7 @@ def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
 
 
 def thousands(axis) -> None:
-    from matplotlib.ticker import MaxNLocator
-
-    axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axis.get_major_locator().set_params(nbins=5)
     axis.set_major_formatter("{x:,.10g}")
 
 
@@ -61,33 +59,19 @@ def lay_rows(axes, count: int) -> None:
     axes.set_yticks([])
 
 
-def room_for(texts: list[str], ends: list[float], inches: float) -> float:
-    """Returns the end of an axis of so many inches on which each text fits right of its bar."""
-    shares = [min(0.9, (0.15 + 0.078 * len(text)) / inches) for text in texts]  # 10-point letters
-    return max(end / (1 - share) for end, share in zip(ends, shares, strict=True)) or 1
-
-
 def shorten(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
 def place_of(measured) -> str:
-    """Returns the model if it is one, the machine, the batch sizes where they aren't the published
-    ones, and another text than the book."""
+    """Returns the model if it is one, the machine, and another text than the book."""
     models = {result.record.config["model"] for result in measured.results if result.record}
     place = shorten(short_name(measured.machine), 60)
     if len(models) == 1:
         place = f"{models.pop()} on {place}"
     if not measured.machine["gpus"]:
         place += f", {measured.machine['threads']} cores"
-    if measured.plan.batches:
-        place += f", batch size {' and '.join(map(str, measured.plan.batches.values()))}"
     return place + (f"\ntext: {measured.text}" if measured.text else "")
-
-
-def keys(colours: dict[str, str]) -> list:
-    """Returns entries of a legend, by their labels."""
-    return [key(label, color=colour, linewidth=8) for label, colour in colours.items()]
 
 
 def key(label: str, **style):
@@ -96,7 +80,9 @@ def key(label: str, **style):
     return Line2D([], [], label=label, **style)
 
 
-def add_legend(subfigure, handles: list) -> None:
+def add_legend(subfigure, colours: dict[str, str], *more) -> None:
+    """Adds a legend of colours, by their labels, and of more keys."""
+    handles = [*(key(label, color=colour, linewidth=8) for label, colour in colours.items()), *more]
     subfigure.legend(handles=handles, loc="outside lower center", ncols=len(handles),
                      frameon=False)
 
@@ -106,22 +92,20 @@ def colour_of(row: Row) -> str:
 
 
 def draw_all(studies: dict, results: Path, form: str = "png") -> dict[str, dict[str, bytes]]:
-    """For each study {file name: picture} of all that there is to draw; says what can't be drawn.
-    """
+    """Returns for each study {file name: picture} of all that there is to draw; a line says where
+    matplotlib can't be loaded."""
     try:
         pyplot = load_pyplot()
     except (ImportError, OSError) as error:
         print(f"there are no pictures: {error}", file=sys.stderr)
         return {}
-    drawn = {}
-    for study in studies.values():
-        try:
-            figures = {picture_name(study.name, measured.kind): study.picture(measured, rows)
-                       for measured, rows in found_in(results, study.name)}
-            drawn[study.name] = {f"{name}.{form}": picture_bytes(figure, form)
-                                 for name, figure in figures.items() if figure}
-        except (OSError, *DAMAGE) as error:
-            print(f"no picture of {study.name}, it is damaged: {error!r}", file=sys.stderr)
+    drawn: dict[str, dict[str, bytes]] = {}
+    for name, study in studies.items():
+        drawn[name] = {}
+        for measured, rows in found_in(results, name):
+            if figure := study.picture(measured, rows):
+                file = f"{picture_name(name, measured.kind)}.{form}"
+                drawn[name][file] = picture_bytes(figure, form)
         pyplot.close("all")
     return drawn
 
@@ -139,10 +123,10 @@ def picture_bytes(figure, form: str) -> bytes:
 
 
 def draw_bars(axes, names: list[str], values: list[float | None], texts: list[str],
-              colours: list[str], inches: float, ranges: Sequence[list[float]] = (),
+              colours: list[str], ranges: Sequence[list[float]] = (),
               behind: Sequence[float] = ()) -> None:
-    """Draws a named bar for each value, with a text at its end, on a panel of about so many inches;
-    each of `ranges` as a whisker, and each value `behind` as a hatched bar."""
+    """Draws a named bar for each value, with a text at its end; each of `ranges` as a whisker, and
+    each value `behind` as a hatched bar."""
     lay_rows(axes, len(names))
     ends = [value or 0 for value in values]
     axes.barh(range(len(behind)), behind, 0.7, color="white", edgecolor="0.6", hatch="///")
@@ -151,12 +135,11 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
         if len(limits) > 1:
             ends[place] = max(limits)
             axes.plot([min(limits), max(limits)], [place] * 2, "|-", color="0.1", linewidth=1.2)
-    ends = list(map(max, ends, behind or ends))
-    for place, (text, end) in enumerate(zip(texts, ends, strict=True)):
-        axes.annotate(text, (end, place), (6, 0), textcoords="offset points", va="center",
+    for place, (text, *own) in enumerate(zip(texts, ends, behind or ends, strict=True)):
+        axes.annotate(text, (max(own), place), (6, 0), textcoords="offset points", va="center",
                       fontsize=10)
     axes.set_yticks(range(len(names)), names)
-    axes.set_xlim(0, room_for(texts, ends, inches))
+    axes.set_xlim(left=0)
     thousands(axes.xaxis)
 
 
@@ -180,7 +163,7 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
         memory.plot(row.memory_factor, place, "o", color="0.4")
     speed.set_yticks(range(len(rows)), [
         "\n".join(wrap(row.label, 36, break_on_hyphens=False)) for row in rows], fontsize=9)
-    add_legend(subfigure, keys({
+    add_legend(subfigure, {
         "significantly faster": OWN, "significantly slower": ERROR, "not significant": UNSURE,
-        "not tested": "0.4"}))
+        "not tested": "0.4"})
     return figure

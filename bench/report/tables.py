@@ -103,13 +103,12 @@ def markdown(*tables: Table) -> str:
 def found_in(folder: Path, study: str) -> list[tuple[Measured, list[Row]]]:
     """Returns the newest measurement of each kind of a study, with its rows. Raises OSError."""
     path = journal_of(folder, study)
-    changed = (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else None
-    return [*measured_in(path, changed)]
+    return measured_in(path, path.stat().st_mtime_ns if path.exists() else None)
 
 
 @lru_cache
-def measured_in(path: Path, changed: tuple | None) -> list[tuple[Measured, list[Row]]]:
-    """Reads a journal once for each state that it was `changed` to."""
+def measured_in(path: Path, changed: int | None) -> list[tuple[Measured, list[Row]]]:
+    """Reads a journal once for each time that it was `changed`."""
     return [(measured, rows_of(measured)) for measured in newest(read_journal(path))]
 
 
@@ -143,27 +142,16 @@ def excerpts_of(study, measured) -> dict[str, str]:
 
 def full_table(rows: list[Row]) -> Table:
     """Returns every column that a study of techniques or alternatives may have."""
-    def technique(row: Row) -> str:
-        return (credited(row, row.technique) + (r" \*" if row.uncompiled else "")
-                + (" †" if row.speed_is_average else ""))
-
-    factors = [num_col("speedup", "factor", ".2f"), INTERVAL,
-               num_col("speedup, A100", "published_factor", ".2f")]
-    to_first = [num_col("× GB", "memory_factor", ".2f")]
-    if any(row.run.ablated for row in rows):
-        factors = [num_col("technique's speedup", "factor", ".2f"), INTERVAL]
-        to_first = []
-    elif not one_reference(rows):
-        factors += [num_col("over the baseline", "factor_baseline", ".2f"),
-                    num_col("over the baseline, A100", "published_factor_baseline", ".2f")]
-        to_first = [num_col("Δ loss, baseline", "loss_difference_baseline", "+.4f")]
+    over_baseline = num_col("over the baseline", "factor_baseline", ".2f")
     return Table([
-        RUN, Column("technique", technique, True), SPEED, RANGE, *factors,
-        num_col("reserved GB", "reserved_gb", ".2f"),
+        RUN, Column("technique", lambda row: credited(row, row.technique), True), SPEED, RANGE,
+        num_col("speedup", "factor", ".2f"), INTERVAL,
+        num_col("speedup, A100", "published_factor", ".2f"),
+        *([] if one_reference(rows) else [over_baseline]),
+        num_col("reserved GB", "reserved_gb", ".2f"), num_col("× GB", "memory_factor", ".2f"),
         num_col("first step s", "record.first_step_seconds", ".1f"),
-        LOSS, num_col("Δ loss", "loss_difference", "+.4f"), *to_first,
-        EXPECTED_LOSS, num_col("of matmul peak", "share_of_peak", ".1%"),
-        num_col("MFU", "mfu", ".1%"), text_col("attention", "record.end.attention_backend"),
+        LOSS, num_col("Δ loss", "loss_difference", "+.4f"), EXPECTED_LOSS,
+        num_col("of matmul peak", "share_of_peak", ".1%"), num_col("MFU", "mfu", ".1%"),
         Column("significance", lambda row: row.error or row.significance or (
             "baseline" if row is rows[0] else ""), True),
     ], rows, missing="n/a")

@@ -108,8 +108,8 @@ def index() -> str:
 def techniques() -> list[dict]:
     """Returns of each technique its patch, the title of its card, a link to that, its published
     factor, and its gains by machine, those on GPUs first. DDP comes last."""
-    rows = [row for folder in machines() for row in single_technique(every_row_in(folder, "ladder"))
-            if row.factor and "--model" not in row.measured.options]
+    rows = [row for folder in machines() for row in every_row_in(folder, "ladder")
+            if row.factor and len(row.techniques) < 2 and "--model" not in row.measured.options]
     rows.sort(key=has_gpu, reverse=True)
     lines, before = [], published().stages["00"]
     for number, patch in enumerate(stack.load(), 1):
@@ -225,8 +225,3 @@ def every_row_in(folder: Path, study: str) -> list[Row]:
             names = {row.run.name for row in rows}
             rows += [row for row in rows_of(measured) if row.run.name not in names]
     return rows
-
-
-def single_technique(rows: list[Row]) -> list[Row]:
-    """Returns the rows whose factor isn't that of several techniques."""
-    return [row for row in rows if len(row.techniques) < 2]

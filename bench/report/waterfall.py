@@ -13,9 +13,7 @@ from bench.report.pictures import (
     UNSURE,
     add_legend,
     colour_of,
-    keys,
     lay_rows,
-    room_for,
     rows_of_panels,
     shorten,
 )
@@ -46,7 +44,6 @@ def draw(steps: list[Step], title: str):
         lay_rows(panel, len(steps))
     axes.set_yticks(range(len(steps)), [step.name for step in steps])
     low = min([1.0, *(step.after for step in steps if step.after)])
-    ends = []
     for place, step in enumerate(steps):
         start, end = sorted((step.before or low, step.after or low))
         axes.barh(place, start - low, 0.56, low, color=BEFORE)
@@ -57,16 +54,13 @@ def draw(steps: list[Step], title: str):
         axes.annotate(step.label, (end, place), (8, 0), textcoords="offset points", va="center",
                       color=OWN if step.before else "black",
                       fontweight="bold" if step.before else "normal")
-        ends.append(math.log(end / low))
     axes.set_xscale("log", base=2)
-    axes.set_xlim(low, low * math.exp(room_for([step.label for step in steps], ends, 4.2)))
+    axes.set_xlim(left=low)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
     axes.set_xlabel("throughput relative to the baseline (log scale); labels: gain of each step")
     sizes = [step.memory_gb or 0 for step in steps]
-    memory.barh(range(len(steps)), sizes, 0.56, color=MEMORY)
-    for place, size in enumerate(sizes):
-        memory.annotate(f"{size:.1f}" if size else "", (size, place), (4, 0),
-                        textcoords="offset points", va="center")
+    bars = memory.barh(range(len(steps)), sizes, 0.56, color=MEMORY)
+    memory.bar_label(bars, [f"{size:.1f}" if size else "" for size in sizes], padding=4)
     memory.set_xlim(0, 1.5 * max(sizes) or 1)
     memory.set_xticks([])
     memory.spines["bottom"].set_visible(False)
@@ -90,8 +84,8 @@ def machine_picture(title: str, rows: list[Row]):
             f"{name} {number:\u2007>2}", before if row.factor_baseline else None,
             row.factor_baseline, label, row.reserved_gb, colour_of(row)))
     figure, subfigure, _ = draw(steps, title)
-    add_legend(subfigure, keys({
-        "significant gain": OWN, "significant loss": ERROR, "not significant": UNSURE}))
+    add_legend(subfigure, {
+        "significant gain": OWN, "significant loss": ERROR, "not significant": UNSURE})
     return figure
 
 

@@ -164,9 +164,9 @@ def draw_scripts(groups: list[Measured]):
         colours = [COLOURS[row.run.name] for row in rows]
         draw_bars(speed, [fill(row.label, 26) for row in rows], [row.tok_per_sec for row in rows],
                   [f"{row.tok_per_sec:,.0f}" + (f"  ({row.factor:.2f}×)" if row.factor else "")
-                   for row in rows], colours, 5.0)
+                   for row in rows], colours)
         draw_bars(memory, [""] * len(rows), [row.reserved_gb for row in rows],
-                  [fmt(row.reserved_gb, ".2f") or "n/a" for row in rows], colours, 3.0)
+                  [fmt(row.reserved_gb, ".2f") or "n/a" for row in rows], colours)
         speed.set_xlabel("speed, tok/sec (all processes)")
         memory.set_xlabel("reserved memory, GB (per process)")
     return figure

@@ -7,7 +7,15 @@ from bench.analysis.rows import Row, difference, rows_of
 from bench.common import UserError
 from bench.measure.plan import EVERY_ROUND
 from bench.report.notes import machine_note
-from bench.report.pictures import COLOURS, draw_bars, key, keys, place_of, rows_of_panels, thousands
+from bench.report.pictures import (
+    COLOURS,
+    add_legend,
+    draw_bars,
+    key,
+    place_of,
+    rows_of_panels,
+    thousands,
+)
 from bench.report.tables import RUN, SPEED, Column, Table, bold, fmt, num_col, spread, text_col
 from bench.studies import Study, search
 
@@ -96,10 +104,8 @@ class TimeToLoss(Study):
             [max(4.4, 2 + 0.5 * len(rows))], [3, 2])
         draw_seconds(bars, rows, target)
         draw_losses(curves, rows, target)
-        subfigure.legend(handles=[
-            *keys({label: COLOURS[stage] for stage, label in SCRIPTS.items()}),
-            key("compilation", color="0.6", marker="s", linestyle="", markerfacecolor="white")],
-            loc="outside lower center", ncols=4, frameon=False)
+        add_legend(subfigure, {label: COLOURS[stage] for stage, label in SCRIPTS.items()}, key(
+            "compilation", color="0.6", marker="s", linestyle="", markerfacecolor="white"))
         return figure
 
 
@@ -172,7 +178,7 @@ def draw_seconds(axes, rows: list[Row], target: float) -> None:
 
     labels = [fill(row.label.replace("+", " + "), 36, break_on_hyphens=False) for row in rows]
     draw_bars(axes, labels, [row.seconds_to(target) for row in rows],
-              [text(row) for row in rows], [colour_of(row) for row in rows], 2.9,
+              [text(row) for row in rows], [colour_of(row) for row in rows],
               [[time for _, time in row.times_to(target) if time < math.inf] for row in rows],
               [row.seconds_to(target, True) or 0 for row in rows])
     axes.tick_params(axis="y", labelsize=9)
