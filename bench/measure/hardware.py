@@ -1,16 +1,13 @@
-"""What PyTorch tells of this machine, and how fast that is at best: matmuls, memory, attention.
+"""What PyTorch tells of this machine, and how fast that is at best: matmuls, memory.
 
 Nothing here multiplies in bfloat16 on a machine whose scripts train in float32.
 """
 
 import os
 import platform
-import warnings
 from statistics import median
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention as attention
 from torch.utils import collect_env
 from torch.utils.benchmark import Timer
 
@@ -23,25 +20,24 @@ def this_machine() -> dict:
     """What a study has to know of it. `device` is "cuda" or "cpu"; `driver` and `capability`, such
     as "8.0", are the GPU's, or None; `cuda` is the version that PyTorch was built with, or None;
     `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the type that the
-    optimized scripts train in here, "bfloat16" or "float32", with its reason; `gpu_needs`: see
-    there."""
+    optimized scripts train in here, "bfloat16" or "float32", with its reason; `gpu_needs` says why
+    PyTorch uses no GPU although there is one."""
     os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
     gpus = gpu_count()
-    cpu, generation = environment.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
+    cpu = environment.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
     gpu = torch.cuda.get_device_name(0) if gpus else None
     capability = "{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None
+    card, driver = environment.nvidia_smi()
     dtype, dtype_reason = best_dtype()
     return dict(
         device="cuda" if gpus else "cpu", gpus=gpus, name=" ".join((gpu or cpu).split()),
         torch=torch.__version__, python=platform.python_version(),
         os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
-        cpu=" ".join([cpu, *generation]),
-        driver=next(iter(environment.nvidia_smi("driver_version")), None) if gpus else None,
-        capability=capability,
-        cuda=torch.version.cuda, ram_gb=environment.ram_gb(), dtype=dtype,
-        dtype_reason=dtype_reason,
-        gpu_needs=environment.gpu_needs(torch.__version__, torch.version.cuda, gpu, capability,
-                                        torch.cuda.get_arch_list() if gpus else [], cuda_error()),
+        cpu=cpu, driver=driver, capability=capability, cuda=torch.version.cuda,
+        ram_gb=environment.ram_gb(), dtype=dtype, dtype_reason=dtype_reason,
+        gpu_needs=None if gpus or not card else (
+            f"a PyTorch that can use the {card}: {torch.__version__} says {cuda_error()!r} with"
+            f" driver {driver}; docs/troubleshooting.md says what to install"),
     )
 
 
@@ -87,8 +83,7 @@ def look() -> dict:
         here["ram_gb"])
     return dict(
         machine=here, memory_gb=memory, matmul_peak=matmul_peak(), bandwidth=bandwidth(),
-        attention=attention_backends(), compile_error=compile_fails,
-        missing=environment.missing_here(here, compile_fails),
+        compile_error=compile_fails, missing=environment.missing_here(here, compile_fails),
     )
 
 
@@ -145,51 +140,3 @@ def bandwidth() -> float:
     source = torch.ones(2**28 if cuda else 2**26, device="cuda" if cuda else "cpu")
     target = torch.empty_like(source)
     return 2 * source.nbytes / seconds_of("target.copy_(source)", 0.5, source=source, target=target)
-
-
-def attention_backends() -> list[dict]:
-    """For dropout 0, 0.1 and 0.125 what PyTorch chooses for causal attention in the type trained
-    in, and for each kernel whether it runs, on a GPU its milliseconds forward and backward at batch
-    8, and the dropout that it really applies."""
-    cuda = torch.cuda.is_available()
-    device, shape = ("cuda", (8, 12, 1024, 64)) if cuda else ("cpu", (8, 8, 128, 64))
-
-    def milliseconds(q, k, v, dropout: float) -> float:
-        def forward_and_backward() -> None:
-            y = attention(q, k, v, dropout_p=dropout, is_causal=True)
-            torch.autograd.grad(y, (q, k, v), y)
-
-        return 1000 * seconds_of("step()", 0.1, step=forward_and_backward)
-
-    rows, dtype = [], getattr(torch, best_dtype()[0])
-    for dropout in (0.0, 0.1, 0.125):
-        q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True)
-                   for _ in range(3))
-        choice = SDPBackend(torch._fused_sdp_choice(q, k, v, dropout_p=dropout, is_causal=True))
-        for name in ("MATH", "EFFICIENT_ATTENTION", "FLASH_ATTENTION", "CUDNN_ATTENTION"):
-            backend = getattr(SDPBackend, name)
-            row = dict(dropout=dropout, backend=name.lower(), chosen=backend == choice, runs=False,
-                       milliseconds=None, real_dropout=None)
-            try:
-                with warnings.catch_warnings(), sdpa_kernel(backend):
-                    warnings.simplefilter("ignore")  # they say why a kernel isn't available
-                    row |= dict(real_dropout=real_dropout(q.detach(), dropout),
-                                milliseconds=milliseconds(q, k, v, dropout) if cuda else None)
-                row["runs"] = True
-            except RuntimeError:  # this kernel can't
-                pass
-            rows.append(row)
-    return rows
-
-
-def real_dropout(like, dropout: float) -> float:
-    """The share of the attention weights that are really zeroed, from the spread of the results.
-
-    With equal scores, and values 1 and -1 in turn, a result is the mean of T numbers that are 0 or
-    ±1 / (1 - p): around 0, with the variance p / (1 - p) / T.
-    """
-    zeros, values = torch.zeros_like(like), torch.ones_like(like)
-    values[..., 1::2, :] = -1
-    y = attention(zeros, zeros, values, dropout_p=dropout)
-    odds = y[..., 0].float().square().mean().item() * like.shape[2]
-    return odds / (1 + odds)

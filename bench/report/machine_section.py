@@ -20,7 +20,7 @@ from bench.common import (
 )
 from bench.measure.journal import data_of, journal_of
 from bench.report.notes import counted, peaks
-from bench.report.tables import Column, Table, credited, fmt, found_in, markdown, num_col, rows_in
+from bench.report.tables import credited, fmt, found_in, rows_in
 
 
 def this_machine() -> dict:
@@ -75,16 +75,7 @@ def machine_section(look: dict) -> str:
         f" {look['bandwidth'] / 1e9:,.0f} GB/s (10⁹ bytes, read and written). Memory:"
         f" {fmt(look['memory_gb'], '.1f') or 'n/a'} GB.",
         f"torch.compile doesn't work: {error}" if error else "torch.compile works.",
-        *(f"Missing: {thing}." for thing in look["missing"]),
-        f"Attention kernels by dropout ({trained_in(machine)}, causal), and what each really"
-        " applies; 01 turns cuDNN's off:",
-        markdown(Table([
-            num_col("dropout", "dropout", "g"),
-            Column("kernel", lambda row: row["backend"].replace("_", " "), True),
-            Column("runs", lambda row: "yes" if row["runs"] else "no"),
-            Column("PyTorch's choice", lambda row: "←" if row["chosen"] else "", True),
-            num_col("ms, forward and backward", "milliseconds", ".2f"),
-            num_col("real dropout", "real_dropout", ".3f")], look["attention"]))])
+        *(f"Missing: {thing}." for thing in look["missing"])])
 
 
 def first_line(look: dict) -> str:
