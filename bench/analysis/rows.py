@@ -90,7 +90,6 @@ class Row:
     uncompiled = property(lambda row: any(record.uncompiled for record in row.records))
     val_loss = property(lambda row: median_known(
         record.val_loss_after(row.plan.loss_tokens) for record in row.records))
-    speed_is_average = property(lambda row: any(record.speed_is_average for record in row.records))
 
     seconds_per_step = property(
         lambda row: ratio(row.record and row.record.tokens_per_step, row.tok_per_sec))
@@ -171,8 +170,6 @@ class Row:
         lambda row: row.reference and mean_ratio(row.memories, row.reference.memories))
     loss_difference = property(
         lambda row: row.reference and difference(row.val_loss, row.reference.val_loss))
-    loss_difference_baseline = property(
-        lambda row: row.baseline and difference(row.val_loss, row.baseline.val_loss))
     published_factor = property(
         lambda row: row.reference and ratio(row.run.published, row.reference.run.published))
     published_factor_baseline = property(

@@ -1,7 +1,6 @@
 """One run of a study: its script in a process of its own, and what that leaves, in the journal."""
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -68,8 +67,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: tuple) ->
                 study.collect(setup, Path(name) / "results")
             except ValueError as reason:
                 outcome = Outcome(Status.FAILED, str(reason))
-    ran |= dict(outcome=outcome.status, error=outcome.text or None,
-                load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None)
+    ran |= dict(outcome=outcome.status, error=outcome.text or None)
     try:
         ran["matmul_rate"] = processes.ask_machine("matmul_rate")
     except UserError as reason:

@@ -8,8 +8,7 @@ from bench.analysis.rows import Row
 from bench.common import listed
 from bench.measure.journal import Measured
 
-MARKS = {"uncompiled": r"\* not compiled: there is no compiler, or it was turned off.",
-         "speed_is_average": "† too few steps for a median: the average of the run."}
+UNCOMPILED = r"\* not compiled: there is no compiler, or it was turned off."
 
 
 def provenance(measured: Iterable[Measured]) -> str:
@@ -107,6 +106,7 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
     if noise is not None:
         seeds = len(rows[0].losses_by_seed)
         notes.append(f"Over {seeds} seeds the first row's losses vary by {noise:.4f}.")
-    notes += [text for name, text in MARKS.items() if any(getattr(row, name) for row in rows)]
+    if any(row.uncompiled for row in rows):
+        notes.append(UNCOMPILED)
     return [f"{machine_note(measured, rows)} {length} per run. {peak_note(measured)}",
             " ".join(notes)]

@@ -144,24 +144,23 @@ def excerpts_of(study, measured) -> dict[str, str]:
 def full_table(rows: list[Row]) -> Table:
     """Returns every column that a study of techniques or alternatives may have."""
     def technique(row: Row) -> str:
-        return (credited(row, row.technique) + (r" \*" if row.uncompiled else "")
-                + (" †" if row.speed_is_average else ""))
+        return credited(row, row.technique) + (r" \*" if row.uncompiled else "")
 
     factors = [num_col("speedup", "factor", ".2f"), INTERVAL,
                num_col("speedup, A100", "published_factor", ".2f")]
-    to_first = [num_col("× GB", "memory_factor", ".2f")]
+    memory = []
     if any(row.run.ablated for row in rows):
         factors = [num_col("technique's speedup", "factor", ".2f"), INTERVAL]
-        to_first = []
-    elif not one_reference(rows):
+    elif one_reference(rows):
+        memory = [num_col("× GB", "memory_factor", ".2f")]
+    else:
         factors += [num_col("over the baseline", "factor_baseline", ".2f"),
                     num_col("over the baseline, A100", "published_factor_baseline", ".2f")]
-        to_first = [num_col("Δ loss, baseline", "loss_difference_baseline", "+.4f")]
     return Table([
         RUN, Column("technique", technique, True), SPEED, RANGE, *factors,
         num_col("reserved GB", "reserved_gb", ".2f"),
         num_col("first step s", "record.first_step_seconds", ".1f"),
-        LOSS, num_col("Δ loss", "loss_difference", "+.4f"), *to_first,
+        LOSS, num_col("Δ loss", "loss_difference", "+.4f"), *memory,
         EXPECTED_LOSS, num_col("of matmul peak", "share_of_peak", ".1%"),
         num_col("MFU", "mfu", ".1%"), text_col("attention", "record.end.attention_backend"),
         Column("significance", lambda row: row.error or row.significance or (
