@@ -15,7 +15,7 @@ from bench import processes
 from bench.catalogue import Run
 from bench.common import BUILD, UserError, sha256
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
-from bench.measure.plan import SCRATCH, Job, Plan, Setup
+from bench.measure.plan import SCRATCH, Job, Setup
 from bench.measure.records import Outcome, RecordError, Status, read_events
 
 # A run hangs, and is ended, that takes ten minutes and ten times the longest one so far; of the
@@ -25,7 +25,7 @@ HANG_SECONDS, FIRST_SECONDS = 600, 1800
 STATUS_OF = {"out of memory": Status.OUT_OF_MEMORY, "text is too short": Status.TEXT_TOO_SHORT}
 
 
-def command_of(job: Job, plan: Plan, setup: Setup, length: tuple, scratch: Path) -> list:
+def command_of(job: Job, setup: Setup, length: tuple, scratch: Path) -> list:
     run, launcher = job.run, []
     if run.torchrun:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr",
@@ -34,7 +34,7 @@ def command_of(job: Job, plan: Plan, setup: Setup, length: tuple, scratch: Path)
     return [
         sys.executable, *launcher, setup.script(run), "--name", run.name, "--device", setup.device,
         "--data", setup.data, "--results-dir", scratch / "results", "--seed", job.seed,
-        *length, *plan.options, *setup.options, *options,
+        *length, *setup.options, *options,
     ]
 
 
@@ -51,7 +51,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: tuple) ->
     longest = max((result.seconds for result in measured.results), default=FIRST_SECONDS)
     BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
-        command = command_of(job, measured.plan, setup, length, Path(name))
+        command = command_of(job, setup, length, Path(name))
         start = dict(event="run", id=measured.id, name=run.name, round=job.round, seed=job.seed,
                      cache="cold" if cold else "warm", command=printed(command),
                      source_sha256=source)
@@ -79,8 +79,6 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: tuple) ->
 
 def run_script(command: list, run: Run, timeout: float, environment: dict) -> tuple:
     """Returns (exit code, stderr); where it is ended after `timeout` seconds, (None, that)."""
-    if run.processes > 1:
-        environment["OMP_NUM_THREADS"] = "1"  # as torchrun would set it, and say so
     try:
         code, _, err = processes.run_child(command, timeout=timeout, cores=run.cores,
                                            **environment)

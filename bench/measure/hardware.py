@@ -1,4 +1,4 @@
-"""What PyTorch tells of this machine, and how fast that is at best: matmuls, memory.
+"""What PyTorch tells of this machine, and how fast its matmuls are at best.
 
 Nothing here multiplies in bfloat16 on a machine whose scripts train in float32.
 """
@@ -82,8 +82,8 @@ def look() -> dict:
     memory = torch.cuda.get_device_properties(0).total_memory / 1024**3 if here["gpus"] else (
         here["ram_gb"])
     return dict(
-        machine=here, memory_gb=memory, matmul_peak=matmul_peak(), bandwidth=bandwidth(),
-        compile_error=compile_fails, missing=environment.missing_here(here, compile_fails),
+        machine=here, memory_gb=memory, matmul_peak=matmul_peak(), compile_error=compile_fails,
+        missing=environment.missing_here(here, compile_fails),
     )
 
 
@@ -132,11 +132,3 @@ def matmul_rate() -> float:
     """That of the type trained in, measured for a moment: whether the machine is as fast as
     before."""
     return product_rate(best_dtype()[0], minimum=0.2)
-
-
-def bandwidth() -> float:
-    """Bytes per second, read and written, of a large copy within the device's memory."""
-    cuda = torch.cuda.is_available()
-    source = torch.ones(2**28 if cuda else 2**26, device="cuda" if cuda else "cpu")
-    target = torch.empty_like(source)
-    return 2 * source.nbytes / seconds_of("target.copy_(source)", 0.5, source=source, target=target)

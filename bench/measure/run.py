@@ -128,7 +128,7 @@ class Measurement:
             print(f"changed since, so measured again: {common.listed(changed)}", flush=True)
         keys = {result.key for result in measured.results if result.outcome.complete}
         self.jobs = [job for job in plan.jobs() if job.key not in keys]
-        self.configs = sizing.configurations(able, plan, setup) if self.jobs else {}
+        self.configs = sizing.configurations(able, setup) if self.jobs else {}
 
     def begin(self) -> None:
         """Finds out all that has to be known before the first run; the journal then has this plan.
@@ -181,7 +181,7 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
         if run.error:
             print(f"not run: {run.label}: {run.error}")
         elif own:
-            command = command_of(own[0], plan, setup, lengths[run.name], BUILD / "scratch")
+            command = command_of(own[0], setup, lengths[run.name], BUILD / "scratch")
             print(f"{len(own)} run{'s' if len(own) > 1 else ''}: {printed(command)}")
     results = measurement.measured.results
     seconds = f", about {in_words(sizing.seconds_left(jobs, results))}" if results else ""

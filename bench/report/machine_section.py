@@ -71,8 +71,7 @@ def machine_section(look: dict) -> str:
     return "\n\n".join([
         f"{device}. PyTorch {machine['torch']}, Python {machine['python']}, {machine['os']},"
         f" {machine['threads']} threads{gpu}.",
-        f"Matmul throughput: {peaks(look['matmul_peak'])}. Copy within memory:"
-        f" {look['bandwidth'] / 1e9:,.0f} GB/s (10⁹ bytes, read and written). Memory:"
+        f"Matmul throughput: {peaks(look['matmul_peak'])}. Memory:"
         f" {fmt(look['memory_gb'], '.1f') or 'n/a'} GB.",
         f"torch.compile doesn't work: {error}" if error else "torch.compile works.",
         *(f"Missing: {thing}." for thing in look["missing"])])
