@@ -334,6 +334,7 @@ def test_a_container_has_less_memory(tmp_path):
     for text, gb in (("max", whole), (2**20, 2**20 / 1024**3), (2**62, whole)):
         limit.write_text(f"{text}\n")
         assert ram_gb(limit) == gb
+        (tmp_path / file).unlink()
 
 
 # ---- The tables inside the pages ---------------------------------------------------------------
