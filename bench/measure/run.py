@@ -147,7 +147,7 @@ class Measurement:
         return [job for job in self.jobs if job.run.name not in self.failed]
 
     def describe(self, job: Job, result: Result) -> str:
-        """Returns in one line what a run measured, or why it failed."""
+        """Returns what a run measured, in one line."""
         plan, text = self.measured.plan, str(result.outcome)
         if result.record:
             loss = result.record.val_loss_after(plan.loss_tokens)
@@ -182,4 +182,4 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     results = measurement.measured.results
     seconds = f", about {in_words(sizing.seconds_left(jobs, results))}" if results else ""
     then = ", then those that depend on their results" if first.rounds else ""
-    print(f"{len(jobs)} run{'s' if len(jobs) != 1 else ''}{seconds}{then}")
+    print(f"{len(jobs)} runs{seconds}{then}")
