@@ -35,9 +35,10 @@ PEAK = dict(float32=1e12, TF32=2e12, bfloat16=4e12)
 
 def setup_of(folder: Path, machine: dict = CPU, options: list[str] = (), **args) -> Setup:
     """A Setup whose results lie in `folder`; `args` are the study's options."""
-    args = dict(max_tokens=None, techniques=None, names=None, model=None,
+    args = dict(max_tokens=None, seconds=None, techniques=None, names=None, model=None,
                 what="batch", group=None, stage="01", epochs=None, epoch=False) | args
-    return Setup(machine, Scripts(), folder / "data", folder, Namespace(**args), list(options))
+    return Setup(machine, Scripts(), folder / "data", folder, Namespace(**args), list(options),
+                 matmul_peak=PEAK, batches={})
 
 
 def record_events(
@@ -94,7 +95,7 @@ def plan_of(*names: str, **settings) -> Plan:
 
 def measured_of(study: str, plan: Plan, machine: dict = CPU, id: str = "1", **header) -> Measured:
     fields = dict(id=id, study=study, kind=plan.kind, time=f"20260101T00000{id[-1]}Z",
-                  machine=machine, data="d", options=[], plan=plan,
+                  machine=machine, matmul_peak=PEAK, data="d", options=[], plan=plan,
                   sources={run.name: "s" for run in plan.runs})
     return Measured(**fields | header)
 
@@ -103,13 +104,13 @@ def write_journal(
     folder: Path, study: str, plan: Plan, runs: list[dict] = (), machine: dict = CPU, **header
 ) -> Path:
     """Adds a measurement to a journal: its study line, then each of `runs`, a dict of name, round
-    (1), error (None) and its kind, seconds and of what record_events takes."""
+    (1), error (None) and its kind, seconds, matmul_rate and of what record_events takes."""
     path, measured = journal_of(folder, study), measured_of(study, plan, machine, **header)
     lines = [measured.as_json()]
     for run in runs:
-        run = dict(round=1, error=None, kind=Status.FAILED, seconds=1.0) | run
-        name, number, error, kind, seconds = (run.pop(key) for key in (
-            "name", "round", "error", "kind", "seconds"))
+        run = dict(round=1, error=None, kind=Status.FAILED, seconds=1.0, matmul_rate=4e12) | run
+        name, number, error, kind, seconds, rate = (run.pop(key) for key in (
+            "name", "round", "error", "kind", "seconds", "matmul_rate"))
         run.setdefault("seed", plan.seed_of(number))
         lines.append(dict(event="run", id=measured.id, name=name, round=number, seed=run["seed"],
                           cache="warm", command="", source_sha256="s"))
@@ -117,7 +118,8 @@ def write_journal(
             lines += record_events(name, **run)
         outcome = Outcome(kind, error) if error else COMPLETE
         lines.append(dict(event="ran", seconds=seconds, exit=int(bool(error)),
-                          outcome=outcome.status, error=outcome.text or None))
+                          outcome=outcome.status, error=outcome.text or None, load=0.5,
+                          matmul_rate=rate))
     append(path, *lines)
     return path
 
@@ -158,7 +160,8 @@ class Children:
     def __init__(self, monkeypatch, build: Path, machine: dict = CPU):
         self.ran, self.calls, self.asked = [], [], []
         self.does, self.stop_at, self.refuses = {}, None, None
-        self.answers = dict(this_machine=machine, free_memory=[81_000])
+        self.answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12,
+                            free_memory=[81_000])
         monkeypatch.setattr(processes, "run_child", self.run_child)
         monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
         monkeypatch.setattr("bench.measure.run.order_of", lambda id: None)  # as the plan has them
@@ -187,11 +190,11 @@ class Children:
         self.asked.append(question)
         return self.answers[question]
 
-    def configurations(self, runs, setup):
+    def configurations(self, runs, plan, setup):
         if self.refuses:
             raise UserError(self.refuses, 2)
         return {run.name: dict(model="cpu-demo", batch_size=4, context_length=256,
-                               learning_rate=1e-3) for run in runs}
+                               learning_rate=1e-3, compile=False) for run in runs}
 
 
 def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
@@ -208,10 +211,10 @@ def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
     for path in (*folder.glob("0?_*.py"), *folder.glob("patches/**/*.patch")):
         path.write_bytes(path.read_bytes().replace(*map(str.encode, SIZES)))
     if machine:
-        look = dict(machine=machine, memory_gb=8.0, matmul_peak=PEAK,
+        look = dict(machine=machine, memory_gb=8.0, matmul_peak=PEAK, bandwidth=3e10, attention=[],
                     compile_error=None, missing=[])
-        answers = dict(this_machine=machine, look=look, free_memory=[81_000],
-                       compile_error=None, rank_count=2)
+        answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12, look=look,
+                       free_memory=[81_000], compile_error=None, rank_count=2)
         room = folder / "bench" / "measure"
         (room / "environment.py").rename(room / "real_environment.py")
         (room / "environment.py").write_text(
@@ -262,7 +265,7 @@ def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measured:
         run = dict(name=name, round=1, seed=plan.seed_of(1), source_sha256="s")
         error = lines if isinstance(lines, str) else None
         measured.add(make_result(run, [] if error else lines, dict(
-            seconds=1.0, error=error,
+            seconds=1.0, error=error, matmul_rate=None,
             outcome=Status.FAILED if error else Status.COMPLETE)))
     return measured
 
@@ -302,8 +305,8 @@ def shown(figure, beside: tuple[str, ...] = ()) -> list[str]:
 def complete_results(folder: Path) -> None:
     """What a machine has measured, as `measure.py pack` takes it."""
     folder.mkdir()
-    look = dict(machine=CPU, matmul_peak=PEAK, missing=[], memory_gb=8.0,
-                compile_error=None)
+    look = dict(machine=CPU, matmul_peak=PEAK, bandwidth=1e10, missing=[], memory_gb=8.0,
+                attention=[], compile_error=None)
     (folder / "machine.json").write_text(json.dumps(look))
     for study, rounds in (("stages", 2), ("ladder", 4)):
         measure_again(folder, study, rounds)

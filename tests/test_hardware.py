@@ -46,6 +46,11 @@ GPUS = {
            " float16: python patches/stack.py compose precision-fp16 --out my.py"),
     "A100 40 GB": ("NVIDIA A100-SXM4-40GB", "8.0", BFLOAT16, "compute capability 8.0"),
 }
+# For which GPUs PyTorch's builds have kernels, by the CUDA that they are built for.
+KERNELS = {
+    "12.6": "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90".split(),
+    "13.0": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_110 sm_120 compute_120".split(),
+}
 # A Mac's GPU: the tools train on its CPU.
 MPS = {"MPS": (ARM | dict(bf16=True), "float32",
                "bfloat16 was not measured on mps; to try it: --dtype bfloat16")}
@@ -70,12 +75,14 @@ def simulate(monkeypatch, capabilities: dict, gpu: str | None = None,
     for name, answer in (("is_available", bool(gpu)), ("device_count", int(bool(gpu))),
                          ("get_device_name", gpu), ("get_device_capability", (major, minor)),
                          ("get_device_properties", SimpleNamespace(multi_processor_count=40)),
-                         ("init", None), ("is_tf32_supported", major >= 8)):
+                         ("init", None), ("is_tf32_supported", major >= 8),
+                         ("get_arch_list", KERNELS["12.6" if major < 8 else "13.0"])):
         monkeypatch.setattr(torch.cuda, name, lambda *_, answer=answer: answer)
-    monkeypatch.setattr(torch.version, "cuda", "13.0" if gpu else None)
+    build = "12.6" if (major, minor) < (7, 5) else "13.0"  # which has the GPU's kernels
+    monkeypatch.setattr(torch.version, "cuda", build if gpu else None)
     # A CUDA build would look there for a driver.
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: None)
-    monkeypatch.setattr(environment, "nvidia_smi", lambda: (gpu, "570") if gpu else (None, None))
+    monkeypatch.setattr(environment, "nvidia_smi", lambda fields: ["570"] if gpu else [])
 
 
 class Model:
@@ -169,12 +176,19 @@ class NoBfloat16(TorchDispatchMode):
 
 
 def test_nothing_multiplies_in_bfloat16_unless_asked(monkeypatch):
-    """Rates of matmuls, and the look of a report."""
+    """Rates of matmuls, attention's kernels, the look of a report."""
     simulate(monkeypatch, X86)
+
+    def once(statement, minimum, **names):
+        exec(statement, {}, names)
+        return 1.0
+
+    monkeypatch.setattr(hardware, "seconds_of", once)
     monkeypatch.setattr(hardware, "compile_error", lambda: None)
     with NoBfloat16() as mode, settings_restored():
         found = hardware.look()
-    assert mode.count > 5 and [*found["matmul_peak"]] == ["float32"]
+        rate = hardware.matmul_rate()
+    assert mode.count > 100 and found["matmul_peak"] == {"float32": rate}
     assert BFLOAT16 not in machine_section.machine_section(found)
     assert f"in float32 matmuls, the type that the optimized scripts train in here" \
            f" ({NO_UNITS})" in machine_section.first_line(found)
@@ -189,40 +203,99 @@ def test_the_type_is_part_of_a_machine():
 # ---- A GPU that PyTorch can't use
 
 
-NAME = "NVIDIA A100-SXM4-40GB"
-TOO_OLD = "The NVIDIA driver on your system is too old (found version 12040)."
+NAME, INSTALL = "NVIDIA A100-SXM4-40GB", (
+    "`pip install --force-reinstall torch==2.13.0 --index-url https://download.pytorch.org/whl/{}`")
+CU130, CPU_BUILD = ("2.13.0+cu130", "13.0"), ("2.13.0+cpu", None)
+TOO_OLD = ("The NVIDIA driver on your system is too old (found version {}). Please update your GPU"
+           " driver by downloading and installing a new version")
+NO_CUDA, LOST = "Torch not compiled with CUDA enabled", "CUDA unknown error"
+TOLD_OLD = (f"a newer driver for the {NAME}: 550.54.14 is too old for PyTorch 2.13.0+cu130, built"
+            " for CUDA 13.0")
 
 
-@pytest.mark.parametrize(("answer", "first"), [
-    (f"{NAME}, 550.54.14\nTesla T4, 550.54.14", (NAME, "550.54.14")),
-    ("[N/A], [N/A]", (None, None)), ("No devices were found", (None, None)),
-    ("Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.12",
-     (None, None))])
-def test_the_first_gpu_by_nvidia_smi(tmp_path, monkeypatch, answer, first):
-    """Which exits with 0 in all these cases."""
+def with_driver(monkeypatch, capability: str | None = "8.0") -> None:
+    """What nvidia-smi tells; older drivers don't know the capability."""
+    answers = {"name,driver_version": [f"{NAME}, 550.54.14"], "driver_version": ["550.54.14"],
+               "compute_cap": [capability] if capability else []}
+    monkeypatch.setattr(environment, "nvidia_smi", answers.__getitem__)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.parametrize(("build", "error", "capability", "needs"), [
+    (CU130, TOO_OLD.format(12040), "8.0",
+     f"{TOLD_OLD}; or, for this driver, {INSTALL.format('cu126')}"),
+    (CU130, TOO_OLD.format(12040), "12.0", TOLD_OLD),  # CUDA 12 has no kernels for it
+    (CU130, LOST, "8.0", f"what keeps PyTorch 2.13.0+cu130 from the {NAME}: {LOST}"),
+    (CPU_BUILD, NO_CUDA, "8.0", f"PyTorch for NVIDIA GPUs, since 2.13.0+cpu can't use the {NAME}: "
+                                + INSTALL.format("cu130")),
+])
+def test_a_gpu_that_is_not_found(monkeypatch, build, error, capability, needs):
+    """Both versions, and what to install."""
+    with_driver(monkeypatch, capability)
+    assert environment.gpu_needs(*build, None, None, [], error) == needs
+
+
+@pytest.mark.parametrize("answer", [
+    "[N/A], [N/A]", "[Insufficient Permissions]", "No devices were found",
+    "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 570.12"])
+def test_an_answer_that_tells_nothing(tmp_path, monkeypatch, answer):
+    """Of nvidia-smi, with exit code 0."""
     script = tmp_path / "nvidia-smi"
     script.write_text(f"#!/bin/sh\ncat << END\n{answer}\nEND\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert environment.nvidia_smi() == first
+    monkeypatch.setattr(environment.Path, "exists", lambda path: False)  # no driver is loaded
+    for fields in ("name,driver_version", "driver_version", "compute_cap"):
+        assert environment.nvidia_smi(fields) == []
+    assert environment.gpu_needs(*CU130, None, None, [], LOST) is None
+
+
+def test_a_gpu_that_is_hidden_or_out_of_reach(monkeypatch):
+    def needs() -> str | None:
+        return environment.gpu_needs(*CU130, None, None, [], TOO_OLD.format(12040))
+
+    with_driver(monkeypatch)
+    for hides in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hides)
+        assert needs() == f"a visible GPU: CUDA_VISIBLE_DEVICES={hides} hides the {NAME}"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as a scheduler sets it
+    assert needs().startswith(TOLD_OLD)
+    monkeypatch.setattr(environment, "nvidia_smi", lambda fields: [])
+    for loaded in (True, False):  # a host's driver
+        monkeypatch.setattr(environment.Path, "exists", lambda path, loaded=loaded: loaded)
+        assert ("a container is started with --gpus all" in (needs() or "")) is loaded
+
+
+@pytest.mark.parametrize(("capability", "kernels", "build"), [
+    ("7.0", KERNELS["13.0"], "cu126"), ("12.0", KERNELS["12.6"], "cu130"),
+    ("8.0", ["sm_86"], "cu130"),  # for later ones alone
+    ("8.9", KERNELS["13.0"], None), ("9.0", ["sm_90a"], None),
+    ("12.1", ["compute_90"], None),  # compiled when it is needed
+    ("9.4", ["gfx90a", "gfx942"], None)])  # ROCm
+def test_a_build_without_kernels_for_the_gpu(capability, kernels, build):
+    """By what it was compiled for, whatever its CUDA is."""
+    needs = environment.gpu_needs("2.13.0", "12.8", "Tesla P100", capability, kernels, "")
+    assert needs == (build and "kernels for the Tesla P100, compute capability"
+                     f" {capability}, which PyTorch 2.13.0 doesn't have: {INSTALL.format(build)}")
 
 
 def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, capsys):
     """By doctor and by every study, also by `fits`, which `make bench` asks."""
     simulate(monkeypatch, X86 | dict(amx_bf16=True))
-    monkeypatch.setattr(environment, "nvidia_smi", lambda: (NAME, "550.54.14"))
+    with_driver(monkeypatch)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)  # by NVIDIA's library
     monkeypatch.setattr(torch.cuda, "init", mock.Mock(
-        side_effect=RuntimeError(f"{TOO_OLD}\nPlease update")))
+        side_effect=RuntimeError(TOO_OLD.format(12040))))
     here = hardware.this_machine()
     assert (here["device"], here["gpus"], hardware.rank_count()) == ("cpu", 0, 2)
-    assert here["gpu_needs"].startswith(f"a PyTorch that can use the {NAME}: ")
-    assert TOO_OLD in here["gpu_needs"] and "Please" not in here["gpu_needs"]
+    assert here["gpu_needs"].startswith(TOLD_OLD)
     monkeypatch.setattr(processes, "ask_machine", dict(compile_error=None).__getitem__)
     assert f"missing        {here['gpu_needs']}\n" in Doctor().answer(setup_of(tmp_path, here))
     monkeypatch.setattr(machine_section, "this_machine", lambda: here)
-    monkeypatch.setattr(sizing, "configurations", lambda runs, setup: {run.name: dict(
-        batch_size=4, context_length=256) for run in runs})
+    monkeypatch.setattr(sizing, "configurations", lambda runs, plan, setup: {run.name: dict(
+        batch_size=4, context_length=256, compile=True) for run in runs})
     for command in (["stages", "--dry-run"], ["fits", "00"]):
         args = cli.make_parser().parse_args([*command, "--results-dir", str(tmp_path / "no-such")])
         assert cli.run(args, []) == 0

@@ -20,7 +20,7 @@ from made_up import (
 )
 
 from bench.common import UserError
-from bench.measure.journal import append, locked, newest, read_journal
+from bench.measure.journal import append, locked, loose_records, newest, read_journal
 from bench.measure.records import COMPLETE, Outcome, RecordError, Status, make_record, read_record
 
 GPU = "NVIDIA A100-SXM4-80GB"
@@ -37,12 +37,12 @@ def logs_of(events: list[dict]) -> list[dict]:
 def test_record(tmp_path):
     record = read_record(write_record(tmp_path, "00_orig", config=dict(compile=False)))
     assert (record.stage, record.outcome) == ("00_orig", COMPLETE)
-    assert record.tok_per_sec == 100.0
+    assert (record.tok_per_sec, record.speed_is_average) == (100.0, False)
     assert (record.device_name, record.uncompiled, record.mfu) == ("Some CPU", True, None)
     assert record.steps_per_epoch == 390 // 4  # of 100,000 // 256 windows, in batches of 4
     short = record_of(steps=4, start=dict(data=None))
     assert (short.tok_per_sec, short.steps_per_epoch) == (90.0, None)
-    assert short.quartiles is None and not short.uncompiled
+    assert short.speed_is_average and not short.uncompiled
 
 
 def test_losses_and_times():
@@ -99,6 +99,25 @@ def test_several_processes():
         assert (low == pytest.approx(100)) is (ranks == 2)
 
 
+@pytest.mark.parametrize(("gpu", "config", "precision"), [
+    (GPU, {}, "float32"),
+    (GPU, dict(matmul_precision="high"), "TF32"),
+    (None, dict(matmul_precision="high"), "float32"),  # a CPU has no TF32
+    (GPU, dict(matmul_precision="high", dtype="bfloat16"), "bfloat16"),
+    (GPU, dict(autocast="bfloat16"), "bfloat16"),
+])
+def test_precision(gpu, config, precision):
+    assert record_of(gpu=gpu, config=config).precision == precision
+
+
+def test_too_large(tmp_path):
+    """A line of 1 GB is no reason to fill the memory."""
+    path = write_record(tmp_path, "00_orig")
+    with open(path, "ab") as file:
+        file.truncate(2**30)
+    assert loose_records(tmp_path) == []
+
+
 def test_killed(tmp_path):
     path = write_record(tmp_path, "00_orig")
     path.write_bytes(path.read_bytes()[:-9])  # cut off within its last line
@@ -149,7 +168,8 @@ def keys(measured) -> list[tuple]:
 
 
 def test_round_trip(tmp_path):
-    plan = plan_of("a", "b", kind="k", rounds=2, targets={"best": 3.5}, new_seeds=True)
+    plan = plan_of("a", "b", kind="k", rounds=2, options=["--dropout", "0"], targets={"best": 3.5},
+                   memory_limit_gb=8.0, new_seeds=True)
     plan.runs[1] = plan.runs[1].replace(options=("--batch-size", "4"), batch=4, error="no")
     runs = [dict(name="a", speed=120.0, seconds=7.5),
             dict(name="a", round=2, error="out of memory", kind=Status.HUNG)]  # whatever its words

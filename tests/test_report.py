@@ -45,7 +45,10 @@ from bench.studies import all_studies
 from patches import stack
 
 LOOK = dict(
-    memory_gb=24.0, matmul_peak=PEAK, compile_error=None, missing=["a thing: how to get it"],
+    memory_gb=24.0, matmul_peak=PEAK, bandwidth=3e10, compile_error=None,
+    missing=["a thing: how to get it"],
+    attention=[dict(dropout=0.1, backend="flash_attention", runs=True, chosen=True,
+                    milliseconds=1.5, real_dropout=0.0998)],
 )
 SPEEDS = {"00_orig": 100.0, "01_opt_single_gpu": 900.0, "03-fused-adamw": 120.0}
 PIECES = ",".join(name for name, study in all_studies().items()  # profile needs a trace besides
@@ -96,8 +99,9 @@ def test_techniques(shown):
         "speedup": "1.03", "95 %": "1.03–1.03", "speedup, A100": "2.00",
         "over the baseline": "1.03", "over the baseline, A100": "2.00",
         "reserved GB": "1.25", "first step s": "10.0", "val loss": "8.2500", "Δ loss": "+0.2500",
-        "expected effect on the loss": "rounding", "attention": "manual",
-        "significance": "faster"}
+        "Δ loss, baseline": "+0.2500",
+        "expected effect on the loss": "rounding",
+        "of matmul peak": "10.4%", "attention": "manual", "significance": "faster"}
     assert base["significance"] == "baseline" and base["speedup"] == base["Δ loss"] == "n/a"
     assert (broken["tok/sec"], broken["significance"]) == ("n/a", r"failed: a \| b")
     assert (broken["speedup"], broken["speedup, A100"]) == ("n/a", "2.50")
@@ -105,19 +109,21 @@ def test_techniques(shown):
     assert last["significance"] == "faster" and "0.1875" in notes[1]
 
 
-def test_what_was_not_compiled_has_a_mark(shown):
-    runs = [dict(name="a", config=dict(compile=False)), dict(name="b")]
-    (marked, plain), notes = shown(plan_of("a", "b"), runs)
-    assert marked["technique"] == r"technique a \*" and plain["technique"] == "technique b"
-    assert r" \* " in notes[-1]
+@pytest.mark.parametrize(("record", "mark"), [
+    (dict(steps=4), "†"), (dict(config=dict(compile=False)), r"\*")])
+def test_marks(shown, record, mark):
+    (marked, plain), notes = shown(plan_of("a", "b"), [dict(name="a", **record), dict(name="b")])
+    assert marked["technique"] == f"technique a {mark}" and plain["technique"] == "technique b"
+    assert f" {mark} " in notes[-1]
 
 
 def test_what_was_measured(shown):
-    _, notes = shown(plan_of("a", tokens=None, epochs=5),
-                     rounds_of("a", 100.0, 90.0), options=["--name", "a b", "--dropout", "0"])
+    _, notes = shown(plan_of("a", tokens=None, epochs=5, options=["--name", "a b"]),
+                     rounds_of("a", 100.0, 90.0), options=["--dropout", "0"])
     assert notes[0] == (
         "Some CPU, PyTorch 2.13; seed 123, 2 rounds, options `--name 'a b' --dropout 0`. 5 epochs"
-        " per run.")
+        " per run. Matmul throughput (matmul peak): float32 1.00, TF32 2.00, bfloat16 4.00"
+        " TFLOP/s.")
 
 
 def test_provenance(tmp_path):
@@ -199,6 +205,7 @@ def test_page(reports, tmp_path):
     assert "**900 tok/sec, 9.00 times** 00's 100" in head
     assert "techniques 2 to 3 1.20×" in head and "fused AdamW" not in head
     assert "Missing: a thing: how to get it." in machine
+    assert "| 0.1 | flash attention | yes | ← | 1.50 | 0.100 |" in machine
     for picture in ("stages.png", "ladder.png", "variants.png"):
         assert f"]({picture})" in reports.text
         assert (reports.results / picture).stat().st_size > 10_000
@@ -290,12 +297,16 @@ def test_another_text_than_the_book(reports, no_pictures, corpus, text):
     assert f", text: {text}." in section_of(reports.text, "The ladder") or not text
 
 
-def test_a_folder_that_cannot_be_written(reports):
-    """One line, which names it, before anything is measured."""
+@pytest.mark.parametrize(("place", "advice"), [
+    ("results", "--results-dir"), ("build", "in a copy of this repos")])
+def test_folders_that_cannot_be_written(reports, monkeypatch, place, advice):
+    """One line, which names the folder and what to do, before anything is measured."""
     below = reports.data.parent / "file" / "below"
     below.parent.touch()
-    with pytest.raises(OSError, match=r"Not a directory: .*below"):
-        reports.make(results=below)
+    if place == "build":
+        monkeypatch.setattr("bench.measure.run.BUILD", below)
+    with pytest.raises(UserError, match=rf"below can't be written \(Not a directory\): .*{advice}"):
+        reports.make(results=below if place == "results" else None)
     assert not reports.children.asked
 
 
@@ -308,7 +319,7 @@ def test_a_damaged_look_is_asked_for_again(reports, no_pictures, damaged):
     (reports.results / "machine.json").write_text(damaged)
     assert reports.make(pieces="stages") == 0
     assert reports.children.asked.count("look") == 1
-    assert machine_section.read_look(reports.results)["memory_gb"] == 24.0
+    assert machine_section.read_look(reports.results)["bandwidth"] == 3e10
 
 
 def test_damaged_pieces(reports, capsys):

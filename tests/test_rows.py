@@ -6,6 +6,7 @@ import pytest
 from made_up import plan_of, rounds_of, write_journal
 
 from bench.analysis.rows import rows_of
+from bench.catalogue import Run
 from bench.measure.journal import read_journal
 from bench.report.notes import rounds_note, speedup_note
 
@@ -34,6 +35,15 @@ def test_medians(rows):
     assert row.first_step_excess == pytest.approx(10 - (1024 / 202 + 1024 / 203) / 2)
 
 
+@pytest.mark.parametrize(("config", "share"), [
+    ({}, 0.1), (dict(matmul_precision="high"), 0.05), (dict(dtype="bfloat16"), 0.025),
+    (dict(dtype="float16"), None), (dict(dtype=None), None)])  # not measured; an old record
+def test_share_of_this_machines_peak(rows, config, share):
+    (row,) = rows(plan_of("a"), rounds_of("a", 100.0, gpu="NVIDIA H100 80GB HBM3", config=config))
+    assert row.share_of_peak == (share and pytest.approx(share))
+    assert row.mfu == pytest.approx(100e9 / 989e12)
+
+
 def test_errors(rows):
     """Of a run that can't run, of one that failed, of one that failed later, told once."""
     plan = plan_of(*"abcd")
@@ -46,7 +56,7 @@ def test_errors(rows):
     assert (c.tok_per_sec, c.rounds, c.reference) == (100, 1, None)
     for row in (a, b, d):
         assert {row.tok_per_sec, row.val_loss, row.reserved_gb, row.record, row.significance,
-                row.factor} == {None}
+                row.factor, row.share_of_peak} == {None}
 
 
 # ---- Compared
@@ -76,7 +86,7 @@ def test_factors(rows):
     assert (last.factor, last.factor_baseline) == pytest.approx(
         (mean_ratio([418] * 4, range(103, 107)), mean_ratio([418] * 4)))
     assert (last.published_factor, last.published_factor_baseline) == (4.0, 8.0)
-    assert last.loss_difference == -0.75
+    assert (last.loss_difference, last.loss_difference_baseline) == (-0.75, -0.5)
     assert (last.memory_factor, last.significance) == (pytest.approx(0.5), "faster")
 
 
@@ -181,6 +191,33 @@ def test_times_to_a_target(rows):
         assert (never.tokens_to(target), never.seconds_to(target)) == (None, None)
         assert never.seconds_to(target, with_first_step=True) is None
     assert broken.times_to(8.5) == []
+
+
+# ---- Runs that depend on a smaller one
+
+
+def chain(names: str, **settings):
+    """Each twice as large as the one before."""
+    plan = plan_of(*names, **settings)
+    plan.runs = [Run(name, f"size {name}", "larger", memory_growth=2, requires=before)
+                 for before, name in zip([None, *names], names, strict=False)]
+    return plan
+
+
+TOO_LARGE = "not tried: by the memory of size b it would take more than half of the RAM"
+
+
+@pytest.mark.parametrize(("limit", "memories", "error", "says"), [
+    (80.0, [2.0, 5.0], None, None),
+    (9.9, [2.0, 5.0], None, TOO_LARGE), (9.9, [2.0, None], None, TOO_LARGE),
+    (None, [2.0], "out of memory", "not tried, since size b failed"),
+])
+def test_what_is_not_tried(rows, limit, memories, error, says):
+    """Those behind it have the reason of the first."""
+    runs = [dict(name=name, reserved_gb=gb) for name, gb in zip("ab", memories, strict=False)]
+    runs += [dict(name="b", error=error)] * bool(error)
+    assert [row.error for row in rows(chain("abcde", memory_limit_gb=limit), runs)] == [
+        None, f"failed: {error}" if error else None, says, says, says]
 
 
 @pytest.mark.parametrize(("misses", "sign"), [("", ""), ("a", "> "), ("b", "< "), ("ab", None)])

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,10 +19,13 @@ from made_up import (
     CPU,
     FLOAT32,
     MACHINE,
+    PEAK,
     Children,
     Toy,
     copy_of_checkout,
+    measured_with,
     plan_of,
+    record_events,
     rows_of_text,
     setup_of,
     write_journal,
@@ -29,7 +33,7 @@ from made_up import (
 )
 
 import measure
-from bench import processes
+from bench import common, processes
 from bench.analysis.rows import rows_of
 from bench.catalogue import Run
 from bench.commands.doctor import Doctor, Fits
@@ -101,7 +105,7 @@ NEXT = [("a", 2, 123), ("a", 2, 125), ("b", 2, 123)]
 
 def test_the_order_of_the_runs(monkeypatch, place):
     """Drawn anew for each pair of rounds, of which the second has it backwards; a resumed
-    measurement goes on in it."""
+    measurement goes on in it; sizes that grow keep their order."""
     monkeypatch.setattr("bench.measure.run.order_of", lambda id: 7)
     plan = place.plan(*"abcdef", seed_noise=2)
     ran = place.run(plan, rounds=4)
@@ -116,6 +120,7 @@ def test_the_order_of_the_runs(monkeypatch, place):
     starts = [number for number, line in enumerate(lines) if line.startswith('{"event": "run"')]
     place.path.write_text("".join(lines[:starts[-3]]))
     assert place.run(plan, rounds=4, resume=True) == ran[-3:]
+    assert [name for name, *_ in place.run(sizes(place, "abcdef"), rounds=2)] == [*"abcdef"] * 2
 
 
 def test_rounds(place, plan, capsys):
@@ -124,7 +129,8 @@ def test_rounds(place, plan, capsys):
     (kept,) = read_journal(place.path)
     assert kept.results == place.measured[0].results and kept.plan.rounds == 2
     assert kept.results[2].record.tok_per_sec == 200
-    assert (kept.machine, kept.data) == (CPU, data_of(place.setup.data))
+    assert (kept.matmul_peak, kept.machine, kept.data) == (PEAK, CPU, data_of(place.setup.data))
+    assert {event["matmul_rate"] for event in place.events("ran")} == {4e12}
     assert "round 1: a, seed 124: 100 tok/sec, val loss 8.000" in capsys.readouterr().out
     assert len(place.run(place.plan("a", rounds=3), rounds=2)) == 3  # the plan's own come first
     assert place.run(place.plan("a", new_seeds=True, first_seed=7, seed_noise=1),
@@ -168,11 +174,10 @@ def test_a_run_that_cannot_run(place, plan):
 
 
 def test_deadline(place, plan):
-    assert place.run(plan, deadline=-1) == [] and not place.finished
+    assert place.run(plan, deadline=5) == []  # the first one is thought to take 10 s
+    assert not place.finished
     assert place.run(plan, resume=True, deadline=60) == ROUND and place.finished
-    lines = place.path.read_text().replace('"seconds": 0.', '"seconds": 99.')
-    place.path.write_text(lines)  # by round 1 they take longer
-    assert place.run(plan, rounds=2, resume=True, deadline=60) == [] and not place.finished
+    assert place.run(plan, rounds=2, resume=True, deadline=5) == NEXT  # by round 1 they take none
 
 
 def meta(text):
@@ -265,12 +270,35 @@ def test_a_plan_may_depend_on_the_rows_of_the_one_before(place):
     assert place.measured[0].id == "2" and place.measured[1].id not in "12"
 
 
+def sizes(place, names="abc", **settings):
+    plan = place.plan(*names, **dict(stop_at_oom=True) | settings)
+    plan.runs = [run.replace(requires=run.compared_to, memory_growth=2) for run in plan.runs]
+    return plan
+
+
+@pytest.mark.parametrize(("does", "fails"), [
+    (dict(status="out_of_memory", error="out of memory: lower it"), False),
+    (lambda *_: (1, "", "error: rank 1: out of memory: lower it"), False),  # before its record
+    (lambda *_: (1, "", "error: the text is too short: 9 windows"), False),
+    (lambda *_: (-9, "", ""), False), (lambda *_: (-11, "", ""), True)])
+def test_larger_ones_are_not_tried(place, does, fails):
+    """That a run doesn't fit is a finding; another failure is tried again by a resume."""
+    plan = sizes(place)
+    place.children.does["b"] = does
+    assert place.run(plan, rounds=2) == [("a", 1, 123), ("b", 1, 123), ("a", 2, 123)]
+    assert run.failed(place.measured[0]) is fails
+    assert rows_of(place.measured[0])[2].outcome.status is Status.NOT_TRIED
+    place.children.does.clear()
+    assert place.run(plan, rounds=2, resume=True) == (
+        [("b", 1, 123), ("c", 1, 123), ("b", 2, 123), ("c", 2, 123)] if fails else [])
+
+
 # ---- By which command, and what a run leaves
 
 
 def test_dry_run(place, plan, capsys):
     """Nothing is measured and no results are left, only the scripts, for the commands to be typed;
-    where nothing is measured yet there is no estimate."""
+    where no rate of this machine is known there is no estimate."""
     plan.runs[1] = plan.runs[1].replace(script="made")
     plan.runs.append(plan.runs[1].replace(name="c", error="needs a thing"))
     place.setup.scripts.texts["made"] = b"made\n"
@@ -281,7 +309,7 @@ def test_dry_run(place, plan, capsys):
     assert "--name a " in first and "--seed 123 " in first
     script = Path(second.split()[3])
     assert script.read_text() == "made\n" and script.parent.name == sha256(b"made\n")[:16]
-    assert rest == ["not run: b: needs a thing", "9 runs"]
+    assert rest == ["not run: b: needs a thing", "9 runs, no estimate yet"]
     with pytest.raises(UserError, match="nothing to resume"):
         run.dry_run(Toy(plan), place.setup, 2, resume=True)
     place.run(plan)
@@ -319,8 +347,8 @@ def child(code=0, err="", whole=True, hangs=False, **record):
      "rank 0: out of memory: y", "out_of_memory"),
     (child(1, "error: lower it", status="diverged", error="lower it"), "diverged: lower it",
      "failed"),
-    (child(hangs=True, status="interrupted", error="by a signal"),
-     "ended after 18600 s: it hung, or is far too slow", "hung"),
+    (child(hangs=True, status="interrupted", error="by a signal"), "ended after 651 s: it hung, or"
+     " is far too slow", "hung"),
     (dict(steps=4, avg_tok_per_sec=None), "too short for a speed: raise --max-tokens", "failed"),
     (dict(speed=100), "", "complete"),
 ])
@@ -339,11 +367,12 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.
             "--nproc_per_node=2"]
 
 
-@pytest.mark.parametrize(("changes", "launcher"), [
-    ({}, []), (dict(torchrun=True, processes=2, cores=2), TORCHRUN)])
-def test_command(place, changes, launcher):
+@pytest.mark.parametrize(("changes", "launcher", "variables"), [
+    ({}, [], {}),
+    (dict(torchrun=True, processes=2, cores=2), TORCHRUN, {"OMP_NUM_THREADS": "1"})])
+def test_command(place, changes, launcher, variables):
     """A run's own options come last; its folders live as long as it does."""
-    plan = place.plan("a")
+    plan = place.plan("a", options=["--batch-size", "8"])
     plan.runs[0] = plan.runs[0].replace(options=("--batch-size", "2", "--to", SCRATCH), **changes)
     place.setup.options.extend(["--dropout", "0"])
 
@@ -361,10 +390,11 @@ def test_command(place, changes, launcher):
     for option, value in (("--name", "a"), ("--device", "cpu"), ("--seed", "123"),
                           ("--data", place.setup.data), ("--results-dir", scratch / "results")):
         assert call.command[call.command.index(option) + 1] == str(value)
-    assert call.command[-6:-1] == ["--dropout", "0", "--batch-size", "2", "--to"]
+    assert call.command[-8:-1] == ["--batch-size", "8", "--dropout", "0", "--batch-size", "2",
+                                   "--to"]
     assert not scratch.exists() and scratch.parent == place.folder / "build"
     assert call.cores == changes.get("cores")
-    assert call.environment["OWN"] == "1"
+    assert call.environment.items() >= (variables | {"OWN": "1"}).items()
     (event,) = place.events("run")
     assert event["command"].startswith(" ".join(["python", *launcher]))
 
@@ -396,30 +426,95 @@ def test_compile_cache(place, cold_rounds, files, kept):
     assert [event["cache"] for event in place.events("run")] == kept.split()
 
 
+@pytest.mark.parametrize("outside", ["", "x/../..", "link/below", "../buildings"])
+def test_only_what_is_in_build_is_removed(tmp_path, monkeypatch, outside):
+    build, elsewhere = tmp_path / "build", tmp_path / "elsewhere"
+    for folder in (build / "x" / "below", elsewhere / "below", tmp_path / "buildings"):
+        folder.mkdir(parents=True)
+    (build / "link").symlink_to(elsewhere)
+    monkeypatch.setattr(common, "BUILD", build)
+    with pytest.raises(UserError, match="so it isn't removed"):
+        common.remove_built(build / outside)
+    assert (elsewhere / "below").exists() and (tmp_path / "buildings").exists()
+    common.remove_built(build / "x")
+    assert build.exists() and not (build / "x").exists()
+
+
 # ---- How long
 
 
+class Phases(Toy):
+    """Runs like the first of its second plan follow three times, and its third plan once."""
+
+    def later(self, setup, plan):
+        first, second, third = self.made_with
+        like = replace(second, runs=second.runs[:1])
+        return [(like, 3), (third, 1)] if plan is first else []
+
+
+def test_an_estimate_is_of_the_whole_study(place, plan, capsys):
+    """Of the plans that follow, too, whose runs may depend on the first one's results."""
+    study = Phases(plan, place.plan("c", kind="next", tokens=8192),
+                   place.plan("d", kind="last", rounds=1))
+    write_journal(place.setup.results, "stages", plan_of("a"))
+    run.dry_run(study, place.setup, 2, resume=False)  # runs take 10 s, and little for their tokens
+    assert capsys.readouterr().out.endswith("\n13 runs, about 2 min\n")
+
+
+@pytest.mark.parametrize(("limit", "memory", "names"), [
+    (8.0, [], "abcde"),  # nothing is known of it yet
+    (8.0, [1.0], "abcd"), (8.0, [1.0, 1.5, 2.0], "abcde"), (8.0, [1.0, 9.0], "ab"),
+    (8.0, [None], "a"), (None, [1.0, 9.0], "abcde")])
+def test_what_grows_is_tried_up_to_the_memory(place, limit, memory, names):
+    plan = sizes(place, "abcde", memory_limit_gb=limit)
+    measured = measured_with(plan, {run.name: record_events(run.name, reserved_gb=gb)
+                                    for run, gb in zip(plan.runs, memory, strict=False)})
+    assert "".join(run.name for run in plan.runs if not measured.skip_reason(run)) == names
+
+
 def test_seconds_left(plan):
-    """By the times of each run, of a new one by all; before the first nothing is known."""
     jobs = [Job(run, number, seed) for name, number, seed in ROUND + NEXT
             for run in plan.runs if run.name == name]
-    results = [SimpleNamespace(name=name, seconds=seconds)
-               for name, seconds in (("a", 10), ("a", 20), ("a", 90), ("c", 30))]
-    assert seconds_left(jobs, results) == 4 * 20 + 2 * 25
-    assert seconds_left(jobs, []) == 0
+    estimates = {"a": sizing.Length((), 30), "b": sizing.Length((), 50)}
+    results = [SimpleNamespace(name="a", seconds=seconds) for seconds in (10, 20, 90)]
+    # b is estimated at 50 s, and a took 20 where 30 were estimated; so is what follows.
+    assert seconds_left(jobs, results, estimates, 6000) == pytest.approx(
+        4 * 20 + (2 * 50 + 6000) * 20 / 30)
+    assert seconds_left(jobs, [], estimates) == 4 * 30 + 2 * 50
     assert [in_words(seconds) for seconds in (89, 150, 7200)] == ["89 s", "2 min", "2.0 h"]
 
 
-@pytest.mark.parametrize(("settings", "processes", "tokens", "line"), [
-    ({}, 1, 10 * 1024, 9),  # a line after 1, 10, 19 ... steps; 10 reach 10,000 tokens
-    (dict(min_steps=12), 1, 12 * 1024, 9), (dict(min_steps=12), 4, 12 * 4096, 9)])
-def test_length(settings, processes, tokens, line):
-    """In whole steps, and the tokens alone end the run."""
-    plan = plan_of("a", tokens=10_000, **settings)
-    plan.runs = [plan.runs[0].replace(processes=processes)]
-    options = sizing.lengths_of(plan, {"a": dict(batch_size=1, context_length=1024)})["a"]
-    assert dict(zip(options[::2], options[1::2], strict=True)) == {
-        "--max-tokens": tokens, "--eval-freq": line, "--epochs": 10**6}
+def length(plan, per_step=1024, machine=MACHINE, compile=False):
+    """The options that say so, and the seconds; the machine is twice an A100."""
+    (run,) = plan.runs
+    config = sizing.GPT2 | dict(batch_size=per_step // run.processes // 1024, compile=compile)
+    found = sizing.lengths_of(plan, setup_of(Path(), machine), {run.name: config},
+                              dict(bfloat16=2 * 312e12))[run.name]
+    return dict(zip(found.options[::2], found.options[1::2], strict=True)), found.seconds
+
+
+def plan_with(**changes):
+    plan = plan_of("a", tokens=10_000, seconds=10)
+    plan.runs = [plan.runs[0].replace(**changes)]
+    return plan
+
+
+def test_length():
+    options, seconds = length(plan_with(expected=12_000))
+    assert options == {
+        "--max-tokens": 235 * 1024,  # 10 s at 24,000, in whole steps
+        "--eval-freq": 9,  # a line after 1, 10, 19 ... steps; 10 reach 10,000 tokens
+        "--epochs": 10**6}  # the tokens alone end the run
+    assert seconds == pytest.approx(20 + 235 * 1024 / 24_000)
+    slow = plan_with(expected=500)  # so the common count takes longer
+    assert length(slow)[0]["--max-tokens"] == 10 * 1024
+    assert length(slow, compile=True)[1] == pytest.approx(20 + 40 + 10 * 1024 / 1000)
+    assert length(slow, machine=CPU)[1] == pytest.approx(10 + 10 * 1024 / 1000)
+    ranks = plan_with(expected=500, processes=4)
+    options, _ = length(ranks, 4096)
+    assert (options["--max-tokens"], options["--eval-freq"]) == (10 * 4096, 9)
+    ranks.seconds, ranks.min_steps = 0, 12
+    assert length(ranks, 4096)[0]["--max-tokens"] == 12 * 4096
 
 
 def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
@@ -429,17 +524,18 @@ def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
     runs = [Run("00", "00", "", ROOT / "00_orig.py"),
             Run("01", "01", "", ROOT / "01_opt_single_gpu.py", options=("--batch-size", "3")),
             Run("02", "02", "", ROOT / "02_opt_multi_gpu_ddp.py"), Run("made", "made", "", "01")]
-    setup = setup_of(tmp_path, options=TINY_OPTIONS)
-    configs = sizing.configurations(runs, setup)
-    assert [config["batch_size"] for config in configs.values()] == [2, 3, 2, 2]
+    plan, setup = plan_of(options=TINY_OPTIONS), setup_of(tmp_path)
+    configs = sizing.configurations(runs, plan, setup)
+    assert [(config["batch_size"], config["compile"]) for config in configs.values()] == [
+        (2, None), (3, True), (2, True), (2, True)]
     assert {(config["context_length"], config["learning_rate"])
             for config in configs.values()} == {(16, 5e-4)}
     monkeypatch.setattr(processes, "ask", None)
-    assert sizing.configurations(runs, setup) == configs
+    assert sizing.configurations(runs, plan, setup) == configs
     for option in ("--seed", "-h", "--eval-freq=3"):
         setup.options[:] = [option]
         with pytest.raises(UserError, match=f"^{option.split('=')[0]} is set by measure.py"):
-            sizing.configurations(runs, setup)
+            sizing.configurations(runs, plan, setup)
 
 
 # ---- Child processes
@@ -631,8 +727,8 @@ def gpu(tmp_path, monkeypatch):
     """A GPU with so much free memory; the scripts' own batch sizes are 8 and, of b, 32."""
     gpu = Place(tmp_path, monkeypatch, MACHINE)
     gpu.children.answers |= dict(free_memory=[24_100])
-    monkeypatch.setattr(sizing, "configurations", lambda runs, setup: {
-        each.name: dict(batch_size=32 if each.name == "b" else 8, context_length=256)
+    monkeypatch.setattr(sizing, "configurations", lambda runs, plan, setup: {
+        each.name: dict(batch_size=32 if each.name == "b" else 8, context_length=256, compile=False)
         for each in runs})
     return gpu
 
@@ -650,9 +746,9 @@ def test_what_fits(gpu, free, batches, capsys):
     assert ("not even that fits" in text) == (free == [2_500])
 
 
-def test_a_study_fits_its_runs(gpu):
+def test_a_study_fits_its_runs(gpu, capsys):
     """Resumed with the same batch sizes, though less is free then. A run that doesn't fit all the
-    same has failed, and the others go on."""
+    same has failed, the others go on, and a line says what to type."""
     def batches(*names, resume=False, **settings) -> list[tuple]:
         """What a start runs: (name, batch size or None)."""
         gpu.children.calls.clear()
@@ -668,6 +764,8 @@ def test_a_study_fits_its_runs(gpu):
     gpu.children.does["b"] = dict(status="out_of_memory", error="out of memory: lower it")
     assert batches("a", "b", rounds=2) == [("a", "1"), ("b", "4"), ("a", "1")]
     assert run.failed(gpu.measured[0])
+    assert "python measure.py toy -- --batch-size" in capsys.readouterr().out
+    assert batches("a", stop_at_oom=True) == [("a", None)]
 
 
 @pytest.mark.parametrize(("old", "free", "batches"), [

@@ -2,10 +2,12 @@
 runs."""
 
 from collections import Counter
+from dataclasses import replace
 from math import inf, log2
 
 import pytest
 from made_up import (
+    CPU,
     MACHINE,
     carry_out,
     cells_of,
@@ -159,6 +161,22 @@ def test_the_loss_in_time(tmp_path):
     assert [row.run.name for row in ranked(rows, "01", search.loss_in_equal_time)][-1] == failed
 
 
+@pytest.mark.parametrize(("machine", "epoch"), [(CPU, False), (MACHINE, True), (CPU, True)])
+def test_all_that_is_left_is_known_at_each_step(tmp_path, machine, epoch):
+    """So that an estimate is one of the whole search."""
+    setup = setup_of(tmp_path, machine, max_tokens=8192, names=MUON, epoch=epoch)
+    counts, plans = [], {}
+    for plan, _ in carry_out(Search(), setup, landscape()):
+        plans[plan.kind] = replace(plan, rounds=plan.rounds or 2)
+        later = Search().later(setup, plan)
+        assert all(other.tokens and times > 0 for other, times in later)
+        counts.append(sum(len(other.jobs()) for other in plans.values()) + sum(
+            times * len(other.runs) * (other.rounds or 2) for other, times in later))
+    total = 3 * sum(search.HALVING[setup.device].values()) if epoch else (
+        search.RATES + 3 * search.SETTINGS * 2)
+    assert counts == [total] * len(counts) and len(counts) > 3
+
+
 @pytest.mark.parametrize(("study", "args", "why"), [
     (Search, dict(names="no-such"), "no-such"),
     (Search, dict(names="optimizer-muon+optimizer-adafactor"), "exclude each other"),
@@ -205,6 +223,9 @@ def test_without_a_search(tmp_path):
     setup = setup_of(tmp_path, names="optimizer-muon,compile-switch")
     study = TimeToLoss()
     target, plan = measure(study, setup)
+    ((later, times),) = study.later(setup, target)  # for an estimate of both
+    assert (names(later), later.tokens, times) == (names(plan), 3 * search.DEMO_TOKENS, 1)
+    assert study.later(setup, plan) == []
     assert (target.kind, names(target), target.rounds, target.first_seed) == (
         "target", ["00_orig-batch-4-rate-0.0005"], 2, 1)
     assert (plan.kind, plan.targets, plan.tokens) == ("variants", dict(published=7.75), 3 * 8192)

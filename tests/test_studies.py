@@ -31,7 +31,6 @@ from bench.audit.price import gains_of
 from bench.catalogue import Scripts
 from bench.common import ROOT, UserError
 from bench.measure.plan import SCRATCH, Plan
-from bench.measure.records import Status
 from bench.report import machine_section, technique_pages
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, found_in, markdown, picture_name, text_of
@@ -82,7 +81,7 @@ def measure(folder, *args, runs_of=speeds_of, **kwargs):
 
 def some_fail(plan: Plan) -> list[dict]:
     """speeds_of, but that the last run fails, and that the one before it can't run."""
-    if len(plan.runs) > 2:
+    if len(plan.runs) > 2 and not plan.runs[-2].requires:
         plan.runs[-2] = plan.runs[-2].replace(error="needs a thing")
     runs = speeds_of(plan)
     for run in runs:
@@ -108,7 +107,7 @@ def test_plans(case):
         names = [run.name for run in plan.runs]
         assert len(set(names)) == len(names)
         for place, run in enumerate(plan.runs):
-            assert run.compared_to in (None, *names[:place])
+            assert {run.compared_to, run.requires} <= {None, *names[:place]}
             assert run.label and run.technique
             assert run.error or b"def main(" in SCRIPTS.text(run.script)
 
@@ -156,16 +155,16 @@ def test_the_ladder_and_its_length(tmp_path):
     names = [run.name for run in plan.runs]
     assert [run.compared_to for run in plan.runs] == [None, *names[:-1]]
     assert (names[0], names[-1]) == (FIRST, "15-kept-memory")  # 02 needs two GPUs
-    assert (plan.tokens, plan.min_steps) == (393_216, 48)
+    assert (plan.tokens, plan.seconds) == (393_216, 0)
     last = plan_for(tmp_path, "ladder", machine=GPUS).runs[-1]
     assert (last.name, last.processes, last.published) == (DDP, 4, 419_259)
     plan = plan_for(tmp_path, "ladder", "--techniques 0,5-6")
     assert [(run.name, run.compared_to) for run in plan.runs] == [
         (FIRST, None), ("05-bfloat16", FIRST), ("06-native-layers", "05-bfloat16")]
     setup = setup_for(tmp_path, "ladder")
-    setup.args.max_tokens = 99
+    setup.args.max_tokens, setup.args.seconds = 99, 3.0
     (plan,) = STUDIES["ladder"].plans(setup)
-    assert (plan.tokens, plan.min_steps, plan.equal_steps) == (99, 1, True)
+    assert (plan.tokens, plan.seconds, plan.min_steps, plan.equal_steps) == (99, 3.0, 1, True)
 
 
 def test_leave_one_out(tmp_path):
@@ -173,8 +172,18 @@ def test_leave_one_out(tmp_path):
     whole, first, last = plan_for(tmp_path, "leave-one-out", "--techniques 0,1,15", GPUS).runs
     assert (whole.name, whole.published, whole.processes) == (LAST, None, 1)
     assert first.error.startswith("conflict: ")
-    assert (last.name, last.compared_to) == ("without-15-kept-memory", LAST)
+    assert (last.name, last.compared_to, last.expected) == ("without-15-kept-memory", LAST, 142_156)
     assert SCRIPTS.text(last.script) == SCRIPTS.patched["14-chunked-head"]
+    both = "optimizer-muon+compile-blocks"  # of a script of one's own also a variant is left out
+    whole, pages, muon, blocks = plan_for(
+        tmp_path, "leave-one-out", f"--techniques 12 --names {both}").runs
+    assert {run.compared_to for run in (pages, muon, blocks)} == {whole.name}
+    variable = b"THP_MEM_ALLOC_ENABLE"
+    assert variable in SCRIPTS.text(both) and variable not in SCRIPTS.text(pages.script)
+    assert SCRIPTS.text(muon.script) == SCRIPTS.patched["compile-blocks"]
+    assert (blocks.script, blocks.ablated) == ("optimizer-muon", "compile-blocks")
+    with pytest.raises(UserError, match="head-liger: needs"):
+        plan_for(tmp_path, "leave-one-out", "--names head-liger")
 
 
 def test_the_ladder_has_the_speedup_within_01(tmp_path):
@@ -246,11 +255,15 @@ def test_another_model_stands_apart(tmp_path):
     base, same, other = (run.name for run in plan.runs)
     events = {name: record_events(name, speed, tokens=plan.tokens, config=dict(parameters=count))
               for name, speed, count in ((base, 100.0, 100), (same, 90.0, 100), (other, 50.0, 200))}
+    for event in events[other]:
+        if event["event"] == "log":
+            event["expert_shares"] = [[0.2, 0.3, 0.25, 0.25], [0.1, 0.4, 0.25, 0.25]]
     study, measured = STUDIES["variants"], measured_with(plan, events)
     excerpts = excerpts_of(study, measured)
     assert list(cells_of(excerpts["variants"])) == ["`01`", "`optimizer-muon`"]
-    _, others = text_of(study, measured).split("Another model:")
-    assert list(cells_of(others)) == ["01", "model-mixture"]
+    cells = cells_of(excerpts["variants-model"])["`model-mixture`"]
+    assert (cells["× speed"], cells["experts' shares of the tokens"]) == ("0.50", "10%–40%")
+    assert "| `model-mixture` | 200 | 50 | 0.50 |" in text_of(study, measured)
     texts = shown(study.picture(measured, rows_of(measured)))
     assert "optimizer-muon" in texts and "model-mixture" not in texts
 
@@ -307,35 +320,32 @@ def test_a_variant_is_measured_once(tmp_path, capsys, names, label):
 
 
 def test_sweeps(tmp_path):
-    setup = setup_for(tmp_path, "sweep", "context", MACHINE)
-    plans = [plan for plan, _ in carry_out(STUDIES["sweep"], setup)]
-    assert [len(plan.runs) for plan in plans] == [*range(1, 8), 7]
-    assert [plan.rounds for plan in plans] == [1] * 7 + [None]
-    assert [run.label for run in plans[-1].runs[::6]] == [
+    plan = plan_for(tmp_path, "sweep", "batch", MACHINE)
+    assert (plan.memory_limit_gb, plan.seconds, plan.min_steps) == (None, 10, 6)
+    assert [run.label for run in plan.runs[:3]] == ["batch 1", "batch 2", "batch 4"]
+    assert [run.requires for run in plan.runs[1:]] == [run.name for run in plan.runs[:-1]]
+    plan = plan_for(tmp_path, "sweep", "context", MACHINE)
+    assert [run.label for run in plan.runs[::6]] == [
         "context 256, batch 128", "context 16384, batch 2"]
-    assert plans[-1].runs[-1].options == ("--context-length", "16384", "--batch-size", "2")
+    assert plan.runs[-1].options == ("--context-length", "16384", "--batch-size", "2")
     with pytest.raises(UserError, match="^--batch-size is set by the sweep itself"):
         plan_for(tmp_path, "sweep", "context", options=["--batch-size=4"])
 
 
-@pytest.mark.parametrize(("second", "fails"), [
-    (dict(reserved_gb=2.1), None),  # the next one would take more than 4 of 8 GB
-    (dict(reserved_gb=None), None),
-    (dict(error="it broke", kind=Status.OUT_OF_MEMORY), False),
-    (dict(error="it broke", kind=Status.KILLED), False), (dict(error="it broke"), True)])
-def test_nothing_larger_than_what_does_not_fit(tmp_path, second, fails):
-    """That a size doesn't fit is a finding."""
-    def runs_of(plan) -> list[dict]:
-        return [run | (dict(reserved_gb=1.0) if run["name"] == plan.runs[0].name else second)
-                for run in speeds_of(plan)]
-
-    study, setup = STUDIES["sweep"], setup_for(tmp_path, "sweep", "batch")
-    plans = [plan for plan, _ in carry_out(study, setup, runs_of)]
-    assert [[run.label for run in plan.runs] for plan in plans] == [
-        ["batch 1"], ["batch 1", "batch 2"], ["batch 1", "batch 2"]]
-    ((measured, rows),) = found_in(tmp_path, "sweep")
-    assert study.failed(measured) is bool(fails)
-    assert rows[1].error == (None if fails is None else "failed: it broke")
+@pytest.mark.parametrize(("memory", "errors"), [
+    *(([1.0, gb], [None, None, "not tried: by the memory of batch 2 it would take more than half of"
+                   " the RAM"]) for gb in (2.5, None)),
+    ([1.0, "out of memory"], [None, "failed: out of memory"])])
+def test_nothing_larger_than_what_does_not_fit(tmp_path, memory, errors):
+    study, plan = STUDIES["sweep"], plan_for(tmp_path, "sweep", "batch")
+    assert plan.memory_limit_gb == 4.0
+    measured = measured_with(plan, {
+        run.name: gb if isinstance(gb, str) else record_events(run.name, reserved_gb=gb)
+        for run, gb in zip(plan.runs, memory, strict=False)})
+    for row, error in zip(rows_of(measured), errors, strict=False):
+        assert row.error == error or row.error.startswith(error)
+    lines = rows_of_text(text_of(study, measured))
+    assert len(lines) == len(errors) and lines[-1][1].startswith(errors[-1])
 
 
 @pytest.mark.parametrize(("gpus", "ranks", "published"), [
