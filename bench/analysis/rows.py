@@ -94,6 +94,17 @@ class Row:
     seconds_per_step = property(
         lambda row: ratio(row.record and row.record.tokens_per_step, row.tok_per_sec))
 
+    @property
+    def share_of_peak(self) -> float | None:
+        """Of this machine's own rate of matmuls, in the precision of the run."""
+        if not self.record:
+            return None
+        flops = self.tok_per_sec * self.record.config["flops_per_token"] / self.run.processes
+        precision, peak = self.record.precision, self.measured.peak
+        if precision == "TF32" and precision not in peak:
+            precision = "float32"
+        return ratio(flops, peak.get(precision))
+
     # ---- Compared
 
     baseline = property(

@@ -80,7 +80,7 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup) -> in
     UserError where nothing can be measured."""
     began, minutes, studies = time.monotonic(), setup.args.minutes, all_studies()
     deadline = began + 60 * minutes - PAGE_SECONDS
-    look_at(studies, setup.data, setup.results)
+    peak = look_at(studies, setup.data, setup.results)["matmul_peak"]
     batches = batches_that_fit(setup, composed=False)
     unfinished, refused, failures = [study.name for study, *_ in jobs], {}, False
     try:
@@ -90,7 +90,7 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup) -> in
             if study.name in refused:
                 continue
             print(f"--- {study.name}", flush=True)
-            own.batches = batches
+            own.matmul_peak, own.batches = peak, batches
             try:
                 finished, measured = run_study(study, own, rounds, None, deadline)
                 failures |= any(map(study.failed, measured))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import BUILD, sha256
+from bench.common import BUILD, UserError, sha256
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
 from bench.measure.plan import SCRATCH, Job, Setup
 from bench.measure.records import Outcome, RecordError, Status, read_events
@@ -59,7 +59,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: tuple) ->
         began = time.perf_counter()
         code, err = run_script(command, run, HANG_SECONDS + 10 * longest, environment)
         ran = dict(event="ran", seconds=time.perf_counter() - began,
-                   exit=1 if code is None else code, error=None)
+                   exit=1 if code is None else code, error=None, matmul_rate=None)
         events = read_child(Path(name) / "results")
         outcome = outcome_of(code, err, events, make_result(start, events, ran).outcome)
         if outcome.complete:
@@ -68,7 +68,12 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: tuple) ->
             except ValueError as reason:
                 outcome = Outcome(Status.FAILED, str(reason))
     ran |= dict(outcome=outcome.status, error=outcome.text or None)
-    append(journal, *events, ran)
+    try:
+        ran["matmul_rate"] = processes.ask_machine("matmul_rate")
+    except UserError as reason:
+        print(f"the matmul throughput isn't known: {reason}", file=sys.stderr)
+    finally:  # also when it is interrupted here
+        append(journal, *events, ran)
     return make_result(start, events, ran)
 
 

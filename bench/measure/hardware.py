@@ -98,17 +98,23 @@ def best_dtype() -> tuple[str, str]:
     return load_script(ROOT / stack.LAST).best_dtype(device)
 
 
-def product_rate(dtype: str) -> float:
-    """Floating-point operations per second of a large matmul, by the median of the second half of a
-    second, when clock rate and power are those of long work. TF32 is a GPU's shortened float32."""
+def seconds_of(statement: str, minimum: float, **names) -> float:
+    """Seconds that a statement takes, repeated for at least `minimum` seconds; the median of the
+    second half, when clock rate and power are those of long work."""
+    timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
+    times = timer.blocked_autorange(min_run_time=minimum).times
+    return median(times[len(times) // 2 :])
+
+
+def product_rate(dtype: str, minimum: float = 1) -> float:
+    """Floating-point operations per second of a large matmul. TF32 is a GPU's shortened
+    float32."""
     device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 2048)
     torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
     # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
     a, b = (torch.randn(size, size, device=device).to(
         getattr(torch, "float32" if dtype == "TF32" else dtype)) for _ in range(2))
-    timer = Timer("a @ b", globals=dict(a=a, b=b), num_threads=torch.get_num_threads())
-    times = timer.blocked_autorange(min_run_time=1).times
-    return 2 * size**3 / median(times[len(times) // 2 :])
+    return 2 * size**3 / seconds_of("a @ b", minimum, a=a, b=b)
 
 
 def matmul_peak() -> dict[str, float]:
@@ -120,3 +126,9 @@ def matmul_peak() -> dict[str, float]:
         names += ["float16"] * ((7, 0) <= torch.cuda.get_device_capability() < (8, 0))
     names += ["bfloat16"] * (best_dtype()[0] == "bfloat16")
     return {name: product_rate(name) for name in names}
+
+
+def matmul_rate() -> float:
+    """That of the type trained in, measured for a moment: whether the machine is as fast as
+    before."""
+    return product_rate(best_dtype()[0], minimum=0.2)

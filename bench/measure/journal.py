@@ -2,13 +2,14 @@
 
 One JSON object per line, each with its `event`:
 
-    study  id, study, kind, time, machine, data (the SHA-256 of meta.json), sources (that of each
-           run's script), options (behind --), commit, edited (whether files outside results/ were
-           since), and plan: every run, and how long and how often it runs
+    study  id, study, kind, time, machine, matmul_peak, data (the SHA-256 of meta.json), sources
+           (that of each run's script), options (behind --), commit, edited (whether files outside
+           results/ were since), and plan: every run, and how long and how often it runs
     run    id, name, round, seed, cache (cold or warm), command, source_sha256
     ...    the lines of the run's own record: see bench.measure.records
     ran    seconds of wall time, exit, outcome (a Status of bench.measure.records), error (its text,
-           or null)
+           or null) and matmul_rate (of a matmul in the type that the machine trains in, right
+           after the run)
 
 A measurement that is resumed has a further `study` line with its id; the last one counts, and a run
 whose script had another SHA-256 than it names doesn't. Of a run that was tried again the last one
@@ -31,12 +32,12 @@ from bench.measure.plan import Plan, Setup
 from bench.measure.records import COMPLETE, NUMBER, Outcome, Record, RecordError, Status
 
 # The fields that are read here, and their types.
-HEADER = dict(id=str, study=str, kind=str, time=str, machine=dict, data=str | None, sources=dict,
-              options=list, commit=str | None, edited=bool | None)
+HEADER = dict(id=str, study=str, kind=str, time=str, machine=dict, matmul_peak=dict,
+              data=str | None, sources=dict, options=list, commit=str | None, edited=bool | None)
 FIELDS = records.FIELDS | {
     "study": HEADER | dict(plan=dict),
     "run": dict(id=str, name=str, round=int, seed=int, source_sha256=str),
-    "ran": dict(seconds=NUMBER, error=str | None),
+    "ran": dict(seconds=NUMBER, error=str | None, matmul_rate=NUMBER | None),
 }
 JOURNAL = b'{"event": "study"'  # what a journal begins with
 
@@ -52,6 +53,7 @@ class Result:
     seconds: float
     outcome: Outcome
     record: Record | None  # only of a complete run
+    matmul_rate: float | None = None  # of the machine, right after it
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -67,6 +69,7 @@ class Measured:
     kind: str
     time: str
     machine: dict  # see bench.measure.hardware.this_machine
+    matmul_peak: dict[str, float]  # floating-point operations per second, by precision
     data: str | None  # the SHA-256 of meta.json
     sources: dict[str, str | None]  # the SHA-256 of each run's script
     options: list[str]
@@ -108,6 +111,17 @@ class Measured:
     def text(self) -> str:
         """What was trained on, where that isn't the book in GPT-2's tokens; else ""."""
         return next((result.record.text for result in self.results if result.record), "")
+
+    @property
+    def peak(self) -> dict[str, float]:
+        """As matmul_peak. On a CPU that moment may have been a slow one: there that of the type
+        trained in is the rate after the best quarter of the runs, where that is higher."""
+        rates = sorted(result.matmul_rate for result in self.results if result.matmul_rate)
+        dtype = common.trained_in(self.machine)
+        if self.machine["gpus"] or not rates or dtype not in self.matmul_peak:
+            return self.matmul_peak
+        usual = max(self.matmul_peak[dtype], rates[3 * len(rates) // 4])
+        return self.matmul_peak | {dtype: usual}
 
     @property
     def is_finished(self) -> bool:
@@ -188,7 +202,7 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
         except RecordError as reason:
             outcome = Outcome(Status.FAILED, str(reason))
     return Result(run["name"], run["round"], run["seed"], run["source_sha256"], ran["seconds"],
-                  outcome, record if outcome.complete else None)
+                  outcome, record if outcome.complete else None, ran["matmul_rate"])
 
 
 def newest(measurements: list[Measured]) -> list[Measured]:

@@ -116,6 +116,7 @@ class Setup:
     results: Path
     args: argparse.Namespace  # the study's own options
     options: list[str] = field(default_factory=list)  # for every script
+    matmul_peak: dict | None = None  # floating-point operations per second, where they are known
     in_report: bool = False  # where a GPU's whole scripts are shorter
     batches: dict[str, int] = field(default_factory=dict)  # in place of published ones, to fit
     configurations: dict[tuple, dict] = field(default_factory=dict)  # see sizing.configurations

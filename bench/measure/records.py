@@ -165,6 +165,14 @@ class Record:
         return " ".join((gpu or self.environment["cpu"] or self.config["device"]).split())
 
     @property
+    def precision(self) -> str | None:
+        """What matrices were multiplied in: a type, or TF32."""
+        dtype = self.config.get("autocast") or self.config.get("dtype")
+        if dtype == "float32" and self.config["device"] == "cuda":
+            return "float32" if self.config.get("matmul_precision") == "highest" else "TF32"
+        return dtype
+
+    @property
     def mfu(self) -> float | None:
         """Model FLOPs utilization: the share of the datasheet's bf16 rate; None if unknown."""
         peak = PEAK_FLOPS.get(self.environment["gpu"])

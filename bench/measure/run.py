@@ -87,8 +87,9 @@ class Measurement:
             now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             id = f"{now}-{os.getpid()}-{plan.kind}".rstrip("-")
             plan = replace(plan, order=order_of(id), batches=setup.batches)
-            earlier = Measured(id, study.name, plan.kind, now, setup.machine, None, {},
-                               list(setup.options), plan, folder=setup.results)
+            earlier = Measured(id, study.name, plan.kind, now, setup.machine,
+                               setup.matmul_peak or {}, None, {}, list(setup.options), plan,
+                               folder=setup.results)
         self.measured = earlier
 
     def run(self, plan: Plan, rounds: int | None, deadline: float | None) -> bool:
@@ -139,6 +140,9 @@ class Measurement:
         if measured.differs_from(setup):  # the tokens alone can, and only if they were lost
             raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")
         measured.data = data_of(setup.data)
+        if not measured.matmul_peak:
+            print("Measuring this machine's matmul throughput", flush=True)
+            measured.matmul_peak = processes.ask_machine("matmul_peak")
         append(self.path, measured.as_json())
         self.lengths = sizing.lengths_of(measured.plan, self.configs)
 

@@ -19,7 +19,7 @@ from bench.common import (
     write_whole,
 )
 from bench.measure.journal import data_of, journal_of
-from bench.report.notes import counted
+from bench.report.notes import counted, peaks
 from bench.report.tables import credited, fmt, found_in, rows_in
 
 
@@ -68,11 +68,11 @@ def machine_section(look: dict) -> str:
         device = f"{machine['gpus']} × {machine['name']}, host {machine['cpu']}"
         gpu = (f", CUDA {machine['cuda']}, driver {machine['driver']}, compute capability"
                f" {machine['capability']}")
-    rates = ", ".join(f"{name} {flops / 1e12:,.2f}" for name, flops in look["matmul_peak"].items())
     return "\n\n".join([
         f"{device}. PyTorch {machine['torch']}, Python {machine['python']}, {machine['os']},"
         f" {machine['threads']} threads{gpu}.",
-        f"Matmul throughput: {rates} TFLOP/s. Memory: {fmt(look['memory_gb'], '.1f') or 'n/a'} GB.",
+        f"Matmul throughput: {peaks(look['matmul_peak'])}. Memory:"
+        f" {fmt(look['memory_gb'], '.1f') or 'n/a'} GB.",
         f"torch.compile doesn't work: {error}" if error else "torch.compile works.",
         *(f"Missing: {thing}." for thing in look["missing"])])
 

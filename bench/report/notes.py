@@ -75,6 +75,15 @@ def float32_reason(record) -> str | None:
     return reason if record.config.get("dtype") == "float32" and not by_choice else None
 
 
+def peaks(matmul_peak: dict[str, float]) -> str:
+    rates = ", ".join(f"{name} {flops / 1e12:,.2f}" for name, flops in matmul_peak.items())
+    return f"{rates} TFLOP/s"
+
+
+def peak_note(measured) -> str:
+    return f"Matmul throughput (matmul peak): {peaks(measured.peak)}."
+
+
 def speedup_note(rows: list[Row]) -> str:
     """Returns what the speedups of a table are over, and which aren't tested."""
     over = "over the row above, or the nearest with numbers"
@@ -99,4 +108,5 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
         notes.append(f"Over {seeds} seeds the first row's losses vary by {noise:.4f}.")
     if any(row.uncompiled for row in rows):
         notes.append(UNCOMPILED)
-    return [f"{machine_note(measured, rows)} {length} per run.", " ".join(notes)]
+    return [f"{machine_note(measured, rows)} {length} per run. {peak_note(measured)}",
+            " ".join(notes)]

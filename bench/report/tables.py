@@ -161,8 +161,8 @@ def full_table(rows: list[Row]) -> Table:
         num_col("reserved GB", "reserved_gb", ".2f"),
         num_col("first step s", "record.first_step_seconds", ".1f"),
         LOSS, num_col("Δ loss", "loss_difference", "+.4f"), *memory,
-        EXPECTED_LOSS, num_col("MFU", "mfu", ".1%"),
-        text_col("attention", "record.end.attention_backend"),
+        EXPECTED_LOSS, num_col("of matmul peak", "share_of_peak", ".1%"),
+        num_col("MFU", "mfu", ".1%"), text_col("attention", "record.end.attention_backend"),
         Column("significance", lambda row: row.error or row.significance or (
             "baseline" if row is rows[0] else ""), True),
     ], rows, missing="n/a")

@@ -111,7 +111,7 @@ def measured_from(records: dict[str, Record]) -> Measured:
         runs.append(Run(stage, label, processes=config["world_size"],
                         compared_to="00" if stage != "00" and "00" in records else None))
         results.append(Result(stage, 1, SEED, None, 0, COMPLETE, record))
-    return Measured(id="", study="stages", kind="", time="", machine={}, data=None,
+    return Measured(id="", study="stages", kind="", time="", machine={}, matmul_peak={}, data=None,
                     sources={}, options=[], plan=Plan(runs), results=results)
 
 

@@ -4,7 +4,7 @@ from bench.analysis.rows import rows_of
 from bench.catalogue import Run
 from bench.common import UserError, has_option
 from bench.measure.plan import TOKENS, Plan
-from bench.report.notes import machine_note
+from bench.report.notes import machine_note, peak_note
 from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, Table, num_col
 from bench.studies import Study
 
@@ -65,8 +65,9 @@ class Sweep(Study):
     def tables(self, measured, rows):
         """Returns speed and memory of each size, up to the first that doesn't fit."""
         return [Table([RUN, SPEED_OR_ERROR, RANGE, GB._replace(heading="reserved GB"),
-                       num_col("MFU", "mfu", ".1%")], rows)]
+                       num_col("MFU", "mfu", ".1%"),
+                       num_col("of matmul peak", "share_of_peak", ".1%")], rows)]
 
     def notes(self, measured, rows):
-        return [machine_note(measured, rows),
+        return [f"{machine_note(measured, rows)} {peak_note(measured)}",
                 "tok/sec is the median over the rounds of each run's median step."]
