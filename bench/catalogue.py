@@ -37,6 +37,7 @@ class Run:
     script: str | Path = ""  # its name in the catalogue, or its file
     loss: str | None = None  # expected effect on the loss, one of LOSSES
     published: float | None = None  # tok/sec on as many of the published A100s
+    expected: float | None = None  # estimated tok/sec on such A100s, published or not
     processes: int = 1
     torchrun: bool = False  # whether torchrun starts it
     options: tuple[str, ...] = ()  # next to those of the plan
@@ -47,6 +48,8 @@ class Run:
     rate: float | None = None  # the learning rate, in a search
     compared_to: str | None = None  # the name of an earlier run
     error: str | None = None  # why it can't run
+    requires: str | None = None  # an earlier, smaller run, without which this one isn't tried
+    memory_growth: float = 1  # how many times the memory of that one it takes, about
     cores: int | None = None  # of a CPU that it may use (None: all)
 
     def replace(self, **changes) -> "Run":
@@ -149,16 +152,19 @@ class Scripts:
     def ladder(self, gpus: int = 1) -> list[Run]:
         """Returns 00, the script after each technique, and 02 on `gpus`. Raises UserError,
         StackError."""
+        speed = published().stages["00"].tok_per_sec
         runs = [Run(Path(stack.FIRST).stem, "0 baseline", "baseline", "00", number=0,
-                    published=published().stages["00"].tok_per_sec)]
+                    published=speed, expected=speed)]
         for number, patch in enumerate(stack.load(), 1):
             ddp, theirs = patch.name == "ddp", patch.published
             processes = gpus if ddp else 1
             words = "DDP" if ddp else re.sub("^[0-9]+-", "", patch.name).replace("-", " ")
+            if theirs:  # else it is expected to be as fast as the one before
+                speed = theirs.tok_per_sec / theirs.gpus
             runs.append(Run(
                 Path(stack.file_of(patch.name)).stem, f"{number} {words}",
                 patch.fields["Technique"], patch.name, number=number, processes=processes,
-                torchrun=ddp, loss=patch.fields["Loss"].split()[0],
+                torchrun=ddp, loss=patch.fields["Loss"].split()[0], expected=speed * processes,
                 published=theirs.tok_per_sec if theirs and theirs.gpus == processes else None))
         return runs
 
@@ -181,9 +187,8 @@ class Scripts:
         first, *_, last, ddp = self.ladder(gpus)
         run = {"00": first, "01": last, "02": ddp}[name].replace(
             name=Path(STAGES[name]).stem, script=name, stage=name, number=None, label=name)
-        if name == "01":
-            return run.replace(technique="every technique", loss=None,
-                               published=published().stages["01"].tok_per_sec)
+        if name == "01":  # the last published figure of a technique is that of the whole script
+            return run.replace(technique="every technique", loss=None, published=run.expected)
         ranks = "1 rank" if gpus == 1 else f"{gpus} ranks"
         return run.replace(label=f"02, {ranks}") if name == "02" else run
 

@@ -59,11 +59,13 @@ class Row:
         self.technique = technique_names().get(run.ablated or str(run.script), run.technique)
         results = sorted((result for result in measured.results if result.name == run.name),
                          key=lambda result: result.round)
-        # Why it has no figures, or fewer; None: there is no reason, or none is known yet.
+        # Why it has no figures, or fewer; None: it isn't known yet, or there is no reason.
         self.outcome: Outcome | None = next(
             (result.outcome for result in results if not result.outcome.complete), None)
         if run.error:
             self.outcome = Outcome(Status.CANNOT_RUN, run.error)
+        elif not results:
+            self.outcome = measured.skip_reason(run)
         complete = [result for result in results if result.record]
         # Every run tells speed and memory, those with the seed of their round the rest.
         self.runs = [(result.round, result.record) for result in complete]

@@ -9,6 +9,7 @@ from bench.cards import card_of
 from bench.catalogue import STAGES, in_float16
 from bench.common import BUILD, UserError, other_text, relative, tokens_in, trained_in, write_whole
 from bench.measure.environment import missing_here
+from bench.measure.sizing import FLOAT32_FACTOR
 from bench.predict.batches import batches_that_fit
 from bench.subcommands import Command
 
@@ -37,6 +38,8 @@ class Doctor(Command):
 def type_of(machine: dict) -> str:
     """Returns the type that the optimized scripts train in here, and why."""
     text = f"{trained_in(machine)}: {machine['dtype_reason']}"
+    if trained_in(machine) == "float32" and not machine["gpus"]:
+        text += f"; expect 01 to be about {FLOAT32_FACTOR} times as fast as 00"
     if in_float16(machine, []):
         text += "; make bench and stages do so by themselves"
     return text

@@ -9,7 +9,7 @@ from dataclasses import replace
 from bench.common import UserError, listed, relative
 from bench.measure.journal import locked
 from bench.measure.plan import Setup
-from bench.measure.run import run_study
+from bench.measure.run import run_study, see_build
 from bench.predict.batches import batches_that_fit
 from bench.report.machine_section import look_at
 from bench.report.page import write_page
@@ -45,6 +45,7 @@ class Report(Command):
         """Returns the exit code: 1 if something failed."""
         jobs = jobs_of(setup)
         with locked(setup.results):
+            see_build()
             return make_report(jobs, setup)
 
 

@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -13,19 +12,18 @@ from pathlib import Path
 
 from bench import processes
 from bench.catalogue import Run
-from bench.common import BUILD, UserError, sha256
+from bench.common import BUILD, UserError, remove_built, sha256
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
 from bench.measure.plan import SCRATCH, Job, Setup
 from bench.measure.records import Outcome, RecordError, Status, read_events
+from bench.measure.sizing import Length
 
-# A run hangs, and is ended, that takes ten minutes and ten times the longest one so far; of the
-# first one nothing is known.
-HANG_SECONDS, FIRST_SECONDS = 600, 1800
+HANG_SECONDS = 600  # and five times the estimate: a run that takes longer hangs, and is ended
 # What scripts say where they end before their record begins, or in one rank of several.
 STATUS_OF = {"out of memory": Status.OUT_OF_MEMORY, "text is too short": Status.TEXT_TOO_SHORT}
 
 
-def command_of(job: Job, setup: Setup, length: tuple, scratch: Path) -> list:
+def command_of(job: Job, setup: Setup, length: Length, scratch: Path) -> list:
     run, launcher = job.run, []
     if run.torchrun:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr",
@@ -34,7 +32,7 @@ def command_of(job: Job, setup: Setup, length: tuple, scratch: Path) -> list:
     return [
         sys.executable, *launcher, setup.script(run), "--name", run.name, "--device", setup.device,
         "--data", setup.data, "--results-dir", scratch / "results", "--seed", job.seed,
-        *length, *setup.options, *options,
+        *length.options, *setup.options, *options,
     ]
 
 
@@ -43,12 +41,11 @@ def printed(command: list) -> str:
     return shlex.join(["python", *map(processes.relative_part, command[1:])])
 
 
-def run_job(job: Job, measured: Measured, study, setup: Setup, length: tuple) -> Result:
+def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -> Result:
     """Runs it, and adds it to the journal. Raises UserError, OSError, Interrupted."""
     run, journal = job.run, journal_of(setup.results, study.name)
     source, cold = measured.sources[run.name], job.round <= measured.plan.cold_rounds
     environment = compiler_cache(source, run.options, cold) | study.environment
-    longest = max((result.seconds for result in measured.results), default=FIRST_SECONDS)
     BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
         command = command_of(job, setup, length, Path(name))
@@ -57,7 +54,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: tuple) ->
                      source_sha256=source)
         append(journal, start)
         began = time.perf_counter()
-        code, err = run_script(command, run, HANG_SECONDS + 10 * longest, environment)
+        code, err = run_script(command, run, HANG_SECONDS + 5 * length.seconds, environment)
         ran = dict(event="ran", seconds=time.perf_counter() - began,
                    exit=1 if code is None else code, error=None, matmul_rate=None)
         events = read_child(Path(name) / "results")
@@ -92,7 +89,7 @@ def compiler_cache(source: str, options: tuple[str, ...], cold: bool) -> dict[st
     and options, so that studies share it. Empties it for a `cold` run."""
     cache = BUILD / "compiler-cache" / sha256(json.dumps([source, options]).encode())[:16]
     if cold:
-        shutil.rmtree(cache, ignore_errors=True)
+        remove_built(cache)
     return dict(TORCHINDUCTOR_CACHE_DIR=str(cache), TRITON_CACHE_DIR=str(cache / "triton"))
 
 

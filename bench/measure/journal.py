@@ -17,6 +17,7 @@ counts. What a crash has cut off, a line or the end of a run, is as if that run 
 """
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ FIELDS = records.FIELDS | {
     "run": dict(id=str, name=str, round=int, seed=int, source_sha256=str),
     "ran": dict(seconds=NUMBER, error=str | None, matmul_rate=NUMBER | None),
 }
+OTHER_RESULTS = "choose another --results-dir"  # where that can't be written
 JOURNAL = b'{"event": "study"'  # what a journal begins with
 
 
@@ -141,6 +143,35 @@ class Measured:
         header = {name: getattr(self, name) for name in HEADER}
         return dict(event="study", **header, plan=self.plan.as_json())
 
+    def skip_reason(self, run: Run) -> Outcome | None:
+        """Returns why a run isn't tried, by the results of the smaller one that it requires; None:
+        it is."""
+        smaller = self.smaller(run)
+        reason = self.skip_reason(smaller) if smaller else None
+        if reason or not smaller:
+            return reason
+        if any(not result.outcome.complete for result in self.results_of(smaller)):
+            return Outcome(Status.NOT_TRIED, f"not tried, since {smaller.label} failed")
+        limit = self.plan.memory_limit_gb
+        if limit and run.memory_growth * self.memory_gb(smaller) > limit:
+            return Outcome(Status.NOT_TRIED, "not tried: by the memory of"
+                           f" {smaller.label} it would take more than half of the RAM")
+        return None
+
+    def memory_gb(self, run: Run) -> float:
+        """Returns what a run takes, measured or by its growth from the smaller one; 0 where nothing
+        is measured yet, infinite where the system doesn't tell it."""
+        results, smaller = self.results_of(run), self.smaller(run)
+        if not results:
+            return run.memory_growth * self.memory_gb(smaller) if smaller else 0
+        return max(result.record.end["reserved_gb"] or math.inf for result in results)
+
+    def smaller(self, run: Run) -> Run | None:
+        return next((other for other in self.plan.runs if other.name == run.requires), None)
+
+    def results_of(self, run: Run) -> list[Result]:
+        return [result for result in self.results if result.name == run.name]
+
 
 def how_it_runs(run: Run) -> tuple:
     """Returns what besides its script makes a run's results those of another one."""
@@ -162,8 +193,7 @@ def read_journal(path: Path) -> list[Measured]:
     damaged lines. Raises OSError."""
     by_id: dict[str, Measured] = {}
     run, events = None, []  # a run line, and what followed it
-    # The last one is cut off or empty.
-    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    lines = common.lines_of(path) if path.exists() else [b""]  # the last one is cut off or empty
     for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
         try:
             event = records.parse_event(line, FIELDS)
@@ -245,11 +275,11 @@ def append(path: Path, *events: dict) -> None:
 
 @contextmanager
 def locked(results: Path) -> Iterator[None]:
-    """Raises UserError where another measurement writes into this folder, OSError where none can.
-    The lock ends with the process, however that ends."""
+    """Raises UserError where another measurement writes into this folder, or none can; OSError on
+    a file system without locks. The lock ends with the process, however that ends."""
     from filelock import FileLock, Timeout  # which PyTorch brings along
 
-    results.mkdir(parents=True, exist_ok=True)
+    common.make_writable(results, OTHER_RESULTS)
     try:
         with FileLock(results / ".lock", blocking=False):
             yield

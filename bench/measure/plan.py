@@ -41,6 +41,7 @@ class Plan:
     kind: str = ""  # what sets it apart from other plans of its study, such as "gpt2-medium"
     rounds: int | None = None  # (None: as many as the study has)
     tokens: int | None = None  # per process: where losses are compared (None: at a run's end)
+    seconds: float = 0  # of training, if the tokens take less
     seed_noise: int = 0  # how often each round runs the baseline besides, each time with a new seed
     order: int | None = None  # the seed of the order of runs in each round (None: as they stand)
     full_length: bool = False  # every run is as long as its script alone, or has `tokens` in all
@@ -53,6 +54,8 @@ class Plan:
     #                                                          a run, which then has to be `whole`
     min_steps: int = 1  # of every run, if its tokens are fewer
     equal_steps: bool = False  # whether all runs have as many as the one that needs most
+    stop_at_oom: bool = False  # that a run doesn't fit is no failure
+    memory_limit_gb: float | None = None  # runs that by their growth would take more aren't tried
     batches: dict[str, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
 
     def seed_of(self, number: int) -> int:
@@ -94,16 +97,12 @@ class Plan:
     def from_json(cls, plan: dict) -> "Plan":
         """Returns the plan of a journal. Raises RecordError for something else."""
         try:
-            runs = [Run(**known_fields(Run, run)) for run in plan["runs"]]
+            runs = [Run(**run) for run in plan["runs"]]
             runs = [run.replace(options=tuple(run.options)) for run in runs]
-            return cls(**known_fields(cls, plan) | dict(runs=runs))
+            names = {field.name for field in fields(cls)}  # earlier journals hold others besides
+            return cls(**{name: plan[name] for name in names & plan.keys()} | dict(runs=runs))
         except (AttributeError, LookupError, TypeError) as error:
             raise RecordError(f"no plan: {error!r}")
-
-
-def known_fields(kind: type, values: dict) -> dict:
-    """Returns the values that are fields of a dataclass; earlier journals hold others besides."""
-    return {field.name: values[field.name] for field in fields(kind) if field.name in values}
 
 
 @dataclass

@@ -26,7 +26,7 @@ from statistics import quantiles
 from typing import NamedTuple
 
 from bench.cards import PEAK_FLOPS
-from bench.common import other_text
+from bench.common import lines_of, other_text
 
 WARM_UP = 2  # steps that a median leaves out
 NUMBER = int | float
@@ -55,6 +55,7 @@ class Status(StrEnum):
     KILLED = auto()  # by signal 9: so Linux ends a program when the RAM runs out
     TEXT_TOO_SHORT = auto()  # for one batch
     HUNG = auto()
+    NOT_TRIED = auto()  # since a smaller run shows that it would fail
     CANNOT_RUN = auto()  # on this machine, or since its patches conflict
 
 
@@ -77,7 +78,7 @@ class Outcome:
     @property
     def failed(self) -> bool:
         """Whether the run was tried, and left no figures."""
-        return self.status not in (Status.COMPLETE, Status.CANNOT_RUN)
+        return self.status not in (Status.COMPLETE, Status.NOT_TRIED, Status.CANNOT_RUN)
 
     def __str__(self) -> str:
         return f"failed: {self.text}" if self.failed else self.text
@@ -281,7 +282,7 @@ def read_record(path: Path) -> Record:
 def read_events(path: Path) -> list[dict]:
     """Reads a record's events, but for a last line that was cut off. Raises as read_record."""
     events = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):  # each ends with \n
+    for number, line in enumerate(lines_of(path)[:-1], 1):  # each ends with \n
         try:
             events.append(parse_event(line))
         except RecordError as error:

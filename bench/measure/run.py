@@ -4,6 +4,7 @@ A `study` is one of bench/studies/, above this room.
 """
 
 import os
+import shlex
 import time
 import zlib
 from dataclasses import fields, replace
@@ -14,10 +15,17 @@ from bench.measure import sizing
 from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import Measured, Result, append, data_of, journal_of, read_journal
 from bench.measure.plan import Job, Plan, Setup
+from bench.measure.records import Status
 from bench.measure.sizing import in_words
 
 # Fields of a plan that continues.
-MAY_DIFFER = {"runs", "rounds", "kind", "batches", "order"}
+MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "batches", "order"}
+
+
+def see_build() -> None:
+    """Raises UserError where build/ can't be written."""
+    common.make_writable(BUILD, "scripts and what they compile are kept there; measure in a copy of"
+                                " this repository where you may write")
 
 
 def run_study(
@@ -71,9 +79,15 @@ def earlier_measurement(study, plan: Plan, setup: Setup, first: Measured | None,
 
 
 def failed(measured: Measured) -> bool:
-    """Whether a run of the plan failed."""
+    """Whether a run failed; where a plan continues until nothing more fits, in another way."""
     names = {run.name for run in measured.plan.runs}
-    return any(result.outcome.failed for result in measured.results if result.name in names)
+    return any(not has_answer(result, measured.plan) for result in measured.results
+               if result.name in names)
+
+
+def has_answer(result: Result, plan: Plan) -> bool:
+    """Whether a result is what its run was for: figures, or that it doesn't fit."""
+    return result.outcome.complete or plan.stop_at_oom and result.outcome.is_too_large
 
 
 class Measurement:
@@ -86,7 +100,8 @@ class Measurement:
         if not earlier:
             now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             id = f"{now}-{os.getpid()}-{plan.kind}".rstrip("-")
-            plan = replace(plan, order=order_of(id), batches=setup.batches)
+            grows = any(run.requires for run in plan.runs)
+            plan = replace(plan, order=None if grows else order_of(id), batches=setup.batches)
             earlier = Measured(id, study.name, plan.kind, now, setup.machine,
                                setup.matmul_peak or {}, None, {}, list(setup.options), plan,
                                folder=setup.results)
@@ -97,9 +112,13 @@ class Measurement:
         have other runs than before: their results come to those of the earlier ones."""
         self.take(plan, rounds)
         self.begin()
+        later = 0.0  # seconds of the study's later plans
+        if self.jobs:
+            _, later = sizing.estimate_later(
+                self.study, self.setup, plan, rounds, self.measured.matmul_peak)
         while jobs := self.within_reach():
             job, measured = jobs[0], self.measured
-            seconds = sizing.seconds_left([job], measured.results)
+            seconds = sizing.seconds_left([job], measured.results, self.lengths)
             if deadline is not None and time.monotonic() + seconds > deadline:
                 return False
             self.jobs.remove(job)
@@ -107,7 +126,7 @@ class Measurement:
             measured.add(result)
             if not result.outcome.complete:
                 self.failed.add(job.run.name)
-            left = sizing.seconds_left(self.within_reach(), measured.results)
+            left = sizing.seconds_left(self.within_reach(), measured.results, self.lengths, later)
             print(f"{self.describe(job, result)}; about {in_words(left)} left", flush=True)
         return True
 
@@ -126,7 +145,9 @@ class Measurement:
             result.name for result in measured.results}
         if changed := [run.name for run in plan.runs if run.name in lost]:
             print(f"changed since, so measured again: {common.listed(changed)}", flush=True)
-        keys = {result.key for result in measured.results if result.outcome.complete}
+        done = [result for result in measured.results if has_answer(result, plan)]
+        self.failed |= {result.name for result in done if not result.outcome.complete}
+        keys = {result.key for result in done}
         self.jobs = [job for job in plan.jobs() if job.key not in keys]
         self.configs = sizing.configurations(able, setup) if self.jobs else {}
 
@@ -144,21 +165,29 @@ class Measurement:
             print("Measuring this machine's matmul throughput", flush=True)
             measured.matmul_peak = processes.ask_machine("matmul_peak")
         append(self.path, measured.as_json())
-        self.lengths = sizing.lengths_of(measured.plan, self.configs)
+        self.lengths = sizing.lengths_of(measured.plan, setup, self.configs, measured.matmul_peak)
 
     def within_reach(self) -> list[Job]:
-        """Returns what is left, without runs that failed."""
-        return [job for job in self.jobs if job.run.name not in self.failed]
+        """Returns what is left, without runs that failed, and those that aren't tried for it."""
+        skipped = {run.name for run in self.measured.plan.runs if self.measured.skip_reason(run)}
+        return [job for job in self.jobs if job.run.name not in self.failed | skipped]
 
     def describe(self, job: Job, result: Result) -> str:
-        """Returns what a run measured, in one line."""
-        plan, text = self.measured.plan, str(result.outcome)
+        """Returns what a run brought; where a GPU's memory ran out, also what to type."""
+        plan, name, text = self.measured.plan, job.run.name, str(result.outcome)
         if result.record:
             loss = result.record.val_loss_after(plan.loss_tokens)
             text = (f"{result.record.tok_per_sec:,.0f} tok/sec, val loss"
                     f" {'n/a' if loss is None else f'{loss:.3f}'}, {result.seconds:.0f} s")
+        hint = ""
+        out_of_memory = result.outcome.status is Status.OUT_OF_MEMORY
+        if out_of_memory and self.setup.device == "cuda" and not plan.stop_at_oom:
+            batch = self.configs[name]["batch_size"]
+            options = shlex.join([*self.setup.options, "--batch-size", str(max(1, batch // 2))])
+            hint = (f"{name} doesn't fit at batch {batch}; all runs at half of it:"
+                    f" python measure.py {self.study.name} -- {options}\n")
         seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
-        return f"round {job.round}: {job.run.name}{seed}: {text}"
+        return f"{hint}round {job.round}: {name}{seed}: {text}"
 
 
 def order_of(id: str) -> int:
@@ -167,15 +196,18 @@ def order_of(id: str) -> int:
 
 
 def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
-    """Prints the commands that the study's first plan would run, and how long that would take, by
-    what is measured already; it measures nothing, and leaves no results, only the scripts, so that
-    the commands can be typed. Raises as run_study."""
+    """Prints the commands that the study's first plan would run, and how long the whole study would
+    take, by what is measured already; it measures nothing, and leaves no results, only the scripts,
+    so that the commands can be typed. Raises as run_study."""
     first = next(study.plans(setup))
     earlier = earlier_measurement(study, first, setup, None, required=True) if resume else None
     measurement = Measurement(study, first, setup, earlier)
     measurement.take(first, rounds)
     plan, jobs = measurement.measured.plan, measurement.within_reach()
-    lengths = sizing.lengths_of(plan, measurement.configs)
+    peak = next((measured.matmul_peak for path in sorted(setup.results.glob("*.jsonl"))
+                 for measured in reversed(read_journal(path))
+                 if common.same_machine(measured.machine, setup.machine)), {})
+    lengths = sizing.lengths_of(plan, setup, measurement.configs, peak)
     for run in plan.runs:
         own = [job for job in jobs if job.run.name == run.name]
         if run.error:
@@ -183,7 +215,6 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
         elif own:
             command = command_of(own[0], setup, lengths[run.name], BUILD / "scratch")
             print(f"{len(own)} run{'s' if len(own) > 1 else ''}: {printed(command)}")
-    results = measurement.measured.results
-    seconds = f", about {in_words(sizing.seconds_left(jobs, results))}" if results else ""
-    then = ", then those that depend on their results" if first.rounds else ""
-    print(f"{len(jobs)} runs{seconds}{then}")
+    later, seconds = sizing.estimate_later(study, setup, first, rounds, peak)
+    left = sizing.seconds_left(jobs, measurement.measured.results, lengths, seconds)
+    print(f"{len(jobs) + later} runs, {f'about {in_words(left)}' if peak else 'no estimate yet'}")

@@ -1,4 +1,4 @@
-"""How each run of a plan trains: at which batch size, and how long; and what seconds are left."""
+"""How each run of a plan trains: at which batch size, how long, and in about how many seconds."""
 
 import contextlib
 import io
@@ -6,12 +6,14 @@ import json
 import math
 import runpy
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 
 from bench import processes
-from bench.catalogue import Run
-from bench.common import UserError, has_option
+from bench.cards import A100_FLOPS
+from bench.catalogue import EPOCHS, Run
+from bench.common import BOOK_TOKENS, UserError, has_option, tokens_in, trained_in
 from bench.measure.journal import Result
 from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import comparison_point, tokens_per_step
@@ -22,8 +24,24 @@ OWN_OPTIONS = {
     "--epochs", "--eval-freq", "--target-loss", "--help", "-h",
 }
 WITHOUT_END = ("--epochs", 10**6)  # for a run that ends by its tokens, or at its target
+START_SECONDS = {"cuda": 20, "cpu": 10}  # until a run trains, about
+COMPILE_SECONDS = 40  # of a script that compiles its model on a GPU, about
+DEMO_TOKENS = 40_960  # that a whole script trains on a CPU, by its own limit
+FLOAT32_SHARE = 0.5  # of the peak of matmuls that training in float32 reaches, about
+# How much faster 01 is than 00 where both train in float32: measured on two cores with AVX2 alone.
+FLOAT32_FACTOR = 2.2
+UNKNOWN_SPEED = 20_000  # tok/sec, where nothing is known of the machine or the script
+GPT2 = dict(layers=12, width=768, vocab_size=50_257, context_length=1024)  # as it was published
 # The settings of a script that count here, None where it has no such setting.
-CONFIGURATION = "batch_size", "learning_rate", "context_length"
+CONFIGURATION = "batch_size", "learning_rate", "compile", *GPT2
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a run trains, as options, and a rough estimate of all the seconds it takes."""
+
+    options: tuple
+    seconds: float
 
 
 def read_configurations(requests: list) -> list[dict]:
@@ -67,7 +85,7 @@ def configurations(runs: list[Run], setup: Setup) -> dict[str, dict]:
 
 def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
     """Returns the plan with these batch sizes in place of the published ones. Raises UserError."""
-    if not batches:
+    if not batches or plan.stop_at_oom:
         return plan
     free = [run for run in plan.runs if not run.error and not has_option(
         "--batch-size", run.options)]
@@ -79,50 +97,100 @@ def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
     return replace(plan, runs=runs, batches=batches)
 
 
-def lengths_of(plan: Plan, configs: dict[str, dict]) -> dict[str, tuple]:
-    """Returns how long each run trains that has a configuration, as options, by its name."""
+def lengths_of(plan: Plan, setup: Setup, configs: dict[str, dict], matmul_peak: dict,
+               ) -> dict[str, Length]:
+    """Returns how long each run trains that has a configuration, by its name."""
     runs = [run for run in plan.runs if run.name in configs]
     per_step = {run: tokens_per_step(configs[run.name], run.processes) for run in runs}
-    if plan.full_length:
-        return {run.name: whole_script(run, plan, per_step[run]) for run in runs}
-    steps = {run: max(plan.min_steps, math.ceil(plan.tokens * run.processes / per_step[run]))
+    speeds = {run: expected_speed(run, matmul_peak, trained_in(setup.machine), configs[run.name])
+              for run in runs}
+    steps = {run: max(plan.min_steps, math.ceil(plan.seconds * speeds[run] / per_step[run]),
+                      math.ceil((plan.tokens or 0) * run.processes / per_step[run]))
              for run in runs}
     if plan.equal_steps:
         steps = dict.fromkeys(steps, max(steps.values(), default=0))
-    return {run.name: some_steps(run, plan, per_step[run], steps[run]) for run in runs}
+    lengths = {}
+    for run in runs:
+        tokens, options = (
+            whole_script(run, plan, setup, per_step[run]) if plan.full_length else
+            some_steps(run, plan, per_step[run], steps[run]))
+        compiles = setup.machine["gpus"] and configs[run.name]["compile"]
+        start = START_SECONDS[setup.device] + (COMPILE_SECONDS if compiles else 0)
+        lengths[run.name] = Length(options, start + tokens / speeds[run])
+    return lengths
 
 
-def some_steps(run: Run, plan: Plan, per_step: int, steps: int) -> tuple:
-    """Returns the options of a run of at least so many steps, with a log line where losses are
-    compared."""
+def some_steps(run: Run, plan: Plan, per_step: int, steps: int) -> tuple[int, tuple]:
+    """Returns the tokens and options of a run of at least so many steps, with a log line where
+    losses are compared."""
     compared_at = comparison_point(plan.tokens * run.processes, per_step)
     tokens = max(compared_at, steps * per_step)
     # Log lines come after 1, 1 + eval_freq, 1 + 2 * eval_freq ... steps.
     eval_freq = compared_at // per_step - 1 or tokens // per_step
-    return "--max-tokens", tokens, "--eval-freq", eval_freq, *WITHOUT_END
+    return tokens, ("--max-tokens", tokens, "--eval-freq", eval_freq, *WITHOUT_END)
 
 
-def whole_script(run: Run, plan: Plan, per_step: int) -> tuple:
-    """Returns the options of a run that is as long as its script, or has the plan's tokens or
-    epochs."""
+def whole_script(run: Run, plan: Plan, setup: Setup, per_step: int) -> tuple[int, tuple]:
+    """Returns the tokens, about, and the options of a run that is as long as its script, or has the
+    plan's tokens or epochs."""
+    tokens = DEMO_TOKENS if setup.device == "cpu" else (
+        (plan.epochs or EPOCHS) * tokens_per_epoch(setup.data))
     options: tuple = ("--epochs", plan.epochs) if plan.epochs else ()
     if plan.tokens:
-        options = ("--max-tokens", plan.tokens * run.processes)
+        tokens = plan.tokens * run.processes
+        options = ("--max-tokens", tokens)
     if plan.log_tokens:
         options += ("--eval-freq", max(1, plan.log_tokens // per_step))
     if plan.targets:  # one of them, or the tokens, ends the run
         options += ("--target-loss", min(plan.targets.values()), *WITHOUT_END)
-    return options
+    return tokens, options
 
 
-def seconds_left(jobs: list[Job], results: list[Result]) -> float:
-    """Returns about how many seconds some jobs take, by the median time of their run's results; of
-    a run without results by the median of all."""
-    times: dict[str, list[float]] = {}
-    for result in results:
-        times.setdefault(result.name, []).append(result.seconds)
-    usual = [result.seconds for result in results] or [0.0]
-    return sum(median(times.get(job.run.name, usual)) for job in jobs)
+def tokens_per_epoch(data: Path) -> int:
+    """Returns how many there are to train on; where none are prepared yet, the book's."""
+    meta = tokens_in(data)
+    return meta["tokens"]["train"] if meta else BOOK_TOKENS
+
+
+def expected_speed(run: Run, matmul_peak: dict, dtype: str, config: dict | None = None) -> float:
+    """Returns about how many tok/sec a run makes, within a factor of three: by this machine's peak
+    of matmuls in the type that is trained in, of which an A100 reaches the share that the published
+    speed says, and float32 about half."""
+    share = FLOAT32_SHARE * run.processes if dtype == "float32" else (
+        (run.expected or 0) * flops_per_token({}) / A100_FLOPS)
+    return share * matmul_peak.get(dtype, 0) / flops_per_token(config or {}) or UNKNOWN_SPEED
+
+
+def flops_per_token(config: dict) -> int:
+    """Returns them as 00 counts them, but for its norms and biases; of GPT-2 for {}."""
+    layers, width, vocab_size, context = (config.get(name) or GPT2[name] for name in GPT2)
+    return 6 * (12 * layers * width**2 + vocab_size * width) + 12 * layers * context * width
+
+
+def seconds_left(jobs: list[Job], results: list[Result], lengths: dict[str, Length],
+                 later: float = 0) -> float:
+    """Returns the seconds of some jobs by the median time of each run's results; of a run without
+    results, and of what comes `later`, by estimate, corrected by how far the others' were off."""
+    medians = {name: median(result.seconds for result in results if result.name == name)
+               for name in {result.name for result in results}}
+    correction = median([seconds / lengths[name].seconds
+                         for name, seconds in medians.items() if name in lengths] or [1])
+    names = [job.run.name for job in jobs]
+    return correction * later + sum(
+        medians[name] if name in medians else correction * lengths[name].seconds for name in names)
+
+
+def estimate_later(study, setup: Setup, plan: Plan, rounds: int | None, matmul_peak: dict,
+                   ) -> tuple[int, float]:
+    """Returns (how many runs, about how many seconds) the study's plans take that follow `plan`.
+    Raises UserError, StackError, OSError."""
+    count, seconds = 0, 0.0
+    for later, times in study.later(setup, plan):
+        lengths = lengths_of(later, setup, configurations(later.runs, later, setup), matmul_peak)
+        jobs = replace(later, rounds=later.rounds or rounds or study.rounds[setup.device]).jobs()
+        count += times * len(jobs)
+        seconds += times * seconds_left(jobs, [], lengths)
+    return count, seconds
 
 
 def in_words(seconds: float) -> str:

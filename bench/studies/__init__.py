@@ -44,11 +44,16 @@ class Study(Subcommand):
         measured comes back with its results, on which the next one may depend. Raises as `runs`."""
         yield Plan(self.runs(setup), **self.length(setup))
 
+    def later(self, setup: Setup, plan: Plan) -> list[tuple[Plan, int]]:
+        """Returns what follows a plan, for an estimate: plans as long as those to come, whose runs
+        may depend on its results, and how often there is one like each. Raises as `runs`."""
+        return []
+
     def length(self, setup: Setup) -> dict:
         """Returns how long a run trains, by the options and the device, as fields of Plan."""
-        tokens = setup.args.max_tokens
+        tokens, seconds = setup.args.max_tokens, getattr(setup.args, "seconds", None) or 0
         return dict(tokens=tokens or self.tokens[setup.device], equal_steps=True,
-                    min_steps=1 if tokens else STEPS[setup.device])
+                    min_steps=1 if tokens else STEPS[setup.device], seconds=seconds)
 
     def collect(self, setup: Setup, folder: Path) -> None:
         """Takes what a run has left in `folder` next to its record. Raises ValueError where it

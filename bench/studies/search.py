@@ -7,16 +7,15 @@ they start; time_to_loss.py has the targets.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 from bench.analysis.rows import Row, rows_of
-from bench.catalogue import Run, without_doubles
-from bench.common import BOOK_TOKENS, UserError, relative, tokens_in
+from bench.catalogue import EPOCHS, Run, without_doubles
+from bench.common import UserError, relative
 from bench.measure.journal import Measured, journal_of, newest, read_journal
 from bench.measure.plan import Plan, Setup
-from bench.measure.sizing import configurations
+from bench.measure.sizing import DEMO_TOKENS, configurations, tokens_per_epoch
 from bench.report.notes import machine_note
 from bench.report.tables import RUN, SPEED, Column, Table, fmt
 from bench.studies import Study
@@ -25,10 +24,9 @@ from bench.studies import Study
 TUNING: dict = dict(first_seed=1, cold_rounds=0)
 RATES, SETTINGS = 4, 8  # how many are tried: of 00 for the target, then of each script
 LIMIT = 3  # a run of this many times the tokens of 00's default run hasn't reached the target
-# The search for the loss of an epoch, by halving: for which part of it how many settings are tried.
+# The search for the loss of an epoch, by halving: what share of it how many settings are tried for.
 # An eighth of the book's would be 0.2 seconds on a GPU, seven steps, which tell nothing.
-EPOCH, HALF, EIGHTH = ("epoch", 1, 1), ("epoch-2", 2, 2), ("epoch-8", 8, SETTINGS)
-HALVING = {"cuda": [("epoch-2", 2, SETTINGS), EPOCH], "cpu": [EIGHTH, HALF, EPOCH]}
+HALVING = {"cuda": {2: SETTINGS, 1: 1}, "cpu": {8: SETTINGS, 2: 2, 1: 1}}
 EPOCH_LIMIT = 2  # epochs without the target
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next
 EPOCH_LOG_TOKENS = {"cuda": 40_960, "cpu": 16_384}
@@ -139,11 +137,25 @@ def limit_of(row: Row) -> int:
     return LIMIT * row.record.logs[-1]["tokens"]
 
 
-def tokens_of(setup: Setup) -> int:
-    """Returns those of an epoch, or as many as are asked for."""
-    meta = tokens_in(setup.data)
-    epoch = meta["tokens"]["train"] if meta else BOOK_TOKENS
-    return setup.args.max_tokens or epoch
+class Phase(NamedTuple):
+    """A part of a search: the plans of one kind."""
+
+    kind: str
+    tokens: int  # of a run, about
+    stages: tuple[str, ...]  # the scripts
+    tries: int  # settings of each
+    rounds: int | None = 1
+
+
+def phases_of(setup: Setup, stages: tuple[str, ...]) -> list[Phase]:
+    tokens, epoch = setup.args.max_tokens, tokens_per_epoch(setup.data)
+    if setup.args.epoch:
+        return [Phase(f"epoch-{share}" if share > 1 else "epoch", (tokens or epoch) // share,
+                      stages, count) for share, count in HALVING[setup.device].items()]
+    tokens = tokens or (EPOCHS * epoch if setup.machine["gpus"] else DEMO_TOKENS)
+    # The target is of one seed, so that more seeds can be added to a search later on.
+    return [Phase("target", tokens, ("00",), RATES),
+            Phase("", LIMIT * tokens, stages, SETTINGS, rounds=None)]
 
 
 def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:
@@ -152,19 +164,19 @@ def plan_of(setup: Setup, runs: list[Run], kind: str, **settings) -> Plan:
     return Plan(runs, kind, full_length=True, new_seeds=True, log_tokens=log_tokens, **settings)
 
 
-def explore(setup: Setup, scripts: Sequence[str], start: Point, tries: int, cost,
-            kind: str = "", neighbours=Point.around, **settings):
-    """Yields plans until as many settings of each script were tried: from `start` on, those around
-    the ones of the least cost. Returns the rows. 00 goes first: its best settings are a better
-    start for the others than the published ones."""
+def explore(setup: Setup, phase: Phase, start: Point, cost, neighbours=Point.around, **settings):
+    """Yields plans until as many settings of each script were tried as the phase says: from `start`
+    on, those around the ones of the least cost. Returns the rows. 00 goes first: its best settings
+    are a better start for the others than the published ones."""
     runs: dict[Point, Run] = {}
-    for stages in scripts[:1], scripts[1:]:
+    for stages in phase.stages[:1], phase.stages[1:]:
         new = [start._replace(stage=stage) for stage in stages]
         while new:
             runs |= {point: point.run(setup) for point in new}
-            rows = rows_of((yield plan_of(setup, [*runs.values()], kind, **TUNING, **settings)))
+            rows = rows_of((yield plan_of(setup, [*runs.values()], phase.kind,
+                                          rounds=phase.rounds, **TUNING, **settings)))
             new = [point for stage in stages for point in next_points(
-                [point_of(row) for row in ranked(rows, stage, cost)], neighbours, tries)]
+                [point_of(row) for row in ranked(rows, stage, cost)], neighbours, phase.tries)]
         start = point_of(ranked(rows, "00", cost)[0])
     return rows
 
@@ -209,33 +221,34 @@ class Search(Study):
         return tuple(run.stage for run in without_doubles(runs))
 
     def plans(self, setup):
-        stages, start = self.stages(setup), default_point(setup)
-        if setup.args.epoch:
-            return self.halving(setup, stages, start)
-        return self.to_a_target(setup, stages, start)
+        start, (first, *others) = default_point(setup), phases_of(setup, self.stages(setup))
+        if not setup.args.epoch:
+            rows = yield from explore(setup, first, start, lowest_loss, Point.other_rates,
+                                      tokens=setup.args.max_tokens)
+            limit, best = limit_of(rows[0]), ranked(rows, "00", lowest_loss)[0]
+            target = lowest_loss(best)
+            yield from explore(setup, others[0], point_of(best), partial(time_to, target),
+                               tokens=limit, targets={"best": target})
+            return
+        rows = yield from explore(setup, first, start, loss_in_equal_time, tokens=first.tokens)
+        for phase in others:
+            runs = [point_of(row).run(setup) for stage in phase.stages
+                    for row in ranked(rows, stage, loss_in_equal_time)[:phase.tries]]
+            rows = rows_of((yield plan_of(setup, runs, phase.kind, rounds=phase.rounds,
+                                          tokens=phase.tokens, **TUNING)))
 
-    def to_a_target(self, setup: Setup, stages: tuple[str, ...], start: Point):
-        """Yields the plans for 00's target, then those for the time to it. The target is of one
-        seed, so that more seeds can be added to a search later on."""
-        rows = yield from explore(
-            setup, ["00"], start, RATES, lowest_loss, "target", Point.other_rates,
-            tokens=setup.args.max_tokens, rounds=1)
-        limit, best = limit_of(rows[0]), ranked(rows, "00", lowest_loss)[0]
-        target = lowest_loss(best)
-        yield from explore(setup, stages, point_of(best), SETTINGS, partial(time_to, target),
-                           tokens=limit, targets={"best": target})
-
-    def halving(self, setup: Setup, stages: tuple[str, ...], start: Point):
-        """Yields the plans for many settings in a part of an epoch, then for the best in more."""
-        tokens = tokens_of(setup)
-        (kind, share, tries), *others = HALVING[setup.device]
-        rows = yield from explore(setup, stages, start, tries, loss_in_equal_time, kind,
-                                  tokens=tokens // share, rounds=1)
-        for kind, share, tries in others:
-            runs = [point_of(row).run(setup) for stage in stages
-                    for row in ranked(rows, stage, loss_in_equal_time)[:tries]]
-            rows = rows_of((yield plan_of(setup, runs, kind, tokens=tokens // share, rounds=1,
-                                          **TUNING)))
+    def later(self, setup, plan):
+        """Returns for each script, in this phase and those after it, one run like its first, and
+        how many settings are left to try."""
+        phases, start = phases_of(setup, self.stages(setup)), default_point(setup)
+        tried = Counter((plan.kind, run.stage) for run in plan.runs)
+        place, plans = [phase.kind for phase in phases].index(plan.kind), []
+        for phase in phases[place:]:
+            for stage in phase.stages:
+                run = start._replace(stage=stage).run(setup)
+                first = plan_of(setup, [run], phase.kind, tokens=phase.tokens, rounds=phase.rounds)
+                plans.append((first, phase.tries - tried[phase.kind, stage]))
+        return [(first, left) for first, left in plans if left > 0]
 
     def tables(self, measured, rows):
         columns = [RUN, SPEED, LOWEST_LOSS]

@@ -1,9 +1,9 @@
 """What fits, and how fast: speed and memory over batch sizes and context lengths."""
 
-from bench.analysis.rows import rows_of
 from bench.catalogue import Run
 from bench.common import UserError, has_option
 from bench.measure.plan import TOKENS, Plan
+from bench.measure.records import Status
 from bench.report.notes import machine_note, peak_note
 from bench.report.tables import GB, RANGE, RUN, SPEED_OR_ERROR, Table, num_col
 from bench.studies import Study
@@ -11,14 +11,16 @@ from bench.studies import Study
 BATCHES = [2**k for k in range(13)]
 CONTEXTS = {"cuda": [2**k for k in range(8, 15)], "cpu": [2**k for k in range(6, 12)]}
 CONTEXT_TOKENS = {"cuda": 32_768, "cpu": 2_048}  # of each batch in a sweep over contexts
-STEPS = {"cuda": 24, "cpu": 6}  # of a run, at least; two of them are warm-up
+MIN_STEPS = 6  # of a run, so that it has a median: two of them are warm-up
+SECONDS = {"cuda": 10.0, "cpu": 0.0}  # of a run, unless --seconds says otherwise
 OPTION = {"batch": "--batch-size", "context": "--context-length"}
 
 
 class Sweep(Study):
     """Measure speed and memory over batch sizes or context lengths.
 
-    Sizes grow until one doesn't fit, or by estimate would take more than half of a CPU's RAM."""
+    Sizes grow until one doesn't fit, or by estimate would take more than half of a CPU's RAM. Each
+    run has six steps at least, and on a GPU 10 seconds."""
 
     title = "What fits: batch, context"
     schedule = {140: None}
@@ -31,7 +33,6 @@ class Sweep(Study):
                             help=" or ".join(OPTION))
 
     def plans(self, setup):
-        """Yields one round of more and more sizes, then every round of those that fit."""
         what, device = setup.args.what, setup.device
         if what == "batch":
             growth, sizes = 2, [dict(batch=size) for size in BATCHES]
@@ -43,30 +44,27 @@ class Sweep(Study):
             if has_option(OPTION[name], setup.options):
                 raise UserError(f"{OPTION[name]} is set by the sweep itself", 2)
         script = setup.scripts.stage("01").replace(published=None)
-        ram = setup.machine["ram_gb"] if device == "cpu" else None
-        how = self.length(setup) | dict(cold_rounds=0, min_steps=STEPS[device], equal_steps=False)
         runs: list[Run] = []
         for size in sizes:
             label = ", ".join(f"{name} {value}" for name, value in size.items())
             runs.append(script.replace(
                 name=f"{script.name}-{label}".replace(", ", "-").replace(" ", "-"), label=label,
                 options=tuple(part for name, value in size.items()
-                              for part in (OPTION[name], str(value)))))
-            *_, row = rows_of((yield Plan([*runs], what, rounds=1, **how)))
-            if row.error or ram and growth * (row.reserved_gb or ram) > ram / 2:
-                break
-        yield Plan(runs, what, **how)
-
-    def failed(self, measured):
-        """Returns whether a run failed otherwise than by its size."""
-        return any(result.outcome.failed and not result.outcome.is_too_large
-                   for result in measured.results)
+                              for part in (OPTION[name], str(value))),
+                memory_growth=growth, requires=runs[-1].name if runs else None))
+        ram = setup.machine["ram_gb"] if device == "cpu" else None
+        length = self.length(setup) | dict(min_steps=MIN_STEPS, equal_steps=False)
+        length["seconds"] = length["seconds"] or SECONDS[device]
+        yield Plan(runs, what, cold_rounds=0, stop_at_oom=True,
+                   memory_limit_gb=ram and ram / 2, **length)
 
     def tables(self, measured, rows):
-        """Returns speed and memory of each size, up to the first that doesn't fit."""
+        """Returns speed and memory of each size, up to the first that isn't tried."""
+        shown = [row for before, row in zip([None, *rows], rows, strict=False) if not (
+            row.outcome and row.outcome.status is Status.NOT_TRIED and before and before.error)]
         return [Table([RUN, SPEED_OR_ERROR, RANGE, GB._replace(heading="reserved GB"),
                        num_col("MFU", "mfu", ".1%"),
-                       num_col("of matmul peak", "share_of_peak", ".1%")], rows)]
+                       num_col("of matmul peak", "share_of_peak", ".1%")], shown)]
 
     def notes(self, measured, rows):
         return [f"{machine_note(measured, rows)} {peak_note(measured)}",

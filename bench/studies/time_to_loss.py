@@ -65,6 +65,12 @@ class TimeToLoss(Study):
                       "epoch" if args.epoch else "variants" if args.names else "",
                       cold_rounds=EVERY_ROUND, **length)
 
+    def later(self, setup, plan):
+        if plan.kind != "target":
+            return []
+        tokens = search.LIMIT * search.phases_of(setup, ())[0].tokens
+        return [(search.plan_of(setup, self.runs(setup), "", tokens=tokens), 1)]
+
     def tables(self, measured, rows):
         return time_tables(rows, measured.plan.targets)
 
