@@ -17,27 +17,90 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from bench.common import ROOT
 
-def nvidia_smi() -> tuple[str, str] | tuple[None, None]:
-    """The name and the driver of the first NVIDIA GPU; None for both where nvidia-smi isn't there,
-    or knows of none."""
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+# PyTorch's builds for NVIDIA GPUs: the CUDA that the driver has to support, the oldest compute
+# capability that the build has kernels for, and the one from which on it has none.
+# https://github.com/pytorch/pytorch/blob/main/RELEASE.md#pytorch-cuda-support-matrix
+BUILDS = {"cu130": (13_000, 7.5, 99), "cu126": (12_000, 0, 10)}
+SMI_FIELDS = {"name": r"[^,\[\]]+", "driver_version": r"\d[\d.]*", "compute_cap": r"\d+\.\d+"}
+
+
+def gpu_needs(version: str, cuda: str | None, gpu: str | None, capability: str | None,
+              kernels: list[str], error: str) -> str | None:
+    """What is missing before PyTorch computes on the NVIDIA GPU that is here, in one line; None
+    where there is no GPU, or nothing is missing. `version`, `cuda` and `kernels`, such as
+    ["sm_80", "sm_90"], are PyTorch's; `gpu` and `capability` those of the GPU that it finds, or
+    None; `error` is why it doesn't start CUDA."""
+    if gpu:
+        own = float(capability)
+        return None if has_kernels(own, kernels) else (
+            f"kernels for the {gpu}, compute capability {capability}, which PyTorch {version}"
+            f" doesn't have: {install(own) or 'no build of it does'}")
+    gpus = nvidia_smi("name,driver_version")
+    if not gpus:  # but a container sees the driver of its host
+        return ("access to the NVIDIA GPU whose driver is loaded: `nvidia-smi` says why there is"
+                " none; a container is started with --gpus all") if (
+            Path("/proc/driver/nvidia/version").exists()) else None
+    name, _, driver = gpus[0].rpartition(", ")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden in ("", "-1"):
+        return f"a visible GPU: CUDA_VISIBLE_DEVICES={hidden} hides the {name}"
+    too_old = re.search(r"driver .* too old \(found version (\d+)\)", error)
+    command = install(float(next(iter(nvidia_smi("compute_cap")), 0)),
+                      int(too_old[1]) if too_old else 99_999)
+    if too_old:
+        return (f"a newer driver for the {name}: {driver} is too old for PyTorch {version}, built"
+                f" for CUDA {cuda}" + (f"; or, for this driver, {command}" if command else ""))
+    if not cuda and command:
+        return f"PyTorch for NVIDIA GPUs, since {version} can't use the {name}: {command}"
+    return f"what keeps PyTorch {version} from the {name}: {error}"
+
+
+def has_kernels(capability: float, kernels: list[str]) -> bool:
+    """Whether a build of PyTorch does: compiled for the same major version, or as code for any
+    later GPU (PTX). A build for AMD's GPUs names them in another way, and isn't judged."""
+    names = [re.match(r"(sm|compute)_(\d+)", name) for name in kernels]
+    built = [(name[1], int(name[2]) / 10) for name in names if name]
+    return not built or any(
+        number <= capability and (kind == "compute" or int(number) == int(capability))
+        for kind, number in built)
+
+
+def install(capability: float, driver: int = 99_999) -> str | None:
+    """The command for a build with kernels for a GPU, whose driver supports such a CUDA; None
+    where there is none."""
+    build = next((name for name, (cuda, oldest, too_new) in BUILDS.items()
+                  if driver >= cuda and oldest <= capability < too_new), None)
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    pinned = next(line for line in text.splitlines() if line.startswith("torch=="))
+    return build and (f"`pip install --force-reinstall {pinned} --index-url"
+                      f" https://download.pytorch.org/whl/{build}`")
+
+
+def nvidia_smi(fields: str) -> list[str]:
+    """Of each GPU what nvidia-smi tells to programs; what it prints for people changes. Empty
+    where it isn't there or fails. A line that isn't of such fields, as "[N/A]" or the text of an
+    error, tells nothing: nvidia-smi may print that and exit with 0."""
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
-        return None, None
-    # It may exit with 0 after an error, or print "[N/A]".
-    first = re.match(r"([^,\[\]\n]+), (\d[\d.]*)$", answer.stdout, re.MULTILINE)
-    return (first[1], first[2]) if first else (None, None)
+        return []
+    form = ", ".join(SMI_FIELDS[name] for name in fields.split(","))
+    return [line for line in answer.stdout.splitlines() if re.fullmatch(form, line)]
 
 
-def cpu_name(text: str) -> str:
-    """The name from the system's own description, as PyTorch asks for it."""
+def cpu_name(text: str) -> tuple[str, list[str]]:
+    """(the name, such as ["(family 25, model 17)"]) from the system's own description: on a rented
+    machine one name may stand for several generations."""
     fields = dict(re.findall(r"^\s*([\w ]+?)\s*[:=]\s*(.+?)\s*$", text, re.MULTILINE))
     name = fields.get("Model name") or fields.get("Name")  # Linux, Windows
-    if not name and platform.system() == "Darwin":  # it tells the name alone
-        name = text.strip()
-    return name or platform.processor() or platform.machine()
+    if not name and text.strip() and platform.system() == "Darwin":  # it tells the name alone
+        name = text.strip().splitlines()[0]
+    known = {"CPU family", "Model"} <= fields.keys()
+    generation = [f"(family {fields['CPU family']}, model {fields['Model']})"] if known else []
+    return name or platform.processor() or platform.machine(), generation
 
 
 def missing_here(machine: dict, compile_fails: str | None) -> list[str]:

@@ -20,24 +20,25 @@ def this_machine() -> dict:
     """What a study has to know of it. `device` is "cuda" or "cpu"; `driver` and `capability`, such
     as "8.0", are the GPU's, or None; `cuda` is the version that PyTorch was built with, or None;
     `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the type that the
-    optimized scripts train in here, "bfloat16" or "float32", with its reason; `gpu_needs` says why
-    PyTorch uses no GPU although there is one."""
+    optimized scripts train in here, "bfloat16" or "float32", with its reason; `gpu_needs`: see
+    there."""
     os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
     gpus = gpu_count()
-    cpu = environment.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
+    cpu, generation = environment.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
     gpu = torch.cuda.get_device_name(0) if gpus else None
     capability = "{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None
-    card, driver = environment.nvidia_smi()
     dtype, dtype_reason = best_dtype()
     return dict(
         device="cuda" if gpus else "cpu", gpus=gpus, name=" ".join((gpu or cpu).split()),
         torch=torch.__version__, python=platform.python_version(),
         os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
-        cpu=cpu, driver=driver, capability=capability, cuda=torch.version.cuda,
-        ram_gb=environment.ram_gb(), dtype=dtype, dtype_reason=dtype_reason,
-        gpu_needs=None if gpus or not card else (
-            f"a PyTorch that can use the {card}: {torch.__version__} says {cuda_error()!r} with"
-            f" driver {driver}; docs/troubleshooting.md says what to install"),
+        cpu=" ".join([cpu, *generation]),
+        driver=next(iter(environment.nvidia_smi("driver_version")), None) if gpus else None,
+        capability=capability,
+        cuda=torch.version.cuda, ram_gb=environment.ram_gb(), dtype=dtype,
+        dtype_reason=dtype_reason,
+        gpu_needs=environment.gpu_needs(torch.__version__, torch.version.cuda, gpu, capability,
+                                        torch.cuda.get_arch_list() if gpus else [], cuda_error()),
     )
 
 
