@@ -92,7 +92,6 @@ class Row:
     uncompiled = property(lambda row: any(record.uncompiled for record in row.records))
     val_loss = property(lambda row: median_known(
         record.val_loss_after(row.plan.loss_tokens) for record in row.records))
-    speed_is_average = property(lambda row: any(record.speed_is_average for record in row.records))
 
     seconds_per_step = property(
         lambda row: ratio(row.record and row.record.tokens_per_step, row.tok_per_sec))

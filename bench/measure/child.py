@@ -1,7 +1,6 @@
 """One run of a study: its script in a process of its own, and what that leaves, in the journal."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -15,7 +14,7 @@ from bench import processes
 from bench.catalogue import Run
 from bench.common import BUILD, UserError, remove_built, sha256
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
-from bench.measure.plan import SCRATCH, Job, Plan, Setup
+from bench.measure.plan import SCRATCH, Job, Setup
 from bench.measure.records import Outcome, RecordError, Status, read_events
 from bench.measure.sizing import Length
 
@@ -24,7 +23,7 @@ HANG_SECONDS = 600  # and five times the estimate: a run that takes longer hangs
 STATUS_OF = {"out of memory": Status.OUT_OF_MEMORY, "text is too short": Status.TEXT_TOO_SHORT}
 
 
-def command_of(job: Job, plan: Plan, setup: Setup, length: Length, scratch: Path) -> list:
+def command_of(job: Job, setup: Setup, length: Length, scratch: Path) -> list:
     run, launcher = job.run, []
     if run.torchrun:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr",
@@ -33,7 +32,7 @@ def command_of(job: Job, plan: Plan, setup: Setup, length: Length, scratch: Path
     return [
         sys.executable, *launcher, setup.script(run), "--name", run.name, "--device", setup.device,
         "--data", setup.data, "--results-dir", scratch / "results", "--seed", job.seed,
-        *length.options, *plan.options, *setup.options, *options,
+        *length.options, *setup.options, *options,
     ]
 
 
@@ -49,7 +48,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
     environment = compiler_cache(source, run.options, cold) | study.environment
     BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
-        command = command_of(job, measured.plan, setup, length, Path(name))
+        command = command_of(job, setup, length, Path(name))
         start = dict(event="run", id=measured.id, name=run.name, round=job.round, seed=job.seed,
                      cache="cold" if cold else "warm", command=printed(command),
                      source_sha256=source)
@@ -65,8 +64,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
                 study.collect(setup, Path(name) / "results")
             except ValueError as reason:
                 outcome = Outcome(Status.FAILED, str(reason))
-    ran |= dict(outcome=outcome.status, error=outcome.text or None,
-                load=os.getloadavg()[0] if hasattr(os, "getloadavg") else None)
+    ran |= dict(outcome=outcome.status, error=outcome.text or None)
     try:
         ran["matmul_rate"] = processes.ask_machine("matmul_rate")
     except UserError as reason:
@@ -78,8 +76,6 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
 
 def run_script(command: list, run: Run, timeout: float, environment: dict) -> tuple:
     """Returns (exit code, stderr); where it is ended after `timeout` seconds, (None, that)."""
-    if run.processes > 1:
-        environment["OMP_NUM_THREADS"] = "1"  # as torchrun would set it, and say so
     try:
         code, _, err = processes.run_child(command, timeout=timeout, cores=run.cores,
                                            **environment)

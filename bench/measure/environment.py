@@ -121,16 +121,15 @@ def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
     return missing
 
 
-def ram_gb(limits: Path = Path("/sys/fs/cgroup")) -> float | None:
+def ram_gb(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> float | None:
     """GB (1024³ bytes) of the machine's RAM, or of as much of it as a container may use; None where
     it isn't known."""
-    sizes = []
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        sizes.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of version 2 and 1
-        with suppress(OSError, ValueError):  # "max" is no limit
-            sizes.append(int((limits / name).read_text()))
-    return min(sizes) / 1024**3 if sizes else None
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # "max" is no limit
+        size = min(size, int(limit.read_text()))
+    return size / 1024**3
 
 
 if __name__ == "__main__":

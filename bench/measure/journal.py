@@ -8,8 +8,8 @@ One JSON object per line, each with its `event`:
     run    id, name, round, seed, cache (cold or warm), command, source_sha256
     ...    the lines of the run's own record: see bench.measure.records
     ran    seconds of wall time, exit, outcome (a Status of bench.measure.records), error (its text,
-           or null), load (of the last minute) and matmul_rate (of a matmul in the type that the
-           machine trains in), both right after the run
+           or null) and matmul_rate (of a matmul in the type that the machine trains in, right
+           after the run)
 
 A measurement that is resumed has a further `study` line with its id; the last one counts, and a run
 whose script had another SHA-256 than it names doesn't. Of a run that was tried again the last one

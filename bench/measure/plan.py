@@ -2,7 +2,7 @@
 
 import argparse
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from bench.catalogue import Run, Scripts
@@ -42,7 +42,6 @@ class Plan:
     rounds: int | None = None  # (None: as many as the study has)
     tokens: int | None = None  # per process: where losses are compared (None: at a run's end)
     seconds: float = 0  # of training, if the tokens take less
-    options: list[str] = field(default_factory=list)  # for every script
     seed_noise: int = 0  # how often each round runs the baseline besides, each time with a new seed
     order: int | None = None  # the seed of the order of runs in each round (None: as they stand)
     full_length: bool = False  # every run is as long as its script alone, or has `tokens` in all
@@ -100,7 +99,8 @@ class Plan:
         try:
             runs = [Run(**run) for run in plan["runs"]]
             runs = [run.replace(options=tuple(run.options)) for run in runs]
-            return cls(**plan | dict(runs=runs))
+            names = {field.name for field in fields(cls)}  # earlier journals hold others besides
+            return cls(**{name: plan[name] for name in names & plan.keys()} | dict(runs=runs))
         except (AttributeError, LookupError, TypeError) as error:
             raise RecordError(f"no plan: {error!r}")
 

@@ -19,7 +19,7 @@ import json
 from dataclasses import dataclass
 from enum import StrEnum, auto
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from math import ceil
 from pathlib import Path
 from statistics import quantiles
@@ -34,8 +34,8 @@ LARGEST = 1e18  # what a number has to be below
 # The fields that are read of some events, and their types.
 FIELDS: dict[str, dict] = {
     "start": dict(schema=int, stage=str, environment=dict(gpu=str | None, cpu=str | None),
-                  config=dict(batch_size=int, context_length=int, world_size=int, device=str,
-                              dtype=str | None, flops_per_token=NUMBER)),
+                  config=dict(model=str, batch_size=int, context_length=int, world_size=int,
+                              device=str, dtype=str | None, flops_per_token=NUMBER)),
     "log": dict(tokens=int, train_loss=NUMBER | None, val_loss=NUMBER | None, seconds=list),
     "end": dict(status=str, error=str | None, avg_tok_per_sec=NUMBER | None,
                 reserved_gb=NUMBER | None),
@@ -113,7 +113,6 @@ class Record:
     uncompiled = property(lambda self: self.config.get("compile") is False)  # though it can be
     tokens_per_step = property(
         lambda self: tokens_per_step(self.config, self.config["world_size"]))
-    speed_is_average = property(lambda self: self.quartiles is None)
     first_step_seconds = property(lambda self: self.logs[0]["seconds"][0] if self.logs else None)
     val_loss = property(lambda self: self.logs[-1]["val_loss"] if self.logs and self.end else None)
 
@@ -228,12 +227,13 @@ class Record:
     def loss_at(self, seconds: float) -> float | None:
         """Returns the validation loss after so many seconds of training, by a straight line between
         the log lines around it; after the last line its own, before the first None."""
+        import numpy  # here, since most commands don't need it
+
         points = self.steady
-        for before, point in pairwise(points):
-            if before.seconds <= seconds <= point.seconds:
-                share = (seconds - before.seconds) / (point.seconds - before.seconds)
-                return before.val_loss + share * (point.val_loss - before.val_loss)
-        return points[-1].val_loss if points and points[-1].seconds <= seconds else None
+        if not points or seconds < points[0].seconds:
+            return None
+        return float(numpy.interp(seconds, [point.seconds for point in points],
+                                  [point.val_loss for point in points]))
 
 
 def tokens_per_step(config: dict, processes: int) -> int:

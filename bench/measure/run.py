@@ -149,7 +149,7 @@ class Measurement:
         self.failed |= {result.name for result in done if not result.outcome.complete}
         keys = {result.key for result in done}
         self.jobs = [job for job in plan.jobs() if job.key not in keys]
-        self.configs = sizing.configurations(able, plan, setup) if self.jobs else {}
+        self.configs = sizing.configurations(able, setup) if self.jobs else {}
 
     def begin(self) -> None:
         """Finds out all that has to be known before the first run; the journal then has this plan.
@@ -213,7 +213,7 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
         if run.error:
             print(f"not run: {run.label}: {run.error}")
         elif own:
-            command = command_of(own[0], plan, setup, lengths[run.name], BUILD / "scratch")
+            command = command_of(own[0], setup, lengths[run.name], BUILD / "scratch")
             print(f"{len(own)} run{'s' if len(own) > 1 else ''}: {printed(command)}")
     later, seconds = sizing.estimate_later(study, setup, first, rounds, peak)
     left = sizing.seconds_left(jobs, measurement.measured.results, lengths, seconds)

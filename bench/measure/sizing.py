@@ -60,7 +60,7 @@ def read_configurations(requests: list) -> list[dict]:
     return answers
 
 
-def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]:
+def configurations(runs: list[Run], setup: Setup) -> dict[str, dict]:
     """Returns the settings of each run that CONFIGURATION names, by its name. Each script's own
     parser judges the options, all in one child, which loads PyTorch. Raises UserError where one
     refuses them."""
@@ -68,7 +68,7 @@ def configurations(runs: list[Run], plan: Plan, setup: Setup) -> dict[str, dict]
         name = option.split("=")[0]
         if name in OWN_OPTIONS:
             raise UserError(f"{name} is set by measure.py itself, for every run alike", 2)
-    options = ["--device", setup.device, *plan.options, *setup.options]
+    options = ["--device", setup.device, *setup.options]
     requests = {run.name: (str(setup.script(run)), (*options, *run.options)) for run in runs}
     new = {name: request for name, request in requests.items()
            if request not in setup.configurations}
@@ -89,7 +89,7 @@ def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
         return plan
     free = [run for run in plan.runs if not run.error and not has_option(
         "--batch-size", run.options)]
-    configs, runs = configurations(free, plan, setup), []
+    configs, runs = configurations(free, setup), []
     for run in plan.runs:
         batch = run in free and batches.get(str(configs[run.name]["batch_size"]))
         options = (*run.options, "--batch-size", str(batch)) if batch else run.options

@@ -52,8 +52,8 @@ def machine_note(measured, rows: list[Row]) -> str:
     last = seed + max((row.rounds for row in rows), default=0) - 1
     parts = [f"seeds {seed} to {last}" if plan.new_seeds and last > seed else f"seed {seed}",
              rounds_note(measured, rows)]
-    if options := [*plan.options, *measured.options]:
-        parts.append(f"options `{shlex.join(options)}`")
+    if measured.options:
+        parts.append(f"options `{shlex.join(measured.options)}`")
     parts += [f"batch size {batch} in place of {published}"
               for published, batch in plan.batches.items()]
     if measured.text:

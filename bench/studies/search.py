@@ -64,7 +64,7 @@ def point_of(row: Row) -> Point:
 def default_point(setup: Setup) -> Point:
     """Returns the published settings of 00, or what the options say."""
     run = setup.scripts.stage("00")
-    config = configurations([run], Plan([]), setup)[run.name]
+    config = configurations([run], setup)[run.name]
     size = config["batch_size"]
     return Point("00", setup.batches.get(str(size), size), config["learning_rate"])
 

@@ -1,6 +1,5 @@
 """The three scripts side by side, whether they were started by hand or by measure.py."""
 
-import sys
 from pathlib import Path
 from textwrap import fill
 
@@ -62,8 +61,8 @@ class Stages(Study):
 
 def latest_runs(folder: Path) -> list[Measured]:
     """Returns the latest complete run of each script, in the journal or started by hand: those of
-    one device, model, context length and text as one measurement. Names records that are damaged,
-    and says how many runs did not complete."""
+    one device, model, context length and text as one measurement; says how many runs did not
+    complete."""
     groups: dict[tuple, dict[str, Record]] = {}
     results = [result for measured in read_journal(journal_of(folder, "stages"))
                for result in measured.results]
@@ -71,27 +70,15 @@ def latest_runs(folder: Path) -> list[Measured]:
     incomplete = sum(not result.record for result in results)
     for record in sorted((record for record in records if record.stage in NAMES),
                          key=lambda record: (str(record.start.get("time", "")), record.name)):
-        try:
-            if record.status == "complete" and record.tok_per_sec:
-                groups.setdefault(group_of(record), {})[record.stage[:2]] = record
-            else:
-                incomplete += 1
-        except (LookupError, ArithmeticError, TypeError, ValueError) as error:
-            print(f"skipped: {record.name}, {error!r}", file=sys.stderr)
+        if record.outcome.complete:
+            config = record.config
+            group = record.device_name, config["model"], config["context_length"], record.text
+            groups.setdefault(group, {})[record.stage[:2]] = record
+        else:
+            incomplete += 1
     if incomplete:
         print(f"{counted(incomplete, 'run')} that did not complete: left out")
     return [measured_from(records) for _, records in sorted(groups.items())]
-
-
-def group_of(record: Record) -> tuple[str, str, int, str]:
-    """Returns the device, model, context length and text. Raises LookupError, ArithmeticError,
-    TypeError or ValueError where a figure is missing or isn't one."""
-    config = record.config
-    if not all(figure is None or 0 <= figure < 1e15 for figure in (
-            record.tok_per_sec, 1 / record.tok_per_sec, *(record.quartiles or ()), record.val_loss,
-            record.end["reserved_gb"], tokens_of(record), int(config["world_size"]))):
-        raise ValueError("a number is out of range")
-    return record.device_name, str(config["model"]), int(config["context_length"]), record.text
 
 
 def tokens_of(record: Record) -> int:
@@ -131,7 +118,7 @@ def measured_from(records: dict[str, Record]) -> Measured:
 
 def setting_of(row: Row) -> str:
     config, text = row.record.config, row.record.text
-    return (f"{config['model']} / {int(config['context_length']):,}"
+    return (f"{config['model']} / {config['context_length']:,}"
             + (f", {text}" if text else ""))
 
 

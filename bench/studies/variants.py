@@ -12,7 +12,6 @@ from bench.report.pictures import draw_alternatives
 from bench.report.tables import (
     GB,
     LOSS,
-    SPEED,
     Column,
     Table,
     fmt,
@@ -42,14 +41,6 @@ class Variants(Study):
     title = "01 with one alternative at a time"
     schedule = {70: None}
     in_report = "", *GROUPS
-    model_columns = [
-        Column("another model", lambda row: f"`{row.label}`", True),
-        num_col("parameters", PARAMETERS, ","), SPEED,
-        Column("× speed", lambda row: row.error or fmt(row.factor, ".2f")), GB,
-        num_col("× memory", "memory_factor", ".2f"), LOSS,
-        num_col("Δ loss", "loss_difference", "+.4f"),
-        Column("experts' shares of the tokens", lambda row: shares(row)),
-    ]
     compile_columns = [
         text_col("mode or backend", "label"), num_col("compiling, s", "first_step_excess", ".1f"),
         num_col("s/step", "seconds_per_step", ".3f"),
@@ -83,8 +74,8 @@ class Variants(Study):
         if measured.kind == COMPILE:
             return [Table(self.compile_columns, rows)]
         same, others = by_model(rows)
-        tables = [full_table(same), Table(self.model_columns, others)]
-        return tables if len(others) > 1 else tables[:1]
+        another = full_table(others)._replace(caption="Another model:")
+        return [full_table(same), another] if len(others) > 1 else [full_table(same)]
 
     def notes(self, measured, rows):
         return full_notes(measured, by_model(rows)[0])
@@ -92,8 +83,7 @@ class Variants(Study):
     def excerpts(self, measured, rows):
         if measured.kind == COMPILE:
             return super().excerpts(measured, rows)
-        name, (same, others) = picture_name(self.name, measured.kind), by_model(rows)
-        return {name: [short_table(same)], f"{name}-model": [Table(self.model_columns, others)]}
+        return {picture_name(self.name, measured.kind): [short_table(by_model(rows)[0])]}
 
     def picture(self, measured, rows):
         """Draws variants of 01 and the sharded ones; of other groups the table is enough."""
@@ -111,14 +101,6 @@ def by_model(rows: list[Row]) -> tuple[list[Row], list[Row]]:
     first = lookup(rows[0], PARAMETERS)
     same = [row for row in rows if None in (first, own := lookup(row, PARAMETERS)) or own == first]
     return same, [rows[0], *(row for row in rows if row not in same)]
-
-
-def shares(row: Row) -> str:
-    """Returns the least and the greatest share of the tokens that an expert has, if there are any.
-    """
-    log = row.record.logs[-1] if row.record and row.record.logs else {}
-    of_experts = [share for layer in log.get("expert_shares") or [] for share in layer]
-    return f"{min(of_experts):.0%}–{max(of_experts):.0%}" if of_experts else ""
 
 
 def uncompiled(row: Row) -> Row | None:
