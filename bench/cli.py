@@ -6,15 +6,15 @@ from pathlib import Path
 
 from bench import commands
 from bench.catalogue import Scripts
-from bench.common import ROOT, UserError, relative
+from bench.common import ROOT, relative
 from bench.measure.journal import journal_of, locked
 from bench.measure.plan import Setup
-from bench.measure.run import dry_run, run_study, see_build
+from bench.measure.run import dry_run, run_study
 from bench.predict.batches import batches_that_fit
 from bench.report import machine_section
 from bench.report.tables import text_of
 from bench.studies import Study, all_studies
-from bench.subcommands import GROUPS, Command, Subcommand, all_in, duration, positive
+from bench.subcommands import GROUPS, Command, Subcommand, all_in, positive
 
 EXAMPLES = """examples:
   python measure.py doctor                        what works here, and what is missing
@@ -25,15 +25,6 @@ EXAMPLES = """examples:
   python measure.py ladder --dry-run              what would run, and about how long
   python measure.py ladder -- --model gpt2        what follows -- goes to every script
 """
-RENAMED = {"--rungs": "--techniques", "--anew": "--retrace", "--pieces": "--studies"}
-
-
-def parse(words: list[str]) -> argparse.Namespace:
-    """Returns what a command line asks for. Raises UserError for an option's former name."""
-    for word in words if words[:1] != ["audit"] else ():  # an audited script has its own options
-        if new := RENAMED.get(word.partition("=")[0]):
-            raise UserError(f"{word.partition('=')[0]} is called {new} now", 2)
-    return make_parser().parse_args(words)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -76,10 +67,6 @@ def add_measuring_options(parser: argparse.ArgumentParser, study: Study) -> None
                         help=f"how often each script runs (default: {rounds}; intervals need 2)")
     parser.add_argument("--max-tokens", type=positive, metavar="N",
                         help=f"training tokens of each run, per process (default: {tokens})")
-    if study.tokens:
-        parser.add_argument("--seconds", type=duration, metavar="N",
-                            help="make all runs longer, so that the fastest trains for about N"
-                                 " seconds (default: 0, as long as --max-tokens says)")
     parser.add_argument("--resume", action="store_true",
                         help="continue the last measurement, and retry what failed")
     parser.add_argument("--dry-run", action="store_true",
@@ -106,7 +93,6 @@ def measure(study: Study, setup: Setup) -> int:
         dry_run(study, setup, args.rounds, args.resume)
         return 0
     with locked(setup.results):
-        see_build()
         _, plans = run_study(study, setup, args.rounds, args.resume)
     for measured in plans:
         print(f"\n{text_of(study, measured)}")

@@ -1,6 +1,5 @@
 """Places, files and errors that all tools share."""
 
-import errno
 import hashlib
 import importlib.util
 import json
@@ -8,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,7 +17,6 @@ BUILD = ROOT / "build"
 REFERENCE = ROOT / "results" / "reference"
 BOOK = "middlemarch"  # what the book's title, and its file's name, begin with
 BOOK_TOKENS = 414_009  # of the book to train on: 404 windows of 1,024
-LARGEST = 2**28  # bytes of a record or a journal; weeks of measuring make a few million
 # What well-formed JSON with the wrong content can raise, somewhere on its way to a page.
 DAMAGE = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError
 ELSEWHERE = ("for a new report, name another folder: make report RESULTS=FOLDER, or"
@@ -84,13 +81,6 @@ def load_script(path: Path):
     return module
 
 
-def lines_of(path: Path) -> list[bytes]:
-    """Returns a file's lines; the last one is empty, or was cut off. Raises OSError."""
-    if path.stat().st_size > LARGEST:
-        raise OSError(errno.EFBIG, "Too large for a record or a journal", str(path))
-    return path.read_bytes().split(b"\n")
-
-
 def read_kept(path: Path) -> dict:
     """Reads a JSON file that is made again where it isn't there or is damaged: {}."""
     try:
@@ -107,16 +97,6 @@ def write_whole(path: Path, content: str | bytes) -> None:
         stack.write_all({path: content})
     except OSError as error:
         raise UserError(f"{relative(path)} can't be written: {error.strerror}")
-
-
-def make_writable(folder: Path, otherwise: str) -> None:
-    """Makes a folder, if need be. Raises UserError, with what to do `otherwise`, where files can't
-    be written into it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise UserError(f"{relative(folder)} can't be written ({error.strerror}): {otherwise}")
 
 
 def remove_built(folder: Path) -> None:

@@ -8,11 +8,11 @@ import shlex
 import signal
 import subprocess
 import sys
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.common import ROOT, UserError, other_text, relative, tokens_in
+from bench.common import ROOT, UserError, relative, tokens_in
 
 prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
@@ -103,18 +103,11 @@ def git_commit() -> tuple[str | None, bool | None]:
 
 
 def prepare_tokens(folder: Path) -> None:
-    """Runs data/prepare.py where `folder` holds no tokens; prints once which text they are of,
-    where that isn't the book. Raises UserError where it fails, or where meta.json is damaged."""
+    """Runs data/prepare.py where `folder` holds no tokens. Raises UserError where it fails, or
+    where meta.json is damaged."""
     if not tokens_in(folder):
         print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
         ask(ROOT / "data" / "prepare.py", "--out", folder.resolve())
-    if text := other_text(tokens_in(folder)):
-        print_once(f"Not the book in GPT-2's tokens: {relative(folder)} holds {text}")
-
-
-@cache
-def print_once(line: str) -> None:
-    print(line, flush=True)
 
 
 def relative_part(part) -> str:

@@ -61,4 +61,4 @@ def number_from(least: float, kind: type = float):
     return number
 
 
-positive, duration, above_0 = number_from(1, int), number_from(0), number_from(1e-9)
+positive, above_0 = number_from(1, int), number_from(1e-9)

@@ -35,7 +35,7 @@ PEAK = dict(float32=1e12, TF32=2e12, bfloat16=4e12)
 
 def setup_of(folder: Path, machine: dict = CPU, options: list[str] = (), **args) -> Setup:
     """A Setup whose results lie in `folder`; `args` are the study's options."""
-    args = dict(max_tokens=None, seconds=None, techniques=None, names=None, model=None,
+    args = dict(max_tokens=None, techniques=None, names=None, model=None,
                 what="batch", group=None, stage="01", epochs=None, epoch=False) | args
     return Setup(machine, Scripts(), folder / "data", folder, Namespace(**args), list(options),
                  matmul_peak=PEAK, batches={})

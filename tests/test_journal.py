@@ -20,7 +20,7 @@ from made_up import (
 )
 
 from bench.common import UserError
-from bench.measure.journal import append, locked, loose_records, newest, read_journal
+from bench.measure.journal import append, locked, newest, read_journal
 from bench.measure.records import COMPLETE, Outcome, RecordError, Status, make_record, read_record
 
 GPU = "NVIDIA A100-SXM4-80GB"
@@ -107,14 +107,6 @@ def test_several_processes():
 ])
 def test_precision(gpu, config, precision):
     assert record_of(gpu=gpu, config=config).precision == precision
-
-
-def test_too_large(tmp_path):
-    """A line of 1 GB is no reason to fill the memory."""
-    path = write_record(tmp_path, "00_orig")
-    with open(path, "ab") as file:
-        file.truncate(2**30)
-    assert loose_records(tmp_path) == []
 
 
 def test_killed(tmp_path):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from bench.common import UserError, relative
 from bench.measure.journal import locked
 from bench.measure.plan import Setup
-from bench.measure.run import run_study, see_build
+from bench.measure.run import run_study
 from bench.predict.batches import batches_that_fit
 from bench.report.machine_section import look_at
 from bench.report.page import write_page
@@ -44,7 +44,6 @@ class Report(Command):
         """Returns the exit code: 1 if something failed."""
         jobs = jobs_of(setup)
         with locked(setup.results):
-            see_build()
             return make_report(jobs, setup)
 
 

@@ -41,7 +41,6 @@ class Plan:
     kind: str = ""  # what sets it apart from other plans of its study, such as "gpt2-medium"
     rounds: int | None = None  # (None: as many as the study has)
     tokens: int | None = None  # per process: where losses are compared (None: at a run's end)
-    seconds: float = 0  # of training, if the tokens take less
     seed_noise: int = 0  # how often each round runs the baseline besides, each time with a new seed
     order: int | None = None  # the seed of the order of runs in each round (None: as they stand)
     full_length: bool = False  # every run is as long as its script alone, or has `tokens` in all

@@ -26,7 +26,7 @@ from statistics import quantiles
 from typing import NamedTuple
 
 from bench.cards import PEAK_FLOPS
-from bench.common import lines_of, other_text
+from bench.common import other_text
 
 WARM_UP = 2  # steps that a median leaves out
 NUMBER = int | float
@@ -282,7 +282,7 @@ def read_record(path: Path) -> Record:
 def read_events(path: Path) -> list[dict]:
     """Reads a record's events, but for a last line that was cut off. Raises as read_record."""
     events = []
-    for number, line in enumerate(lines_of(path)[:-1], 1):  # each ends with \n
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             events.append(parse_event(line))
         except RecordError as error:

@@ -22,12 +22,6 @@ from bench.measure.sizing import in_words
 MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "batches", "order"}
 
 
-def see_build() -> None:
-    """Raises UserError where build/ can't be written."""
-    common.make_writable(BUILD, "scripts and what they compile are kept there; measure in a copy of"
-                                " this repository where you may write")
-
-
 def run_study(
     study, setup: Setup, rounds: int | None = None, resume: bool | None = False,
     deadline: float | None = None,

@@ -28,8 +28,6 @@ START_SECONDS = {"cuda": 20, "cpu": 10}  # until a run trains, about
 COMPILE_SECONDS = 40  # of a script that compiles its model on a GPU, about
 DEMO_TOKENS = 40_960  # that a whole script trains on a CPU, by its own limit
 FLOAT32_SHARE = 0.5  # of the peak of matmuls that training in float32 reaches, about
-# How much faster 01 is than 00 where both train in float32: measured on two cores with AVX2 alone.
-FLOAT32_FACTOR = 2.2
 UNKNOWN_SPEED = 20_000  # tok/sec, where nothing is known of the machine or the script
 GPT2 = dict(layers=12, width=768, vocab_size=50_257, context_length=1024)  # as it was published
 # The settings of a script that count here, None where it has no such setting.
@@ -104,8 +102,7 @@ def lengths_of(plan: Plan, setup: Setup, configs: dict[str, dict], matmul_peak: 
     per_step = {run: tokens_per_step(configs[run.name], run.processes) for run in runs}
     speeds = {run: expected_speed(run, matmul_peak, trained_in(setup.machine), configs[run.name])
               for run in runs}
-    steps = {run: max(plan.min_steps, math.ceil(plan.seconds * speeds[run] / per_step[run]),
-                      math.ceil((plan.tokens or 0) * run.processes / per_step[run]))
+    steps = {run: max(plan.min_steps, math.ceil((plan.tokens or 0) * run.processes / per_step[run]))
              for run in runs}
     if plan.equal_steps:
         steps = dict.fromkeys(steps, max(steps.values(), default=0))

@@ -104,8 +104,6 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
     plan, noise = measured.plan, rows[0].seed_noise
     length = (f"{plan.tokens:,} tokens" if plan.tokens else
               counted(plan.epochs, "epoch") if plan.epochs else "The scripts' own length")
-    if plan.seconds:
-        length += f", or about {plan.seconds:g} s of training if that is longer,"
     notes = [speedup_note(rows)]
     if noise is not None:
         seeds = len(rows[0].losses_by_seed)

@@ -14,7 +14,6 @@ from bench.report.tables import found_in, picture_name
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
 COLOURS = {"00": "#F2B84B", "01": "#00548C", "02": "#1FA77E"}
 OWN, ERROR, UNSURE = COLOURS["01"], "#E8803A", "#BCC6CF"  # better, worse, not significant
-NOISE = "#F7E7C6"  # a band behind others
 INCHES = 10  # of a picture's width, which READMEs show at about 880 pixels
 LETTERS = 96  # of a title that fit into it
 

@@ -51,9 +51,9 @@ class Study(Subcommand):
 
     def length(self, setup: Setup) -> dict:
         """Returns how long a run trains, by the options and the device, as fields of Plan."""
-        tokens, seconds = setup.args.max_tokens, getattr(setup.args, "seconds", None) or 0
+        tokens = setup.args.max_tokens
         return dict(tokens=tokens or self.tokens[setup.device], equal_steps=True,
-                    min_steps=1 if tokens else STEPS[setup.device], seconds=seconds)
+                    min_steps=1 if tokens else STEPS[setup.device])
 
     def collect(self, setup: Setup, folder: Path) -> None:
         """Takes what a run has left in `folder` next to its record. Raises ValueError where it

@@ -11,16 +11,14 @@ from bench.studies import Study
 BATCHES = [2**k for k in range(13)]
 CONTEXTS = {"cuda": [2**k for k in range(8, 15)], "cpu": [2**k for k in range(6, 12)]}
 CONTEXT_TOKENS = {"cuda": 32_768, "cpu": 2_048}  # of each batch in a sweep over contexts
-MIN_STEPS = 6  # of a run, so that it has a median: two of them are warm-up
-SECONDS = {"cuda": 10.0, "cpu": 0.0}  # of a run, unless --seconds says otherwise
+MIN_STEPS = {"cuda": 24, "cpu": 6}  # of a run; two of them are warm-up
 OPTION = {"batch": "--batch-size", "context": "--context-length"}
 
 
 class Sweep(Study):
     """Measure speed and memory over batch sizes or context lengths.
 
-    Sizes grow until one doesn't fit, or by estimate would take more than half of a CPU's RAM. Each
-    run has six steps at least, and on a GPU 10 seconds."""
+    Sizes grow until one doesn't fit, or by estimate would take more than half of a CPU's RAM."""
 
     title = "What fits: batch, context"
     schedule = {140: None}
@@ -53,8 +51,7 @@ class Sweep(Study):
                               for part in (OPTION[name], str(value))),
                 memory_growth=growth, requires=runs[-1].name if runs else None))
         ram = setup.machine["ram_gb"] if device == "cpu" else None
-        length = self.length(setup) | dict(min_steps=MIN_STEPS, equal_steps=False)
-        length["seconds"] = length["seconds"] or SECONDS[device]
+        length = self.length(setup) | dict(min_steps=MIN_STEPS[device], equal_steps=False)
         yield Plan(runs, what, cold_rounds=0, stop_at_oom=True,
                    memory_limit_gb=ram and ram / 2, **length)
 
