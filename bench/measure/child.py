@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from bench import processes
-from bench.catalogue import Run
 from bench.common import BUILD, UserError, remove_built, sha256
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
 from bench.measure.plan import SCRATCH, Job, Setup
@@ -54,7 +53,12 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
                      source_sha256=source)
         append(journal, start)
         began = time.perf_counter()
-        code, err = run_script(command, run, HANG_SECONDS + 5 * length.seconds, environment)
+        timeout = HANG_SECONDS + 5 * length.seconds
+        try:
+            code, _, err = processes.run_child(command, timeout=timeout, cores=run.cores,
+                                               **environment)
+        except subprocess.TimeoutExpired:
+            code, err = None, f"ended after {timeout:.0f} s: it hung, or is far too slow"
         ran = dict(event="ran", seconds=time.perf_counter() - began,
                    exit=1 if code is None else code, error=None, matmul_rate=None)
         events = read_child(Path(name) / "results")
@@ -72,16 +76,6 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
     finally:  # also when it is interrupted here
         append(journal, *events, ran)
     return make_result(start, events, ran)
-
-
-def run_script(command: list, run: Run, timeout: float, environment: dict) -> tuple:
-    """Returns (exit code, stderr); where it is ended after `timeout` seconds, (None, that)."""
-    try:
-        code, _, err = processes.run_child(command, timeout=timeout, cores=run.cores,
-                                           **environment)
-    except subprocess.TimeoutExpired:
-        return None, f"ended after {timeout:.0f} s: it hung, or is far too slow"
-    return code, err
 
 
 def compiler_cache(source: str, options: tuple[str, ...], cold: bool) -> dict[str, str]:

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 
-from bench.catalogue import Run
 from bench.measure.journal import Measured
 from bench.measure.plan import STEPS, TOKENS, Plan, Setup
 from bench.measure.run import failed
@@ -35,18 +34,14 @@ class Study(Subcommand):
         self.options(parser)
         return vars(parser.parse_args(line.split()))
 
-    def runs(self, setup: Setup) -> list[Run]:
-        """Returns what is compared, the baseline first. Raises UserError, StackError."""
-        raise NotImplementedError
-
     def plans(self, setup: Setup) -> Generator[Plan, Measured, None]:
-        """Yields what to measure: one plan of its runs, unless a study has others. A plan that was
-        measured comes back with its results, on which the next one may depend. Raises as `runs`."""
-        yield Plan(self.runs(setup), **self.length(setup))
+        """Yields what to measure. A plan that was measured comes back with its results, on which
+        the next one may depend. Raises UserError, StackError."""
+        raise NotImplementedError
 
     def later(self, setup: Setup, plan: Plan) -> list[tuple[Plan, int]]:
         """Returns what follows a plan, for an estimate: plans as long as those to come, whose runs
-        may depend on its results, and how often there is one like each. Raises as `runs`."""
+        may depend on its results, and how often there is one like each. Raises as `plans`."""
         return []
 
     def length(self, setup: Setup) -> dict:
