@@ -161,6 +161,9 @@ NO_HEAD = {9, 13, 14}
 # What the others lack; and what is uncertain, beside UNSEEN_ON_CPU.
 LACKING = dict(
     fast=PLAIN, stored_mask=PLAIN | {1}, by_hand=PLAIN | {1, 7},
+    assigned=PLAIN | {1, 7}, lower=PLAIN | {7}, indexed=PLAIN | {1}, capped=PLAIN | {1},
+    signed=PLAIN, gated=PLAIN, talking=PLAIN | {1}, twice=PLAIN, scaled=PLAIN | {1, 7},
+    schedule_drawn=PLAIN, characters=PLAIN - {9, 14}, normalized=PLAIN | {6},
     exponentials=PLAIN | {7}, apart=PLAIN | {11}, cross=PLAIN, multihead=PLAIN | {7},
     std_norm=PLAIN | {6}, rms_norm=PLAIN | {6}, own_rms_norm=PLAIN, cubed=PLAIN | {6},
     padded=PLAIN - {9}, tied=PLAIN, closure=PLAIN - NO_HEAD - {3}, gan=PLAIN - NO_HEAD,
@@ -169,7 +172,8 @@ LACKING = dict(
     checkpointed=PLAIN | {1, 7}, chunks=PLAIN - {14}, distributed=PLAIN,
     accelerated=PLAIN, two_optimizers=PLAIN, workers=PLAIN,
     convolutions=PLAIN - NO_HEAD, penalty=PLAIN - NO_HEAD)
-UNCERTAIN = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8})
+UNCERTAIN = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8}, capped={7}, signed={7},
+                 gated={7}, talking={7}, twice={7})
 FAST_TOYS = "fast", "by_hand", "cubed", "closure", "chunks", "accumulated", "penalty"
 
 

@@ -112,6 +112,8 @@ def native_layers(step: Step) -> tuple:
                         is_native = True
                     else:
                         layers[op] = "norm"
+                elif is_gain(factor) and is_unit(other):
+                    layers[op] = "norm"
                 layers |= dict.fromkeys(gelus(other, path), "GELU")
     by_hand = {op: layer for op, layer in layers.items() if not op.compiled}
     if by_hand:
@@ -136,6 +138,24 @@ def is_norm(factor: Tensor, path: list[Op]) -> bool:
         for op in path) and any(
         is_reduction(op) and op.scalars.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
         and op.inputs[0].is_data() for op in path)
+
+
+def is_gain(factor: Tensor) -> bool:
+    """Tells whether a factor is a vector that only parameters go into."""
+    read = [factor, *(tensor for op in walk([factor]) for tensor in op.inputs)]
+    return len(factor.shape) == 1 and not factor.is_data() and any(
+        tensor.is_parameter for tensor in read)
+
+
+def is_unit(x: Tensor) -> bool:
+    """Tells whether x is activations, divided by their length in the last dimension and scaled."""
+    maker = x.maker
+    while maker and maker.name in ("mul", "_to_copy") and len(maker.inputs) == 1:
+        maker = maker.inputs[0].maker
+    return maker is not None and maker.name == "div" and any(
+        op.name == "linalg_vector_norm" and maker.inputs[0].storage in op.reads
+        and op.scalars.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
+        for op in walk(maker.inputs[1:], is_reduction))
 
 
 def gelus(x: Tensor, path: list[Op]) -> Iterator[Op]:
@@ -163,6 +183,11 @@ def flash_attention(step: Step) -> tuple:
     by_hand = [call for call in step.attentions if call.by_hand]
     if not by_hand:
         return HAS, "PyTorch's attention"
+    if odd := [call for call in by_hand if call.odd]:
+        if len(odd) == len(by_hand):
+            return CANT_TELL, (f"{odd[0].odd} between scores and values: not in PyTorch's attention,"
+                               " maybe in FlexAttention"), [op for call in odd for op in call.ops]
+        by_hand = [call for call in by_hand if not call.odd]
     scores = by_hand[0].ops[0].outputs[0]
     return LACKS, (f"{count(len(by_hand), 'call')} of attention by hand, {scores.shape[-2]} ×"
                    f" {scores.shape[-1]} scores in {scores.type}"), [
@@ -178,8 +203,10 @@ def compiled(step: Step) -> tuple:
 
 
 def padded_vocabulary(step: Step) -> tuple:
-    return LACKS if step.vocabulary % 64 else HAS, f"a vocabulary of {step.vocabulary:,}", [
-        *step.heads, *step.losses]
+    evidence = f"a vocabulary of {step.vocabulary:,}"
+    if -step.vocabulary % 64 > step.vocabulary / 16:
+        return NOT_HERE, f"{evidence}: padded it would cost more"
+    return LACKS if step.vocabulary % 64 else HAS, evidence, [*step.heads, *step.losses]
 
 
 def memory_text(used: float | None, total: float | None) -> str:
@@ -191,6 +218,8 @@ def memory_text(used: float | None, total: float | None) -> str:
 def batch_size(step: Step) -> tuple:
     used, total = step.facts["memory"], step.facts["memory_total"]
     evidence = f"{memory_text(used, total)} in use"
+    if step.backwards > 1:
+        evidence += f", {step.backwards} backward passes a step"
     if step.device == "cuda":
         return LACKS if 2 * used < 0.95 * total else CANT_TELL, evidence
     return CANT_TELL, f"{evidence}; try twice the batch"
@@ -235,6 +264,8 @@ def chunked_head(step: Step) -> tuple:
     # A forward pass may look tokens up twice; a loss may take a backward pass per chunk.
     if len(step.heads) > min(len(step.lookups), step.backwards):
         return HAS, f"{len(step.heads)} matmuls with the head's weight"
+    if step.vocabulary <= min(step.heads[0].inputs[-1].shape):
+        return NOT_HERE, "logits are no larger than what they are computed from"
     shape = " × ".join(f"{size:,}" for size in step.heads[0].outputs[0].shape)
     return LACKS, f"logits of {shape} at once", [*step.heads, *step.losses]
 

@@ -3,8 +3,8 @@
     python bench/audit/child.py '{"mode": "time", "report": "FILE"}' SCRIPT ITS ARGUMENTS
 
 Mode "time" only reads the clock where a step ends; "watch" notes every operator of one step. A
-step ends with the update of the optimizer that updates least often; without one, each backward
-pass ends a step. Nothing of this repository is imported: the script may have the same names.
+step ends with the update of the optimizer that updates least often, after a backward pass; without
+an optimizer each backward pass ends a step. Nothing of this repository is imported: the script may have the same names.
 """
 
 import contextlib
@@ -39,6 +39,8 @@ class Steps:
         self.order = order
         self.ends = {}  # when steps ended, by the index of their optimizer or "backward"
         self.optimizers = []  # in the order of their first updates
+        self.backwards = 0
+        self.updated_at = {}  # the number of backward passes at an optimizer's last update
         self.has_optimizer = False  # whether one exists, maybe without an update yet
         self.models = []  # that DistributedDataParallel wraps
         self.waits, self.workers = [], 0  # of the DataLoader: seconds for each batch; processes
@@ -49,13 +51,16 @@ class Steps:
 
     def end_update(self, optimizer, *_) -> None:
         watch.updates -= 1
-        if not watch.updates:  # else another optimizer calls it
+        is_outer = not watch.updates  # else another optimizer calls it
+        if is_outer and self.backwards > self.updated_at.get(id(optimizer), 0):
+            self.updated_at[id(optimizer)] = self.backwards
             if optimizer not in self.optimizers:
                 self.optimizers.append(optimizer)
             self.end(self.optimizers.index(optimizer))
 
     def begin_backward(self, *args, **kwargs):
         """A hook before torch.autograd.backward and .grad; returns one for after it."""
+        self.backwards += 1
         if watch.on:
             watch.note_backward(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
             watch.syncs += [model.require_backward_grad_sync for model in self.models]
@@ -109,7 +114,7 @@ def finish(how: str, error: str = "") -> None:
         ddp=[dict(unused=model.find_unused_parameters,
                   compiled_first=type(model.module).__name__ == "OptimizedModule")
              for model in steps.models],
-        breaks=compiler_counts("graph_break"),
+        graphs=compiler_counts("stats")["unique_graphs"], breaks=compiler_counts("graph_break"),
         new_graphs=max(0, compiler_counts("stats")["unique_graphs"] - steps.graphs),
         tf32=matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else
         matmul.allow_tf32,  # which PyTorch had before 2.9

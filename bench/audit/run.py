@@ -30,9 +30,15 @@ def audit(command: list[str], minutes: float) -> tuple[dict, dict]:
         raise UserError(f"{command[0]} ended after {count(steps, 'step')}, and an audit needs 2:"
                         " let it train longer")
     watched = run(command, dict(mode="watch", key=key, watched=min(2, steps - 1)), minutes)
-    if not any(op["flops"] for op in watched["ops"] if "flops" in op):
+    if not any(op.get("flops") for op in watched["ops"]):
+        if any(op.get("origin") is not None for op in watched["ops"]):
+            raise UserError(f"a step of {command[0]} multiplies no matrices: the techniques are for"
+                            " models that do")
         raise UserError(f"no matmul was seen in a step of {command[0]}: let it train in the main"
                         " thread of its own process, on dense tensors")
+    if not timed["graphs"]:  # as with TORCH_COMPILE_DISABLE=1
+        for op in watched["ops"]:
+            op["compiled"] = False
     return timed, watched
 
 

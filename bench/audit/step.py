@@ -1,5 +1,6 @@
 """The watched step of a script as a graph: the operator that made each tensor."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -10,7 +11,16 @@ from typing import Any, NamedTuple
 MATMULS = "mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "_scaled_mm"
 ATTENTION = "scaled_dot_product", "flash_att", "flex_att", "efficient_att", "cudnn_att"
 SAFE_SOFTMAX = "_safe_softmax"  # of PyTorch's attention where it runs as single operators
-MASKING = "masked_fill", "where", "add", "sub", "mul"
+SOFTMAXES = "_softmax", "softmax", "exp", SAFE_SOFTMAX
+TRIANGULAR = "tril", "triu"
+MASKING = "masked_fill", "where", "add", "sub", "mul", "index_put"
+# What PyTorch's attention can compute, too, between the scores and the values: copies, masks and
+# scales, a softmax of single operators, dropout.
+COPIES = "_to_copy", "clone", "copy", "empty_like", "zeros_like", "ones_like", "full_like"
+MASKS = *TRIANGULAR, "masked_fill", "where", "index_put", "eq", "ne", "fill"
+DROPOUTS = "native_dropout", "bernoulli", "rand_like", "lt", "gt", "le", "ge"
+SOFTMAX_PARTS = *SOFTMAXES, "amax", "max", "sub", "sum", "div", "logsumexp", "nan_to_num"
+EXPRESSIBLE = {*COPIES, *MASKS, *DROPOUTS, *SOFTMAX_PARTS, "add"}
 
 
 @dataclass(eq=False)
@@ -33,6 +43,10 @@ class Tensor:
     def is_data(self) -> bool:
         """Tells whether a batch or random numbers went into it."""
         return bool(self.sources()) or any(op.name.startswith("rand") for op in walk([self]))
+
+    def is_random(self) -> bool:
+        return any(op.name.startswith(("rand", "bernoulli", "native_dropout"))
+                   for op in walk([self]))
 
     def root(self) -> "Tensor":
         """Returns the tensor that it is a cast or a copy of, or itself."""
@@ -96,6 +110,7 @@ class Attention(NamedTuple):
     masks: list[tuple[Op, Tensor]]  # each with the operator that applies it
     by_hand: bool
     causal: bool  # without a mask in memory
+    odd: str = ""  # an operator between scores and values that PyTorch's attention can't replace
 
 
 class Step:
@@ -177,25 +192,60 @@ class Step:
                 attentions.append(Attention([op], op.inputs[:3], masks, False, causal))
             elif op.is_matmul and op not in self.weights:
                 attentions += self.attention_by_hand(op)
-        return attentions
+        inner = {op for call in attentions for op in call.ops[:-1]}  # weights times weights
+        return [call for call in attentions if call.ops[-1] not in inner]
 
     def attention_by_hand(self, last: Op) -> list[Attention]:
         """Returns the attention that ends with a matmul, if it is one."""
         for scores, value in permutations(last.inputs[-2:]):
-            path = to_matmuls([scores])
-            names = {op.name for op in path}
-            first = next((op for op in self.matmuls if op in path and op not in self.weights), None)
-            if not first or not names & {"_softmax", "softmax", "exp", SAFE_SOFTMAX}:
+            size = scores.shape[-2:]
+            after = [*walk([scores], lambda op: op.name in SOFTMAXES or op.is_matmul
+                           and not self.is_between(op, size) and op.outputs[0].shape[-2:] != size)]
+            softmax = next((op for op in after if op.name in SOFTMAXES), None)
+            if not softmax:
                 continue
-            between = [op for op in self.training if op in path and first in to_matmuls(op.inputs)]
-            written = first.writes.union(*(op.writes for op in between))
+            path = {*after, *walk(softmax.inputs,
+                                  lambda op: op.is_matmul and not self.is_between(op, size))}
+            first = next((op for op in self.matmuls if op in path and op not in self.weights), None)
+            if not first:
+                continue
+            between, written = [], set(first.writes)
+            for op in self.training:
+                if op in path and op.reads & written:
+                    between.append(op)
+                    written |= op.writes
             masks = [(op, tensor) for op in between if op.name.rstrip("_") in MASKING
-                     for tensor in op.inputs
-                     if tensor.storage not in written and len(tensor.shape) > 1]
-            is_native = SAFE_SOFTMAX in names
+                     for tensor in op.inputs if tensor.storage not in written
+                     and len(tensor.shape) > ("index" not in op.name)
+                     and not tensor.root().is_parameter and not tensor.is_random()]
+            is_native = softmax.name == SAFE_SOFTMAX
+            is_causal = is_native and not masks or any(
+                op.name.rstrip("_") in TRIANGULAR for op in between)
+            odd = next((op.name for op in between if not self.is_expressible(op, written)), "")
             return [Attention([first, *between, last], [*first.inputs[-2:], value], masks,
-                              not is_native, is_native and not masks)]
+                              not is_native, is_causal, odd)]
         return []
+
+    def is_between(self, op: Op, size: list[int]) -> bool:
+        """Tells whether a matmul mixes the scores of several heads, place by place."""
+        sizes = [tensor.maker.outputs[0].shape for tensor in op.inputs if tensor.maker]
+        return op in self.weights and math.prod(op.outputs[0].shape) % math.prod(size) == 0 and any(
+            not Counter(size) - Counter(shape) for shape in [op.outputs[0].shape, *sizes])
+
+    @staticmethod
+    def is_expressible(op: Op, scores: set[int]) -> bool:
+        """Tells whether PyTorch's attention can replace an operator on the scores, whose storages
+        are given."""
+        name = op.name.rstrip("_")
+        if name != "mul":
+            return op.is_view or name in EXPRESSIBLE
+        factors = [tensor for tensor in op.inputs if tensor.storage not in scores]
+        if not factors:  # the scores of a mask for dropout have the same storage
+            return any(tensor.is_random() for tensor in op.inputs) or len(op.inputs) < 2
+        return all(
+            1 in [1, 1, *factor.shape][-2:] or factor.is_random()  # a part of a query or key
+            or any(older["triangle"] for older in factor.sources())
+            or any(maker.name in TRIANGULAR for maker in walk([factor])) for factor in factors)
 
     @cached_property
     def lookups(self) -> list[Op]:
