@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from bench.audit.step import Op, Step, Tensor, to_matmuls, walk
 
-HAS, LACKS, CANT_TELL = "has", "lacks", "can't tell"
+HAS, LACKS, CANT_TELL = "has", "missing", "unknown"
 NOT_HERE, NO_HARDWARE = "not in this model", "not on this hardware"
 NATIVE = "native_layer_norm", "gelu", "_fused_rms_norm", "silu"
 POLYNOMIAL = "mul", "pow", "add", "sub", "_to_copy"

@@ -107,7 +107,7 @@ def finish(how: str, error: str = "") -> None:
     ends = steps.ends.get(key, [])
     seconds = [end - start for start, end in itertools.pairwise(ends)]
     facts = dict(
-        how=how, error=error, key=key, steps=len(ends),
+        how=how, error=error, key=key, torch=torch.__version__, steps=len(ends),
         seconds=seconds[min(WARM_UP, len(seconds) // 2):], waited=sum(steps.waits),
         children=os.times().children_user, workers=steps.workers,
         optimizers=[optimizer_facts(optimizer) for optimizer in steps.optimizers],
@@ -198,8 +198,11 @@ def hook(owner, name: str, before) -> None:
 
 
 def add_hooks() -> None:
-    torch_optimizer.register_optimizer_step_pre_hook(steps.begin_update)
-    torch_optimizer.register_optimizer_step_post_hook(steps.end_update)
+    begin, end = steps.begin_update, steps.end_update
+    if not hasattr(torch.compiler, "set_stance"):  # before 2.6, a compiled update fails with them
+        begin, end = map(torch.compiler.disable, (begin, end))
+    torch_optimizer.register_optimizer_step_pre_hook(begin)
+    torch_optimizer.register_optimizer_step_post_hook(end)
     hook(torch.autograd, "backward", steps.begin_backward)
     hook(torch.autograd, "grad", steps.begin_backward)
     hook(torch.optim.Optimizer, "__init__",
@@ -217,6 +220,8 @@ def main() -> None:
     name = sys.argv[0]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(name))
     add_hooks()
+    if steps.order["mode"] == "time":
+        torch._logging.set_logs(graph_breaks=True, recompiles=True)  # on stderr, with their lines
     error = ""
     try:
         with watch if steps.order["mode"] == "watch" else contextlib.nullcontext():

@@ -9,6 +9,13 @@ from bench.common import REFERENCE, short_name, trained_in
 from bench.predict.speed import Work, margin, missing_precision, seconds
 from bench.report.tables import Table, found_in, markdown, text_col
 
+# The share of the step that each technique changes on our model before it is applied, as an audit
+# of the ladder's scripts (cpu-demo) shows it on the CPU of results/reference/amd-epyc-2-cores.
+OUR_SHARES = {
+    "01-causal-mask": 0.006, "03-fused-adamw": 0.109, "06-native-layers": 0.094,
+    "07-flash-attention": 0.077, "09-padded-vocabulary": 0.644, "11-merged-qkv": 0.024,
+    "13-loss-in-graph": 0.802, "14-chunked-head": 0.9}
+
 
 def prices(step: Step, count: int, cards: Sequence[str]) -> list[dict]:
     """Predicts the throughput of each card, from `low` to `high` and as text, with `count` tokens
@@ -76,3 +83,12 @@ def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float
                     similar[0] or device == "cpu") and similar > best[0]:
                 best = similar, gains, where
     return best[1:]
+
+
+def expected(technique: str, share: float, gain: float | None) -> float | None:
+    """Returns the speedup to expect where a technique changes another share of the step than on our
+    model: it saves the same part of that share. Techniques of the whole step are as on our model."""
+    if not gain or not share or technique not in OUR_SHARES:
+        return gain
+    saved = (1 - 1 / gain) / OUR_SHARES[technique]
+    return 1 / max(0.05, 1 - share * max(-1.0, min(1.0, saved)))

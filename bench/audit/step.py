@@ -14,13 +14,12 @@ SAFE_SOFTMAX = "_safe_softmax"  # of PyTorch's attention where it runs as single
 SOFTMAXES = "_softmax", "softmax", "exp", SAFE_SOFTMAX
 TRIANGULAR = "tril", "triu"
 MASKING = "masked_fill", "where", "add", "sub", "mul", "index_put"
-# What PyTorch's attention can compute, too, between the scores and the values: copies, masks and
-# scales, a softmax of single operators, dropout.
-COPIES = "_to_copy", "clone", "copy", "empty_like", "zeros_like", "ones_like", "full_like"
-MASKS = *TRIANGULAR, "masked_fill", "where", "index_put", "eq", "ne", "fill"
-DROPOUTS = "native_dropout", "bernoulli", "rand_like", "lt", "gt", "le", "ge"
-SOFTMAX_PARTS = *SOFTMAXES, "amax", "max", "sub", "sum", "div", "logsumexp", "nan_to_num"
-EXPRESSIBLE = {*COPIES, *MASKS, *DROPOUTS, *SOFTMAX_PARTS, "add"}
+# What PyTorch's attention can do to scores and weights, too.
+EXPRESSIBLE = {
+    "_to_copy", "clone", "copy", "empty_like", "zeros_like", "ones_like", "full_like",
+    *TRIANGULAR, "masked_fill", "where", "index_put", "add", "sub", "eq", "ne", "fill",
+    "native_dropout", "bernoulli", "rand_like", "lt", "gt", "le", "ge",
+    *SOFTMAXES, "amax", "max", "sum", "div", "logsumexp", "nan_to_num"}
 
 
 @dataclass(eq=False)
@@ -100,6 +99,19 @@ def walk(tensors: Iterable[Tensor], stop: Callable[[Op], bool] = lambda op: Fals
 def to_matmuls(tensors: Iterable[Tensor]) -> set[Op]:
     """Returns the operators that made tensors, back to the nearest matmuls."""
     return {*walk(tensors, lambda op: op.is_matmul)}
+
+
+def is_expressible(op: Op, scores: set[int]) -> bool:
+    """Tells whether PyTorch's attention can do what an operator does to scores or weights, whose
+    storages are given: scale a row, a column or a head, hide places, drop out."""
+    if op.name.rstrip("_") != "mul":
+        return op.is_view or op.name.rstrip("_") in EXPRESSIBLE
+    others = [tensor for tensor in op.inputs if tensor.storage not in scores]
+    if not others:  # a mask for dropout that is made like the scores
+        return any(tensor.is_random() for tensor in op.inputs) or len(op.inputs) < 2
+    return all(1 in [1, 1, *tensor.shape][-2:] or tensor.is_random()
+               or any(older["triangle"] for older in tensor.sources())
+               or any(maker.name in TRIANGULAR for maker in walk([tensor])) for tensor in others)
 
 
 class Attention(NamedTuple):
@@ -191,61 +203,43 @@ class Step:
                 causal = bool(op.scalars.get("is_causal") or op.scalars.get("causal"))
                 attentions.append(Attention([op], op.inputs[:3], masks, False, causal))
             elif op.is_matmul and op not in self.weights:
-                attentions += self.attention_by_hand(op)
+                attempts = (self.attention_by_hand(op, *pair) for pair in permutations(op.inputs[-2:]))
+                attentions += [*filter(None, attempts)][:1]
         inner = {op for call in attentions for op in call.ops[:-1]}  # weights times weights
         return [call for call in attentions if call.ops[-1] not in inner]
 
-    def attention_by_hand(self, last: Op) -> list[Attention]:
-        """Returns the attention that ends with a matmul, if it is one."""
-        for scores, value in permutations(last.inputs[-2:]):
-            size = scores.shape[-2:]
-            after = [*walk([scores], lambda op: op.name in SOFTMAXES or op.is_matmul
-                           and not self.is_between(op, size) and op.outputs[0].shape[-2:] != size)]
-            softmax = next((op for op in after if op.name in SOFTMAXES), None)
-            if not softmax:
-                continue
-            path = {*after, *walk(softmax.inputs,
-                                  lambda op: op.is_matmul and not self.is_between(op, size))}
-            first = next((op for op in self.matmuls if op in path and op not in self.weights), None)
-            if not first:
-                continue
-            between, written = [], set(first.writes)
-            for op in self.training:
-                if op in path and op.reads & written:
-                    between.append(op)
-                    written |= op.writes
-            masks = [(op, tensor) for op in between if op.name.rstrip("_") in MASKING
-                     for tensor in op.inputs if tensor.storage not in written
-                     and len(tensor.shape) > ("index" not in op.name)
-                     and not tensor.root().is_parameter and not tensor.is_random()]
-            is_native = softmax.name == SAFE_SOFTMAX
-            is_causal = is_native and not masks or any(
-                op.name.rstrip("_") in TRIANGULAR for op in between)
-            odd = next((op.name for op in between if not self.is_expressible(op, written)), "")
-            return [Attention([first, *between, last], [*first.inputs[-2:], value], masks,
-                              not is_native, is_causal, odd)]
-        return []
+    def attention_by_hand(self, last: Op, scores: Tensor, value: Tensor) -> Attention | None:
+        """Returns the attention whose last matmul has these inputs, if it is one."""
+        size = scores.shape[-2:]
 
-    def is_between(self, op: Op, size: list[int]) -> bool:
-        """Tells whether a matmul mixes the scores of several heads, place by place."""
-        sizes = [tensor.maker.outputs[0].shape for tensor in op.inputs if tensor.maker]
-        return op in self.weights and math.prod(op.outputs[0].shape) % math.prod(size) == 0 and any(
-            not Counter(size) - Counter(shape) for shape in [op.outputs[0].shape, *sizes])
+        def is_outside(op: Op) -> bool:  # a matmul that doesn't mix the scores of several heads
+            shapes = [op.outputs[0].shape, *(x.maker.outputs[0].shape for x in op.inputs if x.maker)]
+            return op.is_matmul and not (
+                op in self.weights and math.prod(op.outputs[0].shape) % math.prod(size) == 0
+                and any(not Counter(size) - Counter(shape) for shape in shapes))
 
-    @staticmethod
-    def is_expressible(op: Op, scores: set[int]) -> bool:
-        """Tells whether PyTorch's attention can replace an operator on the scores, whose storages
-        are given."""
-        name = op.name.rstrip("_")
-        if name != "mul":
-            return op.is_view or name in EXPRESSIBLE
-        factors = [tensor for tensor in op.inputs if tensor.storage not in scores]
-        if not factors:  # the scores of a mask for dropout have the same storage
-            return any(tensor.is_random() for tensor in op.inputs) or len(op.inputs) < 2
-        return all(
-            1 in [1, 1, *factor.shape][-2:] or factor.is_random()  # a part of a query or key
-            or any(older["triangle"] for older in factor.sources())
-            or any(maker.name in TRIANGULAR for maker in walk([factor])) for factor in factors)
+        after = [*walk([scores], lambda op: op.name in SOFTMAXES or is_outside(op)
+                       and op.outputs[0].shape[-2:] != size)]  # else weights times weights
+        softmax = next((op for op in after if op.name in SOFTMAXES), None)
+        path = {*after, *walk(softmax.inputs, is_outside)} if softmax else {}
+        first = next((op for op in self.matmuls if op in path and op not in self.weights), None)
+        if not softmax or not first:
+            return None
+        between, written = [], set(first.writes)
+        for op in self.training:
+            if op in path and op.reads & written:
+                between.append(op)
+                written |= op.writes
+        masks = [(op, tensor) for op in between if op.name.rstrip("_") in MASKING
+                 for tensor in op.inputs if tensor.storage not in written
+                 and len(tensor.shape) > ("index" not in op.name)
+                 and not tensor.root().is_parameter and not tensor.is_random()]
+        is_native = softmax.name == SAFE_SOFTMAX
+        is_causal = is_native and not masks or any(
+            op.name.rstrip("_") in TRIANGULAR for op in between)
+        odd = next((op.name for op in between if not is_expressible(op, written)), "")
+        return Attention([first, *between, last], [*first.inputs[-2:], value], masks,
+                         not is_native, is_causal, odd)
 
     @cached_property
     def lookups(self) -> list[Op]:
