@@ -345,6 +345,18 @@ def compiled_step():
         update()
 
 
+def broken_graph():
+    model = Net()
+
+    @torch.compile(backend="aot_eager")
+    def step(ids, targets):
+        logits = model(ids)
+        print("a break")
+        return loss_of(logits, targets)
+
+    train(model, step)
+
+
 def compiled_in_part():
     model = Net()
     model.up.compile()

@@ -1,6 +1,7 @@
 """measure.py audit: what a script lacks, by the ladder's scripts and by toys."""
 
 import json
+import os
 import shutil
 from collections import defaultdict
 from functools import cache
@@ -10,7 +11,7 @@ from conftest import ROOT, environment, run_python, small, write_tokens
 
 from bench.audit import render
 from bench.audit.checks import CANT_TELL, HAS, LACKS, NOT_HERE, check
-from bench.audit.price import gains_of, work_of
+from bench.audit.price import OUR_SHARES, expected, gains_of, work_of
 from bench.audit.run import audit, machine_of
 from bench.audit.step import Step
 from bench.cards import CARDS
@@ -174,7 +175,8 @@ LACKING = dict(
     convolutions=PLAIN - NO_HEAD, penalty=PLAIN - NO_HEAD)
 UNCERTAIN = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8}, capped={7}, signed={7},
                  gated={7}, talking={7}, twice={7})
-FAST_TOYS = "fast", "by_hand", "cubed", "closure", "chunks", "accumulated", "penalty"
+FAST_TOYS = ("fast", "by_hand", "assigned", "capped", "talking", "normalized", "cubed", "closure",
+             "chunks", "accumulated", "penalty")
 
 
 def toy(name: str, folder) -> dict:
@@ -193,6 +195,65 @@ def test_toys(name, tmp_path):
     assert numbers == [LACKING[name] - here, {10} | UNCERTAIN.get(name, set())]
 
 
+def test_masks_that_are_hard_to_see(tmp_path):
+    """The scores' own triangle is no mask in memory; a tanh is named."""
+    assert state(toy("lower", tmp_path), "01-causal-mask") == HAS
+    finding = check(Step(toy("capped", tmp_path)))["07-flash-attention"]
+    assert finding.evidence.startswith("tanh between scores and values")
+
+
+def test_what_the_compiler_is_told_not_to_do(tmp_path, monkeypatch, forked_children):
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    _, watched = audit([str(TOYS), "compiled_model"], 2)
+    lacking = with_state(watched | MACHINE, LACKS)
+    assert {"08-torch-compile", "13-loss-in-graph"} <= lacking
+    text = render.text(report_of(watched | MACHINE, tmp_path))
+    assert "| 8, 13 | torch.compile, compiled loss | missing | 100% |" in text
+
+
+def test_updates_before_the_training(forked_children):
+    timed, _ = audit([str(TOYS), "schedule_drawn"], 2)
+    assert timed["steps"] == 4
+
+
+def test_both_runs_read_stdin(forked_children):
+    """Through a pipe that is empty after the first."""
+    reading, writing = os.pipe()
+    os.write(writing, b"5\n")
+    os.close(writing)
+    kept = os.dup(0)
+    os.dup2(reading, 0)
+    try:
+        _, watched = audit([str(TOYS), "reads_stdin"], 2)
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+        os.close(reading)
+    assert watched["how"] == "watched"
+
+
+def test_an_update_has_the_line_of_its_caller(tmp_path):
+    """A library's own line would say little."""
+    pytest.importorskip("accelerate")
+    where = check(Step(toy("accelerated", tmp_path)))["03-fused-adamw"].where
+    assert where.startswith(TOYS.name)
+
+
+OLD = [*filter(None, os.environ.get("AUDIT_PYTHONS", "").split(os.pathsep))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["by_hand", "compiled_step"])
+@pytest.mark.parametrize("python", OLD or [pytest.param("", marks=pytest.mark.skip(
+    "AUDIT_PYTHONS names no environments: make one by `python3.10 -m venv old && old/bin/pip"
+    " install torch==2.4.1` (5 GB), and name old/bin/python"))])
+def test_the_environment_of_an_audited_script(python, name):
+    """It needs no more than PyTorch 2.4 and Python 3.10."""
+    _, watched = audit([str(TOYS), name], 10, python)
+    numbers = {int(technique[:2]) for technique in with_state(watched | MACHINE, LACKS)}
+    assert numbers == LACKING[name] | {12} - {12 if watched["huge_pages"] is not False else 0}
+
+
 def test_a_finding_has_its_line(tmp_path):
     findings = check(Step(toy("by_hand", tmp_path)))
     lines = TOYS.read_text().splitlines()
@@ -207,14 +268,43 @@ def test_notes(tmp_path):
     facts = toy("accumulated", tmp_path)
     (note,) = report_of(facts, tmp_path)["notes"]
     assert "1 value read back from tensors" in note and "audit_toys.py:" in note
-    facts |= dict(syncs=[True] * 3, ddp=[dict(unused=True, compiled_first=True)])
-    report = report_of(facts, tmp_path, breaks={"a reason": 2}, new_graphs=3, waited=4.0)
+    facts |= dict(syncs=[True] * 3, ddp=[dict(compiled_first=True)])
+    report = report_of(facts, tmp_path, breaks={"a reason\nat length": 2}, new_graphs=3, waited=4.0,
+                       breaks_at=["a.py:2"], recompiled_at=["a.py:1"])
     text = render.text(report)
-    assert len(report["notes"]) == 7 and all(note in text for note in report["notes"])
+    assert len(report["notes"]) == 6 and all(note in text for note in report["notes"])
+    assert "1 graph break, a.py:2: what lies between them isn't compiled (a reason)" in text
+    assert "3 times after the warm-up, a.py:1: a shape" in text
+
+
+def test_notes_of_what_is_read_back_and_averaged(tmp_path):
+    """Not the indices of a batch, but its loss; means over unequal numbers of tokens."""
+    (note,) = report_of(toy("indices", tmp_path), tmp_path)["notes"]
+    assert note.startswith("1 value read back")
+    (note,) = report_of(toy("uneven", tmp_path), tmp_path)["notes"]
+    assert "each of 2 micro-batches of unequal size (8 to 24 tokens)" in note
+
+
+def test_graph_breaks_have_their_lines(forked_children):
+    timed, _ = audit([str(TOYS), "broken_graph"], 4)
+    lines = TOYS.read_text().splitlines()
+    (place,) = timed["breaks_at"]
+    assert "a break" in lines[int(place.removeprefix(f"{TOYS.name}:")) - 1]
+
+
+def test_a_technique_gains_by_its_share():
+    """Twice the share of our model's saves twice the time; one of the whole step as there."""
+    gain = 1 / (1 - 0.05)
+    twice = 2 * OUR_SHARES["03-fused-adamw"]
+    assert expected("03-fused-adamw", twice, gain) == pytest.approx(1 / (1 - 0.1))
+    assert expected("15-kept-memory", 1.0, gain) == gain
+    assert expected("06-native-layers", 0.28, 1.02) == pytest.approx(1.06, abs=0.01)
+    assert expected("03-fused-adamw", 0.5, None) is None
 
 
 def report_of(facts: dict, folder, cards=(), **timed) -> dict:
-    timed = facts | dict(seconds=[1.0] * 5, breaks={}, new_graphs=0) | timed
+    timed = facts | dict(seconds=[1.0] * 5, breaks={}, new_graphs=0, breaks_at=[],
+                         recompiled_at=[]) | timed
     return render.audit_of(["a.py"], timed, facts, facts, folder, cards)
 
 
@@ -242,11 +332,11 @@ def test_gains_are_from_the_most_similar_machine(tmp_path, name, device, dtype, 
 
 
 def test_a_machine_that_hides_its_memory(monkeypatch):
-    answers = dict(this_machine=dict(name="Xeon", ram_gb=None), matmul_peak={})
+    answers = dict(this_machine=dict(name="Xeon", torch="2", ram_gb=None), matmul_peak={})
     monkeypatch.setattr("bench.processes.ask_machine",
                         lambda question, CUDA_VISIBLE_DEVICES: answers[question])
-    assert machine_of(dict(device="cpu", memory_total=None)) == dict(
-        name="Xeon", ram_gb=None, memory_total=None, rates={})
+    assert machine_of(dict(device="cpu", memory_total=None, torch="3")) == dict(
+        name="Xeon", torch="3", ram_gb=None, memory_total=None, rates={})
 
 
 def test_a_system_that_is_not_unix(tmp_path):
@@ -263,6 +353,7 @@ def test_a_system_that_is_not_unix(tmp_path):
 @pytest.mark.parametrize("name, words", [
     ("short", "ended after 1 step, and an audit needs 2"), ("fails", "failed: ZeroDivisionError"),
     ("nothing", "trained nothing in its own process: no backward pass"),
+    ("no_matmuls", "multiplies no matrices: the techniques are for models that do"),
     pytest.param("thread", "let it train in the main thread", marks=pytest.mark.slow)])
 def test_one_line_says_what_to_do(name, words, forked_children):
     with pytest.raises(UserError, match=words):

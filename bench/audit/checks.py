@@ -112,7 +112,7 @@ def native_layers(step: Step) -> tuple:
                         is_native = True
                     else:
                         layers[op] = "norm"
-                elif is_gain(factor) and is_unit(other):
+                elif len(factor.shape) == 1 and not factor.is_data() and is_unit(other):
                     layers[op] = "norm"
                 layers |= dict.fromkeys(gelus(other, path), "GELU")
     by_hand = {op: layer for op, layer in layers.items() if not op.compiled}
@@ -140,22 +140,16 @@ def is_norm(factor: Tensor, path: list[Op]) -> bool:
         and op.inputs[0].is_data() for op in path)
 
 
-def is_gain(factor: Tensor) -> bool:
-    """Tells whether a factor is a vector that only parameters go into."""
-    read = [factor, *(tensor for op in walk([factor]) for tensor in op.inputs)]
-    return len(factor.shape) == 1 and not factor.is_data() and any(
-        tensor.is_parameter for tensor in read)
-
-
 def is_unit(x: Tensor) -> bool:
     """Tells whether x is activations, divided by their length in the last dimension and scaled."""
-    maker = x.maker
-    while maker and maker.name in ("mul", "_to_copy") and len(maker.inputs) == 1:
-        maker = maker.inputs[0].maker
-    return maker is not None and maker.name == "div" and any(
-        op.name == "linalg_vector_norm" and maker.inputs[0].storage in op.reads
-        and op.scalars.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
-        for op in walk(maker.inputs[1:], is_reduction))
+    for maker in walk([x], lambda op: op.name == "div"):
+        if maker.name == "div":
+            return any(op.name == "linalg_vector_norm" and maker.inputs[0].storage in op.reads
+                       and op.scalars.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
+                       for op in walk(maker.inputs[1:], is_reduction))
+        if maker.name not in ("mul", "_to_copy"):
+            return False
+    return False
 
 
 def gelus(x: Tensor, path: list[Op]) -> Iterator[Op]:
@@ -183,15 +177,15 @@ def flash_attention(step: Step) -> tuple:
     by_hand = [call for call in step.attentions if call.by_hand]
     if not by_hand:
         return HAS, "PyTorch's attention"
-    if odd := [call for call in by_hand if call.odd]:
-        if len(odd) == len(by_hand):
-            return CANT_TELL, (f"{odd[0].odd} between scores and values: not in PyTorch's attention,"
-                               " maybe in FlexAttention"), [op for call in odd for op in call.ops]
-        by_hand = [call for call in by_hand if not call.odd]
-    scores = by_hand[0].ops[0].outputs[0]
-    return LACKS, (f"{count(len(by_hand), 'call')} of attention by hand, {scores.shape[-2]} ×"
+    plain = [call for call in by_hand if not call.odd]
+    if not plain:
+        evidence = (f"{by_hand[0].odd} between scores and values: not in PyTorch's attention, maybe"
+                    " in FlexAttention")
+        return CANT_TELL, evidence, [op for call in by_hand for op in call.ops]
+    scores = plain[0].ops[0].outputs[0]
+    return LACKS, (f"{count(len(plain), 'call')} of attention by hand, {scores.shape[-2]} ×"
                    f" {scores.shape[-1]} scores in {scores.type}"), [
-                       op for call in by_hand for op in call.ops]
+                       op for call in plain for op in call.ops]
 
 
 def compiled(step: Step) -> tuple:

@@ -3,8 +3,9 @@
     python bench/audit/child.py '{"mode": "time", "report": "FILE"}' SCRIPT ITS ARGUMENTS
 
 Mode "time" only reads the clock where a step ends; "watch" notes every operator of one step. A
-step ends with the update of the optimizer that updates least often, after a backward pass; without
-an optimizer each backward pass ends a step. Nothing of this repository is imported: the script may have the same names.
+step ends with the update, after a backward pass, of the optimizer that updates least often; without
+one, each backward pass ends a step. Only PyTorch and the standard library are imported, from
+PyTorch 2.4 and Python 3.10 on, and nothing of this repository: the script may have the same names.
 """
 
 import contextlib
@@ -111,8 +112,7 @@ def finish(how: str, error: str = "") -> None:
         seconds=seconds[min(WARM_UP, len(seconds) // 2):], waited=sum(steps.waits),
         children=os.times().children_user, workers=steps.workers,
         optimizers=[optimizer_facts(optimizer) for optimizer in steps.optimizers],
-        ddp=[dict(unused=model.find_unused_parameters,
-                  compiled_first=type(model.module).__name__ == "OptimizedModule")
+        ddp=[dict(compiled_first=type(model.module).__name__ == "OptimizedModule")
              for model in steps.models],
         graphs=compiler_counts("stats")["unique_graphs"], breaks=compiler_counts("graph_break"),
         new_graphs=max(0, compiler_counts("stats")["unique_graphs"] - steps.graphs),

@@ -86,8 +86,8 @@ def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float
 
 
 def expected(technique: str, share: float, gain: float | None) -> float | None:
-    """Returns the speedup to expect where a technique changes another share of the step than on our
-    model: it saves the same part of that share. Techniques of the whole step are as on our model."""
+    """Returns the speedup to expect where a technique changes another share of the step than on
+    our model, and saves the same part of it. What changes the whole step gains as on our model."""
     if not gain or not share or technique not in OUR_SHARES:
         return gain
     saved = (1 - 1 / gain) / OUR_SHARES[technique]

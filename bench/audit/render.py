@@ -98,8 +98,6 @@ def notes(step: Step, timed: dict) -> Iterator[str]:
         yield (f"gradients are reduced in each of {len(syncs)} backward passes of a step: put all"
                " but the last into no_sync()")
     for model in step.facts["ddp"]:
-        if model["unused"]:
-            yield "find_unused_parameters=True walks the graph in each step"
         if model["compiled_first"]:
             yield ("compiled before DistributedDataParallel wraps it: the other way round"
                    " communication overlaps with computing")
@@ -107,14 +105,13 @@ def notes(step: Step, timed: dict) -> Iterator[str]:
         yield (f"the loss is a mean over each of {len(sizes)} micro-batches of unequal size"
                f" ({min(sizes):,.0f} to {max(sizes):,.0f} tokens): a token of a small one counts"
                " more. Divide sums by the tokens of all")
-    lines = timed["breaks_at"]
     if breaks := timed["breaks"]:
-        reason = next(iter(breaks)).partition("\n")[0]
-        yield (f"{count(len(lines) or sum(breaks.values()), 'graph break')} in what is compiled"
-               f"{places(lines)}: {reason[:90]}. tlparse explains each")
+        number = count(len(timed["breaks_at"]) or sum(breaks.values()), "graph break")
+        yield (f"{', '.join([number, *timed['breaks_at'][:5]])}: what lies between them isn't"
+               f" compiled ({next(iter(breaks)).splitlines()[0][:90]}). tlparse explains each")
     if timed["new_graphs"]:
-        yield (f"compiled {timed['new_graphs']} times after the warm-up: a shape or a value changes"
-               f"{places(timed['recompiled_at'])}")
+        times = f"compiled {timed['new_graphs']} times after the warm-up"
+        yield f"{', '.join([times, *timed['recompiled_at'][:5]])}: a shape or a value changes"
     waited = timed["waited"] / sum(timed["seconds"])
     if waited >= 0.05:
         yield f"{waited:.0%} of the time waits for the DataLoader, num_workers={timed['workers']}"
@@ -135,10 +132,6 @@ def uneven_means(step: Step) -> list[float]:
         if chain and all(len(op.inputs) == 1 for op in chain[:-1]):
             sizes += [chain[-1].scalars.get("tokens")]
     return sizes if None not in sizes and len({*sizes}) > 1 else []
-
-
-def places(lines: Sequence[str]) -> str:
-    return f", {', '.join(lines[:5])}" if lines else ""
 
 
 def text(audit: dict) -> str:
@@ -174,15 +167,14 @@ def text(audit: dict) -> str:
 
 def with_one_compile_row(techniques: list[dict]) -> list[dict]:
     """Returns the techniques with one row for torch.compile and the compiled loss where nothing is
-    compiled: the loss compiled alone would gain little."""
+    compiled, since the loss alone would gain little."""
     rows = {row["number"]: row for row in techniques}
     model, loss = rows[8], rows[13]
-    if model["state"] != LACKS or loss["state"] != LACKS:
+    if not model["state"] == loss["state"] == LACKS:
         return techniques
-    factors = {name: math.prod(row[name] or 1 for row in (model, loss))
-               for name in ("gain", "expected")}
-    names = f"{model['technique']}, {loss['technique']}"
-    both = model | factors | dict(number="8, 13", technique=names, where=loss["where"])
+    both = model | dict(number="8, 13", technique=f"{model['technique']}, {loss['technique']}")
+    for name in "gain", "expected":
+        both[name] = model[name] and model[name] * (loss[name] or 1)
     return [both if row is model else row for row in techniques if row is not loss]
 
 

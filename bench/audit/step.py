@@ -1,6 +1,5 @@
 """The watched step of a script as a graph: the operator that made each tensor."""
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,13 +11,14 @@ MATMULS = "mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "_scaled_mm"
 ATTENTION = "scaled_dot_product", "flash_att", "flex_att", "efficient_att", "cudnn_att"
 SAFE_SOFTMAX = "_safe_softmax"  # of PyTorch's attention where it runs as single operators
 SOFTMAXES = "_softmax", "softmax", "exp", SAFE_SOFTMAX
+DROPOUTS = "native_dropout", "bernoulli_", "rand", "rand_like"
 TRIANGULAR = "tril", "triu"
 MASKING = "masked_fill", "where", "add", "sub", "mul", "index_put"
 # What PyTorch's attention can do to scores and weights, too.
 EXPRESSIBLE = {
     "_to_copy", "clone", "copy", "empty_like", "zeros_like", "ones_like", "full_like",
     *TRIANGULAR, "masked_fill", "where", "index_put", "add", "sub", "eq", "ne", "fill",
-    "native_dropout", "bernoulli", "rand_like", "lt", "gt", "le", "ge",
+    *DROPOUTS, "bernoulli", "lt", "gt", "le", "ge",
     *SOFTMAXES, "amax", "max", "sum", "div", "logsumexp", "nan_to_num"}
 
 
@@ -43,9 +43,8 @@ class Tensor:
         """Tells whether a batch or random numbers went into it."""
         return bool(self.sources()) or any(op.name.startswith("rand") for op in walk([self]))
 
-    def is_random(self) -> bool:
-        return any(op.name.startswith(("rand", "bernoulli", "native_dropout"))
-                   for op in walk([self]))
+    def is_dropout(self) -> bool:
+        return any(op.name in DROPOUTS for op in to_matmuls([self]))
 
     def root(self) -> "Tensor":
         """Returns the tensor that it is a cast or a copy of, or itself."""
@@ -103,15 +102,15 @@ def to_matmuls(tensors: Iterable[Tensor]) -> set[Op]:
 
 def is_expressible(op: Op, scores: set[int]) -> bool:
     """Tells whether PyTorch's attention can do what an operator does to scores or weights, whose
-    storages are given: scale a row, a column or a head, hide places, drop out."""
+    storages are given: scale rows, columns or heads, hide places, drop out."""
     if op.name.rstrip("_") != "mul":
         return op.is_view or op.name.rstrip("_") in EXPRESSIBLE
+    if any(tensor.is_dropout() for tensor in op.inputs):
+        return True
     others = [tensor for tensor in op.inputs if tensor.storage not in scores]
-    if not others:  # a mask for dropout that is made like the scores
-        return any(tensor.is_random() for tensor in op.inputs) or len(op.inputs) < 2
-    return all(1 in [1, 1, *tensor.shape][-2:] or tensor.is_random()
-               or any(older["triangle"] for older in tensor.sources())
-               or any(maker.name in TRIANGULAR for maker in walk([tensor])) for tensor in others)
+    return len(op.inputs) < 2 or bool(others) and all(
+        1 in [1, 1, *tensor.shape][-2:] or any(older["triangle"] for older in tensor.sources())
+        for tensor in others)
 
 
 class Attention(NamedTuple):
@@ -203,8 +202,9 @@ class Step:
                 causal = bool(op.scalars.get("is_causal") or op.scalars.get("causal"))
                 attentions.append(Attention([op], op.inputs[:3], masks, False, causal))
             elif op.is_matmul and op not in self.weights:
-                attempts = (self.attention_by_hand(op, *pair) for pair in permutations(op.inputs[-2:]))
-                attentions += [*filter(None, attempts)][:1]
+                pairs = permutations(op.inputs[-2:])
+                calls = (self.attention_by_hand(op, *pair) for pair in pairs)
+                attentions += [call for call in calls if call][:1]
         inner = {op for call in attentions for op in call.ops[:-1]}  # weights times weights
         return [call for call in attentions if call.ops[-1] not in inner]
 
@@ -213,10 +213,10 @@ class Step:
         size = scores.shape[-2:]
 
         def is_outside(op: Op) -> bool:  # a matmul that doesn't mix the scores of several heads
-            shapes = [op.outputs[0].shape, *(x.maker.outputs[0].shape for x in op.inputs if x.maker)]
-            return op.is_matmul and not (
-                op in self.weights and math.prod(op.outputs[0].shape) % math.prod(size) == 0
-                and any(not Counter(size) - Counter(shape) for shape in shapes))
+            makers = [op, *(tensor.maker for tensor in op.inputs if tensor.maker)]
+            is_mixing = op in self.weights and any(
+                not Counter(size) - Counter(maker.outputs[0].shape) for maker in makers)
+            return op.is_matmul and not is_mixing
 
         after = [*walk([scores], lambda op: op.name in SOFTMAXES or is_outside(op)
                        and op.outputs[0].shape[-2:] != size)]  # else weights times weights
@@ -225,7 +225,7 @@ class Step:
         first = next((op for op in self.matmuls if op in path and op not in self.weights), None)
         if not softmax or not first:
             return None
-        between, written = [], set(first.writes)
+        between, written = [], {*first.writes}
         for op in self.training:
             if op in path and op.reads & written:
                 between.append(op)
@@ -233,7 +233,7 @@ class Step:
         masks = [(op, tensor) for op in between if op.name.rstrip("_") in MASKING
                  for tensor in op.inputs if tensor.storage not in written
                  and len(tensor.shape) > ("index" not in op.name)
-                 and not tensor.root().is_parameter and not tensor.is_random()]
+                 and not tensor.root().is_parameter and not tensor.is_dropout()]
         is_native = softmax.name == SAFE_SOFTMAX
         is_causal = is_native and not masks or any(
             op.name.rstrip("_") in TRIANGULAR for op in between)

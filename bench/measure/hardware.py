@@ -106,7 +106,7 @@ def best_dtype() -> tuple[str, str]:
     absent = [name for name in ("numpy", "tiktoken") if not importlib.util.find_spec(name)]
     for name in absent:
         sys.modules[name] = ModuleType(name)
-        sys.modules[name].__getattr__ = lambda _: object  # in annotations
+        vars(sys.modules[name])["__getattr__"] = lambda _: object  # in annotations
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     script = load_script(ROOT / stack.LAST)
     for name in absent:
