@@ -363,6 +363,12 @@ def compiled_in_part():
     train(model)
 
 
+def square():
+    """As many texts as tokens in each, so that activations have the sizes of scores."""
+    model = Net(ByHand())
+    train(model, lambda *_: model(*(torch.randint(0, V, (T, T)) for _ in range(2))))
+
+
 def checkpointed():
     from torch.utils.checkpoint import checkpoint
 

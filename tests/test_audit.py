@@ -170,7 +170,7 @@ LACKING = dict(
     padded=PLAIN - {9}, tied=PLAIN, closure=PLAIN - NO_HEAD - {3}, gan=PLAIN - NO_HEAD,
     updates_by_hand=PLAIN - {3}, accumulated=PLAIN - {3}, evaluated=PLAIN - {3}, autocast=PLAIN,
     compiled_model=PLAIN - {8}, compiled_step=PLAIN - {3, 8, 13}, compiled_in_part=PLAIN - {8},
-    checkpointed=PLAIN | {1, 7}, chunks=PLAIN - {14}, distributed=PLAIN,
+    checkpointed=PLAIN | {1, 7}, square=PLAIN | {1, 7}, chunks=PLAIN - {14}, distributed=PLAIN,
     accelerated=PLAIN, two_optimizers=PLAIN, workers=PLAIN,
     convolutions=PLAIN - NO_HEAD, penalty=PLAIN - NO_HEAD)
 UNCERTAIN = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8}, capped={7}, signed={7},
@@ -202,7 +202,8 @@ def test_masks_that_are_hard_to_see(tmp_path):
     assert finding.evidence.startswith("tanh between scores and values")
 
 
-def test_what_the_compiler_is_told_not_to_do(tmp_path, monkeypatch, forked_children):
+@pytest.mark.slow
+def test_what_the_compiler_is_told_not_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
     _, watched = audit([str(TOYS), "compiled_model"], 2)
     lacking = with_state(watched | MACHINE, LACKS)
@@ -268,11 +269,11 @@ def test_notes(tmp_path):
     facts = toy("accumulated", tmp_path)
     (note,) = report_of(facts, tmp_path)["notes"]
     assert "1 value read back from tensors" in note and "audit_toys.py:" in note
-    facts |= dict(syncs=[True] * 3, ddp=[dict(compiled_first=True)])
+    facts |= dict(syncs=[True] * 3)
     report = report_of(facts, tmp_path, breaks={"a reason\nat length": 2}, new_graphs=3, waited=4.0,
                        breaks_at=["a.py:2"], recompiled_at=["a.py:1"])
     text = render.text(report)
-    assert len(report["notes"]) == 6 and all(note in text for note in report["notes"])
+    assert len(report["notes"]) == 5 and all(note in text for note in report["notes"])
     assert "1 graph break, a.py:2: what lies between them isn't compiled (a reason)" in text
     assert "3 times after the warm-up, a.py:1: a shape" in text
 

@@ -12,6 +12,7 @@ from itertools import permutations
 from typing import NamedTuple
 
 from bench.audit.step import Op, Step, Tensor, to_matmuls, walk
+from bench.report.notes import counted as count
 
 HAS, LACKS, CANT_TELL = "has", "missing", "unknown"
 NOT_HERE, NO_HARDWARE = "not in this model", "not on this hardware"
@@ -27,10 +28,6 @@ class Finding(NamedTuple):
     evidence: str
     where: str = ""  # as "model.py:63"
     share: float = 0.0  # of the step's time, taken by what the technique would change
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def causal_mask(step: Step) -> tuple:

@@ -39,9 +39,8 @@ class Steps:
     def __init__(self, order: dict):
         self.order = order
         self.ends = {}  # when steps ended, by the index of their optimizer or "backward"
-        self.optimizers = []  # in the order of their first updates
-        self.backwards = 0
-        self.updated_at = {}  # the number of backward passes at an optimizer's last update
+        self.backwards = 0  # backward passes so far
+        self.optimizers = {}  # by their first updates, with `backwards` at each one's last
         self.has_optimizer = False  # whether one exists, maybe without an update yet
         self.models = []  # that DistributedDataParallel wraps
         self.waits, self.workers = [], 0  # of the DataLoader: seconds for each batch; processes
@@ -53,11 +52,9 @@ class Steps:
     def end_update(self, optimizer, *_) -> None:
         watch.updates -= 1
         is_outer = not watch.updates  # else another optimizer calls it
-        if is_outer and self.backwards > self.updated_at.get(id(optimizer), 0):
-            self.updated_at[id(optimizer)] = self.backwards
-            if optimizer not in self.optimizers:
-                self.optimizers.append(optimizer)
-            self.end(self.optimizers.index(optimizer))
+        if is_outer and self.backwards > self.optimizers.get(optimizer, 0):
+            self.optimizers[optimizer] = self.backwards
+            self.end([*self.optimizers].index(optimizer))
 
     def begin_backward(self, *args, **kwargs):
         """A hook before torch.autograd.backward and .grad; returns one for after it."""
@@ -112,8 +109,6 @@ def finish(how: str, error: str = "") -> None:
         seconds=seconds[min(WARM_UP, len(seconds) // 2):], waited=sum(steps.waits),
         children=os.times().children_user, workers=steps.workers,
         optimizers=[optimizer_facts(optimizer) for optimizer in steps.optimizers],
-        ddp=[dict(compiled_first=type(model.module).__name__ == "OptimizedModule")
-             for model in steps.models],
         graphs=compiler_counts("stats")["unique_graphs"], breaks=compiler_counts("graph_break"),
         new_graphs=max(0, compiler_counts("stats")["unique_graphs"] - steps.graphs),
         tf32=matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else

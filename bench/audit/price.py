@@ -58,13 +58,8 @@ def prices_text(rows: list[dict], step: Step, unit: str) -> str:
     table = markdown(Table([text_col("GPU", "card"), text_col(f"{unit}/sec", "speed")], rows,
                            "On GPUs that aren't here, predicted:"))
     precision = step.precision(step.type)
-    note = f"Predicted from the operators of the watched step, matmuls in {precision}."
-    if step.device == "cpu":
-        note += (" That step ran on a CPU; a script that uses another data type on a GPU has"
-                 " another speed there.")
-    if step.is_compiled:
-        note += " Compiled parts are counted uncompiled: faster there."
-    return f"{table}\n{note} How far to trust it: docs/predictions.md\n"
+    return (f"{table}\nPredicted from the operators of the watched step, matmuls in {precision};"
+            " compiled parts are counted uncompiled. How far to trust it: docs/predictions.md\n")
 
 
 def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float], str]:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from bench.audit.checks import CANT_TELL, LACKS, check, count, memory_text
+from bench.audit.checks import CANT_TELL, LACKS, check, memory_text
 from bench.audit.price import expected, gains_of, prices, prices_text
 from bench.audit.step import Op, Step, walk
 from bench.cards import PEAK_FLOPS
 from bench.common import write_whole
 from bench.report.html_page import write_html
+from bench.report.notes import counted as count
 from bench.report.tables import Column, Table, markdown, num_col, text_col
 from patches import stack
 
@@ -31,7 +32,8 @@ def audit_of(command: list[str], timed: dict, watched: dict, machine: dict, resu
             share, gain = finding.share, gains.get(patch.name)
             techniques.append(dict(
                 number=number, technique=patch.fields["Technique"], **finding._asdict(),
-                gain=gain, expected=expected(patch.name, share, gain),
+                gain=gain, expected=gain if step.device == "cuda" else expected(
+                    patch.name, share, gain),
                 # The speedup if that share took no time, unless it is nearly the whole step.
                 upper_bound=1 / (1 - share) if 0 < share < 0.95 else None))
     priced = prices(step, figures["tokens"] or 1, cards)
@@ -57,7 +59,6 @@ def figures_of(step: Step, timed: dict, machine: dict) -> dict:
         tokens=tokens, tok_per_sec=tokens / seconds, flops=flops, type=step.type,
         rate=rate, share_of_rate=rate and flops / seconds / rate, mfu=bool(peak),
         memory=timed["memory"], memory_total=machine["memory_total"],
-        outside=max(0.0, 1 - seconds * len(times) / sum(times)),
         shares=dict(sorted(shares.items(), key=lambda item: -item[1])))
 
 
@@ -69,18 +70,15 @@ def head(timed: dict, machine: dict, figures: dict) -> list[str]:
     optimizers = ", ".join(optimizer["name"] for optimizer in timed["optimizers"][:3])
     rate = f"{figures['rate'] / 1e12:,.3g} TFLOP/s"
     of = f"MFU (of {rate})" if figures["mfu"] else f"of the {rate} that large matmuls reach here"
-    lines = [f"{machine['name']}, PyTorch {machine['torch']}: {figures['seconds']:.3g} s a step"
-             f" ({figures['fastest']:.3g}–{figures['slowest']:.3g},"
-             f" {count(figures['steps'], 'step')}){speed}",
-             f"{figures['flops'] / 1e9:,.4g} GFLOP a step in {figures['type']}:"
-             f" {figures['share_of_rate']:.0%} {of};"
-             f" memory {memory_text(figures['memory'], figures['memory_total'])};"
-             f" {optimizers or 'no optimizer'}",
-             "of the watched step's operators: " + ", ".join(
-                 f"{kind} {share:.0%}" for kind, share in figures["shares"].items())]
-    if figures["outside"] > 0.02:
-        lines.append(f"beside training (evaluation, logging): {figures['outside']:.0%} of the time")
-    return lines
+    return [f"{machine['name']}, PyTorch {machine['torch']}: {figures['seconds']:.3g} s a step"
+            f" ({figures['fastest']:.3g}–{figures['slowest']:.3g},"
+            f" {count(figures['steps'], 'step')}){speed}",
+            f"{figures['flops'] / 1e9:,.4g} GFLOP a step in {figures['type']}:"
+            f" {figures['share_of_rate']:.0%} {of};"
+            f" memory {memory_text(figures['memory'], figures['memory_total'])};"
+            f" {optimizers or 'no optimizer'}",
+            "of the watched step's operators: " + ", ".join(
+                f"{kind} {share:.0%}" for kind, share in figures["shares"].items())]
 
 
 def notes(step: Step, timed: dict) -> Iterator[str]:
@@ -97,10 +95,6 @@ def notes(step: Step, timed: dict) -> Iterator[str]:
     if len(syncs) > 1 and all(syncs):
         yield (f"gradients are reduced in each of {len(syncs)} backward passes of a step: put all"
                " but the last into no_sync()")
-    for model in step.facts["ddp"]:
-        if model["compiled_first"]:
-            yield ("compiled before DistributedDataParallel wraps it: the other way round"
-                   " communication overlaps with computing")
     if sizes := uneven_means(step):
         yield (f"the loss is a mean over each of {len(sizes)} micro-batches of unequal size"
                f" ({min(sizes):,.0f} to {max(sizes):,.0f} tokens): a token of a small one counts"

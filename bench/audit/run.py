@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 
 from bench import processes
-from bench.audit.checks import count
 from bench.cards import PEAK_FLOPS
 from bench.common import UserError
+from bench.report.notes import counted as count
 
 CHILD = Path(__file__).with_name("child.py")
 MOST_INPUT = 2**20  # bytes of stdin that both runs are given

@@ -1,5 +1,6 @@
 """The watched step of a script as a graph: the operator that made each tensor."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -210,13 +211,14 @@ class Step:
 
     def attention_by_hand(self, last: Op, scores: Tensor, value: Tensor) -> Attention | None:
         """Returns the attention whose last matmul has these inputs, if it is one."""
-        size = scores.shape[-2:]
+        size, count = scores.shape[-2:], math.prod(scores.shape)
 
         def is_outside(op: Op) -> bool:  # a matmul that doesn't mix the scores of several heads
             makers = [op, *(tensor.maker for tensor in op.inputs if tensor.maker)]
-            is_mixing = op in self.weights and any(
-                not Counter(size) - Counter(maker.outputs[0].shape) for maker in makers)
-            return op.is_matmul and not is_mixing
+            shapes = [maker.outputs[0].shape for maker in makers]
+            return op.is_matmul and not (op in self.weights and any(
+                math.prod(shape) == count and not Counter(size) - Counter(shape)
+                for shape in shapes))
 
         after = [*walk([scores], lambda op: op.name in SOFTMAXES or is_outside(op)
                        and op.outputs[0].shape[-2:] != size)]  # else weights times weights

@@ -36,7 +36,7 @@ def one_reference(rows: list[Row]) -> bool:
 
 
 def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def rounds_note(measured, rows: list[Row]) -> str:
