@@ -11,13 +11,14 @@ from conftest import ROOT, environment, run_python, small, write_tokens
 
 from bench.audit import render
 from bench.audit.checks import CANT_TELL, HAS, LACKS, NOT_HERE, check
-from bench.audit.price import OUR_SHARES, expected, gains_of, work_of
+from bench.audit.price import work_of
 from bench.audit.run import audit, machine_of
 from bench.audit.step import Step
 from bench.cards import CARDS
 from bench.common import UserError
 from bench.predict.speed import seconds
 from bench.predict.store import ask
+from bench.report.gains import OUR_SHARES, expected, gains_of
 from patches import stack
 
 TOYS = ROOT / "tests" / "audit_toys.py"

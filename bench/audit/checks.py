@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from bench.audit.step import Op, Step, Tensor, to_matmuls, walk
 from bench.report.notes import counted as count
+from bench.report.notes import memory_text
 
 HAS, LACKS, CANT_TELL = "has", "missing", "unknown"
 NOT_HERE, NO_HARDWARE = "not in this model", "not on this hardware"
@@ -139,14 +140,13 @@ def is_norm(factor: Tensor, path: list[Op]) -> bool:
 
 def is_unit(x: Tensor) -> bool:
     """Tells whether x is activations, divided by their length in the last dimension and scaled."""
-    for maker in walk([x], lambda op: op.name == "div"):
-        if maker.name == "div":
-            return any(op.name == "linalg_vector_norm" and maker.inputs[0].storage in op.reads
-                       and op.scalars.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
-                       for op in walk(maker.inputs[1:], is_reduction))
-        if maker.name not in ("mul", "_to_copy"):
-            return False
-    return False
+    maker = x.maker
+    while maker and maker.name in ("mul", "_to_copy"):
+        maker = maker.inputs[0].maker
+    return maker is not None and maker.name == "div" and any(
+        op.name == "linalg_vector_norm" and maker.inputs[0].storage in op.reads
+        and op.scalars.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
+        for op in walk(maker.inputs[1:], is_reduction))
 
 
 def gelus(x: Tensor, path: list[Op]) -> Iterator[Op]:
@@ -198,12 +198,6 @@ def padded_vocabulary(step: Step) -> tuple:
     if -step.vocabulary % 64 > step.vocabulary / 16:
         return NOT_HERE, f"{evidence}: padded it would cost more"
     return LACKS if step.vocabulary % 64 else HAS, evidence, [*step.heads, *step.losses]
-
-
-def memory_text(used: float | None, total: float | None) -> str:
-    """Writes numbers of bytes as "1.0 of 80.0 GB", with "?" where the system hides one."""
-    sizes = ["?" if size is None else f"{size / 2**30:.1f}" for size in (used, total)]
-    return " of ".join(sizes) + " GB"
 
 
 def batch_size(step: Step) -> tuple:

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from bench.audit.checks import CANT_TELL, LACKS, check, memory_text
-from bench.audit.price import expected, gains_of, prices, prices_text
+from bench.audit.checks import CANT_TELL, LACKS, check
+from bench.audit.price import prices, prices_text
 from bench.audit.step import Op, Step, walk
 from bench.cards import PEAK_FLOPS
 from bench.common import write_whole
+from bench.report.gains import expected, gains_of
 from bench.report.html_page import write_html
 from bench.report.notes import counted as count
+from bench.report.notes import memory_text
 from bench.report.tables import Column, Table, markdown, num_col, text_col
 from patches import stack
 

@@ -1,11 +1,8 @@
 """Runs somebody's script twice until some of its steps are over: timed, then watched."""
 
-import contextlib
 import json
 import os
 import re
-import select
-import stat
 import subprocess
 import sys
 import tempfile
@@ -17,7 +14,6 @@ from bench.common import UserError
 from bench.report.notes import counted as count
 
 CHILD = Path(__file__).with_name("child.py")
-MOST_INPUT = 2**20  # bytes of stdin that both runs are given
 # What PyTorch's logs say since 2.5, by what a report calls it.
 LINES = dict(breaks_at=r"Graph break .*in user code at (\S+:\d+)",
              recompiled_at=r"Recompiling function \S+ in (\S+:\d+)")
@@ -26,7 +22,7 @@ LINES = dict(breaks_at=r"Graph break .*in user code at (\S+:\d+)",
 def audit(command: list[str], minutes: float, python: str = sys.executable) -> tuple[dict, dict]:
     """Returns the reports of child.py on the timed and the watched run of a command: a script,
     or "-m" and a module, with arguments. Raises UserError, which says what to do."""
-    keep_stdin()
+    processes.keep_stdin()
     timed = run(command, dict(mode="time"), minutes, python)
     key, steps = timed["key"], timed["steps"]
     if key is None:
@@ -52,25 +48,10 @@ def audit(command: list[str], minutes: float, python: str = sys.executable) -> t
     return timed, watched
 
 
-def keep_stdin() -> None:
-    """Replaces a pipe at stdin by a file of what it holds, so that both runs read it."""
-    is_waiting = os.name == "posix" and stat.S_ISFIFO(os.fstat(0).st_mode)
-    with tempfile.TemporaryFile() as kept:
-        while is_waiting and kept.tell() < MOST_INPUT and select.select([0], [], [], 1)[0]:
-            part = os.read(0, 2**16)
-            kept.write(part)
-            is_waiting = bool(part)
-        if kept.tell():
-            kept.flush()
-            os.dup2(kept.fileno(), 0)
-
-
 def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
     """Returns the report of a child. Raises UserError."""
     watching = order["mode"] == "watch"
-    if not os.isatty(0):
-        with contextlib.suppress(OSError):
-            os.lseek(0, 0, os.SEEK_SET)
+    processes.rewind_stdin()
     if watching and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun's store still holds what the ranks of the first run exchanged.
         os.environ |= dict(TORCHELASTIC_USE_AGENT_STORE="False",
