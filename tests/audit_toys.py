@@ -508,11 +508,6 @@ def characters():
     train(model, lambda ids, targets: model(ids % 29, targets % 29))
 
 
-def reads_stdin():
-    print(int(input()))
-    train(Net())
-
-
 def catches_all():
     """It trains on after whatever is raised, and saves."""
     model = Net()

@@ -176,9 +176,8 @@ def flash_attention(step: Step) -> tuple:
         return HAS, "PyTorch's attention"
     plain = [call for call in by_hand if not call.odd]
     if not plain:
-        evidence = (f"{by_hand[0].odd} between scores and values: not in PyTorch's attention, maybe"
-                    " in FlexAttention")
-        return CANT_TELL, evidence, [op for call in by_hand for op in call.ops]
+        return CANT_TELL, f"{by_hand[0].odd} between scores and values: FlexAttention may do it", [
+            op for call in by_hand for op in call.ops]
     scores = plain[0].ops[0].outputs[0]
     return LACKS, (f"{count(len(plain), 'call')} of attention by hand, {scores.shape[-2]} ×"
                    f" {scores.shape[-1]} scores in {scores.type}"), [
@@ -202,9 +201,8 @@ def padded_vocabulary(step: Step) -> tuple:
 
 def batch_size(step: Step) -> tuple:
     used, total = step.facts["memory"], step.facts["memory_total"]
-    evidence = f"{memory_text(used, total)} in use"
-    if step.backwards > 1:
-        evidence += f", {step.backwards} backward passes a step"
+    passes = f", {step.backwards} backward passes a step" if step.backwards > 1 else ""
+    evidence = f"{memory_text(used, total)} in use{passes}"
     if step.device == "cuda":
         return LACKS if 2 * used < 0.95 * total else CANT_TELL, evidence
     return CANT_TELL, f"{evidence}; try twice the batch"
@@ -237,10 +235,9 @@ def huge_pages(step: Step) -> tuple:
 def loss_in_graph(step: Step) -> tuple:
     touched = [*reversed(step.losses), *step.heads]
     inside = {op.compiled for op in step.losses}
-    if not inside:
-        return CANT_TELL, "no operator that reads the logits"
-    if len(inside) > 1:
-        return CANT_TELL, "a part of the loss is compiled", touched
+    if len(inside) != 1:
+        reason = "a part of the loss is compiled" if inside else "no operator that reads the logits"
+        return CANT_TELL, reason, touched
     return (HAS, "the loss is compiled", touched) if inside == {True} else (
         LACKS, "the loss isn't compiled", touched)
 
