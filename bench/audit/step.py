@@ -216,13 +216,17 @@ class Step:
         def is_outside(op: Op) -> bool:  # a matmul that doesn't mix the scores of several heads
             makers = [op, *(tensor.maker for tensor in op.inputs if tensor.maker)]
             shapes = [maker.outputs[0].shape for maker in makers]
-            return op.is_matmul and not (op in self.weights and any(
-                math.prod(shape) == count and not Counter(size) - Counter(shape)
-                for shape in shapes))
+            return op.is_matmul and not (
+                op in self.weights
+                and max(self.weights[op].older["shape"][:2]) * math.prod(size) <= count
+                and any(math.prod(shape) == count and not Counter(size) - Counter(shape)
+                        for shape in shapes))
 
         after = [*walk([scores], lambda op: op.name in SOFTMAXES or is_outside(op)
                        and op.outputs[0].shape[-2:] != size)]  # else weights times weights
-        softmax = next((op for op in after if op.name in SOFTMAXES), None)
+        is_divided = any(op.name == "sum" for op in after)  # by a sum of exponentials, maybe
+        softmax = next((op for op in after if op.name in SOFTMAXES
+                        and (op.name != "exp" or is_divided)), None)
         path = {*after, *walk(softmax.inputs, is_outside)} if softmax else {}
         first = next((op for op in self.matmuls if op in path and op not in self.weights), None)
         if not softmax or not first:
