@@ -243,7 +243,8 @@ class Step:
         is_native = softmax.name == SAFE_SOFTMAX
         is_causal = is_native and not masks or any(
             op.name.rstrip("_") in TRIANGULAR for op in between)
-        odd = next((op.name for op in between if not is_expressible(op, written)), "")
+        odd = next(("a matmul" if op.is_matmul else op.name for op in between
+                    if not is_expressible(op, written)), "")
         return Attention([first, *between, last], [*first.inputs[-2:], value], masks,
                          not is_native, is_causal, odd)
 

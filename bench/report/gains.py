@@ -1,5 +1,6 @@
 """What each technique gained on our model, and what to expect of it in another script."""
 
+import importlib.util
 from pathlib import Path
 
 from bench.common import REFERENCE, short_name, trained_in
@@ -15,7 +16,10 @@ OUR_SHARES = {
 
 def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float], str]:
     """Returns the speedup of each technique on the ladder of this machine, or else of the most
-    similar one, by its patch; and in words where it was measured."""
+    similar one, by its patch; and in words where it was measured. An audited script's environment
+    may lack SciPy: then there are none."""
+    if not importlib.util.find_spec("scipy"):
+        return {}, ""
     best: tuple = ((), {}, "")  # how similar the machine is, and what is returned
     for folder in (results, *(path.parent for path in sorted(REFERENCE.glob("*/ladder.jsonl")))):
         for measured, rows in found_in(folder, "ladder"):
