@@ -363,6 +363,18 @@ def compiled_in_part():
     train(model)
 
 
+def plain_when_scripted(x: torch.Tensor):
+    if not torch.compiler.is_compiling():
+        return x + 0
+    return x
+
+
+def scripted():
+    """TorchScript asks whether a compiler runs, as PyTorch's distributed optimizers do."""
+    model, plain = Net(), torch.jit.script(plain_when_scripted)
+    train(model, lambda ids, targets: loss_of(plain(model(ids)), targets))
+
+
 def square():
     """As many texts as tokens in each, so that activations have the sizes of scores."""
     model = Net(ByHand())

@@ -165,6 +165,7 @@ def is_compiled(frames: list) -> bool:
                for frame in frames)
 
 
+@torch.jit.ignore
 def is_compiling() -> bool:
     """Stands in for torch.compiler.is_compiling(), by which scripts may try a compiler."""
     frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
