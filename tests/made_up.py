@@ -118,7 +118,7 @@ def write_journal(
             lines += record_events(name, **run)
         outcome = Outcome(kind, error) if error else COMPLETE
         lines.append(dict(event="ran", seconds=seconds, exit=int(bool(error)),
-                          outcome=outcome.status, error=outcome.text or None, load=0.5,
+                          outcome=outcome.status, error=outcome.text or None,
                           matmul_rate=rate))
     append(path, *lines)
     return path
@@ -190,7 +190,7 @@ class Children:
         self.asked.append(question)
         return self.answers[question]
 
-    def configurations(self, runs, plan, setup):
+    def configurations(self, runs, setup):
         if self.refuses:
             raise UserError(self.refuses, 2)
         return {run.name: dict(model="cpu-demo", batch_size=4, context_length=256,
@@ -211,7 +211,7 @@ def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
     for path in (*folder.glob("0?_*.py"), *folder.glob("patches/**/*.patch")):
         path.write_bytes(path.read_bytes().replace(*map(str.encode, SIZES)))
     if machine:
-        look = dict(machine=machine, memory_gb=8.0, matmul_peak=PEAK, bandwidth=3e10, attention=[],
+        look = dict(machine=machine, memory_gb=8.0, matmul_peak=PEAK,
                     compile_error=None, missing=[])
         answers = dict(this_machine=machine, matmul_peak=PEAK, matmul_rate=4e12, look=look,
                        free_memory=[81_000], compile_error=None, rank_count=2)

@@ -293,7 +293,7 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     monkeypatch.setattr(processes, "ask_machine", dict(compile_error=None).__getitem__)
     assert f"missing        {here['gpu_needs']}\n" in Doctor().answer(setup_of(tmp_path, here))
     monkeypatch.setattr(machine_section, "this_machine", lambda: here)
-    monkeypatch.setattr(sizing, "configurations", lambda runs, plan, setup: {run.name: dict(
+    monkeypatch.setattr(sizing, "configurations", lambda runs, setup: {run.name: dict(
         batch_size=4, context_length=256, compile=True) for run in runs})
     for command in (["stages", "--dry-run"], ["fits", "00"]):
         args = cli.make_parser().parse_args([*command, "--results-dir", str(tmp_path / "no-such")])

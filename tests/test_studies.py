@@ -173,16 +173,6 @@ def test_leave_one_out(tmp_path):
     assert first.error.startswith("conflict: ")
     assert (last.name, last.compared_to, last.expected) == ("without-15-kept-memory", LAST, 142_156)
     assert SCRIPTS.text(last.script) == SCRIPTS.patched["14-chunked-head"]
-    both = "optimizer-muon+compile-blocks"  # of a script of one's own also a variant is left out
-    whole, pages, muon, blocks = plan_for(
-        tmp_path, "leave-one-out", f"--techniques 12 --names {both}").runs
-    assert {run.compared_to for run in (pages, muon, blocks)} == {whole.name}
-    variable = b"THP_MEM_ALLOC_ENABLE"
-    assert variable in SCRIPTS.text(both) and variable not in SCRIPTS.text(pages.script)
-    assert SCRIPTS.text(muon.script) == SCRIPTS.patched["compile-blocks"]
-    assert (blocks.script, blocks.ablated) == ("optimizer-muon", "compile-blocks")
-    with pytest.raises(UserError, match="head-liger: needs"):
-        plan_for(tmp_path, "leave-one-out", "--names head-liger")
 
 
 def test_the_ladder_has_the_speedup_within_01(tmp_path):
@@ -253,15 +243,11 @@ def test_another_model_stands_apart(tmp_path):
     base, same, other = (run.name for run in plan.runs)
     events = {name: record_events(name, speed, tokens=plan.tokens, config=dict(parameters=count))
               for name, speed, count in ((base, 100.0, 100), (same, 90.0, 100), (other, 50.0, 200))}
-    for event in events[other]:
-        if event["event"] == "log":
-            event["expert_shares"] = [[0.2, 0.3, 0.25, 0.25], [0.1, 0.4, 0.25, 0.25]]
     study, measured = STUDIES["variants"], measured_with(plan, events)
     excerpts = excerpts_of(study, measured)
     assert list(cells_of(excerpts["variants"])) == ["`01`", "`optimizer-muon`"]
-    cells = cells_of(excerpts["variants-model"])["`model-mixture`"]
-    assert (cells["× speed"], cells["experts' shares of the tokens"]) == ("0.50", "10%–40%")
-    assert "| `model-mixture` | 200 | 50 | 0.50 |" in text_of(study, measured)
+    another = text_of(study, measured).partition("Another model:")[2]
+    assert cells_of(another)["model-mixture"]["speedup"] == "0.50"
     texts = shown(study.picture(measured, rows_of(measured)))
     assert "optimizer-muon" in texts and "model-mixture" not in texts
 

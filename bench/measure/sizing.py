@@ -186,7 +186,7 @@ def estimate_later(study, setup: Setup, plan: Plan, rounds: int | None, matmul_p
     Raises UserError, StackError, OSError."""
     count, seconds = 0, 0.0
     for later, times in study.later(setup, plan):
-        lengths = lengths_of(later, setup, configurations(later.runs, later, setup), matmul_peak)
+        lengths = lengths_of(later, setup, configurations(later.runs, setup), matmul_peak)
         jobs = replace(later, rounds=later.rounds or rounds or study.rounds[setup.device]).jobs()
         count += times * len(jobs)
         seconds += times * seconds_left(jobs, [], lengths)

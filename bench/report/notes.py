@@ -99,8 +99,7 @@ def speedup_note(rows: list[Row]) -> str:
     text = f"Speedups are {over}; docs/methodology.md says what else the columns mean."
     for what, concerns in (
             ("Not tested, since a run failed", lambda row: row.speeds and row.outcome),
-            ("Not compiled, for lack of a compiler or by choice", lambda row: row.uncompiled),
-            ("Too short for a median, so an average", lambda row: row.speed_is_average)):
+            ("Not compiled, for lack of a compiler or by choice", lambda row: row.uncompiled)):
         if labels := [f"`{row.label}`" for row in rows if concerns(row)]:
             text += f" {what}: {', '.join(labels)}."
     return text
