@@ -4,10 +4,14 @@ import ctypes
 import json
 import os
 import re
+import select
 import shlex
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +70,27 @@ def run_child(
             child.kill()
         raise
     return child.returncode, out, err
+
+
+def keep_stdin(most: int = 2**20) -> None:
+    """Replaces a pipe at stdin by a file of what it holds, at most so many bytes of it, so that
+    several children can read it."""
+    is_waiting = os.name == "posix" and stat.S_ISFIFO(os.fstat(0).st_mode)
+    with tempfile.TemporaryFile() as kept:
+        while is_waiting and kept.tell() < most and select.select([0], [], [], 1)[0]:
+            part = os.read(0, 2**16)
+            kept.write(part)
+            is_waiting = bool(part)
+        if kept.tell():
+            kept.flush()
+            os.dup2(kept.fileno(), 0)
+
+
+def rewind_stdin() -> None:
+    """Lets the next child read stdin from its start, if that is a file."""
+    with suppress(OSError):
+        if stat.S_ISREG(os.fstat(0).st_mode):
+            os.lseek(0, 0, os.SEEK_SET)
 
 
 def error_line(text: str) -> str:

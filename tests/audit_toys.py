@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
 
-B, T, C, H, V = 2, 16, 32, 4, 101
+B, T, C, H, V = 2, 16, 32, 4, 1001
 
 
 class Net(nn.Module):
@@ -78,6 +78,97 @@ class ByHand(StoredMask):
         return F.softmax(scores, -1) @ v
 
 
+class Assigned(StoredMask):
+    """A mask that chooses where scores are assigned."""
+
+    def attend(self, q, k, v):
+        scores = q @ k.transpose(-2, -1)
+        scores[:, :, self.mask[0, 0, :T, :T] == 0] = float("-inf")
+        return F.softmax(scores, -1) @ v
+
+
+class Lower(Fast):
+    def attend(self, q, k, v):
+        scores = (q @ k.transpose(-2, -1)).tril()
+        return F.softmax(scores.masked_fill(scores == 0, float("-inf")), -1) @ v
+
+
+class Indexed(StoredMask):
+    """The part of a stored mask that integers choose."""
+
+    def attend(self, q, k, v):
+        places = torch.arange(T)
+        mask = self.mask[0, 0, places][:, places] == 1
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class Capped(StoredMask):
+    """As Gemma 2 has it."""
+
+    def attend(self, q, k, v):
+        scores = 30 * torch.tanh(q @ k.transpose(-2, -1) / 30)
+        scores = scores.masked_fill(self.mask[:, :, :T, :T] == 0, float("-inf"))
+        return F.softmax(scores, -1) @ v
+
+
+class Signed(Fast):
+    """Weights with the sign of their scores."""
+
+    def attend(self, q, k, v):
+        scores = q @ k.transpose(-2, -1)
+        hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
+        return (F.softmax(scores.abs().masked_fill(hidden, -1e9), -1) * scores.sign()) @ v
+
+
+class Gated(Fast):
+    """Weights that a parameter of each head and place multiplies."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.ones(H, T, T))
+
+    def attend(self, q, k, v):
+        scores = q @ k.transpose(-2, -1)
+        hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
+        return (F.softmax(scores.masked_fill(hidden, -1e9), -1) * self.gate) @ v
+
+
+class Talking(StoredMask):
+    """Heads mixed before the softmax by a product, after it by a convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after = nn.Parameter(torch.eye(H)), nn.Conv2d(H, H, 1)
+
+    def attend(self, q, k, v):
+        scores = torch.einsum("bhts,hg->bgts", q @ k.transpose(-2, -1), self.before)
+        scores = scores.masked_fill(self.mask[:, :, :T, :T] == 0, float("-inf"))
+        return self.after(F.softmax(scores, -1)) @ v
+
+
+class Twice(Fast):
+    """Weights times themselves."""
+
+    def attend(self, q, k, v):
+        scores = q @ k.transpose(-2, -1)
+        hidden = torch.ones(T, T, dtype=torch.bool).triu(1)
+        weights = F.softmax(scores.masked_fill(hidden, -1e9), -1)
+        return weights @ weights @ v
+
+
+class Scaled(ByHand):
+    """All that PyTorch's attention knows, too: a scale, a bias, a mask, dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.bias = nn.Parameter(torch.ones(H, 1, 1)), nn.Parameter(torch.ones(H, T, T))
+
+    def attend(self, q, k, v):
+        scores = q @ k.transpose(-2, -1) * self.scale + self.bias
+        scores = torch.where(self.mask[:, :, :T, :T] == 0, -1e9, scores)
+        return F.dropout(F.softmax(scores, -1, dtype=torch.float32).type_as(v), 0.1) @ v
+
+
 class Exponentials(Fast):
     """A softmax of single operators, and a mask that is made in the step and added."""
 
@@ -132,6 +223,8 @@ class Norm(nn.Module):
             return self.weight * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)
         if self.how == "rms":
             return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+        if self.how == "normalize":
+            return F.normalize(x, dim=-1) * C ** 0.5 * self.weight
         return F.rms_norm(x, (C,), self.weight)
 
 
@@ -252,10 +345,40 @@ def compiled_step():
         update()
 
 
+def broken_graph():
+    model = Net()
+
+    @torch.compile(backend="aot_eager")
+    def step(ids, targets):
+        logits = model(ids)
+        print("a break")
+        return loss_of(logits, targets)
+
+    train(model, step)
+
+
 def compiled_in_part():
     model = Net()
     model.up.compile()
     train(model)
+
+
+def plain_when_scripted(x: torch.Tensor):
+    if not torch.compiler.is_compiling():
+        return x + 0
+    return x
+
+
+def scripted():
+    """TorchScript asks whether a compiler runs, as PyTorch's distributed optimizers do."""
+    model, plain = Net(), torch.jit.script(plain_when_scripted)
+    train(model, lambda ids, targets: loss_of(plain(model(ids)), targets))
+
+
+def square():
+    """As many texts as tokens in each, so that activations have the sizes of scores."""
+    model = Net(ByHand())
+    train(model, lambda *_: model(*(torch.randint(0, V, (T, T)) for _ in range(2))))
 
 
 def checkpointed():
@@ -347,6 +470,56 @@ def penalty():
     train(judge, step)
 
 
+def schedule_drawn():
+    """Updates without gradients before the training, to see the learning rates."""
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    for _ in range(8):
+        optimizer.step()
+        schedule.step()
+    train(model, optimizer=optimizer)
+
+
+def no_matmuls():
+    """The logits of each token are a row of a table, as in makemore's bigrams."""
+    table = nn.Embedding(V, V)
+    train(table, lambda ids, targets: loss_of(table(ids), targets))
+
+
+def uneven():
+    """Means over micro-batches of unequal numbers of tokens, as issues of 2024 have it."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), fused=True)
+    for _ in range(4):
+        for size in (4, 12):
+            ids, targets = batch()
+            targets = targets.clone()
+            targets[:, size:] = -100
+            (model(ids, targets) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def indices():
+    """A batch cut out at places drawn on the CPU; its loss is read back."""
+    model, text = Net(), torch.randint(0, V, (500,))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(4):
+        places = torch.randint(0, 400, (B,))
+        ids = torch.stack([text[place:place + T] for place in places])
+        loss = model(ids, ids)
+        print(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def characters():
+    model = Net(vocabulary=29)
+    train(model, lambda ids, targets: model(ids % 29, targets % 29))
+
+
 def catches_all():
     """It trains on after whatever is raised, and saves."""
     model = Net()
@@ -366,15 +539,25 @@ TOYS = dict(
     fast=of(),
     stored_mask=of(attention=StoredMask),
     by_hand=of(attention=ByHand),
+    assigned=of(attention=Assigned),
+    lower=of(attention=Lower),
+    indexed=of(attention=Indexed),
+    capped=of(attention=Capped),
+    signed=of(attention=Signed),
+    gated=of(attention=Gated),
+    talking=of(attention=Talking),
+    twice=of(attention=Twice),
+    scaled=of(attention=Scaled),
     exponentials=of(attention=Exponentials),
     apart=of(attention=Apart),
     cross=of(attention=Cross),
     multihead=of(attention=Multihead),
     std_norm=of(norm=lambda: Norm("std")),
     rms_norm=of(norm=lambda: Norm("rms")),
+    normalized=of(norm=lambda: Norm("normalize")),
     own_rms_norm=of(norm=lambda: Norm("own"), activation=nn.ReLU),
     cubed=of(activation=Cubed),
-    padded=of(vocabulary=lambda: 128),
+    padded=of(vocabulary=lambda: 1024),
     tied=of(tied=lambda: True),
     short=lambda: train(Net(), steps=1),
     fails=lambda: 1 / 0,

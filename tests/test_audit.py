@@ -1,7 +1,10 @@
 """measure.py audit: what a script lacks, by the ladder's scripts and by toys."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections import defaultdict
 from functools import cache
 
@@ -10,13 +13,14 @@ from conftest import ROOT, environment, run_python, small, write_tokens
 
 from bench.audit import render
 from bench.audit.checks import CANT_TELL, HAS, LACKS, NOT_HERE, check
-from bench.audit.price import gains_of, work_of
+from bench.audit.price import work_of
 from bench.audit.run import audit, machine_of
 from bench.audit.step import Step
 from bench.cards import CARDS
 from bench.common import UserError
 from bench.predict.speed import seconds
 from bench.predict.store import ask
+from bench.report.gains import OUR_SHARES, expected, gains_of
 from patches import stack
 
 TOYS = ROOT / "tests" / "audit_toys.py"
@@ -161,16 +165,22 @@ NO_HEAD = {9, 13, 14}
 # What the others lack; and what is uncertain, beside UNSEEN_ON_CPU.
 LACKING = dict(
     fast=PLAIN, stored_mask=PLAIN | {1}, by_hand=PLAIN | {1, 7},
+    assigned=PLAIN | {1, 7}, lower=PLAIN | {7}, indexed=PLAIN | {1}, capped=PLAIN | {1},
+    signed=PLAIN, gated=PLAIN, talking=PLAIN | {1}, twice=PLAIN, scaled=PLAIN | {1, 7},
+    schedule_drawn=PLAIN, characters=PLAIN - {9, 14}, normalized=PLAIN | {6},
     exponentials=PLAIN | {7}, apart=PLAIN | {11}, cross=PLAIN, multihead=PLAIN | {7},
     std_norm=PLAIN | {6}, rms_norm=PLAIN | {6}, own_rms_norm=PLAIN, cubed=PLAIN | {6},
     padded=PLAIN - {9}, tied=PLAIN, closure=PLAIN - NO_HEAD - {3}, gan=PLAIN - NO_HEAD,
     updates_by_hand=PLAIN - {3}, accumulated=PLAIN - {3}, evaluated=PLAIN - {3}, autocast=PLAIN,
     compiled_model=PLAIN - {8}, compiled_step=PLAIN - {3, 8, 13}, compiled_in_part=PLAIN - {8},
-    checkpointed=PLAIN | {1, 7}, chunks=PLAIN - {14}, distributed=PLAIN,
+    checkpointed=PLAIN | {1, 7}, square=PLAIN | {1, 7}, scripted=PLAIN, chunks=PLAIN - {14},
+    distributed=PLAIN,
     accelerated=PLAIN, two_optimizers=PLAIN, workers=PLAIN,
     convolutions=PLAIN - NO_HEAD, penalty=PLAIN - NO_HEAD)
-UNCERTAIN = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8})
-FAST_TOYS = "fast", "by_hand", "cubed", "closure", "chunks", "accumulated", "penalty"
+UNCERTAIN = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8}, capped={7}, signed={7},
+                 gated={7}, talking={7}, twice={7})
+FAST_TOYS = ("fast", "by_hand", "assigned", "capped", "talking", "normalized", "cubed", "closure",
+             "chunks", "accumulated", "penalty")
 
 
 def toy(name: str, folder) -> dict:
@@ -189,6 +199,59 @@ def test_toys(name, tmp_path):
     assert numbers == [LACKING[name] - here, {10} | UNCERTAIN.get(name, set())]
 
 
+def test_masks_that_are_hard_to_see(tmp_path):
+    """The scores' own triangle is no mask in memory; a tanh is named."""
+    assert state(toy("lower", tmp_path), "01-causal-mask") == HAS
+    finding = check(Step(toy("capped", tmp_path)))["07-flash-attention"]
+    assert finding.evidence.startswith("tanh between scores and values")
+
+
+@pytest.mark.slow
+def test_what_the_compiler_is_told_not_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")
+    _, watched = audit([str(TOYS), "compiled_model"], 2)
+    lacking = with_state(watched | MACHINE, LACKS)
+    assert {"08-torch-compile", "13-loss-in-graph"} <= lacking
+    text = render.text(report_of(watched | MACHINE, tmp_path))
+    assert "| 8, 13 | torch.compile, compiled loss | missing | 100% |" in text
+
+
+def test_updates_before_the_training(forked_children):
+    timed, _ = audit([str(TOYS), "schedule_drawn"], 2)
+    assert timed["steps"] == 4
+
+
+def test_both_runs_read_stdin():
+    """Through a pipe, which the first empties."""
+    code = ("from bench import processes\nprocesses.keep_stdin()\nfor _ in range(2):\n"
+            "    processes.rewind_stdin()\n    print(processes.run_child(['cat'])[1])")
+    done = subprocess.run([sys.executable, "-c", code], input="5\n", text=True, cwd=ROOT,
+                          capture_output=True)
+    assert done.stdout.split() == ["5", "5"], done.stderr
+
+
+def test_an_update_has_the_line_of_its_caller(tmp_path):
+    """A library's own line would say little."""
+    pytest.importorskip("accelerate")
+    where = check(Step(toy("accelerated", tmp_path)))["03-fused-adamw"].where
+    assert where.startswith(TOYS.name)
+
+
+OLD = [*filter(None, os.environ.get("AUDIT_PYTHONS", "").split(os.pathsep))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["by_hand", "compiled_step"])
+@pytest.mark.parametrize("python", OLD or [pytest.param("", marks=pytest.mark.skip(
+    "AUDIT_PYTHONS names no environments: make one by `python3.10 -m venv old && old/bin/pip"
+    " install torch==2.4.1` (5 GB), and name old/bin/python"))])
+def test_the_environment_of_an_audited_script(python, name):
+    """It needs no more than PyTorch 2.4 and Python 3.10."""
+    _, watched = audit([str(TOYS), name], 10, python)
+    numbers = {int(technique[:2]) for technique in with_state(watched | MACHINE, LACKS)}
+    assert numbers == LACKING[name] | {12} - {12 if watched["huge_pages"] is not False else 0}
+
+
 def test_a_finding_has_its_line(tmp_path):
     findings = check(Step(toy("by_hand", tmp_path)))
     lines = TOYS.read_text().splitlines()
@@ -203,14 +266,43 @@ def test_notes(tmp_path):
     facts = toy("accumulated", tmp_path)
     (note,) = report_of(facts, tmp_path)["notes"]
     assert "1 value read back from tensors" in note and "audit_toys.py:" in note
-    facts |= dict(syncs=[True] * 3, ddp=[dict(unused=True, compiled_first=True)])
-    report = report_of(facts, tmp_path, breaks={"a reason": 2}, new_graphs=3, waited=4.0)
+    facts |= dict(syncs=[True] * 3)
+    report = report_of(facts, tmp_path, breaks={"a reason\nat length": 2}, new_graphs=3, waited=4.0,
+                       breaks_at=["a.py:2"], recompiled_at=["a.py:1"])
     text = render.text(report)
-    assert len(report["notes"]) == 7 and all(note in text for note in report["notes"])
+    assert len(report["notes"]) == 5 and all(note in text for note in report["notes"])
+    assert "1 graph break, a.py:2: what lies between them isn't compiled (a reason)" in text
+    assert "3 times after the warm-up, a.py:1: a shape" in text
+
+
+def test_notes_of_what_is_read_back_and_averaged(tmp_path):
+    """Not the indices of a batch, but its loss; means over unequal numbers of tokens."""
+    (note,) = report_of(toy("indices", tmp_path), tmp_path)["notes"]
+    assert note.startswith("1 value read back")
+    (note,) = report_of(toy("uneven", tmp_path), tmp_path)["notes"]
+    assert "each of 2 micro-batches of unequal size (8 to 24 tokens)" in note
+
+
+def test_graph_breaks_have_their_lines(forked_children):
+    timed, _ = audit([str(TOYS), "broken_graph"], 4)
+    lines = TOYS.read_text().splitlines()
+    (place,) = timed["breaks_at"]
+    assert "a break" in lines[int(place.removeprefix(f"{TOYS.name}:")) - 1]
+
+
+def test_a_technique_gains_by_its_share():
+    """Twice the share of our model's saves twice the time; one of the whole step as there."""
+    gain = 1 / (1 - 0.05)
+    twice = 2 * OUR_SHARES["03-fused-adamw"]
+    assert expected("03-fused-adamw", twice, gain) == pytest.approx(1 / (1 - 0.1))
+    assert expected("15-kept-memory", 1.0, gain) == gain
+    assert expected("06-native-layers", 0.28, 1.02) == pytest.approx(1.06, abs=0.01)
+    assert expected("03-fused-adamw", 0.5, None) is None
 
 
 def report_of(facts: dict, folder, cards=(), **timed) -> dict:
-    timed = facts | dict(seconds=[1.0] * 5, breaks={}, new_graphs=0) | timed
+    timed = facts | dict(seconds=[1.0] * 5, breaks={}, new_graphs=0, breaks_at=[],
+                         recompiled_at=[]) | timed
     return render.audit_of(["a.py"], timed, facts, facts, folder, cards)
 
 
@@ -238,11 +330,11 @@ def test_gains_are_from_the_most_similar_machine(tmp_path, name, device, dtype, 
 
 
 def test_a_machine_that_hides_its_memory(monkeypatch):
-    answers = dict(this_machine=dict(name="Xeon", ram_gb=None), matmul_peak={})
+    answers = dict(this_machine=dict(name="Xeon", torch="2", ram_gb=None), matmul_peak={})
     monkeypatch.setattr("bench.processes.ask_machine",
                         lambda question, CUDA_VISIBLE_DEVICES: answers[question])
-    assert machine_of(dict(device="cpu", memory_total=None)) == dict(
-        name="Xeon", ram_gb=None, memory_total=None, rates={})
+    assert machine_of(dict(device="cpu", memory_total=None, torch="3")) == dict(
+        name="Xeon", torch="3", ram_gb=None, memory_total=None, rates={})
 
 
 def test_a_system_that_is_not_unix(tmp_path):
@@ -259,6 +351,7 @@ def test_a_system_that_is_not_unix(tmp_path):
 @pytest.mark.parametrize("name, words", [
     ("short", "ended after 1 step, and an audit needs 2"), ("fails", "failed: ZeroDivisionError"),
     ("nothing", "trained nothing in its own process: no backward pass"),
+    ("no_matmuls", "multiplies no matrices: the techniques are for models that do"),
     pytest.param("thread", "let it train in the main thread", marks=pytest.mark.slow)])
 def test_one_line_says_what_to_do(name, words, forked_children):
     with pytest.raises(UserError, match=words):

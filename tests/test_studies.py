@@ -26,11 +26,11 @@ from made_up import (
 from matplotlib import pyplot as plt
 
 from bench.analysis.rows import rows_of
-from bench.audit.price import gains_of
 from bench.catalogue import Scripts
 from bench.common import ROOT, UserError
 from bench.measure.plan import SCRATCH, Plan
 from bench.report import machine_section
+from bench.report.gains import gains_of
 from bench.report.pictures import picture_bytes
 from bench.report.tables import excerpts_of, found_in, markdown, picture_name, text_of
 from bench.studies import all_studies, search, stages

@@ -12,8 +12,10 @@ from itertools import permutations
 from typing import NamedTuple
 
 from bench.audit.step import Op, Step, Tensor, to_matmuls, walk
+from bench.report.notes import counted as count
+from bench.report.notes import memory_text
 
-HAS, LACKS, CANT_TELL = "has", "lacks", "can't tell"
+HAS, LACKS, CANT_TELL = "has", "missing", "unknown"
 NOT_HERE, NO_HARDWARE = "not in this model", "not on this hardware"
 NATIVE = "native_layer_norm", "gelu", "_fused_rms_norm", "silu"
 POLYNOMIAL = "mul", "pow", "add", "sub", "_to_copy"
@@ -27,10 +29,6 @@ class Finding(NamedTuple):
     evidence: str
     where: str = ""  # as "model.py:63"
     share: float = 0.0  # of the step's time, taken by what the technique would change
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def causal_mask(step: Step) -> tuple:
@@ -112,6 +110,8 @@ def native_layers(step: Step) -> tuple:
                         is_native = True
                     else:
                         layers[op] = "norm"
+                elif len(factor.shape) == 1 and not factor.is_data() and is_unit(other):
+                    layers[op] = "norm"
                 layers |= dict.fromkeys(gelus(other, path), "GELU")
     by_hand = {op: layer for op, layer in layers.items() if not op.compiled}
     if by_hand:
@@ -136,6 +136,17 @@ def is_norm(factor: Tensor, path: list[Op]) -> bool:
         for op in path) and any(
         is_reduction(op) and op.scalars.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
         and op.inputs[0].is_data() for op in path)
+
+
+def is_unit(x: Tensor) -> bool:
+    """Tells whether x is activations, divided by their length in the last dimension and scaled."""
+    maker = x.maker
+    while maker and maker.name in ("mul", "_to_copy"):
+        maker = maker.inputs[0].maker
+    return maker is not None and maker.name == "div" and any(
+        op.name == "linalg_vector_norm" and maker.inputs[0].storage in op.reads
+        and op.scalars.get("dim") in ([-1], [len(op.inputs[0].shape) - 1])
+        for op in walk(maker.inputs[1:], is_reduction))
 
 
 def gelus(x: Tensor, path: list[Op]) -> Iterator[Op]:
@@ -163,10 +174,14 @@ def flash_attention(step: Step) -> tuple:
     by_hand = [call for call in step.attentions if call.by_hand]
     if not by_hand:
         return HAS, "PyTorch's attention"
-    scores = by_hand[0].ops[0].outputs[0]
-    return LACKS, (f"{count(len(by_hand), 'call')} of attention by hand, {scores.shape[-2]} ×"
+    plain = [call for call in by_hand if not call.odd]
+    if not plain:
+        return CANT_TELL, f"{by_hand[0].odd} between scores and values: FlexAttention may do it", [
+            op for call in by_hand for op in call.ops]
+    scores = plain[0].ops[0].outputs[0]
+    return LACKS, (f"{count(len(plain), 'call')} of attention by hand, {scores.shape[-2]} ×"
                    f" {scores.shape[-1]} scores in {scores.type}"), [
-                       op for call in by_hand for op in call.ops]
+                       op for call in plain for op in call.ops]
 
 
 def compiled(step: Step) -> tuple:
@@ -178,19 +193,16 @@ def compiled(step: Step) -> tuple:
 
 
 def padded_vocabulary(step: Step) -> tuple:
-    return LACKS if step.vocabulary % 64 else HAS, f"a vocabulary of {step.vocabulary:,}", [
-        *step.heads, *step.losses]
-
-
-def memory_text(used: float | None, total: float | None) -> str:
-    """Writes numbers of bytes as "1.0 of 80.0 GB", with "?" where the system hides one."""
-    sizes = ["?" if size is None else f"{size / 2**30:.1f}" for size in (used, total)]
-    return " of ".join(sizes) + " GB"
+    evidence = f"a vocabulary of {step.vocabulary:,}"
+    if -step.vocabulary % 64 > step.vocabulary / 16:
+        return NOT_HERE, f"{evidence}: padded it would cost more"
+    return LACKS if step.vocabulary % 64 else HAS, evidence, [*step.heads, *step.losses]
 
 
 def batch_size(step: Step) -> tuple:
     used, total = step.facts["memory"], step.facts["memory_total"]
-    evidence = f"{memory_text(used, total)} in use"
+    passes = f", {step.backwards} backward passes a step" if step.backwards > 1 else ""
+    evidence = f"{memory_text(used, total)} in use{passes}"
     if step.device == "cuda":
         return LACKS if 2 * used < 0.95 * total else CANT_TELL, evidence
     return CANT_TELL, f"{evidence}; try twice the batch"
@@ -223,10 +235,9 @@ def huge_pages(step: Step) -> tuple:
 def loss_in_graph(step: Step) -> tuple:
     touched = [*reversed(step.losses), *step.heads]
     inside = {op.compiled for op in step.losses}
-    if not inside:
-        return CANT_TELL, "no operator that reads the logits"
-    if len(inside) > 1:
-        return CANT_TELL, "a part of the loss is compiled", touched
+    if len(inside) != 1:
+        reason = "a part of the loss is compiled" if inside else "no operator that reads the logits"
+        return CANT_TELL, reason, touched
     return (HAS, "the loss is compiled", touched) if inside == {True} else (
         LACKS, "the loss isn't compiled", touched)
 
@@ -235,6 +246,8 @@ def chunked_head(step: Step) -> tuple:
     # A forward pass may look tokens up twice; a loss may take a backward pass per chunk.
     if len(step.heads) > min(len(step.lookups), step.backwards):
         return HAS, f"{len(step.heads)} matmuls with the head's weight"
+    if step.vocabulary <= min(step.heads[0].inputs[-1].shape):
+        return NOT_HERE, "logits are no larger than what they are computed from"
     shape = " × ".join(f"{size:,}" for size in step.heads[0].outputs[0].shape)
     return LACKS, f"logits of {shape} at once", [*step.heads, *step.losses]
 

@@ -3,8 +3,9 @@
     python bench/audit/child.py '{"mode": "time", "report": "FILE"}' SCRIPT ITS ARGUMENTS
 
 Mode "time" only reads the clock where a step ends; "watch" notes every operator of one step. A
-step ends with the update of the optimizer that updates least often; without one, each backward
-pass ends a step. Nothing of this repository is imported: the script may have the same names.
+step ends with the update, after a backward pass, of the optimizer that updates least often; without
+one, each backward pass ends a step. Only PyTorch and the standard library are imported, from
+PyTorch 2.4 and Python 3.10 on, and nothing of this repository: the script may have the same names.
 """
 
 import contextlib
@@ -38,7 +39,8 @@ class Steps:
     def __init__(self, order: dict):
         self.order = order
         self.ends = {}  # when steps ended, by the index of their optimizer or "backward"
-        self.optimizers = []  # in the order of their first updates
+        self.backwards = 0  # backward passes so far
+        self.optimizers = {}  # by their first updates, with `backwards` at each one's last
         self.has_optimizer = False  # whether one exists, maybe without an update yet
         self.models = []  # that DistributedDataParallel wraps
         self.waits, self.workers = [], 0  # of the DataLoader: seconds for each batch; processes
@@ -49,13 +51,14 @@ class Steps:
 
     def end_update(self, optimizer, *_) -> None:
         watch.updates -= 1
-        if not watch.updates:  # else another optimizer calls it
-            if optimizer not in self.optimizers:
-                self.optimizers.append(optimizer)
-            self.end(self.optimizers.index(optimizer))
+        is_outer = not watch.updates  # else another optimizer calls it
+        if is_outer and self.backwards > self.optimizers.get(optimizer, 0):
+            self.optimizers[optimizer] = self.backwards
+            self.end([*self.optimizers].index(optimizer))
 
     def begin_backward(self, *args, **kwargs):
         """A hook before torch.autograd.backward and .grad; returns one for after it."""
+        self.backwards += 1
         if watch.on:
             watch.note_backward(args[0] if args else kwargs.get("tensors", kwargs.get("outputs")))
             watch.syncs += [model.require_backward_grad_sync for model in self.models]
@@ -102,14 +105,11 @@ def finish(how: str, error: str = "") -> None:
     ends = steps.ends.get(key, [])
     seconds = [end - start for start, end in itertools.pairwise(ends)]
     facts = dict(
-        how=how, error=error, key=key, steps=len(ends),
+        how=how, error=error, key=key, torch=torch.__version__, steps=len(ends),
         seconds=seconds[min(WARM_UP, len(seconds) // 2):], waited=sum(steps.waits),
         children=os.times().children_user, workers=steps.workers,
         optimizers=[optimizer_facts(optimizer) for optimizer in steps.optimizers],
-        ddp=[dict(unused=model.find_unused_parameters,
-                  compiled_first=type(model.module).__name__ == "OptimizedModule")
-             for model in steps.models],
-        breaks=compiler_counts("graph_break"),
+        graphs=compiler_counts("stats")["unique_graphs"], breaks=compiler_counts("graph_break"),
         new_graphs=max(0, compiler_counts("stats")["unique_graphs"] - steps.graphs),
         tf32=matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else
         matmul.allow_tf32,  # which PyTorch had before 2.9
@@ -193,8 +193,11 @@ def hook(owner, name: str, before) -> None:
 
 
 def add_hooks() -> None:
-    torch_optimizer.register_optimizer_step_pre_hook(steps.begin_update)
-    torch_optimizer.register_optimizer_step_post_hook(steps.end_update)
+    begin, end = steps.begin_update, steps.end_update
+    if not hasattr(torch.compiler, "set_stance"):  # before 2.6, a compiled update fails with them
+        begin, end = map(torch.compiler.disable, (begin, end))
+    torch_optimizer.register_optimizer_step_pre_hook(begin)
+    torch_optimizer.register_optimizer_step_post_hook(end)
     hook(torch.autograd, "backward", steps.begin_backward)
     hook(torch.autograd, "grad", steps.begin_backward)
     hook(torch.optim.Optimizer, "__init__",
@@ -212,6 +215,8 @@ def main() -> None:
     name = sys.argv[0]
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(name))
     add_hooks()
+    if steps.order["mode"] == "time":
+        torch._logging.set_logs(graph_breaks=True, recompiles=True)  # on stderr, with their lines
     error = ""
     try:
         with watch if steps.order["mode"] == "watch" else contextlib.nullcontext():

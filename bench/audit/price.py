@@ -1,13 +1,11 @@
-"""The watched step's speed on other GPUs, and what each technique gained on our model."""
+"""The watched step's speed on other GPUs."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from bench.audit.step import Step
 from bench.cards import CARDS
-from bench.common import REFERENCE, short_name, trained_in
 from bench.predict.speed import Work, margin, missing_precision, seconds
-from bench.report.tables import Table, found_in, markdown, text_col
+from bench.report.tables import Table, markdown, text_col
 
 
 def prices(step: Step, count: int, cards: Sequence[str]) -> list[dict]:
@@ -51,28 +49,5 @@ def prices_text(rows: list[dict], step: Step, unit: str) -> str:
     table = markdown(Table([text_col("GPU", "card"), text_col(f"{unit}/sec", "speed")], rows,
                            "On GPUs that aren't here, predicted:"))
     precision = step.precision(step.type)
-    note = f"Predicted from the operators of the watched step, matmuls in {precision}."
-    if step.device == "cpu":
-        note += (" That step ran on a CPU; a script that uses another data type on a GPU has"
-                 " another speed there.")
-    if step.is_compiled:
-        note += " Compiled parts are counted uncompiled: faster there."
-    return f"{table}\n{note} How far to trust it: docs/predictions.md\n"
-
-
-def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float], str]:
-    """Returns the speedup of each technique on the ladder of this machine, or else of the most
-    similar one, by its patch; and in words where it was measured."""
-    best: tuple = ((), {}, "")  # how similar the machine is, and what is returned
-    for folder in (results, *(path.parent for path in sorted(REFERENCE.glob("*/ladder.jsonl")))):
-        for measured, rows in found_in(folder, "ladder"):
-            other, where = measured.machine, f"measured on {short_name(measured.machine)}"
-            similar = trained_in(other) == trained_in(machine), other["name"] == machine["name"]
-            if not all(similar):
-                where += f", another machine than this one, in {trained_in(other)}"
-            gains = {str(row.run.script): row.factor for row in rows
-                     if row.factor and len(row.techniques) < 2}
-            if gains and other["device"] == device and rows[0].tok_per_sec and (
-                    similar[0] or device == "cpu") and similar > best[0]:
-                best = similar, gains, where
-    return best[1:]
+    return (f"{table}\nPredicted from the operators of the watched step, matmuls in {precision};"
+            " compiled parts are counted uncompiled. How far to trust it: docs/predictions.md\n")

@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from bench.audit.checks import CANT_TELL, LACKS, check, count, memory_text
-from bench.audit.price import gains_of, prices, prices_text
-from bench.audit.step import Step
+from bench.audit.checks import CANT_TELL, LACKS, check
+from bench.audit.price import prices, prices_text
+from bench.audit.step import Op, Step, walk
 from bench.cards import PEAK_FLOPS
 from bench.common import write_whole
+from bench.report.gains import expected, gains_of
 from bench.report.html_page import write_html
+from bench.report.notes import counted as count
+from bench.report.notes import memory_text
 from bench.report.tables import Column, Table, markdown, num_col, text_col
 from patches import stack
 
@@ -28,10 +31,11 @@ def audit_of(command: list[str], timed: dict, watched: dict, machine: dict, resu
     findings, techniques = check(step), []
     for number, patch in enumerate(stack.load(), 1):
         if finding := findings.get(patch.name):
-            share = finding.share
+            share, gain = finding.share, gains.get(patch.name)
             techniques.append(dict(
                 number=number, technique=patch.fields["Technique"], **finding._asdict(),
-                gain=gains.get(patch.name),
+                gain=gain, expected=gain if step.device == "cuda" else expected(
+                    patch.name, share, gain),
                 # The speedup if that share took no time, unless it is nearly the whole step.
                 upper_bound=1 / (1 - share) if 0 < share < 0.95 else None))
     priced = prices(step, figures["tokens"] or 1, cards)
@@ -57,7 +61,6 @@ def figures_of(step: Step, timed: dict, machine: dict) -> dict:
         tokens=tokens, tok_per_sec=tokens / seconds, flops=flops, type=step.type,
         rate=rate, share_of_rate=rate and flops / seconds / rate, mfu=bool(peak),
         memory=timed["memory"], memory_total=machine["memory_total"],
-        outside=max(0.0, 1 - seconds * len(times) / sum(times)),
         shares=dict(sorted(shares.items(), key=lambda item: -item[1])))
 
 
@@ -69,23 +72,21 @@ def head(timed: dict, machine: dict, figures: dict) -> list[str]:
     optimizers = ", ".join(optimizer["name"] for optimizer in timed["optimizers"][:3])
     rate = f"{figures['rate'] / 1e12:,.3g} TFLOP/s"
     of = f"MFU (of {rate})" if figures["mfu"] else f"of the {rate} that large matmuls reach here"
-    lines = [f"{machine['name']}, PyTorch {machine['torch']}: {figures['seconds']:.3g} s a step"
-             f" ({figures['fastest']:.3g}–{figures['slowest']:.3g},"
-             f" {count(figures['steps'], 'step')}){speed}",
-             f"{figures['flops'] / 1e9:,.4g} GFLOP a step in {figures['type']}:"
-             f" {figures['share_of_rate']:.0%} {of};"
-             f" memory {memory_text(figures['memory'], figures['memory_total'])};"
-             f" {optimizers or 'no optimizer'}",
-             "of the watched step's operators: " + ", ".join(
-                 f"{kind} {share:.0%}" for kind, share in figures["shares"].items())]
-    if figures["outside"] > 0.02:
-        lines.append(f"beside training (evaluation, logging): {figures['outside']:.0%} of the time")
-    return lines
+    return [f"{machine['name']}, PyTorch {machine['torch']}: {figures['seconds']:.3g} s a step"
+            f" ({figures['fastest']:.3g}–{figures['slowest']:.3g},"
+            f" {count(figures['steps'], 'step')}){speed}",
+            f"{figures['flops'] / 1e9:,.4g} GFLOP a step in {figures['type']}:"
+            f" {figures['share_of_rate']:.0%} {of};"
+            f" memory {memory_text(figures['memory'], figures['memory_total'])};"
+            f" {optimizers or 'no optimizer'}",
+            "of the watched step's operators: " + ", ".join(
+                f"{kind} {share:.0%}" for kind, share in figures["shares"].items())]
 
 
 def notes(step: Step, timed: dict) -> Iterator[str]:
     """Yields a line for each cost that isn't one of the techniques."""
-    reads = [op for op in step.ops if op.name == "_local_scalar_dense" and op.phase == "forward"]
+    reads = [op for op in step.ops if op.name == "_local_scalar_dense" and op.phase == "forward"
+             and op.device == step.device and is_computed(op)]
     if reads:
         lines = Counter(op.place for op in reads if op.place).most_common(3)
         cost = "" if step.device == "cuda" else (
@@ -96,43 +97,61 @@ def notes(step: Step, timed: dict) -> Iterator[str]:
     if len(syncs) > 1 and all(syncs):
         yield (f"gradients are reduced in each of {len(syncs)} backward passes of a step: put all"
                " but the last into no_sync()")
-    for model in step.facts["ddp"]:
-        if model["unused"]:
-            yield "find_unused_parameters=True walks the graph in each step"
-        if model["compiled_first"]:
-            yield ("compiled before DistributedDataParallel wraps it: the other way round"
-                   " communication overlaps with computing")
+    if sizes := uneven_means(step):
+        yield (f"the loss is a mean over each of {len(sizes)} micro-batches of unequal size"
+               f" ({min(sizes):,.0f} to {max(sizes):,.0f} tokens): a token of a small one counts"
+               " more. Divide sums by the tokens of all")
     if breaks := timed["breaks"]:
-        reason = " ".join(next(iter(breaks)).split())
-        yield f"{count(sum(breaks.values()), 'graph break')} in what is compiled: {reason[:90]}"
+        number = count(len(timed["breaks_at"]) or sum(breaks.values()), "graph break")
+        yield (f"{', '.join([number, *timed['breaks_at'][:5]])}: what lies between them isn't"
+               f" compiled ({next(iter(breaks)).splitlines()[0][:90]}). tlparse explains each")
     if timed["new_graphs"]:
-        yield f"compiled {timed['new_graphs']} times after the warm-up: a shape or a value changes"
+        times = f"compiled {timed['new_graphs']} times after the warm-up"
+        yield f"{', '.join([times, *timed['recompiled_at'][:5]])}: a shape or a value changes"
     waited = timed["waited"] / sum(timed["seconds"])
     if waited >= 0.05:
         yield f"{waited:.0%} of the time waits for the DataLoader, num_workers={timed['workers']}"
 
 
+def is_computed(op: Op) -> bool:
+    """Tells whether parameters went into what an operator reads. Other values, such as places to
+    cut a batch from, may be on the CPU anyway."""
+    return any(tensor.is_parameter for maker in [op, *walk(op.inputs)] for tensor in maker.inputs)
+
+
+def uneven_means(step: Step) -> list[float]:
+    """Returns the numbers of tokens of a step's micro-batches if they differ and each one's loss
+    is their mean, which nothing but constants weights before its backward pass."""
+    sizes = []
+    for begin in (op for op in step.ops if op.name == "backward"):
+        chain = [*walk(begin.inputs, lambda op: op.name == "nll_loss_forward")]
+        if chain and all(len(op.inputs) == 1 for op in chain[:-1]):
+            sizes += [chain[-1].scalars.get("tokens")]
+    return sizes if None not in sizes and len({*sizes}) > 1 else []
+
+
 def text(audit: dict) -> str:
     """Writes an audit in Markdown, as one screen."""
-    def order(row: dict) -> tuple:  # what lacks first, then the largest expected gain
+    def order(row: dict) -> tuple:  # what is missing first, then the largest expected gain
         bound = row["upper_bound"]
-        return row["state"] == CANT_TELL, -min(row["gain"] or bound or 1, bound or math.inf)
+        return row["state"] == CANT_TELL, -min(row["expected"] or bound or 1, bound or math.inf)
 
     def speedup_col(heading: str, name: str) -> Column:
         return Column(heading, lambda row: f"{row[name]:.2f}×" if row[name] else "")
 
-    rows = sorted((row for row in audit["techniques"] if row["state"] in (LACKS, CANT_TELL)),
-                  key=order)
+    rows = sorted((row for row in with_one_compile_row(audit["techniques"])
+                   if row["state"] in (LACKS, CANT_TELL)), key=order)
     table = markdown(Table([
         num_col("#", "number"), text_col("technique", "technique"), text_col("state", "state"),
-        Column("share of step", lambda row: f"{row['share']:.0%}" if row["share"] else ""),
+        Column("share of the step", lambda row: f"{row['share']:.0%}" if row["share"] else ""),
         speedup_col("upper bound", "upper_bound"), speedup_col("gain on our model", "gain"),
         text_col("evidence", "evidence"), text_col("where", "where")], rows))
     source = f"Gain on our model: {audit['gains_from']}. " if audit["gains_from"] else ""
     parts = ["".join(f"- {line}\n" for line in audit["head"]),
              table if rows else "It lacks nothing.\n",
              f"{source}Technique 3 line by line: `python patches/stack.py show 3`\n"]
-    for state in dict.fromkeys(row["state"] for row in audit["techniques"] if row not in rows):
+    for state in dict.fromkeys(row["state"] for row in audit["techniques"]
+                               if row["state"] not in (LACKS, CANT_TELL)):
         names = [f"#{row['number']} {row['technique']}" for row in audit["techniques"]
                  if row["state"] == state]
         parts.append(f"**{state}**: {'; '.join(names)}\n")
@@ -142,8 +161,21 @@ def text(audit: dict) -> str:
     return "\n".join(filter(None, [*parts, audit["prices_text"]]))
 
 
+def with_one_compile_row(techniques: list[dict]) -> list[dict]:
+    """Returns the techniques with one row for torch.compile and the compiled loss where nothing is
+    compiled, since the loss alone would gain little."""
+    rows = {row["number"]: row for row in techniques}
+    model, loss = rows[8], rows[13]
+    if not model["state"] == loss["state"] == LACKS:
+        return techniques
+    both = model | dict(number="8, 13", technique=f"{model['technique']}, {loss['technique']}")
+    for name in "gain", "expected":
+        both[name] = model[name] and model[name] * (loss[name] or 1)
+    return [both if row is model else row for row in techniques if row is not loss]
+
+
 def write_page(audit: dict, name: str, results: Path) -> list[Path]:
-    """Writes results/audit-NAME.md, and .html if possible. Raises UserError."""
+    """Writes audit-NAME.md, and .html if possible. Raises UserError."""
     script, *rest = audit["command"]
     title = rest[0] if script == "-m" else Path(script).stem
     page = results / f"audit-{name or title}.md"

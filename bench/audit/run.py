@@ -2,23 +2,28 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from bench import processes
-from bench.audit.checks import count
 from bench.cards import PEAK_FLOPS
 from bench.common import UserError
+from bench.report.notes import counted as count
 
 CHILD = Path(__file__).with_name("child.py")
+# What PyTorch's logs say since 2.5, by what a report calls it.
+LINES = dict(breaks_at=r"Graph break .*in user code at (\S+:\d+)",
+             recompiled_at=r"Recompiling function \S+ in (\S+:\d+)")
 
 
-def audit(command: list[str], minutes: float) -> tuple[dict, dict]:
+def audit(command: list[str], minutes: float, python: str = sys.executable) -> tuple[dict, dict]:
     """Returns the reports of child.py on the timed and the watched run of a command: a script,
     or "-m" and a module, with arguments. Raises UserError, which says what to do."""
-    timed = run(command, dict(mode="time"), minutes)
+    processes.keep_stdin()
+    timed = run(command, dict(mode="time"), minutes, python)
     key, steps = timed["key"], timed["steps"]
     if key is None:
         cause = (f"its children computed for {timed['children']:.0f} s. Start one of them, or let"
@@ -29,16 +34,24 @@ def audit(command: list[str], minutes: float) -> tuple[dict, dict]:
     if steps < 2:
         raise UserError(f"{command[0]} ended after {count(steps, 'step')}, and an audit needs 2:"
                         " let it train longer")
-    watched = run(command, dict(mode="watch", key=key, watched=min(2, steps - 1)), minutes)
-    if not any(op["flops"] for op in watched["ops"] if "flops" in op):
+    watch = dict(mode="watch", key=key, watched=min(2, steps - 1))
+    watched = run(command, watch, minutes, python)
+    if not any(op.get("flops") for op in watched["ops"]):
+        if any(op.get("origin") is not None for op in watched["ops"]):
+            raise UserError(f"a step of {command[0]} multiplies no matrices: the techniques are for"
+                            " models that do")
         raise UserError(f"no matmul was seen in a step of {command[0]}: let it train in the main"
                         " thread of its own process, on dense tensors")
+    if not timed["graphs"]:  # as with TORCH_COMPILE_DISABLE=1
+        for op in watched["ops"]:
+            op["compiled"] = False
     return timed, watched
 
 
-def run(command: list[str], order: dict, minutes: float) -> dict:
+def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
     """Returns the report of a child. Raises UserError."""
     watching = order["mode"] == "watch"
+    processes.rewind_stdin()
     if watching and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         # torchrun's store still holds what the ranks of the first run exchanged.
         os.environ |= dict(TORCHELASTIC_USE_AGENT_STORE="False",
@@ -47,7 +60,7 @@ def run(command: list[str], order: dict, minutes: float) -> dict:
         report = Path(folder, "report.json")
         try:
             code, out, err = processes.run_child(
-                [sys.executable, CHILD, json.dumps(order | dict(report=str(report))), *command],
+                [python, CHILD, json.dumps(order | dict(report=str(report))), *command],
                 timeout=60 * minutes)
         except subprocess.TimeoutExpired:
             goal = "was watched" if watching else "made 2 steps"
@@ -57,6 +70,8 @@ def run(command: list[str], order: dict, minutes: float) -> dict:
             print(err or out, file=sys.stderr, end="")
             raise UserError(f"{command[0]} ended with code {code} before the audit was done")
         facts = json.loads(report.read_text(encoding="utf-8"))
+    for name, line in LINES.items():
+        facts[name] = [*dict.fromkeys(map(os.path.basename, re.findall(line, err)))]
     if facts["how"] == "failed" or watching and facts["how"] != "watched":
         print(err, file=sys.stderr, end="")
         when = " while it was watched" if watching else ""
@@ -72,4 +87,4 @@ def machine_of(timed: dict) -> dict:
     if machine["name"] not in PEAK_FLOPS:
         machine |= dict(rates=processes.ask_machine("matmul_peak", **hidden))
     ram = None if machine["ram_gb"] is None else machine["ram_gb"] * 2**30
-    return machine | dict(memory_total=timed["memory_total"] or ram)
+    return machine | dict(torch=timed["torch"], memory_total=timed["memory_total"] or ram)

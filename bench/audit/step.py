@@ -1,5 +1,6 @@
 """The watched step of a script as a graph: the operator that made each tensor."""
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -10,7 +11,16 @@ from typing import Any, NamedTuple
 MATMULS = "mm", "addmm", "bmm", "baddbmm", "convolution", "linear", "_scaled_mm"
 ATTENTION = "scaled_dot_product", "flash_att", "flex_att", "efficient_att", "cudnn_att"
 SAFE_SOFTMAX = "_safe_softmax"  # of PyTorch's attention where it runs as single operators
-MASKING = "masked_fill", "where", "add", "sub", "mul"
+SOFTMAXES = "_softmax", "softmax", "exp", SAFE_SOFTMAX
+DROPOUTS = "native_dropout", "bernoulli_", "rand", "rand_like"
+TRIANGULAR = "tril", "triu"
+MASKING = "masked_fill", "where", "add", "sub", "mul", "index_put"
+# What PyTorch's attention can do to scores and weights, too.
+EXPRESSIBLE = {
+    "_to_copy", "clone", "copy", "empty_like", "zeros_like", "ones_like", "full_like",
+    *TRIANGULAR, "masked_fill", "where", "index_put", "add", "sub", "eq", "ne", "fill",
+    *DROPOUTS, "bernoulli", "lt", "gt", "le", "ge",
+    *SOFTMAXES, "amax", "max", "sum", "div", "logsumexp", "nan_to_num"}
 
 
 @dataclass(eq=False)
@@ -33,6 +43,9 @@ class Tensor:
     def is_data(self) -> bool:
         """Tells whether a batch or random numbers went into it."""
         return bool(self.sources()) or any(op.name.startswith("rand") for op in walk([self]))
+
+    def is_dropout(self) -> bool:
+        return any(op.name in DROPOUTS for op in to_matmuls([self]))
 
     def root(self) -> "Tensor":
         """Returns the tensor that it is a cast or a copy of, or itself."""
@@ -88,6 +101,19 @@ def to_matmuls(tensors: Iterable[Tensor]) -> set[Op]:
     return {*walk(tensors, lambda op: op.is_matmul)}
 
 
+def is_expressible(op: Op, scores: set[int]) -> bool:
+    """Tells whether PyTorch's attention can do what an operator does to scores or weights, whose
+    storages are given: scale rows, columns or heads, hide places, drop out."""
+    if op.name.rstrip("_") != "mul":
+        return op.is_view or op.name.rstrip("_") in EXPRESSIBLE
+    if any(tensor.is_dropout() for tensor in op.inputs):
+        return True
+    others = [tensor for tensor in op.inputs if tensor.storage not in scores]
+    return len(op.inputs) < 2 or bool(others) and all(
+        1 in [1, 1, *tensor.shape][-2:] or any(older["triangle"] for older in tensor.sources())
+        for tensor in others)
+
+
 class Attention(NamedTuple):
     """One call of attention, by one operator or by several."""
 
@@ -96,6 +122,7 @@ class Attention(NamedTuple):
     masks: list[tuple[Op, Tensor]]  # each with the operator that applies it
     by_hand: bool
     causal: bool  # without a mask in memory
+    odd: str = ""  # an operator between scores and values that PyTorch's attention can't replace
 
 
 class Step:
@@ -176,26 +203,50 @@ class Step:
                 causal = bool(op.scalars.get("is_causal") or op.scalars.get("causal"))
                 attentions.append(Attention([op], op.inputs[:3], masks, False, causal))
             elif op.is_matmul and op not in self.weights:
-                attentions += self.attention_by_hand(op)
-        return attentions
+                pairs = permutations(op.inputs[-2:])
+                calls = (self.attention_by_hand(op, *pair) for pair in pairs)
+                attentions += [call for call in calls if call][:1]
+        inner = {op for call in attentions for op in call.ops[:-1]}  # weights times weights
+        return [call for call in attentions if call.ops[-1] not in inner]
 
-    def attention_by_hand(self, last: Op) -> list[Attention]:
-        """Returns the attention that ends with a matmul, if it is one."""
-        for scores, value in permutations(last.inputs[-2:]):
-            path = to_matmuls([scores])
-            names = {op.name for op in path}
-            first = next((op for op in self.matmuls if op in path and op not in self.weights), None)
-            if not first or not names & {"_softmax", "softmax", "exp", SAFE_SOFTMAX}:
-                continue
-            between = [op for op in self.training if op in path and first in to_matmuls(op.inputs)]
-            written = first.writes.union(*(op.writes for op in between))
-            masks = [(op, tensor) for op in between if op.name.rstrip("_") in MASKING
-                     for tensor in op.inputs
-                     if tensor.storage not in written and len(tensor.shape) > 1]
-            is_native = SAFE_SOFTMAX in names
-            return [Attention([first, *between, last], [*first.inputs[-2:], value], masks,
-                              not is_native, is_native and not masks)]
-        return []
+    def attention_by_hand(self, last: Op, scores: Tensor, value: Tensor) -> Attention | None:
+        """Returns the attention whose last matmul has these inputs, if it is one."""
+        size, count = scores.shape[-2:], math.prod(scores.shape)
+
+        def is_outside(op: Op) -> bool:  # a matmul that doesn't mix the scores of several heads
+            makers = [op, *(tensor.maker for tensor in op.inputs if tensor.maker)]
+            shapes = [maker.outputs[0].shape for maker in makers]
+            return op.is_matmul and not (
+                op in self.weights
+                and max(self.weights[op].older["shape"][:2]) * math.prod(size) <= count
+                and any(math.prod(shape) == count and not Counter(size) - Counter(shape)
+                        for shape in shapes))
+
+        after = [*walk([scores], lambda op: op.name in SOFTMAXES or is_outside(op)
+                       and op.outputs[0].shape[-2:] != size)]  # else weights times weights
+        is_divided = any(op.name == "sum" for op in after)  # by a sum of exponentials, maybe
+        softmax = next((op for op in after if op.name in SOFTMAXES
+                        and (op.name != "exp" or is_divided)), None)
+        path = {*after, *walk(softmax.inputs, is_outside)} if softmax else {}
+        first = next((op for op in self.matmuls if op in path and op not in self.weights), None)
+        if not softmax or not first:
+            return None
+        between, written = [], {*first.writes}
+        for op in self.training:
+            if op in path and op.reads & written:
+                between.append(op)
+                written |= op.writes
+        masks = [(op, tensor) for op in between if op.name.rstrip("_") in MASKING
+                 for tensor in op.inputs if tensor.storage not in written
+                 and len(tensor.shape) > ("index" not in op.name)
+                 and not tensor.root().is_parameter and not tensor.is_dropout()]
+        is_native = softmax.name == SAFE_SOFTMAX
+        is_causal = is_native and not masks or any(
+            op.name.rstrip("_") in TRIANGULAR for op in between)
+        odd = next(("a matmul" if op.is_matmul else op.name for op in between
+                    if not is_expressible(op, written)), "")
+        return Attention([first, *between, last], [*first.inputs[-2:], value], masks,
+                         not is_native, is_causal, odd)
 
     @cached_property
     def lookups(self) -> list[Op]:

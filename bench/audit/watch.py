@@ -1,6 +1,7 @@
 """Notes every operator of a step, in the process that trains: see Watch.note."""
 
 import contextlib
+import importlib
 import itertools
 import os
 import runpy
@@ -16,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 SCALARS = "dim", "exponent", "is_causal", "causal", "non_blocking"  # arguments
 HERE = os.path.dirname(os.path.abspath(__file__))
 TORCH = os.path.dirname(torch.__file__)
+LIBRARIES = os.path.join("site-packages", "")
 COMPILER = os.path.join(TORCH, "_dynamo", "eval_frame.py")
 NOT_OWN = os.path.join(HERE, ""), os.path.join(TORCH, ""), "<"  # where code isn't the script's
 counting = runpy.run_path(os.path.join(HERE, "..", "predict", "counting.py"))
@@ -33,7 +35,10 @@ class Watch(TorchDispatchMode):
         self.ops, self.syncs, self.nodes = [], [], {}
 
     def __enter__(self):
-        torch.compiler.set_stance("force_eager")
+        if hasattr(torch.compiler, "set_stance"):
+            torch.compiler.set_stance("force_eager")
+        else:  # before PyTorch 2.6
+            importlib.import_module("torch._dynamo.eval_frame").set_eval_frame = lambda _: None
         torch.compiler.is_compiling = is_compiling
         return super().__enter__()
 
@@ -61,6 +66,8 @@ class Watch(TorchDispatchMode):
             flops = counting["flops_of"](func, args, kwargs, result)
             kernel = counting["kernel_of"](func, args, kwargs, result, is_tensor)
         name = str(getattr(func, "_overloadpacket", func)).removeprefix("aten.")
+        if name == "nll_loss_forward" and arguments.get("reduction") == 1:  # a mean
+            scalars["tokens"] = float(result[1])
         if name in ("_to_copy", "copy_"):
             source = args[1] if name == "copy_" else args[0]
             if source.device.type != result.device.type:
@@ -77,7 +84,10 @@ class Watch(TorchDispatchMode):
             origin = self.nodes.get(node._sequence_nr()) if node else None
             compiled |= origin is not None and self.ops[origin]["compiled"]
         place = function = ""
-        if caller := next(filter(is_own, frames), None):
+        own = [frame for frame in frames if is_own(frame)]
+        if phase == "optimizer":  # by Accelerate, maybe
+            own = [frame for frame in own if LIBRARIES not in frame.f_code.co_filename] or own
+        if caller := next(iter(own), None):
             file = caller.f_code.co_filename
             place = f"{os.path.basename(file)}:{caller.f_lineno}"
             function = f"{file}:{caller.f_code.co_firstlineno}"
@@ -155,6 +165,7 @@ def is_compiled(frames: list) -> bool:
                for frame in frames)
 
 
+@torch.jit.ignore
 def is_compiling() -> bool:
     """Stands in for torch.compiler.is_compiling(), by which scripts may try a compiler."""
     frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]

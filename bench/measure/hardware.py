@@ -3,9 +3,12 @@
 Nothing here multiplies in bfloat16 on a machine whose scripts train in float32.
 """
 
+import importlib.util
 import os
 import platform
+import sys
 from statistics import median
+from types import ModuleType
 
 import torch
 from torch.utils import collect_env
@@ -95,8 +98,16 @@ def free_memory() -> list[int]:
 
 def best_dtype() -> tuple[str, str]:
     """The type that the optimized scripts train in on this machine, and why: 01 itself decides."""
+    # An audit runs where these aren't; this function doesn't need them.
+    absent = [name for name in ("numpy", "tiktoken") if not importlib.util.find_spec(name)]
+    for name in absent:
+        sys.modules[name] = ModuleType(name)
+        vars(sys.modules[name])["__getattr__"] = lambda _: object  # in annotations
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return load_script(ROOT / stack.LAST).best_dtype(device)
+    script = load_script(ROOT / stack.LAST)
+    for name in absent:
+        del sys.modules[name]
+    return script.best_dtype(device)
 
 
 def seconds_of(statement: str, minimum: float, **names) -> float:

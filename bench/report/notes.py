@@ -33,7 +33,13 @@ def one_reference(rows: list[Row]) -> bool:
 
 
 def counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
+    return f"{count:,} {noun}" + ("" if count == 1 else "s")
+
+
+def memory_text(used: float | None, total: float | None) -> str:
+    """Writes numbers of bytes as "1.0 of 80.0 GB", with "?" where the system hides one."""
+    sizes = ["?" if size is None else f"{size / 2**30:.1f}" for size in (used, total)]
+    return " of ".join(sizes) + " GB"
 
 
 def rounds_note(measured, rows: list[Row]) -> str:

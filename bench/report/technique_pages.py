@@ -26,12 +26,14 @@ from patches import stack
 # What variants are for: the beginnings of their names, in order; "" of all that are left.
 PURPOSES = {
     "Less memory": ("memory-checkpoint", "memory-selective", "step", "memory",
-                    "optimizer-in-backward", "optimizer-ada", "head"),
+                    "optimizer-in-backward", "optimizer-ada", "head-cce", "head-liger",
+                    "head-pytorch"),
     "Fewer tokens to a loss": ("optimizer-muon", "schedule"),
     "Precision": ("precision",),
     "Several GPUs": ("parallel-zero1", "parallel-sharded", "parallel", "ddp", "timeout"),
     "Model": ("init", "model"),
-    "Speed and compilation": ("dropout", "attention", "compile", "embedding", "optimizer", "gc"),
+    "Speed and compilation": ("head-sampled", "dropout", "attention", "compile", "embedding",
+                              "optimizer", "gc"),
     "Data and debugging": ("",),
 }
 WIDE = 1.4  # the upper end of an interval over the lower: what isn't significant then isn't shown
@@ -190,7 +192,13 @@ def variant_card(patch) -> str:
         *(f"*{name}*: {text}." for name, text in facts.items()
           if text not in ("unchanged", "any", "")),
         ", ".join([f"[patch](../{patch.file})",
-                   *(f"[{link.split('/')[2]}]({link})" for link in more)])])
+                   *(f"[{label_of(link)}]({link})" for link in more)])])
+
+
+def label_of(link: str) -> str:
+    """Returns the number of a paper, the host of any other page."""
+    host, *_, last = link.split("/")[2:]
+    return f"arXiv:{last}" if host == "arxiv.org" else host
 
 
 def variant_gains() -> dict[str, dict[str, dict[str, str]]]:

@@ -1,0 +1,44 @@
+"""What each technique gained on our model, and what to expect of it in another script."""
+
+import importlib.util
+from pathlib import Path
+
+from bench.common import REFERENCE, short_name, trained_in
+from bench.report.tables import found_in
+
+# The share of the step that each technique changes on our model before it is applied, as an audit
+# of the ladder's scripts (cpu-demo) shows it on the CPU of results/reference/amd-epyc-2-cores.
+OUR_SHARES = {
+    "01-causal-mask": 0.006, "03-fused-adamw": 0.109, "06-native-layers": 0.094,
+    "07-flash-attention": 0.077, "09-padded-vocabulary": 0.644, "11-merged-qkv": 0.024,
+    "13-loss-in-graph": 0.802, "14-chunked-head": 0.9}
+
+
+def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float], str]:
+    """Returns the speedup of each technique on the ladder of this machine, or else of the most
+    similar one, by its patch; and in words where it was measured. An audited script's environment
+    may lack SciPy: then there are none."""
+    if not importlib.util.find_spec("scipy"):
+        return {}, ""
+    best: tuple = ((), {}, "")  # how similar the machine is, and what is returned
+    for folder in (results, *(path.parent for path in sorted(REFERENCE.glob("*/ladder.jsonl")))):
+        for measured, rows in found_in(folder, "ladder"):
+            other, where = measured.machine, f"measured on {short_name(measured.machine)}"
+            similar = trained_in(other) == trained_in(machine), other["name"] == machine["name"]
+            if not all(similar):
+                where += f", another machine than this one, in {trained_in(other)}"
+            gains = {str(row.run.script): row.factor for row in rows
+                     if row.factor and len(row.techniques) < 2}
+            if gains and other["device"] == device and rows[0].tok_per_sec and (
+                    similar[0] or device == "cpu") and similar > best[0]:
+                best = similar, gains, where
+    return best[1:]
+
+
+def expected(technique: str, share: float, gain: float | None) -> float | None:
+    """Returns the speedup to expect where a technique changes another share of the step than on
+    our model, and saves the same part of it. What changes the whole step gains as on our model."""
+    if not gain or not share or technique not in OUR_SHARES:
+        return gain
+    saved = (1 - 1 / gain) / OUR_SHARES[technique]
+    return 1 / max(0.05, 1 - share * max(-1.0, min(1.0, saved)))
