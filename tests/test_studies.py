@@ -238,20 +238,6 @@ def test_ladder_picture(tmp_path):
     assert study.picture(measured, rows_of(measured)) is None
 
 
-def test_another_model_stands_apart(tmp_path):
-    plan = plan_for(tmp_path, "variants", "--names optimizer-muon,model-mixture")
-    base, same, other = (run.name for run in plan.runs)
-    events = {name: record_events(name, speed, tokens=plan.tokens, config=dict(parameters=count))
-              for name, speed, count in ((base, 100.0, 100), (same, 90.0, 100), (other, 50.0, 200))}
-    study, measured = STUDIES["variants"], measured_with(plan, events)
-    excerpts = excerpts_of(study, measured)
-    assert list(cells_of(excerpts["variants"])) == ["`01`", "`optimizer-muon`"]
-    another = text_of(study, measured).partition("Another model:")[2]
-    assert cells_of(another)["model-mixture"]["speedup"] == "0.50"
-    texts = shown(study.picture(measured, rows_of(measured)))
-    assert "optimizer-muon" in texts and "model-mixture" not in texts
-
-
 def test_the_compilers_modes(tmp_path):
     """One mode pays from step 50 on, one never; the first step of none is as any other."""
     study, plan = STUDIES["variants"], plan_for(tmp_path, "variants", "compile")

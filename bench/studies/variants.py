@@ -7,7 +7,6 @@ from bench.analysis.rows import Row, ratio
 from bench.catalogue import Run, lacking
 from bench.common import ROOT, UserError, trained_in
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
-from bench.report.notes import full_notes
 from bench.report.pictures import draw_alternatives
 from bench.report.tables import (
     GB,
@@ -16,7 +15,6 @@ from bench.report.tables import (
     Table,
     fmt,
     full_table,
-    lookup,
     num_col,
     picture_name,
     short_table,
@@ -24,7 +22,6 @@ from bench.report.tables import (
 )
 from bench.studies import Study
 
-PARAMETERS = "record.config.parameters"
 COMPILE, TRAINER = "compile", "trainer"  # groups of their own table, and of other people's program
 OF_02 = ("ddp", "parallel")  # groups of 02's variants
 GROUPS = (COMPILE, "checkpoint", *OF_02, TRAINER)
@@ -73,34 +70,18 @@ class Variants(Study):
     def tables(self, measured, rows):
         if measured.kind == COMPILE:
             return [Table(self.compile_columns, rows)]
-        same, others = by_model(rows)
-        another = full_table(others)._replace(caption="Another model:")
-        return [full_table(same), another] if len(others) > 1 else [full_table(same)]
-
-    def notes(self, measured, rows):
-        return full_notes(measured, by_model(rows)[0])
+        return [full_table(rows)]
 
     def excerpts(self, measured, rows):
         if measured.kind == COMPILE:
             return super().excerpts(measured, rows)
-        return {picture_name(self.name, measured.kind): [short_table(by_model(rows)[0])]}
+        return {picture_name(self.name, measured.kind): [short_table(rows)]}
 
     def picture(self, measured, rows):
         """Draws variants of 01 and the sharded ones; of other groups the table is enough."""
         if measured.kind and not measured.kind.startswith("parallel"):
             return None
-        return draw_alternatives(measured, rows[0], by_model(rows)[0][1:])
-
-
-def by_model(rows: list[Row]) -> tuple[list[Row], list[Row]]:
-    """Returns the rows that train the model of the first one, or of which the model isn't known;
-    and the first row with those that train another model, which takes as much compute per token.
-    Trainer's model has some biases more, and counts as the same."""
-    if rows[0].measured.kind == TRAINER:
-        return rows, rows[:1]
-    first = lookup(rows[0], PARAMETERS)
-    same = [row for row in rows if None in (first, own := lookup(row, PARAMETERS)) or own == first]
-    return same, [rows[0], *(row for row in rows if row not in same)]
+        return draw_alternatives(measured, rows[0], rows[1:])
 
 
 def uncompiled(row: Row) -> Row | None:
