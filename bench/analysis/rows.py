@@ -89,7 +89,6 @@ class Row:
     lowest_val_loss = median_of(lambda record: record.lowest_val_loss)
     first_step_excess = median_of(lambda record: record.first_step_excess)
     mfu = median_of(lambda record: record.mfu)
-    uncompiled = property(lambda row: any(record.uncompiled for record in row.records))
     val_loss = property(lambda row: median_known(
         record.val_loss_after(row.plan.loss_tokens) for record in row.records))
 

@@ -110,7 +110,6 @@ class Record:
     status = property(lambda self: self.end.get("status", "killed"))  # as schema 3 has it
     # What it was trained on, where that isn't the book in GPT-2's tokens; else "".
     text = property(lambda self: other_text(self.start.get("data")))
-    uncompiled = property(lambda self: self.config.get("compile") is False)  # though it can be
     tokens_per_step = property(
         lambda self: tokens_per_step(self.config, self.config["world_size"]))
     first_step_seconds = property(lambda self: self.logs[0]["seconds"][0] if self.logs else None)

@@ -99,7 +99,8 @@ def speedup_note(rows: list[Row]) -> str:
     text = f"Speedups are {over}; docs/methodology.md says what else the columns mean."
     for what, concerns in (
             ("Not tested, since a run failed", lambda row: row.speeds and row.outcome),
-            ("Not compiled, for lack of a compiler or by choice", lambda row: row.uncompiled)):
+            ("Not compiled, for lack of a compiler or by choice",
+             lambda row: row.record and row.record.config.get("compile") is False)):
         if labels := [f"`{row.label}`" for row in rows if concerns(row)]:
             text += f" {what}: {', '.join(labels)}."
     return text

@@ -2,18 +2,6 @@
 
 from bench.catalogue import Run
 from bench.measure.plan import EVERY_ROUND, Plan, Setup
-from bench.report.tables import (
-    GB,
-    RANGE,
-    RUN,
-    SPEED_OR_ERROR,
-    Column,
-    Table,
-    bold,
-    fmt,
-    num_col,
-    picture_name,
-)
 from bench.studies import Study
 from patches import stack
 
@@ -35,13 +23,6 @@ class LeaveOneOut(Study):
         chosen = setup.scripts.select(setup.args.techniques, setup.scripts.ladder()[:-1])
         runs = [without(setup, base, run) for run in chosen if run.number]  # 00 has no technique
         yield Plan([base, *runs], seed_noise=2, cold_rounds=EVERY_ROUND, **self.length(setup))
-
-    def excerpts(self, measured, rows):
-        return {picture_name(self.name, measured.kind): [Table([
-            RUN, SPEED_OR_ERROR, RANGE,
-            Column("technique's speedup",
-                   lambda row: bold(fmt(row.factor, ".2f"), row.significance)),
-            GB, num_col("Δ loss", "loss_difference", "+.3f")], rows)]}
 
 
 def without(setup: Setup, base: Run, run: Run) -> Run:
