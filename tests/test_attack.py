@@ -6,7 +6,6 @@
 Never a traceback, never a hang, never a partial file under a final name.
 """
 
-import io
 import json
 import os
 import random
@@ -14,16 +13,15 @@ import re
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, STAGES, TINY, environment, write_tokens
-from made_up import CPU, complete_results, copy_of_checkout
+from made_up import CPU, copy_of_checkout
 from test_stack import Tree
 
-import measure
 from bench.measure.journal import read_journal
 from bench.measure.records import read_record
 
@@ -59,18 +57,6 @@ INSTEAD = [
     b"Needs: package os;x\n", b"Measure: $(touch x)\n", b"@@ -1,99999999 +1,1 @@\n"]
 
 
-def call(function, *arguments) -> tuple[int, list[str]]:
-    """(exit code, lines on stderr) of a program's main(), whose error is one line."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "replace", write_through=True)
-                for _ in range(2))
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            code = function(*arguments)
-        except SystemExit as stop:
-            code = stop.code
-    return code or 0, one_error(code or 0, err.buffer.getvalue().decode())
-
-
 def one_error(code: int, err: str) -> list[str]:
     lines = err.splitlines()
     errors = [line for line in lines if "error: " in line]
@@ -104,38 +90,6 @@ def test_patches(draw, tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["inside"]
     assert {path.name for path in folder.iterdir()} <= {
         "patches", "build", "own.py", *(f"{stage}.py" for stage in STAGES)}
-
-
-@cases(COUNT)
-def test_folders_of_others(draw, tmp_path, monkeypatch):
-    """Into `measure.py pack` and `compare`: a damaged or hostile folder of results is taken as far
-    as it is whole, or refused in one line; nothing else is written, and no link is copied."""
-    from bench.commands import results
-
-    secret, reference, folder = (tmp_path / name for name in ("secret", "reference", "folder"))
-    secret.write_text("not for others")
-    monkeypatch.setattr(results, "REFERENCE", reference)
-    reference.mkdir()
-    monkeypatch.setattr("bench.report.page.draw_all", lambda *_: {})  # test_records draws
-    complete_results(folder)
-    complete_results(tmp_path / "whole")
-    for _ in range(draw.choice([0, 1, 1, 3])):
-        path = draw.choice(sorted(folder.iterdir()))
-        if draw.random() < 0.2:
-            path.unlink()
-            path.symlink_to(draw.choice([secret, "/etc/passwd", "x", folder]))
-        elif not path.is_symlink():
-            spoil(draw, path)
-    name = draw.choice(["../x", "", "/tmp/x", "a b", "x/y", "é", "\n", *["rtx-4090"] * 60])
-    words = draw.choice([*[["pack", "--results-dir", folder, name]] * 3,
-                         ["compare", folder, tmp_path / "whole", "--results-dir", reference]])
-    monkeypatch.setattr(sys, "argv", ["measure.py", *map(str, words)])
-    call(measure.main)
-    assert {path.name for path in tmp_path.iterdir()} <= {"secret", "reference", "whole", "folder"}
-    assert secret.read_text() == "not for others"
-    for copy in reference.rglob("*"):
-        assert not copy.is_symlink() and copy.name[-4:] != ".tmp"
-        assert copy.is_dir() or copy.read_bytes() != secret.read_bytes(), copy
 
 
 # ---- Kills and full disks ----------------------------------------------------------------------

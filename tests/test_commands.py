@@ -22,7 +22,7 @@ from patches import stack
 PAGES = [*readme.PAGES, ROOT / "CONTRIBUTING.md"]
 START = (r"(?:OMP_NUM_THREADS=1 )?"
          r"(?:python3? |torchrun (?=-)|make (?=[a-z-]+\b)|(?:python -m )?pip )")
-BLANKS = r"NAME|…|GPUS|FIRST_HOST|\$"  # what a reader fills in
+BLANKS = r"NAME|PATH|…|GPUS|FIRST_HOST|\$"  # what a reader fills in
 TARGETS = re.findall(r"^([\w.-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 

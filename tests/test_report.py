@@ -463,17 +463,6 @@ def test_nothing_measured(tmp_path, plot, monkeypatch):
     assert "02 DDP ? 4" in (tmp_path / "out").read_text()
 
 
-def test_what_is_damaged_is_named(tmp_path, plot):
-    """And all else is drawn."""
-    write_record(tmp_path, "00_orig")
-    path = write_ladder(tmp_path, names=("00_orig", "01-causal-mask"))
-    path.write_text(path.read_text() + "[]\n")
-    code, _, err = plot(tmp_path, "--format", "svg")
-    assert code == 0 and len(err) == 1
-    assert err[0].startswith("skipped: ") and "ladder.jsonl, line " in err[0]
-    assert {path.name for path in tmp_path.glob("*.svg")} == {"ladder.svg", "stages.svg"}
-
-
 @pytest.mark.parametrize(("fault", "says"), [
     ("out", "file/out/summary.md can't be written"), ("nowhere", "is not a folder"),
     ("matplotlib", "matplotlib")])

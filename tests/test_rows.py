@@ -6,7 +6,6 @@ import pytest
 from made_up import plan_of, rounds_of, write_journal
 
 from bench.analysis.rows import rows_of
-from bench.catalogue import Run
 from bench.measure.journal import read_journal
 from bench.report.notes import rounds_note, speedup_note
 
@@ -191,33 +190,6 @@ def test_times_to_a_target(rows):
         assert (never.tokens_to(target), never.seconds_to(target)) == (None, None)
         assert never.seconds_to(target, with_first_step=True) is None
     assert broken.times_to(8.5) == []
-
-
-# ---- Runs that depend on a smaller one
-
-
-def chain(names: str, **settings):
-    """Each twice as large as the one before."""
-    plan = plan_of(*names, **settings)
-    plan.runs = [Run(name, f"size {name}", "larger", memory_growth=2, requires=before)
-                 for before, name in zip([None, *names], names, strict=False)]
-    return plan
-
-
-TOO_LARGE = "not tried: by the memory of size b it would take more than half of the RAM"
-
-
-@pytest.mark.parametrize(("limit", "memories", "error", "says"), [
-    (80.0, [2.0, 5.0], None, None),
-    (9.9, [2.0, 5.0], None, TOO_LARGE), (9.9, [2.0, None], None, TOO_LARGE),
-    (None, [2.0], "out of memory", "not tried, since size b failed"),
-])
-def test_what_is_not_tried(rows, limit, memories, error, says):
-    """Those behind it have the reason of the first."""
-    runs = [dict(name=name, reserved_gb=gb) for name, gb in zip("ab", memories, strict=False)]
-    runs += [dict(name="b", error=error)] * bool(error)
-    assert [row.error for row in rows(chain("abcde", memory_limit_gb=limit), runs)] == [
-        None, f"failed: {error}" if error else None, says, says, says]
 
 
 @pytest.mark.parametrize(("misses", "sign"), [("", ""), ("a", "> "), ("b", "< "), ("ab", None)])
