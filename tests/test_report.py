@@ -50,7 +50,7 @@ LOOK = dict(
 )
 SPEEDS = {"00_orig": 100.0, "01_opt_single_gpu": 900.0, "03-fused-adamw": 120.0}
 PIECES = ",".join(name for name, study in all_studies().items()  # profile needs a trace besides
-                  if study.schedule and 0 not in study.schedule.values() and name != "profile")
+                  if study.place and study.in_report and name != "profile")
 
 
 # ---- Tables ------------------------------------------------------------------------------------
@@ -190,8 +190,8 @@ def test_page(reports, tmp_path):
     """Has every study, its figures and its pictures; carried to another place, it goes on there."""
     assert reports.make() == 0
     head, machine, *sections = reports.text.split("\n## ")
-    titles = {study.title: name for name, study in all_studies().items() if study.schedule
-              and 0 not in study.schedule.values()}
+    titles = {study.title: name for name, study in all_studies().items()
+              if study.place and study.in_report}
     assert [section.partition("\n")[0] for section in sections] == [*titles]
     for section, name in zip(sections, titles.values(), strict=True):
         assert name not in PIECES.split(",") or "Not measured yet" not in section

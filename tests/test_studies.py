@@ -41,8 +41,8 @@ from patches import stack
 STUDIES = all_studies()
 SCRIPTS = Scripts()
 GPUS = MACHINE | dict(gpus=4)
-CASES = [(name, line, machine) for name, study in STUDIES.items() for line in study.in_report
-         for machine in (CPU, GPUS)]
+CASES = [(name, line, machine) for name, study in STUDIES.items()
+         for line in study.in_report or [""] for machine in (CPU, GPUS)]
 LONG = "A processor whose name is longer than what a title of a picture has room for @ 2.70GHz"
 H100 = "NVIDIA H100 80GB HBM3"
 FIRST, LAST, DDP = "00_orig", "01_opt_single_gpu", "02_opt_multi_gpu_ddp"
@@ -357,11 +357,11 @@ def test_latest_complete_runs(tmp_path, capsys):
     (tmp_path / f"{FIRST}-20260106T000000Z-1.jsonl").write_text(text[:-30])  # killed
     for old, new in (('"val_loss": 7.0', '"val_loss": "seven"'),
                      ('"context_length": 256', '"context_length": "many"')):
-        (tmp_path / f"damaged-{len(old)}.jsonl").write_text(text.replace(old, new))
+        (tmp_path / f"00_damaged-{len(old)}.jsonl").write_text(text.replace(old, new))
     summary = markdown(stages.scripts_table(stages.latest_runs(tmp_path)))
     out, err = capsys.readouterr()
     assert out == "4 runs that did not complete: left out\n"
-    assert len(re.findall(r"^skipped: .*damaged-\d+\.jsonl, ", err, re.MULTILINE)) == 2
+    assert len(re.findall(r"^skipped: .*00_damaged-\d+\.jsonl, ", err, re.MULTILINE)) == 2
     cells = {(line[0], line[2]): line[1:] for line in rows_of_text(summary)}
     assert len(cells) == 3
     assert cells["Some CPU", "00 original, batch 4"] == [

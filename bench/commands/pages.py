@@ -47,34 +47,32 @@ class Report(Command):
             return make_report(jobs, setup)
 
 
-def jobs_of(setup: Setup) -> list[tuple[Study, int | None, Setup]]:
-    """Returns (study, rounds, its own setup) in the order of the report; rounds are None for the
-    study's usual number. Raises UserError."""
+def jobs_of(setup: Setup) -> list[tuple[Study, Setup]]:
+    """Returns (study, its own setup) in the order of the report. Raises UserError."""
     args, studies = setup.args, all_studies()
-    measured = [name for name, study in studies.items()
-                if any(rounds != 0 for rounds in study.schedule.values())]  # 0: only shown
+    measured = [name for name, study in studies.items() if study.place and study.in_report]
     names = args.studies.replace(",", " ").split() or measured
     for name in names:
         if name not in measured:
             raise UserError(f"--studies: {name!r} is none of {', '.join(measured)}", 2)
-    jobs, places = [], [(place, name) for name in names for place in studies[name].schedule]
-    for place, study in ((place, studies[name]) for place, name in sorted(places)):
+    jobs = []
+    for study in (study for name, study in studies.items() if name in names):
         for line in study.in_report:
             own = argparse.Namespace(**study.arguments(line) | vars(args))
-            jobs.append((study, study.schedule[place], replace(setup, args=own, in_report=True)))
+            jobs.append((study, replace(setup, args=own, in_report=True)))
     return jobs
 
 
-def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup) -> int:
+def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
     """Measures as far as the minutes reach, then writes the page; returns the exit code. Raises
     UserError where nothing can be measured."""
     began = time.monotonic()
     deadline = began + 60 * setup.args.minutes - PAGE_SECONDS
     peak = look_at(setup.data, setup.results)["matmul_peak"]
     batches = batches_that_fit(setup, composed=False)
-    unfinished, refused, failures = [study.name for study, *_ in jobs], {}, False
+    unfinished, refused, failures = [study.name for study, _ in jobs], {}, False
     try:
-        for study, rounds, own in jobs:
+        for study, own in jobs:
             if time.monotonic() > deadline:
                 break
             if study.name in refused:
@@ -82,7 +80,7 @@ def make_report(jobs: list[tuple[Study, int | None, Setup]], setup: Setup) -> in
             print(f"--- {study.name}", flush=True)
             own.matmul_peak, own.batches = peak, batches
             try:
-                finished, measured = run_study(study, own, rounds, None, deadline)
+                finished, measured = run_study(study, own, resume=None, deadline=deadline)
                 failures |= any(map(study.failed, measured))
                 if finished:
                     unfinished.remove(study.name)

@@ -40,7 +40,6 @@ FIELDS = records.FIELDS | {
     "run": dict(id=str, name=str, round=int, seed=int, source_sha256=str),
     "ran": dict(seconds=NUMBER, error=str | None, matmul_rate=NUMBER | None),
 }
-JOURNAL = b'{"event": "study"'  # what a journal begins with
 
 
 @dataclass(frozen=True)
@@ -243,17 +242,15 @@ def newest(measurements: list[Measured]) -> list[Measured]:
 
 
 def loose_records(folder: Path) -> list[Record]:
-    """Reads the records of scripts that were started by hand, each a file in the folder; a file is
-    a journal if its first event is one's. Names damaged ones."""
-    found = []
-    for path in sorted(folder.glob("*.jsonl")):
+    """Reads the records of 00, 01 and 02 that were started by hand, each a file in the folder.
+    Names damaged ones."""
+    loose = []
+    for path in sorted(folder.glob("0?_*.jsonl")):
         try:
-            with open(path, "rb") as file:
-                if file.read(len(JOURNAL)) != JOURNAL:
-                    found.append(records.read_record(path))
+            loose.append(records.read_record(path))
         except (OSError, RecordError) as error:
             print(f"skipped: {relative(path)}, {error}", file=sys.stderr)
-    return found
+    return loose
 
 
 def append(path: Path, *events: dict) -> None:

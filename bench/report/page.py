@@ -14,7 +14,7 @@ def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
     """Writes report.md, report.html and the pictures. `missing`: the studies that aren't finished,
     and why. Raises OSError."""
     look, pictures = read_look(results), draw_all(studies, results)
-    shown = [study for study in studies.values() if study.schedule]
+    shown = [study for study in studies.values() if study.place]
     measured = [measured for study in shown for measured, _ in found_in(results, study.name)]
     page = [f"# GPT training on {look['machine']['name']}\n",
             *(f"{place}. {line}" for place, line in enumerate(summary(results, look), 1)),
@@ -26,7 +26,7 @@ def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
         for file, picture in pictures.get(study.name, {}).items():
             write_whole(results / file, picture)
             parts.append(f"![{file.removesuffix('.png')}]({file})\n")
-        if parts or 0 not in study.schedule.values():  # a report measures it
+        if parts or study.in_report:
             page += [f"\n## {study.title}\n", "\n".join(parts) or "Not measured yet.\n"]
     write_whole(results / "report.md", "\n".join(page) + "\n")
     if not write_html(results / "report.md"):

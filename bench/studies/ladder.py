@@ -14,7 +14,7 @@ class Ladder(Study):
     On several GPUs 02 comes last."""
 
     title = "The ladder: one more technique at a time"
-    schedule = {30: 1, 50: None}
+    place = 40
     rounds = {"cuda": 4, "cpu": 6}  # a CPU is noisier
 
     def options(self, parser):

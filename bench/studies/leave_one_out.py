@@ -12,7 +12,7 @@ class LeaveOneOut(Study):
     That shows what each is still worth next to all the others."""
 
     title = "01 without one technique at a time"
-    schedule = {60: None}
+    place = 60
 
     def options(self, parser):
         parser.add_argument("--techniques", metavar="0,5-8",

@@ -70,7 +70,7 @@ class Profile(Study):
     Ten steady steps run under PyTorch's profiler."""
 
     title = "Where a step of 01 spends its time"
-    schedule = {40: None}
+    place = 30
     rounds = {"cuda": 1, "cpu": 1}
     tokens = None
     environment = {"TORCHINDUCTOR_CPP_ENABLE_KERNEL_PROFILE": "1"}  # a CPU's fused loops, by name

@@ -30,7 +30,7 @@ class Scaling(Study):
     """Run 02 with more and more processes, each with the same batch."""
 
     title = "How 02 scales over processes"
-    schedule = {100: None}
+    place = 100
     in_report = ("1,2,4,8",)
 
     def options(self, parser):

@@ -31,7 +31,7 @@ class Stages(Study):
 
     group = "start here"
     title = "The three stages"
-    schedule = {10: None}
+    place = 10
     rounds = {"cuda": 1, "cpu": 1}
     tokens = None
 

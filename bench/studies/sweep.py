@@ -21,7 +21,7 @@ class Sweep(Study):
     Sizes grow until one doesn't fit, or by estimate would take more than half of a CPU's RAM."""
 
     title = "What fits: batch, context"
-    schedule = {140: None}
+    place = 140
     in_report = tuple(OPTION)
     rounds = {"cuda": 3, "cpu": 3}
     tokens = TOKENS | {"cpu": 1}

@@ -35,7 +35,8 @@ class TimeToLoss(Study):
     seed."""
 
     title = "The time to a loss"
-    schedule = {20: 0}
+    place = 20
+    in_report = ()  # it takes hours, and is only shown
     rounds = {"cuda": 3, "cpu": 3}
     tokens = None
 

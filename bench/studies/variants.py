@@ -36,7 +36,7 @@ class Variants(Study):
     switches and sharding (both on 02), or Hugging Face's Trainer."""
 
     title = "01 with one alternative at a time"
-    schedule = {70: None}
+    place = 70
     in_report = "", *GROUPS
     compile_columns = [
         text_col("mode or backend", "label"), num_col("compiling, s", "first_step_excess", ".1f"),
