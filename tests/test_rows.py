@@ -147,7 +147,6 @@ def test_a_failed_run_leaves_its_row_out_of_the_test(rows):
     failed = rows(plan, [*runs, dict(name="d", round=4, error="failed: it broke")])
     three = rows(of_one_base(*"abc", rounds=4), [run for run in runs if run["name"] != "d"])
     assert failed[0].rows.column() == three[0].rows.column()
-    assert failed[0].rows.column().rounds == [1, 2, 3, 4]
     d = failed[3]
     assert (d.significance, d.interval, d.factor) == ("not tested", None, pytest.approx(4, 0.02))
     assert "failed: `d`" in speedup_note(failed) and "failed" not in speedup_note(three)

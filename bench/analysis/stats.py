@@ -55,7 +55,6 @@ class Estimate(NamedTuple):
 class Column(NamedTuple):
     """A column of speedups, tested as a whole."""
 
-    rounds: list[int]  # by which rows are compared
     means: dict[str, Estimate]  # of the rows in the test
     differences: dict[str, Estimate]  # of each of them over what it is compared to
     significant: set[str]
@@ -75,8 +74,7 @@ class Column(NamedTuple):
 
 def tested(rows: dict[str, Logs], pairs: dict[str, tuple[str, str]]) -> Column:
     """Returns a column of the rows that have values, by the names of the two that each compares."""
-    rows = {name: logs for name, logs in rows.items() if logs}
-    column = Column(common_rounds(rows.values()), estimates(rows), {}, set())
+    column = Column(estimates({name: logs for name, logs in rows.items() if logs}), {}, set())
     differences = {name: difference for name, pair in pairs.items()
                    if pair and name in column.means and (difference := column.difference(*pair))}
     return column._replace(differences=differences, significant=significant(differences))

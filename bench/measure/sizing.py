@@ -100,20 +100,20 @@ def lengths_of(plan: Plan, setup: Setup, configs: dict[str, dict], matmul_peak: 
     """Returns how long each run trains that has a configuration, by its name."""
     runs = [run for run in plan.runs if run.name in configs]
     per_step = {run: tokens_per_step(configs[run.name], run.processes) for run in runs}
-    speeds = {run: expected_speed(run, matmul_peak, trained_in(setup.machine), configs[run.name])
-              for run in runs}
     steps = {run: max(plan.min_steps, math.ceil((plan.tokens or 0) * run.processes / per_step[run]))
              for run in runs}
     if plan.equal_steps:
         steps = dict.fromkeys(steps, max(steps.values(), default=0))
     lengths = {}
     for run in runs:
+        config = configs[run.name]
         tokens, options = (
             whole_script(run, plan, setup, per_step[run]) if plan.full_length else
             some_steps(run, plan, per_step[run], steps[run]))
-        compiles = setup.machine["gpus"] and configs[run.name]["compile"]
+        compiles = setup.machine["gpus"] and config["compile"]
         start = START_SECONDS[setup.device] + (COMPILE_SECONDS if compiles else 0)
-        lengths[run.name] = Length(options, start + tokens / speeds[run])
+        speed = expected_speed(run, matmul_peak, trained_in(setup.machine), config)
+        lengths[run.name] = Length(options, start + tokens / speed)
     return lengths
 
 
@@ -149,13 +149,13 @@ def tokens_per_epoch(data: Path) -> int:
     return meta["tokens"]["train"] if meta else BOOK_TOKENS
 
 
-def expected_speed(run: Run, matmul_peak: dict, dtype: str, config: dict | None = None) -> float:
+def expected_speed(run: Run, matmul_peak: dict, dtype: str, config: dict) -> float:
     """Returns about how many tok/sec a run makes, within a factor of three: by this machine's peak
     of matmuls in the type that is trained in, of which an A100 reaches the share that the published
     speed says, and float32 about half."""
     share = FLOAT32_SHARE * run.processes if dtype == "float32" else (
         (run.expected or 0) * flops_per_token({}) / A100_FLOPS)
-    return share * matmul_peak.get(dtype, 0) / flops_per_token(config or {}) or UNKNOWN_SPEED
+    return share * matmul_peak.get(dtype, 0) / flops_per_token(config) or UNKNOWN_SPEED
 
 
 def flops_per_token(config: dict) -> int:
