@@ -127,6 +127,5 @@ def other_text(data) -> str:
     corpus, in_bytes = str(data.get("corpus") or ""), data.get("tokenizer") == "bytes"
     if not corpus or corpus.lower().startswith(BOOK) and not in_bytes:
         return ""
-    name = " ".join("".join(c if c.isprintable() else " " for c in corpus).split())
-    name = name if len(name) <= 60 else name[:59] + "…"
+    name = corpus if len(corpus) <= 60 else corpus[:59] + "…"
     return f"{name}, its tokens bytes" if in_bytes else name

@@ -94,8 +94,8 @@ class Measurement:
         if not earlier:
             now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             id = f"{now}-{os.getpid()}-{plan.kind}".rstrip("-")
-            grows = any(run.requires for run in plan.runs)
-            plan = replace(plan, order=None if grows else order_of(id), batches=setup.batches)
+            order = None if plan.stop_at_oom else order_of(id)  # sizes grow
+            plan = replace(plan, order=order, batches=setup.batches)
             earlier = Measured(id, study.name, plan.kind, now, setup.machine,
                                setup.matmul_peak or {}, None, {}, list(setup.options), plan,
                                folder=setup.results)
