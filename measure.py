@@ -12,7 +12,7 @@ import shlex
 import sys
 
 from bench import processes
-from bench.cli import make_parser, run
+from bench.cli import parse, run
 from bench.common import UserError
 from bench.studies import Study
 from patches.stack import StackError
@@ -24,7 +24,7 @@ def main() -> int:
     argv = sys.argv[1:]
     cut = argv.index("--") if "--" in argv else len(argv)
     try:
-        args = make_parser().parse_args(argv[:cut])
+        args = parse(argv[:cut])
         processes.on_signals(processes.interrupt)
         return run(args, argv[cut + 1:])
     except (UserError, StackError, OSError) as error:

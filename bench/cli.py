@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench import commands
 from bench.catalogue import Scripts
-from bench.common import ROOT, relative
+from bench.common import ROOT, UserError, relative
 from bench.measure.journal import journal_of, locked
 from bench.measure.plan import Setup
 from bench.measure.run import dry_run, run_study
@@ -25,6 +25,15 @@ EXAMPLES = """examples:
   python measure.py ladder --dry-run              what would run, and about how long
   python measure.py ladder -- --model gpt2        what follows -- goes to every script
 """
+RENAMED = {"--rungs": "--techniques", "--anew": "--retrace", "--pieces": "--studies"}
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """Returns what a command line asks for. Raises UserError for an option's former name."""
+    for word in words if words[:1] != ["audit"] else ():  # an audited script has its own options
+        if new := RENAMED.get(word.partition("=")[0]):
+            raise UserError(f"{word.partition('=')[0]} is called {new} now", 2)
+    return make_parser().parse_args(words)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -137,6 +137,10 @@ def test_without_figures(settings, says):
     (lambda text: text.replace('"schema": 3', '"schema": 2'), "schema 2"),
     (lambda text: text + text, "not a whole record"),
     (lambda text: text.replace('"config"', '"other"'), "line 1: no config"),
+    (lambda text: text.replace('"flops_per_token": 1', '"flops_per_token": -1'), "line 1: flops"),
+    (lambda text: text.replace("10.24", "0"), "line 3: a step of 0 seconds"),
+    (lambda text: text.replace("10.24", "1e999"), "line 3: a step of inf seconds"),
+    (lambda text: text.replace("10.24", '"x"'), "line 3: a step of 'x' seconds"),
     (lambda text: text.replace("1.25", '"much"'), "line 6: reserved_gb is 'much'"),
 ])
 def test_damaged(tmp_path, damage, says):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.analysis.rows import Row
 from bench.analysis.stats import significant
-from bench.common import REFERENCE, UserError, relative
+from bench.common import DAMAGE, REFERENCE, UserError, relative
 from bench.measure.journal import locked
 from bench.report.machine_section import read_look
 from bench.report.notes import machine_note, provenance
@@ -109,9 +109,12 @@ class Pack(Command):
         if target.exists():
             raise UserError(f"{relative(target)} exists: nothing is overwritten")
         with locked(results):
-            if missing := what_is_missing(results):
-                raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
-            write_page(all_studies(), results, {})  # it may be older
+            try:
+                if missing := what_is_missing(results):
+                    raise UserError(f"{relative(results)} isn't complete: {'; '.join(missing)}")
+                write_page(all_studies(), results, {})  # it may be older
+            except DAMAGE as error:
+                raise UserError(f"{relative(results)} is damaged: {error!r}")
             shutil.copytree(results, target, ignore=not_copied)
         return (f"{len([*target.iterdir()])} files in {relative(target)}\n"
                 "Now write its README.md (docs/results.md says what it has to state), and run"

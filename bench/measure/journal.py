@@ -219,6 +219,8 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
     """Returns the result that a run's lines tell. Raises RecordError."""
     record, outcome = None, COMPLETE
     if ran["error"]:
+        if ran.get("outcome") not in [*Status]:
+            raise RecordError(f"outcome is {ran.get('outcome')!r}")
         outcome = Outcome(Status(ran["outcome"]), ran["error"])
     else:
         try:

@@ -30,6 +30,7 @@ from bench.common import other_text
 
 WARM_UP = 2  # steps that a median leaves out
 NUMBER = int | float
+LARGEST = 1e18  # what a number has to be below
 # The fields that are read of some events, and their types.
 FIELDS: dict[str, dict] = {
     "start": dict(schema=int, stage=str, environment=dict(gpu=str | None, cpu=str | None),
@@ -244,12 +245,13 @@ def comparison_point(tokens: int, per_step: int) -> int:
 
 
 def check_fields(event: dict, types: dict) -> None:
-    """Raises RecordError for a field that is missing or of another type."""
+    """Raises RecordError for a field that is missing, of another type, or a number out of range."""
     for name, kind in types.items():
         if name not in event:
             raise RecordError(f"no {name}")
         value = event[name]
-        if not isinstance(value, dict if isinstance(kind, dict) else kind):
+        is_right = isinstance(value, dict if isinstance(kind, dict) else kind)
+        if not is_right or isinstance(value, NUMBER) and not 0 <= value < LARGEST:
             raise RecordError(f"{name} is {value!r}")
         if isinstance(kind, dict):
             check_fields(value, kind)
@@ -265,6 +267,9 @@ def parse_event(line: bytes, fields: dict[str, dict] = FIELDS) -> dict:
         raise RecordError("not an event")
     check_fields(event, dict(event=str))
     check_fields(event, fields.get(event["event"], {}))
+    for second in (event["seconds"] or [0]) if event["event"] == "log" else ():
+        if not isinstance(second, NUMBER) or not 0 < second < LARGEST:
+            raise RecordError(f"a step of {second!r} seconds")
     return event
 
 
