@@ -1,4 +1,4 @@
-# 01_opt_single_gpu.py with compile-blocks, model-modern, optimizer-muon; composed by
+# 01_opt_single_gpu.py with compile-blocks, head-sampled, model-modern, optimizer-muon; composed by
 # patches/stack.py.
 """Train GPT-2 124M on a book, and log tokens per second, losses and memory.
 
@@ -76,6 +76,9 @@ class Config:
     dtype_reason: str = "by --dtype"
 
     batch_size: int = option(32, "windows per step and process", 1)
+    classes: int = option(2048, "classes that a step's softmax samples; 0: all", 0)
+    frequencies: bool = option(True, "start with the frequencies of the words",
+                               action=argparse.BooleanOptionalAction)
     rotary: bool = option(True, "rotary instead of learned positions",
                           action=argparse.BooleanOptionalAction)
     qk_norm: bool = option(True, "normalize queries and keys",
@@ -257,6 +260,7 @@ class GPTModel(nn.Module):
 
     def __init__(self, config: Config):
         super().__init__()
+        self.sampled_loss = SampledLoss(config)
         self.token_embedding = nn.Embedding(config.vocab_size, config.width)
         self.position_embedding = (NoPositions() if config.rotary else
                                    nn.Embedding(config.context_length, config.width))
@@ -276,6 +280,8 @@ class GPTModel(nn.Module):
         x_BTC = self.norm(x_BTC)
         if targets_BT is None:
             return self.head(x_BTC)
+        if self.sampled_loss.classes:
+            return self.sampled_loss(x_BTC.flatten(0, 1), self.head.weight, targets_BT.flatten())
         x_NC, targets_N = x_BTC.flatten(0, 1), targets_BT.flatten()
         return self.loss(x_NC, self.head.weight, targets_N)
 
@@ -317,6 +323,44 @@ class ChunkedLoss(torch.autograd.Function):
     def backward(ctx, gradient):
         x_gradient_NC, weight_gradient_VC = ctx.saved_tensors
         return gradient * x_gradient_NC, gradient * weight_gradient_VC, None
+
+
+class SampledLoss(nn.Module):
+    """Mean cross entropy whose sum over the vocabulary is estimated from a sample of S classes.
+
+    Each class draws an exponential number and divides it by its weight. The classes with the S
+    smallest results are a sample without replacement, each with a chance of 1 - exp(-weight * the
+    next result) to be in it. Dividing by the chance makes the sum unbiased (arXiv:0802.3448)."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.classes = min(config.classes, config.vocab_size - 1)
+        self.register_buffer("weights_V", torch.ones(config.vocab_size), persistent=False)
+
+    @torch.no_grad()
+    def count_words(self, tokens: np.ndarray, model: "GPTModel", config: Config) -> None:
+        """Weights classes by the text's words, and makes the model predict their frequencies at
+        first: a channel of the head's input is 10 everywhere, and the head multiplies it."""
+        counts = np.bincount(tokens[:10_000_000], minlength=config.vocab_size)
+        counts_V = torch.from_numpy(counts).float() + 0.1  # a word may occur later
+        self.weights_V.copy_(counts_V**0.75)
+        if config.frequencies:
+            model.norm.weight[0], model.norm.bias[0] = 0, 10
+            model.head.weight[:, 0] = (counts_V / counts_V.sum()).log() / 10
+
+    def forward(self, x_NC, weight_VC, targets_N):
+        weights_V = self.weights_V.float()
+        results_V = torch.empty_like(weights_V).exponential_() / weights_V
+        results, ids = results_V.topk(self.classes + 1, largest=False)
+        ids_S = ids[:-1]
+        chances_S = -torch.expm1(-weights_V[ids_S] * results[-1])
+        rows = F.embedding(torch.cat([ids_S, targets_N]), weight_VC)
+        sample_SC, target_NC = rows.split([self.classes, len(targets_N)])
+        logits_NS = (x_NC @ sample_SC.T).float() - chances_S.log()
+        logits_NS = logits_NS.masked_fill(ids_S == targets_N[:, None], -math.inf)  # not twice
+        target_N1 = (x_NC * target_NC).sum(dim=-1, keepdim=True).float()
+        logits = torch.cat([target_N1, logits_NS], dim=-1)
+        return F.cross_entropy(logits, torch.zeros_like(targets_N))
 
 
 def prepare_model(model: GPTModel, config: Config) -> nn.Module:
@@ -720,6 +764,7 @@ def main() -> int:
         data = load_data(config)
         torch.manual_seed(config.seed)
         model = GPTModel(config)  # on the CPU, so that weights don't depend on the device
+        model.sampled_loss.count_words(data.train.tokens, model, config)
         train(model, data, config, run, now)
     except (Exception, KeyboardInterrupt) as error:
         status, message, code = explain(error, config)
