@@ -24,6 +24,10 @@ FITS = "$(PYTHON)" measure.py fits
 
 .PHONY: bench report test test-all lint attack .venv
 
+# The next start finds what was compiled; the compiler takes no path with spaces.
+ifeq ($(words $(CURDIR)),1)
+bench: export TORCHINDUCTOR_CACHE_DIR ?= $(CURDIR)/build/compiler-cache/bench
+endif
 bench: $(ENVIRONMENT)
 	"$(PYTHON)" $$($(FITS) 00 -- $(OPTIONS) || echo 00_orig.py) $(OPTIONS)
 	"$(PYTHON)" $$($(FITS) 01 -- $(OPTIONS) || echo 01_opt_single_gpu.py) $(OPTIONS)

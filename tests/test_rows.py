@@ -8,6 +8,7 @@ from made_up import plan_of, rounds_of, write_journal
 from bench.analysis.rows import rows_of
 from bench.measure.journal import read_journal
 from bench.report.notes import rounds_note, speedup_note
+from bench.studies.time_to_loss import time_columns
 
 
 @pytest.fixture
@@ -189,6 +190,20 @@ def test_times_to_a_target(rows):
         assert (never.tokens_to(target), never.seconds_to(target)) == (None, None)
         assert never.seconds_to(target, with_first_step=True) is None
     assert broken.times_to(8.5) == []
+
+
+def test_a_second_start(rows):
+    """Round 2 found what round 1 compiled."""
+    runs = [dict(name="a", speed=400.0), dict(name="a", speed=200.0, round=2)]
+    (row,) = rows(plan_of("a", cold_rounds=1), runs)
+    first, again = (record.first_step_excess for record in row.records)
+    assert row.warm_excess == again < first
+    columns = {column.heading: column for column in time_columns(8.5, [row])}
+    seconds = row.seconds_to(8.5) + again
+    assert float(columns["again, s"].cell(row)) == pytest.approx(seconds, abs=0.1)
+    (cold,) = rows(plan_of("a", cold_rounds=9), runs)
+    assert cold.warm_excess is None
+    assert "again, s" not in [column.heading for column in time_columns(8.5, [cold])]
 
 
 @pytest.mark.parametrize(("misses", "sign"), [("", ""), ("a", "> "), ("b", "< "), ("ab", None)])

@@ -200,6 +200,12 @@ class Row:
             times.append((tokens, seconds + rest))
         return times
 
+    @property
+    def warm_excess(self) -> float | None:
+        """What the first step takes beyond a median one, where it was compiled before."""
+        return median_known(record.first_step_excess for number, record in self.by_round.items()
+                            if number > self.plan.cold_rounds)
+
     def missed(self, target: float | None) -> bool:
         """Returns whether a run never came to a target."""
         return target is not None and any(

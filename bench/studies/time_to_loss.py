@@ -5,7 +5,6 @@ from textwrap import fill
 
 from bench.analysis.rows import Row, difference, rows_of
 from bench.common import UserError
-from bench.measure.plan import EVERY_ROUND
 from bench.report.notes import machine_note
 from bench.report.pictures import (
     COLOURS,
@@ -24,6 +23,7 @@ TARGETS = {  # what they are
     "best": "the lowest validation loss of 00 at its best learning rate",
     "epoch": "the lowest validation loss of 00 in one epoch of the text, at its best settings",
 }
+COLD_ROUNDS = 2  # later ones tell how long a second start takes
 SCRIPTS = {"00": "00, baseline", "01": "01, optimized", "02": "01 with variants"}
 
 
@@ -32,7 +32,7 @@ class TimeToLoss(Study):
 
     The target is the lowest validation loss of 00's default run, of which --max-tokens is the
     length. After a search each of its scripts also runs at its best settings. Each round has a new
-    seed."""
+    seed. From the third round on, scripts find the compiler's cache warm."""
 
     title = "The time to a loss"
     place = 20
@@ -72,7 +72,7 @@ class TimeToLoss(Study):
                 for place, run in enumerate(best)]
         yield search.plan_of(setup, best if args.epoch else [*runs, *best],
                       "epoch" if args.epoch else "variants" if args.names else "",
-                      cold_rounds=EVERY_ROUND, **length)
+                      cold_rounds=COLD_ROUNDS, **length)
 
     def later(self, setup, plan):
         if plan.kind != "target":
@@ -125,12 +125,12 @@ def time_tables(rows: list[Row], targets: dict[str, float]) -> list[Table]:
     """Returns how long each run took to each target; without targets the losses that set one."""
     if not targets:
         return [Table([RUN, search.LOWEST_LOSS, SPEED], rows)]
-    return [Table(time_columns(target), rows, f"Target {target:.4f}, {TARGETS[name]}:",
+    return [Table(time_columns(target, rows), rows, f"Target {target:.4f}, {TARGETS[name]}:",
                   every_column=True)
             for name, target in targets.items()]
 
 
-def time_columns(target: float) -> list[Column]:
+def time_columns(target: float, rows: list[Row]) -> list[Column]:
     """Returns columns whose main factor counts compilation, as who waits for it does."""
     def seconds(row: Row) -> str:
         return row.error or fmt(row.seconds_to(target, True), ",.1f") or "not reached"
@@ -143,6 +143,10 @@ def time_columns(target: float) -> list[Column]:
         extra = difference(row.seconds_to(target, True), row.seconds_to(target))
         return fmt(extra and max(0.0, extra), ".1f")  # it may be shorter than a median step
 
+    def again(row: Row) -> str:
+        seconds = row.seconds_to(target)
+        return fmt(seconds and seconds + max(0.0, row.warm_excess or 0), ",.1f")
+
     def factor(row: Row, with_first_step: bool = True) -> str:
         significance = row.speedup(target, with_first_step).significance
         return bold(speedup_of(row, target, with_first_step), significance)
@@ -154,6 +158,7 @@ def time_columns(target: float) -> list[Column]:
         Column("× to the loss", factor),
         Column("95 %", lambda row: spread(row.speedup(target, True).interval, ".2f")),
         Column("first step, extra s", first_step),
+        *([Column("again, s", again)] if any(row.warm_excess is not None for row in rows) else []),
         Column("× not counting compiling", lambda row: factor(row, with_first_step=False)),
         text_col("compared to", "reference.label"),
     ]
