@@ -91,6 +91,8 @@ class TimeToLoss(Study):
                     " significant over the whole table. A run that hasn't reached the target after"
                     f" {measured.plan.tokens:,} tokens ends; its speedup is a bound, and not"
                     " tested.")
+            if any(row.warm_excess is not None for row in rows):
+                how += " *Again*: a second start, which finds the compiler's cache."
         return [machine_note(measured, rows), how]
 
     def picture(self, measured, rows):
