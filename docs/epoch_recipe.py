@@ -354,7 +354,8 @@ class SampledLoss(nn.Module):
         results, ids = results_V.topk(self.classes + 1, largest=False)
         ids_S = ids[:-1]
         chances_S = -torch.expm1(-weights_V[ids_S] * results[-1])
-        rows = F.embedding(torch.cat([ids_S, targets_N]), weight_VC)
+        # A CPU adds up the gradients of a word's rows in their type: bfloat16 would lose most.
+        rows = F.embedding(torch.cat([ids_S, targets_N]), weight_VC.float()).to(x_NC.dtype)
         sample_SC, target_NC = rows.split([self.classes, len(targets_N)])
         logits_NS = (x_NC @ sample_SC.T).float() - chances_S.log()
         logits_NS = logits_NS.masked_fill(ids_S == targets_N[:, None], -math.inf)  # not twice

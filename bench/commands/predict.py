@@ -115,8 +115,10 @@ class Predict(Command):
             if prediction.code != code_of(setup.scripts.text(run.script))))
         changes = [f"The code of {edited} has changed since it was predicted."
                    " --retrace traces it."] if edited else []
+        # The last script, of a variant with several options its first run.
+        asked = next(i for i, run in enumerate(runs) if run.script == runs[-1].script)
         return "\n".join([
-            answer_of(runs[-1], cases[len(runs) - 1::len(runs)], args), "",
+            answer_of(runs[asked], cases[asked::len(runs)], args), "",
             markdown(table_of(cases, list(cards), args)), *notes(cases), *changes])
 
 
@@ -178,7 +180,8 @@ def answer_on(case: Case, args) -> str:
             f" (needs {case.prediction.needs[size].minimum / 1024:.2f} of"
             f" {(case.card.mib - OTHERS) / 1024:.2f} GB)")
     if case.has_speed:
-        text += f", {case.speed(case.run.processes)} thousand tok/sec"
+        unit = " thousand tok/sec" if case.prediction.speeds(case.batch, case.card) else ""
+        text += f", {case.speed(case.run.processes)}{unit}"
     return text + "."
 
 

@@ -146,8 +146,8 @@ def time_columns(target: float, rows: list[Row]) -> list[Column]:
         return fmt(extra and max(0.0, extra), ".1f")  # it may be shorter than a median step
 
     def again(row: Row) -> str:
-        seconds = row.seconds_to(target)
-        return fmt(seconds and seconds + max(0.0, row.warm_excess or 0), ",.1f")
+        seconds, excess = row.seconds_to(target), row.warm_excess
+        return "" if seconds is None or excess is None else f"{seconds + max(0.0, excess):,.1f}"
 
     def factor(row: Row, with_first_step: bool = True) -> str:
         significance = row.speedup(target, with_first_step).significance
