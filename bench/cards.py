@@ -4,6 +4,8 @@ its source, or as "unchecked"."""
 import difflib
 import json
 import re
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -93,7 +95,10 @@ def named(text: str) -> list[str]:
     names = list(filter(str.strip, text.split(",")))
     if not names:
         raise UserError(f"--gpu {text!r} names no GPU", 2)
-    return list(dict.fromkeys(card for name in names for card in cards_by(name)))
+    means = Counter(card for name in names for card in cards_by(name))
+    if doubles := [card for card, count in means.items() if count > 1]:
+        print(f"--gpu: named more than once: {', '.join(doubles)}", file=sys.stderr)
+    return list(means)
 
 
 def cards_by(name: str) -> list[str]:

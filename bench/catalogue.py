@@ -4,6 +4,7 @@ and the published figures."""
 import importlib.util
 import json
 import re
+import sys
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -232,7 +233,28 @@ class Scripts:
                 loss=max((patch.fields["Loss"].split()[0] for patch in joined), key=LOSSES.index),
                 compared_to=base.name, error=base.error or lacking(needs, machine), stage=None)
                 for own, needs in option_sets]
-        return list({run.name: run for run in runs}.values())
+        return without_doubles(runs)
+
+
+def without_doubles(runs: list[Run]) -> list[Run]:
+    """Returns each row once: of two spellings the first, and a line says so. Raises UserError where
+    two rows would have one name, since in a journal the second would replace the first."""
+    rows: dict[tuple, Run] = {}
+    names: dict[str, Run] = {}
+    for run in runs:
+        # Options count as a set, with or without "=", and so do the variants of a script.
+        options = re.split(r" (?=--)", " ".join(run.options))
+        row = (frozenset(str(run.script).split("+")),
+               frozenset(re.sub(r"^(--[\w-]+)=", r"\1 ", option) for option in options))
+        if first := rows.get(row):
+            print(f"asked for twice, and taken once: {first.label}"
+                  + (f" ({run.label})" if run.label != first.label else ""), file=sys.stderr)
+        elif other := names.get(run.name):
+            raise UserError(f"{other.label} and {run.label} would both be called {run.name}: ask"
+                            " for one at a time", 2)
+        else:
+            rows[row] = names[run.name] = run
+    return list(rows.values())
 
 
 def in_float16(machine: dict, options: list[str]) -> bool:

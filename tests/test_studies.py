@@ -275,10 +275,17 @@ def test_groups_of_variants(tmp_path):
         plan_for(tmp_path, "variants", "ddp --names optimizer-muon")
 
 
-def test_a_variant_is_measured_once(tmp_path):
-    names = "data-workers --workers 2, data-workers --workers=2"
+@pytest.mark.parametrize(("names", "label"), [
+    ("data-workers --workers 2, data-workers --workers=2", "data-workers --workers 2"),
+    ("gc-freeze+optimizer-muon,optimizer-muon+gc-freeze", "gc-freeze+optimizer-muon")])
+def test_a_variant_is_measured_once(tmp_path, capsys, names, label):
+    """And two of one name are refused: the journal couldn't tell the one from the other."""
     plan = next(STUDIES["variants"].plans(setup_of(tmp_path, names=names)))
-    assert [run.script for run in plan.runs] == ["01", "data-workers"]
+    assert [run.label for run in plan.runs[1:]] == [label]
+    assert "asked for twice, and taken once: " in capsys.readouterr().err
+    with pytest.raises(UserError, match="both be called variant-data-workers-workers-2"):
+        next(STUDIES["variants"].plans(setup_of(
+            tmp_path, names="data-workers --workers 2,data-workers --workers -2")))
 
 
 def test_sweeps(tmp_path):
