@@ -75,6 +75,7 @@ NO_TEXT = {
     codecs.BOM_UTF16_LE: "is UTF-16: save it as UTF-8",
     codecs.BOM_UTF16_BE: "is UTF-16: save it as UTF-8",
 }
+MARKED_UP = {".csv", ".tsv", ".html", ".htm", ".xml"}
 
 # Objects, or an array of objects or strings, which is refused: it isn't JSON lines.
 JSON = re.compile(rb'\{\s*(?:\}|"[^"\n]*"\s*:)|\[\s*(?:\{|"[^"\n]*"\s*[],])')
@@ -249,6 +250,8 @@ def blocks_of(path: str, progress: "Progress") -> Iterator[bytes]:
 
 def read_text(path: str, progress: "Progress") -> Iterator[str]:
     """Yields a text in blocks. Raises UserError, OSError."""
+    if MARKED_UP & {*Path(path.lower()).suffixes}:
+        print(f"{path} is taken as text, with its markup")
     decoder = IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(), translate=True)
     for block in chain(unpacked(path, progress), [b""]):
         try:
