@@ -1,8 +1,6 @@
 """Draw what was measured here: the speed and memory of 00, 01 and 02, and the studies' pictures.
 
-    python plot_results.py               # pictures, and the table summary.md, in results/
-    python plot_results.py --format svg  # the pictures as SVG
-    python plot_results.py --help        # every setting
+    python plot_results.py  # pictures, and the table summary.md, in results/
 
 It reads the records in results/ that 00, 01 and 02 leave, and the journals of measure.py: of each
 script the latest complete run for each device, model, context length and text. The published A100
@@ -13,6 +11,7 @@ together; reserved memory is that of one process.
 import argparse
 import os
 import sys
+from collections import ChainMap
 from pathlib import Path
 
 from bench.catalogue import published
@@ -29,13 +28,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results-dir", type=Path, default=ROOT / "results", metavar="DIR",
-                        help="folder of the results (default: results/ next to this script)")
-    parser.add_argument("--out", type=Path, metavar="DIR",
-                        help="folder for the pictures and summary.md (default: --results-dir)")
-    parser.add_argument("--format", choices=("png", "svg", "pdf"), default="png",
-                        help="of the pictures (default: png)")
-    args = parser.parse_args(argv)
-    results, out = args.results_dir, args.out or args.results_dir
+                        help="folder of the results, and of the pictures (default: results/)")
+    results = parser.parse_args(argv).results_dir
     try:
         if not results.is_dir():
             raise UserError(f"{results} is not a folder")
@@ -43,19 +37,17 @@ def main(argv: list[str] | None = None) -> int:
         scripts = stages.latest_runs(results)
         summary = f"{markdown(stages.scripts_table(scripts))}\n{published().source}\n"
         others = {name: study for name, study in all_studies().items() if name != "stages"}
-        files: dict[str, str | bytes] = {}
-        for pictures in draw_all(others, results, args.format).values():
-            files |= pictures
+        pictures = ChainMap(*draw_all(others, results).values())
         if scripts:  # also those that were started by hand
-            figure = stages.draw_scripts(scripts)
-            files[f"stages.{args.format}"] = picture_bytes(figure, args.format)
+            pictures["stages.png"] = picture_bytes(stages.draw_scripts(scripts), "png")
         print(f"\n{summary}")
-        if not files:
+        if pictures:
+            write_whole(results / "summary.md", summary)
+        else:
             print(f"Nothing to draw: {relative(results)} has no complete run.")
-            return 0
-        for name, content in {"summary.md": summary, **files}.items():
-            write_whole(out / name, content)
-            print(relative(out / name))
+        for name, picture in pictures.items():
+            write_whole(results / name, picture)
+            print(relative(results / name))
     except (UserError, StackError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -422,8 +422,8 @@ def test_write_readme(tmp_path, monkeypatch):
 @pytest.fixture
 def plot(capsys):
     """Runs it in this process: (exit code, lines of stdout, lines of stderr)."""
-    def run(results, *options):
-        code = plot_results.main([str(part) for part in ("--results-dir", results, *options)])
+    def run(results):
+        code = plot_results.main(["--results-dir", str(results)])
         said = capsys.readouterr()
         return code, said.out.splitlines(), said.err.splitlines()
 
@@ -432,20 +432,20 @@ def plot(capsys):
 
 def test_plot_results(tmp_path):
     """From another folder, whatever backend is named: one that matplotlib no longer has."""
-    results, out = tmp_path / "results", tmp_path / "deep" / "out"
+    results = tmp_path / "results"
     write_record(results, "00_orig", speed=1000)
     write_record(results, "00_orig", "20260102T000000Z", status="interrupted")
     write_ladder(results, names=("00_orig", "01-causal-mask"))
     write_journal(results, "stages", plan_of("00_orig", "01_opt_single_gpu"), [
         dict(name="01_opt_single_gpu", speed=3000)])
-    run = run_python("-X", "utf8", ROOT / "plot_results.py", "--results-dir", results, "--out", out,
+    run = run_python("-X", "utf8", ROOT / "plot_results.py", "--results-dir", results,
                      cwd=tmp_path, encoding="utf-8", env=environment(MPLBACKEND="Qt4Agg"))
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("1 run that did not complete: left out\n")
-    assert {path.name for path in out.iterdir()} == {"summary.md", "stages.png", "ladder.png"}
-    for path in out.glob("*.png"):
+    assert {path.name for path in results.glob("*.png")} == {"stages.png", "ladder.png"}
+    for path in results.glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 10_000
-    summary = (out / "summary.md").read_text(encoding="utf-8")
+    summary = (results / "summary.md").read_text(encoding="utf-8")
     assert summary in run.stdout
     for cells in ("00 original, batch 4 | 1,000 | 1.00", "01 optimized, batch 4 | 3,000 | 3.00"):
         assert f"| Some CPU | cpu-demo / 256 | {cells} |" in summary
@@ -464,17 +464,17 @@ def test_nothing_measured(tmp_path, plot, monkeypatch):
 
 
 @pytest.mark.parametrize(("fault", "says"), [
-    ("out", "file/out/summary.md can't be written"), ("nowhere", "is not a folder"),
+    ("folder", "summary.md can't be written"), ("nowhere", "is not a folder"),
     ("matplotlib", "matplotlib")])
 def test_plot_results_ends_with_one_line(tmp_path, plot, monkeypatch, fault, says):
     write_record(tmp_path, "00_orig")
-    (tmp_path / "file").touch()
+    if fault == "folder":
+        (tmp_path / "summary.md").mkdir()
     if fault == "matplotlib":
         monkeypatch.setitem(sys.modules, "matplotlib", None)
-    out = tmp_path / "file" / "out" if fault == "out" else tmp_path / "out"
-    code, _, err = plot(tmp_path / "nowhere" if fault == "nowhere" else tmp_path, "--out", out)
+    code, _, err = plot(tmp_path / "nowhere" if fault == "nowhere" else tmp_path)
     assert code == 1 and len(err) == 1 and err[0].startswith("error: ") and says in err[0]
-    assert not out.exists()
+    assert not [*tmp_path.glob("*.png")]
 
 
 def test_a_page_without_matplotlib(reports, monkeypatch, capsys):
