@@ -3,7 +3,6 @@ that fits, the tokens per second, and what a number of tokens costs."""
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 from bench.cards import CARDS, Card, named
 from bench.catalogue import Run
@@ -16,8 +15,14 @@ from bench.subcommands import Command, above_0, positive
 from patches import stack
 
 GPUS = 4  # of 02, as it was published
-FEW = 4  # cards: of more the answer tells how many it fits, not how fast each is
+FEW = 4  # cards: of each the answer has a sentence, of more a table alone
 SUFFIXES = dict(k=1e3, m=1e6, b=1e9)
+NOTE = (f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for driver and display."
+        " How accurate they are: docs/predictions.md. Without expandable segments, as on Windows,"
+        " 01 reserved 15 % more than predicted on an H100: where less than that is left, take half"
+        " the batch.")
+ON_SEVERAL = ("A step on several GPUs takes at least as long as on one: communication takes no time"
+              f" here. Weights and states that ranks share are traced as on {GPUS}.")
 
 
 def tokens(text: str) -> float:
@@ -29,23 +34,6 @@ def tokens(text: str) -> float:
 def prices(text: str) -> list[float]:
     """Returns the numbers in "2.7,1.7". Raises as `tokens`."""
     return [above_0(price) for price in text.split(",")]
-
-
-class Case(NamedTuple):
-    """A script on a GPU."""
-
-    name: str  # of the GPU
-    card: Card
-    run: Run  # what trains there in place of the script that was asked for
-    prediction: Prediction
-    batch: int  # the one that was asked for, or the largest that fits; 0 where it doesn't fit
-
-    @property
-    def has_speed(self) -> bool:
-        return self.batch > 0 and self.card.bandwidth > 0
-
-    def speed(self, gpus: int = 1) -> str:
-        return self.prediction.speed_range(self.batch, self.card, gpus)
 
 
 class Predict(Command):
@@ -97,9 +85,9 @@ class Predict(Command):
             return predict_all(
                 setup.scripts, prediction_tables.wanted(), setup.results, smallest, args.retrace)
         runs = chosen(setup, gpus)
-        cases: list[Case] = []
-        predictions: dict[str, tuple[Run, Prediction]] = {}
-        for name, card in cards.items():
+        rows, predictions = [], {}
+        for number, (name, card) in enumerate(cards.items()):
+            price = args.price and args.price[number % len(args.price)]
             for run in runs:
                 if not has_option("--dtype", options):
                     run = prediction_tables.in_place(setup.scripts, run, card)
@@ -107,19 +95,17 @@ class Predict(Command):
                     predictions[run.name] = run, predict(
                         setup.scripts, run.script, [*options, *run.options], setup.results,
                         smallest, args.batch_size, args.retrace)
-                _, prediction = predictions[run.name]
-                batch = fitting(prediction.needs, card.mib, args.batch_size)
-                cases.append(Case(name, card, run, prediction, batch))
+                rows.append(row_of(name, card, *predictions[run.name], args, price))
         edited = ", ".join(dict.fromkeys(
             setup.scripts.canonical(run.script) for run, prediction in predictions.values()
             if prediction.code != code_of(setup.scripts.text(run.script))))
         changes = [f"The code of {edited} has changed since it was predicted."
                    " --retrace traces it."] if edited else []
-        # The last script, of a variant with several options its first run.
-        asked = next(i for i, run in enumerate(runs) if run.script == runs[-1].script)
+        of_the_last = [row["answer"] for row in rows[len(runs) - 1::len(runs)]]
+        answers = [*of_the_last, ""] if len(cards) <= FEW else []
+        notes = [NOTE, ON_SEVERAL] if any(run.processes > 1 for run in runs) else [NOTE]
         return "\n".join([
-            answer_of(runs[asked], cases[asked::len(runs)], args), "",
-            markdown(table_of(cases, list(cards), args)), *notes(cases), *changes])
+            *answers, markdown(table_of(rows, len(cards), args)), *notes, *changes])
 
 
 def asked_for(args) -> tuple[dict[str, Card], int]:
@@ -135,9 +121,8 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
                             " number of GPUs, --gpu 4x", 2)
         rate = args.tflops or 0
         cards = {f"{args.memory:g} GB": Card(
-            mib=int(1024 * args.memory), capability=8.0, bandwidth=args.bandwidth or 0,
-            float32=None, tf32=rate / 2, bfloat16=rate, float16=rate, reached=0.8 * rate,
-            attention=None, is_measured=False, held=1)}
+            mib=int(1024 * args.memory), capability=8.0, bandwidth=args.bandwidth or 0, held=1,
+            tf32=rate / 2, bfloat16=rate, float16=rate, reached=0.8 * rate, is_measured=False)}
     elif names.lower() == "all":  # 01 and 02 are for 7.0 and later
         cards = {name: card for name, card in CARDS.items() if card.capability >= 7}
     else:
@@ -151,87 +136,56 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
 def chosen(setup, gpus: int) -> list[Run]:
     """Returns the scripts that are asked for, those of several GPUs on this many. Raises
     UserError, StackError."""
-    scripts, args = setup.scripts, setup.args
-    runs = [scripts.stage(name, gpus or GPUS) for name in ("00", "01", "02")[:3 if gpus else 2]]
+    scripts, args, names = setup.scripts, setup.args, ["00", "01", "02"] if gpus else ["00", "01"]
+    gpus = gpus or GPUS
+    runs = [scripts.stage(name, gpus) for name in names]
     if args.techniques:
-        runs = scripts.select(args.techniques, scripts.ladder(gpus or GPUS))
+        runs = scripts.select(args.techniques, scripts.ladder(gpus))
     of_02 = {patch.name for patch in stack.load_variants() if patch.base == Path(stack.DDP).stem}
     for text in filter(str.strip, (args.variants or "").split(",")):
         first = re.split(r"[+\s]", text.strip())[0]
-        base = scripts.stage("02" if first in of_02 else "01", gpus or GPUS)
-        runs += scripts.variants(base, dict(gpus=gpus or GPUS), names=text)[1:]
+        base = scripts.stage("02" if first in of_02 else "01", gpus)
+        runs += scripts.variants(base, dict(gpus=gpus), names=text)[1:]
     return list({run.name: run for run in runs}.values())
 
 
-def answer_of(run: Run, cases: list[Case], args) -> str:
-    """Returns what one asks first, of a script: does it fit, at which batch, how fast."""
-    if len(cases) <= FEW:
-        return "\n".join(answer_on(case, args) for case in cases)
-    at_batch = f" at batch {args.batch_size}" if args.batch_size else ""
-    count = sum(case.batch > 0 for case in cases)
-    return f"{args.model}, {run.label}: fits {count} of {len(cases)} GPUs{at_batch}."
+def row_of(name: str, card: Card, run: Run, prediction: Prediction, args, price: float | None
+           ) -> dict:
+    """Returns a script's row on a GPU, with the same in a sentence: does it fit, at which batch,
+    how fast. A GPU costs `price` per hour."""
+    batch, gpus = fitting(prediction.needs, card.mib, args.batch_size), run.processes
+    size = batch or args.batch_size or min(prediction.needs)
+    need, limit = prediction.needs[size], card.mib - OTHERS
+    row = dict(name=name, gb=card.mib / 1024, label=run.label, batch=batch or "none")
+    answer = (f"{name}, {args.model}, {run.label}: {'fits' if batch else 'does not fit'} at batch"
+              f" {size} (needs {need.minimum / 1024:.2f} of {limit / 1024:.2f} GB)")
+    if batch:
+        row["reserved_gb"] = min(need.reserved, limit) / 1024
+    if batch and card.bandwidth:
+        row["speed"] = prediction.speed_range(batch, card)
+        answer += f", {prediction.speed_range(batch, card, gpus)}"
+        if speeds := prediction.speeds(batch, card, gpus):
+            answer += " thousand tok/sec"
+            times = prediction.seconds(batch, card)
+            row["shares"] = {kind: spent / sum(times.values()) for kind, spent in times.items()}
+            row["mfu"] = prediction.mfu(batch, card)
+            if gpus > 1:
+                row["of_all"] = prediction.speed_range(batch, card, gpus)
+            if args.tokens:
+                hours = [args.tokens / speed / 3600 for speed in reversed(speeds)]
+                row["hours"] = span(*hours)
+                row["cost"] = price and span(*(hour * gpus * price for hour in hours))
+    return row | dict(answer=f"{answer}.")
 
 
-def answer_on(case: Case, args) -> str:
-    """Returns the same, of one card, in a sentence."""
-    size = case.batch or args.batch_size or min(case.prediction.needs)
-    fits = "fits" if case.batch else "does not fit"
-    text = (f"{case.name}, {args.model}, {case.run.label}: {fits} at batch {size}"
-            f" (needs {case.prediction.needs[size].minimum / 1024:.2f} of"
-            f" {(case.card.mib - OTHERS) / 1024:.2f} GB)")
-    if case.has_speed:
-        unit = " thousand tok/sec" if case.prediction.speeds(case.batch, case.card) else ""
-        text += f", {case.speed(case.run.processes)}{unit}"
-    return text + "."
-
-
-def table_of(cases: list[Case], names: list[str], args) -> Table:
+def table_of(rows: list[dict], cards: int, args) -> Table:
     """Returns at which batch and how fast each script is on each card; of a single card where the
     time of a step goes; and if asked for how long args.tokens take, and what they cost."""
-    prices = dict(zip(names, (args.price or [None]) * len(names), strict=False))
-    rows = [row_of(case, args.tokens, prices[case.name]) for case in cases]
-    caption = (f"{args.model} at batch {args.batch_size}:" if args.batch_size else
-               f"{args.model} at the largest batch, a power of two:")
+    size = f"batch {args.batch_size}" if args.batch_size else "the largest batch, a power of two"
     return Table([
         text_col("card", "name"), num_col("GB", "gb", ".0f"), text_col("script", "label"),
         num_col("batch", "batch"), num_col("GB reserved", "reserved_gb", ".2f"),
         num_col("tok/sec, thousands", "speed"), num_col("of all its GPUs", "of_all"),
         num_col("MFU", "mfu", ".0%"), num_col("hours", "hours"), num_col("cost", "cost"),
-        *(num_col(kind, f"shares.{kind}", ".0%") for kind in (KINDS if len(names) == 1 else ()))],
-        rows, caption)
-
-
-def row_of(case: Case, count: float | None, price: float | None) -> dict:
-    """Returns a case's row; `price` is that of a GPU per hour."""
-    card, prediction, batch, gpus = case.card, case.prediction, case.batch, case.run.processes
-    row: dict = dict(name=case.name, gb=card.mib / 1024, label=case.run.label,
-                     batch=batch or "none")
-    if batch:
-        row["reserved_gb"] = min(prediction.needs[batch].reserved, card.mib - OTHERS) / 1024
-    if not case.has_speed:
-        return row
-    row["speed"] = case.speed()
-    if speeds := prediction.speeds(batch, card, gpus):
-        times = prediction.seconds(batch, card)
-        row["shares"] = {kind: spent / sum(times.values()) for kind, spent in times.items()}
-        row["mfu"] = prediction.mfu(batch, card)
-        if gpus > 1:
-            row["of_all"] = case.speed(gpus)
-        if count:
-            hours = [count / speed / 3600 for speed in reversed(speeds)]
-            row["hours"] = span(*hours)
-            if price:
-                row["cost"] = span(*(hour * gpus * price for hour in hours))
-    return row
-
-
-def notes(cases: list[Case]) -> list[str]:
-    """Returns what to know of the table, a line each."""
-    lines = [f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for driver and display."
-             " How accurate they are: docs/predictions.md. Without expandable segments, as on"
-             " Windows, 01 reserved 15 % more than predicted on an H100: where less than that is"
-             " left, take half the batch."]
-    if any(case.run.processes > 1 for case in cases):
-        lines.append("A step on several GPUs takes at least as long as on one: communication takes"
-                     f" no time here. Weights and states that ranks share are traced as on {GPUS}.")
-    return lines
+        *(num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS if cards == 1)],
+        rows, f"{args.model} at {size}:")
