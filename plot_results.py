@@ -11,7 +11,6 @@ together; reserved memory is that of one process.
 import argparse
 import os
 import sys
-from collections import ChainMap
 from pathlib import Path
 
 from bench.catalogue import published
@@ -37,9 +36,9 @@ def main(argv: list[str] | None = None) -> int:
         scripts = stages.latest_runs(results)
         summary = f"{markdown(stages.scripts_table(scripts))}\n{published().source}\n"
         others = {name: study for name, study in all_studies().items() if name != "stages"}
-        pictures = ChainMap(*draw_all(others, results).values())
+        pictures = draw_all(others, results)
         if scripts:  # also those that were started by hand
-            pictures["stages.png"] = picture_bytes(stages.draw_scripts(scripts), "png")
+            pictures["stages.png"] = picture_bytes(stages.draw_scripts(scripts))
         print(f"\n{summary}")
         if pictures:
             write_whole(results / "summary.md", summary)

@@ -15,7 +15,7 @@ from conftest import ROOT
 from bench.cards import CARDS
 from bench.cli import make_parser
 from bench.report import prediction_tables, readme
-from bench.report.html_page import write_html
+from bench.report.page import write_html
 from patches import stack
 
 EXPLORER = readme.EXPLORER.read_text(encoding="utf-8")

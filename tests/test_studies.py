@@ -145,7 +145,7 @@ def test_pictures(case):
         assert bool(figure) == (name in PICTURES and (
             bool(measured.plan.targets) or any(row.speeds for row in needed)))
         if figure:
-            assert picture_bytes(figure, "png").startswith(b"\x89PNG")
+            assert picture_bytes(figure).startswith(b"\x89PNG")
             shown(figure)
 
 

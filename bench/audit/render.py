@@ -12,9 +12,9 @@ from bench.audit.step import Op, Step, walk
 from bench.cards import PEAK_FLOPS
 from bench.common import write_whole
 from bench.report.gains import expected, gains_of
-from bench.report.html_page import write_html
 from bench.report.notes import counted as count
 from bench.report.notes import memory_text
+from bench.report.page import write_html
 from bench.report.tables import Column, Table, markdown, num_col, text_col
 from patches import stack
 

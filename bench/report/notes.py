@@ -23,8 +23,7 @@ def provenance(measured: Iterable[Measured]) -> str:
 
 def moment(measured: Measured) -> str:
     commit = f" at {measured.commit[:7]}" if measured.commit else ""
-    edited = " with edited files" if measured.edited else ""
-    return f"{measured.time[:4]}-{measured.time[4:6]}-{measured.time[6:8]}{commit}{edited}"
+    return f"{measured.time[:4]}-{measured.time[4:6]}-{measured.time[6:8]}{commit}"
 
 
 def one_reference(rows: list[Row]) -> bool:

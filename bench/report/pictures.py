@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import wrap
+from textwrap import fill
 
 from bench.analysis.rows import Row
 from bench.common import short_name
@@ -39,7 +39,7 @@ def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.06)
     rows = figure.subfigures(len(titles), 1, squeeze=False, height_ratios=inches)[:, 0]
     for row, text in zip(rows, titles, strict=True):
-        text = "\n".join(part for line in text.splitlines() for part in wrap(line, LETTERS))
+        text = "\n".join(fill(line, LETTERS) for line in text.splitlines())
         row.suptitle(text, x=0.01, ha="left", fontsize=12, fontweight="bold")
     return figure, [
         (row, *row.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]) for row in rows]
@@ -86,39 +86,41 @@ def add_legend(subfigure, colours: dict[str, str], *more) -> None:
                      frameon=False)
 
 
+def add_significance(subfigure) -> None:
+    """Adds a legend of the colours that colour_of returns."""
+    add_legend(subfigure, {
+        "significantly faster": OWN, "significantly slower": ERROR, "not significant": UNSURE})
+
+
 def colour_of(row: Row) -> str:
     return dict(faster=OWN, slower=ERROR).get(row.significance, UNSURE)
 
 
-def draw_all(studies: dict, results: Path, form: str = "png") -> dict[str, dict[str, bytes]]:
-    """Returns for each study {file name: picture} of all that there is to draw; a line says where
-    matplotlib can't be loaded."""
+def draw_all(studies: dict, results: Path) -> dict[str, bytes]:
+    """Returns {file name: picture} of all that there is to draw; a line says where matplotlib can't
+    be loaded."""
     try:
         pyplot = load_pyplot()
     except (ImportError, OSError) as error:
         print(f"there are no pictures: {error}", file=sys.stderr)
         return {}
-    drawn: dict[str, dict[str, bytes]] = {}
+    pictures = {}
     for name, study in studies.items():
-        drawn[name] = {}
         for measured, rows in found_in(results, name):
             if figure := study.picture(measured, rows):
-                file = f"{picture_name(name, measured.kind)}.{form}"
-                drawn[name][file] = picture_bytes(figure, form)
+                pictures[f"{picture_name(name, measured.kind)}.png"] = picture_bytes(figure)
         pyplot.close("all")
-    return drawn
+    return pictures
 
 
-def picture_bytes(figure, form: str) -> bytes:
-    """Returns the file of a figure; a PNG has a palette, which makes it a third as large."""
+def picture_bytes(figure) -> bytes:
+    """Returns the PNG of a figure; with a palette, which makes it a third as large."""
     from PIL import Image  # which matplotlib brings along
 
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=form)
-    if form == "png":
-        picture, buffer = Image.open(buffer).convert("RGB").quantize(128), io.BytesIO()
-        picture.save(buffer, form, optimize=True)
-    return buffer.getvalue()
+    whole, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(whole)
+    Image.open(whole).convert("RGB").quantize(128).save(small, "png", optimize=True)
+    return small.getvalue()
 
 
 def draw_bars(axes, names: list[str], values: list[float | None], texts: list[str],
@@ -151,18 +153,14 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
         return None
     figure, [(subfigure, speed, memory)] = rows_of_panels(
         [f"{len(rows)} variants of {base.label}\n{place_of(measured)}"],
-        [1.8 + 0.3 * len(rows)], [1, 1])
-    for axes, label in ((speed, "speed"), (memory, "memory")):
-        lay_rows(axes, len(rows))
-        axes.axvline(1, color="0.5", linewidth=1)
-        axes.set_xlabel(f"× {label}")
-    for place, row in enumerate(rows):
-        speed.plot(row.interval or (), [place] * len(row.interval or ()), color=colour_of(row))
-        speed.plot(row.factor, place, "o", color=colour_of(row))
-        memory.plot(row.memory_factor, place, "o", color="0.4")
-    speed.set_yticks(range(len(rows)), [
-        "\n".join(wrap(row.label, 36, break_on_hyphens=False)) for row in rows], fontsize=9)
-    add_legend(subfigure, {
-        "significantly faster": OWN, "significantly slower": ERROR, "not significant": UNSURE,
-        "not tested": "0.4"})
+        [1.8 + 0.36 * len(rows)], [1, 1])
+    draw_bars(
+        speed, [fill(row.label, 36, break_on_hyphens=False) for row in rows],
+        [row.factor for row in rows], [f"{row.factor:.2f}" for row in rows],
+        [colour_of(row) for row in rows], [row.interval or () for row in rows])
+    draw_bars(memory, [""] * len(rows), [row.memory_factor for row in rows],
+              [f"{row.memory_factor:.2f}" for row in rows], UNSURE)
+    speed.set_xlabel("× speed")
+    memory.set_xlabel("× memory")
+    add_significance(subfigure)
     return figure

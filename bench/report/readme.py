@@ -43,7 +43,7 @@ def write_readme(studies: dict) -> bool:
     after = {page: update(text.decode(), SHOWN, studies).encode() for page, text in before.items()}
     for page, text in after.items():
         write_whole(page, text)
-    write_whole(PICTURE, picture_bytes(waterfall.readme_picture(), "png"))
+    write_whole(PICTURE, picture_bytes(waterfall.readme_picture()))
     return after != before
 
 

@@ -1,17 +1,13 @@
 """Pictures of a ladder: how many times as fast as the baseline each script is, and what its
 technique gains. Bars and labels of a picture are of one statistic."""
 
-import math
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Callable
 
 from bench.analysis.rows import Row
 from bench.common import REFERENCE
 from bench.report.pictures import (
-    ERROR,
     OWN,
-    UNSURE,
-    add_legend,
+    add_significance,
     colour_of,
     lay_rows,
     rows_of_panels,
@@ -23,43 +19,45 @@ BEFORE, MEMORY = "#DCE5EC", "#8D9BA6"  # what is gained already; memory
 SHOWN = 0.02  # README's picture leaves out what changes neither speed nor memory by this share
 
 
-class Step(NamedTuple):
-    """A script of a ladder; its speedups are those over the baseline."""
-
-    name: str  # of its technique
-    before: float | None  # the speedup of the script that it is compared with
-    after: float | None  # its own; None where it has no figure
-    label: str  # what stands at the end of its bar
-    memory_gb: float | None
-    colour: str = OWN
-    published: float | None = None  # speedup, drawn as a circle
+def by_means(row: Row, other: Row) -> float | None:
+    return 1.0 if row is other else row.speedup(over=other).factor
 
 
-def draw(steps: list[Step], title: str):
-    """Returns a figure, its subfigure and its panel of speedups: for each step a bar from the
-    baseline on, its gain in colour; at the right its memory."""
+def by_medians(row: Row, other: Row) -> float:
+    return row.tok_per_sec / other.tok_per_sec
+
+
+def draw(rows: list[Row], title: str, speedup: Callable, colour: Callable[[Row], str]):
+    """Returns a figure, its subfigure and its panel of speedups: for each row with a `speedup` a
+    bar from the baseline, the first row, on, its gain in colour; at the right its memory."""
     figure, [(subfigure, axes, memory)] = rows_of_panels(
-        [title], [1.5 + 0.37 * max(4, len(steps))], [9, 2])
+        [title], [1.5 + 0.37 * max(4, len(rows))], [9, 2])
     for panel in (axes, memory):
-        lay_rows(panel, len(steps))
-    axes.set_yticks(range(len(steps)), [step.name for step in steps])
-    low = min([1.0, *(step.after for step in steps if step.after)])
-    for place, step in enumerate(steps):
-        start, end = sorted((step.before or low, step.after or low))
+        lay_rows(panel, len(rows))
+    low, names = min(speedup(row, rows[0]) for row in rows if row.speeds), []
+    for place, row in enumerate(rows):
+        name = row.technique + (f" × {row.run.processes}" if row.run.processes > 1 else "")
+        if len(row.techniques) > 1:
+            name = f"techniques {row.techniques[0]} to"
+        names.append(f"{name} {row.run.number:\u2007>2}")  # the filling is as wide as a figure
+        start = end = low
+        if row.factor:
+            start, end = sorted(speedup(one, rows[0]) for one in (row.reference, row))
         axes.barh(place, start - low, 0.56, low, color=BEFORE)
-        axes.barh(place, end - start, 0.56, start, color=step.colour)
-        if step.published:  # below the bar, clear of its label
-            axes.plot(step.published, place + 0.33, "o", color="white", markeredgecolor="0.2",
-                      markersize=5.5)
-        axes.annotate(step.label, (end, place), (8, 0), textcoords="offset points", va="center",
-                      color=OWN if step.before else "black",
-                      fontweight="bold" if step.before else "normal")
+        axes.barh(place, end - start, 0.56, start, color=colour(row))
+        label = f"{fmt(row.tok_per_sec, ',.0f')} tok/sec"
+        if row.factor:
+            label = f"{speedup(row, row.reference):.2f}×"
+        axes.annotate(shorten(row.error or label, 40), (end, place), (8, 0), va="center",
+                      textcoords="offset points", color=OWN if row.factor else "black",
+                      fontweight="bold" if row.factor else "normal")
+    axes.set_yticks(range(len(rows)), names)
     axes.set_xscale("log", base=2)
     axes.set_xlim(left=low)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}×")
     axes.set_xlabel("throughput relative to the baseline (log scale); labels: gain of each step")
-    sizes = [step.memory_gb or 0 for step in steps]
-    bars = memory.barh(range(len(steps)), sizes, 0.56, color=MEMORY)
+    sizes = [row.reserved_gb or 0 for row in rows]
+    bars = memory.barh(range(len(rows)), sizes, 0.56, color=MEMORY)
     memory.bar_label(bars, [f"{size:.1f}" if size else "" for size in sizes], padding=4)
     memory.set_xlim(0, 1.5 * max(sizes) or 1)
     memory.set_xticks([])
@@ -69,23 +67,9 @@ def draw(steps: list[Step], title: str):
 
 
 def machine_picture(title: str, rows: list[Row]):
-    """Draws a machine's ladder by the mean factors of its table; a row without a factor over the
-    baseline has no bar."""
-    steps = []
-    for row in rows:
-        name = row.technique + (f" × {row.run.processes}" if row.run.processes > 1 else "")
-        if len(row.techniques) > 1:
-            name = f"techniques {row.techniques[0]} to"
-        number = row.label.partition(" ")[0]
-        label = (shorten(row.error, 40) if row.error else f"{row.factor:.2f}×" if row.factor else
-                 f"{fmt(row.tok_per_sec, ',.0f')} tok/sec")
-        before = (row.reference.factor_baseline or 1.0) if row.reference else None
-        steps.append(Step(  # before a number of one figure is a space as wide
-            f"{name} {number:\u2007>2}", before if row.factor_baseline else None,
-            row.factor_baseline, label, row.reserved_gb, colour_of(row)))
-    figure, subfigure, _ = draw(steps, title)
-    add_legend(subfigure, {
-        "significant gain": OWN, "significant loss": ERROR, "not significant": UNSURE})
+    """Draws a machine's ladder by the mean factors of its table."""
+    figure, subfigure, _ = draw(rows, title, by_means, colour_of)
+    add_significance(subfigure)
     return figure
 
 
@@ -93,31 +77,19 @@ def readme_picture():
     """Draws the H100's ladder by the medians of its rounds, and the published A100's as circles."""
     rows = [row for row in rows_in(REFERENCE / "nvidia-h100", "ladder") if row.records]
     first, last = rows[0], rows[-1]
-    steps, left_out = [], []
-    for before, row in pairwise(rows):
-        gain = row.tok_per_sec / before.tok_per_sec
-        if max(abs(gain - 1), 1 - row.reserved_gb / before.reserved_gb) < SHOWN:
-            left_out.append((row.technique, gain))
-            continue
-        steps.append(Step(
-            f"+ {row.technique}", before.tok_per_sec / first.tok_per_sec,
-            row.tok_per_sec / first.tok_per_sec, f"{gain:.2f}×", row.reserved_gb,
-            published=row.published_factor_baseline))
-    names, gains = zip(*left_out, strict=True)
-    whole = last.tok_per_sec / first.tok_per_sec
-    figure, _, axes = draw([
-        Step("baseline", None, 1.0, f"{first.tok_per_sec:,.0f} tok/s", first.reserved_gb), *steps,
-        Step("all of them", 1.0, whole, f"{whole:.1f}×", last.reserved_gb)], "")
-    figure.get_layout_engine().set(rect=(0, 0, 1, 0.89))
-    for height, size, weight, text in (
-            (0.95, 17, "bold", f"One H100: {whole:.0f} times the training throughput"),
-            (0.905, 12, "normal", f"GPT-2 124M: {first.tok_per_sec:,.0f} → {last.tok_per_sec:,.0f}"
-             f" tokens per second, {first.reserved_gb:.1f} → {last.reserved_gb:.1f} GB")):
-        figure.text(0.012, height, text, fontsize=size, fontweight=weight, va="baseline")
+    shown = [row for row in rows if row is first or SHOWN <= max(
+        abs(by_medians(row, row.reference) - 1), 1 - row.reserved_gb / row.reference.reserved_gb)]
+    left_out = ", ".join(row.technique for row in rows if row not in shown)
+    figure, subfigure, axes = draw(shown, "", by_medians, lambda _: OWN)
+    subfigure.suptitle(
+        f"One H100: {by_medians(last, first):.0f} times the training throughput of GPT-2 124M\n"
+        f"{first.tok_per_sec:,.0f} → {last.tok_per_sec:,.0f} tokens per second,"
+        f" {first.reserved_gb:.1f} → {last.reserved_gb:.1f} GB",
+        x=0.01, ha="left", fontsize=15, fontweight="bold")
     axes.set_xlim(1, 20)
-    axes.set_xlabel(f"{axes.get_xlabel()}\nleft out: {', '.join(names)}; together"
-                    f" {math.prod(gains):.2f}×")
-    last_published = [step.published for step in steps if step.published][-1]
-    axes.annotate(f"○ A100 (published), up to {last_published:.1f}×", (20, 0), ha="right",
-                  va="center")
+    published = [row.published_factor_baseline for row in shown]
+    axes.plot(published, [place + 0.33 for place in range(len(shown))], "o", color="white",
+              markeredgecolor="0.2", markersize=5.5, label="published, on an A100")
+    axes.legend(loc="upper right")
+    axes.set_xlabel(f"{axes.get_xlabel()}\nleft out: {left_out}")
     return figure
