@@ -114,17 +114,15 @@ def ask_machine(question: str, **environment: str) -> Any:
     return json.loads(answer.splitlines()[-1])
 
 
-def git_commit() -> tuple[str | None, bool | None]:
-    """Returns (this repository's commit, whether its files outside results/ have been edited
-    since); None for both without git, or where this is no clone."""
+def git_commit() -> str | None:
+    """Returns this repository's commit; None without git, or where this is no clone."""
     if not (ROOT / ".git").exists():
-        return None, None
+        return None
     try:
         failed, commit, _ = run_child(["git", "rev-parse", "HEAD"], ROOT)
-        edited, *_ = run_child(["git", "diff", "--quiet", "HEAD", "--", ".", ":!results"], ROOT)
     except OSError:
-        return None, None
-    return (None, None) if failed else (commit.strip(), bool(edited))
+        return None
+    return None if failed else commit.strip()
 
 
 def prepare_tokens(folder: Path) -> None:

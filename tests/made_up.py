@@ -164,12 +164,13 @@ class Children:
                             free_memory=[81_000])
         monkeypatch.setattr(processes, "run_child", self.run_child)
         monkeypatch.setattr(processes, "ask_machine", self.ask_machine)
-        monkeypatch.setattr("bench.measure.run.order_of", lambda id: None)  # as the plan has them
+        # The order of runs is that of the plan.
+        monkeypatch.setattr("bench.measure.run.zlib", SimpleNamespace(crc32=lambda data: None))
         monkeypatch.setattr(machine_section, "this_machine", lambda: self.answers["this_machine"])
         monkeypatch.setattr(sizing, "configurations", self.configurations)
         for module in ("measure.run", "measure.child", "measure.plan", "common"):
             monkeypatch.setattr(f"bench.{module}.BUILD", build)
-        monkeypatch.setattr(processes, "git_commit", lambda: ("0123456789abcdef", False))
+        monkeypatch.setattr(processes, "git_commit", lambda: "0123456789abcdef")
 
     def run_child(self, command, timeout=None, cores=None, **environment):
         command = [str(part) for part in command]

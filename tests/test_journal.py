@@ -46,8 +46,8 @@ def test_record(tmp_path):
 def test_losses_and_times():
     """A step of 1,024 tokens takes 10.24 s, the first one 10; log lines after 1, 4 and 8 steps."""
     record = record_of()
-    points = [(1024, 10, 10.0), (4096, 40.72, 8.0), (8192, 81.68, 7.0)]
-    assert record.curve == [pytest.approx(point) for point in points]
+    points = [(1024, 10.24, 10.0), (4096, 40.96, 8.0), (8192, 81.92, 7.0)]
+    assert record.steady == [pytest.approx(point) for point in points]
     assert record.first_step_excess == pytest.approx(-0.24)
     losses = {1000: 10.0, 1024: 10.0, 4096: 8.0, 4097: None, None: 7.0}
     assert {tokens: record.val_loss_after(tokens) for tokens in losses} == losses
@@ -162,7 +162,7 @@ def test_round_trip(tmp_path):
                    memory_limit_gb=8.0, new_seeds=True)
     plan.runs[1] = plan.runs[1].replace(options=("--batch-size", "4"), batch=4, error="no")
     runs = [dict(name="a", speed=120.0, seconds=7.5),
-            dict(name="a", round=2, error="out of memory", kind=Status.HUNG)]  # whatever its words
+            dict(name="a", round=2, error="out of memory", kind=Status.TOO_LARGE)]  # not its words
     path = write_journal(tmp_path, "ladder", plan, runs, MACHINE, options=["--x", "y z"])
     (measured,) = read_journal(path)
     assert json.loads(json.dumps(measured.as_json())) == json.loads(path.read_text().split("\n")[0])
@@ -171,7 +171,7 @@ def test_round_trip(tmp_path):
     assert (good.key, good.seconds, good.outcome) == (("a", 1, 123), 7.5, COMPLETE)
     assert good.record.tok_per_sec == 120
     assert (bad.key, bad.record) == (("a", 2, 124), None)
-    assert bad.outcome == Outcome(Status.HUNG, "out of memory")
+    assert bad.outcome == Outcome(Status.TOO_LARGE, "out of memory")
     assert read_journal(tmp_path / "none.jsonl") == []
 
 

@@ -122,8 +122,8 @@ def test_what_was_measured(shown):
 
 def test_provenance(tmp_path):
     """When, at which commits, with which PyTorch: from the first measurement to the last."""
-    older = dict(time="20260102T030405Z", commit="0123456789", edited=False)
-    newer = dict(time="20260203T030405Z", commit="abcdefghij", edited=True,
+    older = dict(time="20260102T030405Z", commit="0123456789")
+    newer = dict(time="20260203T030405Z", commit="abcdefghij",
                  machine=MACHINE | dict(torch="2.11"))
     for id, header in (("1", older), ("2", newer)):
         path = write_journal(tmp_path, "x", plan_of("a"), id=id, **header)
@@ -131,7 +131,7 @@ def test_provenance(tmp_path):
     assert provenance([]) == ""
     assert provenance([first]) == "Measured on 2026-01-02 at 0123456 with PyTorch 2.13."
     assert provenance([last, first]) == (
-        "Measured from 2026-01-02 at 0123456 to 2026-02-03 at abcdefg with edited files"
+        "Measured from 2026-01-02 at 0123456 to 2026-02-03 at abcdefg"
         " with PyTorch 2.13 and 2.11.")
 
 

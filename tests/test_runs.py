@@ -145,7 +145,6 @@ def test_figures_are_exact_and_of_training_alone(stage, bench, monkeypatch):
     tokens = 15 * 16
     assert [log["seconds"] for log in logs] == [
         [1], [2, 3, 4, 5, 6], [7, 8], [9, 10, 11], [12, 13, 14, 15, 16]]
-    assert [point.seconds for point in record.curve] == [1, 21, 36, 66, 136]
     assert [log["step_tok_per_sec"] for log in logs] == pytest.approx(
         [tokens, 5 * tokens / 20, 2 * tokens / 15, 3 * tokens / 30, 5 * tokens / 70])
     assert [log["avg_tok_per_sec"] or 0 for log in logs] == pytest.approx(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from bench.analysis.stats import Column, Estimate, Values, logs_of, mean_ratio, tested
 from bench.catalogue import Run, technique_names, without_effect_on_gpus
-from bench.measure.records import Outcome, Record, Status
+from bench.measure.records import Outcome, Record
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
@@ -62,10 +62,8 @@ class Row:
         # Why it has no figures, or fewer; None: it isn't known yet, or there is no reason.
         self.outcome: Outcome | None = next(
             (result.outcome for result in results if not result.outcome.complete), None)
-        if run.error:
-            self.outcome = Outcome(Status.CANNOT_RUN, run.error)
-        elif not results:
-            self.outcome = measured.skip_reason(run)
+        if run.error or not results:
+            self.outcome = measured.skipped().get(run.name)
         complete = [result for result in results if result.record]
         # Every run tells speed and memory, those with the seed of their round the rest.
         self.runs = [(result.round, result.record) for result in complete]

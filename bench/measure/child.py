@@ -19,7 +19,7 @@ from bench.measure.sizing import Length
 
 HANG_SECONDS = 600  # and five times the estimate: a run that takes longer hangs, and is ended
 # What scripts say where they end before their record begins, or in one rank of several.
-STATUS_OF = {"out of memory": Status.OUT_OF_MEMORY, "text is too short": Status.TEXT_TOO_SHORT}
+STATUS_OF = {"out of memory": Status.OUT_OF_MEMORY, "text is too short": Status.TOO_LARGE}
 
 
 def command_of(job: Job, setup: Setup, length: Length, scratch: Path) -> list:
@@ -99,13 +99,13 @@ def outcome_of(code: int | None, err: str, events: list[dict], recorded: Outcome
     """Returns how a run ended: as its record says; where that has no end, or is that of a rank that
     waited for another one, by the exit code and the line of the error."""
     if code is None:
-        return Outcome(Status.HUNG, err)
+        return Outcome(Status.FAILED, err)
     rank = re.search(r"^error: (rank \d+: .+)", err, re.MULTILINE)
     has_end = any(event["event"] == "end" for event in events)
     if code == 0 or has_end and not recorded.complete and not rank:
         return recorded
     if code < 0 and not rank:
-        status = Status.KILLED if code == -9 else Status.FAILED
+        status = Status.TOO_LARGE if code == -9 else Status.FAILED
         return Outcome(status, f"ended by signal {-code}")
     line = rank[1] if rank else processes.error_line(err)
     status = next((status for words, status in STATUS_OF.items() if words in line), Status.FAILED)

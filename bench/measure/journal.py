@@ -3,13 +3,12 @@
 One JSON object per line, each with its `event`:
 
     study  id, study, kind, time, machine, matmul_peak, data (the SHA-256 of meta.json), sources
-           (that of each run's script), options (behind --), commit, edited (whether files outside
-           results/ were since), and plan: every run, and how long and how often it runs
-    run    id, name, round, seed, cache (cold or warm), command, source_sha256
+           (that of each run's script), options (behind --), commit, and plan: every run, and how
+           long and how often it runs
+    run    id, name, round, seed, command, source_sha256
     ...    the lines of the run's own record: see bench.measure.records
-    ran    seconds of wall time, exit, outcome (a Status of bench.measure.records), error (its text,
-           or null) and matmul_rate (of a matmul in the type that the machine trains in, right
-           after the run)
+    ran    seconds of wall time, outcome (a Status of bench.measure.records), error (its text, or
+           null) and matmul_rate (in the type that the machine trains in, right after the run)
 
 A measurement that is resumed has a further `study` line with its id; the last one counts, and a run
 whose script had another SHA-256 than it names doesn't. Of a run that was tried again the last one
@@ -23,10 +22,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from bench import common
-from bench.catalogue import Run
 from bench.common import UserError, relative
 from bench.measure import records
 from bench.measure.plan import Plan, Setup
@@ -34,12 +33,14 @@ from bench.measure.records import COMPLETE, NUMBER, Outcome, Record, RecordError
 
 # The fields that are read here, and their types.
 HEADER = dict(id=str, study=str, kind=str, time=str, machine=dict, matmul_peak=dict,
-              data=str | None, sources=dict, options=list, commit=str | None, edited=bool | None)
+              data=str | None, sources=dict, options=list, commit=str | None)
 FIELDS = records.FIELDS | {
     "study": HEADER | dict(plan=dict),
     "run": dict(id=str, name=str, round=int, seed=int, source_sha256=str),
     "ran": dict(seconds=NUMBER, error=str | None, matmul_rate=NUMBER | None),
 }
+# What besides its script makes a run's results those of another one.
+how_it_runs = attrgetter("options", "processes", "cores", "torchrun")
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,7 @@ class Result:
     record: Record | None  # only of a complete run
     matmul_rate: float | None = None  # of the machine, right after it
 
-    @property
-    def key(self) -> tuple[str, int, int]:
-        return self.name, self.round, self.seed
+    key = property(lambda self: (self.name, self.round, self.seed))
 
 
 @dataclass
@@ -74,8 +73,7 @@ class Measured:
     sources: dict[str, str | None]  # the SHA-256 of each run's script
     options: list[str]
     plan: Plan
-    commit: str | None = None  # as processes.git_commit(), at the last start that measured
-    edited: bool | None = None
+    commit: str | None = None  # at the last start that measured
     results: list[Result] = field(default_factory=list)
     folder: Path = Path()  # in which the journal lies
     planned: int | None = None  # rounds, where more were added after some had results
@@ -130,50 +128,31 @@ class Measured:
         done = {result.key for result in self.results}
         return all(job.key in done or job.run.name in failed for job in self.plan.jobs())
 
-    @property
-    def has_figures(self) -> bool:
-        """Whether a run is complete, or none can run, which is a finding as well."""
-        return (any(result.outcome.complete for result in self.results)
-                or all(run.error for run in self.plan.runs))
-
     def as_json(self) -> dict:
         """Returns its `study` line."""
         header = {name: getattr(self, name) for name in HEADER}
         return dict(event="study", **header, plan=self.plan.as_json())
 
-    def skip_reason(self, run: Run) -> Outcome | None:
-        """Returns why a run isn't tried, by the results of the smaller one that it requires; None:
-        it is."""
-        smaller = self.smaller(run)
-        reason = self.skip_reason(smaller) if smaller else None
-        if reason or not smaller:
-            return reason
-        if any(not result.outcome.complete for result in self.results_of(smaller)):
-            return Outcome(Status.NOT_TRIED, f"not tried, since {smaller.label} failed")
-        limit = self.plan.memory_limit_gb
-        if limit and run.memory_growth * self.memory_gb(smaller) > limit:
-            return Outcome(Status.NOT_TRIED, "not tried: by the memory of"
-                           f" {smaller.label} it would take more than half of the RAM")
-        return None
-
-    def memory_gb(self, run: Run) -> float:
-        """Returns what a run takes, measured or by its growth from the smaller one; 0 where nothing
-        is measured yet, infinite where the system doesn't tell it."""
-        results, smaller = self.results_of(run), self.smaller(run)
-        if not results:
-            return run.memory_growth * self.memory_gb(smaller) if smaller else 0
-        return max(result.record.end["reserved_gb"] or math.inf for result in results)
-
-    def smaller(self, run: Run) -> Run | None:
-        return next((other for other in self.plan.runs if other.name == run.requires), None)
-
-    def results_of(self, run: Run) -> list[Result]:
-        return [result for result in self.results if result.name == run.name]
-
-
-def how_it_runs(run: Run) -> tuple:
-    """Returns what besides its script makes a run's results those of another one."""
-    return run.options, run.processes, run.cores, run.torchrun
+    def skipped(self) -> dict[str, Outcome]:
+        """Returns why runs aren't tried, by the results of the smaller ones that they require."""
+        reasons, memory_gb = {}, {}
+        limit = self.plan.memory_limit_gb or math.inf
+        failed = {result.name for result in self.results if not result.outcome.complete}
+        labels = {run.name: run.label for run in self.plan.runs}
+        for run in self.plan.runs:
+            smaller, text = run.requires, run.error
+            expected = run.memory_growth * memory_gb.get(smaller, 0)
+            sizes = [result.record.end["reserved_gb"] or math.inf  # where the system hides it
+                     for result in self.results if result.name == run.name and result.record]
+            memory_gb[run.name] = max(sizes, default=expected)
+            if smaller in failed:
+                text = f"not tried, since {labels[smaller]} failed"
+            elif expected > limit:
+                text = (f"not tried: by the memory of {labels[smaller]} it would take more than"
+                        " half of the RAM")
+            if text or smaller in reasons:
+                reasons[run.name] = reasons.get(smaller) or Outcome(Status.NOT_TRIED, text)
+        return reasons
 
 
 def data_of(folder: Path) -> str | None:
@@ -191,9 +170,8 @@ def read_journal(path: Path) -> list[Measured]:
     damaged lines. Raises OSError."""
     by_id: dict[str, Measured] = {}
     run, events = None, []  # a run line, and what followed it
-    # The last line is cut off or empty.
-    lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    for number, line in enumerate(lines if lines[-1] else lines[:-1], 1):
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    for number, line in enumerate(lines, 1):
         try:
             event = records.parse_event(line, FIELDS)
             if event["event"] == "study":
@@ -208,20 +186,18 @@ def read_journal(path: Path) -> list[Measured]:
                 by_id[run["id"]].add(make_result(run, events, event))
                 run = None
             events.append(event)
-        except RecordError as error:
+        except ValueError as error:
             run = None  # it is as if it had not been
-            if number < len(lines):
+            if number < len(lines):  # the last one is empty, or cut off
                 print(f"skipped: {relative(path)}, line {number}: {error}", file=sys.stderr)
     return list(by_id.values())
 
 
 def make_result(run: dict, events: list[dict], ran: dict) -> Result:
-    """Returns the result that a run's lines tell. Raises RecordError."""
+    """Returns the result that a run's lines tell. Raises ValueError."""
     record, outcome = None, COMPLETE
     if ran["error"]:
-        if ran.get("outcome") not in [*Status]:
-            raise RecordError(f"outcome is {ran.get('outcome')!r}")
-        outcome = Outcome(Status(ran["outcome"]), ran["error"])
+        outcome = Outcome(Status(ran.get("outcome")), ran["error"])
     else:
         try:
             record = records.make_record(run["name"], events)
@@ -235,12 +211,15 @@ def make_result(run: dict, events: list[dict], ran: dict) -> Result:
 def newest(measurements: list[Measured]) -> list[Measured]:
     """Returns of each kind the newest measurement that has figures, or else the newest that tells
     why there are none; in the order of their first ones."""
-    kinds: dict[str, Measured | None] = dict.fromkeys(one.kind for one in measurements)
-    for measured in measurements:
-        before = kinds[measured.kind]
-        if measured.has_figures or measured.results and not (before and before.has_figures):
-            kinds[measured.kind] = measured
-    return [measured for measured in kinds.values() if measured]
+    def rank(measured: Measured) -> int:
+        # That no run can run is a finding as well.
+        has_figures = (any(result.outcome.complete for result in measured.results)
+                       or all(run.error for run in measured.plan.runs))
+        return 2 if has_figures else min(1, len(measured.results))
+
+    by_kind = {measured.kind: measured for measured in measurements}
+    by_kind |= {measured.kind: measured for measured in sorted(measurements, key=rank)}
+    return [measured for measured in by_kind.values() if rank(measured)]
 
 
 def loose_records(folder: Path) -> list[Record]:

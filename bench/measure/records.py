@@ -52,11 +52,8 @@ class Status(StrEnum):
     COMPLETE = auto()
     FAILED = auto()
     OUT_OF_MEMORY = auto()
-    KILLED = auto()  # by signal 9: so Linux ends a program when the RAM runs out
-    TEXT_TOO_SHORT = auto()  # for one batch
-    HUNG = auto()
-    NOT_TRIED = auto()  # since a smaller run shows that it would fail
-    CANNOT_RUN = auto()  # on this machine, or since its patches conflict
+    TOO_LARGE = auto()  # for the text; or by signal 9, as Linux ends a program for want of RAM
+    NOT_TRIED = auto()  # since it can't run, or since a smaller run shows that it would fail
 
 
 @dataclass(frozen=True)
@@ -71,20 +68,16 @@ class Outcome:
         return self.status is Status.COMPLETE
 
     @property
-    def is_too_large(self) -> bool:
-        """Whether the run needs more memory, or more text, than there is."""
-        return self.status in (Status.OUT_OF_MEMORY, Status.KILLED, Status.TEXT_TOO_SHORT)
-
-    @property
     def failed(self) -> bool:
         """Whether the run was tried, and left no figures."""
-        return self.status not in (Status.COMPLETE, Status.NOT_TRIED, Status.CANNOT_RUN)
+        return self.status not in (Status.COMPLETE, Status.NOT_TRIED)
 
     def __str__(self) -> str:
         return f"failed: {self.text}" if self.failed else self.text
 
 
 COMPLETE = Outcome()
+TOO_LARGE = Status.OUT_OF_MEMORY, Status.TOO_LARGE
 
 
 class Point(NamedTuple):
@@ -182,26 +175,19 @@ class Record:
         return flops / (peak * self.config["world_size"])
 
     @cached_property
-    def curve(self) -> list[Point]:
-        totals = accumulate(sum(log["seconds"]) for log in self.logs)
-        return [Point(log["tokens"], total, log["val_loss"])
-                for log, total in zip(self.logs, totals, strict=True)]
-
-    @cached_property
     def steady(self) -> list[Point]:
         """The log lines with a validation loss, as if the first step had taken as long as a median
         one: first_step_excess is the rest of it."""
-        return [point._replace(seconds=point.seconds - self.first_step_excess)
-                for point in self.curve if point.val_loss is not None]
+        totals = accumulate(sum(log["seconds"]) for log in self.logs)
+        return [Point(log["tokens"], total - self.first_step_excess, log["val_loss"])
+                for log, total in zip(self.logs, totals, strict=True)
+                if log["val_loss"] is not None]
 
-    @property
-    def train_seconds(self) -> float:
-        """In all, of which the first step counts as long as a median one."""
-        return self.curve[-1].seconds - self.first_step_excess
-
-    @property
-    def lowest_val_loss(self) -> float | None:
-        return min((point.val_loss for point in self.steady), default=None)
+    # In all, of which the first step counts as long as a median one.
+    train_seconds = property(
+        lambda self: sum(sum(log["seconds"]) for log in self.logs) - self.first_step_excess)
+    lowest_val_loss = property(
+        lambda self: min((point.val_loss for point in self.steady), default=None))
 
     def val_loss_after(self, tokens: int | None) -> float | None:
         """Returns the validation loss after so many tokens per process, in whole steps, or the last
@@ -209,7 +195,7 @@ class Record:
         if tokens is None:
             return self.val_loss
         at = comparison_point(tokens * self.config["world_size"], self.tokens_per_step)
-        return next((point.val_loss for point in self.curve if point.tokens == at), None)
+        return next((log["val_loss"] for log in self.logs if log["tokens"] == at), None)
 
     def reached(self, target: float) -> tuple[float, float] | None:
         """Returns (tokens, seconds of training) after which the validation loss has fallen to

@@ -15,7 +15,7 @@ from bench.measure import sizing
 from bench.measure.child import command_of, printed, run_job
 from bench.measure.journal import Measured, Result, append, data_of, journal_of, read_journal
 from bench.measure.plan import Job, Plan, Setup
-from bench.measure.records import Status
+from bench.measure.records import TOO_LARGE, Status
 from bench.measure.sizing import in_words
 
 # Fields of a plan that continues.
@@ -33,6 +33,7 @@ def run_study(
     of time.monotonic(). A run that fails isn't repeated in later rounds; a later `resume` tries it
     again. Raises UserError, StackError, OSError.
     """
+    processes.prepare_tokens(setup.data)
     by_kind: dict[str, Measurement] = {}
     plans, measured, finished = study.plans(setup), None, True
     while finished:
@@ -42,9 +43,7 @@ def run_study(
             break
         if plan.kind not in by_kind:
             first = next((one.measured for one in by_kind.values()), None)
-            earlier = None if resume is False else earlier_measurement(
-                study, plan, setup, first, required=resume)
-            by_kind[plan.kind] = Measurement(study, plan, setup, earlier)
+            by_kind[plan.kind] = Measurement(study, plan, setup, resume, first)
         measurement = by_kind[plan.kind]
         finished = measurement.run(plan, rounds, deadline)
         measured = measurement.measured
@@ -81,25 +80,28 @@ def failed(measured: Measured) -> bool:
 
 def has_answer(result: Result, plan: Plan) -> bool:
     """Whether a result is what its run was for: figures, or that it doesn't fit."""
-    return result.outcome.complete or plan.stop_at_oom and result.outcome.is_too_large
+    return result.outcome.complete or plan.stop_at_oom and result.outcome.status in TOO_LARGE
 
 
 class Measurement:
     """One plan of a study, as far as it is measured."""
 
-    def __init__(self, study, plan: Plan, setup: Setup, earlier: Measured | None):
+    def __init__(self, study, plan: Plan, setup: Setup, resume: bool | None,
+                 first: Measured | None = None):
         self.study, self.setup = study, setup
         self.path = journal_of(setup.results, study.name)
         self.failed: set[str] = set()  # names of runs that failed since this start
-        if not earlier:
+        self.measured = None if resume is False else earlier_measurement(
+            study, plan, setup, first, required=resume)
+        if not self.measured:
             now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             id = f"{now}-{os.getpid()}-{plan.kind}".rstrip("-")
-            order = None if plan.stop_at_oom else order_of(id)  # sizes grow
+            # Another order of runs in each measurement; but sizes grow.
+            order = None if plan.stop_at_oom else zlib.crc32(id.encode())
             plan = replace(plan, order=order, batches=setup.batches)
-            earlier = Measured(id, study.name, plan.kind, now, setup.machine,
-                               setup.matmul_peak or {}, None, {}, list(setup.options), plan,
-                               folder=setup.results)
-        self.measured = earlier
+            self.measured = Measured(id, study.name, plan.kind, now, setup.machine,
+                                     setup.matmul_peak, None, {}, list(setup.options), plan,
+                                     folder=setup.results)
 
     def run(self, plan: Plan, rounds: int | None, deadline: float | None) -> bool:
         """Runs what is left of this many rounds; returns whether it came to their end. `plan` may
@@ -150,10 +152,7 @@ class Measurement:
         Raises UserError."""
         measured, setup = self.measured, self.setup
         if self.jobs:
-            measured.commit, measured.edited = processes.git_commit()
-        processes.prepare_tokens(setup.data)
-        if measured.differs_from(setup):  # the tokens alone can, and only if they were lost
-            raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")
+            measured.commit = processes.git_commit()
         measured.data = data_of(setup.data)
         if not measured.matmul_peak:
             print("Measuring this machine's matmul throughput", flush=True)
@@ -163,8 +162,8 @@ class Measurement:
 
     def within_reach(self) -> list[Job]:
         """Returns what is left, without runs that failed, and those that aren't tried for it."""
-        skipped = {run.name for run in self.measured.plan.runs if self.measured.skip_reason(run)}
-        return [job for job in self.jobs if job.run.name not in self.failed | skipped]
+        without = self.failed | self.measured.skipped().keys()
+        return [job for job in self.jobs if job.run.name not in without]
 
     def describe(self, job: Job, result: Result) -> str:
         """Returns what a run brought; where a GPU's memory ran out, also what to type."""
@@ -184,18 +183,12 @@ class Measurement:
         return f"{hint}round {job.round}: {name}{seed}: {text}"
 
 
-def order_of(id: str) -> int:
-    """Returns the seed of the order of a measurement's runs: another one in each."""
-    return zlib.crc32(id.encode())
-
-
 def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     """Prints the commands that the study's first plan would run, and how long the whole study would
     take, by what is measured already; it measures nothing, and leaves no results, only the scripts,
     so that the commands can be typed. Raises as run_study."""
     first = next(study.plans(setup))
-    earlier = earlier_measurement(study, first, setup, None, required=True) if resume else None
-    measurement = Measurement(study, first, setup, earlier)
+    measurement = Measurement(study, first, setup, resume)
     measurement.take(first, rounds)
     plan, jobs = measurement.measured.plan, measurement.within_reach()
     peak = next((measured.matmul_peak for path in sorted(setup.results.glob("*.jsonl"))

@@ -82,7 +82,7 @@ def latest_runs(folder: Path) -> list[Measured]:
 
 
 def tokens_of(record: Record) -> int:
-    return record.curve[-1].tokens if record.curve else 0
+    return record.logs[-1]["tokens"] if record.logs else 0
 
 
 def published_runs() -> Measured:
