@@ -56,21 +56,16 @@ def speedups_table(rows: list[Row], others: list[Row]) -> Table:
         raise UserError("the two ladders have no technique in common with the same one before it")
     differences = {row.run.name: ours.minus(theirs) for row, other in pairs
                    if (ours := row.speedup().estimate) and (theirs := other.speedup().estimate)}
-    larger = significant(differences)
-
-    def difference(pair: tuple[Row, Row]) -> str:
-        name = pair[0].run.name
-        if name not in larger:
-            return "not significant" if name in differences else "not tested"
-        return "larger in A" if differences[name].mean > 0 else "larger in B"
-
+    texts = dict.fromkeys(by_name, "not tested") | dict.fromkeys(differences, "not significant")
+    for name in significant(differences):
+        texts[name] = "larger in A" if differences[name].mean > 0 else "larger in B"
     return Table([
         Column("technique", lambda pair: credited(pair[0], pair[0].label), True),
         Column("A: ×", lambda pair: fmt(pair[0].factor, ".2f")),
         Column("95 %", lambda pair: INTERVAL.cell(pair[0])),
         Column("B: ×", lambda pair: fmt(pair[1].factor, ".2f")),
         Column("95 %", lambda pair: INTERVAL.cell(pair[1])),
-        Column("difference", difference, True)],
+        Column("difference", lambda pair: texts[pair[0].run.name], True)],
         pairs, "Each technique's speedup over the script before it, the same one in both:")
 
 
@@ -115,22 +110,20 @@ class Pack(Command):
                 write_page(all_studies(), results, {})  # it may be older
             except DAMAGE as error:
                 raise UserError(f"{relative(results)} is damaged: {error!r}")
-            shutil.copytree(results, target, ignore=not_copied)
+            target.mkdir(parents=True)
+            for path in results.iterdir():
+                is_copied = path.suffix in COPIED and not path.name.endswith(".trace.json")
+                if is_copied and path.is_file() and not path.is_symlink():
+                    shutil.copyfile(path, target / path.name)
         return (f"{len([*target.iterdir()])} files in {relative(target)}\n"
                 "Now write its README.md (docs/results.md says what it has to state), and run"
                 " python measure.py readme")
 
 
-def not_copied(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names
-            if (path := Path(folder, name)).suffix not in COPIED or name.endswith(".trace.json")
-            or path.is_symlink() or not path.is_file()]
-
-
 def what_is_missing(results: Path) -> list[str]:
     """Returns what results lack before others may quote them, and how to get it."""
     page, missing = results / "report.md", []
-    if page.is_symlink() or not page.is_file() or not read_look(results):
+    if not page.is_file() or not read_look(results):
         return ["no report: make report"]
     if "\nNot finished: " in page.read_text(encoding="utf-8", errors="replace"):
         missing.append("the report isn't finished: make report continues it")
