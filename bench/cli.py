@@ -41,11 +41,9 @@ def make_parser() -> argparse.ArgumentParser:
     subcommands: list[Subcommand] = [*all_studies().values(), *all_in(commands, Command)]
     listing = ""
     for group in GROUPS:
-        listing += f"{group}:\n"
-        for one in subcommands:
-            if one.group == group:
-                title = one.description.splitlines()[0].rstrip('.')
-                listing += f"  {one.name:<16}{title}\n"
+        titles = [f"  {one.name:<16}{one.description.splitlines()[0].rstrip('.')}\n"
+                  for one in subcommands if one.group == group]
+        listing += f"{group}:\n{''.join(titles)}"
     parser = argparse.ArgumentParser(
         description="Benchmark speed techniques for GPT training.", allow_abbrev=False,
         usage="measure.py COMMAND ...", epilog=f"{listing}\n{EXAMPLES}",
@@ -58,10 +56,9 @@ def make_parser() -> argparse.ArgumentParser:
             subcommand.name, description=" ".join(subcommand.description.split()),
             allow_abbrev=False, epilog="What follows -- goes to every script.")
         own.set_defaults(subcommand=subcommand)
-        for option, what in (("--data", "tokens"), ("--results-dir", "results")):
-            folder = option.strip("-").removesuffix("-dir")
+        for option, folder in (("--data", "data"), ("--results-dir", "results")):
             own.add_argument(option, type=Path, default=ROOT / folder, metavar="DIR",
-                             help=f"folder of the {what} (default: {folder}/ next to this script)")
+                             help=f"folder in place of {folder}/ next to this script")
         subcommand.options(own)
         if isinstance(subcommand, Study):
             add_measuring_options(own, subcommand)

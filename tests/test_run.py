@@ -801,11 +801,10 @@ def test_make_bench_starts_what_fits_answers(tmp_path, fails, code, started):
     assert ("plot_results.py" in text) is (code == 0)
 
 
-@pytest.mark.parametrize(("machine", "expected"), [
-    (dict(capability="7.5", name="Tesla T4") | FLOAT32, '--gpu "T4"'),
-    (dict(name="NVIDIA GeForce RTX 3090"), '--gpu "RTX 3090"')])
-def test_doctor(gpu, machine, expected):
-    """One screen: what the machine is, what it trains in, what fits, how to predict its speed."""
+@pytest.mark.parametrize("machine", [
+    dict(capability="7.5", name="Tesla T4") | FLOAT32, dict(name="NVIDIA GeForce RTX 3090")])
+def test_doctor(gpu, machine):
+    """One screen: what the machine is, what it trains in, what fits."""
     gpu.setup.machine = gpu.setup.machine | machine
     gpu.children.answers["compile_error"] = None
     lines = Doctor().answer(gpu.setup).splitlines()
@@ -813,7 +812,6 @@ def test_doctor(gpu, machine, expected):
     assert shown["batch size"] == "4 in place of 8, 16 in place of 32"
     assert shown["free memory"] == "23.5 GB" and gpu.setup.machine["capability"] in shown["GPU"]
     assert shown["trains in"].startswith(gpu.setup.machine["dtype"])
-    assert shown["expected"].endswith(expected)
     assert "4,096 to train on" in shown["tokens"] and shown["torch.compile"] == "works"
     gpu.meta.write_text("[]")
     assert "meta.json is damaged (" in Doctor().answer(gpu.setup)

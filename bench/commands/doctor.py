@@ -4,8 +4,7 @@ import sys
 from pathlib import Path
 
 from bench import processes
-from bench.cards import card_of
-from bench.catalogue import STAGES, in_float16
+from bench.catalogue import STAGES
 from bench.common import BUILD, UserError, other_text, relative, tokens_in, trained_in, write_whole
 from bench.measure.environment import missing_here
 from bench.predict.batches import batches_that_fit
@@ -33,8 +32,6 @@ class Doctor(Command):
                               f" {machine['capability']}, driver {machine['driver'] or 'unknown'}"),
                       ("free memory", ", ".join(f"{mib / 1024:.1f} GB" for mib in free)),
                       ("batch size", sizes or "8 and 32, as published")]
-            if card := card_of(machine["name"]):
-                lines.append(("expected", f'python measure.py predict --gpu "{card}"'))
         lines += [("missing", thing) for thing in missing_here(machine, compile_error)]
         begun = any(setup.results.glob("*.jsonl"))
         lines.append(("next", f"python measure.py {'report' if begun else 'stages'}"))
@@ -69,9 +66,8 @@ class Fits(Command):
         if machine.get("gpu_needs") and stage == "00":
             print(f"missing: {machine['gpu_needs']}", file=sys.stderr)
         batch = batches_that_fit(setup, composed=True).get("8" if stage == "00" else "32")
-        words = [STAGES[stage]]
-        if in_float16(machine, setup.options) and stage != "00":
-            run = setup.scripts.for_machine(stage, machine, setup.options)
+        words, run = [STAGES[stage]], setup.scripts.for_machine(stage, machine, setup.options)
+        if run.script != stage:
             path = BUILD / f"{run.name}.py"
             write_whole(path, setup.scripts.text(run.script))
             words = [relative(path), "--data", relative(setup.data),

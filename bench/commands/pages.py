@@ -49,18 +49,15 @@ class Report(Command):
 
 def jobs_of(setup: Setup) -> list[tuple[Study, Setup]]:
     """Returns (study, its own setup) in the order of the report. Raises UserError."""
-    args, studies = setup.args, all_studies()
-    measured = [name for name, study in studies.items() if study.place and study.in_report]
-    names = args.studies.replace(",", " ").split() or measured
-    for name in names:
-        if name not in measured:
-            raise UserError(f"--studies: {name!r} is none of {', '.join(measured)}", 2)
-    jobs = []
-    for study in (study for name, study in studies.items() if name in names):
-        for line in study.in_report:
-            own = argparse.Namespace(**study.arguments(line) | vars(args))
-            jobs.append((study, replace(setup, args=own, in_report=True)))
-    return jobs
+    every = {name: study for name, study in all_studies().items()
+             if study.place and study.in_report}
+    names = setup.args.studies.replace(",", " ").split() or [*every]
+    if unknown := [name for name in names if name not in every]:
+        raise UserError(f"--studies: {unknown[0]!r} is none of {', '.join(every)}", 2)
+    lines = [(study, line) for name, study in every.items() if name in names
+             for line in study.in_report]
+    return [(study, replace(setup, in_report=True, args=argparse.Namespace(
+        **study.arguments(line) | vars(setup.args)))) for study, line in lines]
 
 
 def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
