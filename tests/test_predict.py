@@ -348,8 +348,14 @@ def test_cards():
         assert card.names and (card.bfloat16 is None) == (card.capability < 8), name
         assert 0.4 < card.reached / (card.bfloat16 or card.float16) < 1.2, name
     assert PEAK_FLOPS["NVIDIA H100 80GB HBM3"] == 989e12
-    assert [CARDS[name].kind for name in (
-        "A100 80 GB", "RTX 4090", "L4", "A40", "RTX 6000 Ada", "V100")] == list(speed.MARGINS)
+
+
+def test_the_range_of_a_speed():
+    """It is wider where the script is compiled, and where little was checked."""
+    waits, busy = dict(rest=1, host=1), dict(rest=1, host=0)
+    ranges = [speed.margin(CARD, True, busy), speed.margin(CARD, False, busy),
+              speed.margin(CARD, True, waits), speed.margin(CARDS["V100"], False, None)]
+    assert ranges == [0.3, 0.25, 0.35, 0.35]
 
 
 @pytest.mark.parametrize(("text", "cards"), [
@@ -445,11 +451,13 @@ def rows() -> list[dict]:
 
 def test_held_out_figures_come_first(rows):
     held_out, *parts, tuned = CHECK.accuracy_table(rows).rows
-    assert (held_out["count"], tuned["count"]) == (32, 40)
-    assert sum(part["count"] for part in parts) == 32
-    for line in (held_out, tuned):
-        assert line["median"] < 0.1 and line["near"] >= 0.8 and line["inside"] >= 0.9
-    assert len({row["card"] for row in rows}) == 26
+    assert (held_out["count"], tuned["count"]) == (52, 40)
+    compiled, eager, last = (part["count"] for part in parts)
+    assert (compiled + eager, last) == (52, 20)
+    for line in (held_out, *parts, tuned):  # the ranges hold in four cases of five
+        assert line["median"] < 0.15 and line["inside"] >= 0.8
+    assert held_out["median"] < 0.1 and held_out["near"] > 0.75
+    assert len({row["card"] for row in rows}) == 27
 
 
 def test_the_published_memory():

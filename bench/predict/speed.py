@@ -17,12 +17,10 @@ BANDWIDTH = 0.85  # reached share of the datasheet's bandwidth
 FLASH = 0.44  # rate of FlashAttention by that of matmuls, where nobody measured it
 EFFICIENT = 0.22  # that of the memory-efficient kernel, which GPUs before 8.0 have
 
-# The margin of a predicted speed, as a share of it: by the kind of card, and at least ...
-MARGINS = {
-    "data centre": 0.15, "workstation, GeForce": 0.15, "power-limited": 0.2, "scaled": 0.2,
-    "scaled, power-limited": 0.25, "before 8.0": 0.35}
-NOT_COMPILED = 0.25  # where the script isn't compiled as a whole
-HOST_BOUND = 0.35  # where the GPU waits for the CPU
+# The margin of a predicted speed, as a share of it, in which four of five figures of others lie.
+COMPILED = 0.3  # as a whole
+NOT_COMPILED = 0.25
+LITTLE_CHECKED = 0.35  # where the GPU waits for the CPU, or before 8.0
 
 KINDS = "products", "head", "attention", "loss", "optimizer", "rest", "host"  # of work
 
@@ -75,8 +73,9 @@ def missing_precision(step: list[Work], card: Card) -> str | None:
 
 def margin(card: Card, compiled: bool, times: dict[str, float] | None) -> float:
     """Returns the margin of a predicted speed, as a share of it; `times` are of seconds()."""
-    return max(MARGINS[card.kind], 0 if compiled else NOT_COMPILED,
-               HOST_BOUND if times and times["host"] else 0)
+    if card.capability < 8 or times and times["host"]:
+        return LITTLE_CHECKED
+    return COMPILED if compiled else NOT_COMPILED
 
 
 def work_at(batch: int, steps: dict[int, list[Work]]) -> list[Work]:
