@@ -179,11 +179,12 @@ def test_nothing_multiplies_in_bfloat16_unless_asked(monkeypatch, tmp_path):
     """Rates of matmuls, the look of a report."""
     simulate(monkeypatch, X86)
 
-    def once(statement, minimum, **names):
-        exec(statement, {}, names)
-        return 1.0
+    def once(statement, globals, num_threads):
+        exec(statement, globals)
+        return SimpleNamespace(
+            blocked_autorange=lambda min_run_time: SimpleNamespace(times=[1.0]))
 
-    monkeypatch.setattr(hardware, "seconds_of", once)
+    monkeypatch.setattr(hardware, "Timer", once)
     monkeypatch.setattr(hardware, "compile_error", lambda: None)
     with NoBfloat16() as mode, settings_restored():
         look = hardware.look()

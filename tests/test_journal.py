@@ -38,9 +38,7 @@ def test_record(tmp_path):
     record = read_record(write_record(tmp_path, "00_orig"))
     assert (record.stage, record.outcome) == ("00_orig", COMPLETE)
     assert (record.tok_per_sec, record.device_name, record.mfu) == (100.0, "Some CPU", None)
-    assert record.steps_per_epoch == 390 // 4  # of 100,000 // 256 windows, in batches of 4
-    short = record_of(steps=4, start=dict(data=None))
-    assert (short.tok_per_sec, short.steps_per_epoch) == (90.0, None)
+    assert record_of(steps=4, start=dict(data=None)).tok_per_sec == 90
 
 
 def test_losses_and_times():
@@ -87,7 +85,7 @@ def test_several_processes():
     stand apart, as 02 counts."""
     record = record_of(speed=31_200.0, gpu=GPU, config=dict(world_size=4), tokens=16_384)
     assert (record.device_name, record.tokens_per_step) == (GPU, 4096)
-    assert (record.val_loss_after(4000), record.steps_per_epoch) == (8.0, 390 // 16)
+    assert record.val_loss_after(4000) == 8
     assert record.mfu == pytest.approx(0.1 / 4)
     for ranks in (1, 2):
         start, first, log, *_, end = record_events(

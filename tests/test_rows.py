@@ -31,7 +31,6 @@ def test_medians(rows):
     assert (row.val_loss, row.lowest_val_loss) == (8.3125, 7.3125)  # after the tokens; of all
     assert row.losses_by_seed == {123: 8.5, 124: 10, 125: 11, 126: 12, 127: 13}
     assert row.record.tok_per_sec == 201  # of the first round, which compiles
-    assert row.seconds_per_step == pytest.approx(1024 / 125.5)
     assert row.first_step_excess == pytest.approx(10 - (1024 / 202 + 1024 / 203) / 2)
 
 
@@ -147,7 +146,7 @@ def test_a_failed_run_leaves_its_row_out_of_the_test(rows):
     runs = [run for run in runs if (run["name"], run["round"]) != ("d", 4)]
     failed = rows(plan, [*runs, dict(name="d", round=4, error="failed: it broke")])
     three = rows(of_one_base(*"abc", rounds=4), [run for run in runs if run["name"] != "d"])
-    assert failed[0].rows.column() == three[0].rows.column()
+    assert vars(failed[0].rows.column()) == vars(three[0].rows.column())
     d = failed[3]
     assert (d.significance, d.interval, d.factor) == ("not tested", None, pytest.approx(4, 0.02))
     assert "failed: `d`" in speedup_note(failed) and "failed" not in speedup_note(three)

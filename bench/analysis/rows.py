@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from statistics import median
 from typing import NamedTuple
 
-from bench.analysis.stats import Column, Estimate, Values, logs_of, mean_ratio, tested
+from bench.analysis.stats import Column, Estimate, Values, logs_of, mean_ratio
 from bench.catalogue import Run, technique_names, without_effect_on_gpus
 from bench.measure.records import Outcome, Record
 
@@ -89,9 +89,6 @@ class Row:
     mfu = median_of(lambda record: record.mfu)
     val_loss = property(lambda row: median_known(
         record.val_loss_after(row.plan.loss_tokens) for record in row.records))
-
-    seconds_per_step = property(
-        lambda row: ratio(row.record and row.record.tokens_per_step, row.tok_per_sec))
 
     @property
     def share_of_peak(self) -> float | None:
@@ -236,7 +233,7 @@ class Rows(dict[str, Row]):
             logs = {name: logs_of(row.values(*key)) for name, row in self.items()
                     if row.speeds and not row.outcome and not row.missed(target)}
             pairs = {name: row.pair(row.reference) for name, row in self.items() if row.reference}
-            self.columns[key] = tested(logs, pairs)
+            self.columns[key] = Column(logs, pairs)
         return self.columns[key]
 
 

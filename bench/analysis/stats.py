@@ -6,7 +6,6 @@ differs at most 5 % hold a false claim, for rows whose noise is 1 to 8 % of thei
 """
 
 import math
-from collections.abc import Collection
 from statistics import fmean, median, variance
 from typing import NamedTuple
 
@@ -52,12 +51,16 @@ class Estimate(NamedTuple):
         return 2 * float(stdtr(self.degrees, -abs(self.mean) / self.error))
 
 
-class Column(NamedTuple):
+class Column:
     """A column of speedups, tested as a whole."""
 
-    means: dict[str, Estimate]  # of the rows in the test
-    differences: dict[str, Estimate]  # of each of them over what it is compared to
-    significant: set[str]
+    def __init__(self, rows: dict[str, Logs], pairs: dict[str, tuple[str, str]]):
+        """Takes the rows' logarithms, and by names of rows the two that each compares."""
+        self.means = estimates({name: logs for name, logs in rows.items() if logs})
+        self.differences = {
+            name: difference for name, pair in pairs.items()
+            if pair and name in self.means and (difference := self.difference(*pair))}
+        self.significant = significant(self.differences)
 
     def difference(self, one: str, other: str) -> Estimate | None:
         if not {one, other} <= self.means.keys():
@@ -72,14 +75,6 @@ class Column(NamedTuple):
         return "faster" if self.differences[name].mean > 0 else "slower"
 
 
-def tested(rows: dict[str, Logs], pairs: dict[str, tuple[str, str]]) -> Column:
-    """Returns a column of the rows that have values, by the names of the two that each compares."""
-    column = Column(estimates({name: logs for name, logs in rows.items() if logs}), {}, set())
-    differences = {name: difference for name, pair in pairs.items()
-                   if pair and name in column.means and (difference := column.difference(*pair))}
-    return column._replace(differences=differences, significant=significant(differences))
-
-
 def logs_of(values: Values) -> Logs:
     """Returns the logarithms of the values that are known."""
     logs: Logs = {}
@@ -89,15 +84,10 @@ def logs_of(values: Values) -> Logs:
     return logs
 
 
-def common_rounds(rows: Collection[Logs]) -> list[int]:
-    """Returns the rounds that all rows have."""
-    return sorted(set.intersection(*map(set, rows))) if rows else []
-
-
 def mean_ratio(one: Values, other: Values) -> float | None:
     """Returns the geometric mean of the ratios in the rounds that both have; None without any."""
     logs, others = logs_of(one), logs_of(other)
-    rounds = common_rounds([logs, others])
+    rounds = logs.keys() & others.keys()
     if not rounds:
         return None
     return math.exp(fmean(fmean(logs[number]) for number in rounds)
@@ -107,8 +97,10 @@ def mean_ratio(one: Values, other: Values) -> float | None:
 def estimates(rows: dict[str, Logs]) -> dict[str, Estimate]:
     """Returns the mean of each row over the rounds that all have; none of a row without spread, and
     none at all of fewer than ROWS rows or ROUNDS rounds."""
-    rounds = common_rounds(rows.values())
-    if len(rows) < ROWS or len(rounds) < ROUNDS:
+    if len(rows) < ROWS:
+        return {}
+    rounds = sorted(set.intersection(*map(set, rows.values())))
+    if len(rounds) < ROUNDS:
         return {}
     centred = []
     for logs in rows.values():

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bench import processes
-from bench.common import BUILD, UserError, remove_built, sha256
+from bench.common import BUILD, UserError, relative, remove_built, sha256
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
 from bench.measure.plan import SCRATCH, Job, Setup
 from bench.measure.records import Outcome, RecordError, Status, read_events
@@ -37,7 +37,7 @@ def command_of(job: Job, setup: Setup, length: Length, scratch: Path) -> list:
 
 def printed(command: list) -> str:
     """Returns a command as a user would type it."""
-    return shlex.join(["python", *map(processes.relative_part, command[1:])])
+    return shlex.join(["python", *map(relative, command[1:])])
 
 
 def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -> Result:
@@ -49,18 +49,15 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
     with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
         command = command_of(job, setup, length, Path(name))
         start = dict(event="run", id=measured.id, name=run.name, round=job.round, seed=job.seed,
-                     cache="cold" if cold else "warm", command=printed(command),
-                     source_sha256=source)
+                     command=printed(command), source_sha256=source)
         append(journal, start)
-        began = time.perf_counter()
-        timeout = HANG_SECONDS + 5 * length.seconds
+        began, timeout = time.perf_counter(), HANG_SECONDS + 5 * length.seconds
         try:
             code, _, err = processes.run_child(command, timeout=timeout, cores=run.cores,
                                                **environment)
         except subprocess.TimeoutExpired:
             code, err = None, f"ended after {timeout:.0f} s: it hung, or is far too slow"
-        ran = dict(event="ran", seconds=time.perf_counter() - began,
-                   exit=1 if code is None else code, error=None, matmul_rate=None)
+        ran = dict(event="ran", seconds=time.perf_counter() - began, error=None, matmul_rate=None)
         events = read_child(Path(name) / "results")
         outcome = outcome_of(code, err, events, make_result(start, events, ran).outcome)
         if outcome.complete:

@@ -35,7 +35,7 @@ def this_machine() -> dict:
         device="cuda" if gpus else "cpu", gpus=gpus, name=" ".join((gpu or cpu).split()),
         torch=torch.__version__, python=platform.python_version(),
         os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
-        cpu=" ".join([cpu, *generation]),
+        cpu=cpu + generation,
         driver=next(iter(environment.nvidia_smi("driver_version")), None) if gpus else None,
         capability=capability,
         cuda=torch.version.cuda, ram_gb=environment.ram_gb(), dtype=dtype,
@@ -49,10 +49,7 @@ def gpu_count() -> int:
     """Those that PyTorch can use. Before CUDA has started it takes the count of NVIDIA's library,
     which has all GPUs where the driver is too old for this PyTorch, and whole ones where they are
     cut up (MIG)."""
-    if not torch.cuda.is_available():
-        return 0
-    torch.cuda.init()
-    return torch.cuda.device_count()
+    return 0 if cuda_error() else torch.cuda.device_count()
 
 
 def cuda_error() -> str:
@@ -110,23 +107,18 @@ def best_dtype() -> tuple[str, str]:
     return script.best_dtype(device)
 
 
-def seconds_of(statement: str, minimum: float, **names) -> float:
-    """Seconds that a statement takes, repeated for at least `minimum` seconds; the median of the
-    second half, when clock rate and power are those of long work."""
-    timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
-    times = timer.blocked_autorange(min_run_time=minimum).times
-    return median(times[len(times) // 2 :])
-
-
 def product_rate(dtype: str, minimum: float = 1) -> float:
-    """Floating-point operations per second of a large matmul. TF32 is a GPU's shortened
-    float32."""
+    """Floating-point operations per second of a large matmul, repeated for `minimum` seconds: by
+    the median of the second half, when clock rate and power are those of long work. TF32 is a GPU's
+    shortened float32."""
     device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 2048)
     torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
     # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
     a, b = (torch.randn(size, size, device=device).to(
         getattr(torch, "float32" if dtype == "TF32" else dtype)) for _ in range(2))
-    return 2 * size**3 / seconds_of("a @ b", minimum, a=a, b=b)
+    timer = Timer("a @ b", globals=dict(a=a, b=b), num_threads=torch.get_num_threads())
+    times = timer.blocked_autorange(min_run_time=minimum).times
+    return 2 * size**3 / median(times[len(times) // 2 :])
 
 
 def matmul_peak() -> dict[str, float]:

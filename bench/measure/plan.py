@@ -28,9 +28,7 @@ class Job:
     round: int
     seed: int
 
-    @property
-    def key(self) -> tuple[str, int, int]:
-        return self.run.name, self.round, self.seed
+    key = property(lambda self: (self.run.name, self.round, self.seed))
 
 
 @dataclass
@@ -52,8 +50,7 @@ class Plan:
     targets: dict[str, float] = field(default_factory=dict)  # validation losses; the lowest ends
     #                                                          a run, which then has to be `whole`
     min_steps: int = 1  # of every run, if its tokens are fewer
-    equal_steps: bool = False  # whether all runs have as many as the one that needs most
-    stop_at_oom: bool = False  # that a run doesn't fit is no failure
+    stop_at_oom: bool = False  # sizes grow until one doesn't fit, which is no failure
     memory_limit_gb: float | None = None  # runs that by their growth would take more aren't tried
     batches: dict[str, int] = field(default_factory=dict)  # in place of these batch sizes, to fit
 
@@ -62,21 +59,19 @@ class Plan:
         return self.first_seed + (number - 1) * self.new_seeds
 
     def jobs(self) -> list[Job]:
-        """Returns what there is to run, in order, by `rounds`."""
-        return [job for number in range(1, (self.rounds or 1) + 1) for job in self.round_of(number)]
-
-    def round_of(self, number: int) -> list[Job]:
-        """Returns the jobs of a round. Of two rounds the second one has the order of the first
-        backwards, so that a machine that drifts hits all alike."""
-        jobs = [Job(run, number, self.seed_of(number)) for run in self.runs if not run.error]
-        baseline = self.runs[0]
-        if self.seed_noise and not self.new_seeds and not baseline.error:
+        """Returns what there is to run, in order, by `rounds`. Of two rounds the second one has the
+        order of the first backwards, so that a machine that drifts hits all alike."""
+        jobs: list[Job] = []
+        for number in range(1, (self.rounds or 1) + 1):
             first = self.first_seed + 1 + (number - 1) * self.seed_noise
-            jobs[1:1] = [Job(baseline, number, first + k) for k in range(self.seed_noise)]
-        if self.order is not None:
-            pair, backwards = divmod(number - 1, 2)
-            random.Random(f"{self.order} {1 + 2 * pair}").shuffle(jobs)
-            jobs = jobs[::-1] if backwards else jobs
+            seeds = [self.seed_of(number), *range(first, first + self.seed_noise)]
+            new = [Job(run, number, seed) for run in self.runs if not run.error
+                   for seed in (seeds if run is self.runs[0] else seeds[:1])]
+            if self.order is not None:
+                pair, backwards = divmod(number - 1, 2)
+                random.Random(f"{self.order} {1 + 2 * pair}").shuffle(new)
+                new = new[::-1] if backwards else new
+            jobs += new
         return jobs
 
     @property
@@ -114,7 +109,7 @@ class Setup:
     results: Path
     args: argparse.Namespace  # the study's own options
     options: list[str] = field(default_factory=list)  # for every script
-    matmul_peak: dict | None = None  # floating-point operations per second, where they are known
+    matmul_peak: dict = field(default_factory=dict)  # as Measured has it, where it is known
     in_report: bool = False  # where a GPU's whole scripts are shorter
     batches: dict[str, int] = field(default_factory=dict)  # in place of published ones, to fit
     configurations: dict[tuple, dict] = field(default_factory=dict)  # see sizing.configurations

@@ -146,13 +146,6 @@ class Record:
         return self.first_step_seconds - self.tokens_per_step / self.tok_per_sec
 
     @property
-    def steps_per_epoch(self) -> int | None:
-        """Whole batches of the text; None where its tokens aren't known."""
-        tokens = ((self.start.get("data") or {}).get("tokens") or {}).get("train")
-        return tokens and (tokens - 1) // self.config["context_length"] // (
-            self.config["batch_size"] * self.config["world_size"])
-
-    @property
     def device_name(self) -> str:
         gpu = self.environment["gpu"] if self.config["device"] != "cpu" else None
         return " ".join((gpu or self.environment["cpu"] or self.config["device"]).split())

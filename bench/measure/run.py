@@ -56,12 +56,12 @@ def earlier_measurement(study, plan: Plan, setup: Setup, first: Measured | None,
     older than the `first` of the study, on which it depends. Raises UserError where none is there
     but it is `required`, or where it was measured in another way."""
     path = journal_of(setup.results, study.name)
-    of_kind = [measured for measured in read_journal(path) if measured.kind == plan.kind]
-    if not of_kind and required and not first:
+    earlier = next((measured for measured in reversed(read_journal(path))
+                    if measured.kind == plan.kind), None)
+    if required and not earlier and not first:
         raise UserError(f"nothing to resume in {relative(path)}", 2)
-    if not of_kind or first and of_kind[-1].time < first.time:
+    if not earlier or first and earlier.time < first.time:
         return None
-    earlier = of_kind[-1]
     others = [field.name for field in fields(plan) if field.name not in MAY_DIFFER
               and getattr(earlier.plan, field.name) != getattr(plan, field.name)]
     different = earlier.differs_from(setup) or others and f"with other settings: {others[0]}"
@@ -137,10 +137,9 @@ class Measurement:
         sources = {run.name: common.sha256(setup.scripts.text(run.script)) for run in able}
         self.measured = measured = replace(earlier, plan=plan, sources=earlier.sources | sources)
         measured.resume(earlier)
-        lost = {result.name for result in earlier.results} - {
-            result.name for result in measured.results}
-        if changed := [run.name for run in plan.runs if run.name in lost]:
-            print(f"changed since, so measured again: {common.listed(changed)}", flush=True)
+        if lost := {result.name for result in earlier.results} - {
+                result.name for result in measured.results}:
+            print(f"changed since, so measured again: {common.listed(sorted(lost))}", flush=True)
         done = [result for result in measured.results if has_answer(result, plan)]
         self.failed |= {result.name for result in done if not result.outcome.complete}
         keys = {result.key for result in done}

@@ -102,7 +102,7 @@ def lengths_of(plan: Plan, setup: Setup, configs: dict[str, dict], matmul_peak: 
     per_step = {run: tokens_per_step(configs[run.name], run.processes) for run in runs}
     steps = {run: max(plan.min_steps, math.ceil((plan.tokens or 0) * run.processes / per_step[run]))
              for run in runs}
-    if plan.equal_steps:
+    if not plan.stop_at_oom:
         steps = dict.fromkeys(steps, max(steps.values(), default=0))
     lengths = {}
     for run in runs:

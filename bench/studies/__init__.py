@@ -45,7 +45,7 @@ class Study(Subcommand):
     def length(self, setup: Setup) -> dict:
         """Returns how long a run trains, by the options and the device, as fields of Plan."""
         tokens = setup.args.max_tokens
-        return dict(tokens=tokens or self.tokens[setup.device], equal_steps=True,
+        return dict(tokens=tokens or self.tokens[setup.device],
                     min_steps=1 if tokens else STEPS[setup.device])
 
     def collect(self, setup: Setup, folder: Path) -> None:

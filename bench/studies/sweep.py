@@ -51,7 +51,7 @@ class Sweep(Study):
                               for part in (OPTION[name], str(value))),
                 memory_growth=growth, requires=runs[-1].name if runs else None))
         ram = setup.machine["ram_gb"] if device == "cpu" else None
-        length = self.length(setup) | dict(min_steps=MIN_STEPS[device], equal_steps=False)
+        length = self.length(setup) | dict(min_steps=MIN_STEPS[device])
         yield Plan(runs, what, cold_rounds=0, stop_at_oom=True,
                    memory_limit_gb=ram and ram / 2, **length)
 
