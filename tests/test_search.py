@@ -1,5 +1,4 @@
-"""bench/studies/search.py and time_to_loss.py: targets, the search and the time, with made-up
-runs."""
+"""bench/studies/search.py and time_to_loss.py: the search, targets and times, with made-up runs."""
 
 from collections import Counter
 from dataclasses import replace
@@ -16,12 +15,13 @@ from made_up import (
     rows_of_text,
     setup_of,
     shown,
+    write_journal,
 )
 
 from bench.analysis.rows import rows_of
 from bench.common import UserError
-from bench.report.tables import excerpts_of, found_in, text_of
-from bench.studies import search
+from bench.report.tables import found_in, text_of
+from bench.studies import search, time_to_loss
 from bench.studies.search import Point, Search, next_points, ranked, read_search
 from bench.studies.time_to_loss import TimeToLoss
 from patches.stack import StackError
@@ -69,49 +69,47 @@ def names(plan) -> list[str]:
     return [run.name for run in plan.runs]
 
 
-def test_search(tmp_path):
-    """To the best points, by one plan that grows for the target and one for what follows; equally
-    many settings of each script are tried, and it has found nothing before its end."""
-    setup = setup_of(tmp_path, max_tokens=8192, names=f"01,00,{MUON}, {MUON}")  # each once
-    plans, results = [], []
+def test_search(tmp_path, monkeypatch):
+    """By halving, each script with as many settings; what 00 comes to at the end is the target. The
+    times to it are measured with other seeds, each compiling anew."""
+    monkeypatch.setitem(DEFAULT, "00", (2, 2e-3))  # near enough for eight settings
+    setup = setup_of(tmp_path, max_tokens=80_000, names=f"01,00,{MUON}, {MUON}")  # each once
+    times = setup_of(tmp_path, max_tokens=80_000, epoch=True)
+    plans = []
     for plan, _ in carry_out(Search(), setup, landscape()):
         plans.append(plan)
-        results.append(read_search(setup))
-    *_, (measured, _) = found_in(tmp_path, "search")
-    (table,) = excerpts_of(Search(), measured).values()
-    cells = {line[0]: line[1:] for line in rows_of_text(table)}
-    assert cells["`01`"][:2] == ["4", "0.004"] and list(cells) == [f"`{s}`" for s in BEST]
-    for stage, (batch, rate) in BEST.items():
-        assert f"\n{stage}: --batch-size {batch} --learning-rate {rate:g}\n" in text_of(
-            Search(), measured)
-    kinds = [plan.kind for plan in plans]
-    assert kinds == sorted(kinds, reverse=True) and set(kinds) == {"target", ""}
+        if plan.kind != "epoch":
+            with pytest.raises(UserError, match="no whole search: python measure.py search"):
+                next(TimeToLoss().plans(times))
+    tried = {(plan.kind, plan.tokens): Counter(run.stage for run in plan.runs) for plan in plans}
+    assert tried == {phase: dict.fromkeys(BEST, count) for phase, count in (
+        (("epoch-8", 10_000), 8), (("epoch-2", 40_000), 2), (("epoch", 80_000), 1))}
     for before, after in zip(plans, plans[1:], strict=False):
         if before.kind == after.kind:
             assert names(after)[:len(names(before))] == names(before) != names(after)
-    # 00's default is three factors of 2 off; at its best rate it is one off.
-    assert Counter(run.stage for run in plans[-1].runs) == dict.fromkeys(BEST, search.SETTINGS)
-    assert results[:-1] == [([], {})] * (len(plans) - 1)
-    assert results[-1] == (POINTS, dict(targets=dict(published=7.75, best=7.25), tokens=3 * 8192))
-    first, last = plans[0], plans[-1]
-    # Another seed of the target would move it, and `--resume --rounds 2` could go on with nothing.
-    assert (first.tokens, first.targets, first.rounds) == (8192, {}, 1)
-    assert (last.tokens, last.targets, last.rounds) == (3 * 8192, dict(best=7.25), None)
-    for plan in (first, last):  # seeds other than those of the times
-        assert (plan.full_length, plan.new_seeds, plan.first_seed) == (True, True, 1)
+        assert (after.full_length, after.new_seeds, after.first_seed, after.targets) == (
+            True, True, 1, {})
+    for measured, rows in found_in(tmp_path, "search"):
+        text = text_of(Search(), measured)
+        assert [bool(line[3]) for line in rows_of_text(text)] == [True] * len(rows)
+    for stage, (batch, rate) in BEST.items():
+        assert f"\n{stage}: --batch-size {batch} --learning-rate {rate:g}\n" in text
+    (plan,) = measure(TimeToLoss(), times)
+    assert [(run.stage, run.batch, run.rate) for run in plan.runs] == POINTS
+    assert [run.compared_to for run in plan.runs] == [None, *names(plan)[:1] * 2]
+    assert (plan.kind, plan.targets, plan.tokens) == ("epoch", dict(epoch=7.0), 160_000)
+    assert (plan.first_seed, plan.new_seeds, plan.cold_rounds) == (123, True, 2)
+    for changes, why in ((dict(options=["--dropout", "0"]), "with other options"),
+                         (dict(machine=MACHINE), "on another machine")):
+        with pytest.raises(UserError, match=f"was measured {why}"):
+            next(TimeToLoss().plans(setup_of(tmp_path, epoch=True, **changes)))
 
 
 def test_settings_that_fail_come_last(tmp_path):
-    measure(Search(), setup_of(tmp_path), fails=lambda _, rate: rate >= 4e-3)
+    measure(Search(), setup_of(tmp_path), fails=lambda _, rate: rate >= 2e-3)
     points, _ = read_search(setup_of(tmp_path))
-    assert points == [Point("00", 2, 2e-3), Point("01", 4, 2e-3)]
+    assert points == [Point("00", 2, 1e-3), Point("01", 4, 1e-3)]
     assert not any(Search().failed(measured) for measured, _ in found_in(tmp_path, "search"))
-
-
-@pytest.mark.parametrize("study", [Search(), TimeToLoss()])
-def test_a_target_that_can_not_be_set(tmp_path, study):
-    with pytest.raises(UserError, match="there is no target: .*diverged"):
-        measure(study, setup_of(tmp_path), fails=lambda _, rate: rate == 5e-4)
 
 
 def test_what_is_tried_next():
@@ -119,61 +117,36 @@ def test_what_is_tried_next():
     start = Point("00", 1, 1.0)
     around = start.around()
     assert around == [Point("00", 2, 1.0), Point("00", 1, 0.5), Point("00", 1, 2.0)]
-    assert next_points([start], Point.around, 10) == around
-    assert next_points([start], Point.around, 3) == around[:2]
-    assert set(next_points([start, *around], Point.around, 10)) == (
-        set(around[0].around()) - {start})
-
-
-def test_the_search_for_an_epoch(tmp_path, monkeypatch):
-    """By halving, each script with as many settings; what 00 comes to at the end is the target. The
-    times to it are measured with other seeds, each compiling anew."""
-    monkeypatch.setitem(DEFAULT, "00", (2, 2e-3))  # near enough for eight settings
-    setup = setup_of(tmp_path, max_tokens=80_000, names=MUON, epoch=True)
-    times = setup_of(tmp_path, max_tokens=80_000, epoch=True)
-    with pytest.raises(UserError, match="no whole search for an epoch: python measure.py search"):
-        next(TimeToLoss().plans(times))
-    plans = measure(Search(), setup)
-    tried = {(plan.kind, plan.tokens): Counter(run.stage for run in plan.runs) for plan in plans}
-    assert tried == {phase: dict.fromkeys(BEST, count) for phase, count in (
-        (("epoch-8", 10_000), 8), (("epoch-2", 40_000), 2), (("epoch", 80_000), 1))}
-    assert {(plan.rounds, plan.first_seed, plan.log_tokens) for plan in plans} == {(1, 1, 16_384)}
-    for measured, rows in found_in(tmp_path, "search"):
-        cells = rows_of_text(text_of(Search(), measured))
-        assert len(cells) == len(rows) and all(line[3] for line in cells)
-    (plan,) = measure(TimeToLoss(), times)
-    assert [(run.stage, run.batch, run.rate) for run in plan.runs] == POINTS
-    assert (plan.kind, plan.targets, plan.tokens) == ("epoch", dict(epoch=7.0), 160_000)
-    assert (plan.first_seed, plan.cold_rounds) == (123, 2)
+    assert next_points([start], 10) == around
+    assert next_points([start], 3) == around[:2]
+    assert set(next_points([start, *around], 10)) == set(around[0].around()) - {start}
 
 
 def test_the_loss_in_time(tmp_path):
     """Of two settings the one that is ahead after as many seconds as the faster one takes."""
     points = Point("01", 1, 1.0), Point("01", 2, 1.0), Point("01", 4, 1.0)
-    runs = [point.run(setup_of(tmp_path)) for point in points]
-    plan = search.plan_of(setup_of(tmp_path), runs, "epoch-8", tokens=8192)
-    slow, fast, failed = (run.name for run in runs)
+    plan = search.part_of(setup_of(tmp_path), points, 8)
+    slow, fast, failed = names(plan)
     rows = rows_of(measured_with(plan, {
         slow: record_events(slow, 100.0, loss=6.0, seed=plan.first_seed),
         fast: record_events(fast, 200.0, loss=7.0, seed=plan.first_seed), failed: "it broke"}))
     # The fast one ends after 41 s, when the slow one has trained 4,096 tokens.
     assert [*map(search.loss_in_equal_time, rows)] == [pytest.approx(6.0), 6.0, inf]
-    assert [row.run.name for row in ranked(rows, "01", search.loss_in_equal_time)][-1] == failed
+    assert ranked(rows, "01")[-1] == points[-1]
 
 
-@pytest.mark.parametrize(("machine", "epoch"), [(CPU, False), (MACHINE, True), (CPU, True)])
-def test_all_that_is_left_is_known_at_each_step(tmp_path, machine, epoch):
+@pytest.mark.parametrize("machine", [CPU, MACHINE])
+def test_all_that_is_left_is_known_at_each_step(tmp_path, machine):
     """So that an estimate is one of the whole search."""
-    setup = setup_of(tmp_path, machine, max_tokens=8192, names=MUON, epoch=epoch)
+    setup = setup_of(tmp_path, machine, max_tokens=8192, names=MUON)
     counts, plans = [], {}
     for plan, _ in carry_out(Search(), setup, landscape()):
-        plans[plan.kind] = replace(plan, rounds=plan.rounds or 2)
+        plans[plan.kind] = replace(plan, rounds=1)
         later = Search().later(setup, plan)
         assert all(other.tokens and times > 0 for other, times in later)
         counts.append(sum(len(other.jobs()) for other in plans.values()) + sum(
-            times * len(other.runs) * (other.rounds or 2) for other, times in later))
-    total = 3 * sum(search.HALVING[setup.device].values()) if epoch else (
-        search.RATES + 3 * search.SETTINGS * 2)
+            times * len(other.runs) for other, times in later))
+    total = 3 * sum(search.HALVING[setup.device].values())
     assert counts == [total] * len(counts) and len(counts) > 3
 
 
@@ -188,16 +161,15 @@ def test_wrong_options_are_refused_before_anything_runs(tmp_path, study, args, w
         next(study().plans(setup_of(tmp_path, **args)))
 
 
-def test_after_a_search(tmp_path):
-    """00 and 01, then both at their best, to two targets."""
-    measure(Search(), setup_of(tmp_path))
-    (plan,) = measure(TimeToLoss(), setup_of(tmp_path))
-    plain, fast, plain_best, fast_best = names(plan)
-    assert (plain_best, fast_best) == ("00_orig-batch-2-rate-0.002",
-                                       "01_opt_single_gpu-batch-4-rate-0.004")
-    assert [run.compared_to for run in plan.runs] == [None, plain, plain, plain_best]
-    assert (plan.targets, plan.tokens) == (dict(published=7.75, best=7.25), 3 * 8192)
-    assert (plan.first_seed, plan.new_seeds, plan.rounds) == (123, True, None)
+def test_times_to_two_targets(tmp_path):
+    """As earlier searches had them, at 00's default settings and at the best."""
+    first, last = TimeToLoss().runs(setup_of(tmp_path))
+    plain, fast = (point.run(setup_of(tmp_path)) for point in POINTS[:2])
+    runs = [first, last, plain.replace(compared_to=first.name), fast.replace(
+        compared_to=plain.name)]
+    plan = search.plan_of(runs, "", 4096, tokens=3 * 8192, cold_rounds=2, rounds=2,
+                          targets=dict(published=7.75, best=7.25))
+    write_journal(tmp_path, "time-to-loss", plan, landscape()(plan))
     ((measured, rows),) = found_in(tmp_path, "time-to-loss")
     _, first, second = text_of(TimeToLoss(), measured).split("Target ")
     published, best = cells_of(first), cells_of(second)
@@ -209,13 +181,10 @@ def test_after_a_search(tmp_path):
     line = best["01, batch 4, rate 0.004"]
     assert (line["tokens"], line["× not counting compiling"], line["compared to"]) == (
         "3,840", "9.33", "00, batch 2, rate 0.002")
-    texts = shown(TimeToLoss().picture(measured, rows))
-    assert any(text.startswith(f"{line['seconds']} s, {line['× to the loss']}×") for text in texts)
-    for changes, why in ((dict(options=["--dropout", "0"]), "with other options"),
-                         (dict(machine=MACHINE), "on another machine"),
-                         (dict(max_tokens=99), "with other --max-tokens")):
-        with pytest.raises(UserError, match=f"was measured {why}"):
-            next(TimeToLoss().plans(setup_of(tmp_path, **changes)))
+    figure = TimeToLoss().picture(measured, rows)
+    assert {"not reached", f"{line['seconds']} s, {line['× to the loss']}×"} <= {*shown(figure)}
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [
+        "00", "00, batch 2, rate 0.002", "01", "01, batch 4, rate 0.004"]  # the slowest first
 
 
 def test_without_a_search(tmp_path):
@@ -224,14 +193,12 @@ def test_without_a_search(tmp_path):
     study = TimeToLoss()
     target, plan = measure(study, setup)
     ((later, times),) = study.later(setup, target)  # for an estimate of both
-    assert (names(later), later.tokens, times) == (names(plan), 3 * search.DEMO_TOKENS, 1)
-    assert study.later(setup, plan) == []
+    assert (names(later), later.tokens, times) == (names(plan), 3 * time_to_loss.DEMO_TOKENS, 1)
     assert (target.kind, names(target), target.rounds, target.first_seed) == (
-        "target", ["00_orig-batch-4-rate-0.0005"], 2, 1)
+        "target", ["00_orig"], 2, 1)
     assert (plan.kind, plan.targets, plan.tokens) == ("variants", dict(published=7.75), 3 * 8192)
     assert names(plan)[:3] == ["00_orig", "01_opt_single_gpu", "variant-optimizer-muon"]
     assert [run.compared_to for run in plan.runs] == [
         None, "00_orig", *["01_opt_single_gpu"] * (len(plan.runs) - 2)]
-    measured, rows = found_in(tmp_path, "time-to-loss")[-1]
-    assert {"00", "optimizer-muon", "compile-switch --compile-switch\nfallback_random"} <= set(
-        shown(study.picture(measured, rows)))
+    with pytest.raises(UserError, match="there is no target: .*diverged"):
+        measure(study, setup, fails=lambda *_: True)

@@ -4,35 +4,31 @@ import math
 from textwrap import fill
 
 from bench.analysis.rows import Row, difference, rows_of
+from bench.catalogue import EPOCHS
 from bench.common import UserError
+from bench.measure.sizing import DEMO_TOKENS, tokens_per_epoch
 from bench.report.notes import machine_note
-from bench.report.pictures import (
-    COLOURS,
-    add_legend,
-    draw_bars,
-    key,
-    place_of,
-    rows_of_panels,
-    thousands,
-)
+from bench.report.pictures import COLOURS, add_legend, draw_bars, key, place_of, rows_of_panels
 from bench.report.tables import RUN, SPEED, Column, Table, bold, fmt, num_col, spread, text_col
 from bench.studies import Study, search
 
-TARGETS = {  # what they are
+TARGETS = {  # what they are; "best" was of an earlier search
     "published": "the lowest validation loss of 00 in its default run",
     "best": "the lowest validation loss of 00 at its best learning rate",
     "epoch": "the lowest validation loss of 00 in one epoch of the text, at its best settings",
 }
+LIMIT = 3  # a run of this many times the tokens of 00's default run hasn't reached the target
+LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next, of such runs
 COLD_ROUNDS = 2  # later ones tell how long a second start takes
 SCRIPTS = {"00": "00, baseline", "01": "01, optimized", "02": "01 with variants"}
 
 
 class TimeToLoss(Study):
-    """Measure the time to a loss, of 00, 01 and what a search found.
+    """Measure the time to a loss, of 00, 01 and variants.
 
     The target is the lowest validation loss of 00's default run, of which --max-tokens is the
-    length. After a search each of its scripts also runs at its best settings. Each round has a new
-    seed. From the third round on, scripts find the compiler's cache warm."""
+    length. Each round has a new seed. From the third round on, scripts find the compiler's cache
+    warm."""
 
     title = "The time to a loss"
     place = 20
@@ -44,7 +40,7 @@ class TimeToLoss(Study):
         parser.add_argument("--names", metavar="A,B+C", help="variants to measure besides, at 01's"
                                                              " settings; + joins several")
         parser.add_argument("--epoch", action="store_true",
-                            help="to the target of `search --epoch`, at the settings that it found")
+                            help="to the target of a search, at the settings that it found best")
 
     def runs(self, setup):
         """Returns 00, 01, and the variants that are asked for."""
@@ -54,31 +50,32 @@ class TimeToLoss(Study):
         return [first, last, *others]
 
     def plans(self, setup):
-        args, runs = setup.args, self.runs(setup)
-        if args.epoch and args.names:
-            raise UserError("--epoch measures what `search --epoch` found: leave --names out", 2)
-        points, length = search.read_search(setup)
-        if not points and args.epoch:
-            raise UserError("there is no whole search for an epoch: python measure.py search"
-                            " --epoch")
-        if not points:
-            run = search.default_point(setup).run(setup)
-            (row,) = rows_of((yield search.plan_of(
-                setup, [run], "target", tokens=args.max_tokens, rounds=2, **search.TUNING)))
-            length = dict(targets={"published": row.lowest_val_loss}, tokens=search.limit_of(row))
-        default = None if args.epoch else runs[0].name
-        best = [point.run(setup) for point in points]  # 00's is the first
-        best = [run.replace(compared_to=best[0].name if place else default)
-                for place, run in enumerate(best)]
-        yield search.plan_of(setup, best if args.epoch else [*runs, *best],
-                      "epoch" if args.epoch else "variants" if args.names else "",
-                      cold_rounds=COLD_ROUNDS, **length)
+        args = setup.args
+        if args.epoch:
+            if args.names:
+                raise UserError("--epoch measures what a search found: leave --names out", 2)
+            points, length = search.read_search(setup)
+            runs = [point.run(setup) for point in points]
+            runs[1:] = [run.replace(compared_to=runs[0].name) for run in runs[1:]]
+            yield search.plan_of(runs, "epoch", search.LOG_TOKENS[setup.device],
+                                 cold_rounds=COLD_ROUNDS, **length)
+            return
+        runs, log_tokens = self.runs(setup), LOG_TOKENS[setup.device]
+        (row,) = rows_of((yield search.plan_of(
+            runs[:1], "target", log_tokens, tokens=args.max_tokens, rounds=2, **search.TUNING)))
+        if not row.record or row.lowest_val_loss is None:
+            raise UserError(f"00's default run didn't finish, so there is no target: {row.error}")
+        yield search.plan_of(
+            runs, "variants" if args.names else "", log_tokens, cold_rounds=COLD_ROUNDS,
+            targets=dict(published=row.lowest_val_loss),
+            tokens=LIMIT * row.record.logs[-1]["tokens"])
 
     def later(self, setup, plan):
         if plan.kind != "target":
             return []
-        tokens = search.LIMIT * search.phases_of(setup, ())[0].tokens
-        return [(search.plan_of(setup, self.runs(setup), "", tokens=tokens), 1)]
+        tokens = EPOCHS * tokens_per_epoch(setup.data) if setup.machine["gpus"] else DEMO_TOKENS
+        return [(search.plan_of(self.runs(setup), "", LOG_TOKENS[setup.device],
+                                tokens=LIMIT * (setup.args.max_tokens or tokens)), 1)]
 
     def tables(self, measured, rows):
         return time_tables(rows, measured.plan.targets)
@@ -96,31 +93,51 @@ class TimeToLoss(Study):
         return [machine_note(measured, rows), how]
 
     def picture(self, measured, rows):
-        """Draws the seconds to the last target, the one that settings were tuned for, compilation
-        hatched, the slowest first; and the losses of 00, 01 and the fastest script over time."""
+        """Draws the speed, and the seconds to the last target, the one that settings were tuned
+        for, compilation hatched: 00 on top, then the slowest first."""
         if not measured.plan.targets:
             return None
         target = [*measured.plan.targets.values()][-1]
-        rows = sorted(rows, key=lambda row: -(row.seconds_to(target, True) or math.inf))
-        figure, [(subfigure, bars, curves)] = rows_of_panels(
-            [title_of(rows, target) + place_of(measured)],
-            [max(4.4, 2 + 0.5 * len(rows))], [3, 2])
-        draw_seconds(bars, rows, target)
-        draw_losses(curves, rows, target)
+        rows = sorted(rows, key=lambda row: (
+            row.run.stage != "00", -(row.seconds_to(target, True) or math.inf)))
+        figure, [(subfigure, speed, time)] = rows_of_panels(
+            [title_of(rows, target) + place_of(measured)], [2 + 0.5 * len(rows)], [2, 3])
+        labels = [fill(row.label.replace("+", " + "), 36, break_on_hyphens=False) for row in rows]
+        colours = [COLOURS[row.run.stage if row.run.stage in ("00", "01") else "02"]
+                   for row in rows]
+        draw_bars(speed, labels, [row.tok_per_sec for row in rows],
+                  [fmt(row.tok_per_sec, ",.0f") for row in rows], colours,
+                  [row.speeds for row in rows])
+        draw_bars(time, [""] * len(rows), [row.seconds_to(target) for row in rows],
+                  [time_text(row, target) for row in rows], colours,
+                  [[time for _, time in row.times_to(target) if time < math.inf] for row in rows],
+                  [row.seconds_to(target, True) or 0 for row in rows])
+        speed.tick_params(axis="y", labelsize=9)
+        speed.set_xlabel("tokens per second")
+        speed.locator_params(axis="x", nbins=3)
+        time.set_xlabel("seconds of training and compilation\n×: the speedup in the table")
         add_legend(subfigure, {label: COLOURS[stage] for stage, label in SCRIPTS.items()}, key(
             "compilation", color="0.6", marker="s", linestyle="", markerfacecolor="white"))
         return figure
 
 
 def title_of(rows: list[Row], target: float) -> str:
-    """Returns the finding, where it is significant, and what a picture shows; the rows are sorted,
-    the slowest first."""
-    title = f"Seconds to a validation loss of {target:.2f}: "
-    best = next((row for row in reversed(rows) if row.seconds_to(target, True)), None)
-    if not best or best.speedup(target, True).significance != "faster":
+    """Returns the finding, where it is significant, and what a picture shows."""
+    title = f"Speed, and seconds to a validation loss of {target:.2f}: "
+    best = min(rows, key=lambda row: row.seconds_to(target, True) or math.inf)
+    if best.speedup(target, True).significance != "faster":
         return title
     name, factor = best.label.partition(" --")[0], best.speedup(target, True).factor
     return f"{name}: {factor:.1f} times as fast as {best.reference.label}\n{title}"
+
+
+def time_text(row: Row, target: float) -> str:
+    """Returns what stands at a bar: the seconds, and the speedup over the row that it is compared
+    to."""
+    seconds, factor = row.seconds_to(target, True), speedup_of(row, target, True)
+    if not seconds:
+        return row.error or "not reached"
+    return f"{seconds:,.1f} s" + (f", {factor}×" if factor else "")
 
 
 def time_tables(rows: list[Row], targets: dict[str, float]) -> list[Table]:
@@ -170,41 +187,3 @@ def speedup_of(row: Row, target: float, with_first_step: bool) -> str:
     """Returns "1.23", or a bound such as "> 1.23"; "" where it isn't known."""
     speedup = row.speedup(target, with_first_step)
     return f"{speedup.sign}{speedup.factor:.2f}" if speedup.factor else ""
-
-
-def colour_of(row: Row) -> str:
-    return COLOURS[row.run.stage if row.run.stage in ("00", "01") else "02"]
-
-
-def draw_seconds(axes, rows: list[Row], target: float) -> None:
-    """Draws a bar for each row, with its speedup over the row that it is compared to."""
-    def text(row: Row) -> str:
-        seconds, factor = row.seconds_to(target, True), speedup_of(row, target, True)
-        if not seconds:
-            return row.error or "not reached"
-        return f"{seconds:,.1f} s" + (f", {factor}×" if factor else "")
-
-    labels = [fill(row.label.replace("+", " + "), 36, break_on_hyphens=False) for row in rows]
-    draw_bars(axes, labels, [row.seconds_to(target) for row in rows],
-              [text(row) for row in rows], [colour_of(row) for row in rows],
-              [[time for _, time in row.times_to(target) if time < math.inf] for row in rows],
-              [row.seconds_to(target, True) or 0 for row in rows])
-    axes.tick_params(axis="y", labelsize=9)
-    axes.set_xlabel("seconds of training and compilation\n×: the speedup in the table")
-
-
-def draw_losses(axes, rows: list[Row], target: float) -> None:
-    others = [row for row in rows if row.records and colour_of(row) == COLOURS["02"]]
-    for row in rows:
-        if not row.record or row in others[:-1]:  # of the others only the fastest
-            continue
-        points = [(point.seconds, point.val_loss) for point in row.record.steady]
-        axes.plot(*zip(*points, strict=True), linewidth=1.6, color=colour_of(row),
-                  linestyle="-" if row.run.rate else "--")
-    times = [seconds for row in rows for _, seconds in row.times_to(target) if seconds < math.inf]
-    axes.set_xlim(0, 1.05 * max(times) if times else None)
-    axes.set_ylim(target - 0.3, target + 3)
-    axes.axhline(target, color="0.3", linewidth=1, linestyle=":")
-    axes.set_xlabel("seconds of training,\nwithout compilation\ndashed: default settings")
-    axes.set_ylabel("validation loss, nats per token")
-    thousands(axes.xaxis)
