@@ -95,8 +95,6 @@ def case(request, tmp_path_factory):
     name, line, machine = request.param
     study, folder = STUDIES[name], tmp_path_factory.mktemp("results")
     setup = setup_for(folder, name, line, machine)
-    if name == "time-to-loss" and machine is GPUS:  # elsewhere there was no search
-        list(carry_out(STUDIES["search"], setup))
     plans = [plan for plan, _ in carry_out(study, setup, some_fail)]
     return SimpleNamespace(study=study, plans=plans, found=found_in(folder, name))
 
@@ -132,8 +130,7 @@ def test_tables(case):
             errors.add("failed: it broke")
         for error in errors:
             assert error in text
-            # Those of the stages and of a search show only what came to its end.
-            assert study.name in ("stages", "search") or any(
+            assert study.name == "stages" or any(  # which shows only what came to its end
                 error in other for other in others.values())
 
 
@@ -238,37 +235,16 @@ def test_ladder_picture(tmp_path):
     assert study.picture(measured, rows_of(measured)) is None
 
 
-def test_the_compilers_modes(tmp_path):
-    """One mode pays from step 50 on, one never; the first step of none is as any other."""
-    study, plan = STUDIES["variants"], plan_for(tmp_path, "variants", "compile")
-    (plain,) = (run.name for run in plan.runs if "--no-compile" in run.options)
-    (slow,) = (run.name for run in plan.runs if run.options[-1:] == ("max-autotune",))
-    events = {}
-    for name, first, step in (
-            (plain, 1.0, 1.0), (plan.runs[0].name, 25.5, 0.5), (slow, 3.0, 2.0)):
-        events[name] = record_events(name, 2048 / step, config=dict(batch_size=8))
-        events[name][1]["seconds"] = [first]
-    cells = cells_of(text_of(study, measured_with(plan, events)))
-    # 390 windows are 48 steps an epoch.
-    assert {label: [row["compiling, s"], row["s/step"], row["5 epochs, s"],
-                    row["beats no compiler from step"]] for label, row in cells.items()
-            if row["s/step"]} == {
-        "compile-mode --no-compile": ["0.0", "1.000", "240", ""],
-        "01": ["25.0", "0.500", "145", "50"],
-        "compile-mode --compile-mode max-autotune": ["1.0", "2.000", "481", "never"]}
-
-
 def test_groups_of_variants(tmp_path):
     """02's are compared with 02; Trainer has 01's batch, and what the machine has units for."""
-    for group in ("ddp", "parallel"):
+    for group, base in (("ddp", "02"), ("parallel", "02"), ("checkpoint", "01")):
         first, *others = plan_for(tmp_path, "variants", group).runs
-        assert first.script == "02" and all(run.script.startswith(group) for run in others)
-    first, *others = plan_for(tmp_path, "variants", "checkpoint").runs
-    assert first.script == "01" and all(SCRATCH in run.options for run in others)
-    for machine, name, options in ((CPU, "8", []), (MACHINE, "32", ["--bf16", "--tf32", "True"]),
-                                   (MACHINE | dict(capability="7.5"), "32", ["--bf16"])):
+        assert first.script == base and all(run.script.startswith(group) for run in others)
+    assert all(SCRATCH in run.options for run in others)
+    for machine, name, options in ((CPU, "8", ()), (MACHINE, "32", ("--tf32", "True")),
+                                   (MACHINE | dict(capability="7.5"), "32", ())):
         _, plain, mixed, *_ = plan_for(tmp_path, "variants", "trainer", machine).runs
-        assert plain.options[-1] == name and [*mixed.options[2:]] == (options or ["--bf16"])
+        assert plain.options[-1] == name and mixed.options[2:] == ("--bf16", *options)
     assert {run.script for run in plan_for(tmp_path, "variants").runs}.isdisjoint(
         {"compile-mode", "checkpoint-resume"})
     with pytest.raises(UserError, match="^--names and a group"):
@@ -426,13 +402,13 @@ def test_scaling(tmp_path):
     assert cells["02, 2 processes"]["efficiency"] == "82.6%" and cells["01"]["95 %"] == ""
 
 
-@pytest.mark.parametrize(("name", "kind"), [
-    ("void at::native::(anonymous namespace)::cunn_SoftMaxForward<8>", "loss"),
-    ("triton_red_fused__to_copy_add_amax_arange_exp_gather_log_sub_sum_3", "loss"),
-    ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matrix products"),
-    ("graph_1_cpp_fused_add_native_layer_norm_view_3", "fused by torch.compile")])
-def test_kinds_of_operations(name, kind):
-    assert kind_of(name) == kind
+def test_kinds_of_operations():
+    assert [*map(kind_of, (
+        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8>",
+        "triton_red_fused__to_copy_add_amax_arange_exp_gather_log_sub_sum_3",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64",
+        "graph_1_cpp_fused_add_native_layer_norm_view_3"))] == [
+        "loss", "loss", "matrix products", "fused by torch.compile"]
 
 
 @pytest.mark.parametrize("machine", [CPU, MACHINE])
@@ -449,8 +425,8 @@ def test_a_profile(tmp_path, machine):
             ("ProfilerStep*", 10, 0, 40e6, "CUDA", True), ("nvjet_hsh", 20, 0, 3e6, "CUDA", False),
             ("void pytorch_flash::flash_bwd", 20, 0, 36e6, "CUDA", False)]
     (folder / "a.trace.json").write_text("a trace")
-    for evaluated, own, error in ((2, rows, "evaluation"), (12, rows[3:], "no profile of"),
-                                  (12, [], "no profile of"), (12, rows, None)):
+    for evaluated, own, error in ((2, rows, "evaluation"), (12, [], "no operation"),
+                                  (12, rows, None)):
         (folder / "a.averages.json").write_text(json.dumps([
             dict(zip(keys, row, strict=True)) for row in own]))
         record = write_record(folder, "01-profile", tokens=1024 * evaluated, steps=12, speed=256.0)
