@@ -26,10 +26,8 @@ LOSSES = ["unchanged", "rounding", "changes"]  # what a patch may do to the loss
 
 @dataclass(frozen=True)
 class Run:
-    """A script with its options; each round of a study runs it once.
-
-    Code decides by the fields; the label is for readers.
-    """
+    """A script with its options; each round of a study runs it once. Code decides by the fields;
+    the label is for readers."""
 
     name: str  # unique in its study; the script's record has it as its stage
     label: str  # in tables and pictures, such as "5 bfloat16"
@@ -79,8 +77,7 @@ def published() -> Published:
     return Published(
         f"Published figures: {data['gpu']}, PyTorch {data['pytorch']}, {data['model']},"
         f" context {data['context_length']:,}, 02 DDP × {ddp.gpus}; <{data['source']}>",
-        data["gpu"], data["model"], data["context_length"],
-        {"00": first, "01": last, "02": ddp},
+        data["gpu"], data["model"], data["context_length"], {"00": first, "01": last, "02": ddp},
         {name: figures.reserved_gb for name, figures in {"00": first, **ladder}.items()})
 
 
@@ -121,10 +118,8 @@ class Scripts:
             return stack.merge(self.text("01"), self.text(variant), self.text(technique), variant)
         if "+" not in script:
             return self.patched[stack.find(STAGES.get(script, script), names)]
-        first, *rest = script.split("+")
-        if first in STAGES:
-            return stack.compose(rest, STAGES[first])
-        return stack.compose([first, *rest])
+        first, *rest = parts = script.split("+")
+        return stack.compose(rest, STAGES[first]) if first in STAGES else stack.compose(parts)
 
     def canonical(self, script: str | Path) -> str:
         """Returns the name by which predictions are stored: 00, 01 or 02, or that of a technique, a

@@ -9,13 +9,13 @@ import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from patches import stack
 
 ROOT = stack.ROOT
 BUILD = ROOT / "build"
 REFERENCE = ROOT / "results" / "reference"
-BOOK = "middlemarch"  # what the book's title, and its file's name, begin with
 BOOK_TOKENS = 414_009  # of the book to train on: 404 windows of 1,024
 # What well-formed JSON with the wrong content can raise, somewhere on its way to a page.
 DAMAGE = LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError
@@ -31,12 +31,12 @@ class UserError(Exception):
         self.code = code
 
 
-def relative(path: Path) -> str:
-    """Returns `path` as seen from the current folder."""
+def relative(part: Any) -> str:
+    """Returns a path as seen from the current folder, and other parts of a command as they are."""
     try:
-        return os.path.relpath(path)
+        return os.path.relpath(part) if isinstance(part, Path) else str(part)
     except ValueError:  # on another drive of a Windows machine
-        return str(path)
+        return str(part)
 
 
 def listed(names: Iterable[str]) -> str:
@@ -125,7 +125,7 @@ def other_text(data) -> str:
     tokens, or where it isn't known."""
     data = data if isinstance(data, dict) else {}
     corpus, in_bytes = str(data.get("corpus") or ""), data.get("tokenizer") == "bytes"
-    if not corpus or corpus.lower().startswith(BOOK) and not in_bytes:
+    if not corpus or corpus.lower().startswith("middlemarch") and not in_bytes:
         return ""
     name = corpus if len(corpus) <= 60 else corpus[:59] + "…"
     return f"{name}, its tokens bytes" if in_bytes else name

@@ -6,6 +6,7 @@ import os
 import re
 import select
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
@@ -104,7 +105,7 @@ def ask(*command: Any, **environment: Any) -> str:
     """Returns what Python prints for a script or module of this repository. Raises UserError."""
     code, out, err = run_child([sys.executable, *command], ROOT, **environment)
     if code:
-        raise UserError(f"{shlex.join(map(relative_part, command))} failed: {error_line(err)}")
+        raise UserError(f"{shlex.join(map(relative, command))} failed: {error_line(err)}")
     return out
 
 
@@ -116,12 +117,9 @@ def ask_machine(question: str, **environment: str) -> Any:
 
 def git_commit() -> str | None:
     """Returns this repository's commit; None without git, or where this is no clone."""
-    if not (ROOT / ".git").exists():
+    if not (ROOT / ".git").exists() or not shutil.which("git"):
         return None
-    try:
-        failed, commit, _ = run_child(["git", "rev-parse", "HEAD"], ROOT)
-    except OSError:
-        return None
+    failed, commit, _ = run_child(["git", "rev-parse", "HEAD"], ROOT)
     return None if failed else commit.strip()
 
 
@@ -131,8 +129,3 @@ def prepare_tokens(folder: Path) -> None:
     if not tokens_in(folder):
         print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
         ask(ROOT / "data" / "prepare.py", "--out", folder.resolve())
-
-
-def relative_part(part) -> str:
-    """Returns a part of a command, as a user would type it."""
-    return relative(part) if isinstance(part, Path) else str(part)

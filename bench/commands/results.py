@@ -15,7 +15,8 @@ from bench.report.tables import INTERVAL, Column, Table, credited, fmt, found_in
 from bench.studies import all_studies
 from bench.subcommands import Command
 
-# ---- Two folders side by side -------------------------------------------------------------------
+ROUNDS = {"stages": 2, "ladder": 3}  # that a table which others quote needs
+COPIED = ".jsonl", ".json", ".md", ".html", ".png"
 
 
 class Compare(Command):
@@ -72,17 +73,11 @@ def speedups_table(rows: list[Row], others: list[Row]) -> Table:
 def ladder_in(name: str) -> tuple:
     """Returns (measurement, rows) of the ladder in a folder. Raises UserError."""
     folder = Path(name) if Path(name).is_dir() else REFERENCE / name
-    ladders = found_in(folder, "ladder") if folder.is_dir() else []
+    ladders = found_in(folder, "ladder")
     if not ladders:
         names = sorted(path.parent.name for path in REFERENCE.glob("*/ladder.jsonl"))
         raise UserError(f"{name}: no ladder there; there are {', '.join(names)}", 2)
     return ladders[-1]
-
-
-# ---- For results/reference ----------------------------------------------------------------------
-
-ROUNDS = {"stages": 2, "ladder": 3}  # that a table which others quote needs
-COPIED = ".jsonl", ".json", ".md", ".html", ".png"
 
 
 class Pack(Command):
