@@ -479,10 +479,10 @@ def test_seconds_left(plan):
     assert [in_words(seconds) for seconds in (89, 150, 7200)] == ["89 s", "2 min", "2.0 h"]
 
 
-def length(plan, per_step=1024, machine=MACHINE, compile=False):
+def length(plan, per_step=1024, machine=MACHINE):
     """The options that say so, and the seconds; the machine is twice an A100."""
     (run,) = plan.runs
-    config = sizing.GPT2 | dict(batch_size=per_step // run.processes // 1024, compile=compile)
+    config = sizing.GPT2 | dict(batch_size=per_step // run.processes // 1024)
     found = sizing.lengths_of(plan, setup_of(Path(), machine), {run.name: config},
                               dict(bfloat16=2 * 312e12))[run.name]
     return dict(zip(found.options[::2], found.options[1::2], strict=True)), found.seconds
@@ -500,7 +500,7 @@ def test_length():
         "--max-tokens": 10 * 1024,
         "--eval-freq": 9,  # a line after 1, 10, 19 ... steps; 10 reach 10,000 tokens
         "--epochs": 10**6}  # the tokens alone end the run
-    assert length(slow, compile=True)[1] == pytest.approx(20 + 40 + 10 * 1024 / 1000)
+    assert length(slow)[1] == pytest.approx(40 + 10 * 1024 / 1000)
     assert length(slow, machine=CPU)[1] == pytest.approx(10 + 10 * 1024 / 1000)
     ranks = plan_with(expected=500, processes=4)
     options, _ = length(ranks, 4096)
@@ -518,8 +518,7 @@ def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
             Run("02", "02", "", ROOT / "02_opt_multi_gpu_ddp.py"), Run("made", "made", "", "01")]
     setup = setup_of(tmp_path, options=TINY_OPTIONS)
     configs = sizing.configurations(runs, setup)
-    assert [(config["batch_size"], config["compile"]) for config in configs.values()] == [
-        (2, None), (3, True), (2, True), (2, True)]
+    assert [config["batch_size"] for config in configs.values()] == [2, 3, 2, 2]
     assert {(config["context_length"], config["learning_rate"])
             for config in configs.values()} == {(16, 5e-4)}
     monkeypatch.setattr(processes, "ask", None)
@@ -706,7 +705,7 @@ def test_ladder(tmp_path):
                                ("03-fused-adamw", 1, 123), ("10-batch-size", 1, 123)]
     base, _, adam, batch = (results[key] for key in sorted(results))
     assert adam.record.tok_per_sec > 0 and adam.record.logs[-1]["tokens"] == 128
-    assert adam.record.val_loss == pytest.approx(base.record.val_loss, abs=1e-4)
+    assert adam.record.lowest_val_loss == pytest.approx(base.record.lowest_val_loss, abs=1e-4)
     assert batch.outcome.status is Status.TOO_LARGE
     assert {path.name for path in (tree / "build").iterdir()} <= {"scripts", "compiler-cache"}
 

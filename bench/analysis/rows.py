@@ -1,7 +1,7 @@
 """From a journal's Measured to rows: medians over the rounds, speedups, significance."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from statistics import median
 from typing import NamedTuple
 
@@ -33,15 +33,8 @@ class Speedup(NamedTuple):
     # "faster", "slower", "no significant change" or "not tested"; None without a reference.
     significance: str | None = None
 
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """The factor's 95 % confidence interval."""
-        return self.estimate.interval if self.estimate else None
-
-
-def median_of(figure: Callable[[Record], float | None]) -> property:
-    """Returns a property of Row: the median of a figure over its records."""
-    return property(lambda row: median_known(map(figure, row.records)))
+    # The factor's 95 % confidence interval; None where it isn't tested.
+    interval = property(lambda self: self.estimate and self.estimate.interval)
 
 
 class Row:
@@ -77,18 +70,13 @@ class Row:
             result.seed: result.record.val_loss_after(self.plan.loss_tokens) for result in complete}
         self.speeds = [record.tok_per_sec for _, record in self.runs]  # of all processes together
         self.memories = [(number, record.end["reserved_gb"]) for number, record in self.runs]
-
-    # ---- The run's own figures
-
-    error = property(lambda row: row.outcome and str(row.outcome))
-
-    tok_per_sec = property(lambda row: median_known(row.speeds))
-    reserved_gb = property(lambda row: median_known(memory for _, memory in row.memories))
-    lowest_val_loss = median_of(lambda record: record.lowest_val_loss)
-    first_step_excess = median_of(lambda record: record.first_step_excess)
-    mfu = median_of(lambda record: record.mfu)
-    val_loss = property(lambda row: median_known(
-        record.val_loss_after(row.plan.loss_tokens) for record in row.records))
+        self.error = self.outcome and str(self.outcome)
+        self.tok_per_sec = median_known(self.speeds)
+        self.reserved_gb = median_known(memory for _, memory in self.memories)
+        self.lowest_val_loss = median_known(record.lowest_val_loss for record in self.records)
+        self.mfu = median_known(record.mfu for record in self.records)
+        self.val_loss = median_known(
+            record.val_loss_after(self.plan.loss_tokens) for record in self.records)
 
     @property
     def share_of_peak(self) -> float | None:

@@ -14,7 +14,7 @@ from bench import processes
 from bench.common import BUILD, UserError, relative, remove_built, sha256
 from bench.measure.journal import Measured, Result, append, journal_of, make_result
 from bench.measure.plan import SCRATCH, Job, Setup
-from bench.measure.records import Outcome, RecordError, Status, read_events
+from bench.measure.records import Outcome, RecordError, Status, make_record, read_events
 from bench.measure.sizing import Length
 
 HANG_SECONDS = 600  # and five times the estimate: a run that takes longer hangs, and is ended
@@ -59,7 +59,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
             code, err = None, f"ended after {timeout:.0f} s: it hung, or is far too slow"
         ran = dict(event="ran", seconds=time.perf_counter() - began, error=None, matmul_rate=None)
         events = read_child(Path(name) / "results")
-        outcome = outcome_of(code, err, events, make_result(start, events, ran).outcome)
+        outcome = outcome_of(code, err, events)
         if outcome.complete:
             try:
                 study.collect(setup, Path(name) / "results")
@@ -92,11 +92,15 @@ def read_child(folder: Path) -> list[dict]:
     return []
 
 
-def outcome_of(code: int | None, err: str, events: list[dict], recorded: Outcome) -> Outcome:
+def outcome_of(code: int | None, err: str, events: list[dict]) -> Outcome:
     """Returns how a run ended: as its record says; where that has no end, or is that of a rank that
     waited for another one, by the exit code and the line of the error."""
     if code is None:
         return Outcome(Status.FAILED, err)
+    try:
+        recorded = make_record("", events).outcome
+    except RecordError as reason:
+        recorded = Outcome(Status.FAILED, str(reason))
     rank = re.search(r"^error: (rank \d+: .+)", err, re.MULTILINE)
     has_end = any(event["event"] == "end" for event in events)
     if code == 0 or has_end and not recorded.complete and not rank:

@@ -29,7 +29,7 @@ from bench import common
 from bench.common import UserError, relative
 from bench.measure import records
 from bench.measure.plan import Plan, Setup
-from bench.measure.records import COMPLETE, NUMBER, Outcome, Record, RecordError, Status
+from bench.measure.records import NUMBER, Outcome, Record, RecordError, Status
 
 # The fields that are read here, and their types.
 HEADER = dict(id=str, study=str, kind=str, time=str, machine=dict, matmul_peak=dict,
@@ -186,26 +186,19 @@ def read_journal(path: Path) -> list[Measured]:
                 by_id[run["id"]].add(make_result(run, events, event))
                 run = None
             events.append(event)
-        except ValueError as error:
+        except common.DAMAGE as error:
             run = None  # it is as if it had not been
             if number < len(lines):  # the last one is empty, or cut off
-                print(f"skipped: {relative(path)}, line {number}: {error}", file=sys.stderr)
+                print(f"skipped: {relative(path)}, line {number}: {error!r}", file=sys.stderr)
     return list(by_id.values())
 
 
 def make_result(run: dict, events: list[dict], ran: dict) -> Result:
     """Returns the result that a run's lines tell. Raises ValueError."""
-    record, outcome = None, COMPLETE
-    if ran["error"]:
-        outcome = Outcome(Status(ran.get("outcome")), ran["error"])
-    else:
-        try:
-            record = records.make_record(run["name"], events)
-            outcome = record.outcome
-        except RecordError as reason:
-            outcome = Outcome(Status.FAILED, str(reason))
+    outcome = Outcome(Status(ran.get("outcome", "complete")), ran["error"] or "")
+    record = records.make_record(run["name"], events) if outcome.complete else None
     return Result(run["name"], run["round"], run["seed"], run["source_sha256"], ran["seconds"],
-                  outcome, record if outcome.complete else None, ran["matmul_rate"])
+                  outcome, record, ran["matmul_rate"])
 
 
 def newest(measurements: list[Measured]) -> list[Measured]:

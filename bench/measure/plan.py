@@ -7,7 +7,6 @@ from pathlib import Path
 
 from bench.catalogue import Run, Scripts
 from bench.common import BUILD, sha256, write_whole
-from bench.measure.records import RecordError
 
 SEED = 123
 # Losses are compared after this many training tokens per process; 393,216 are one epoch of the full
@@ -74,10 +73,8 @@ class Plan:
             jobs += new
         return jobs
 
-    @property
-    def loss_tokens(self) -> int | None:
-        """The tokens after which losses are compared; None: at a run's end."""
-        return None if self.targets else self.tokens
+    # Where losses are compared; None: at a run's end.
+    loss_tokens = property(lambda self: None if self.targets else self.tokens)
 
     def as_json(self) -> dict:
         """Returns it for a journal: everything but the scripts, of which it has the names."""
@@ -89,14 +86,11 @@ class Plan:
 
     @classmethod
     def from_json(cls, plan: dict) -> "Plan":
-        """Returns the plan of a journal. Raises RecordError for something else."""
-        try:
-            runs = [Run(**run) for run in plan["runs"]]
-            runs = [run.replace(options=tuple(run.options)) for run in runs]
-            names = {field.name for field in fields(cls)}  # earlier journals hold others besides
-            return cls(**{name: plan[name] for name in names & plan.keys()} | dict(runs=runs))
-        except (AttributeError, LookupError, TypeError) as error:
-            raise RecordError(f"no plan: {error!r}")
+        """Returns the plan of a journal. Raises one of common.DAMAGE for something else."""
+        runs = [Run(**run) for run in plan["runs"]]
+        runs = [run.replace(options=tuple(run.options)) for run in runs]
+        names = {field.name for field in fields(cls)}  # earlier journals hold others besides
+        return cls(**{name: plan[name] for name in names & plan.keys()} | dict(runs=runs))
 
 
 @dataclass
@@ -114,9 +108,7 @@ class Setup:
     batches: dict[str, int] = field(default_factory=dict)  # in place of published ones, to fit
     configurations: dict[tuple, dict] = field(default_factory=dict)  # see sizing.configurations
 
-    @property
-    def device(self) -> str:
-        return self.machine["device"]
+    device = property(lambda self: self.machine["device"])
 
     def script(self, run: Run) -> Path:
         """The file of a run's script, written into a folder of build/ that its content names,

@@ -63,14 +63,9 @@ class Outcome:
     status: Status = Status.COMPLETE
     text: str = ""
 
-    @property
-    def complete(self) -> bool:
-        return self.status is Status.COMPLETE
-
-    @property
-    def failed(self) -> bool:
-        """Whether the run was tried, and left no figures."""
-        return self.status not in (Status.COMPLETE, Status.NOT_TRIED)
+    complete = property(lambda self: self.status is Status.COMPLETE)
+    # Whether the run was tried, and left no figures.
+    failed = property(lambda self: self.status not in (Status.COMPLETE, Status.NOT_TRIED))
 
     def __str__(self) -> str:
         return f"failed: {self.text}" if self.failed else self.text
@@ -106,7 +101,6 @@ class Record:
     tokens_per_step = property(
         lambda self: tokens_per_step(self.config, self.config["world_size"]))
     first_step_seconds = property(lambda self: self.logs[0]["seconds"][0] if self.logs else None)
-    val_loss = property(lambda self: self.logs[-1]["val_loss"] if self.logs and self.end else None)
 
     @property
     def outcome(self) -> Outcome:
@@ -186,7 +180,7 @@ class Record:
         """Returns the validation loss after so many tokens per process, in whole steps, or the last
         one; None without a log line there."""
         if tokens is None:
-            return self.val_loss
+            return self.logs[-1]["val_loss"]
         at = comparison_point(tokens * self.config["world_size"], self.tokens_per_step)
         return next((log["val_loss"] for log in self.logs if log["tokens"] == at), None)
 
@@ -237,11 +231,8 @@ def check_fields(event: dict, types: dict) -> None:
 
 
 def parse_event(line: bytes, fields: dict[str, dict] = FIELDS) -> dict:
-    """Returns a line's event, whose `fields` are checked. Raises RecordError."""
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RecordError(repr(error))
+    """Returns a line's event, whose `fields` are checked. Raises ValueError, RecursionError."""
+    event = json.loads(line)
     if not isinstance(event, dict):
         raise RecordError("not an event")
     check_fields(event, dict(event=str))
@@ -263,7 +254,7 @@ def read_events(path: Path) -> list[dict]:
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
             events.append(parse_event(line))
-        except RecordError as error:
+        except (ValueError, RecursionError) as error:
             raise RecordError(f"line {number}: {error}")
     return events
 

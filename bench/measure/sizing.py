@@ -24,14 +24,13 @@ OWN_OPTIONS = {
     "--epochs", "--eval-freq", "--target-loss", "--help", "-h",
 }
 WITHOUT_END = ("--epochs", 10**6)  # for a run that ends by its tokens, or at its target
-START_SECONDS = {"cuda": 20, "cpu": 10}  # until a run trains, about
-COMPILE_SECONDS = 40  # of a script that compiles its model on a GPU, about
+START_SECONDS = {"cuda": 40, "cpu": 10}  # until a run trains, about, whether it compiles or not
 DEMO_TOKENS = 40_960  # that a whole script trains on a CPU, by its own limit
 FLOAT32_SHARE = 0.5  # of the peak of matmuls that training in float32 reaches, about
 UNKNOWN_SPEED = 20_000  # tok/sec, where nothing is known of the machine or the script
 GPT2 = dict(layers=12, width=768, vocab_size=50_257, context_length=1024)  # as it was published
 # The settings of a script that count here, None where it has no such setting.
-CONFIGURATION = "batch_size", "learning_rate", "compile", *GPT2
+CONFIGURATION = "batch_size", "learning_rate", *GPT2
 
 
 @dataclass(frozen=True)
@@ -68,17 +67,16 @@ def configurations(runs: list[Run], setup: Setup) -> dict[str, dict]:
             raise UserError(f"{name} is set by measure.py itself, for every run alike", 2)
     options = ["--device", setup.device, *setup.options]
     requests = {run.name: (str(setup.script(run)), (*options, *run.options)) for run in runs}
-    new = {name: request for name, request in requests.items()
-           if request not in setup.configurations}
-    if new:
+    if new := [request for request in requests.values() if request not in setup.configurations]:
         one_rank = dict(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-        answers = json.loads(processes.ask(  # for 02, as if torchrun had started it
-            "-m", "bench.measure.sizing", json.dumps([*new.values()]), **one_rank))
-        for (name, request), answer in zip(new.items(), answers, strict=True):
-            if "error" in answer:
-                raise UserError(f"{name}: {answer['error']}", 2)
-            setup.configurations[request] = answer
-    return {name: setup.configurations[request] for name, request in requests.items()}
+        answers = processes.ask(  # for 02, as if torchrun had started it
+            "-m", "bench.measure.sizing", json.dumps(new), **one_rank)
+        setup.configurations |= zip(new, json.loads(answers), strict=True)
+    configs = {name: setup.configurations[request] for name, request in requests.items()}
+    for name, config in configs.items():
+        if "error" in config:
+            raise UserError(f"{name}: {config['error']}", 2)
+    return configs
 
 
 def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
@@ -110,10 +108,8 @@ def lengths_of(plan: Plan, setup: Setup, configs: dict[str, dict], matmul_peak: 
         tokens, options = (
             whole_script(run, plan, setup, per_step[run]) if plan.full_length else
             some_steps(run, plan, per_step[run], steps[run]))
-        compiles = setup.machine["gpus"] and config["compile"]
-        start = START_SECONDS[setup.device] + (COMPILE_SECONDS if compiles else 0)
         speed = expected_speed(run, matmul_peak, trained_in(setup.machine), config)
-        lengths[run.name] = Length(options, start + tokens / speed)
+        lengths[run.name] = Length(options, START_SECONDS[setup.device] + tokens / speed)
     return lengths
 
 
