@@ -91,17 +91,17 @@ def nvidia_smi(fields: str) -> list[str]:
     return [line for line in answer.stdout.splitlines() if re.fullmatch(form, line)]
 
 
-def cpu_name(text: str) -> tuple[str, str]:
-    """(the name, such as " (family 25, model 17)" or "") from the system's own description: on a
-    rented machine one name may stand for several generations."""
+def cpu_name(text: str) -> str:
+    """The name from the system's own description. On a rented machine one may stand for several
+    generations, so that " (family 25, model 17)" follows where that is told."""
     fields = dict(re.findall(r"^\s*([\w ]+?)\s*[:=]\s*(.+?)\s*$", text, re.MULTILINE))
     name = fields.get("Model name") or fields.get("Name")  # Linux, Windows
     if not name and text.strip() and platform.system() == "Darwin":  # it tells the name alone
         name = text.strip().splitlines()[0]
-    generation = ""
+    name = name or platform.processor() or platform.machine()
     if {"CPU family", "Model"} <= fields.keys():
-        generation = f" (family {fields['CPU family']}, model {fields['Model']})"
-    return name or platform.processor() or platform.machine(), generation
+        name += f" (family {fields['CPU family']}, model {fields['Model']})"
+    return name
 
 
 def missing_here(machine: dict, compile_fails: str | None) -> list[str]:

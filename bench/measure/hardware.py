@@ -27,19 +27,18 @@ def this_machine() -> dict:
     there."""
     os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
     gpus = gpu_count()
-    cpu, generation = environment.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
+    cpu = environment.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
     gpu = torch.cuda.get_device_name(0) if gpus else None
     capability = "{}.{}".format(*torch.cuda.get_device_capability(0)) if gpus else None
     dtype, dtype_reason = best_dtype()
     return dict(
-        device="cuda" if gpus else "cpu", gpus=gpus, name=" ".join((gpu or cpu).split()),
+        device="cuda" if gpus else "cpu", gpus=gpus,
+        name=" ".join((gpu or cpu.partition(" (family ")[0]).split()), cpu=cpu,
         torch=torch.__version__, python=platform.python_version(),
         os=f"{platform.system()} {platform.machine()}", threads=torch.get_num_threads(),
-        cpu=cpu + generation,
         driver=next(iter(environment.nvidia_smi("driver_version")), None) if gpus else None,
-        capability=capability,
-        cuda=torch.version.cuda, ram_gb=environment.ram_gb(), dtype=dtype,
-        dtype_reason=dtype_reason,
+        capability=capability, cuda=torch.version.cuda, ram_gb=environment.ram_gb(),
+        dtype=dtype, dtype_reason=dtype_reason,
         gpu_needs=environment.gpu_needs(torch.__version__, torch.version.cuda, gpu, capability,
                                         torch.cuda.get_arch_list() if gpus else [], cuda_error()),
     )
@@ -96,10 +95,11 @@ def free_memory() -> list[int]:
 def best_dtype() -> tuple[str, str]:
     """The type that the optimized scripts train in on this machine, and why: 01 itself decides."""
     # An audit runs where these aren't; this function doesn't need them.
-    absent = [name for name in ("numpy", "tiktoken") if not importlib.util.find_spec(name)]
-    for name in absent:
-        sys.modules[name] = ModuleType(name)
-        vars(sys.modules[name])["__getattr__"] = lambda _: object  # in annotations
+    absent = {name: ModuleType(name) for name in ("numpy", "tiktoken")
+              if not importlib.util.find_spec(name)}
+    for module in absent.values():
+        vars(module)["__getattr__"] = lambda _: object  # in annotations
+    sys.modules |= absent
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     script = load_script(ROOT / stack.LAST)
     for name in absent:

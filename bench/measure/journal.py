@@ -28,7 +28,7 @@ from pathlib import Path
 from bench import common
 from bench.common import UserError, relative
 from bench.measure import records
-from bench.measure.plan import Plan, Setup
+from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import NUMBER, Outcome, Record, RecordError, Status
 
 # The fields that are read here, and their types.
@@ -105,10 +105,9 @@ class Measured:
         today = data_of(setup.data)
         return "with other tokens" if self.data and today and self.data != today else None
 
-    @property
-    def text(self) -> str:
-        """What was trained on, where that isn't the book in GPT-2's tokens; else ""."""
-        return next((result.record.text for result in self.results if result.record), "")
+    # What was trained on, where that isn't the book in GPT-2's tokens; else "".
+    text = property(lambda self: next(
+        (result.record.text for result in self.results if result.record), ""))
 
     @property
     def peak(self) -> dict[str, float]:
@@ -121,12 +120,15 @@ class Measured:
         usual = max(self.matmul_peak[dtype], rates[3 * len(rates) // 4])
         return self.matmul_peak | {dtype: usual}
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether all of the plan's rounds are measured, but for runs that failed."""
-        failed = {result.name for result in self.results if not result.outcome.complete}
+    failed = property(  # the names of the runs that did
+        lambda self: {result.name for result in self.results if not result.outcome.complete})
+
+    def jobs_left(self) -> list[Job]:
+        """Returns what is left to run, without runs that failed or aren't tried."""
         done = {result.key for result in self.results}
-        return all(job.key in done or job.run.name in failed for job in self.plan.jobs())
+        without = self.failed | self.skipped().keys()
+        return [job for job in self.plan.jobs()
+                if job.key not in done and job.run.name not in without]
 
     def as_json(self) -> dict:
         """Returns its `study` line."""
@@ -137,7 +139,6 @@ class Measured:
         """Returns why runs aren't tried, by the results of the smaller ones that they require."""
         reasons, memory_gb = {}, {}
         limit = self.plan.memory_limit_gb or math.inf
-        failed = {result.name for result in self.results if not result.outcome.complete}
         labels = {run.name: run.label for run in self.plan.runs}
         for run in self.plan.runs:
             smaller, text = run.requires, run.error
@@ -145,7 +146,7 @@ class Measured:
             sizes = [result.record.end["reserved_gb"] or math.inf  # where the system hides it
                      for result in self.results if result.name == run.name and result.record]
             memory_gb[run.name] = max(sizes, default=expected)
-            if smaller in failed:
+            if smaller in self.failed:
                 text = f"not tried, since {labels[smaller]} failed"
             elif expected > limit:
                 text = (f"not tried: by the memory of {labels[smaller]} it would take more than"

@@ -90,10 +90,12 @@ class Measurement:
                  first: Measured | None = None):
         self.study, self.setup = study, setup
         self.path = journal_of(setup.results, study.name)
-        self.failed: set[str] = set()  # names of runs that failed since this start
         self.measured = None if resume is False else earlier_measurement(
             study, plan, setup, first, required=resume)
-        if not self.measured:
+        if self.measured:  # what failed is tried again
+            self.measured.results = [
+                result for result in self.measured.results if has_answer(result, plan)]
+        else:
             now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             id = f"{now}-{os.getpid()}-{plan.kind}".rstrip("-")
             # Another order of runs in each measurement; but sizes grow.
@@ -109,20 +111,18 @@ class Measurement:
         self.take(plan, rounds)
         self.begin()
         later = 0.0  # seconds of the study's later plans
-        if self.jobs:
+        if self.configs:
             _, later = sizing.estimate_later(
                 self.study, self.setup, plan, rounds, self.measured.matmul_peak)
-        while jobs := self.within_reach():
-            job, measured = jobs[0], self.measured
+        measured = self.measured
+        while jobs := measured.jobs_left():
+            job = jobs[0]
             seconds = sizing.seconds_left([job], measured.results, self.lengths)
             if deadline is not None and time.monotonic() + seconds > deadline:
                 return False
-            self.jobs.remove(job)
             result = run_job(job, measured, self.study, self.setup, self.lengths[job.run.name])
             measured.add(result)
-            if not result.outcome.complete:
-                self.failed.add(job.run.name)
-            left = sizing.seconds_left(self.within_reach(), measured.results, self.lengths, later)
+            left = sizing.seconds_left(measured.jobs_left(), measured.results, self.lengths, later)
             print(f"{self.describe(job, result)}; about {in_words(left)} left", flush=True)
         return True
 
@@ -140,17 +140,13 @@ class Measurement:
         if lost := {result.name for result in earlier.results} - {
                 result.name for result in measured.results}:
             print(f"changed since, so measured again: {common.listed(sorted(lost))}", flush=True)
-        done = [result for result in measured.results if has_answer(result, plan)]
-        self.failed |= {result.name for result in done if not result.outcome.complete}
-        keys = {result.key for result in done}
-        self.jobs = [job for job in plan.jobs() if job.key not in keys]
-        self.configs = sizing.configurations(able, setup) if self.jobs else {}
+        self.configs = sizing.configurations(able, setup) if measured.jobs_left() else {}
 
     def begin(self) -> None:
         """Finds out all that has to be known before the first run; the journal then has this plan.
         Raises UserError."""
         measured, setup = self.measured, self.setup
-        if self.jobs:
+        if self.configs:
             measured.commit = processes.git_commit()
         measured.data = data_of(setup.data)
         if not measured.matmul_peak:
@@ -158,11 +154,6 @@ class Measurement:
             measured.matmul_peak = processes.ask_machine("matmul_peak")
         append(self.path, measured.as_json())
         self.lengths = sizing.lengths_of(measured.plan, setup, self.configs, measured.matmul_peak)
-
-    def within_reach(self) -> list[Job]:
-        """Returns what is left, without runs that failed, and those that aren't tried for it."""
-        without = self.failed | self.measured.skipped().keys()
-        return [job for job in self.jobs if job.run.name not in without]
 
     def describe(self, job: Job, result: Result) -> str:
         """Returns what a run brought; where a GPU's memory ran out, also what to type."""
@@ -189,7 +180,7 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
     first = next(study.plans(setup))
     measurement = Measurement(study, first, setup, resume)
     measurement.take(first, rounds)
-    plan, jobs = measurement.measured.plan, measurement.within_reach()
+    plan, jobs = measurement.measured.plan, measurement.measured.jobs_left()
     peak = next((measured.matmul_peak for path in sorted(setup.results.glob("*.jsonl"))
                  for measured in reversed(read_journal(path))
                  if common.same_machine(measured.machine, setup.machine)), {})

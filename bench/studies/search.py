@@ -1,8 +1,8 @@
-"""The search for the batch size and learning rate with which a script comes to a loss first.
+"""The search for the batch size and rate with which a script comes to a loss first.
 
-Tokens per second alone can be bought with training that learns less from each token. So, as in
-AlgoPerf and MLPerf Training, whole runs are compared by the time to a target that is fixed before
-they start: here what 00 comes to in one epoch of the text, at its own best settings.
+Tokens per second alone can be bought with training that learns less from each token. So,
+as in AlgoPerf and MLPerf Training, whole runs are compared by the time to a target that is
+fixed before they start: what 00 comes to in an epoch of the text, at its best settings.
 """
 
 import math
@@ -21,9 +21,9 @@ from bench.report.notes import machine_note
 from bench.report.tables import RUN, SPEED, Column, Table, fmt
 from bench.studies import Study
 
-# What chooses settings has this seed and those after; the reported times have plan.SEED and after.
+# What chooses settings has this seed and those after; reported times have plan.SEED and after.
 TUNING: dict = dict(first_seed=1, cold_rounds=0)
-# The parts of a search: by what share of an epoch (a half, an eighth) how many settings are tried.
+# The parts of a search: what share of an epoch (an eighth, a half) how many settings train.
 # An eighth of the book's would be 0.2 seconds on a GPU, seven steps, which tell nothing.
 HALVING = {"cuda": {2: 8, 1: 1}, "cpu": {8: 8, 2: 2, 1: 1}}
 LIMIT = 2  # epochs without the target, after which a run is ended
@@ -53,6 +53,10 @@ class Point(NamedTuple):
                                        "--learning-rate", f"{self.rate:g}"))
 
 
+def point_of(row: Row) -> Point:
+    return Point(row.run.stage, row.run.batch, row.run.rate)
+
+
 def default_point(setup: Setup) -> Point:
     """Returns the published settings of 00, or what the options say."""
     run = setup.scripts.stage("00")
@@ -62,45 +66,45 @@ def default_point(setup: Setup) -> Point:
 
 
 def loss_in_equal_time(row: Row) -> float:
-    """Returns the loss after as many seconds as the fastest settings of the row's script took for
-    all of their tokens; infinity where the run failed."""
+    """Returns the loss after as many seconds as the fastest settings of the row's script took
+    for all of their tokens; infinity where the run failed."""
     alike = [other for other in row.rows.values() if other.run.stage == row.run.stage]
-    seconds = min((record.train_seconds for other in alike for record in other.records), default=0)
-    return math.inf if row.error else row.loss_at(seconds) or math.inf
+    times = [record.train_seconds for other in alike for record in other.records]
+    return math.inf if row.error else row.loss_at(min(times, default=0)) or math.inf
 
 
 def ranked(rows: list[Row], stage: str) -> list[Point]:
-    """Returns the settings of a script that were tried, the best first, those that failed last."""
-    own = sorted((row for row in rows if row.run.stage == stage), key=loss_in_equal_time)
-    return [Point(stage, row.run.batch, row.run.rate) for row in own]
+    """Returns the settings of a script that were tried, the best first, failed ones last."""
+    own = [row for row in rows if row.run.stage == stage]
+    return [point_of(row) for row in sorted(own, key=loss_in_equal_time)]
 
 
 def next_points(tried: list[Point], count: int) -> list[Point]:
-    """Returns the untried neighbours of the best settings that have some, up to `count` settings in
-    all; of those tried the best are the first."""
+    """Returns untried neighbours of the best settings that have some, up to `count` settings in
+    all; of those `tried` the best are the first."""
     for point in tried:
         if new := [other for other in point.around() if other not in tried]:
             return new[:count - len(tried)]
     return []
 
 
-def plan_of(runs: list[Run], kind: str, log_tokens: int, **settings) -> Plan:
+def plan_of(runs: list[Run], kind: str, **settings) -> Plan:
     """Returns a plan of whole runs with a new seed in each round."""
-    return Plan(runs, kind, full_length=True, new_seeds=True, log_tokens=log_tokens, **settings)
+    return Plan(runs, kind, full_length=True, new_seeds=True, **settings)
 
 
 def part_of(setup: Setup, points: list[Point], share: int) -> Plan:
     """Returns the part of a search that tries settings for a share of an epoch."""
-    tokens = setup.args.max_tokens or tokens_per_epoch(setup.data)
-    return plan_of([point.run(setup) for point in points], f"epoch-{share}" if share > 1 else
-                   "epoch", LOG_TOKENS[setup.device], tokens=tokens // share, **TUNING)
+    runs, kind = [point.run(setup) for point in points], f"epoch-{share}" if share > 1 else "epoch"
+    tokens = (setup.args.max_tokens or tokens_per_epoch(setup.data)) // share
+    return plan_of(runs, kind, tokens=tokens, log_tokens=LOG_TOKENS[setup.device], **TUNING)
 
 
 def explore(setup: Setup, stages: tuple[str, ...], share: int, count: int,
             ) -> Generator[Plan, Measured, list[Row]]:
-    """Yields plans until `count` settings of each script were tried: from 00's own on, those around
-    the best. Returns the rows. 00 goes first: its best settings are a better start for the others
-    than the published ones."""
+    """Yields plans until `count` settings of each script were tried: from 00's own on, those
+    around the best. Returns the rows. 00 goes first: for the others its best settings are a
+    better start than the published ones."""
     start, points = default_point(setup), []
     for part in stages[:1], stages[1:]:
         new = [start._replace(stage=stage) for stage in part]
@@ -113,41 +117,42 @@ def explore(setup: Setup, stages: tuple[str, ...], share: int, count: int,
 
 
 def read_search(setup: Setup) -> tuple[list[Point], dict]:
-    """Returns the best settings of each script, 00's first, and the target and the length of runs
-    to it, as fields of Plan. Raises UserError where there is no whole search, or one that was
-    measured in another way, OSError."""
+    """Returns the best settings of each script, 00's first, and the target and the length of
+    runs to it, as fields of Plan. Raises UserError where there is no whole search, or one
+    that was measured in another way, OSError."""
     path = journal_of(setup.results, "search")
     last = next((part for part in newest(read_journal(path)) if part.kind == "epoch"), None)
-    rows = rows_of(last) if last and last.is_finished else []
+    rows = rows_of(last) if last and not last.jobs_left() else []
     if not rows or rows[0].error:
         raise UserError("there is no whole search: python measure.py search, or search --resume")
     if different := last.differs_from(setup):
         raise UserError(f"{relative(path)} was measured {different}: search again, or use another"
                         " --results-dir")
-    return ([Point(row.run.stage, row.run.batch, row.run.rate) for row in rows if not row.error],
-            dict(targets=dict(epoch=rows[0].lowest_val_loss), tokens=LIMIT * last.plan.tokens))
+    points = [point_of(row) for row in rows if not row.error]
+    targets = dict(epoch=rows[0].lowest_val_loss)
+    return points, dict(targets=targets, tokens=LIMIT * last.plan.tokens)
 
 
 class Search(Study):
     """Tune batch size and learning rate for the loss of one epoch.
 
-    By halving: eight settings of 00, 01 and each variant are tried for a part of an epoch of the
-    text, or of --max-tokens, and the best go on to its end, where 00's lowest validation loss is
-    the target for time-to-loss --epoch. It takes hours on a CPU."""
+    By halving: eight settings of 00, 01 and each variant train for a part of an epoch of the
+    text, or of --max-tokens, and the best to its end. The lowest validation loss of 00 there is
+    the target of time-to-loss --epoch. It takes hours on a CPU."""
 
     rounds = {"cuda": 1, "cpu": 1}
     tokens = None
 
     def options(self, parser):
-        parser.add_argument("--names", metavar="A,B+C", help="variants to search for besides; +"
-                                                             " joins several into one script")
-        parser.add_argument("--epoch", action="store_true", help=SUPPRESS)  # once one of two kinds
+        parser.add_argument("--names", metavar="A,B+C",
+                            help="variants to search for besides; + joins several into one script")
+        parser.add_argument("--epoch", action="store_true", help=SUPPRESS)  # what it always is
 
     def failed(self, measured):
         return False  # settings with which training fails are part of a search
 
     def stages(self, setup: Setup) -> tuple[str, ...]:
-        """Returns 00, 01 and the variants that are asked for. Raises UserError for wrong ones."""
+        """Returns 00, 01 and the variants asked for. Raises UserError for wrong ones."""
         names = filter(None, map(str.strip, (setup.args.names or "").split(",")))
         runs = [setup.scripts.find(name, setup.machine).replace(stage=name)
                 for name in ("00", "01", *names)]
@@ -164,10 +169,10 @@ class Search(Study):
             rows = rows_of((yield part_of(setup, best, share)))
 
     def later(self, setup, plan):
-        """Returns for each script, in this part and those after it, one run like its first, and how
-        many settings are left to try."""
-        start, tried = default_point(setup), Counter((plan.kind, run.stage) for run in plan.runs)
-        stages, plans = self.stages(setup), []
+        """Returns for each script, in this part and those after it, one run like its first, and
+        how many settings are left to try."""
+        tried = Counter((plan.kind, run.stage) for run in plan.runs)
+        start, stages, plans = default_point(setup), self.stages(setup), []
         for share, count in HALVING[setup.device].items():
             for stage in stages:
                 like = part_of(setup, [start._replace(stage=stage)], share)
@@ -177,11 +182,11 @@ class Search(Study):
 
     def tables(self, measured, rows):
         share = measured.kind.partition("-")[2]
+        caption = (f"{f'1/{share}' if share else 'All'} of an epoch. Loss in equal time: at the"
+                   " moment when the script's fastest setting had finished; the settings best"
+                   " in this column go on.")
         equal = Column("loss in equal time", lambda row: f"{loss_in_equal_time(row):.4f}")
-        return [Table([RUN, SPEED, LOWEST_LOSS, equal], rows,
-                      f"{f'1/{share}' if share else 'All'} of an epoch. Loss in equal time: at the"
-                      " moment when the script's fastest setting had finished; the settings best in"
-                      " this column go on.")]
+        return [Table([RUN, SPEED, LOWEST_LOSS, equal], rows, caption)]
 
     def notes(self, measured, rows):
         notes = [machine_note(measured, rows), "Medians over the seeds; without compile time."]
