@@ -17,7 +17,7 @@ TARGETS = {  # what they are; "best" was of an earlier search
     "best": "the lowest validation loss of 00 at its best learning rate",
     "epoch": "the lowest validation loss of 00 in one epoch of the text, at its best settings",
 }
-LIMIT = 3  # a run of this many times the tokens of 00's default run hasn't reached the target
+LIMIT = 3  # a run of so many times the tokens of 00's default run hasn't reached the target
 LOG_TOKENS = {"cuda": 40_960, "cpu": 4_096}  # from one log line to the next, of such runs
 COLD_ROUNDS = 2  # later ones tell how long a second start takes
 SCRIPTS = {"00": "00, baseline", "01": "01, optimized", "02": "01 with variants"}
@@ -26,9 +26,9 @@ SCRIPTS = {"00": "00, baseline", "01": "01, optimized", "02": "01 with variants"
 class TimeToLoss(Study):
     """Measure the time to a loss, of 00, 01 and variants.
 
-    The target is the lowest validation loss of 00's default run, of which --max-tokens is the
-    length. Each round has a new seed. From the third round on, scripts find the compiler's cache
-    warm."""
+    The target is the lowest validation loss of 00's default run, of which --max-tokens is
+    the length. Each round has a new seed. From the third round on, scripts find the
+    compiler's cache warm."""
 
     title = "The time to a loss"
     place = 20
@@ -37,10 +37,10 @@ class TimeToLoss(Study):
     tokens = None
 
     def options(self, parser):
-        parser.add_argument("--names", metavar="A,B+C", help="variants to measure besides, at 01's"
-                                                             " settings; + joins several")
+        parser.add_argument("--names", metavar="A,B+C",
+                            help="variants to measure besides, at 01's settings; + joins several")
         parser.add_argument("--epoch", action="store_true",
-                            help="to the target of a search, at the settings that it found best")
+                            help="to the target of a search, at the settings best there")
 
     def runs(self, setup):
         """Returns 00, 01, and the variants that are asked for."""
@@ -50,35 +50,41 @@ class TimeToLoss(Study):
         return [first, last, *others]
 
     def plans(self, setup):
-        args = setup.args
+        args, kind = setup.args, "variants" if setup.args.names else ""
+        log_tokens = LOG_TOKENS[setup.device]
         if args.epoch:
             if args.names:
                 raise UserError("--epoch measures what a search found: leave --names out", 2)
             points, length = search.read_search(setup)
             runs = [point.run(setup) for point in points]
             runs[1:] = [run.replace(compared_to=runs[0].name) for run in runs[1:]]
-            yield search.plan_of(runs, "epoch", search.LOG_TOKENS[setup.device],
-                                 cold_rounds=COLD_ROUNDS, **length)
-            return
-        runs, log_tokens = self.runs(setup), LOG_TOKENS[setup.device]
-        (row,) = rows_of((yield search.plan_of(
-            runs[:1], "target", log_tokens, tokens=args.max_tokens, rounds=2, **search.TUNING)))
-        if not row.record or row.lowest_val_loss is None:
-            raise UserError(f"00's default run didn't finish, so there is no target: {row.error}")
-        yield search.plan_of(
-            runs, "variants" if args.names else "", log_tokens, cold_rounds=COLD_ROUNDS,
-            targets=dict(published=row.lowest_val_loss),
-            tokens=LIMIT * row.record.logs[-1]["tokens"])
+            kind, log_tokens = "epoch", search.LOG_TOKENS[setup.device]
+        else:
+            runs = self.runs(setup)
+            (row,) = rows_of((yield search.plan_of(
+                runs[:1], "target", tokens=args.max_tokens, log_tokens=log_tokens, rounds=2,
+                **search.TUNING)))
+            if not row.record or row.lowest_val_loss is None:
+                raise UserError(f"there is no target, since 00's default run failed: {row.error}")
+            length = dict(targets=dict(published=row.lowest_val_loss),
+                          tokens=LIMIT * row.record.logs[-1]["tokens"])
+        yield search.plan_of(runs, kind, log_tokens=log_tokens, cold_rounds=COLD_ROUNDS, **length)
 
     def later(self, setup, plan):
         if plan.kind != "target":
             return []
-        tokens = EPOCHS * tokens_per_epoch(setup.data) if setup.machine["gpus"] else DEMO_TOKENS
-        return [(search.plan_of(self.runs(setup), "", LOG_TOKENS[setup.device],
-                                tokens=LIMIT * (setup.args.max_tokens or tokens)), 1)]
+        tokens = setup.args.max_tokens or (
+            EPOCHS * tokens_per_epoch(setup.data) if setup.machine["gpus"] else DEMO_TOKENS)
+        return [(search.plan_of(self.runs(setup), "", log_tokens=LOG_TOKENS[setup.device],
+                                tokens=LIMIT * tokens), 1)]
 
     def tables(self, measured, rows):
-        return time_tables(rows, measured.plan.targets)
+        """Returns how long each run took to each target; without, the losses that set one."""
+        if not measured.plan.targets:
+            return [Table([RUN, search.LOWEST_LOSS, SPEED], rows)]
+        return [Table(time_columns(target, rows), rows,
+                      f"Target {target:.4f}, {TARGETS[name]}:", every_column=True)
+                for name, target in measured.plan.targets.items()]
 
     def notes(self, measured, rows):
         how = "Medians over the seeds."
@@ -93,8 +99,8 @@ class TimeToLoss(Study):
         return [machine_note(measured, rows), how]
 
     def picture(self, measured, rows):
-        """Draws the speed, and the seconds to the last target, the one that settings were tuned
-        for, compilation hatched: 00 on top, then the slowest first."""
+        """Draws the speed, and the seconds to the last target, the one that settings were
+        tuned for, compilation hatched: 00 on top, then the slowest first."""
         if not measured.plan.targets:
             return None
         target = [*measured.plan.targets.values()][-1]
@@ -132,21 +138,11 @@ def title_of(rows: list[Row], target: float) -> str:
 
 
 def time_text(row: Row, target: float) -> str:
-    """Returns what stands at a bar: the seconds, and the speedup over the row that it is compared
-    to."""
+    """Returns what stands at a bar: the seconds, and the speedup over the row's reference."""
     seconds, factor = row.seconds_to(target, True), speedup_of(row, target, True)
     if not seconds:
         return row.error or "not reached"
     return f"{seconds:,.1f} s" + (f", {factor}×" if factor else "")
-
-
-def time_tables(rows: list[Row], targets: dict[str, float]) -> list[Table]:
-    """Returns how long each run took to each target; without targets the losses that set one."""
-    if not targets:
-        return [Table([RUN, search.LOWEST_LOSS, SPEED], rows)]
-    return [Table(time_columns(target, rows), rows, f"Target {target:.4f}, {TARGETS[name]}:",
-                  every_column=True)
-            for name, target in targets.items()]
 
 
 def time_columns(target: float, rows: list[Row]) -> list[Column]:
