@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from bench.catalogue import published
+from bench.catalogue import published_source
 from bench.common import ROOT, UserError, relative, write_whole
 from bench.report.pictures import draw_all, load_pyplot, picture_bytes
 from bench.report.tables import markdown
@@ -33,10 +33,10 @@ def main(argv: list[str] | None = None) -> int:
         if not results.is_dir():
             raise UserError(f"{results} is not a folder")
         load_pyplot()
-        scripts = stages.latest_runs(results)
-        summary = f"{markdown(stages.scripts_table(scripts))}\n{published().source}\n"
-        others = {name: study for name, study in all_studies().items() if name != "stages"}
-        pictures = draw_all(others, results)
+        scripts, source = stages.latest_runs(results), published_source()
+        summary = (f"{markdown(stages.scripts_table(scripts))}\nPublished figures: {source['gpu']},"
+                   f" PyTorch {source['pytorch']}; <{source['source']}>\n")
+        pictures = draw_all(all_studies(), results)
         if scripts:  # also those that were started by hand
             pictures["stages.png"] = picture_bytes(stages.draw_scripts(scripts))
         print(f"\n{summary}")

@@ -12,7 +12,6 @@ from pathlib import Path
 from bench.common import REFERENCE, UserError, has_option, trained_in
 from patches import stack
 
-PUBLISHED = REFERENCE / "published-a100.json"
 EPOCHS = 15  # of the published experiment
 # The three scripts, by the names that `Run.script` and `Run.stage` have for them. The stem of each
 # file is the name of its run, and of its records.
@@ -55,30 +54,19 @@ class Run:
         return replace(self, **changes)
 
 
-@dataclass(frozen=True)
-class Published:
-    """The published figures, from A100s."""
-
-    source: str  # a sentence
-    gpu: str
-    model: str
-    context_length: int
-    stages: dict[str, stack.Published]  # of 00, 01 and 02
-    reserved_gb: dict[str, float]  # by the script's name in the catalogue
+def published_source() -> dict:
+    """Reads where figures are published, of what on what, and those of 00."""
+    return json.loads((REFERENCE / "published-a100.json").read_text(encoding="utf-8"))
 
 
-def published() -> Published:
-    """Reads the published figures. Raises StackError for a patch."""
-    data = json.loads(PUBLISHED.read_text(encoding="utf-8"))
-    plain = data["baseline"]
+def published() -> dict[str, stack.Published]:
+    """Returns the published figures of 00, of the techniques that have any, and of 01 and 02, by
+    the scripts' names. Raises StackError."""
+    plain = published_source()["baseline"]
     first = stack.Published(float(plain["tok_per_sec"]), float(plain["reserved_gb"]), 1)
     ladder = {patch.name: patch.published for patch in stack.load() if patch.published}
     *_, last, ddp = ladder.values()
-    return Published(
-        f"Published figures: {data['gpu']}, PyTorch {data['pytorch']}, {data['model']},"
-        f" context {data['context_length']:,}, 02 DDP × {ddp.gpus}; <{data['source']}>",
-        data["gpu"], data["model"], data["context_length"], {"00": first, "01": last, "02": ddp},
-        {name: figures.reserved_gb for name, figures in {"00": first, **ladder}.items()})
+    return {"00": first, **ladder, "01": last, "02": ddp}
 
 
 @cache
@@ -122,20 +110,16 @@ class Scripts:
         return stack.compose(rest, STAGES[first]) if first in STAGES else stack.compose(parts)
 
     def canonical(self, script: str | Path) -> str:
-        """Returns the name by which predictions are stored: 00, 01 or 02, or that of a technique, a
-        variant, or joined variants. Raises StackError."""
-        script = str(script)
-        if script in STAGES or re.search(r"\+|@| without ", script):
-            return script
+        """Returns the name by which predictions are stored: 00, 01 and 02 have several. Raises
+        StackError."""
         names = list(self.patched)
-        ends = {names[0]: "00", names[names.index("ddp") - 1]: "01", "ddp": "02"}
-        name = stack.find(script, names)
-        return ends.get(name, name)
+        ends = {"0": "00", names[names.index("ddp") - 1]: "01", "ddp": "02"}
+        return ends.get(str(script), str(script))
 
     def ladder(self, gpus: int = 1) -> list[Run]:
         """Returns 00, the script after each technique, and 02 on `gpus`. Raises UserError,
         StackError."""
-        speed = published().stages["00"].tok_per_sec
+        speed = published()["00"].tok_per_sec
         runs = [Run(Path(stack.FIRST).stem, "0 baseline", "baseline", "00", number=0,
                     published=speed, expected=speed)]
         for number, patch in enumerate(stack.load(), 1):

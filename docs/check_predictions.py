@@ -141,7 +141,7 @@ def accuracy_table(rows: list[dict]) -> Table:
 
 def memory_table() -> Table:
     """Makes a line for each script of the published ladder: its memory, and what is predicted."""
-    published_gb = published().reserved_gb
+    published_gb = {name: figures.reserved_gb for name, figures in published().items()}
     *rows, ddp = ladder()
     lines = [beside(published_gb[row.run.script], row.reserved_gb, label=row.run.label,
                     batch=row.batch)

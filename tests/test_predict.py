@@ -211,7 +211,7 @@ def test_published(rung):
     script = RUNGS[rung].script
     events = traced(script, ["--model", "gpt2"])["events"]
     assert simulate(events).reserved / 2**30 == pytest.approx(
-        published().reserved_gb[script], rel=0.01)
+        published()[script].reserved_gb, rel=0.01)
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def techniques() -> list[dict]:
     rows = [row for folder in machines() for row in every_row_in(folder, "ladder")
             if row.factor and len(row.techniques) < 2 and "--model" not in row.measured.options]
     rows.sort(key=has_gpu, reverse=True)
-    lines, before = [], published().stages["00"]
+    lines, before = [], published()["00"]
     for number, patch in enumerate(stack.load(), 1):
         title, now = patch.fields["Technique"], patch.published
         if patch.name != "ddp":

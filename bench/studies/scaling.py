@@ -61,7 +61,7 @@ class Scaling(Study):
             Column("95 %", interval_of), GB._replace(heading="GB per process"), LOSS], rows)]
 
     def notes(self, measured, rows):
-        one, many = (published().stages[stage] for stage in ("01", "02"))
+        one, many = (published()[stage] for stage in ("01", "02"))
         theirs = many.tok_per_sec / many.gpus / one.tok_per_sec
         return [machine_note(measured, rows),
                 "Weak scaling: each process has the same batch, and on a CPU as many cores at every"

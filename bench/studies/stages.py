@@ -4,7 +4,7 @@ from pathlib import Path
 from textwrap import fill
 
 from bench.analysis.rows import Row, rows_of
-from bench.catalogue import EPOCHS, FLOAT16, STAGES, Run, in_float16, published
+from bench.catalogue import EPOCHS, FLOAT16, STAGES, Run, in_float16, published, published_source
 from bench.common import ROOT
 from bench.measure.journal import Measured, Result, journal_of, loose_records, read_journal
 from bench.measure.plan import SEED, Plan
@@ -87,12 +87,13 @@ def tokens_of(record: Record) -> int:
 
 def published_runs() -> Measured:
     """Returns the published figures as a measurement. Raises UserError, StackError."""
-    source, records = published(), {}
-    for stage, theirs in source.stages.items():
+    source, figures, records = published_source(), published(), {}
+    for stage, script in STAGES.items():
+        theirs = figures[stage]
         start = dict(
-            stage=Path(STAGES[stage]).stem, environment=dict(gpu=f"{source.gpu} (published)"),
-            config=dict(model=source.model, context_length=source.context_length, device="cuda",
-                        world_size=theirs.gpus))
+            stage=Path(script).stem, environment=dict(gpu=f"{source['gpu']} (published)"),
+            config=dict(model=source["model"], context_length=source["context_length"],
+                        device="cuda", world_size=theirs.gpus))
         end = dict(avg_tok_per_sec=theirs.tok_per_sec, reserved_gb=theirs.reserved_gb)
         records[stage] = Record("published", start, [], end)
     return measured_from(records)
