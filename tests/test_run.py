@@ -141,7 +141,7 @@ def test_a_failed_run_is_not_repeated_until_it_is_resumed(place, plan, capsys):
     place.children.does["b"] = dict(status="failed", error="it broke")
     assert place.run(plan, rounds=2) == ROUND + NEXT[:2] and place.finished
     assert run.failed(place.measured[0])
-    assert "b: failed: it broke; " in capsys.readouterr().out
+    assert "b, seed 123: failed: it broke; " in capsys.readouterr().out
     assert place.run(plan, rounds=2, resume=True) == [ROUND[2]]  # it fails again
     place.children.does.clear()
     assert place.run(plan, rounds=2, resume=True) == [ROUND[2], NEXT[2]]
@@ -806,7 +806,7 @@ def test_doctor(gpu, machine):
     lines = Doctor().answer(gpu.setup).splitlines()
     shown = {line[:15].strip(): line[15:] for line in lines}
     assert shown["batch size"] == "4 in place of 8, 16 in place of 32"
-    assert shown["free memory"] == "23.5 GB" and gpu.setup.machine["capability"] in shown["GPU"]
+    assert gpu.setup.machine["capability"] in shown["GPU"]
     assert shown["trains in"].startswith(gpu.setup.machine["dtype"])
     assert "4,096 to train on" in shown["tokens"] and shown["torch.compile"] == "works"
     gpu.meta.write_text("[]")

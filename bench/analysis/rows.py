@@ -49,6 +49,9 @@ class Row:
     def __init__(self, run: Run, measured, rows: "Rows"):
         self.measured, self.plan, self.rows = measured, measured.plan, rows
         self.run, self.label = run, run.label
+        self.baseline: Row | None = next(iter(rows.values()), None)
+        before = rows.get(run.compared_to)
+        self.reference: Row | None = before if not before or before.speeds else before.reference
         self.technique = technique_names().get(run.ablated or str(run.script), run.technique)
         results = sorted((result for result in measured.results if result.name == run.name),
                          key=lambda result: result.round)
@@ -90,16 +93,6 @@ class Row:
         return ratio(flops, peak.get(precision))
 
     # ---- Compared
-
-    baseline = property(
-        lambda row: None if row.run is row.plan.runs[0] else row.rows[row.plan.runs[0].name])
-
-    @property
-    def reference(self) -> "Row | None":
-        name = self.run.compared_to
-        while name and not self.rows[name].speeds:
-            name = self.rows[name].run.compared_to
-        return self.rows[name] if name else None
 
     @property
     def techniques(self) -> list[int]:
@@ -208,7 +201,7 @@ class Row:
 
 
 class Rows(dict[str, Row]):
-    """The rows of a table, by their names, and its columns of speedups, by their target."""
+    """The rows of a table by their names, and its columns of speedups."""
 
     def __init__(self):
         self.columns: dict[tuple[float | None, bool], Column] = {}

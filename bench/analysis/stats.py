@@ -27,7 +27,7 @@ class Estimate(NamedTuple):
     degrees: float  # of freedom, of the error
 
     def minus(self, other: "Estimate") -> "Estimate":
-        """Returns the difference by Welch's test, with Satterthwaite's degrees of freedom."""
+        """Returns the difference by Welch's test; the degrees are Satterthwaite's."""
         one, two = self.error**2, other.error**2
         degrees = (one + two)**2 / (one**2 / self.degrees + two**2 / other.degrees)
         return Estimate(self.mean - other.mean, math.sqrt(one + two), degrees)
@@ -83,7 +83,7 @@ def logs_of(values: Values) -> Logs:
 
 
 def mean_ratio(one: Values, other: Values) -> float | None:
-    """Returns the geometric mean of the ratios in the rounds that both have; None without any."""
+    """Returns the geometric mean of the ratios in the rounds of both; None without."""
     logs, others = logs_of(one), logs_of(other)
     rounds = logs.keys() & others.keys()
     if not rounds:
@@ -122,7 +122,7 @@ def estimates(rows: dict[str, Logs]) -> dict[str, Estimate]:
 
 
 def significant(differences: dict[str, Estimate]) -> set[str]:
-    """Returns the names of the significant ones in a column of a table, by Holm's method."""
+    """Returns the names of the significant ones of a column, by Holm's method."""
     names: set[str] = set()
     p_values = {name: difference.p_value for name, difference in differences.items()}
     for name in sorted(p_values, key=p_values.__getitem__):

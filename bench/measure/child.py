@@ -1,4 +1,4 @@
-"""One run of a study: its script in a process of its own, and what that leaves, in the journal."""
+"""One run of a study, in a process of its own; what it leaves goes into the journal."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from bench.measure.plan import SCRATCH, Job, Setup
 from bench.measure.records import Outcome, RecordError, Status, make_record, read_events
 from bench.measure.sizing import Length
 
-HANG_SECONDS = 600  # and five times the estimate: a run that takes longer hangs, and is ended
+HANG_SECONDS = 600  # and five times the estimate; then a run is ended
 # What scripts say where they end before their record begins, or in one rank of several.
 STATUS_OF = {"out of memory": Status.OUT_OF_MEMORY, "text is too short": Status.TOO_LARGE}
 
@@ -85,7 +85,7 @@ def compiler_cache(source: str, options: tuple[str, ...], cold: bool) -> dict[st
 
 
 def read_child(folder: Path) -> list[dict]:
-    """Reads the events of the one record in a folder; none where there is no whole one."""
+    """Reads the events of a folder's one record; none where there is no whole one."""
     for path in folder.glob("*.jsonl"):
         with suppress(RecordError):
             return read_events(path)

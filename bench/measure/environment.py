@@ -105,7 +105,7 @@ def cpu_name(text: str) -> str:
 
 
 def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
-    """For each thing that is missing how to get it; `compile_fails` is why torch.compile does."""
+    """How to get each thing that is missing; `compile_fails` is why torch.compile does."""
     missing, gpu = [], machine["gpus"]
     if machine.get("gpu_needs"):
         missing.append(machine["gpu_needs"])
@@ -125,7 +125,7 @@ def missing_here(machine: dict, compile_fails: str | None) -> list[str]:
 def ram_gb(limit: Path = Path("/sys/fs/cgroup/memory.max")) -> float | None:
     """GB (1024³ bytes) of the machine's RAM, or of as much of it as a container may use; None where
     it isn't known."""
-    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
         return None
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):  # "max" is no limit

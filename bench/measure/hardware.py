@@ -23,8 +23,7 @@ def this_machine() -> dict:
     """What a study has to know of it. `device` is "cuda" or "cpu"; `driver` and `capability`, such
     as "8.0", are the GPU's, or None; `cuda` is the version that PyTorch was built with, or None;
     `ram_gb` is the host's memory in GB (1024³ bytes), or None; `dtype` is the type that the
-    optimized scripts train in here, "bfloat16" or "float32", with its reason; `gpu_needs`: see
-    there."""
+    optimized scripts train in here, "bfloat16" or "float32", with its reason."""
     os.environ["LC_ALL"] = "C"  # so that the system's description isn't translated
     gpus = gpu_count()
     cpu = environment.cpu_name(collect_env.get_cpu_info(collect_env.run) or "")
@@ -93,7 +92,7 @@ def free_memory() -> list[int]:
 
 
 def best_dtype() -> tuple[str, str]:
-    """The type that the optimized scripts train in on this machine, and why: 01 itself decides."""
+    """The type that the optimized scripts train in here, and why: 01 itself decides."""
     # An audit runs where these aren't; this function doesn't need them.
     absent = {name: ModuleType(name) for name in ("numpy", "tiktoken")
               if not importlib.util.find_spec(name)}
@@ -109,8 +108,7 @@ def best_dtype() -> tuple[str, str]:
 
 def product_rate(dtype: str, minimum: float = 1) -> float:
     """Floating-point operations per second of a large matmul, repeated for `minimum` seconds: by
-    the median of the second half, when clock rate and power are those of long work. TF32 is a GPU's
-    shortened float32."""
+    the median of the second half, when clock rate and power are those of long work."""
     device, size = ("cuda", 8192) if torch.cuda.is_available() else ("cpu", 2048)
     torch.set_float32_matmul_precision("high" if dtype == "TF32" else "highest")
     # Random numbers: products of equal ones take less power, and so a GPU clocks higher.
@@ -122,17 +120,14 @@ def product_rate(dtype: str, minimum: float = 1) -> float:
 
 
 def matmul_peak() -> dict[str, float]:
-    """The rates of matmuls, by precision; in float16 where a GPU has units for that and
-    none for bfloat16."""
-    names = ["float32"]
-    if torch.cuda.is_available():
-        names += ["TF32"] * torch.cuda.is_tf32_supported()
-        names += ["float16"] * ((7, 0) <= torch.cuda.get_device_capability() < (8, 0))
-    names += ["bfloat16"] * (best_dtype()[0] == "bfloat16")
-    return {name: product_rate(name) for name in names}
+    """The rates by precision; in float16 where a GPU has units for that and none for bfloat16."""
+    gpu = torch.cuda.is_available()
+    has = dict(float32=True, TF32=gpu and torch.cuda.is_tf32_supported(),
+               float16=gpu and (7, 0) <= torch.cuda.get_device_capability() < (8, 0),
+               bfloat16=best_dtype()[0] == "bfloat16")
+    return {name: product_rate(name) for name in has if has[name]}
 
 
 def matmul_rate() -> float:
-    """That of the type trained in, measured for a moment: whether the machine is as fast as
-    before."""
+    """That of the type trained in, for a moment: whether the machine is as fast as before."""
     return product_rate(best_dtype()[0], minimum=0.2)

@@ -136,7 +136,7 @@ class Measured:
         return dict(event="study", **header, plan=self.plan.as_json())
 
     def skipped(self) -> dict[str, Outcome]:
-        """Returns why runs aren't tried, by the results of the smaller ones that they require."""
+        """Returns why runs aren't tried, by the results of smaller ones."""
         reasons, memory_gb = {}, {}
         limit = self.plan.memory_limit_gb or math.inf
         labels = {run.name: run.label for run in self.plan.runs}
@@ -231,11 +231,10 @@ def loose_records(folder: Path) -> list[Record]:
 def append(path: Path, *events: dict) -> None:
     """Adds events at the end of a journal."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+b") as file:
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":  # a crash has cut the last line off
-                file.write(b"\n")
+    end = path.read_bytes()[-1:] if path.exists() else b""
+    with open(path, "ab") as file:
+        if end not in (b"", b"\n"):  # a crash has cut the last line off
+            file.write(b"\n")
         file.write("".join(json.dumps(event) + "\n" for event in events).encode())
         file.flush()
         os.fsync(file.fileno())

@@ -32,13 +32,13 @@ class Job:
 
 @dataclass
 class Plan:
-    """Runs that are compared, and how each of them runs. The first one is the baseline."""
+    """Runs that are compared, the baseline first, and how each of them runs."""
 
     runs: list[Run]
-    kind: str = ""  # what sets it apart from other plans of its study, such as "gpt2-medium"
+    kind: str = ""  # what sets it apart in its study, such as "gpt2-medium"
     rounds: int | None = None  # (None: as many as the study has)
     tokens: int | None = None  # per process: where losses are compared (None: at a run's end)
-    seed_noise: int = 0  # how often each round runs the baseline besides, each time with a new seed
+    seed_noise: int = 0  # runs of the baseline that each round adds, with new seeds
     order: int | None = None  # the seed of the order of runs in each round (None: as they stand)
     full_length: bool = False  # every run is as long as its script alone, or has `tokens` in all
     epochs: int | None = None  # of such a run (None: the script's own)
@@ -77,7 +77,7 @@ class Plan:
     loss_tokens = property(lambda self: None if self.targets else self.tokens)
 
     def as_json(self) -> dict:
-        """Returns it for a journal: everything but the scripts, of which it has the names."""
+        """Returns it for a journal, with the names of the scripts."""
         plan, empty = asdict(self), asdict(Run("", ""))
         plan["runs"] = [{name: value.name if isinstance(value, Path) else value
                          for name, value in run.items() if value != empty[name]}
@@ -89,7 +89,7 @@ class Plan:
         """Returns the plan of a journal. Raises one of common.DAMAGE for something else."""
         runs = [Run(**run) for run in plan["runs"]]
         runs = [run.replace(options=tuple(run.options)) for run in runs]
-        names = {field.name for field in fields(cls)}  # earlier journals hold others besides
+        names = {field.name for field in fields(cls)}  # older journals have more
         return cls(**{name: plan[name] for name in names & plan.keys()} | dict(runs=runs))
 
 

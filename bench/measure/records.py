@@ -58,7 +58,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Code decides by `status`; the text, one line, tells people why there are no figures."""
+    """Code decides by `status`; the text tells people why there are no figures."""
 
     status: Status = Status.COMPLETE
     text: str = ""
@@ -76,7 +76,7 @@ TOO_LARGE = Status.OUT_OF_MEMORY, Status.TOO_LARGE
 
 
 class Point(NamedTuple):
-    """A log line: the validation loss after this many training tokens and seconds of training."""
+    """A log line: the validation loss after so many tokens and seconds of training."""
 
     tokens: int
     seconds: float
@@ -85,7 +85,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """A run's events. `end` is empty for a run that was killed before it could write one."""
+    """A run's events. `end` is empty for a run that was killed."""
 
     name: str  # of its file
     start: dict
@@ -129,15 +129,12 @@ class Record:
             return None
         return tuple(quantiles(rates, n=4, method="inclusive"))
 
-    @property
-    def tok_per_sec(self) -> float | None:
-        """The median over single steps, or the average of a run too short for a median."""
-        return self.quartiles[1] if self.quartiles else self.end.get("avg_tok_per_sec")
-
-    @property
-    def first_step_excess(self) -> float:
-        """The seconds, compilation above all, that the first step takes more than a median one."""
-        return self.first_step_seconds - self.tokens_per_step / self.tok_per_sec
+    # The median over single steps, or the average of a run too short for a median.
+    tok_per_sec = property(
+        lambda self: self.quartiles[1] if self.quartiles else self.end.get("avg_tok_per_sec"))
+    # The seconds, compilation above all, that the first step takes more than a median one.
+    first_step_excess = property(
+        lambda self: self.first_step_seconds - self.tokens_per_step / self.tok_per_sec)
 
     @property
     def device_name(self) -> str:
@@ -154,7 +151,7 @@ class Record:
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOPs utilization: the share of the datasheet's bf16 rate; None if unknown."""
+        """Model FLOPs utilization, of the datasheet's bf16 rate; None if unknown."""
         peak = PEAK_FLOPS.get(self.environment["gpu"])
         if not peak or not self.tok_per_sec or self.config["device"] != "cuda":
             return None
@@ -213,12 +210,12 @@ def tokens_per_step(config: dict, processes: int) -> int:
 
 
 def comparison_point(tokens: int, per_step: int) -> int:
-    """Returns the tokens after the first step that reaches `tokens`: where losses are compared."""
+    """Returns the tokens after the first step that reaches `tokens`."""
     return ceil(tokens / per_step) * per_step
 
 
 def check_fields(event: dict, types: dict) -> None:
-    """Raises RecordError for a field that is missing, of another type, or a number out of range."""
+    """Raises RecordError for a field that is missing, or not of its type or range."""
     for name, kind in types.items():
         if name not in event:
             raise RecordError(f"no {name}")
@@ -231,7 +228,7 @@ def check_fields(event: dict, types: dict) -> None:
 
 
 def parse_event(line: bytes, fields: dict[str, dict] = FIELDS) -> dict:
-    """Returns a line's event, whose `fields` are checked. Raises ValueError, RecursionError."""
+    """Returns a line's event, its `fields` checked. Raises ValueError, RecursionError."""
     event = json.loads(line)
     if not isinstance(event, dict):
         raise RecordError("not an event")
@@ -244,12 +241,12 @@ def parse_event(line: bytes, fields: dict[str, dict] = FIELDS) -> dict:
 
 
 def read_record(path: Path) -> Record:
-    """Reads a record. Raises RecordError for another file, OSError where it can't be read."""
+    """Reads a record. Raises RecordError for another file, OSError."""
     return make_record(path.name, read_events(path))
 
 
 def read_events(path: Path) -> list[dict]:
-    """Reads a record's events, but for a last line that was cut off. Raises as read_record."""
+    """Reads a record's events, but no line that was cut off. Raises as read_record."""
     events = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
@@ -260,7 +257,7 @@ def read_events(path: Path) -> list[dict]:
 
 
 def make_record(name: str, events: list[dict]) -> Record:
-    """Returns the record of some events. Raises RecordError where they aren't those of one run."""
+    """Returns the record of events. Raises RecordError for those of more than one run."""
     starts, logs, ends = ([event for event in events if event["event"] == kind] for kind in FIELDS)
     if len(starts) != 1 or len(ends) > 1:
         raise RecordError("not a whole record" if events else "it left no record")

@@ -72,10 +72,8 @@ def earlier_measurement(study, plan: Plan, setup: Setup, first: Measured | None,
 
 
 def failed(measured: Measured) -> bool:
-    """Whether a run failed; where a plan continues until nothing more fits, in another way."""
-    names = {run.name for run in measured.plan.runs}
-    return any(not has_answer(result, measured.plan) for result in measured.results
-               if result.name in names)
+    """Whether a run failed; where sizes grow until one doesn't fit, in another way."""
+    return not all(has_answer(result, measured.plan) for result in measured.results)
 
 
 def has_answer(result: Result, plan: Plan) -> bool:
@@ -169,8 +167,7 @@ class Measurement:
             options = shlex.join([*self.setup.options, "--batch-size", str(max(1, batch // 2))])
             hint = (f"{name} doesn't fit at batch {batch}; all runs at half of it:"
                     f" python measure.py {self.study.name} -- {options}\n")
-        seed = f", seed {job.seed}" if job.seed != plan.first_seed else ""
-        return f"{hint}round {job.round}: {name}{seed}: {text}"
+        return f"{hint}round {job.round}: {name}, seed {job.seed}: {text}"
 
 
 def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:

@@ -1,4 +1,4 @@
-"""How each run of a plan trains: at which batch size, how long, and in about how many seconds."""
+"""How each run of a plan trains: at which batch size, how long, in how many seconds."""
 
 import contextlib
 import io
@@ -35,14 +35,14 @@ CONFIGURATION = "batch_size", "learning_rate", *GPT2
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run trains, as options, and a rough estimate of all the seconds it takes."""
+    """How long a run trains, as options, and about how many seconds it takes in all."""
 
     options: tuple
     seconds: float
 
 
 def read_configurations(requests: list) -> list[dict]:
-    """Returns for each [script, options] its configuration, or {"error": why it has none}."""
+    """Returns each [script, options]'s configuration, or {"error": why it has none}."""
     answers = []
     for script, options in requests:
         messages = io.StringIO()
@@ -80,7 +80,7 @@ def configurations(runs: list[Run], setup: Setup) -> dict[str, dict]:
 
 
 def fit(plan: Plan, setup: Setup, batches: dict[str, int]) -> Plan:
-    """Returns the plan with these batch sizes in place of the published ones. Raises UserError."""
+    """Returns the plan with other batch sizes than published. Raises UserError."""
     if not batches or plan.stop_at_oom:
         return plan
     free = [run for run in plan.runs if not run.error and not has_option(
