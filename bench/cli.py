@@ -30,9 +30,9 @@ RENAMED = {"--rungs": "--techniques", "--anew": "--retrace", "--pieces": "--stud
 
 def parse(words: list[str]) -> argparse.Namespace:
     """Returns what a command line asks for. Raises UserError for an option's former name."""
-    for word in words if words[:1] != ["audit"] else ():  # an audited script has its own options
-        if new := RENAMED.get(word.partition("=")[0]):
-            raise UserError(f"{word.partition('=')[0]} is called {new} now", 2)
+    for option in (word.partition("=")[0] for word in words):
+        if option in RENAMED and words[0] != "audit":  # an audited script has its own options
+            raise UserError(f"{option} is called {RENAMED[option]} now", 2)
     return make_parser().parse_args(words)
 
 
@@ -41,7 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     subcommands: list[Subcommand] = [*all_studies().values(), *all_in(commands, Command)]
     listing = ""
     for group in GROUPS:
-        titles = [f"  {one.name:<16}{one.description.splitlines()[0].rstrip('.')}\n"
+        titles = [f"  {one.name:<16}{(one.__doc__ or ' ').splitlines()[0].rstrip('.')}\n"
                   for one in subcommands if one.group == group]
         listing += f"{group}:\n{''.join(titles)}"
     parser = argparse.ArgumentParser(
@@ -53,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="one of those below; COMMAND --help explains it")
     for subcommand in subcommands:
         own = parsers.add_parser(
-            subcommand.name, description=" ".join(subcommand.description.split()),
+            subcommand.name, description=" ".join((subcommand.__doc__ or "").split()),
             allow_abbrev=False, epilog="What follows -- goes to every script.")
         own.set_defaults(subcommand=subcommand)
         for option, folder in (("--data", "data"), ("--results-dir", "results")):

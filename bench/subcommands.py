@@ -20,10 +20,6 @@ class Subcommand:
         """The class's name in small letters: LeaveOneOut is leave-one-out."""
         return re.sub(r"\B(?=[A-Z])", "-", type(self).__name__).lower()
 
-    @property
-    def description(self) -> str:
-        return type(self).__doc__ or " "  # `python -OO` keeps none
-
     def options(self, parser: argparse.ArgumentParser) -> None:
         """Adds its own command-line options."""
 

@@ -25,12 +25,10 @@ class Doctor(Command):
                  ("torch.compile", "doesn't work" if compile_error else "works"),
                  ("tokens", tokens_line(setup.data))]
         if machine["gpus"]:
-            free = processes.ask_machine("free_memory")
             sizes = ", ".join(f"{batch} in place of {usual}" for usual, batch in
                               batches_that_fit(setup, composed=True).items())
             lines += [("GPU", f"{machine['gpus']} × {machine['name']}, compute capability"
                               f" {machine['capability']}, driver {machine['driver'] or 'unknown'}"),
-                      ("free memory", ", ".join(f"{mib / 1024:.1f} GB" for mib in free)),
                       ("batch size", sizes or "8 and 32, as published")]
         lines += [("missing", thing) for thing in missing_here(machine, compile_error)]
         begun = any(setup.results.glob("*.jsonl"))

@@ -43,8 +43,8 @@ class Predict(Command):
 
     def options(self, parser):
         parser.add_argument("--gpu", metavar="NAME", default="all",
-                            help="names, or parts of them: 4090 or H100,H200; 8xH100 adds 02 on"
-                                 " eight of them; `--gpu list` prints all (default: all)")
+                            help="names or parts of them, such as 4090 or H100,H200; 8xH100: also"
+                                 " 02 on eight; list prints all (default: all)")
         parser.add_argument("--memory", metavar="GB", type=above_0,
                             help="a GPU with this much memory instead")
         parser.add_argument("--bandwidth", metavar="GB/S", type=above_0,
@@ -58,9 +58,8 @@ class Predict(Command):
         parser.add_argument("--techniques", metavar="0,5-8",
                             help="the scripts after these techniques, instead of 00 and 01")
         parser.add_argument("--variants", metavar="A,B+C",
-                            help="variants of 01 or 02 besides, each with its measured options or"
-                                 " with others: \"step-accumulation --micro-batches 8\"; + joins"
-                                 " several into one script")
+                            help="variants of 01 or 02 besides, maybe with other options:"
+                                 " \"step-accumulation --micro-batches 8\"; + joins several")
         parser.add_argument("--tokens", metavar="N", type=tokens,
                             help="how long it takes to train on so many: 10e9, 10B, 300M")
         parser.add_argument("--price", metavar="PER_HOUR", type=prices,
@@ -68,9 +67,8 @@ class Predict(Command):
                                  " one each: 2.7,1.7")
         parser.add_argument("--retrace", action="store_true", help="ignore stored predictions")
         parser.add_argument("--all", action="store_true",
-                            help="trace what the pages say about predictions where it is missing or"
-                                 " its script's training step has changed, with --retrace all of it"
-                                 " (up to two hours), into --results-dir")
+                            help="trace into --results-dir what the pages show where it is missing"
+                                 " or its script has changed, with --retrace all (two hours)")
 
     def answer(self, setup):
         args, options = setup.args, ["--model", setup.args.model, *setup.options]
