@@ -177,7 +177,7 @@ class Record:
         """Returns the validation loss after so many tokens per process, in whole steps, or the last
         one; None without a log line there."""
         if tokens is None:
-            return self.logs[-1]["val_loss"]
+            return self.logs[-1]["val_loss"] if self.logs else None
         at = comparison_point(tokens * self.config["world_size"], self.tokens_per_step)
         return next((log["val_loss"] for log in self.logs if log["tokens"] == at), None)
 
