@@ -26,7 +26,7 @@ from bench.common import write_whole  # noqa: E402
 from bench.predict.speed import Work, is_compiled, margin  # noqa: E402
 from bench.predict.store import Prediction  # noqa: E402
 from bench.report.pictures import OWN, picture_bytes, rows_of_panels  # noqa: E402
-from bench.report.prediction_tables import GPT2, beside, ladder, prediction_of, published_others  # noqa: E402
+from bench.report.prediction_tables import GPT2, beside, prediction_of, published_others, scripts  # noqa: E402
 from bench.report.tables import Table, markdown, num_col, text_col  # noqa: E402
 
 TUNED_ON = "twenty cards"
@@ -141,17 +141,19 @@ def accuracy_table(rows: list[dict]) -> Table:
 
 def memory_table() -> Table:
     """Makes a line for each script of the published ladder: its memory, and what is predicted."""
-    published_gb = {name: figures.reserved_gb for name, figures in published().items()}
-    *rows, ddp = ladder()
-    lines = [beside(published_gb[row.run.script], row.reserved_gb, label=row.run.label,
-                    batch=row.batch)
-             for row in rows if row.run.script in published_gb
-             and row.run.number not in (2, 3, 4)]  # these have the memory of 1
+    published_gb, lines = {name: run.reserved_gb for name, run in published().items()}, []
+    *runs, ddp = scripts().ladder(4)
+    needs = [prediction_of(run.script, GPT2).needs for run in (*runs, ddp)]
+    for run, need in zip(runs, needs, strict=False):
+        if run.script in published_gb and run.number not in (2, 3, 4):  # these have the memory of 1
+            batch = 8 if run.number < 10 else 32
+            lines.append(beside(published_gb[run.script], need[batch].reserved / 1024,
+                                label=run.label, batch=batch))
     # 02 is the last script with DDP, the published program the one after technique 10 with it.
-    added = median(need.reserved - rows[-1].prediction.needs[batch].reserved
-                   for batch, need in ddp.prediction.needs.items() if batch >= ddp.batch)
-    lines.append(beside(published_gb["ddp"], rows[10].reserved_gb + added / 1024,
-                        label="10, with DDP", batch=ddp.batch))
+    added = median(need.reserved - needs[-2][batch].reserved
+                   for batch, need in needs[-1].items() if batch >= 32)
+    lines.append(beside(published_gb["ddp"], (needs[10][32].reserved + added) / 1024,
+                        label="10, with DDP", batch=32))
     return Table([text_col("script", "label"), num_col("batch", "batch"),
                   num_col("published", "measured", ".2f"), num_col("predicted", "predicted", ".2f"),
                   num_col("error", "error", "+.1%")], lines)

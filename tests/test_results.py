@@ -47,15 +47,12 @@ def test_two_machines(tmp_path):
     assert "Other CPU, PyTorch" in folders[1] and "4 rounds" in folders[1]
     assert folders[1].endswith(" a: 102 tok/sec.")
     assert (b[1], b[3], b[5]) == ("2.00", "1.50", "larger in A")
-    for interval, factor in ((b[2], 2), (b[4], 1.5)):
-        low, high = map(float, interval.split("–"))
-        assert low <= factor <= high
     assert c[-1] == "not significant"
 
 
 def test_only_what_is_comparable(tmp_path):
-    """A technique is compared where it comes after the same one in both, with figures; of two rows
-    there is no test."""
+    """That is a technique with figures, after the same one in both; of two rows there is no test.
+    """
     ladder(tmp_path / "one", dict.fromkeys("abcd", SPEEDS))
     ladder(tmp_path / "other", {"b": SPEEDS, "c": SPEEDS, "d": []}, MACHINE)
     _, (c,) = answer(tmp_path)

@@ -3,40 +3,34 @@ whose prediction is stored, whether it fits, what it reserves, and how fast it t
 
 import json
 
-from bench.cards import Card
+from bench.cards import CARDS, Card
 from bench.catalogue import FLOAT16, STAGES, Run
 from bench.predict.store import BATCHES, OTHERS, Prediction
-from bench.report.prediction_tables import (
-    LARGER,
-    by_memory,
-    kept_of,
-    published_others,
-    scripts,
-    variants,
-)
+from bench.report import prediction_tables as stored
+from bench.report.technique_pages import prose_of
 from patches import stack
 
-MODELS = "gpt2", *LARGER
+MODELS = "gpt2", *stored.LARGER
 GPUS = 4  # of 02, as it was published
 
 
 def choices() -> dict[str, Run]:
     """Returns what one can choose: the ladder, which ends with 02, and the variants of 01; then
     what stands in for 02 on a GPU without bfloat16 units. Raises UserError, StackError."""
-    runs = {scripts().canonical(run.script): run.replace(label=f"{run.number} {run.technique}")
-            for run in scripts().ladder(GPUS)}
+    scripts = stored.scripts()
+    runs = {scripts.canonical(run.script): run.replace(label=f"{run.number} {run.technique}")
+            for run in scripts.ladder(GPUS)}
     labels = {"00": "00, the baseline", "01": f"01, all {runs['01'].number} techniques",
               "02": f"02, on {GPUS} GPUs"}
     runs |= {name: runs[name].replace(label=label) for name, label in labels.items()}
-    runs |= {run.label: run for run in variants()}
-    run = scripts().float16(scripts().stage("02", GPUS))
+    runs |= {run.label: run for run in stored.variants()}
+    run = scripts.float16(scripts.stage("02", GPUS))
     return runs | {str(run.script): run.replace(published=None)}
 
 
 def script_data(name: str, run: Run, predictions: dict[str, Prediction]) -> dict:
     """Returns what the page has of a script: among else the kind under which one chooses it ("": it
-    only stands in for another), what to type to train with it, for --batch-size to follow, and what
-    predicts it, for --gpu and --batch-size to follow."""
+    only stands in for another), and commands, for --batch-size and --gpu to follow."""
     script, compose = str(run.script), "python patches/stack.py compose"
     kind, before, train, ask = "", [f"{compose} {FLOAT16} --base 02 --out my.py"], "my.py", ""
     if name in STAGES:
@@ -65,9 +59,11 @@ def gb(mib: int) -> float:
 def gpu_data(card: Card, runs: dict[str, Run],
              predictions: dict[str, dict[str, Prediction]]) -> dict:
     """Returns what the page has of a GPU, with the speeds of each script and model that fit it."""
-    speeds = {name: {model: speeds_on(card, runs[name], prediction)
-                     for model, prediction in stored.items()}
-              for name, stored in predictions.items()}
+    speeds: dict[str, dict] = {name: {} for name in predictions}
+    for name, by_model in predictions.items():
+        for model, prediction in by_model.items():
+            if row := speeds_on(card, runs[name], prediction):
+                speeds[name][model] = row
     return dict(
         gb=gb(card.mib),
         room=gb(card.mib - OTHERS),
@@ -75,14 +71,12 @@ def gpu_data(card: Card, runs: dict[str, Run],
         checked=card.is_checked,
         bfloat16=card.bfloat16,
         instead={} if card.bfloat16 else {"01": FLOAT16, "02": f"02+{FLOAT16}"},
-        speeds={name: {model: row for model, row in rows.items() if row}
-                for name, rows in speeds.items()})
+        speeds=speeds)
 
 
 def speeds_on(card: Card, run: Run, prediction: Prediction) -> dict[int, list]:
-    """Returns by each batch size that fits: tok/sec of all its GPUs, their range in thousands as
-    `predict` prints it, and the MFU in percent; the first and the last are 0 where the GPU lacks
-    what the script needs, and the range says what."""
+    """Returns by each batch size that fits: tok/sec of all its GPUs, their range in thousands, and
+    the MFU in percent; where the GPU lacks what the script needs 0, what it lacks, and 0."""
     rows = {}
     for batch, need in prediction.needs.items():
         if batch in BATCHES and need.minimum <= card.mib - OTHERS:
@@ -97,22 +91,21 @@ def data_block() -> str:
     """Returns the element of the page that holds the data. Raises UserError, StackError."""
     runs, predictions = choices(), {}
     for name, run in runs.items():
-        stored = {model: kept_of(run.script, ["--model", model, *run.options]) for model in MODELS}
-        if any(stored.values()):
-            predictions[name] = {model: prediction for model, prediction in stored.items()
-                                 if prediction}
+        for model in MODELS:
+            if prediction := stored.kept_of(run.script, ["--model", model, *run.options]):
+                predictions.setdefault(name, {})[model] = prediction
     names = {name.split()[0] for name in predictions}
     data = {
         "models": MODELS,
         "context": predictions["00"]["gpt2"].context_length,
-        "others": published_others(),  # what others have measured, with their programs
-        # The first paragraph of a patch's header: what it does, and when that costs something.
-        "about": {patch.name: " ".join(patch.header.decode().split("\n\n")[1].split())
+        "others": stored.published_others(),  # what others have measured, with their programs
+        "about": {patch.name: prose_of(patch)
                   for patch in (*stack.load(), *stack.load_variants()) if patch.name in names},
-        "scripts": {name: script_data(name, runs[name], stored)
-                    for name, stored in predictions.items()},
+        "scripts": {name: script_data(name, runs[name], by_model)
+                    for name, by_model in predictions.items()},
         "gpus": {name: gpu_data(card, runs, predictions)
-                 for name, card in by_memory() if card.capability >= 7},  # 01 needs it
+                 for name, card in sorted(CARDS.items(), key=lambda item: item[1][:2])  # by memory
+                 if card.capability >= 7},  # 01 needs it
     }
     return f'<script type="application/json" id="data">\n{as_json(data, 2)}\n</script>'
 

@@ -1,24 +1,13 @@
-"""What a page says of its machine: what works on it, and how it did.
-
-results/machine.json keeps for a report all that bench.measure.hardware.look answers.
-"""
+"""What a page says of its machine, from results/machine.json, and how it did."""
 
 import json
 import sys
 from pathlib import Path
 
-from bench import processes
-from bench.common import (
-    ELSEWHERE,
-    UserError,
-    read_kept,
-    relative,
-    same_machine,
-    trained_in,
-    write_whole,
-)
-from bench.report.notes import counted, peaks
-from bench.report.tables import bold, credited, fmt, rows_in
+from bench import common, processes
+from bench.common import UserError, read_kept, relative, same_machine, trained_in, write_whole
+from bench.report.notes import counted, peak_note
+from bench.report.tables import fmt, rows_in
 
 FIELDS = {"machine", "matmul_peak", "memory_gb", "compile_error", "missing"}
 
@@ -37,7 +26,7 @@ def look_at(data: Path, results: Path) -> dict:
     here, look = this_machine(), read_look(results)
     if look and not same_machine(look["machine"], here):
         raise UserError(f"{relative(results)} holds the report of another machine or PyTorch;"
-                        f" {ELSEWHERE}")
+                        f" {common.ELSEWHERE}")
     if not look:
         look = processes.ask_machine("look")
         write_whole(results / "machine.json", json.dumps(look, indent=1))
@@ -54,39 +43,26 @@ def read_look(results: Path) -> dict:
 
 def machine_section(look: dict) -> str:
     machine, error = look["machine"], look["compile_error"]
-    device, gpu = f"No GPU; {machine['cpu']}", ""
+    device, gpu = f"No GPU, so the small model `cpu-demo` is trained; {machine['cpu']}", ""
     if machine["gpus"]:
         device = f"{machine['gpus']} × {machine['name']}, host {machine['cpu']}"
         gpu = (f", CUDA {machine['cuda']}, driver {machine['driver']}, compute capability"
                f" {machine['capability']}")
     return "\n\n".join([
         f"{device}. PyTorch {machine['torch']}, Python {machine['python']}, {machine['os']},"
-        f" {machine['threads']} threads{gpu}.",
-        f"Matmul throughput: {peaks(look['matmul_peak'])}. Memory:"
-        f" {fmt(look['memory_gb'], '.1f') or 'n/a'} GB.",
+        f" {machine['threads']} threads{gpu}. 01 and 02 train in {trained_in(machine)}.",
+        f"{peak_note(look['matmul_peak'])} Memory: {fmt(look['memory_gb'], '.1f') or 'n/a'} GB.",
         f"torch.compile doesn't work: {error}" if error else "torch.compile works.",
         *(f"Missing: {thing}." for thing in look["missing"])])
 
 
-def summary(results: Path, look: dict) -> list[str]:
-    """Returns what this machine is and gives, in up to three lines."""
-    machine, dtype = look["machine"], trained_in(look["machine"])
-    model = "" if machine["gpus"] else "; no GPU, so the small model `cpu-demo` is trained"
-    lines = [f"**{machine['name']}**, PyTorch {machine['torch']}:"
-             f" {look['matmul_peak'][dtype] / 1e12:,.2f} TFLOP/s in {dtype} matmuls, the type that"
-             f" the optimized scripts train in here{model}."]
+def headline(results: Path) -> str:
+    """Returns how many times as fast as 00 01 is; "" where they weren't both measured."""
     stages = {row.run.stage: row for row in rows_in(results, "stages") if row.records}
-    if stages.keys() >= {"00", "01"}:
-        plain, fast = stages["00"], stages["01"]
-        lines.append(
-            f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
+    if not stages.keys() >= {"00", "01"}:
+        return ""
+    plain, fast = stages["00"], stages["01"]
+    return (f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
             f" A100: {fast.published_factor_baseline:.2f} times);"
             f" {counted(min(plain.rounds, fast.rounds), 'run')} each.")
-    rows = sorted((row for row in rows_in(results, "ladder") if row.factor),
-                  key=lambda row: -row.factor)
-    if rows:
-        names = ", ".join(bold(f"{credited(row, row.technique)} {row.factor:.2f}×",
-                               row.significance) for row in rows[:4])
-        lines.append(f"The largest speedups in the ladder (bold: significant): {names}.")
-    return lines

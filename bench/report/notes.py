@@ -15,15 +15,12 @@ def provenance(measured: Iterable[Measured]) -> str:
     ordered = sorted(measured, key=lambda measurement: measurement.time)
     if not ordered:
         return ""
-    first, last = moment(ordered[0]), moment(ordered[-1])
+    first, last = (
+        f"{one.time[:4]}-{one.time[4:6]}-{one.time[6:8]}" + (
+            f" at {one.commit[:7]}" if one.commit else "") for one in (ordered[0], ordered[-1]))
     when = f"on {first}" if first == last else f"from {first} to {last}"
     versions = dict.fromkeys(measurement.machine["torch"] for measurement in ordered)
     return f"Measured {when} with PyTorch {listed(versions)}."
-
-
-def moment(measured: Measured) -> str:
-    commit = f" at {measured.commit[:7]}" if measured.commit else ""
-    return f"{measured.time[:4]}-{measured.time[4:6]}-{measured.time[6:8]}{commit}"
 
 
 def one_reference(rows: list[Row]) -> bool:
@@ -42,8 +39,7 @@ def memory_text(used: float | None, total: float | None) -> str:
 
 
 def rounds_note(measured, rows: list[Row]) -> str:
-    """Returns how often rows were run, and how often that was planned before some rounds were
-    added: "6 rounds (4 planned, 2 added)"."""
+    """Returns how often rows were run, such as "6 rounds (4 planned, 2 added)"."""
     rounds, planned = max((row.rounds for row in rows), default=0), measured.planned
     if not planned or rounds <= planned:
         return counted(rounds, "round")
@@ -51,8 +47,7 @@ def rounds_note(measured, rows: list[Row]) -> str:
 
 
 def machine_note(measured, rows: list[Row]) -> str:
-    """Returns what was measured on, with which seeds, options, batch sizes and text, and in float32
-    where it is that."""
+    """Returns on what was measured, and how: seeds, rounds, options, batch sizes, text, float32."""
     plan, machine, seed = measured.plan, measured.machine, measured.plan.first_seed
     last = seed + max((row.rounds for row in rows), default=0) - 1
     parts = [f"seeds {seed} to {last}" if plan.new_seeds and last > seed else f"seed {seed}",
@@ -71,37 +66,28 @@ def machine_note(measured, rows: list[Row]) -> str:
 
 
 def float32_reason(record) -> str | None:
-    """Returns why a script that trains in bfloat16 where it can trained in float32; None if it
-    didn't."""
+    """Returns why a script trained in float32 that trains in bfloat16 where it can, or None."""
     reason = record.config.get("dtype_reason")  # of technique 5 and later
     by_choice = record.config.get("autocast")  # only the weights are in float32
     return reason if record.config.get("dtype") == "float32" and not by_choice else None
 
 
-def peaks(matmul_peak: dict[str, float]) -> str:
+def peak_note(matmul_peak: dict[str, float]) -> str:
     rates = ", ".join(f"{name} {flops / 1e12:,.2f}" for name, flops in matmul_peak.items())
-    return f"{rates} TFLOP/s"
-
-
-def peak_note(measured) -> str:
-    return f"Matmul throughput (matmul peak): {peaks(measured.peak)}."
+    return f"Matmul throughput (matmul peak): {rates} TFLOP/s."
 
 
 def speedup_note(rows: list[Row]) -> str:
-    """Returns what the speedups of a table are over, and for which rows that isn't the whole truth.
-    """
+    """Returns what the speedups of a table are over, and which rows aren't compiled."""
     over = "over the row above, or the nearest with numbers"
     if any(row.run.ablated for row in rows):
         over = "of the script with the technique over the one without it"
     elif one_reference(rows):
         over = "over the first row"
     text = f"Speedups are {over}; docs/methodology.md says what else the columns mean."
-    for what, concerns in (
-            ("Not tested, since a run failed", lambda row: row.speeds and row.outcome),
-            ("Not compiled, for lack of a compiler or by choice",
-             lambda row: row.record and row.record.config.get("compile") is False)):
-        if labels := [f"`{row.label}`" for row in rows if concerns(row)]:
-            text += f" {what}: {', '.join(labels)}."
+    if labels := [f"`{row.label}`" for row in rows
+                  if row.record and row.record.config.get("compile") is False]:
+        text += f" Not compiled, for lack of a compiler or by choice: {', '.join(labels)}."
     return text
 
 
@@ -110,9 +96,8 @@ def full_notes(measured, rows: list[Row]) -> list[str]:
     plan, noise = measured.plan, rows[0].seed_noise
     length = (f"{plan.tokens:,} tokens" if plan.tokens else
               counted(plan.epochs, "epoch") if plan.epochs else "The scripts' own length")
-    notes = [speedup_note(rows)]
+    text = speedup_note(rows)
     if noise is not None:
         seeds = len(rows[0].losses_by_seed)
-        notes.append(f"Over {seeds} seeds the first row's losses vary by {noise:.4f}.")
-    return [f"{machine_note(measured, rows)} {length} per run. {peak_note(measured)}",
-            " ".join(notes)]
+        text += f" Over {seeds} seeds the first row's losses vary by {noise:.4f}."
+    return [f"{machine_note(measured, rows)} {length} per run. {peak_note(measured.peak)}", text]

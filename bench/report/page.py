@@ -7,7 +7,7 @@ from pathlib import Path
 from string import Template
 
 from bench.common import write_whole
-from bench.report.machine_section import machine_section, read_look, summary
+from bench.report.machine_section import headline, machine_section, read_look
 from bench.report.notes import provenance
 from bench.report.pictures import draw_all
 from bench.report.tables import found_in, picture_name, text_of
@@ -25,7 +25,7 @@ def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
     shown = [study for study in studies.values() if study.place]
     measured = [measured for study in shown for measured, _ in found_in(results, study.name)]
     page = [f"# GPT training on {look['machine']['name']}\n",
-            *(f"{place}. {line}" for place, line in enumerate(summary(results, look), 1)),
+            headline(results),
             f"\n{provenance(measured)} tok/sec excludes evaluation.",
             *(f"\nNot finished: {name}: {why}" for name, why in missing.items()),
             f"\n## This machine\n\n{machine_section(look)}"]

@@ -28,8 +28,7 @@ def load_pyplot():
 
 
 def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
-    """Returns (a figure, for each title a row of panels: its subfigure, then a panel for each
-    width)."""
+    """Returns a figure, and for each title a row: its subfigure, and a panel for each width."""
     plt = load_pyplot()
     # Names of devices may hold a $, which is not mathematics.
     plt.rcParams.update({"font.size": 11, "text.parse_math": False, "grid.color": "0.9",
@@ -86,7 +85,7 @@ def add_legend(subfigure, colours: dict[str, str], *more) -> None:
                      frameon=False)
 
 
-def add_significance(subfigure) -> None:
+def colour_legend(subfigure) -> None:
     """Adds a legend of the colours that colour_of returns."""
     add_legend(subfigure, {
         "significantly faster": OWN, "significantly slower": ERROR, "not significant": UNSURE})
@@ -162,5 +161,5 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
               [f"{row.memory_factor:.2f}" for row in rows], UNSURE)
     speed.set_xlabel("× speed")
     memory.set_xlabel("× memory")
-    add_significance(subfigure)
+    colour_legend(subfigure)
     return figure

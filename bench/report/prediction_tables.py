@@ -2,9 +2,7 @@
 GPU (docs/gpus.md)."""
 
 import json
-from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 
 from bench.cards import CARDS, Card, card_of
@@ -21,8 +19,8 @@ LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
 COMMON = ("RTX 4060", "RTX 3080", "RTX 3060", "RTX 4070", "T4", "P100", "V100", "RTX 4060 Ti 16 GB",
           "RTX 4080", "L4", "A10G", "RTX 3090", "RTX 4090", "RTX 5090", "A100 40 GB", "L40S",
           "A100 80 GB", "H100", "GB10", "H200", "B200", "MI300X")
-# Predicted at 11.90 GB, 01 reserved 11.69 on an H100, but 13.64 without expandable segments, which
-# Windows lacks; so a batch fits for sure only where it does with this many times its memory.
+# On an H100 01 reserved 15 % more than predicted without expandable segments, which Windows lacks;
+# so a batch fits for sure only where it does with this many times its memory.
 RESERVE = 1.15
 
 scripts = cache(Scripts)  # in one process they are read once
@@ -35,11 +33,10 @@ def kept_of(script: str | Path, options: list[str]) -> Prediction | None:
 
 def prediction_of(script: str | Path, options: list[str]) -> Prediction:
     """Raises UserError where it isn't stored, StackError."""
-    prediction = kept_of(script, options)
-    if not prediction:
-        raise UserError(f"results/reference/{NAME} lacks {key_of(scripts(), script, options)}:"
-                        " python measure.py predict --all --results-dir results/reference")
-    return prediction
+    if prediction := kept_of(script, options):
+        return prediction
+    raise UserError(f"results/reference/{NAME} lacks {key_of(scripts(), script, options)}:"
+                    " python measure.py predict --all --results-dir results/reference")
 
 
 def wanted() -> list[tuple[str | Path, list[str]]]:
@@ -47,11 +44,10 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
     variants of 01 that may be in them. Raises UserError, StackError."""
     *ladder, ddp = scripts().ladder(4)
     float16 = [scripts().float16(scripts().stage(stage)) for stage in ("01", "02")]
-    pairs = [(run.script, GPT2) for run in ladder]
-    pairs += [(run.script, ["--model", "cpu-demo"]) for run in ladder]
+    pairs = [(run.script, ["--model", model]) for model in ("gpt2", "cpu-demo") for run in ladder]
     for model in ("gpt2", *LARGER):
-        pairs += [(run.script, ["--model", model])
-                  for run in (ladder[0], ladder[-1], ddp, *float16)]
+        ends = ladder[0], ladder[-1], ddp, *float16
+        pairs += [(run.script, ["--model", model]) for run in ends]
         pairs.append(("01", ["--model", model, *WITHOUT_TENSOR_CORES]))
     pairs += [(source["script"], [*GPT2, *source["options"]])
               for source in published_others()["sources"].values()]
@@ -69,34 +65,16 @@ def published_others() -> dict:
     return json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True)
-class Expected:
-    """A run on an H100."""
-
-    run: Run
-    batch: int
-    prediction: Prediction
-
-    tok_per_sec = property(lambda row: row.prediction.tok_per_sec(row.batch, CARDS["H100"]))
-    reserved_gb = property(lambda row: row.prediction.needs[row.batch].reserved / 1024)
-
-
-def ladder() -> list[Expected]:
-    """Returns every script of the ladder at its published batch size; 02 comes last. Raises
-    UserError, StackError."""
-    return [Expected(run, 8 if number < 10 else 32, prediction_of(run.script, GPT2))
-            for number, run in enumerate(scripts().ladder(4))]
-
-
 def gains() -> list[tuple[Run, float, float]]:
-    """Returns (run, times the speed, times the memory) of every script of the ladder on one GPU,
-    over the one before, and of each variant whose prediction is stored, over 01. Raises UserError,
-    StackError."""
-    *rows, _ = ladder()
-    pairs = [*pairwise(rows), *((rows[-1], Expected(run, 32, prediction)) for run in variants()
-                                if (prediction := kept_of(run.script, [*GPT2, *run.options])))]
-    return [(row.run, row.tok_per_sec / before.tok_per_sec, row.reserved_gb / before.reserved_gb)
-            for before, row in pairs]
+    """Returns (run, times the speed of 01 on an H100, times its memory) of each variant whose
+    prediction is stored. Raises UserError, StackError."""
+    base, card, lines = prediction_of("01", GPT2), CARDS["H100"], []
+    for run in variants():
+        if prediction := kept_of(run.script, [*GPT2, *run.options]):
+            speed = prediction.tok_per_sec(32, card) / base.tok_per_sec(32, card)
+            memory = prediction.needs[32].reserved / base.needs[32].reserved
+            lines.append((run, speed, memory))
+    return lines
 
 
 def beside(measured: float, predicted: float, **about) -> dict:
@@ -108,17 +86,15 @@ def gpu_table(machine: Path) -> Table:
     """Returns what a machine's GPU has measured of GPT-2 with one process, beside what is
     predicted. Raises UserError, StackError."""
     lines = []
-    rows = [row for study in ("stages", "ladder") for row in rows_in(machine, study)
-            if row.record and row.run.processes == 1]
-    for row in sorted(rows, key=lambda row: str(row.run.stage or f"00 {row.run.number:02}")):
-        card, batch = card_of(row.measured.machine["name"]), row.record.config["batch_size"]
-        prediction = kept_of(row.run.stage or row.run.script, GPT2)
-        known = card and prediction and batch in prediction.needs and (
-            row.record.config["model"] == "gpt2")
-        if speed := known and prediction.tok_per_sec(batch, CARDS[card]):
-            lines.append(dict(
-                label=row.label, batch=batch, speed=beside(row.tok_per_sec, speed),
-                memory=beside(row.reserved_gb, prediction.needs[batch].reserved / 1024)))
+    for row in rows_in(machine, "stages") + rows_in(machine, "ladder"):
+        if not row.record or row.run.processes > 1 or row.record.config["model"] != "gpt2":
+            continue
+        card, batch = CARDS[card_of(row.measured.machine["name"])], row.record.config["batch_size"]
+        prediction = prediction_of(row.run.stage or row.run.script, GPT2)
+        memory = prediction.needs[batch].reserved / 1024
+        lines.append(dict(
+            label=row.label, batch=batch, memory=beside(row.reserved_gb, memory),
+            speed=beside(row.tok_per_sec, prediction.tok_per_sec(batch, card))))
     return Table([
         text_col("script", "label"), num_col("batch", "batch"),
         num_col("tok/sec, measured", "speed.measured", ",.0f"),
@@ -126,14 +102,6 @@ def gpu_table(machine: Path) -> Table:
         num_col("GB, measured", "memory.measured", ".2f"),
         num_col("predicted", "memory.predicted", ".2f"), num_col("error", "memory.error", "+.1%")],
         lines)
-
-
-# ---- What fits each GPU, and how fast ----------------------------------------------------------
-
-
-def by_memory() -> list[tuple[str, Card]]:
-    """Returns (name, GPU), the smallest first."""
-    return sorted(CARDS.items(), key=lambda item: (item[1].mib, item[1].capability))
 
 
 def in_place(scripts: Scripts, run: Run, card: Card) -> Run:

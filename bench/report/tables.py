@@ -26,8 +26,7 @@ class Table(NamedTuple):
 
 
 def credited(row, name: str) -> str:
-    """Returns what a row's factor is of: the technique with this name, or by their numbers the
-    several that lie between the row and the one that it is compared to."""
+    """Returns what a row's factor is of: the technique with this name, or several by numbers."""
     numbers = row.techniques
     return name if len(numbers) < 2 else f"techniques {numbers[0]} to {numbers[-1]}"
 
@@ -160,11 +159,7 @@ def full_table(rows: list[Row]) -> Table:
 def short_table(rows: list[Row]) -> Table:
     """Returns the columns of alternatives that a page for readers has; above them a line with those
     that the machine couldn't run."""
-    labels: dict[str, list[str]] = {}  # by what is lacking
-    for row in rows:
-        if row.run.error:
-            labels.setdefault(row.run.error, []).append(f"`{row.label}`")
-    left_out = "; ".join(f"{', '.join(names)} ({error})" for error, names in labels.items())
+    left_out = ", ".join(f"`{row.label}` ({row.run.error})" for row in rows if row.run.error)
     return Table([
         Column("run", lambda row: f"`{row.label}`", True), SPEED,
         Column("× speed", lambda row: row.error or bold(fmt(row.factor, ".2f"), row.significance)),

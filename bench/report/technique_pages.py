@@ -5,32 +5,21 @@ import re
 from pathlib import Path
 
 from bench.analysis.rows import Row, rows_of
-from bench.catalogue import published, without_effect_on_gpus
+from bench.catalogue import published
 from bench.common import REFERENCE, short_name
 from bench.measure.journal import read_journal
 from bench.report import prediction_tables
-from bench.report.tables import (
-    Column,
-    Table,
-    bold,
-    fmt,
-    lookup,
-    markdown,
-    num_col,
-    rows_in,
-    spread,
-    text_col,
-)
+from bench.report.pictures import place_of
+from bench.report.tables import Column, Table, bold, fmt, markdown, num_col, rows_in, text_col
 from patches import stack
 
-# What variants are for: the beginnings of their names, in order; "" of all that are left.
+# What variants are for: the beginnings of their names; "" of all that are left.
 PURPOSES = {
-    "Less memory": ("memory-checkpoint", "memory-selective", "step", "memory",
-                    "optimizer-in-backward", "optimizer-ada", "head-cce", "head-liger",
+    "Less memory": ("memory", "step", "optimizer-in", "optimizer-ada", "head-cce", "head-liger",
                     "head-pytorch"),
     "Fewer tokens to a loss": ("optimizer-muon", "schedule"),
     "Precision": ("precision",),
-    "Several GPUs": ("parallel-zero1", "parallel-sharded", "parallel", "ddp", "timeout"),
+    "Several GPUs": ("parallel", "ddp", "timeout"),
     "Model": ("init", "model"),
     "Speed and compilation": ("head-sampled", "dropout", "attention", "compile", "embedding",
                               "optimizer", "gc"),
@@ -48,49 +37,27 @@ def has_gpu(row: Row) -> bool:
     return row.measured.machine["gpus"] > 0
 
 
-# ---- A line for each machine -------------------------------------------------------------------
-
-
-def ends_of(folder: Path) -> tuple[Row, Row] | None:
-    """Returns 00 and the ladder's last script; where no ladder with a baseline was measured, 00 and
-    01 by themselves."""
-    rows = [row for row in rows_in(folder, "ladder") if row.tok_per_sec and row.run.processes == 1]
-    if not rows or rows[0].run.number != 0:
-        rows = [row for row in rows_in(folder, "stages")
-                if row.tok_per_sec and row.run.stage in ("00", "01")]
-    return (rows[0], rows[-1]) if rows and rows[-1].factor_baseline else None
-
-
-def name_of(folder: Path, first: Row, last: Row) -> str:
-    """Returns a machine's name with links, its cores, its model, and how much was measured."""
-    machine, gpu = first.measured.machine, has_gpu(first)
-    parts = [f"1 × {short_name(machine)}" if gpu else
-             f"{short_name(machine)}, {machine['threads']} cores",
-             f"`{first.record.config['model']}`"]
-    whole = max({*range(1, len(stack.load()))} - (without_effect_on_gpus() if gpu else set()))
-    if last.run.number not in (None, whole):
-        parts.append(f"{last.run.number} of {whole} techniques")
-    if first.rounds == last.rounds == 1:
-        parts.append("one run of each")
-    pages = {"findings": "README.md", "all tables": "report.md"}
-    links = [f"[{title}](../results/reference/{folder.name}/{page})"
-             for title, page in pages.items() if (folder / page).exists()]
-    return f"{', '.join(parts)}: {', '.join(links)}"
+def optimized_on(folder: Path) -> Row | None:
+    """Returns the last script of a machine's ladder; where none that begins with 00 was measured,
+    01 by itself."""
+    for study in ("ladder", "stages"):
+        rows = [row for row in rows_in(folder, study) if row.speeds and not row.run.torchrun]
+        if rows and not rows[0].run.number and rows[-1].factor_baseline:
+            return rows[-1]
+    return None
 
 
 def results() -> str:
     """Returns both ends of every machine's ladder, those with a GPU first, for a page in docs/."""
-    ends = [(folder, *rows) for folder in machines() if (rows := ends_of(folder))]
+    rows = sorted(filter(None, map(optimized_on, machines())), key=has_gpu, reverse=True)
     return markdown(Table([
-        Column("machine", lambda line: name_of(*line), True),
-        Column("baseline, tok/sec", lambda line: fmt(line[1].tok_per_sec, ",.0f")),
-        Column("optimized, tok/sec", lambda line: fmt(line[2].tok_per_sec, ",.0f")),
-        Column("speedup", lambda line: f"{line[2].factor_baseline:.1f}×"),
-        Column("95 %", lambda line: spread(line[2].speedup(over=line[1]).interval, ".1f"))],
-        sorted(ends, key=lambda line: not has_gpu(line[1]))))
-
-
-# ---- A line for each technique -----------------------------------------------------------------
+        Column("machine", lambda row: f"[{place_of(row.measured)}](../results/reference/"
+                                      f"{row.measured.folder.name}/README.md)", True),
+        num_col("baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
+        num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
+        Column("speedup", lambda row: f"{row.factor_baseline:.1f}×"),
+        Column("95 %", lambda row: "–".join(
+            f"{end:.1f}" for end in row.speedup(over=row.baseline).interval or ()))], rows))
 
 
 def index() -> str:
@@ -98,7 +65,7 @@ def index() -> str:
     first, and what it costs."""
     *lines, ddp = techniques()
     gpu, *_, cpu, _ = lines[0]["gains"]
-    lines.sort(key=lambda line: -(lookup(line, f"gains.{gpu}.factor") or 0))
+    lines.sort(key=lambda line: -line["gains"][gpu]["factor"] if gpu in line["gains"] else 0)
     return markdown(Table([
         text_col("technique", "link"), num_col(f"{gpu}: × speed", f"gains.{gpu}.speed"),
         num_col(f"{gpu}: × memory", f"gains.{gpu}.memory", ".2f"),
@@ -143,17 +110,15 @@ def technique_cards() -> str:
         patch, fields = line["patch"], line["patch"].fields
         gains = "; ".join(f"{machine} {gain['speed']}×, {fmt(gain['memory'], '.2f')}×"
                           for machine, gain in line["gains"].items())
-        links = re.sub(r"https?://([^/\s,]+)[^\s,]*", r"[\1](\g<0>)", fields["Source"])
-        prose = " ".join(patch.header.decode().split("\n\n")[1].split())  # the rest is in the patch
         diff = stack.read(stack.ROOT / patch.file)[len(patch.header):].decode()
         texts.append(f"""## {line["title"]}
-{prose}
+{prose_of(patch)}
 
 | use it when | {fields.get("Use", "")} |
 |:--|:--|
 | speed, memory | {gains} |
 | loss | {fields["Loss"]} |
-| hardware | {fields["Hardware"]}. More: [patch](../{patch.file}), {links} |
+| hardware | {fields["Hardware"]}. More: {links_of(patch)} |
 
 <details><summary>Show the diff</summary>
 
@@ -168,8 +133,7 @@ def variant_cards() -> str:
     """Returns for each purpose a table of what its variants gain, and a card for each."""
     gains, rest, texts = variant_gains(), stack.load_variants(), []
     for purpose, beginnings in PURPOSES.items():
-        own = list(dict.fromkeys(patch for beginning in beginnings for patch in rest
-                                 if patch.name.startswith(beginning)))
+        own = [patch for patch in rest if patch.name.startswith(beginnings)]
         rest = [patch for patch in rest if patch not in own]
         table = markdown(Table([
             text_col("variant", "link"), num_col("speed, H100", "H100"),
@@ -182,29 +146,30 @@ def variant_cards() -> str:
 def variant_card(patch) -> str:
     """Returns the first paragraph of a patch's header, what it needs, and its sources."""
     fields, title = patch.fields, patch.fields["Technique"]
-    source, *more = fields["Source"].split(", ")
-    prose = " ".join(patch.header.decode().split("\n\n")[1].split())  # the rest is in the patch
     facts = {"Loss": fields["Loss"].split()[0], "Hardware": fields["Hardware"],
              "Package": "".join(re.findall(r"package ([\w-]+)", fields.get("Needs", "")))}
     return " ".join([
-        f"### `{patch.name}`\n\n**[{title[0].upper()}{title[1:]}]({source}).**",
-        re.sub(r"--[a-z][\w-]*(?: [\d.]*\d)?", r"`\g<0>`", prose),  # options as code
+        f"### `{patch.name}`\n\n**{title[0].upper()}{title[1:]}.**",
+        re.sub(r"--[a-z][\w-]*(?: [\d.]*\d)?", r"`\g<0>`", prose_of(patch)),  # options as code
         *(f"*{name}*: {text}." for name, text in facts.items()
           if text not in ("unchanged", "any", "")),
-        ", ".join([f"[patch](../{patch.file})",
-                   *(f"[{label_of(link)}]({link})" for link in more)])])
+        links_of(patch)])
 
 
-def label_of(link: str) -> str:
-    """Returns the number of a paper, the host of any other page."""
-    host, *_, last = link.split("/")[2:]
-    return f"arXiv:{last}" if host == "arxiv.org" else host
+def prose_of(patch) -> str:
+    """Returns the first paragraph of a patch's header, which says what a reader needs."""
+    return " ".join(patch.header.decode().split("\n\n")[1].split())
+
+
+def links_of(patch) -> str:
+    """Returns links to a patch and to its sources."""
+    sources = re.sub(r"https?://([^/\s,]+)[^\s,]*", r"[\1](\g<0>)", patch.fields["Source"])
+    return f"[patch](../{patch.file}), {sources}"
 
 
 def variant_gains() -> dict[str, dict[str, dict[str, str]]]:
-    """Returns by variant and label, with a link: times the speed of 01, on the "CPU" with the
-    narrowest interval and on an "H100", predicted where it wasn't measured; and times its memory,
-    on the H100 or else on the CPU."""
+    """Returns by variant and label: times the speed of 01, on the CPU with the narrowest interval
+    and on an H100, predicted where it wasn't measured; times its memory, there or on the CPU."""
     rows = [row for folder in machines() for row in every_row_in(folder, "variants")
             if row.factor and row.label.startswith(str(row.run.script))
             and "--model" not in row.measured.options

@@ -5,18 +5,10 @@ from collections.abc import Callable
 
 from bench.analysis.rows import Row
 from bench.common import REFERENCE
-from bench.report.pictures import (
-    OWN,
-    add_significance,
-    colour_of,
-    lay_rows,
-    rows_of_panels,
-    shorten,
-)
+from bench.report.pictures import OWN, colour_legend, colour_of, lay_rows, rows_of_panels, shorten
 from bench.report.tables import fmt, rows_in
 
 BEFORE, MEMORY = "#DCE5EC", "#8D9BA6"  # what is gained already; memory
-SHOWN = 0.02  # README's picture leaves out what changes neither speed nor memory by this share
 
 
 def by_means(row: Row, other: Row) -> float | None:
@@ -69,7 +61,7 @@ def draw(rows: list[Row], title: str, speedup: Callable, colour: Callable[[Row],
 def machine_picture(title: str, rows: list[Row]):
     """Draws a machine's ladder by the mean factors of its table."""
     figure, subfigure, _ = draw(rows, title, by_means, colour_of)
-    add_significance(subfigure)
+    colour_legend(subfigure)
     return figure
 
 
@@ -77,19 +69,15 @@ def readme_picture():
     """Draws the H100's ladder by the medians of its rounds, and the published A100's as circles."""
     rows = [row for row in rows_in(REFERENCE / "nvidia-h100", "ladder") if row.records]
     first, last = rows[0], rows[-1]
-    shown = [row for row in rows if row is first or SHOWN <= max(
-        abs(by_medians(row, row.reference) - 1), 1 - row.reserved_gb / row.reference.reserved_gb)]
-    left_out = ", ".join(row.technique for row in rows if row not in shown)
-    figure, subfigure, axes = draw(shown, "", by_medians, lambda _: OWN)
+    figure, subfigure, axes = draw(rows, "", by_medians, lambda _: OWN)
     subfigure.suptitle(
         f"One H100: {by_medians(last, first):.0f} times the training throughput of GPT-2 124M\n"
         f"{first.tok_per_sec:,.0f} → {last.tok_per_sec:,.0f} tokens per second,"
         f" {first.reserved_gb:.1f} → {last.reserved_gb:.1f} GB",
         x=0.01, ha="left", fontsize=15, fontweight="bold")
-    axes.set_xlim(1, 20)
-    published = [row.published_factor_baseline for row in shown]
-    axes.plot(published, [place + 0.33 for place in range(len(shown))], "o", color="white",
-              markeredgecolor="0.2", markersize=5.5, label="published, on an A100")
+    axes.plot([row.published_factor_baseline for row in rows],
+              [place + 0.33 for place in range(len(rows))], "o", color="white",
+              markeredgecolor="0.2", markersize=5.5, clip_on=False, label="published, on an A100")
     axes.legend(loc="upper right")
-    axes.set_xlabel(f"{axes.get_xlabel()}\nleft out: {left_out}")
+    axes.set_xlim(right=20)
     return figure

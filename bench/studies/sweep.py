@@ -64,5 +64,5 @@ class Sweep(Study):
                        num_col("of matmul peak", "share_of_peak", ".1%")], shown)]
 
     def notes(self, measured, rows):
-        return [f"{machine_note(measured, rows)} {peak_note(measured)}",
+        return [f"{machine_note(measured, rows)} {peak_note(measured.peak)}",
                 "tok/sec is the median over the rounds of each run's median step."]
