@@ -208,8 +208,7 @@ def unpacker(head: bytes, path: str) -> Callable | None:
 
 
 def unpacked(path: str, progress: "Progress") -> Iterator[bytes]:
-    """Yields a file's bytes in blocks, unpacked. Raises OSError, and UserError for what isn't text,
-    with what to do."""
+    """Yields a file's bytes in blocks, unpacked. Raises OSError, UserError for what is no text."""
     blocks = blocks_of(path, progress)
     first = next(blocks, b"")
     for beginning, what in NO_TEXT.items():

@@ -130,10 +130,10 @@ def rounds_of(name: str, *speeds: float, **run) -> list[dict]:
             for number, speed in enumerate(speeds, 1)]
 
 
-def rows_of_text(markdown: str) -> list[list[str]]:
-    """The cells of a table, without its two lines of heading."""
+def rows_of_text(markdown: str, heading: bool = False) -> list[list[str]]:
+    """The cells of a table, maybe with its heading and the line below."""
     lines = [line[2:-2].split(" | ") for line in markdown.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line] for line in lines[2:]]
+    return [[cell.strip() for cell in line] for line in lines[0 if heading else 2:]]
 
 
 class Toy(Study):
@@ -273,8 +273,7 @@ def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measured:
 
 def cells_of(markdown: str) -> dict[str, dict[str, str]]:
     """The cells of a table by the first one of their row, then by their heading."""
-    headings, _, *lines = [[cell.strip() for cell in line[2:-2].split(" | ")]
-                           for line in markdown.splitlines() if line.startswith("|")]
+    headings, _, *lines = rows_of_text(markdown, heading=True)
     return {line[0]: dict(zip(headings, line, strict=True)) for line in lines}
 
 

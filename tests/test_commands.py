@@ -6,6 +6,7 @@ import re
 import shlex
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -28,8 +29,8 @@ TARGETS = re.findall(r"^([\w.-]+):", (ROOT / "Makefile").read_text(), re.MULTILI
 
 def commands_of(text: str) -> list[str]:
     """Those in blocks of code, a line each, and those between backticks."""
-    blocks = re.findall(r"^```(?:bash)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    lines = [line for block in blocks
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = [line for language, block in blocks if language in ("", "bash")
              for line in block.replace("\\\n", " ").splitlines()]
     rest = re.sub(r"(?ms)^```.*?^```", "", text)
     lines += [" ".join(part.split()) for part in re.findall(r"`([^`]+)`", rest)]
@@ -76,11 +77,9 @@ def test_a_command(page, command, stages, composed):
         assert {word for word in words[1:] if "=" not in word} <= {*TARGETS}
     elif "pip" in words[:3]:
         assert all((ROOT / name).exists() for name in words if name.endswith(".txt"))
-    elif words[1] == "-c":
-        compile(words[2], command, "exec")
-    elif words[1] == "-m" and words[0] == "python":
-        assert words[2] == "pytest" and (ROOT / words[3]).exists() or (
-            ROOT / f"{words[2].replace('.', '/')}.py").exists()
+    elif words[:2] == ["python", "-m"]:
+        assert find_spec(words[2]) and all(
+            (ROOT / word).exists() for word in words[3:] if word.endswith(".py"))
     else:
         check_script(script, words[words.index(script) + 1:], stages, composed)
 
