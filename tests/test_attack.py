@@ -12,17 +12,14 @@ import random
 import re
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, STAGES, TINY, environment, write_tokens
-from made_up import CPU, copy_of_checkout
 from test_stack import Tree
 
-from bench.measure.journal import read_journal
 from bench.measure.records import read_record
 
 COUNT = int(os.environ.get("ATTACK_COUNT", 12))
@@ -126,32 +123,6 @@ def test_the_preparation_is_killed(draw, tmp_path):
         if (out / "meta.json").exists():
             for part, digest in json.loads((out / "meta.json").read_text())["sha256"].items():
                 assert sha256((out / f"{part}.bin").read_bytes()).hexdigest() == digest
-
-
-@pytest.mark.slow
-def test_a_measurement_is_killed(tmp_path):
-    """Its journal can be read, its child ends with it, and --resume goes on to the end."""
-    draw, tree = random.Random(1), copy_of_checkout(tmp_path / "tree", CPU)
-    journal, data = tree / "results" / "ladder.jsonl", write_tokens(tmp_path / "data")
-
-    def command() -> list:
-        return [tree / "measure.py", "ladder", "--techniques", "0,1", "--rounds", 2,
-                "--max-tokens", 64, "--data", data, *["--resume"] * journal.exists(), "--", *TINY]
-
-    def kept() -> int:
-        measured = read_journal(journal)
-        return len(measured[-1].results) if measured else 0
-
-    for _ in range(KILLS):
-        before = kept()
-        killed_after(draw.uniform(0.5, 12), command())
-        until = time.monotonic() + 60
-        while subprocess.run(["pgrep", "-f", tree], capture_output=True).stdout:
-            assert time.monotonic() < until, "a child outlived the measurement"
-            time.sleep(0.2)
-        assert kept() >= before
-    _, err = start(command()).communicate(timeout=240)
-    assert "error" not in err and kept() == 6  # two scripts, and the first one with two other seeds
 
 
 @pytest.mark.slow

@@ -73,10 +73,8 @@ def test_two_nodes_train_as_one(bench, port):
                      *bench.options(DDP, *steps, "--results-dir", bench.folder / "one"))
     assert one.returncode == 0, one.stderr
     (first,) = {path.parent for where in (bench.results, own) for path in where.glob("*.jsonl")}
-    losses, alone = ([(log["step"], log["train_loss"], log["val_loss"]) for log in record
-                      if log["event"] == "log"]
-                     for record in map(read_record, (first, bench.folder / "one")))
-    assert len(alone) == 3 and losses == alone
+    alone = losses(bench.folder / "one")
+    assert len(alone) == 3 and losses(first) == alone
 
 
 @pytest.mark.slow
