@@ -283,6 +283,22 @@ def test_notes_of_what_is_read_back_and_averaged(tmp_path):
     assert "each of 2 micro-batches of unequal size (8 to 24 tokens)" in note
 
 
+def test_accumulation_that_memory_does_not_need(tmp_path):
+    """On a GPU, of micro-batches that are alike; what they take together is at most what fits."""
+    facts = on_gpu(toy("accumulated", tmp_path))
+    for used, fitting in ((1, "of which 3 fit"), (35, "of which 2 fit"), (79, "")):
+        *_, note = report_of(facts | dict(memory=used * 2**30), tmp_path)["notes"]
+        assert fitting in note and bool(fitting) == ("3 micro-batches of one size" in note)
+
+
+def test_pages_of_memory_take_a_share(tmp_path):
+    """Techniques 12 and 15 save no more than the time that Linux took."""
+    facts = toy("fast", tmp_path) | dict(system=0.2, kept=False, huge_pages=False)
+    report = report_of(facts, tmp_path)
+    assert [row["upper_bound"] for row in report["techniques"] if row["number"] in (12, 15)] == [
+        1.25, 1.25]
+
+
 def test_graph_breaks_have_their_lines(forked_children):
     timed, _ = audit([str(TOYS), "broken_graph"], 4)
     lines = TOYS.read_text().splitlines()
@@ -295,7 +311,7 @@ def test_a_technique_gains_by_its_share():
     gain = 1 / (1 - 0.05)
     twice = 2 * OUR_SHARES["03-fused-adamw"]
     assert expected("03-fused-adamw", twice, gain) == pytest.approx(1 / (1 - 0.1))
-    assert expected("15-kept-memory", 1.0, gain) == gain
+    assert expected("08-torch-compile", 1.0, gain) == gain
     assert expected("06-native-layers", 0.28, 1.02) == pytest.approx(1.06, abs=0.01)
     assert expected("03-fused-adamw", 0.5, None) is None
 

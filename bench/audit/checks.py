@@ -19,7 +19,7 @@ HAS, LACKS, CANT_TELL = "has", "missing", "unknown"
 NOT_HERE, NO_HARDWARE = "not in this model", "not on this hardware"
 NATIVE = "native_layer_norm", "gelu", "_fused_rms_norm", "silu"
 POLYNOMIAL = "mul", "pow", "add", "sub", "_to_copy"
-WHOLE = None  # in place of operators: the technique changes the whole step
+WHOLE = 1.0  # a share in place of operators: the technique changes the whole step
 
 
 class Finding(NamedTuple):
@@ -202,10 +202,10 @@ def padded_vocabulary(step: Step) -> tuple:
 def batch_size(step: Step) -> tuple:
     used, total = step.facts["memory"], step.facts["memory_total"]
     passes = f", {step.backwards} backward passes a step" if step.backwards > 1 else ""
-    evidence = f"{memory_text(used, total)} in use{passes}"
-    if step.device == "cuda":
-        return LACKS if 2 * used < 0.95 * total else CANT_TELL, evidence
-    return CANT_TELL, f"{evidence}; try twice the batch"
+    if step.device != "cuda":
+        passes += "; try twice the batch"
+    fits = step.device == "cuda" and 2 * used < 0.95 * total
+    return LACKS if fits else CANT_TELL, f"{memory_text(used, total)} in use{passes}"
 
 
 def merged_qkv(step: Step) -> tuple:
@@ -229,7 +229,8 @@ def merged_qkv(step: Step) -> tuple:
 def huge_pages(step: Step) -> tuple:
     return {None: (NO_HARDWARE, "the system has none, or has them switched off"),
             True: (HAS, "set for this program or for all"),
-            False: (LACKS, "THP_MEM_ALLOC_ENABLE not set", WHOLE)}[step.facts["huge_pages"]]
+            False: (LACKS, "THP_MEM_ALLOC_ENABLE not set", step.facts["system"])
+            }[step.facts["huge_pages"]]
 
 
 def loss_in_graph(step: Step) -> tuple:
@@ -258,7 +259,7 @@ def kept_memory(step: Step) -> tuple:
             LACKS, "PYTORCH_CUDA_ALLOC_CONF not set to expandable_segments:True")
     return {None: (CANT_TELL, "memory isn't glibc's"),
             True: (HAS, "large pieces stay with the process"),
-            False: (LACKS, "large pieces go back to Linux when they are freed", WHOLE)
+            False: (LACKS, "large pieces go back to Linux when freed", step.facts["system"])
             }[step.facts["kept"]]
 
 
@@ -295,6 +296,6 @@ def check(step: Step) -> dict[str, Finding]:
     for patch, (technique_check, needs) in CHECKS.items():
         state, evidence, *touched = missing(step, needs) or technique_check(step)
         ops = touched[0] if touched else []
-        findings[patch] = Finding(state, evidence, ops[0].place if ops else "",
-                                  1.0 if ops is WHOLE else step.time_share(ops))
+        findings[patch] = Finding(state, evidence, share=ops) if isinstance(ops, float) else (
+            Finding(state, evidence, ops[0].place if ops else "", step.time_share(ops)))
     return findings

@@ -45,14 +45,15 @@ class Steps:
         self.models = []  # that DistributedDataParallel wraps
         self.waits, self.workers = [], 0  # of the DataLoader: seconds for each batch; processes
         self.graphs = float("inf")  # that were compiled before the timed steps
+        self.began = os.times()  # when they began
 
     def begin_update(self, *_) -> None:
         watch.updates += 1
 
     def end_update(self, optimizer, *_) -> None:
         watch.updates -= 1
-        is_outer = not watch.updates  # else another optimizer calls it
-        if is_outer and self.backwards > self.optimizers.get(optimizer, 0):
+        # Within the update of another optimizer, that one's counts.
+        if not watch.updates and self.backwards > self.optimizers.get(optimizer, 0):
             self.optimizers[optimizer] = self.backwards
             self.end([*self.optimizers].index(optimizer))
 
@@ -84,6 +85,7 @@ class Steps:
         elif self.order["mode"] == "time" and key == self.rarest:
             if len(ends) == WARM_UP + 1:
                 self.waits, self.graphs = [], compiler_counts("stats")["unique_graphs"]
+                self.began = os.times()
             if len(ends) > WARM_UP + ENOUGH or len(ends) > 2 and ends[-1] - ends[0] > LONGEST:
                 finish("timed")
 
@@ -104,16 +106,21 @@ def finish(how: str, error: str = "") -> None:
     cuda, matmul, key = torch.cuda.is_initialized(), torch.backends.cuda.matmul, steps.rarest
     ends = steps.ends.get(key, [])
     seconds = [end - start for start, end in itertools.pairwise(ends)]
+    system, elapsed = (getattr(os.times(), kind) - getattr(steps.began, kind)
+                       for kind in ("system", "elapsed"))
     facts = dict(
         how=how, error=error, key=key, torch=torch.__version__, steps=len(ends),
         seconds=seconds[min(WARM_UP, len(seconds) // 2):], waited=sum(steps.waits),
+        system=min(1.0, system / max(elapsed, 0.01)),  # at most this share made pages
         children=os.times().children_user, workers=steps.workers,
         optimizers=[optimizer_facts(optimizer) for optimizer in steps.optimizers],
         graphs=compiler_counts("stats")["unique_graphs"], breaks=compiler_counts("graph_break"),
         new_graphs=max(0, compiler_counts("stats")["unique_graphs"] - steps.graphs),
         tf32=matmul.fp32_precision == "tf32" if hasattr(matmul, "fp32_precision") else
         matmul.allow_tf32,  # which PyTorch had before 2.9
-        kept=grows_segments() if cuda else keeps_memory(), huge_pages=has_huge_pages(),
+        # Segments of a GPU's memory that grow.
+        kept=any(part.get("is_expandable") for part in torch.cuda.memory_snapshot()) if cuda else
+        keeps_memory(), huge_pages=has_huge_pages(),
         device="cuda" if cuda else "cpu",
         memory=torch.cuda.max_memory_reserved() if cuda else peak_memory(),
         memory_total=torch.cuda.mem_get_info()[1] if cuda else None,
@@ -145,11 +152,6 @@ def optimizer_facts(optimizer) -> dict:
                 accepts="fused" in inspect.signature(kind.__init__).parameters,
                 fused=all(group.get("fused") for group in groups),
                 tensors=sum(len(group["params"]) for group in groups))
-
-
-def grows_segments() -> bool:
-    """Tells whether PyTorch's allocator takes a GPU's memory in segments that grow."""
-    return any(segment.get("is_expandable") for segment in torch.cuda.memory_snapshot())
 
 
 def keeps_memory() -> bool | None:

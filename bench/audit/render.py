@@ -25,7 +25,7 @@ KINDS = dict(products="matmuls", head="head and loss", loss="head and loss",
 def audit_of(command: list[str], timed: dict, watched: dict, machine: dict, results: Path,
              cards: Sequence[str] = ()) -> dict:
     """Returns what --json prints, from what bench.audit.run reports."""
-    step = Step(watched | machine)
+    step = Step(watched | machine | dict(system=timed["system"]))
     figures = figures_of(step, timed, machine)
     gains, gains_from = gains_of(machine, step.device, results)
     findings, techniques = check(step), []
@@ -89,10 +89,8 @@ def notes(step: Step, timed: dict) -> Iterator[str]:
              and op.device == step.device and is_computed(op)]
     if reads:
         lines = Counter(op.place for op in reads if op.place).most_common(3)
-        cost = "" if step.device == "cuda" else (
-            "; free on a CPU, but on a GPU the program waits for each")
         yield (f"{count(len(reads), 'value')} read back from tensors in a step,"
-               f" {', '.join(line for line, _ in lines)}{cost}")
+               f" {', '.join(line for line, _ in lines)}: on a GPU the program waits for each")
     syncs = step.facts["syncs"]
     if len(syncs) > 1 and all(syncs):
         yield (f"gradients are reduced in each of {len(syncs)} backward passes of a step: put all"
@@ -101,6 +99,9 @@ def notes(step: Step, timed: dict) -> Iterator[str]:
         yield (f"the loss is a mean over each of {len(sizes)} micro-batches of unequal size"
                f" ({min(sizes):,.0f} to {max(sizes):,.0f} tokens): a token of a small one counts"
                " more. Divide sums by the tokens of all")
+    if (fitting := fitting_micro_batches(step)) > 1:
+        yield (f"a step accumulates {step.backwards} micro-batches of one size, of which {fitting}"
+               " fit the GPU at once: fewer, larger ones leave the loss as it is")
     if breaks := timed["breaks"]:
         number = count(len(timed["breaks_at"]) or sum(breaks.values()), "graph break")
         yield (f"{', '.join([number, *timed['breaks_at'][:5]])}: what lies between them isn't"
@@ -128,6 +129,16 @@ def uneven_means(step: Step) -> list[float]:
         if chain and all(len(op.inputs) == 1 for op in chain[:-1]):
             sizes += [chain[-1].scalars.get("tokens")]
     return sizes if None not in sizes and len({*sizes}) > 1 else []
+
+
+def fitting_micro_batches(step: Step) -> int:
+    """Returns how many micro-batches of a step fit a GPU at once, if all are alike. None takes more
+    memory than the whole process did; where memory is tight, 1."""
+    shapes = {tuple(head.outputs[0].shape) for head in step.heads}
+    alike = len(shapes) == 1 and len(step.heads) == len(step.lookups) == step.backwards
+    if step.device != "cuda" or not alike:
+        return 1
+    return min(step.backwards, int(0.95 * step.facts["memory_total"] / step.facts["memory"]))
 
 
 def text(audit: dict) -> str:

@@ -2,37 +2,48 @@
 
 import importlib.util
 from pathlib import Path
+from statistics import median
 
 from bench.common import REFERENCE, short_name, trained_in
 from bench.report.tables import found_in
 
 # The share of the step that each technique changes on our model before it is applied, as an audit
-# of the ladder's scripts (cpu-demo) shows it on the CPU of results/reference/amd-epyc-2-cores.
+# of the ladder's scripts (cpu-demo) shows it on two cores of an AMD EPYC with bfloat16.
 OUR_SHARES = {
     "01-causal-mask": 0.006, "03-fused-adamw": 0.109, "06-native-layers": 0.094,
     "07-flash-attention": 0.077, "09-padded-vocabulary": 0.644, "11-merged-qkv": 0.024,
-    "13-loss-in-graph": 0.802, "14-chunked-head": 0.9}
+    "12-huge-pages": 0.661, "13-loss-in-graph": 0.802, "14-chunked-head": 0.9,
+    "15-kept-memory": 0.215}
 
 
 def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float], str]:
     """Returns the speedup of each technique on the ladder of this machine, or else of the most
-    similar one, by its patch; and in words where it was measured. An audited script's environment
-    may lack SciPy: then there are none."""
+    similar one, by its patch, as the median of its sessions; and in words where it was measured. An
+    audited script's environment may lack SciPy: then there are none."""
     if not importlib.util.find_spec("scipy"):
         return {}, ""
-    best: tuple = ((), {}, "")  # how similar the machine is, and what is returned
-    for folder in (results, *(path.parent for path in sorted(REFERENCE.glob("*/ladder.jsonl")))):
-        for measured, rows in found_in(folder, "ladder"):
+    best: tuple = ()  # how similar the most similar machine is, and its folder
+    factors: dict[str, list[float]] = {}
+    source = ""
+    sessions = [path for folder, pattern in ((results, "ladder*.jsonl"),
+                (REFERENCE, "*/ladder*.jsonl")) for path in sorted(folder.glob(pattern))]
+    for path in sessions:
+        for measured, rows in found_in(path.parent, path.stem):
             other, where = measured.machine, f"measured on {short_name(measured.machine)}"
             similar = trained_in(other) == trained_in(machine), other["name"] == machine["name"]
             if not all(similar):
                 where += f", another machine than this one, in {trained_in(other)}"
             gains = {str(row.run.script): row.factor for row in rows
                      if row.factor and len(row.techniques) < 2}
-            if gains and other["device"] == device and rows[0].tok_per_sec and (
-                    similar[0] or device == "cpu") and similar > best[0]:
-                best = similar, gains, where
-    return best[1:]
+            if not gains or other["device"] != device or not rows[0].tok_per_sec or not (
+                    similar[0] or device == "cpu"):
+                continue
+            if not best or similar > best[0]:
+                best, factors, source = (similar, path.parent), {}, where
+            if best == (similar, path.parent):  # another session there
+                for patch, factor in gains.items():
+                    factors.setdefault(patch, []).append(factor)
+    return {patch: median(ratios) for patch, ratios in factors.items()}, source
 
 
 def expected(technique: str, share: float, gain: float | None) -> float | None:
