@@ -14,7 +14,7 @@ from conftest import ROOT
 
 from bench.cards import CARDS
 from bench.cli import make_parser
-from bench.report import prediction_tables, readme
+from bench.report import readme
 from bench.report.page import write_html
 from patches import stack
 
@@ -45,8 +45,6 @@ def test_the_explorers_data():
     card, needs = DATA["gpus"]["RTX 4090"], DATA["scripts"]["00"]["needs"]["gpt2"]
     assert needs["4"][1] < card["room"] < needs["8"][1]
     assert max(map(int, card["speeds"]["00"]["gpt2"])) == 4
-    stored = prediction_tables.prediction_of("01", prediction_tables.GPT2)
-    assert card["speeds"]["01"]["gpt2"]["32"][1] == stored.speed_range(32, CARDS["RTX 4090"])
     assert DATA["gpus"]["T4"]["speeds"]["05-bfloat16"]["gpt2"]["8"] == [0, "not in bfloat16", 0]
     names, parser = {patch.name for patch in stack.load_variants()}, make_parser()
     for script in DATA["scripts"].values():
@@ -105,8 +103,7 @@ def page(tmp_path):
 
 
 def test_report_html(page, monkeypatch):
-    """One file, with the pictures inside; what isn't there keeps its name, and no name is taken for
-    HTML. There is none without the package markdown."""
+    """One file with the pictures that are there; no name is HTML; none without markdown."""
     pytest.importorskip("markdown")
     text = write_html(page).read_text()
     assert 'src="data:image/png;base64,iVBORyBwaWN0dXJl"' in text and 'src="gone.png"' in text

@@ -51,8 +51,7 @@ def test_two_machines(tmp_path):
 
 
 def test_only_what_is_comparable(tmp_path):
-    """That is a technique with figures, after the same one in both; of two rows there is no test.
-    """
+    """Techniques with figures, after the same one in both; of two rows there is no test."""
     ladder(tmp_path / "one", dict.fromkeys("abcd", SPEEDS))
     ladder(tmp_path / "other", {"b": SPEEDS, "c": SPEEDS, "d": []}, MACHINE)
     _, (c,) = answer(tmp_path)

@@ -98,7 +98,7 @@ def data_block() -> str:
     data = {
         "models": MODELS,
         "context": predictions["00"]["gpt2"].context_length,
-        "others": stored.published_others(),  # what others have measured, with their programs
+        "others": stored.published_others(),  # measured, with their programs
         "about": {patch.name: prose_of(patch)
                   for patch in (*stack.load(), *stack.load_variants()) if patch.name in names},
         "scripts": {name: script_data(name, runs[name], by_model)

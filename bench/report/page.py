@@ -13,29 +13,29 @@ from bench.report.pictures import draw_all
 from bench.report.tables import found_in, picture_name, text_of
 
 OPEN = "<details><summary>The ladder"  # the section that is open at first
-FRAME = Path(__file__).with_name("report.html")  # with the style, and what sorts the tables
+FRAME = Path(__file__).with_name("report.html")  # the style, and what sorts tables
 
 
 def write_page(studies: dict, results: Path, missing: dict[str, str]) -> Path:
     """Writes report.md, report.html and the pictures. `missing`: the studies that aren't finished,
     and why. Raises OSError."""
     look, pictures = read_look(results), draw_all(studies, results)
-    for file, picture in pictures.items():
-        write_whole(results / file, picture)
+    for file, content in pictures.items():
+        write_whole(results / file, content)
     shown = [study for study in studies.values() if study.place]
-    measured = [measured for study in shown for measured, _ in found_in(results, study.name)]
+    everything = [one for study in shown for one, _ in found_in(results, study.name)]
     page = [f"# GPT training on {look['machine']['name']}\n",
             headline(results),
-            f"\n{provenance(measured)} tok/sec excludes evaluation.",
+            f"\n{provenance(everything)} tok/sec excludes evaluation.",
             *(f"\nNot finished: {name}: {why}" for name, why in missing.items()),
             f"\n## This machine\n\n{machine_section(look)}"]
     for study in shown:
         parts = []
         for measured, _ in found_in(results, study.name):
             parts.append(text_of(study, measured))
-            picture = picture_name(study.name, measured.kind)
-            if f"{picture}.png" in pictures:
-                parts.append(f"![{picture}]({picture}.png)\n")
+            name = picture_name(study.name, measured.kind)
+            if f"{name}.png" in pictures:
+                parts.append(f"![{name}]({name}.png)\n")
         if parts or study.in_report:
             page += [f"\n## {study.title}\n", "\n".join(parts) or "Not measured yet.\n"]
     write_whole(results / "report.md", "\n".join(page) + "\n")

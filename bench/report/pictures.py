@@ -123,10 +123,10 @@ def picture_bytes(figure) -> bytes:
 
 
 def draw_bars(axes, names: list[str], values: list[float | None], texts: list[str],
-              colours: list[str], ranges: Sequence[list[float]] = (),
+              colours: Sequence[str], ranges: Sequence[Sequence[float]] = (),
               behind: Sequence[float] = ()) -> None:
-    """Draws a named bar for each value, with a text at its end; each of `ranges` as a whisker, and
-    each value `behind` as a hatched bar."""
+    """Draws a named bar for each value, with a text at its end; `ranges` as whiskers, and values
+    `behind` as hatched bars. One colour is all bars'."""
     lay_rows(axes, len(names))
     ends = [value or 0 for value in values]
     axes.barh(range(len(behind)), behind, 0.7, color="white", edgecolor="0.6", hatch="///")

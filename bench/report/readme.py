@@ -2,7 +2,6 @@
 README.md."""
 
 import re
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +21,7 @@ BLOCK = re.compile(  # opening, name of the table, @ its machine, what stands th
 # The machine whose tables stand in the pages, unless one says NAME@MACHINE.
 SHOWN = REFERENCE / "amd-epyc-2-cores"
 
-BLOCKS: dict[str, Callable[[Path], str]] = {  # from a machine's folder, by their markers' names
+BLOCKS = {  # from a machine's folder, by their markers' names
     "measured": lambda machine: provenance(  # when, and at which commits
         measured for path in machine.glob("**/*.jsonl")
         for measured, _ in found_in(path.parent, path.stem)),

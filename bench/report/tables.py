@@ -26,7 +26,7 @@ class Table(NamedTuple):
 
 
 def credited(row, name: str) -> str:
-    """Returns what a row's factor is of: the technique with this name, or several by numbers."""
+    """Returns what a row's factor is of: this technique, or several by their numbers."""
     numbers = row.techniques
     return name if len(numbers) < 2 else f"techniques {numbers[0]} to {numbers[-1]}"
 
@@ -121,7 +121,7 @@ def within_01(folder: Path) -> dict[str, str]:
     return {row.run.ablated: row.error.partition(":")[0] if row.error else
             bold(fmt(row.factor, ".2f"), row.significance)
             for row in rows_in(folder, "leave-one-out")
-            if row.run.ablated and not row.measured.kind}
+            if row.run.ablated}
 
 
 def text_of(study, measured) -> str:

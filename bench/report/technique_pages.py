@@ -167,7 +167,7 @@ def links_of(patch) -> str:
     return f"[patch](../{patch.file}), {sources}"
 
 
-def variant_gains() -> dict[str, dict[str, dict[str, str]]]:
+def variant_gains() -> dict[str, dict[str, dict]]:
     """Returns by variant and label: times the speed of 01, on the CPU with the narrowest interval
     and on an H100, predicted where it wasn't measured; times its memory, there or on the CPU."""
     rows = [row for folder in machines() for row in every_row_in(folder, "variants")
@@ -183,7 +183,7 @@ def variant_gains() -> dict[str, dict[str, dict[str, str]]]:
     gpus_begin = sum(not has_gpu(row) for row in rows)
     figures[gpus_begin:gpus_begin] = [(run, "H100", f"*{speed:.2f}*", f"*{memory:.2f}*")
                                       for run, speed, memory in prediction_tables.gains()]
-    gains: dict[str, dict[str, dict[str, str]]] = {}
+    gains: dict[str, dict[str, dict]] = {}
     for run, column, speed, memory in figures:
         line = gains.setdefault(str(run.script), {}).setdefault(run.label, {})
         line |= {"link": f"[`{run.label}`](#{run.script})", column: speed, "memory": memory}

@@ -40,7 +40,7 @@ def draw(rows: list[Row], title: str, speedup: Callable, colour: Callable[[Row],
         label = f"{fmt(row.tok_per_sec, ',.0f')} tok/sec"
         if row.factor:
             label = f"{speedup(row, row.reference):.2f}×"
-        axes.annotate(shorten(row.error or label, 40), (end, place), (8, 0), va="center",
+        axes.annotate(shorten(str(row.error or label), 40), (end, place), (8, 0), va="center",
                       textcoords="offset points", color=OWN if row.factor else "black",
                       fontweight="bold" if row.factor else "normal")
     axes.set_yticks(range(len(rows)), names)
@@ -66,7 +66,7 @@ def machine_picture(title: str, rows: list[Row]):
 
 
 def readme_picture():
-    """Draws the H100's ladder by the medians of its rounds, and the published A100's as circles."""
+    """Draws the H100's ladder by medians, and the published A100's as circles."""
     rows = [row for row in rows_in(REFERENCE / "nvidia-h100", "ladder") if row.records]
     first, last = rows[0], rows[-1]
     figure, subfigure, axes = draw(rows, "", by_medians, lambda _: OWN)
