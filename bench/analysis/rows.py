@@ -33,8 +33,10 @@ class Speedup(NamedTuple):
     # "faster", "slower", "no significant change" or "not tested"; None without a reference.
     significance: str | None = None
 
-    # The factor's 95 % confidence interval; None where it isn't tested.
-    interval = property(lambda self: self.estimate and self.estimate.interval)
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The factor's 95 % confidence interval."""
+        return self.estimate.interval if self.estimate else None
 
 
 class Row:
@@ -49,9 +51,6 @@ class Row:
     def __init__(self, run: Run, measured, rows: "Rows"):
         self.measured, self.plan, self.rows = measured, measured.plan, rows
         self.run, self.label = run, run.label
-        self.baseline: Row | None = next(iter(rows.values()), None)
-        before = rows.get(run.compared_to)
-        self.reference: Row | None = before if not before or before.speeds else before.reference
         self.technique = technique_names().get(run.ablated or str(run.script), run.technique)
         results = sorted((result for result in measured.results if result.name == run.name),
                          key=lambda result: result.round)
@@ -73,7 +72,10 @@ class Row:
             result.seed: result.record.val_loss_after(self.plan.loss_tokens) for result in complete}
         self.speeds = [record.tok_per_sec for _, record in self.runs]  # of all processes together
         self.memories = [(number, record.end["reserved_gb"]) for number, record in self.runs]
-        self.error = self.outcome and str(self.outcome)
+        self.baseline = next(iter(rows.values()), None)
+        before = rows.get(run.compared_to)
+        self.reference: Row | None = before if not before or before.speeds else before.reference
+        self.error = str(self.outcome) if self.outcome else None
         self.tok_per_sec = median_known(self.speeds)
         self.reserved_gb = median_known(memory for _, memory in self.memories)
         self.lowest_val_loss = median_known(record.lowest_val_loss for record in self.records)

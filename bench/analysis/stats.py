@@ -32,7 +32,9 @@ class Estimate(NamedTuple):
         degrees = (one + two)**2 / (one**2 / self.degrees + two**2 / other.degrees)
         return Estimate(self.mean - other.mean, math.sqrt(one + two), degrees)
 
-    factor = property(lambda self: math.exp(self.mean))
+    @property
+    def factor(self) -> float:
+        return math.exp(self.mean)
 
     @property
     def interval(self) -> tuple[float, float]:

@@ -46,8 +46,7 @@ class Plan:
     first_seed: int = SEED
     new_seeds: bool = False  # round k has the seed first_seed + k - 1; else all have first_seed
     log_tokens: int | None = None  # from one log line to the next (None: lines where they matter)
-    targets: dict[str, float] = field(default_factory=dict)  # validation losses; the lowest ends
-    #                                                          a run, which then has to be `whole`
+    targets: dict[str, float] = field(default_factory=dict)  # losses; the lowest ends a run
     min_steps: int = 1  # of every run, if its tokens are fewer
     stop_at_oom: bool = False  # sizes grow until one doesn't fit, which is no failure
     memory_limit_gb: float | None = None  # runs that by their growth would take more aren't tried

@@ -155,8 +155,7 @@ class Record:
         peak = PEAK_FLOPS.get(self.environment["gpu"])
         if not peak or not self.tok_per_sec or self.config["device"] != "cuda":
             return None
-        flops = self.tok_per_sec * self.config["flops_per_token"]
-        return flops / (peak * self.config["world_size"])
+        return self.tok_per_sec / peak * self.config["flops_per_token"] / self.config["world_size"]
 
     @cached_property
     def steady(self) -> list[Point]:

@@ -113,8 +113,7 @@ class Measurement:
             _, later = sizing.estimate_later(
                 self.study, self.setup, plan, rounds, self.measured.matmul_peak)
         measured = self.measured
-        while jobs := measured.jobs_left():
-            job = jobs[0]
+        while job := next(iter(measured.jobs_left()), None):
             seconds = sizing.seconds_left([job], measured.results, self.lengths)
             if deadline is not None and time.monotonic() + seconds > deadline:
                 return False

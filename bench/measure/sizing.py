@@ -170,7 +170,7 @@ def seconds_left(jobs: list[Job], results: list[Result], lengths: dict[str, Leng
                          for name, seconds in medians.items() if name in lengths] or [1])
     names = [job.run.name for job in jobs]
     return correction * later + sum(
-        medians[name] if name in medians else correction * lengths[name].seconds for name in names)
+        medians.get(name, correction * lengths[name].seconds) for name in names)
 
 
 def estimate_later(study, setup: Setup, plan: Plan, rounds: int | None, matmul_peak: dict,
