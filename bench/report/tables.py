@@ -121,7 +121,7 @@ def within_01(folder: Path) -> dict[str, str]:
     return {row.run.ablated: row.error.partition(":")[0] if row.error else
             bold(fmt(row.factor, ".2f"), row.significance)
             for row in rows_in(folder, "leave-one-out")
-            if row.run.ablated}
+            if row.run.ablated and not row.measured.kind}
 
 
 def text_of(study, measured) -> str:
