@@ -1,5 +1,5 @@
-"""GPUs: the memory, bandwidth and throughput of each, by cards.json, where every number stands with
-its source, or as "unchecked"."""
+"""GPUs: the memory, bandwidth and throughput of each, by cards.json, where every number
+stands with its source, or as "unchecked"."""
 
 import difflib
 import json
@@ -23,8 +23,8 @@ class Card(NamedTuple):
     mib: int  # of memory in all
     capability: float  # NVIDIA's compute capability
     bandwidth: float  # GB (10⁹ bytes) per second
-    # TFLOP/s (10¹² floating-point operations per second) of matmuls; None where that isn't
-    # known, or where it has no such units.
+    # TFLOP/s (10¹² floating-point operations per second) of matmuls; None where that
+    # isn't known, or where it has no such units.
     float16: float  # as bfloat16 and tf32 by the datasheet
     reached: float  # of bfloat16, or else of float16, by large products
     bfloat16: float | None = None
@@ -54,9 +54,9 @@ class Card(NamedTuple):
         return (self.bfloat16 or self.float16) * TERA
 
     def rate(self, precision: str, aligned: bool = True, padded: bool = True) -> float | None:
-        """Returns the operations per second that large products reach; None where it has no units
-        for them. Tensor cores want matrices `aligned` to 16 bytes; torch.compile has others
-        `padded` where that pays."""
+        """Returns the operations per second that large products reach; None where it has
+        no units for them. Tensor cores want matrices `aligned` to 16 bytes; torch.compile
+        has others `padded` where that pays."""
         if precision == "float32" or precision == "TF32" and not self.tf32:
             return self.float32 and self.float32 * TERA
         peak = dict(TF32=self.tf32, bfloat16=self.bfloat16,
@@ -80,14 +80,8 @@ def read_cards() -> dict[str, Card]:
 
 CARDS = read_cards()
 A100_FLOPS = CARDS["A100 80 GB"].peak  # the GPU of the published figures
-# Dense floating-point operations per second in bfloat16, or where a GPU hasn't got that in float16,
-# by PyTorch's name of it.
-PEAK_FLOPS = {name: card.peak for card in CARDS.values() for name in card.names}
-
-
-def card_of(name: str) -> str | None:
-    """Returns the card by PyTorch's name of it; None for one that isn't known."""
-    return next((ours for ours, card in CARDS.items() if name in card.names), None)
+BY_NAME = {name: card for card in CARDS.values() for name in card.names}  # as PyTorch has them
+PEAK_FLOPS = {name: card.peak for name, card in BY_NAME.items()}  # per second, dense, in 16 bits
 
 
 def named(text: str) -> list[str]:
@@ -102,9 +96,9 @@ def named(text: str) -> list[str]:
 
 
 def cards_by(name: str) -> list[str]:
-    """Returns the cards that a name means, ours or PyTorch's, or else a part of names. Case,
-    spaces, hyphens and the vendor's words don't count: "rtx4090", "4090". Raises UserError where it
-    means none."""
+    """Returns the cards that a name means, ours or PyTorch's, or else a part of names.
+    Case, spaces, hyphens and the vendor's words don't count: "rtx4090", "4090". Raises
+    UserError where it means none."""
     def plain(name: str) -> str:
         return re.sub("nvidia|geforce|tesla|rtx|amd|instinct|[^a-z0-9]", "", name.lower())
 

@@ -1,5 +1,5 @@
-"""The catalogue of scripts as runs: 00, the script after each technique, 01, 02 and the variants;
-and the published figures."""
+"""The catalogue of scripts as runs: 00, the script after each technique, 01, 02 and the
+variants; and the published figures."""
 
 import importlib.util
 import json
@@ -13,8 +13,8 @@ from bench.common import REFERENCE, UserError, has_option, trained_in
 from patches import stack
 
 EPOCHS = 15  # of the published experiment
-# The three scripts, by the names that `Run.script` and `Run.stage` have for them. The stem of each
-# file is the name of its run, and of its records.
+# The three scripts, by the names that `Run.script` and `Run.stage` have for them. The
+# stem of each file is the name of its run, and of its records.
 STAGES = {"00": stack.FIRST, "01": stack.LAST, "02": stack.DDP}
 # Variants that are measured only if their group is asked for.
 COMPILER, CHECKPOINTS = "compile-mode", "checkpoint-resume"
@@ -25,8 +25,8 @@ LOSSES = ["unchanged", "rounding", "changes"]  # what a patch may do to the loss
 
 @dataclass(frozen=True)
 class Run:
-    """A script with its options; each round of a study runs it once. Code decides by the fields;
-    the label is for readers."""
+    """A script with its options; each round of a study runs it once. Code decides by the
+    fields; the label is for readers."""
 
     name: str  # unique in its study; the script's record has it as its stage
     label: str  # in tables and pictures, such as "5 bfloat16"
@@ -60,8 +60,8 @@ def published_source() -> dict:
 
 
 def published() -> dict[str, stack.Published]:
-    """Returns the published figures of 00, of the techniques that have any, and of 01 and 02, by
-    the scripts' names. Raises StackError."""
+    """Returns the published figures of 00, of the techniques that have any, and of 01 and
+    02, by the scripts' names. Raises StackError."""
     plain = published_source()["baseline"]
     first = stack.Published(float(plain["tok_per_sec"]), float(plain["reserved_gb"]), 1)
     ladder = {patch.name: patch.published for patch in stack.load() if patch.published}
@@ -110,15 +110,15 @@ class Scripts:
         return stack.compose(rest, STAGES[first]) if first in STAGES else stack.compose(parts)
 
     def canonical(self, script: str | Path) -> str:
-        """Returns the name by which predictions are stored: 00, 01 and 02 have several. Raises
-        StackError."""
+        """Returns the name by which predictions are stored: 00, 01 and 02 have several.
+        Raises StackError."""
         names = list(self.patched)
         ends = {"0": "00", names[names.index("ddp") - 1]: "01", "ddp": "02"}
         return ends.get(str(script), str(script))
 
     def ladder(self, gpus: int = 1) -> list[Run]:
-        """Returns 00, the script after each technique, and 02 on `gpus`. Raises UserError,
-        StackError."""
+        """Returns 00, the script after each technique, and 02 on `gpus`. Raises
+        UserError, StackError."""
         speed = published()["00"].tok_per_sec
         runs = [Run(Path(stack.FIRST).stem, "0 baseline", "baseline", "00", number=0,
                     published=speed, expected=speed)]
@@ -160,8 +160,8 @@ class Scripts:
         return run.replace(label=f"02, {ranks}") if name == "02" else run
 
     def for_machine(self, name: str, machine: dict, options: list[str]) -> Run:
-        """Returns one of the three scripts in the type that this machine has units for; 02 on all
-        its GPUs, or on two ranks of a CPU. Raises UserError, StackError."""
+        """Returns one of the three scripts in the type that this machine has units for;
+        02 on all its GPUs, or on two ranks of a CPU. Raises UserError, StackError."""
         run = self.stage(name, machine["gpus"] or 2)
         return self.float16(run) if name != "00" and in_float16(machine, options) else run
 
@@ -171,8 +171,8 @@ class Scripts:
                            script=FLOAT16 if run.stage == "01" else f"{run.stage}+{FLOAT16}")
 
     def find(self, name: str, machine: dict) -> Run:
-        """Returns "00", "01", or variants of 01 joined by +, with their first measured options.
-        Raises UserError, StackError."""
+        """Returns "00", "01", or variants of 01 joined by +, with their first measured
+        options. Raises UserError, StackError."""
         if "," in name:
             raise UserError(f"{name} is more than one script: join variants of one by +", 2)
         run = self.stage(name if name in STAGES else "01")
@@ -237,8 +237,8 @@ def without_doubles(runs: list[Run]) -> list[Run]:
 
 
 def in_float16(machine: dict, options: list[str]) -> bool:
-    """Returns whether 01 and 02 shall be composed with FLOAT16: on a GPU whose tensor cores don't
-    multiply bfloat16, unless `options` choose the type."""
+    """Returns whether 01 and 02 shall be composed with FLOAT16: on a GPU whose tensor
+    cores don't multiply bfloat16, unless `options` choose the type."""
     return (machine["gpus"] > 0 and 7 <= float(machine.get("capability") or 0) < 8
             and not has_option("--dtype", options))
 

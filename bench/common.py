@@ -121,8 +121,8 @@ def tokens_in(folder: Path) -> dict | None:
 
 
 def other_text(data) -> str:
-    """Returns the text that meta.json, or a record's copy of it, names; "" for the book in GPT-2's
-    tokens, or where it isn't known."""
+    """Returns the text that meta.json, or a record's copy of it, names; "" for the book
+    in GPT-2's tokens, or where it isn't known."""
     data = data if isinstance(data, dict) else {}
     corpus, in_bytes = str(data.get("corpus") or ""), data.get("tokenizer") == "bytes"
     if not corpus or corpus.lower().startswith("middlemarch") and not in_bytes:

@@ -51,9 +51,9 @@ def run_child(
     command: list, cwd: Path | None = None, timeout: float | None = None, cores: int | None = None,
     **environment: str,
 ) -> tuple[int, str, str]:
-    """Runs a child, under Linux on this many `cores` (None: all), that ends with this process;
-    returns its exit code, stdout and stderr. Raises subprocess.TimeoutExpired, with the child
-    ended, after `timeout` seconds."""
+    """Runs a child, under Linux on this many `cores` (None: all), that ends with this
+    process; returns its exit code, stdout and stderr. Raises subprocess.TimeoutExpired,
+    with the child ended, after `timeout` seconds."""
     child = subprocess.Popen(
         [str(part) for part in command], env=os.environ | environment, cwd=cwd, text=True,
         encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -74,8 +74,8 @@ def run_child(
 
 
 def keep_stdin(most: int = 2**20) -> None:
-    """Replaces a pipe at stdin by a file of what it holds, at most so many bytes of it, so that
-    several children can read it."""
+    """Replaces a pipe at stdin by a file of what it holds, at most so many bytes of it,
+    so that several children can read it."""
     is_waiting = os.name == "posix" and stat.S_ISFIFO(os.fstat(0).st_mode)
     with tempfile.TemporaryFile() as kept:
         while is_waiting and kept.tell() < most and select.select([0], [], [], 1)[0]:
@@ -124,8 +124,8 @@ def git_commit() -> str | None:
 
 
 def prepare_tokens(folder: Path) -> None:
-    """Runs data/prepare.py where `folder` holds no tokens. Raises UserError where it fails, or
-    where meta.json is damaged."""
+    """Runs data/prepare.py where `folder` holds no tokens. Raises UserError where it
+    fails, or where meta.json is damaged."""
     if not tokens_in(folder):
         print(f"No tokens in {relative(folder)}: running data/prepare.py", flush=True)
         ask(ROOT / "data" / "prepare.py", "--out", folder.resolve())

@@ -25,7 +25,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = "5"
 
 # What tests compile, some with stand-ins for parts of PyTorch, is never taken for the user's own.
-# The workers of a run share it.
 if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
     COMPILED = tempfile.TemporaryDirectory(prefix="compiled-by-tests-")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = COMPILED.name
@@ -68,15 +67,13 @@ def small(script: str) -> str:
 
 
 def in_float32(script) -> list[str]:
-    """The option for it, where a script has one: a CPU without units for bfloat16 takes a hundred
-    times as long for it."""
+    """The option for it, if a script has one: some CPUs take a hundred times as long in bfloat16."""
     options = [setting.name for setting in fields(script.Config) if setting.metadata]
     return ["--dtype", "float32"] * ("dtype" in options)
 
 
 def without_bfloat16():
-    """For torch.optim.Muon, which multiplies in bfloat16 whatever the weights are, and takes long
-    for it where that is emulated: its tensors stay what they are."""
+    """For torch.optim.Muon, which multiplies in bfloat16 whatever the weights are: not here."""
     import torch
 
     return mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone)
@@ -114,8 +111,7 @@ def write_tokens(folder: Path, train: int = 2000, val: int = 200, vocabulary: in
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Without a GPU, without a network or an address of this machine's name, and without what
-    torchrun leaves behind."""
+    """Without a GPU, a network, an address of this machine's name, and what torchrun leaves."""
     env = {k: v for k, v in os.environ.items() if k not in ("RANK", "TIKTOKEN_CACHE_DIR")}
     proxies = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy")}
     return env | proxies | {
@@ -123,17 +119,13 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def run_python(*command, before=(), env: dict[str, str] | None = None, fork=True, **options):
-    """`python command`: a subprocess.CompletedProcess. A process of its own where `before`, or an
-    option of subprocess.run(), asks for one; else a fork, which saves the import of PyTorch, unless
-    what is imported is the question."""
+    """`python command`: a subprocess.CompletedProcess. A fork, which saves the import of PyTorch,
+    unless `before`, or an option of subprocess.run(), asks for a process of its own."""
     command, env = [str(part) for part in command], env or environment()
     if fork and not before and forked.can_run(command, env, **options):
         return forked.run(command, env, **({"timeout": 240} | options))
     options = {"capture_output": True, "text": True, "timeout": 240} | options
     return subprocess.run([*before, sys.executable, *command], env=env, **options)
-
-
-assert sys.platform != "linux" or forked.can_run(["-c"], environment())
 
 
 @pytest.fixture

@@ -1,5 +1,4 @@
-"""Runs a Python program as a child that needn't import PyTorch, which takes seconds: it is forked
-from a process that has."""
+"""Runs a Python program in a fork of a process that has imported PyTorch, which takes seconds."""
 
 import contextlib
 import multiprocessing

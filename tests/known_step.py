@@ -2,10 +2,9 @@
 
     python -m tests.known_step SCRIPT CASE DEVICE
 
-The model's step is replaced by matrix products, and a stopwatch beside them says what they took.
-All else, the loop, the clock and the record, is the script's own. A CASE is what is made slow
-besides, none of which is training: see SLOW. Prints as JSON what the record says and what is true:
-seconds per step, and by how many bytes a tensor of a known size makes the memory grow.
+The model's step is replaced by matrix products, and a stopwatch beside them says what they took;
+all else is the script's own. A CASE is what is made slow besides: see SLOW. Prints as JSON what the
+record says and what is true: seconds per step, and the bytes by which a tensor makes memory grow.
 """
 
 import contextlib
@@ -38,8 +37,7 @@ def slowed(function, seconds: float):
 
 
 class Products:
-    """In place of compute_loss: products of about STEP_SECONDS, and the seconds that each call
-    took."""
+    """In place of compute_loss: products of about STEP_SECONDS, and the seconds that each took."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, first: float):
         size = 8192 if device.type == "cuda" else 1024
@@ -48,12 +46,9 @@ class Products:
         self.out = torch.empty_like(self.one)
         self.count = 3
         self()
-        self.count = max(1, round(self.count * STEP_SECONDS / self.measure()))
-        self.seconds.clear()
-
-    def measure(self) -> float:
         self()
-        return self.seconds[-1]
+        self.count = max(1, round(self.count * STEP_SECONDS / self.seconds[-1]))
+        self.seconds.clear()
 
     def __call__(self, *_):
         began = time.perf_counter()

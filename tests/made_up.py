@@ -225,8 +225,8 @@ def copy_of_checkout(folder: Path, machine: dict | None = None) -> Path:
 
 
 def speeds_of(plan: Plan) -> list[dict]:
-    """For write_journal: four rounds of every run that can run, each faster than the one before
-    unless the plan has new seeds; the baseline also with other seeds, where the plan wants them."""
+    """For write_journal: rounds of every run that can run, each faster than the one before unless
+    the plan has new seeds; the baseline also with other seeds, where the plan wants them."""
     runs = []
     for number in range(1, (plan.rounds or 4) + 1):
         for place, run in enumerate(run for run in plan.runs if not run.error):
@@ -241,8 +241,7 @@ def speeds_of(plan: Plan) -> list[dict]:
 
 
 def carry_out(study: Study, setup: Setup, runs_of=speeds_of) -> Iterator[tuple[Plan, list]]:
-    """Drives a study as run_study does, with made-up runs: (each plan, the rows that it is then
-    given)."""
+    """Drives a study as run_study does, with made-up runs: (each plan, the rows that come back)."""
     plans, measured, kinds = study.plans(setup), None, []
     while True:
         try:
@@ -259,8 +258,7 @@ def carry_out(study: Study, setup: Setup, runs_of=speeds_of) -> Iterator[tuple[P
 
 
 def measured_with(plan: Plan, events: dict, machine: dict = CPU) -> Measured:
-    """A plan in whose first round each run came to its end with such events, or failed with such an
-    error."""
+    """A plan whose runs, in round 1, came to their ends with such events or failed so."""
     measured = measured_of("a", plan, machine)
     for name, lines in events.items():
         run = dict(name=name, round=1, seed=plan.seed_of(1), source_sha256="s")
@@ -301,8 +299,7 @@ def shown(figure) -> list[str]:
 def complete_results(folder: Path) -> None:
     """What a machine has measured, as `measure.py pack` takes it."""
     folder.mkdir()
-    look = dict(machine=CPU, matmul_peak=PEAK, missing=[], memory_gb=8.0,
-                compile_error=None)
+    look = dict(machine=CPU, matmul_peak=PEAK, missing=[], memory_gb=8.0, compile_error=None)
     (folder / "machine.json").write_text(json.dumps(look))
     for study, rounds in (("stages", 2), ("ladder", 4)):
         measure_again(folder, study, rounds)

@@ -222,13 +222,6 @@ def test_a_system_that_does_not_tell_the_peak_of_memory(bench, monkeypatch):
     assert {epoch["reserved_gb"], epoch["peak_reserved_gb"], end["reserved_gb"]} == {None}
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell")
-def test_a_run_without_stdout(bench):
-    result = bench.run("00_orig", "--max-steps", 1, before=["sh", "-c", 'exec "$@" >&-', "sh"])
-    assert (result.returncode, result.stderr) == (0, "")
-    assert bench.record()[-1]["status"] == "complete"
-
-
 @pytest.mark.parametrize(("gpus", "variables"), [
     (4, {}), (0, dict(RANK="0")), (0, dict(RANK="1", WORLD_SIZE="2")), (0, dict(RANK="")),
     (0, conftest.ONE_RANK | dict(MASTER_ADDR=""))])
@@ -287,8 +280,7 @@ def test_text_that_a_terminal_cannot_show(bench, monkeypatch):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has other names and no umask")
 @pytest.mark.parametrize("program", ["00_orig.py", "data/prepare.py", "measure.py"])
 def test_odd_surroundings(tmp_path, program):
-    """A folder with every odd character, no HOME, the locale C, and files that only their owner
-    may read."""
+    """A folder of odd characters, no HOME, the locale C, files that only their owner may read."""
     home = tmp_path / "a b;'\"$(x)\n&é"
     data, text = write_tokens(home / "data"), home / "text.txt"
     text.write_text("Dorothea " * 100)

@@ -342,7 +342,7 @@ IDS = [13, 50256, *range(40_000, 45_000), 11]
 
 
 def test_tokens_that_are_made_already(script, tmp_path):
-    """They stay what they are, the validation text too; a folder's test.bin is left out."""
+    """They stay what they are, also in shards; a folder's test.bin is left out."""
     for name, ids in dict(train=IDS, val=IDS[-30:], test=IDS[-50:], latest=IDS[:20]).items():
         (tmp_path / f"{name}.bin").write_bytes(np.array(ids, "<u2").tobytes())
     out = tmp_path / "out"
@@ -353,12 +353,9 @@ def test_tokens_that_are_made_already(script, tmp_path):
     assert ids_of(script, out, tmp_path / "train.bin") == IDS
     assert check(out)["tokens"]["val"] > 400
     assert ids_of(script, out, tmp_path / "test.bin") == IDS[-50:]
-
-
-def test_shards(script, tmp_path):
     parts = dict(val_000000=IDS[-30:], train_000001=IDS[:99], train_000002=IDS[99:])
     paths = [llm_c(tmp_path / f"fineweb_{name}.bin", ids) for name, ids in parts.items()]
-    assert ids_of(script, tmp_path / "out", *paths) == IDS + IDS[-30:]
+    assert ids_of(script, out, *paths) == IDS + IDS[-30:]
 
 
 def file(name: str, content: bytes):

@@ -59,8 +59,8 @@ def jobs_of(setup: Setup) -> list[tuple[Study, Setup]]:
 
 
 def make_report(jobs: list[tuple[Study, Setup]], setup: Setup) -> int:
-    """Measures as far as the minutes reach, then writes the page; returns the exit code. Raises
-    UserError where nothing can be measured."""
+    """Measures as far as the minutes reach, then writes the page; returns the exit code.
+    Raises UserError where nothing can be measured."""
     began = time.monotonic()
     deadline = began + 60 * setup.args.minutes - PAGE_SECONDS
     peak = look_at(setup.data, setup.results)["matmul_peak"]

@@ -1,5 +1,5 @@
-"""Will it fit, and how fast is it? What a script would reserve on GPUs that aren't there, the batch
-that fits, the tokens per second, and what a number of tokens costs."""
+"""Will it fit, and how fast is it? What a script would reserve on GPUs that aren't there,
+the batch that fits, the tokens per second, and what a number of tokens costs."""
 
 import re
 from pathlib import Path
@@ -107,8 +107,8 @@ class Predict(Command):
 
 
 def asked_for(args) -> tuple[dict[str, Card], int]:
-    """Returns (the cards by their names, how many of one 02 has, 0 where it isn't asked for).
-    Raises UserError."""
+    """Returns (the cards by their names, how many of one 02 has, 0 where it isn't asked
+    for). Raises UserError."""
     if (args.bandwidth is None) != (args.tflops is None) or args.bandwidth and not args.memory:
         raise UserError("--bandwidth and --tflops tell a speed together, with --memory", 2)
     count, names = re.fullmatch(
@@ -149,8 +149,8 @@ def chosen(setup, gpus: int) -> list[Run]:
 
 def row_of(name: str, card: Card, run: Run, prediction: Prediction, args, price: float | None
            ) -> dict:
-    """Returns a script's row on a GPU, with the same in a sentence: does it fit, at which batch,
-    how fast. A GPU costs `price` per hour."""
+    """Returns a script's row on a GPU, with the same in a sentence: does it fit, at which
+    batch, how fast. A GPU costs `price` per hour."""
     batch, gpus = fitting(prediction.needs, card.mib, args.batch_size), run.processes
     size = batch or args.batch_size or min(prediction.needs)
     need, limit = prediction.needs[size], card.mib - OTHERS

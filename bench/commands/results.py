@@ -48,8 +48,8 @@ def described(measured, rows: list[Row]) -> str:
 
 
 def speedups_table(rows: list[Row], others: list[Row]) -> Table:
-    """Returns the techniques that come after the same one in both ladders, and whether their
-    speedups differ. Raises UserError where there are none."""
+    """Returns the techniques that come after the same one in both ladders, and whether
+    their speedups differ. Raises UserError where there are none."""
     by_name = {row.run.name: row for row in others if row.factor}
     pairs = [(row, other) for row in rows if row.factor and (other := by_name.get(row.run.name))
              and row.reference.run.name == other.reference.run.name]

@@ -5,7 +5,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from bench.cards import CARDS, Card, card_of
+from bench.cards import BY_NAME, CARDS, Card
 from bench.catalogue import EPOCHS, Run, Scripts
 from bench.common import REFERENCE, UserError
 from bench.predict.batches import PUBLISHED
@@ -89,7 +89,7 @@ def gpu_table(machine: Path) -> Table:
     for row in rows_in(machine, "stages") + rows_in(machine, "ladder"):
         if not row.record or row.run.processes > 1 or row.record.config["model"] != "gpt2":
             continue
-        card, batch = CARDS[card_of(row.measured.machine["name"])], row.record.config["batch_size"]
+        card, batch = BY_NAME[row.measured.machine["name"]], row.record.config["batch_size"]
         prediction = prediction_of(row.run.stage or row.run.script, GPT2)
         memory = prediction.needs[batch].reserved / 1024
         lines.append(dict(
