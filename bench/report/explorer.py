@@ -30,7 +30,8 @@ def choices() -> dict[str, Run]:
 
 def script_data(name: str, run: Run, predictions: dict[str, Prediction]) -> dict:
     """Returns what the page has of a script: among else the kind under which one chooses it ("": it
-    only stands in for another), and commands, for --batch-size and --gpu to follow."""
+    only stands in for another), what to type to train with it, for --batch-size to follow, and what
+    predicts it, for --gpu and --batch-size to follow."""
     script, compose = str(run.script), "python patches/stack.py compose"
     kind, before, train, ask = "", [f"{compose} {FLOAT16} --base 02 --out my.py"], "my.py", ""
     if name in STAGES:
@@ -75,8 +76,9 @@ def gpu_data(card: Card, runs: dict[str, Run],
 
 
 def speeds_on(card: Card, run: Run, prediction: Prediction) -> dict[int, list]:
-    """Returns by each batch size that fits: tok/sec of all its GPUs, their range in thousands, and
-    the MFU in percent; where the GPU lacks what the script needs 0, what it lacks, and 0."""
+    """Returns by each batch size that fits: tok/sec of all its GPUs, their range in thousands as
+    `predict` prints it, and the MFU in percent; the first and the last are 0 where the GPU lacks
+    what the script needs, and the range says what."""
     rows = {}
     for batch, need in prediction.needs.items():
         if batch in BATCHES and need.minimum <= card.mib - OTHERS:

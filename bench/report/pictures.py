@@ -44,11 +44,6 @@ def rows_of_panels(titles: list[str], inches: list[float], widths: list[int]):
         (row, *row.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]) for row in rows]
 
 
-def thousands(axis) -> None:
-    axis.get_major_locator().set_params(nbins=5)
-    axis.set_major_formatter("{x:,.10g}")
-
-
 def lay_rows(axes, count: int) -> None:
     """Lays out a panel with a row for each of `count` things, the first at the top."""
     axes.set_ylim(count - 0.5, -0.5)
@@ -140,7 +135,8 @@ def draw_bars(axes, names: list[str], values: list[float | None], texts: list[st
                       fontsize=10)
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(left=0)
-    thousands(axes.xaxis)
+    axes.xaxis.get_major_locator().set_params(nbins=5)
+    axes.xaxis.set_major_formatter("{x:,.10g}")
 
 
 def draw_alternatives(measured, base: Row, rows: list[Row]):

@@ -168,8 +168,9 @@ def links_of(patch) -> str:
 
 
 def variant_gains() -> dict[str, dict[str, dict]]:
-    """Returns by variant and label: times the speed of 01, on the CPU with the narrowest interval
-    and on an H100, predicted where it wasn't measured; times its memory, there or on the CPU."""
+    """Returns by variant and label, with a link: times the speed of 01, on the "CPU" with the
+    narrowest interval and on an "H100", predicted where it wasn't measured; and times its memory,
+    on the H100 or else on the CPU."""
     rows = [row for folder in machines() for row in every_row_in(folder, "variants")
             if row.factor and row.label.startswith(str(row.run.script))
             and "--model" not in row.measured.options
