@@ -73,12 +73,12 @@ def run_child(
     return child.returncode, out, err
 
 
-def keep_stdin(most: int = 2**20) -> None:
-    """Replaces a pipe at stdin by a file of what it holds, at most so many bytes of it,
-    so that several children can read it."""
+def keep_stdin() -> None:
+    """Replaces a pipe at stdin by a file of what it holds, a MiB of it at most, so that
+    several children can read it."""
     is_waiting = os.name == "posix" and stat.S_ISFIFO(os.fstat(0).st_mode)
     with tempfile.TemporaryFile() as kept:
-        while is_waiting and kept.tell() < most and select.select([0], [], [], 1)[0]:
+        while is_waiting and kept.tell() < 2**20 and select.select([0], [], [], 1)[0]:
             part = os.read(0, 2**16)
             kept.write(part)
             is_waiting = bool(part)

@@ -67,7 +67,7 @@ def small(script: str) -> str:
 
 
 def in_float32(script) -> list[str]:
-    """The option for it, if a script has one: some CPUs take a hundred times as long in bfloat16."""
+    """The option for it, if there is one: some CPUs take a hundred times as long for 16 bits."""
     options = [setting.name for setting in fields(script.Config) if setting.metadata]
     return ["--dtype", "float32"] * ("dtype" in options)
 

@@ -42,7 +42,7 @@ class Predict(Command):
     group = "start here"
 
     def options(self, parser):
-        parser.add_argument("--gpu", metavar="NAME", default="all",
+        parser.add_argument("--gpu", default="all",
                             help="names or parts of them, such as 4090 or H100,H200; 8xH100: also"
                                  " 02 on eight; list prints all (default: all)")
         parser.add_argument("--memory", metavar="GB", type=above_0,
@@ -51,7 +51,7 @@ class Predict(Command):
                             help="its memory bandwidth")
         parser.add_argument("--tflops", metavar="N", type=above_0,
                             help="its dense bfloat16 matmul throughput by the datasheet, TFLOP/s")
-        parser.add_argument("--model", metavar="NAME", default="gpt2",
+        parser.add_argument("--model", default="gpt2",
                             help="--model of the scripts (default: %(default)s)")
         parser.add_argument("--batch-size", metavar="N", type=positive,
                             help="of each GPU (default: the largest that fits)")
@@ -94,11 +94,10 @@ class Predict(Command):
                         setup.scripts, run.script, [*options, *run.options], setup.results,
                         smallest, args.batch_size, args.retrace)
                 rows.append(row_of(name, card, *predictions[run.name], args, price))
-        edited = ", ".join(dict.fromkeys(
-            setup.scripts.canonical(run.script) for run, prediction in predictions.values()
-            if prediction.code != code_of(setup.scripts.text(run.script))))
-        changes = [f"The code of {edited} has changed since it was predicted."
-                   " --retrace traces it."] if edited else []
+        edited = {str(run.script) for run, prediction in predictions.values()
+                  if prediction.code != code_of(setup.scripts.text(run.script))}
+        changes = [f"The code of {', '.join(sorted(edited))} has changed since it was"
+                   " predicted. --retrace traces it."] if edited else []
         of_the_last = [row["answer"] for row in rows[len(runs) - 1::len(runs)]]
         answers = [*of_the_last, ""] if len(cards) <= FEW else []
         notes = [NOTE, ON_SEVERAL] if any(run.processes > 1 for run in runs) else [NOTE]
