@@ -6,20 +6,20 @@ from pathlib import Path
 
 from bench.analysis.rows import Row, rows_of
 from bench.catalogue import published
-from bench.common import REFERENCE, short_name
+from bench.common import REFERENCE, short_name, trained_in
 from bench.measure.journal import read_journal
 from bench.report import prediction_tables
 from bench.report.pictures import place_of
 from bench.report.tables import Column, Table, bold, fmt, markdown, num_col, rows_in, text_col
 from patches import stack
 
-# What variants are for: the beginnings of their names; "" of all that are left.
+# What variants are for: the beginnings of their names, in order; "" of all that are left.
 PURPOSES = {
-    "Less memory": ("memory", "step", "optimizer-in", "optimizer-ada", "head-cce", "head-liger",
-                    "head-pytorch"),
+    "Less memory": ("memory-checkpoint", "step", "memory", "optimizer-in", "optimizer-ada",
+                    "head-cce", "head-liger", "head-pytorch"),
     "Fewer tokens to a loss": ("optimizer-muon", "schedule"),
     "Precision": ("precision",),
-    "Several GPUs": ("parallel", "ddp", "timeout"),
+    "Several GPUs": ("parallel-zero1", "parallel", "ddp", "timeout"),
     "Model": ("init", "model"),
     "Speed and compilation": ("head-sampled", "dropout", "attention", "compile", "embedding",
                               "optimizer", "gc"),
@@ -78,7 +78,8 @@ def techniques() -> list[dict]:
     """Returns of each technique its patch, the title of its card, a link to that, its published
     factor, and its gains by machine, those on GPUs first. DDP comes last."""
     rows = [row for folder in machines() for row in every_row_in(folder, "ladder")
-            if row.factor and len(row.techniques) < 2 and "--model" not in row.measured.options]
+            if row.factor and len(row.techniques) < 2 and "--model" not in row.measured.options
+            and trained_in(row.measured.machine) == "bfloat16"]
     rows.sort(key=has_gpu, reverse=True)
     lines, before = [], published()["00"]
     for number, patch in enumerate(stack.load(), 1):
@@ -133,7 +134,8 @@ def variant_cards() -> str:
     """Returns for each purpose a table of what its variants gain, and a card for each."""
     gains, rest, texts = variant_gains(), stack.load_variants(), []
     for purpose, beginnings in PURPOSES.items():
-        own = [patch for patch in rest if patch.name.startswith(beginnings)]
+        own = list(dict.fromkeys(patch for beginning in beginnings for patch in rest
+                                 if patch.name.startswith(beginning)))
         rest = [patch for patch in rest if patch not in own]
         table = markdown(Table([
             text_col("variant", "link"), num_col("speed, H100", "H100"),
@@ -163,8 +165,17 @@ def prose_of(patch) -> str:
 
 def links_of(patch) -> str:
     """Returns links to a patch and to its sources."""
-    sources = re.sub(r"https?://([^/\s,]+)[^\s,]*", r"[\1](\g<0>)", patch.fields["Source"])
-    return f"[patch](../{patch.file}), {sources}"
+    sources = re.findall(r"https?://[^\s,]+", patch.fields["Source"])
+    return ", ".join([f"[patch](../{patch.file})",
+                      *(f"[{source_name(link)}]({link})" for link in sources)])
+
+
+def source_name(link: str) -> str:
+    """Returns a paper's number, a repository's name, or else the host."""
+    host, *path = link.split("/")[2:]
+    if host == "arxiv.org":
+        return f"arXiv:{path[-1]}"
+    return path[1] if host == "github.com" else host
 
 
 def variant_gains() -> dict[str, dict[str, dict]]:
