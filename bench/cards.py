@@ -34,19 +34,6 @@ class Card(NamedTuple):
     names: tuple[str, ...] = ()  # PyTorch's first
     is_measured: bool = True  # whether `reached` was, on this GPU
     is_checked: bool = True  # whether the numbers stand in a source that was read
-    held: int = 0  # 1: by its power, see cards.json
-
-    @property
-    def kind(self) -> str:
-        """Returns one of bench.predict.speed.MARGINS."""
-        if self.capability < 8:
-            return "before 8.0"
-        if not self.is_measured:
-            return "scaled, power-limited" if self.held else "scaled"
-        if self.held:
-            return "power-limited"
-        return ("workstation, GeForce" if any("RTX" in name for name in self.names)
-                else "data centre")
 
     @property
     def peak(self) -> float:

@@ -118,7 +118,7 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
                             " number of GPUs, --gpu 4x", 2)
         rate = args.tflops or 0
         cards = {f"{args.memory:g} GB": Card(
-            mib=int(1024 * args.memory), capability=8.0, bandwidth=args.bandwidth or 0, held=1,
+            mib=int(1024 * args.memory), capability=8.0, bandwidth=args.bandwidth or 0,
             tf32=rate / 2, bfloat16=rate, float16=rate, reached=0.8 * rate, is_measured=False)}
     elif names.lower() == "all":  # 01 and 02 are for 7.0 and later
         cards = {name: card for name, card in CARDS.items() if card.capability >= 7}
@@ -154,8 +154,13 @@ def row_of(name: str, card: Card, run: Run, prediction: Prediction, args, price:
     size = batch or args.batch_size or min(prediction.needs)
     need, limit = prediction.needs[size], card.mib - OTHERS
     row = dict(name=name, gb=card.mib / 1024, label=run.label, batch=batch or "none")
-    answer = (f"{name}, {args.model}, {run.label}: {'fits' if batch else 'does not fit'} at batch"
-              f" {size} (needs {need.minimum / 1024:.2f} of {limit / 1024:.2f} GB)")
+    # The memory of technique 14 may be higher than predicted.
+    has_14 = run.script != "00" and (run.number is None or run.number >= 14)
+    fits = "fits" if batch else "does not fit"
+    if batch and has_14 and prediction_tables.RESERVE * need.minimum > limit:
+        fits = "only just fits"
+    answer = (f"{name}, {args.model}, {run.label}: {fits} at batch {size}"
+              f" (needs {need.minimum / 1024:.2f} of {limit / 1024:.2f} GB)")
     if batch:
         row["reserved_gb"] = min(need.reserved, limit) / 1024
     if batch and card.bandwidth:
