@@ -174,13 +174,12 @@ LACKING = dict(
     updates_by_hand=PLAIN - {3}, accumulated=PLAIN - {3}, evaluated=PLAIN - {3}, autocast=PLAIN,
     compiled_model=PLAIN - {8}, compiled_step=PLAIN - {3, 8, 13}, compiled_in_part=PLAIN - {8},
     checkpointed=PLAIN | {1, 7}, square=PLAIN | {1, 7}, scripted=PLAIN, chunks=PLAIN - {14},
-    distributed=PLAIN,
-    accelerated=PLAIN, two_optimizers=PLAIN, workers=PLAIN,
+    distributed=PLAIN, pieces=PLAIN, accelerated=PLAIN, two_optimizers=PLAIN, workers=PLAIN,
     convolutions=PLAIN - NO_HEAD, penalty=PLAIN - NO_HEAD)
 UNCERTAIN = dict(cross={11}, updates_by_hand={3}, compiled_in_part={8}, capped={7}, signed={7},
                  gated={7}, talking={7}, twice={7})
 FAST_TOYS = ("fast", "by_hand", "assigned", "capped", "talking", "normalized", "cubed", "closure",
-             "chunks", "accumulated", "penalty")
+             "chunks", "accumulated", "penalty", "pieces")
 
 
 def toy(name: str, folder) -> dict:

@@ -128,9 +128,8 @@ def finish(how: str, error: str = "") -> None:
     Path(steps.order["report"]).write_text(json.dumps(facts), encoding="utf-8")
     sys.stdout.flush()
     sys.stderr.flush()
-    distributed = torch.distributed
-    if how != "ended" and distributed.is_available() and distributed.is_initialized():
-        distributed.barrier()  # else its end would break the last step of other ranks
+    if how != "ended" and torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.barrier()  # else its end would break the last step of other ranks
     if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # with its children
         os.killpg(0, signal.SIGKILL)
     os._exit(0)
@@ -138,12 +137,11 @@ def finish(how: str, error: str = "") -> None:
 
 def peak_memory() -> int | None:
     """Returns the most bytes that this process had in memory; None on Windows."""
-    try:
+    with contextlib.suppress(ImportError):
         import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else 1024 * peak
+    return None
 
 
 def optimizer_facts(optimizer) -> dict:
@@ -155,29 +153,26 @@ def optimizer_facts(optimizer) -> dict:
 
 
 def keeps_memory() -> bool | None:
-    """Tells whether glibc takes 64 MiB from what it keeps; None for another malloc."""
-    try:
+    """Tells whether glibc takes large pieces from what it keeps; None for another malloc."""
+    with contextlib.suppress(OSError):
         library, maps = ctypes.CDLL("libc.so.6"), Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    if any(name in maps for name in ("jemalloc", "tcmalloc", "mimalloc")):
-        return None
-    library.malloc.restype = ctypes.c_void_p
-    block = library.malloc(ctypes.c_size_t(2**26))
-    is_mapped = ctypes.c_size_t.from_address(block - 8).value & 2  # a flag of malloc.c
-    library.free(ctypes.c_void_p(block))
-    return not is_mapped
+        library.malloc.restype = ctypes.c_void_p
+        is_glibc = not any(name in maps for name in ("jemalloc", "tcmalloc", "mimalloc"))
+        # More than lies free between pieces in use.
+        if is_glibc and (block := library.malloc(ctypes.c_size_t(2**30))):
+            is_mapped = ctypes.c_size_t.from_address(block - 8).value & 2  # a flag of malloc.c
+            library.free(ctypes.c_void_p(block))
+            return not is_mapped
+    return None
 
 
 def has_huge_pages() -> bool | None:
     """Tells whether the script has them; None where the system doesn't give any."""
-    try:
+    setting = "[never]"
+    with contextlib.suppress(OSError):
         setting = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
-    except OSError:
-        return None
-    if "[never]" in setting:
-        return None
-    return "[always]" in setting or os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
+    return None if "[never]" in setting else (
+        "[always]" in setting or os.environ.get("THP_MEM_ALLOC_ENABLE") == "1")
 
 
 def hook(owner, name: str, before) -> None:
