@@ -94,7 +94,8 @@ def bfloat16(step: Step) -> tuple:
         return HAS, evidence
     if step.facts["dtype"] != "bfloat16":
         return NO_HARDWARE, evidence
-    return LACKS if shares.get("float32", 0) > 0.9 else CANT_TELL, evidence, step.matmuls
+    touched = [*step.matmuls, *step.kinds]  # parameters and activations, too
+    return LACKS if shares.get("float32", 0) > 0.9 else CANT_TELL, evidence, touched
 
 
 def native_layers(step: Step) -> tuple:
@@ -120,9 +121,8 @@ def native_layers(step: Step) -> tuple:
         evidence = " and ".join(count(number, layer) for layer, number in numbers) + " by hand"
         return LACKS, evidence, [*by_hand, *(op for op in step.training if not op.is_matmul
                                              and op.function in functions)]
-    if layers or is_native:
-        return HAS, "PyTorch's own, or fused by the compiler"
-    return NOT_HERE, "neither layer norms nor GELUs"
+    return (HAS, "PyTorch's own, or fused by the compiler") if layers or is_native else (
+        NOT_HERE, "neither layer norms nor GELUs")
 
 
 def is_reduction(op: Op) -> bool:
@@ -202,10 +202,9 @@ def padded_vocabulary(step: Step) -> tuple:
 def batch_size(step: Step) -> tuple:
     used, total = step.facts["memory"], step.facts["memory_total"]
     passes = f", {step.backwards} backward passes a step" if step.backwards > 1 else ""
-    if step.device != "cuda":
-        passes += "; try twice the batch"
+    hint = "" if step.device == "cuda" else "; try twice the batch"
     fits = step.device == "cuda" and 2 * used < 0.95 * total
-    return LACKS if fits else CANT_TELL, f"{memory_text(used, total)} in use{passes}"
+    return LACKS if fits else CANT_TELL, f"{memory_text(used, total)} in use{passes}{hint}"
 
 
 def merged_qkv(step: Step) -> tuple:
