@@ -18,12 +18,14 @@ OUR_SHARES = {
 
 def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float], str]:
     """Returns the speedup of each technique on the ladder of this machine, or else of the most
-    similar one, by its patch, as the median of its sessions; and in words where it was measured. An
-    audited script's environment may lack SciPy: then there are none."""
+    similar one, by its patch, as the median of its sessions; of other machines where that one has
+    none; and in words where it was measured. Without SciPy, as an audited script's environment may
+    be, there are none."""
     if not importlib.util.find_spec("scipy"):
         return {}, ""
     best: tuple = ()  # how similar the most similar machine is, and its folder
     factors: dict[str, list[float]] = {}
+    others: dict[str, list[float]] = {}
     source = ""
     sessions = [path for folder, pattern in ((results, "ladder*.jsonl"),
                 (REFERENCE, "*/ladder*.jsonl")) for path in sorted(folder.glob(pattern))]
@@ -40,10 +42,13 @@ def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float
                 continue
             if not best or similar > best[0]:
                 best, factors, source = (similar, path.parent), {}, where
-            if best == (similar, path.parent):  # another session there
-                for patch, factor in gains.items():
+            for patch, factor in gains.items():
+                others.setdefault(patch, []).append(factor)
+                if best == (similar, path.parent):  # maybe another session there
                     factors.setdefault(patch, []).append(factor)
-    return {patch: median(ratios) for patch, ratios in factors.items()}, source
+    if elsewhere := ", ".join(f"#{int(patch[:2])}" for patch in others if patch not in factors):
+        source += f"; {elsewhere} on others"
+    return {patch: median(ratios) for patch, ratios in (others | factors).items()}, source
 
 
 def expected(technique: str, share: float, gain: float | None) -> float | None:
