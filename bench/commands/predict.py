@@ -185,9 +185,15 @@ def table_of(rows: list[dict], cards: int, args) -> Table:
     time of a step goes; and if asked for how long args.tokens take, and what they cost."""
     size = f"batch {args.batch_size}" if args.batch_size else "the largest batch, a power of two"
     return Table([
-        text_col("card", "name"), num_col("GB", "gb", ".0f"), text_col("script", "label"),
-        num_col("batch", "batch"), num_col("GB reserved", "reserved_gb", ".2f"),
-        num_col("tok/sec, thousands", "speed"), num_col("of all its GPUs", "of_all"),
-        num_col("MFU", "mfu", ".0%"), num_col("hours", "hours"), num_col("cost", "cost"),
+        text_col("card", "name"),
+        num_col("GB", "gb", ".0f"),
+        text_col("script", "label"),
+        num_col("batch", "batch"),
+        num_col("GB reserved", "reserved_gb", ".2f"),
+        num_col("tok/sec, thousands", "speed"),
+        num_col("of all its GPUs", "of_all"),
+        num_col("MFU", "mfu", ".0%"),
+        num_col("hours", "hours"),
+        num_col("cost", "cost"),
         *(num_col(kind, f"shares.{kind}", ".0%") for kind in KINDS if cards == 1)],
         rows, f"{args.model} at {size}:")

@@ -98,9 +98,11 @@ def gpu_table(machine: Path) -> Table:
     return Table([
         text_col("script", "label"), num_col("batch", "batch"),
         num_col("tok/sec, measured", "speed.measured", ",.0f"),
-        num_col("predicted", "speed.predicted", ",.0f"), num_col("error", "speed.error", "+.0%"),
+        num_col("predicted", "speed.predicted", ",.0f"),
+        num_col("error", "speed.error", "+.0%"),
         num_col("GB, measured", "memory.measured", ".2f"),
-        num_col("predicted", "memory.predicted", ".2f"), num_col("error", "memory.error", "+.1%")],
+        num_col("predicted", "memory.predicted", ".2f"),
+        num_col("error", "memory.error", "+.1%")],
         lines)
 
 
@@ -132,6 +134,7 @@ def gpus_table() -> Table:
     """Returns a row for each common GPU. Raises UserError, StackError."""
     return Table([
         text_col("GPU", "card"), num_col("GB", "gb", ".0f"),
-        num_col("largest batch of 00", "baseline"), num_col("of 01", "optimized"),
+        num_col("largest batch of 00", "baseline"),
+        num_col("of 01", "optimized"),
         num_col("thousand tok/sec of 01", "speed"),
         num_col(f"minutes of {EPOCHS} epochs", "minutes", ".1f")], list(map(gpu_row, COMMON)))

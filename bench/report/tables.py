@@ -147,10 +147,12 @@ def full_table(rows: list[Row]) -> Table:
         num_col("speedup", "factor", ".2f"), INTERVAL,
         num_col("speedup, A100", "published_factor", ".2f"),
         *([] if one_reference(rows) else [over_baseline]),
-        num_col("reserved GB", "reserved_gb", ".2f"), num_col("× GB", "memory_factor", ".2f"),
+        num_col("reserved GB", "reserved_gb", ".2f"),
+        num_col("× GB", "memory_factor", ".2f"),
         num_col("first step s", "record.first_step_seconds", ".1f"),
         LOSS, num_col("Δ loss", "loss_difference", "+.4f"), EXPECTED_LOSS,
-        num_col("of matmul peak", "share_of_peak", ".1%"), num_col("MFU", "mfu", ".1%"),
+        num_col("of matmul peak", "share_of_peak", ".1%"),
+        num_col("MFU", "mfu", ".1%"),
         Column("significance", lambda row: row.error or row.significance or (
             "baseline" if row is rows[0] else ""), True),
     ], rows, missing="n/a")

@@ -67,9 +67,11 @@ def index() -> str:
     gpu, *_, cpu, _ = lines[0]["gains"]
     lines.sort(key=lambda line: -line["gains"][gpu]["factor"] if gpu in line["gains"] else 0)
     return markdown(Table([
-        text_col("technique", "link"), num_col(f"{gpu}: × speed", f"gains.{gpu}.speed"),
+        text_col("technique", "link"),
+        num_col(f"{gpu}: × speed", f"gains.{gpu}.speed"),
         num_col(f"{gpu}: × memory", f"gains.{gpu}.memory", ".2f"),
-        num_col("A100: × speed", "factor", ".2f"), num_col(f"{cpu}: × speed", f"gains.{cpu}.speed"),
+        num_col("A100: × speed", "factor", ".2f"),
+        num_col(f"{cpu}: × speed", f"gains.{cpu}.speed"),
         Column("loss", lambda line: line["patch"].fields["Loss"].split()[0], True),
         text_col("limits", "patch.fields.Limits")], [*lines, ddp]))
 
@@ -138,8 +140,10 @@ def variant_cards() -> str:
                                  if patch.name.startswith(beginning)))
         rest = [patch for patch in rest if patch not in own]
         table = markdown(Table([
-            text_col("variant", "link"), num_col("speed, H100", "H100"),
-            num_col("speed, CPU", "CPU"), num_col("memory", "memory")],
+            text_col("variant", "link"),
+            num_col("speed, H100", "H100"),
+            num_col("speed, CPU", "CPU"),
+            num_col("memory", "memory")],
             [line for patch in own for _, line in sorted(gains.get(patch.name, {}).items())]))
         texts += [f"## {purpose}", table.rstrip(), *map(variant_card, own)]
     return "\n\n".join(texts) + "\n"

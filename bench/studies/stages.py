@@ -135,7 +135,8 @@ def scripts_table(groups: list[Measured]) -> Table:
         Column("speedup over 00",
                lambda row: fmt(1.0 if row.run.name == "00" else row.factor, ".2f")),
         Column("p25–p75", quartiles),
-        num_col("reserved GB", "reserved_gb", ".2f"), num_col("MFU", "mfu", ".1%"),
+        num_col("reserved GB", "reserved_gb", ".2f"),
+        num_col("MFU", "mfu", ".1%"),
         num_col("val loss", "val_loss", ".3f"),
     ], [row for measured in groups or [published_runs()] for row in rows_of(measured)],
         missing="n/a")
