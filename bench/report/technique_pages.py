@@ -25,7 +25,7 @@ PURPOSES = {
                               "optimizer", "gc"),
     "Data and debugging": ("",),
 }
-WIDE = 1.4  # the upper end of an interval over the lower: what isn't significant then isn't shown
+WIDE = 1.4  # the upper end of an interval over the lower: then one run distorts the mean
 
 
 def machines() -> list[Path]:
@@ -89,9 +89,14 @@ def techniques() -> list[dict]:
         if patch.name != "ddp":
             title = f"{number}. {title}"
         anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")  # as code hosts make it
-        gains = {re.sub("^(AMD|Intel) ", "", short_name(row.measured.machine)): dict(
-            factor=row.factor, speed=bold(f"{row.factor:.2f}", row.significance),
-            memory=row.memory_factor) for row in rows if str(row.run.script) == patch.name}
+        gains = {}
+        for row in (row for row in rows if str(row.run.script) == patch.name):
+            factor, mark = row.factor, ""
+            if row.interval and row.interval[1] > WIDE * row.interval[0]:
+                factor, mark = row.tok_per_sec / row.reference.tok_per_sec, "†"
+            gains[re.sub("^(AMD|Intel) ", "", short_name(row.measured.machine))] = dict(
+                factor=factor, memory=row.memory_factor,
+                speed=bold(f"{factor:.2f}", row.significance) + mark)
         factor = now and now.tok_per_sec / before.tok_per_sec
         if now:
             gpus = f"{now.gpus} A100s" if now.gpus > 1 else "A100"
