@@ -68,14 +68,14 @@ def place_of(measured) -> str:
 
 
 def key(label: str, **style):
-    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
-    return Line2D([], [], label=label, **style)
+    return Patch(label=label, **style)
 
 
 def add_legend(subfigure, colours: dict[str, str], *more) -> None:
     """Adds a legend of colours, by their labels, and of more keys."""
-    handles = [*(key(label, color=colour, linewidth=8) for label, colour in colours.items()), *more]
+    handles = [*(key(label, color=colour) for label, colour in colours.items()), *more]
     subfigure.legend(handles=handles, loc="outside lower center", ncols=len(handles),
                      frameon=False)
 

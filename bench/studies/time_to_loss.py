@@ -1,6 +1,7 @@
 """Seconds of training until the validation loss has fallen to a target."""
 
 import math
+import re
 from textwrap import fill
 
 from bench.analysis.rows import Row, difference, rows_of
@@ -122,8 +123,9 @@ class TimeToLoss(Study):
         speed.set_xlabel("tokens per second")
         speed.locator_params(axis="x", nbins=3)
         time.set_xlabel("seconds of training and compilation\n×: the speedup in the table")
-        add_legend(subfigure, {label: COLOURS[stage] for stage, label in SCRIPTS.items()}, key(
-            "compilation", color="0.6", marker="s", linestyle="", markerfacecolor="white"))
+        scripts = {label: COLOURS[stage] for stage, label in SCRIPTS.items()}
+        add_legend(subfigure, scripts, key(
+            "compilation, warm-up", facecolor="white", edgecolor="0.6", hatch="///"))
         return figure
 
 
@@ -133,8 +135,9 @@ def title_of(rows: list[Row], target: float) -> str:
     best = min(rows, key=lambda row: row.seconds_to(target, True) or math.inf)
     if best.speedup(target, True).significance != "faster":
         return title
-    name, factor = best.label.partition(" --")[0], best.speedup(target, True).factor
-    return f"{name}: {factor:.1f} times as fast as {best.reference.label}\n{title}"
+    one, other = (re.split(" --|, ", row.label)[0] for row in (best, best.reference))
+    factor = best.speedup(target, True).factor
+    return f"{one}: {factor:.1f} times as fast as {other}\n{title}"
 
 
 def time_text(row: Row, target: float) -> str:
