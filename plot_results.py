@@ -36,16 +36,15 @@ def main(argv: list[str] | None = None) -> int:
         scripts, source = stages.latest_runs(results), published_source()
         summary = (f"{markdown(stages.scripts_table(scripts))}\nPublished figures: {source['gpu']},"
                    f" PyTorch {source['pytorch']}; <{source['source']}>\n")
-        pictures = draw_all(all_studies(), results)
+        files: dict[str, str | bytes] = {**draw_all(all_studies(), results)}
         if scripts:  # also those that were started by hand
-            pictures["stages.png"] = picture_bytes(stages.draw_scripts(scripts))
+            files["stages.png"] = picture_bytes(stages.draw_scripts(scripts))
         print(f"\n{summary}")
-        if pictures:
-            write_whole(results / "summary.md", summary)
-        else:
+        if not files:
             print(f"Nothing to draw: {relative(results)} has no complete run.")
-        for name, picture in pictures.items():
-            write_whole(results / name, picture)
+            return 0
+        for name, content in {"summary.md": summary, **files}.items():
+            write_whole(results / name, content)
             print(relative(results / name))
     except (UserError, StackError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -56,9 +56,10 @@ def make_parser() -> argparse.ArgumentParser:
             subcommand.name, description=" ".join((subcommand.__doc__ or "").split()),
             allow_abbrev=False, epilog="What follows -- goes to every script.")
         own.set_defaults(subcommand=subcommand)
-        for option, folder in (("--data", "data"), ("--results-dir", "results")):
+        for option, what in (("--data", "tokens"), ("--results-dir", "results")):
+            folder = option.strip("-").removesuffix("-dir")
             own.add_argument(option, type=Path, default=ROOT / folder, metavar="DIR",
-                             help=f"folder in place of {folder}/ next to this script")
+                             help=f"folder of the {what} (default: {folder}/ next to this script)")
         subcommand.options(own)
         if isinstance(subcommand, Study):
             add_measuring_options(own, subcommand)

@@ -116,11 +116,13 @@ def ask_machine(question: str, **environment: str) -> Any:
 
 
 def git_commit() -> str | None:
-    """Returns this repository's commit; None without git, or where this is no clone."""
+    """Returns this repository's commit, with a "+" if files outside results/ have been edited
+    since; None without git, or where this is no clone."""
     if not (ROOT / ".git").exists() or not shutil.which("git"):
         return None
     failed, commit, _ = run_child(["git", "rev-parse", "HEAD"], ROOT)
-    return None if failed else commit.strip()
+    edited, *_ = run_child(["git", "diff", "--quiet", "HEAD", "--", ".", ":!results"], ROOT)
+    return None if failed else commit.strip() + ("+" if edited else "")
 
 
 def prepare_tokens(folder: Path) -> None:

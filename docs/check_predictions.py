@@ -135,8 +135,8 @@ def accuracy_table(rows: list[dict]) -> Table:
                   inside=mean(abs(1 / (1 + row["error"]) - 1) <= row["margin"] for row in group))
              for label, group in groups.items()]
     return Table([text_col("figures of", "label"), num_col("figures", "count"),
-                  num_col("median error", "median", ".0%"), num_col("within 20 %", "near", ".0%"),
-                  num_col("in the printed range", "inside", ".0%")], lines)
+                  num_col("median error", "median", ".0%"), num_col("within 20%", "near", ".0%"),
+                  num_col("in range, widened afterwards", "inside", ".0%")], lines)
 
 
 def memory_table() -> Table:

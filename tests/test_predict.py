@@ -475,9 +475,7 @@ def test_pages_have_the_tables(rows):
     assert markdown(CHECK.memory_table()) in text_of("predictions")
     times = prediction_tables.prediction_of("01", CHECK.GPT2).seconds(32, CARDS["H100"])
     for kind, spent in times.items():  # where a step of 01 goes
-        without = sum(times.values()) / (sum(times.values()) - spent)
-        assert not spent or (f"| {kind} | {1000 * spent:.1f} | {without:.2f} |"
-                               in text_of("predictions")), kind
+        assert not spent or f"| {kind} | {1000 * spent:.1f} |" in text_of("predictions"), kind
 
 
 def test_rules_count_what_differs():

@@ -30,9 +30,10 @@ class Report(Command):
 
     def options(self, parser):
         parser.add_argument("--minutes", type=above_0, default=25, metavar="N",
-                            help="stop before so many are over (default: 25)")
+                            help="stop before so many are over; run it again to continue"
+                                 " (default: 25)")
         parser.add_argument("--studies", metavar="A,B", default="",
-                            help="such as stages,ladder,profile (default: all)")
+                            help="some of the studies, such as stages,ladder (default: all)")
         parser.add_argument("--max-tokens", type=positive, metavar="N",
                             help="training tokens of every run, for a trial")
         parser.add_argument("--techniques", metavar="0,5-8",

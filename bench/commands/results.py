@@ -118,7 +118,7 @@ class Pack(Command):
 def what_is_missing(results: Path) -> list[str]:
     """Returns what results lack before others may quote them, and how to get it."""
     page, missing = results / "report.md", []
-    if not page.is_file() or not read_look(results):
+    if page.is_symlink() or not page.is_file() or not read_look(results):
         return ["no report: make report"]
     if "\nNot finished: " in page.read_text(encoding="utf-8", errors="replace"):
         missing.append("the report isn't finished: make report continues it")

@@ -39,6 +39,8 @@ FIELDS = records.FIELDS | {
     "run": dict(id=str, name=str, round=int, seed=int, source_sha256=str),
     "ran": dict(seconds=NUMBER, error=str | None, matmul_rate=NUMBER | None),
 }
+FORMER = {"killed": "too_large", "text_too_short": "too_large",  # outcomes of earlier versions
+          "hung": "failed", "cannot_run": "not_tried"}
 # What besides its script makes a run's results those of another one.
 how_it_runs = attrgetter("options", "processes", "cores", "torchrun")
 
@@ -77,6 +79,7 @@ class Measured:
     results: list[Result] = field(default_factory=list)
     folder: Path = Path()  # in which the journal lies
     planned: int | None = None  # rounds, where more were added after some had results
+    retry: set[tuple] = field(default_factory=set)  # keys of results that are to be tried again
 
     def resume(self, earlier: "Measured") -> None:
         """Takes over what counts of an earlier start: results of the same scripts, options and
@@ -94,6 +97,7 @@ class Measured:
     def add(self, result: Result) -> None:
         """Adds a result; a run that is tried again replaces the earlier one."""
         self.results = [other for other in self.results if other.key != result.key] + [result]
+        self.retry.discard(result.key)
 
     def differs_from(self, setup: Setup) -> str | None:
         """Returns what of a setup is so different that figures of both can't be compared, None for
@@ -125,8 +129,10 @@ class Measured:
 
     def jobs_left(self) -> list[Job]:
         """Returns what is left to run, without runs that failed or aren't tried."""
-        done = {result.key for result in self.results}
-        without = self.failed | self.skipped().keys()
+        answers = [result for result in self.results if result.key not in self.retry]
+        done = {result.key for result in answers}
+        failed = {result.name for result in answers if not result.outcome.complete}
+        without = failed | self.skipped().keys()
         return [job for job in self.plan.jobs()
                 if job.key not in done and job.run.name not in without]
 
@@ -190,13 +196,15 @@ def read_journal(path: Path) -> list[Measured]:
         except common.DAMAGE as error:
             run = None  # it is as if it had not been
             if number < len(lines):  # the last one is empty, or cut off
-                print(f"skipped: {relative(path)}, line {number}: {error!r}", file=sys.stderr)
+                reason = error if isinstance(error, RecordError) else repr(error)
+                print(f"skipped: {relative(path)}, line {number}: {reason}", file=sys.stderr)
     return list(by_id.values())
 
 
 def make_result(run: dict, events: list[dict], ran: dict) -> Result:
     """Returns the result that a run's lines tell. Raises ValueError."""
-    outcome = Outcome(Status(ran.get("outcome", "complete")), ran["error"] or "")
+    status = ran.get("outcome", "complete")
+    outcome = Outcome(Status(FORMER.get(status, status)), ran["error"] or "")
     record = records.make_record(run["name"], events) if outcome.complete else None
     return Result(run["name"], run["round"], run["seed"], run["source_sha256"], ran["seconds"],
                   outcome, record, ran["matmul_rate"])

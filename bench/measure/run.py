@@ -33,7 +33,6 @@ def run_study(
     of time.monotonic(). A run that fails isn't repeated in later rounds; a later `resume` tries it
     again. Raises UserError, StackError, OSError.
     """
-    processes.prepare_tokens(setup.data)
     by_kind: dict[str, Measurement] = {}
     plans, measured, finished = study.plans(setup), None, True
     while finished:
@@ -90,9 +89,9 @@ class Measurement:
         self.path = journal_of(setup.results, study.name)
         self.measured = None if resume is False else earlier_measurement(
             study, plan, setup, first, required=resume)
-        if self.measured:  # what failed is tried again
-            self.measured.results = [
-                result for result in self.measured.results if has_answer(result, plan)]
+        if self.measured:
+            self.measured.retry = {
+                result.key for result in self.measured.results if not has_answer(result, plan)}
         else:
             now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             id = f"{now}-{os.getpid()}-{plan.kind}".rstrip("-")
@@ -145,6 +144,9 @@ class Measurement:
         measured, setup = self.measured, self.setup
         if self.configs:
             measured.commit = processes.git_commit()
+        processes.prepare_tokens(setup.data)
+        if measured.differs_from(setup):  # the tokens alone can, and only if they were lost
+            raise UserError(f"{relative(setup.data)} has other tokens than were measured so far")
         measured.data = data_of(setup.data)
         if not measured.matmul_peak:
             print("Measuring this machine's matmul throughput", flush=True)

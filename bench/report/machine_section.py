@@ -20,8 +20,7 @@ def this_machine() -> dict:
 
 def look_at(data: Path, results: Path) -> dict:
     """Returns what bench.measure.hardware.look finds here; asked once for a folder of results.
-    Raises UserError where that holds the report of another machine, or where there are no tokens.
-    """
+    Raises UserError where that holds another machine's report, or where there are no tokens."""
     processes.prepare_tokens(data)
     here, look = this_machine(), read_look(results)
     if look and not same_machine(look["machine"], here):
@@ -57,10 +56,13 @@ def machine_section(look: dict) -> str:
 
 
 def headline(results: Path) -> str:
-    """Returns how many times as fast as 00 01 is; "" where they weren't both measured."""
+    """Returns how many times as fast as 00 01 is, or as its first script the ladder's last; ""
+    where neither was measured."""
     stages = {row.run.stage: row for row in rows_in(results, "stages") if row.records}
     if not stages.keys() >= {"00", "01"}:
-        return ""
+        ladder = [row for row in rows_in(results, "ladder") if row.factor_baseline]
+        return (f"{ladder[-1].label} trains **{ladder[-1].factor_baseline:.2f} times** as fast as"
+                f" {ladder[-1].baseline.label}.") if ladder else ""
     plain, fast = stages["00"], stages["01"]
     return (f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"

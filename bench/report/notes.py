@@ -15,9 +15,12 @@ def provenance(measured: Iterable[Measured]) -> str:
     ordered = sorted(measured, key=lambda measurement: measurement.time)
     if not ordered:
         return ""
-    first, last = (
-        f"{one.time[:4]}-{one.time[4:6]}-{one.time[6:8]}" + (
-            f" at {one.commit[:7]}" if one.commit else "") for one in (ordered[0], ordered[-1]))
+
+    def moment(one: Measured) -> str:
+        commit = f" at {one.commit[:7]}{one.commit[40:]}" if one.commit else ""
+        return f"{one.time[:4]}-{one.time[4:6]}-{one.time[6:8]}{commit}"
+
+    first, last = moment(ordered[0]), moment(ordered[-1])
     when = f"on {first}" if first == last else f"from {first} to {last}"
     versions = dict.fromkeys(measurement.machine["torch"] for measurement in ordered)
     return f"Measured {when} with PyTorch {listed(versions)}."

@@ -14,6 +14,7 @@ from bench.report.tables import found_in, picture_name
 # Hues that colour-blind readers tell apart (Okabe and Ito's), of luminances that differ in grey.
 COLOURS = {"00": "#F2B84B", "01": "#00548C", "02": "#1FA77E"}
 OWN, ERROR, UNSURE = COLOURS["01"], "#E8803A", "#BCC6CF"  # better, worse, not significant
+MEMORY = "#8D9BA6"
 INCHES = 10  # of a picture's width, which READMEs show at about 880 pixels
 LETTERS = 96  # of a title that fit into it
 
@@ -154,8 +155,9 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
         [row.factor for row in rows], [f"{row.factor:.2f}" for row in rows],
         [colour_of(row) for row in rows], [row.interval or () for row in rows])
     draw_bars(memory, [""] * len(rows), [row.memory_factor for row in rows],
-              [f"{row.memory_factor:.2f}" for row in rows], UNSURE)
-    speed.set_xlabel("× speed")
-    memory.set_xlabel("× memory")
+              [f"{row.memory_factor:.2f}" for row in rows], MEMORY)
+    for axes, label in ((speed, "× speed"), (memory, "× memory, not tested")):
+        axes.axvline(1, color="0.3", linewidth=1)
+        axes.set_xlabel(label)
     colour_legend(subfigure)
     return figure

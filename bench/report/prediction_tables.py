@@ -89,8 +89,11 @@ def gpu_table(machine: Path) -> Table:
     for row in rows_in(machine, "stages") + rows_in(machine, "ladder"):
         if not row.record or row.run.processes > 1 or row.record.config["model"] != "gpt2":
             continue
-        card, batch = BY_NAME[row.measured.machine["name"]], row.record.config["batch_size"]
-        prediction = prediction_of(row.run.stage or row.run.script, GPT2)
+        card = BY_NAME.get(row.measured.machine["name"])
+        batch = row.record.config["batch_size"]
+        prediction = kept_of(row.run.stage or row.run.script, GPT2)
+        if not card or not prediction or batch not in prediction.needs:
+            continue
         memory = prediction.needs[batch].reserved / 1024
         lines.append(dict(
             label=row.label, batch=batch, memory=beside(row.reserved_gb, memory),
@@ -98,12 +101,10 @@ def gpu_table(machine: Path) -> Table:
     return Table([
         text_col("script", "label"), num_col("batch", "batch"),
         num_col("tok/sec, measured", "speed.measured", ",.0f"),
-        num_col("predicted", "speed.predicted", ",.0f"),
-        num_col("error", "speed.error", "+.0%"),
+        num_col("predicted", "speed.predicted", ",.0f"), num_col("error", "speed.error", "+.0%"),
         num_col("GB, measured", "memory.measured", ".2f"),
         num_col("predicted", "memory.predicted", ".2f"),
-        num_col("error", "memory.error", "+.1%")],
-        lines)
+        num_col("error", "memory.error", "+.1%")], lines)
 
 
 def in_place(scripts: Scripts, run: Run, card: Card) -> Run:
@@ -134,7 +135,6 @@ def gpus_table() -> Table:
     """Returns a row for each common GPU. Raises UserError, StackError."""
     return Table([
         text_col("GPU", "card"), num_col("GB", "gb", ".0f"),
-        num_col("largest batch of 00", "baseline"),
-        num_col("of 01", "optimized"),
+        num_col("largest batch of 00", "baseline"), num_col("of 01", "optimized"),
         num_col("thousand tok/sec of 01", "speed"),
         num_col(f"minutes of {EPOCHS} epochs", "minutes", ".1f")], list(map(gpu_row, COMMON)))

@@ -115,15 +115,6 @@ def rows_in(folder: Path, study: str) -> list[Row]:
     return [row for _, rows in found_in(folder, study) for row in rows]
 
 
-def within_01(folder: Path) -> dict[str, str]:
-    """Returns the speedup of each technique within 01, by the name of its script in the ladder; or
-    why it couldn't be left out ("conflict", "failed")."""
-    return {row.run.ablated: row.error.partition(":")[0] if row.error else
-            bold(fmt(row.factor, ".2f"), row.significance)
-            for row in rows_in(folder, "leave-one-out")
-            if row.run.ablated and not row.measured.kind}
-
-
 def text_of(study, measured) -> str:
     """All tables of a plan that was measured, and what has to be said of them."""
     rows = rows_of(measured)

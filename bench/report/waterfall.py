@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from bench.analysis.rows import Row
 from bench.common import REFERENCE
-from bench.report.pictures import OWN, colour_legend, colour_of, lay_rows, rows_of_panels, shorten
+from bench.report.pictures import MEMORY, OWN, colour_legend, colour_of, lay_rows, rows_of_panels
 from bench.report.tables import fmt, rows_in
 
-BEFORE, MEMORY = "#DCE5EC", "#8D9BA6"  # what is gained already; memory
+BEFORE = "#DCE5EC"  # what is gained already
 
 
 def by_means(row: Row, other: Row) -> float | None:
@@ -26,21 +26,22 @@ def draw(rows: list[Row], title: str, speedup: Callable, colour: Callable[[Row],
         [title], [1.5 + 0.37 * max(4, len(rows))], [9, 2])
     for panel in (axes, memory):
         lay_rows(panel, len(rows))
-    low, names = min(speedup(row, rows[0]) for row in rows if row.speeds), []
+    totals = {row.run.name: speedup(row, rows[0]) for row in rows if row.speeds}
+    low, names = min(total for total in totals.values() if total), []
     for place, row in enumerate(rows):
         name = row.technique + (f" × {row.run.processes}" if row.run.processes > 1 else "")
         if len(row.techniques) > 1:
             name = f"techniques {row.techniques[0]} to"
         names.append(f"{name} {row.run.number:\u2007>2}")  # the filling is as wide as a figure
         start = end = low
-        if row.factor:
-            start, end = sorted(speedup(one, rows[0]) for one in (row.reference, row))
+        if row.factor and totals[row.run.name]:  # else they share no round with the baseline
+            start, end = sorted((totals[row.reference.run.name], totals[row.run.name]))
         axes.barh(place, start - low, 0.56, low, color=BEFORE)
         axes.barh(place, end - start, 0.56, start, color=colour(row))
         label = f"{fmt(row.tok_per_sec, ',.0f')} tok/sec"
         if row.factor:
             label = f"{speedup(row, row.reference):.2f}×"
-        axes.annotate(shorten(str(row.error or label), 40), (end, place), (8, 0), va="center",
+        axes.annotate(str(row.error or label)[:40], (end, place), (8, 0), va="center",
                       textcoords="offset points", color=OWN if row.factor else "black",
                       fontweight="bold" if row.factor else "normal")
     axes.set_yticks(range(len(rows)), names)

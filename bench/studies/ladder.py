@@ -4,7 +4,7 @@ from bench.analysis.rows import Row
 from bench.measure.plan import EVERY_ROUND, Plan
 from bench.report import waterfall
 from bench.report.pictures import place_of
-from bench.report.tables import Column, Table, bold, credited, fmt, num_col, spread, within_01
+from bench.report.tables import Column, Table, bold, credited, fmt, num_col, spread
 from bench.studies import Study
 
 
@@ -34,7 +34,6 @@ class Ladder(Study):
             values = spread(row.speeds)
             return fmt(row.tok_per_sec, ",.0f") + (f" ({values})" if values else "")
 
-        in_01 = within_01(measured.folder)
         return {"ladder": [Table([
             Column("#", lambda row: str(row.run.number)),
             Column("technique", lambda row: credited(row, row.technique), True),
@@ -42,7 +41,6 @@ class Ladder(Study):
             num_col("× before", "factor", ".2f"),
             num_col("A100", "published_factor", ".2f"),
             num_col("× baseline", "factor_baseline", ".2f"),
-            Column("× in 01", lambda row: in_01.get(row.run.name, "")),
             num_col("GB", "reserved_gb", ".2f"),
             num_col("val loss", "val_loss", ".3f"),
             Column("significance",

@@ -181,7 +181,9 @@ class Search(Study):
         return plans
 
     def tables(self, measured, rows):
-        share = measured.kind.partition("-")[2]
+        kind, _, share = measured.kind.partition("-")
+        if kind != "epoch":  # of an earlier form of the search
+            return [Table([RUN, SPEED, LOWEST_LOSS], rows)]
         caption = (f"{f'1/{share}' if share else 'All'} of an epoch. Loss in equal time: at the"
                    " moment when the script's fastest setting had finished; the settings best"
                    " in this column go on.")
