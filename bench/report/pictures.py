@@ -157,7 +157,7 @@ def draw_alternatives(measured, base: Row, rows: list[Row]):
     draw_bars(memory, [""] * len(rows), [row.memory_factor for row in rows],
               [f"{row.memory_factor:.2f}" for row in rows], MEMORY)
     for axes, label in ((speed, "× speed"), (memory, "× memory, not tested")):
-        axes.axvline(1, color="0.3", linewidth=1)
+        axes.axvline(1, color="0.7", linewidth=1, zorder=0)
         axes.set_xlabel(label)
     colour_legend(subfigure)
     return figure
