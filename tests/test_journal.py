@@ -156,6 +156,8 @@ def test_round_trip(tmp_path):
     assert good.record.tok_per_sec == 120
     assert (bad.key, bad.record) == (("a", 2, 124), None)
     assert bad.outcome == Outcome(Status.TOO_LARGE, "out of memory")
+    path.write_text(path.read_text().replace('"too_large"', '"killed"'))  # of an earlier version
+    assert read_journal(path)[0].results[1].outcome == bad.outcome
     assert read_journal(tmp_path / "none.jsonl") == []
 
 

@@ -286,6 +286,8 @@ def test_larger_ones_are_not_tried(place, does, fails):
     assert place.run(plan, rounds=2) == [("a", 1, 123), ("b", 1, 123), ("a", 2, 123)]
     assert run.failed(place.measured[0]) is fails
     assert rows_of(place.measured[0])[2].outcome.status is Status.NOT_TRIED
+    assert place.run(plan, rounds=2, resume=True, deadline=1e-9) == []  # no time to try it again
+    assert run.failed(place.measured[0]) is fails
     place.children.does.clear()
     assert place.run(plan, rounds=2, resume=True) == (
         [("b", 1, 123), ("c", 1, 123), ("b", 2, 123), ("c", 2, 123)] if fails else [])

@@ -190,6 +190,15 @@ def test_whose_factor_it_is(tmp_path, techniques, machine, credits):
         assert any(several in text for text in texts) == (row not in alone)
 
 
+def test_ladder_without_a_common_round(tmp_path):
+    """The lines of the baseline's later rounds, and of technique 2's first one, are damaged."""
+    lost = {FIRST: (2, 3, 4), "02-tensor-cores": (1,)}
+    measured, rows = measure(tmp_path, "ladder", "--techniques 0-2", runs_of=lambda plan: [
+        run for run in speeds_of(plan) if run["round"] not in lost.get(run["name"], ())])
+    assert rows[1].factor_baseline and rows[2].factor and not rows[2].factor_baseline
+    assert shown(STUDIES["ladder"].picture(measured, rows))
+
+
 def test_ladder_picture(tmp_path):
     """Its title says how much faster it is; a name that is too long; no baseline."""
     study, failed = STUDIES["ladder"], dict(error="out of memory: lower --batch-size and so on")
