@@ -428,3 +428,13 @@ def test_a_profile(tmp_path, machine):
     setup.args.max_tokens = 99
     with pytest.raises(UserError, match="a profile has 12 steps"):
         next(study.plans(setup))
+
+
+def test_the_study_in_contributing(tmp_path, monkeypatch):
+    code = re.findall("```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    exec(code[0], names := {})
+    study = names["Contexts"]()
+    monkeypatch.setitem(STUDIES, study.name, study)
+    measured, rows = measure(tmp_path, "contexts")
+    assert [row.factor is None for row in rows] == [True, False, False]
+    assert rows[1].label in text_of(study, measured) and shown(study.picture(measured, rows))

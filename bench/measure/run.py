@@ -18,7 +18,7 @@ from bench.measure.plan import Job, Plan, Setup
 from bench.measure.records import TOO_LARGE, Status
 from bench.measure.sizing import in_words
 
-# Fields of a plan that continues.
+# Fields in which a plan may differ from the one that it continues.
 MAY_DIFFER = {"runs", "rounds", "kind", "memory_limit_gb", "batches", "order"}
 
 
@@ -71,17 +71,17 @@ def earlier_measurement(study, plan: Plan, setup: Setup, first: Measured | None,
 
 
 def failed(measured: Measured) -> bool:
-    """Whether a run failed; where sizes grow until one doesn't fit, in another way."""
+    """Returns whether a run failed; a size that doesn't fit hasn't, where sizes grow."""
     return not all(has_answer(result, measured.plan) for result in measured.results)
 
 
 def has_answer(result: Result, plan: Plan) -> bool:
-    """Whether a result is what its run was for: figures, or that it doesn't fit."""
+    """Returns whether a result is what its run was for: figures, or that it doesn't fit."""
     return result.outcome.complete or plan.stop_at_oom and result.outcome.status in TOO_LARGE
 
 
 class Measurement:
-    """One plan of a study, as far as it is measured."""
+    """Measures the plans of one kind, of which a later one may have more runs."""
 
     def __init__(self, study, plan: Plan, setup: Setup, resume: bool | None,
                  first: Measured | None = None):

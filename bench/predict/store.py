@@ -65,10 +65,10 @@ class Prediction(NamedTuple):
         # Every GPU computes in float32; how fast one by --memory does isn't known.
         return "float32 speed unknown" if precision == "float32" else f"not in {precision}"
 
-    def minutes(self, batch: int, card: Card, gpus: int = 1) -> float | None:
+    def minutes(self, batch: int, card: Card) -> float | None:
         """Returns the minutes of the published epochs on the book."""
         expected = self.tok_per_sec(batch, card)
-        return expected and EPOCHS * BOOK_TOKENS / (gpus * expected) / 60
+        return expected and EPOCHS * BOOK_TOKENS / expected / 60
 
     def mfu(self, batch: int, card: Card) -> float | None:
         """Returns the share of the datasheet's 16-bit throughput that is used."""

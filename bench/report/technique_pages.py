@@ -212,7 +212,7 @@ def variant_gains() -> dict[str, dict[str, dict]]:
 
 
 def every_row_in(folder: Path, study: str) -> list[Row]:
-    """Returns a machine's newest measurement, and what only its further sessions have."""
+    """Returns a machine's newest rows of a study, and those that only further sessions have."""
     rows = rows_in(folder, study)
     for path in sorted(folder.glob(f"{study}-*.jsonl")):
         for measured in reversed(read_journal(path)):

@@ -1,4 +1,4 @@
-"""The search for the batch size and rate with which a script comes to a loss first.
+"""Searches the batch size and learning rate with which a script comes to a loss first.
 
 Tokens per second alone can be bought with training that learns less from each token. So,
 as in AlgoPerf and MLPerf Training, whole runs are compared by the time to a target that is
@@ -21,9 +21,9 @@ from bench.report.notes import machine_note
 from bench.report.tables import RUN, SPEED, Column, Table, fmt
 from bench.studies import Study
 
-# What chooses settings has this seed and those after; reported times have plan.SEED and after.
+# Fields of a Plan whose runs choose settings; reported times have other seeds.
 TUNING: dict = dict(first_seed=1, cold_rounds=0)
-# The parts of a search: what share of an epoch (an eighth, a half) how many settings train.
+# The parts of a search: {divisor of an epoch: how many settings train so long}.
 # An eighth of the book's would be 0.2 seconds on a GPU, seven steps, which tell nothing.
 HALVING = {"cuda": {2: 8, 1: 1}, "cpu": {8: 8, 2: 2, 1: 1}}
 LIMIT = 2  # epochs without the target, after which a run is ended
@@ -93,14 +93,15 @@ def plan_of(runs: list[Run], kind: str, **settings) -> Plan:
     return Plan(runs, kind, full_length=True, new_seeds=True, **settings)
 
 
-def part_of(setup: Setup, points: list[Point], share: int) -> Plan:
-    """Returns the part of a search that tries settings for a share of an epoch."""
-    runs, kind = [point.run(setup) for point in points], f"epoch-{share}" if share > 1 else "epoch"
-    tokens = (setup.args.max_tokens or tokens_per_epoch(setup.data)) // share
-    return plan_of(runs, kind, tokens=tokens, log_tokens=LOG_TOKENS[setup.device], **TUNING)
+def part_of(setup: Setup, points: list[Point], divisor: int) -> Plan:
+    """Returns the part of a search that trains settings for 1/divisor of an epoch."""
+    kind = f"epoch-{divisor}" if divisor > 1 else "epoch"
+    tokens = (setup.args.max_tokens or tokens_per_epoch(setup.data)) // divisor
+    return plan_of([point.run(setup) for point in points], kind, tokens=tokens,
+                   log_tokens=LOG_TOKENS[setup.device], **TUNING)
 
 
-def explore(setup: Setup, stages: tuple[str, ...], share: int, count: int,
+def explore(setup: Setup, stages: tuple[str, ...], divisor: int, count: int,
             ) -> Generator[Plan, Measured, list[Row]]:
     """Yields plans until `count` settings of each script were tried: from 00's own on, those
     around the best. Returns the rows. 00 goes first: for the others its best settings are a
@@ -110,7 +111,7 @@ def explore(setup: Setup, stages: tuple[str, ...], share: int, count: int,
         new = [start._replace(stage=stage) for stage in part]
         while new:
             points += new
-            rows = rows_of((yield part_of(setup, points, share)))
+            rows = rows_of((yield part_of(setup, points, divisor)))
             new = [point for stage in part for point in next_points(ranked(rows, stage), count)]
         start = ranked(rows, "00")[0]
     return rows
@@ -164,27 +165,27 @@ class Search(Study):
     def plans(self, setup):
         stages, (first, *others) = self.stages(setup), HALVING[setup.device].items()
         rows = yield from explore(setup, stages, *first)
-        for share, count in others:
+        for divisor, count in others:
             best = [point for stage in stages for point in ranked(rows, stage)[:count]]
-            rows = rows_of((yield part_of(setup, best, share)))
+            rows = rows_of((yield part_of(setup, best, divisor)))
 
     def later(self, setup, plan):
-        """Returns for each script, in this part and those after it, one run like its first, and
-        how many settings are left to try."""
+        """Returns (a plan of one run, how many settings are left to try so) for each script, in
+        this part and those after it."""
         tried = Counter((plan.kind, run.stage) for run in plan.runs)
         start, stages, plans = default_point(setup), self.stages(setup), []
-        for share, count in HALVING[setup.device].items():
+        for divisor, count in HALVING[setup.device].items():
             for stage in stages:
-                like = part_of(setup, [start._replace(stage=stage)], share)
+                like = part_of(setup, [start._replace(stage=stage)], divisor)
                 if like.tokens >= plan.tokens and count > tried[like.kind, stage]:
                     plans.append((like, count - tried[like.kind, stage]))
         return plans
 
     def tables(self, measured, rows):
-        kind, _, share = measured.kind.partition("-")
+        kind, _, divisor = measured.kind.partition("-")
         if kind != "epoch":  # of an earlier form of the search
             return [Table([RUN, SPEED, LOWEST_LOSS], rows)]
-        caption = (f"{f'1/{share}' if share else 'All'} of an epoch. Loss in equal time: at the"
+        caption = (f"{f'1/{divisor}' if divisor else 'All'} of an epoch. Loss in equal time: at the"
                    " moment when the script's fastest setting had finished; the settings best"
                    " in this column go on.")
         equal = Column("loss in equal time", lambda row: f"{loss_in_equal_time(row):.4f}")
