@@ -431,6 +431,7 @@ def test_a_profile(tmp_path, machine):
 
 
 def test_the_study_in_contributing(tmp_path, monkeypatch):
+    plt.close("all")
     code = re.findall("```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
     exec(code[0], names := {})
     study = names["Contexts"]()
