@@ -14,7 +14,6 @@ from bench.report.tables import Table, markdown, num_col, text_col
 from bench.subcommands import Command, above_0, positive
 from patches import stack
 
-GPUS = 4  # of 02, as it was published
 FEW = 4  # cards: of each the answer has a sentence, of more a table alone
 SUFFIXES = dict(k=1e3, m=1e6, b=1e9)
 NOTE = (f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for driver and display."
@@ -22,7 +21,8 @@ NOTE = (f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for drive
         " 01 reserved 15 % more than predicted on an H100: where less than that is left, take half"
         " the batch.")
 ON_SEVERAL = ("A step on several GPUs takes at least as long as on one: communication takes no time"
-              f" here. Weights and states that ranks share are traced as on {GPUS}.")
+              " here. Weights and states that ranks share are traced as on"
+              f" {prediction_tables.GPUS}.")
 
 
 def tokens(text: str) -> float:
@@ -134,7 +134,7 @@ def chosen(setup, gpus: int) -> list[Run]:
     """Returns the scripts that are asked for, those of several GPUs on this many. Raises
     UserError, StackError."""
     scripts, args, names = setup.scripts, setup.args, ["00", "01", "02"] if gpus else ["00", "01"]
-    gpus = gpus or GPUS
+    gpus = gpus or prediction_tables.GPUS
     runs = [scripts.stage(name, gpus) for name in names]
     if args.techniques:
         runs = scripts.select(args.techniques, scripts.ladder(gpus))

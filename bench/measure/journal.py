@@ -124,9 +124,6 @@ class Measured:
         usual = max(self.matmul_peak[dtype], rates[3 * len(rates) // 4])
         return self.matmul_peak | {dtype: usual}
 
-    failed = property(  # the names of the runs that did
-        lambda self: {result.name for result in self.results if not result.outcome.complete})
-
     def jobs_left(self) -> list[Job]:
         """Returns what is left to run, without runs that failed or aren't tried."""
         answers = [result for result in self.results if result.key not in self.retry]
@@ -145,6 +142,7 @@ class Measured:
         """Returns why runs aren't tried, by the results of smaller ones."""
         reasons, memory_gb = {}, {}
         limit = self.plan.memory_limit_gb or math.inf
+        failed = {result.name for result in self.results if not result.outcome.complete}
         labels = {run.name: run.label for run in self.plan.runs}
         for run in self.plan.runs:
             smaller, text = run.requires, run.error
@@ -152,7 +150,7 @@ class Measured:
             sizes = [result.record.end["reserved_gb"] or math.inf  # where the system hides it
                      for result in self.results if result.name == run.name and result.record]
             memory_gb[run.name] = max(sizes, default=expected)
-            if smaller in self.failed:
+            if smaller in failed:
                 text = f"not tried, since {labels[smaller]} failed"
             elif expected > limit:
                 text = (f"not tried: by the memory of {labels[smaller]} it would take more than"

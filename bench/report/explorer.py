@@ -11,7 +11,6 @@ from bench.report.technique_pages import prose_of
 from patches import stack
 
 MODELS = "gpt2", *stored.LARGER
-GPUS = 4  # of 02, as it was published
 
 
 def choices() -> dict[str, Run]:
@@ -19,12 +18,12 @@ def choices() -> dict[str, Run]:
     what stands in for 02 on a GPU without bfloat16 units. Raises UserError, StackError."""
     scripts = stored.scripts()
     runs = {scripts.canonical(run.script): run.replace(label=f"{run.number} {run.technique}")
-            for run in scripts.ladder(GPUS)}
+            for run in scripts.ladder(stored.GPUS)}
     labels = {"00": "00, the baseline", "01": f"01, all {runs['01'].number} techniques",
-              "02": f"02, on {GPUS} GPUs"}
+              "02": f"02, on {stored.GPUS} GPUs"}
     runs |= {name: runs[name].replace(label=label) for name, label in labels.items()}
     runs |= {run.label: run for run in stored.variants()}
-    run = scripts.float16(scripts.stage("02", GPUS))
+    run = scripts.float16(scripts.stage("02", stored.GPUS))
     return runs | {str(run.script): run.replace(published=None)}
 
 

@@ -23,13 +23,8 @@ def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float
     be, there are none."""
     if not importlib.util.find_spec("scipy"):
         return {}, ""
-    best: tuple = ()  # how similar the most similar machine is, and its folder
-    factors: dict[str, list[float]] = {}
-    others: dict[str, list[float]] = {}
-    source = ""
-    sessions = [path for folder, pattern in ((results, "ladder*.jsonl"),
-                (REFERENCE, "*/ladder*.jsonl")) for path in sorted(folder.glob(pattern))]
-    for path in sessions:
+    sessions = []  # (how similar the machine is, its folder, where in words, the speedups)
+    for path in sorted(results.glob("ladder*.jsonl")) + sorted(REFERENCE.glob("*/ladder*.jsonl")):
         for measured, rows in found_in(path.parent, path.stem):
             other, where = measured.machine, f"measured on {short_name(measured.machine)}"
             similar = trained_in(other) == trained_in(machine), other["name"] == machine["name"]
@@ -37,18 +32,24 @@ def gains_of(machine: dict, device: str, results: Path) -> tuple[dict[str, float
                 where += f", another machine than this one, in {trained_in(other)}"
             gains = {str(row.run.script): row.factor for row in rows
                      if row.factor and len(row.techniques) < 2}
-            if not gains or other["device"] != device or not rows[0].tok_per_sec or not (
-                    similar[0] or device == "cpu"):
-                continue
-            if not best or similar > best[0]:
-                best, factors, source = (similar, path.parent), {}, where
-            for patch, factor in gains.items():
-                others.setdefault(patch, []).append(factor)
-                if best == (similar, path.parent):  # maybe another session there
-                    factors.setdefault(patch, []).append(factor)
-    if elsewhere := ", ".join(f"#{int(patch[:2])}" for patch in others if patch not in factors):
-        source += f"; {elsewhere} on others"
-    return {patch: median(ratios) for patch, ratios in (others | factors).items()}, source
+            if (gains and other["device"] == device and rows[0].tok_per_sec
+                    and (similar[0] or device == "cpu")):
+                sessions.append((similar, path.parent, where, gains))
+    if not sessions:
+        return {}, ""
+    similar, folder, where, _ = max(sessions, key=lambda session: session[0])
+    nearest = medians([gains for *how, _, gains in sessions if how == [similar, folder]])
+    others = medians([gains for *_, gains in sessions])
+    if elsewhere := ", ".join(f"#{int(patch[:2])}" for patch in others if patch not in nearest):
+        where += f"; {elsewhere} on others"
+    return others | nearest, where
+
+
+def medians(sessions: list[dict[str, float]]) -> dict[str, float]:
+    """Returns the median over the sessions of each technique's speedup."""
+    patches = dict.fromkeys(patch for gains in sessions for patch in gains)
+    return {patch: median(gains[patch] for gains in sessions if patch in gains)
+            for patch in patches}
 
 
 def expected(technique: str, share: float, gain: float | None) -> float | None:

@@ -13,6 +13,7 @@ from bench.predict.store import NAME, OTHERS, Prediction, fitting, key_of, load
 from bench.report.tables import Table, num_col, rows_in, text_col
 
 GPT2 = ["--model", "gpt2"]
+GPUS = 4  # of 02, as it was published
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
 LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
 # The GPUs of docs/gpus.md, by memory; the explorer has all.
@@ -42,7 +43,7 @@ def prediction_of(script: str | Path, options: list[str]) -> Prediction:
 def wanted() -> list[tuple[str | Path, list[str]]]:
     """Returns the scripts, each with its options, whose predictions the tables need, and the
     variants of 01 that may be in them. Raises UserError, StackError."""
-    *ladder, ddp = scripts().ladder(4)
+    *ladder, ddp = scripts().ladder(GPUS)
     float16 = [scripts().float16(scripts().stage(stage)) for stage in ("01", "02")]
     pairs = [(run.script, ["--model", model]) for model in ("gpt2", "cpu-demo") for run in ladder]
     for model in ("gpt2", *LARGER):
