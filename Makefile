@@ -58,12 +58,13 @@ lint: $(TESTS)
 .venv/complete: requirements.txt
 	rm -rf .venv
 	python3 -m venv .venv
-	.venv/bin/python -m pip install -r requirements.txt
+	@echo "Installing PyTorch and what it needs takes some minutes (5 GB with CUDA)"
+	.venv/bin/python -m pip install -q -r requirements.txt
 	touch .venv/complete
 
 # What the tests need besides; the programs don't.
 .venv/tests: .venv/complete requirements-dev.txt requirements-extras.txt
-	.venv/bin/python -m pip install -r requirements-extras.txt -r requirements-dev.txt
+	.venv/bin/python -m pip install -q -r requirements-extras.txt -r requirements-dev.txt
 	touch .venv/tests
 
 # Generated bad input, kills, full disks: 200 of each; the tests run a few.
