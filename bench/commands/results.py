@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from bench.analysis.rows import Row
-from bench.analysis.stats import significant
+from bench.analysis.stats import POOLED_LEVEL, significant
 from bench.common import DAMAGE, REFERENCE, UserError, relative
 from bench.measure.journal import locked
 from bench.report.machine_section import read_look
@@ -58,7 +58,7 @@ def speedups_table(rows: list[Row], others: list[Row]) -> Table:
     differences = {row.run.name: ours.minus(theirs) for row, other in pairs
                    if (ours := row.speedup().estimate) and (theirs := other.speedup().estimate)}
     texts = dict.fromkeys(by_name, "not tested") | dict.fromkeys(differences, "not significant")
-    for name in significant(differences):
+    for name in significant(differences, POOLED_LEVEL):
         texts[name] = "larger in A" if differences[name].mean > 0 else "larger in B"
     return Table([
         Column("technique", lambda pair: credited(pair[0], pair[0].label), True),
