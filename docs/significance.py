@@ -42,19 +42,24 @@ PAIRED, POOLED, FEW_RUNS = "paired", "pooled", "pooled, baseline run 2 or 3 time
 
 INTRODUCTION = f"""# How often a bold row is wrong
 
-Written by `python docs/significance.py`. [The rule](methodology.md#significance) compares rows in two forms: *paired* in small tables
-and for times to a loss, *pooled* in larger ones. A cell has the share of tables that hold a false claim although nothing differs, and
-the share of 95% intervals that contain the truth: the worst of five layouts with {TABLES:,} tables each. (Each row over the one above
-it, the baseline run once or twice in a round; each row over the baseline, run once, twice, or three times.) A form holds with at most
-{MOST_FALSE}% false tables and at least {LEAST_COVERAGE:.0f}% coverage; **bold** is what the rule uses.
+Written by `python docs/significance.py`. [The rule](methodology.md#significance) compares rows in
+two forms: *paired* in small tables and for times to a loss, *pooled* in tables of speeds with at
+least {POOLED_ROWS} rows, {POOLED_ROUNDS} rounds, and {POOLED_BASELINE_RUNS} runs of the baseline.
 
-- **equal**: each row's noise is {NOISE:.0%} of its speed.
-- **unequal**: between {NOISE:.0%} and {SPREAD * NOISE:.0%}, another one for each row.
-- **noisy baseline**: the baseline's is {SPREAD * NOISE:.0%}.
+A cell has two percentages: of the tables that hold a false claim although nothing differs, and of
+the 95% intervals that contain the truth. A form holds with at most {MOST_FALSE}% and at least
+{LEAST_COVERAGE:.0f}%. Each cell is the worst of five layouts, with {TABLES:,} tables each: every row over the one
+above it, with one or two runs of the baseline in a round; every row over the baseline, with one,
+two, or three. **Bold** is what the rule uses.
+
+- **equal**: the noise of each run is {NOISE:.0%} of its speed (standard deviation).
+- **unequal**: each row has its own noise, between {NOISE:.0%} and {SPREAD * NOISE:.0%}.
+- **noisy baseline**: {SPREAD * NOISE:.0%} for the baseline, {NOISE:.0%} for all others.
 - **heavy tails**: Student's t distribution with 3 degrees of freedom.
 - **slow runs**: one run in {1 / SLOW_SHARE:.0f} has {SLOW} of its speed.
 
-The last columns tell how often one row that really gains is found, with equal noise, in the worst layout.
+The last columns: how many tables, in percent, find the one row that gains, with equal noise, in the
+worst layout.
 """
 
 
