@@ -38,7 +38,7 @@ NOISES = ("equal", "unequal", "noisy baseline", "heavy tails", "slow runs")
 GAINS = (1.05, 1.2, 2.0)  # that one row has
 MOST_FALSE, LEAST_COVERAGE = 5.5, 94.0  # in percent
 
-PAIRED, POOLED, FEW_RUNS = "paired", "pooled", "pooled, baseline run 2 or 3 times"
+PAIRED, POOLED, FEW_RUNS = "paired", "pooled", "pooled, 2 or 3 runs of the baseline"
 
 INTRODUCTION = f"""# How often a bold row is wrong
 
@@ -48,9 +48,11 @@ least {POOLED_ROWS} rows, {POOLED_ROUNDS} rounds, and {POOLED_BASELINE_RUNS} run
 
 A cell has two percentages: of the tables that hold a false claim although nothing differs, and of
 the 95% intervals that contain the truth. A form holds with at most {MOST_FALSE}% and at least
-{LEAST_COVERAGE:.0f}%. Each cell is the worst of five layouts, with {TABLES:,} tables each: every row over the one
-above it, with one or two runs of the baseline in a round; every row over the baseline, with one,
-two, or three. **Bold** is what the rule uses.
+{LEAST_COVERAGE:.0f}%. **Bold** is what the rule uses.
+
+Each cell is the worst of five layouts, with {TABLES:,} tables each: every row over the one above
+it, with one or two runs of the baseline in a round; every row over the baseline, with one, two, or
+three.
 
 - **equal**: the noise of each run is {NOISE:.0%} of its speed (standard deviation).
 - **unequal**: each row has its own noise, between {NOISE:.0%} and {SPREAD * NOISE:.0%}.

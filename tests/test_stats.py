@@ -1,4 +1,4 @@
-"""bench/analysis/stats.py: estimates and significance. test_significance.py: how often it is wrong."""
+"""bench/analysis/stats.py: estimates, significance. test_significance.py: how often it is wrong."""
 
 import math
 import random
