@@ -68,3 +68,11 @@ def test_the_program_has_the_products_rule(rows, rounds, layout):
                 str(place) for place, claim in enumerate(claimed, 1) if claim}
             claims += len(column.significant)
     assert claims or rounds == 2
+
+
+@pytest.mark.parametrize("noise", PROGRAM.NOISES)
+@pytest.mark.parametrize(("rows", "runs"), [(23, 6), (12, 4)])
+def test_the_single_changes_of_the_h100(rows, runs, noise):
+    """Its page pools the variances of two rounds, with many runs of the baseline in each."""
+    false, coverage = PROGRAM.rates(PROGRAM.POOLED, rows, 2, noise, PROGRAM.Layout(True, runs))
+    assert false <= PROGRAM.MOST_FALSE and coverage >= PROGRAM.LEAST_COVERAGE
