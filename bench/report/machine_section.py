@@ -62,11 +62,15 @@ def headline(results: Path) -> str:
     if not stages.keys() >= {"00", "01"}:
         ladder = [row for row in rows_in(results, "ladder") if row.factor_baseline]
         return (f"{ladder[-1].label} trains **{ladder[-1].factor_baseline:.2f} times** as fast as"
-                f" {ladder[-1].baseline.label}.") if ladder else ""
+                f" {ladder[-1].baseline.label}; {runs_of(ladder[-1])}.") if ladder else ""
     plain, fast = stages["00"], stages["01"]
-    rounds = min(plain.rounds, fast.rounds)
-    runs = f"{rounds} runs each" if rounds > 1 else SINGLE_RUNS
     return (f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
             f" A100: {fast.published_factor_baseline:.2f} times);"
-            f" {runs}.")
+            f" {runs_of(fast)}.")
+
+
+def runs_of(row) -> str:
+    """Returns on how many runs of a row and of its baseline a speedup rests."""
+    rounds = min(row.rounds, row.baseline.rounds)
+    return SINGLE_RUNS if rounds == 1 else f"{rounds} runs each"
