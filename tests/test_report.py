@@ -230,7 +230,7 @@ def test_failures(reports, no_pictures, capsys):
         assert "was measured with other settings: tokens" in text and "RESULTS=FOLDER" in text
     reports.children.does["01_opt_single_gpu"] = works
     assert reports.make(pieces="stages") == 0
-    assert [name for name, _ in reports.ran] == ["01_opt_single_gpu"]
+    assert [name for name, _ in reports.ran] == ["01_opt_single_gpu"] * 4
 
 
 def test_what_is_refused(reports, no_pictures):
@@ -396,6 +396,18 @@ def plot(capsys):
         return code, said.out.splitlines(), said.err.splitlines()
 
     return run
+
+
+@pytest.mark.parametrize(("rounds", "says"), [
+    (1, "; single runs, no significance."), (2, "; 2 runs each.")])
+@pytest.mark.parametrize("study", ["stages", "ladder"])
+def test_single_runs_say_so(tmp_path, study, rounds, says):
+    plan = plan_of("a", "b", rounds=rounds)
+    plan.runs = [run.replace(stage=f"0{k}" if study == "stages" else None, published=100.0)
+                 for k, run in enumerate(plan.runs)]
+    write_journal(tmp_path, study, plan, [
+        run for name in "ab" for run in rounds_of(name, *range(100, 100 + rounds))])
+    assert machine_section.headline(tmp_path).endswith(says)
 
 
 def test_plot_results(tmp_path):

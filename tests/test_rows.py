@@ -1,9 +1,11 @@
 """bench/analysis/rows.py: medians, factors and significance, from made-up records."""
 
+import math
 from statistics import geometric_mean
 
 import pytest
 from made_up import plan_of, rounds_of, write_journal
+from scipy.stats import ttest_rel
 
 from bench.analysis.rows import rows_of
 from bench.measure.journal import read_journal
@@ -130,13 +132,19 @@ def test_interval_and_the_least_that_is_seen(rows):
     assert more.interval[1] - more.interval[0] < high - low
 
 
-@pytest.mark.parametrize(("names", "rounds"), [("ab", 4), ("abc", 1)])
-def test_a_factor_alone(rows, names, rounds):
-    """Of two rows, and in a single round, without interval or significance."""
-    runs = [run for run in noisy(100, 200, 300) if run["name"] in names and run["round"] <= rounds]
-    b = rows(plan_of(*names), runs)[1]
+def test_a_factor_alone(rows):
+    """In a single round, without interval or significance."""
+    b = rows(plan_of(*"abc"), [run for run in noisy(100, 200, 300) if run["round"] == 1])[1]
     assert b.factor == pytest.approx(2, rel=0.02)
     assert (b.interval, b.significance) == (None, "not tested")
+
+
+def test_two_rows(rows):
+    """By the rounds' ratios alone, which are in the interval of their mean."""
+    _, b = rows(plan_of("a", "b"), noisy(100, 200))
+    expected = ttest_rel(*([math.log(speed) for speed in row.speeds] for row in (b, b.reference)))
+    assert b.interval == pytest.approx(tuple(map(math.exp, expected.confidence_interval())))
+    assert b.significance == "faster"
 
 
 def test_a_failed_run_leaves_its_row_out_of_the_test(rows):
@@ -222,3 +230,13 @@ def test_speedup_to_a_target(rows, misses, sign):
                 times[0] = row.by_round[1].train_seconds
         assert (speedup.sign, speedup.factor) == (sign, pytest.approx(mean_ratio(*seconds)))
     assert a.speedup(7.5).factor is None
+
+
+def test_times_are_paired_in_any_table(rows):
+    """Variances of speeds are pooled in a large one."""
+    plan = of_one_base(*"abcdef", targets={"best": 7.5})
+    runs = [run for k, name in enumerate("abcdef")
+            for run in rounds_of(name, *(100 + k + 7 * n % 5 for n in range(k, k + 4)), loss=7.0)]
+    column = rows(plan, runs)[0].rows.column
+    assert column().pooled and not column(7.5).pooled
+    assert column().differences.keys() == column(7.5).differences.keys() == set("bcdef")

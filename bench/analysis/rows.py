@@ -216,7 +216,7 @@ class Rows(dict[str, Row]):
             logs = {name: logs_of(row.values(*key)) for name, row in self.items()
                     if row.speeds and not row.outcome and not row.missed(target)}
             pairs = {name: row.pair(row.reference) for name, row in self.items() if row.reference}
-            self.columns[key] = Column(logs, pairs)
+            self.columns[key] = Column(logs, pairs, pooled=target is None)
         return self.columns[key]
 
 

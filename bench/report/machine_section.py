@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench import common, processes
 from bench.common import UserError, read_kept, relative, same_machine, trained_in, write_whole
-from bench.report.notes import counted, peak_note
+from bench.report.notes import SINGLE_RUNS, peak_note
 from bench.report.tables import fmt, rows_in
 
 FIELDS = {"machine", "matmul_peak", "memory_gb", "compile_error", "missing"}
@@ -62,9 +62,15 @@ def headline(results: Path) -> str:
     if not stages.keys() >= {"00", "01"}:
         ladder = [row for row in rows_in(results, "ladder") if row.factor_baseline]
         return (f"{ladder[-1].label} trains **{ladder[-1].factor_baseline:.2f} times** as fast as"
-                f" {ladder[-1].baseline.label}.") if ladder else ""
+                f" {ladder[-1].baseline.label}; {runs_of(ladder[-1])}.") if ladder else ""
     plain, fast = stages["00"], stages["01"]
     return (f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
             f" A100: {fast.published_factor_baseline:.2f} times);"
-            f" {counted(min(plain.rounds, fast.rounds), 'run')} each.")
+            f" {runs_of(fast)}.")
+
+
+def runs_of(row) -> str:
+    """Returns on how many runs of a row and of its baseline a speedup rests."""
+    rounds = min(row.rounds, row.baseline.rounds)
+    return SINGLE_RUNS if rounds == 1 else f"{rounds} runs each"

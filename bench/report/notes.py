@@ -8,6 +8,8 @@ from bench.analysis.rows import Row
 from bench.common import listed
 from bench.measure.journal import Measured
 
+SINGLE_RUNS = "single runs, no significance"
+
 
 def provenance(measured: Iterable[Measured]) -> str:
     """Returns when, at which commits and with which PyTorch a page's figures were measured, from

@@ -9,6 +9,7 @@ from bench.catalogue import published
 from bench.common import REFERENCE, short_name, trained_in
 from bench.measure.journal import read_journal
 from bench.report import prediction_tables
+from bench.report.notes import SINGLE_RUNS
 from bench.report.pictures import place_of
 from bench.report.tables import Column, Table, bold, fmt, markdown, num_col, rows_in, text_col
 from patches import stack
@@ -56,8 +57,14 @@ def results() -> str:
         num_col("baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
         num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
         Column("speedup", lambda row: f"{row.factor_baseline:.1f}×"),
-        Column("95 %", lambda row: "–".join(
-            f"{end:.1f}" for end in row.speedup(over=row.baseline).interval or ()))], rows))
+        Column("95 %", interval_over_baseline)], rows))
+
+
+def interval_over_baseline(row: Row) -> str:
+    interval = row.speedup(over=row.baseline).interval
+    if not interval and row.rounds == 1:
+        return SINGLE_RUNS
+    return "–".join(f"{end:.1f}" for end in interval or ())
 
 
 def index() -> str:
