@@ -3,7 +3,7 @@
 from statistics import geometric_mean
 
 import pytest
-from made_up import plan_of, rounds_of, write_journal
+from made_up import CPU, MACHINE, plan_of, rounds_of, write_journal
 
 from bench.analysis.rows import rows_of
 from bench.measure.journal import read_journal
@@ -40,6 +40,17 @@ def test_share_of_this_machines_peak(rows, config, share):
     (row,) = rows(plan_of("a"), rounds_of("a", 100.0, gpu="NVIDIA H100 80GB HBM3", config=config))
     assert row.share_of_peak == (share and pytest.approx(share))
     assert row.mfu == pytest.approx(100e9 / 989e12)
+
+
+@pytest.mark.parametrize(("machine", "share"), [(CPU, 0.1), (MACHINE, 0.025)])
+def test_the_peak_of_several_ranks(tmp_path, machine, share):
+    """Of a CPU the ranks share one peak; of GPUs each rank has its own."""
+    plan = plan_of("a")
+    plan.runs = [plan.runs[0].replace(processes=4)]
+    path = write_journal(tmp_path, "a", plan, rounds_of("a", 100.0, config=dict(world_size=4)),
+                         machine)
+    (row,) = rows_of(*read_journal(path))
+    assert row.share_of_peak == pytest.approx(share)
 
 
 def test_errors(rows):
