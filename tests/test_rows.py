@@ -172,6 +172,16 @@ def test_added_rounds_are_told(tmp_path):
         assert rounds_note(measured, rows_of(measured)) == says
 
 
+def test_the_rounds_that_all_rows_have_are_counted(tmp_path):
+    """Not those of which only some rows have a run, nor the rows with a failed run."""
+    plan, runs = plan_of(*"abcd", rounds=4), noisy(100, 200, 300, 400)
+    runs = [run for run in runs if run["name"] != "b" or run["round"] <= 2]
+    runs = [run for run in runs if (run["name"], run["round"]) != ("d", 1)]
+    path = write_journal(tmp_path, "a", plan, [*runs, dict(name="d", error="it broke")])
+    (measured,) = read_journal(path)
+    assert rounds_note(measured, rows_of(measured)).startswith("2 rounds (some rows 4")
+
+
 @pytest.mark.parametrize(("losses", "noise"), [
     ([8.0, 8.25, 7.75], 0.5), ([8.0], None), ([8.0, None], None)])
 def test_seed_noise(rows, losses, noise):

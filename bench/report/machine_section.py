@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 from bench import common, processes
+from bench.analysis.rows import Row
 from bench.common import UserError, read_kept, relative, same_machine, trained_in, write_whole
 from bench.report.notes import counted, peak_note
-from bench.report.tables import fmt, rows_in
+from bench.report.tables import fmt, found_in, rows_in, spread
 
 FIELDS = {"machine", "matmul_peak", "memory_gb", "compile_error", "missing"}
 
@@ -56,15 +57,53 @@ def machine_section(look: dict) -> str:
 
 
 def headline(results: Path) -> str:
-    """Returns how many times as fast as 00 01 is, or as its first script the ladder's last; ""
-    where neither was measured."""
+    """Returns how many times as fast as 00 01 is, or as its first script the ladder's last,
+    with the range over all measurements; "" without any. A whole ladder counts where it has more
+    rounds."""
     stages = {row.run.stage: row for row in rows_in(results, "stages") if row.records}
-    if not stages.keys() >= {"00", "01"}:
-        ladder = [row for row in rows_in(results, "ladder") if row.factor_baseline]
-        return (f"{ladder[-1].label} trains **{ladder[-1].factor_baseline:.2f} times** as fast as"
-                f" {ladder[-1].baseline.label}.") if ladder else ""
-    plain, fast = stages["00"], stages["01"]
+    ladder = [row for row in rows_in(results, "ladder") if row.factor_baseline]
+    runs = min(stages["00"].rounds, stages["01"].rounds) if stages.keys() >= {"00", "01"} else 0
+    last = ladder[-1] if ladder else None
+    if last and (not runs or is_whole(last) and runs < min(last.rounds, last.baseline.rounds)):
+        text = ladder_headline(last)
+    elif runs:
+        text = stages_headline(stages["00"], stages["01"], runs)
+    else:
+        return ""
+    if len(factors := all_factors(results)) > 1:
+        text += (f" In the {len(factors)} measurements of this folder 01 is"
+                 f" {spread(factors, '.2f')} times as fast as 00.")
+    return text
+
+
+def is_whole(row: Row) -> bool:
+    """Returns whether a row is of a ladder's script beyond the published techniques, as 01 is."""
+    return bool(row.run.number) and not row.run.published and not row.run.torchrun
+
+
+def ladder_headline(row: Row) -> str:
+    interval = spread(row.speedup(over=row.baseline).interval, ".1f")
+    return (f"{row.label} trains **{row.tok_per_sec:,.0f} tok/sec,"
+            f" {row.factor_baseline:.1f} times** {row.baseline.label}'s"
+            f" {row.baseline.tok_per_sec:,.0f}" + (f" (95 %: {interval})" if interval else "")
+            + ".")
+
+
+def stages_headline(plain: Row, fast: Row, runs: int) -> str:
     return (f"{fast.label} trains **{fast.tok_per_sec:,.0f} tok/sec,"
             f" {fast.factor_baseline:.2f} times** 00's {plain.tok_per_sec:,.0f} (published, on an"
-            f" A100: {fast.published_factor_baseline:.2f} times);"
-            f" {counted(min(plain.rounds, fast.rounds), 'run')} each.")
+            f" A100: {fast.published_factor_baseline:.2f} times); {counted(runs, 'run')} each.")
+
+
+def all_factors(results: Path) -> list[float]:
+    """Returns how many times as fast as 00 01 was in each measurement of a folder that has both
+    at their own settings; the last script of a whole ladder stands for 01."""
+    factors = []
+    for path in sorted(results.glob("*.jsonl")):
+        for _, rows in found_in(results, path.stem):
+            ends = [row for row in rows if not row.run.options and (
+                row.run.stage == "01" or is_whole(row))]
+            base = rows[0].run
+            if ends and not base.options and (base.stage == "00" or base.number == 0):
+                factors.append(ends[-1].factor_baseline)
+    return [factor for factor in factors if factor]

@@ -9,8 +9,19 @@ from bench.catalogue import published
 from bench.common import REFERENCE, short_name, trained_in
 from bench.measure.journal import read_journal
 from bench.report import prediction_tables
+from bench.report.machine_section import all_factors
 from bench.report.pictures import place_of
-from bench.report.tables import Column, Table, bold, fmt, markdown, num_col, rows_in, text_col
+from bench.report.tables import (
+    Column,
+    Table,
+    bold,
+    fmt,
+    markdown,
+    num_col,
+    rows_in,
+    spread,
+    text_col,
+)
 from patches import stack
 
 # What variants are for: the beginnings of their names, in order; "" of all that are left.
@@ -56,8 +67,14 @@ def results() -> str:
         num_col("baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
         num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
         Column("speedup", lambda row: f"{row.factor_baseline:.1f}×"),
-        Column("95 %", lambda row: "–".join(
-            f"{end:.1f}" for end in row.speedup(over=row.baseline).interval or ()))], rows))
+        Column("95 %", lambda row: spread(row.speedup(over=row.baseline).interval, ".1f")),
+        Column("over all measurements", lambda row: factors_text(row.measured.folder))], rows))
+
+
+def factors_text(folder: Path) -> str:
+    """Returns the range of a machine's speedups, and of how many measurements; "" of one."""
+    factors = all_factors(folder)
+    return f"{spread(factors, '.2f')} ({len(factors)})" if len(factors) > 1 else ""
 
 
 def index() -> str:
