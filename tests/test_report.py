@@ -31,7 +31,7 @@ from bench.common import REFERENCE, UserError
 from bench.measure.environment import ram_gb
 from bench.measure.journal import read_journal
 from bench.report import machine_section, page, readme
-from bench.report.machine_section import headline
+from bench.report.machine_section import all_factors, headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
 from bench.report.tables import Table, found_in, full_table, markdown, num_col, text_col
@@ -358,6 +358,36 @@ def test_readme_says_what_was_measured():
             for row in rows}
     numbers = set(re.findall(r"[\d,]+", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert numbers >= {f"{rows[rung].tok_per_sec:,.0f}" for rung in (0, 8, 14)}
+
+
+def test_typed_figures_are_those_of_the_logs():
+    """The range of the CPUs' speedups, the Xeon's alone, its slower variants, and times to a loss
+    that were rounded once."""
+    def text_of(path: str) -> str:
+        return " ".join((ROOT / path).read_text(encoding="utf-8").split())
+
+    ranges = {folder.name: all_factors(folder) for folder in REFERENCE.glob("*-cores")}
+    every = [factor for factors in ranges.values() for factor in factors]
+    assert f"[{min(every):.1f}–{max(every):.1f}×](docs/results.md)" in text_of("README.md")
+    xeon = "intel-xeon-amx-2-cores"
+    low, high = (f"{end(ranges[xeon]):.1f}" for end in (min, max))
+    page = text_of(f"results/reference/{xeon}/README.md")
+    assert (len(ranges[xeon]), low, high) == (5, "5.1", "7.0")
+    assert f"**`01` is {low} to {high} times as fast as `00`** in five measurements" in page
+    assert f"gained {low}× to {high}× in five measurements" in text_of("docs/methodology.md")
+    (variants,) = (rows for measured, rows in found_in(REFERENCE / xeon, "variants")
+                   if not measured.kind)
+    slower = sum(row.significance == "slower" for row in variants)
+    assert f"; {dict(enumerate(['eight', 'nine', 'ten', 'eleven'], 8))[slower]} are slower." in page
+    loss = text_of("docs/time-to-loss.md")
+    for folder, name in (("amd-epyc-2-cores", "optimizer-muon+compile-blocks, batch 2"),
+                         ("nvidia-h200", "01, batch 8")):
+        (speedup,) = {f"{row.speedup(target).factor:.1f}×"
+                      for one, rows in found_in(REFERENCE / folder, "time-to-loss")
+                      for target in list(one.plan.targets.values())[:1]
+                      for row in rows if row.label.startswith(name)}
+        assert speedup == "7.4×" and speedup in loss
+    assert "7.5×" not in loss.replace("(7.5–10.7)", "")
 
 
 def anchors(path: Path) -> set[str]:
