@@ -141,13 +141,17 @@ def deviation(row: dict) -> float:
     return abs(row["tok_per_sec"] / row["predicted"] - 1)
 
 
+def range_by(rows: list[dict], is_compiled: bool, without: str = "") -> float:
+    """Returns the margin that holds SHARE of the checks, compiled or not, of all programs but one;
+    that of all is what bench/predict/speed.py has, or less."""
+    return float(np.quantile([
+        deviation(row) for row in rows if row["group"] == "check"
+        and row["program"] != without and row["is_compiled"] == is_compiled], SHARE))
+
+
 def inside_others_range(row: dict, rows: list[dict]) -> bool:
-    """Returns whether a speed lies in the range that holds SHARE of the checks of all other
-    programs, compiled or not as it is."""
-    others = [deviation(other) for other in rows
-              if other["group"] == "check" and other["program"] != row["program"]
-              and other["is_compiled"] == row["is_compiled"]]
-    return bool(deviation(row) <= np.quantile(others, SHARE))
+    """Returns whether a speed lies in the range by all other programs."""
+    return deviation(row) <= range_by(rows, row["is_compiled"], without=row["program"])
 
 
 def accuracy_table(rows: list[dict]) -> Table:

@@ -481,6 +481,9 @@ def test_checks_come_first(rows):
     assert checks["median"] < 0.1 and checks["near"] > 0.8 and checks["left_out"] >= 0.8
     assert outside["inside"] is None and {used["left_out"], cards["left_out"]} == {None}
     assert len({row["card"] for row in rows}) == 32
+    by_all = [CHECK.range_by(rows, is_compiled) for is_compiled in (True, False)]
+    assert [round(margin, 2) for margin in by_all] == [0.3, 0.17]  # as the page says
+    assert by_all[0] <= speed.COMPILED + 0.005 and by_all[1] <= speed.NOT_COMPILED
     assert first["count"] == 24  # before they changed the model
     assert [f"{first[key]:.0%}" for key in ("median", "near", "inside")] == ["17%", "62%", "79%"]
 
