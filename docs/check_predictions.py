@@ -154,22 +154,24 @@ def inside_others_range(row: dict, rows: list[dict]) -> bool:
     return deviation(row) <= range_by(rows, row["is_compiled"], without=row["program"])
 
 
+def chosen(rows: list[dict], **fields) -> list[dict]:
+    """Returns the rows whose fields have these values."""
+    return [row for row in rows if fields.items() <= row.items()]
+
+
 def accuracy_table(rows: list[dict]) -> Table:
     """Makes a line for the checks, for the compiled ones among them and the others; for figures
     that aren't checks; and for the last batch, as it was predicted before it changed the model."""
-    checks, used, outside = ([row for row in rows if row["group"] == group]
-                             for group in ("check", "used", "outside"))
-    last = [row for row in rows if "first" in row]
+    checks, last = chosen(rows, group="check"), [row for row in rows if "first" in row]
     programs = len({row["program"] for row in checks})
     groups = {
         f"**checks: {programs} programs**": checks,
-        "of these, compiled": [row for row in checks if row["is_compiled"]],
-        "of these, not compiled": [row for row in checks if not row["is_compiled"]],
-        "of these, found last": [row for row in checks if "first" in row],
-        "*used* for a change": used,
-        **{f"tuned on: *{name}*": [row for row in rows if row["program"] == name
-                                   and row["group"] == "tuned"] for name in TUNED_ON},
-        f"outside: batches below {LEAST_BATCH}, AMD": outside}
+        "of these, compiled": chosen(checks, is_compiled=True),
+        "of these, not compiled": chosen(checks, is_compiled=False),
+        "of these, found last": chosen(last, group="check"),
+        "*used* for a change": chosen(rows, group="used"),
+        **{f"tuned on: *{name}*": chosen(rows, group="tuned", program=name) for name in TUNED_ON},
+        f"outside: batches below {LEAST_BATCH}, AMD": chosen(rows, group="outside")}
     lines = [accuracy(label, group, rows) for label, group in groups.items()]
     before = [row | row["first"] | dict(error=row["first"]["predicted"] / row["tok_per_sec"] - 1)
               for row in last]
@@ -216,7 +218,7 @@ def picture(rows: list[dict]):
     """Draws predicted over measured tok/sec of all inside the model, and names each program's worst
     check on a GPU where the error is above NEAR."""
     rows = [row for row in rows if row["group"] != "outside"]
-    checks = [row for row in rows if row["group"] == "check"]
+    checks = chosen(rows, group="check")
     near = sum(abs(row["error"]) <= NEAR for row in checks)
     figure, [(_, axes)] = rows_of_panels(
         [f"{near} of {len(checks)} predictions within 20 % (not used to tune or change the model)"],

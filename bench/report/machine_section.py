@@ -61,9 +61,8 @@ def headline(results: Path) -> str:
     with the range over all measurements; "" without any. A whole ladder counts where it has more
     rounds."""
     stages = {row.run.stage: row for row in rows_in(results, "stages") if row.records}
-    ladder = [row for row in rows_in(results, "ladder") if row.factor_baseline]
+    last = last_of_ladder(results)
     runs = min(stages["00"].rounds, stages["01"].rounds) if stages.keys() >= {"00", "01"} else 0
-    last = ladder[-1] if ladder else None
     if last and (not runs or is_whole(last) and runs < min(last.rounds, last.baseline.rounds)):
         text = ladder_headline(last)
     elif runs:
@@ -74,6 +73,11 @@ def headline(results: Path) -> str:
         text += (f" In the {len(factors)} measurements of this folder 01 is"
                  f" {spread(factors, '.2f')} times as fast as 00.")
     return text
+
+
+def last_of_ladder(results: Path) -> Row | None:
+    rows = [row for row in rows_in(results, "ladder") if row.factor_baseline]
+    return rows[-1] if rows else None
 
 
 def is_whole(row: Row) -> bool:
@@ -96,14 +100,19 @@ def stages_headline(plain: Row, fast: Row, runs: int) -> str:
 
 
 def all_factors(results: Path) -> list[float]:
-    """Returns how many times as fast as 00 01 was in each measurement of a folder that has both
-    at their own settings; the last script of a whole ladder stands for 01."""
-    factors = []
-    for path in sorted(results.glob("*.jsonl")):
-        for _, rows in found_in(results, path.stem):
-            ends = [row for row in rows if not row.run.options and (
-                row.run.stage == "01" or is_whole(row))]
-            base = rows[0].run
-            if ends and not base.options and (base.stage == "00" or base.number == 0):
-                factors.append(ends[-1].factor_baseline)
+    """Returns how many times as fast as 00 01 was in each measurement of a folder that has both."""
+    factors = [factor_of(rows) for study in ("ladder", "stages", "time-to-loss")
+               for path in sorted(results.glob(f"{study}*.jsonl"))
+               for _, rows in found_in(results, path.stem)]
     return [factor for factor in factors if factor]
+
+
+def factor_of(rows: list[Row]) -> float | None:
+    """Returns how many times as fast as 00 01 is, both at their own settings, or the last script of
+    a whole ladder; None where one is missing."""
+    base = rows[0].run
+    if base.options or base.stage != "00" and base.number != 0:
+        return None
+    ends = [row for row in rows
+            if not row.run.options and (row.run.stage == "01" or is_whole(row))]
+    return ends[-1].factor_baseline if ends else None
