@@ -149,6 +149,8 @@ def test_prices(tmp_path):
     assert "| RTX 4090 | " in page.read_text(encoding="utf-8")
     assert html.name == "audit-a.html" and ">RTX 4090</td>" in html.read_text(encoding="utf-8")
     assert json.loads(json.dumps(report)) == report
+    (amd,) = report_of(facts, tmp_path, ["MI300X"])["prices"]
+    assert amd["speed"] == "unchecked" and amd["low"] is amd["high"] is None
     facts["ops"][0]["compiled"] = True  # runs uncompiled while it is watched
     (slow,) = report_of(facts, tmp_path, ["T4"])["prices"]
     assert slow["speed"].startswith("at least")

@@ -4,7 +4,7 @@ import math
 from statistics import geometric_mean
 
 import pytest
-from made_up import plan_of, rounds_of, write_journal
+from made_up import CPU, MACHINE, plan_of, rounds_of, write_journal
 from scipy.stats import ttest_rel
 
 from bench.analysis.rows import rows_of
@@ -42,6 +42,17 @@ def test_share_of_this_machines_peak(rows, config, share):
     (row,) = rows(plan_of("a"), rounds_of("a", 100.0, gpu="NVIDIA H100 80GB HBM3", config=config))
     assert row.share_of_peak == (share and pytest.approx(share))
     assert row.mfu == pytest.approx(100e9 / 989e12)
+
+
+@pytest.mark.parametrize(("machine", "share"), [(CPU, 0.1), (MACHINE, 0.025)])
+def test_the_peak_of_several_ranks(tmp_path, machine, share):
+    """Of a CPU the ranks share one peak; of GPUs each rank has its own."""
+    plan = plan_of("a")
+    plan.runs = [plan.runs[0].replace(processes=4)]
+    path = write_journal(tmp_path, "a", plan, rounds_of("a", 100.0, config=dict(world_size=4)),
+                         machine)
+    (row,) = rows_of(*read_journal(path))
+    assert row.share_of_peak == pytest.approx(share)
 
 
 def test_errors(rows):
@@ -167,6 +178,16 @@ def test_added_rounds_are_told(tmp_path):
         path = write_journal(folder, "a", plan_of(*"abc", rounds=4), runs)
         (measured,) = read_journal(path)
         assert rounds_note(measured, rows_of(measured)) == says
+
+
+def test_the_rounds_that_all_rows_have_are_counted(tmp_path):
+    """Not those of which only some rows have a run, nor the rows with a failed run."""
+    plan, runs = plan_of(*"abcd", rounds=4), noisy(100, 200, 300, 400)
+    runs = [run for run in runs if run["name"] != "b" or run["round"] <= 2]
+    runs = [run for run in runs if (run["name"], run["round"]) != ("d", 1)]
+    path = write_journal(tmp_path, "a", plan, [*runs, dict(name="d", error="it broke")])
+    (measured,) = read_journal(path)
+    assert rounds_note(measured, rows_of(measured)).startswith("2 rounds (some rows 4")
 
 
 @pytest.mark.parametrize(("losses", "noise"), [

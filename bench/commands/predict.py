@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.cards import CARDS, Card, named
 from bench.catalogue import Run
 from bench.common import UserError, has_option
-from bench.predict.speed import KINDS
+from bench.predict.speed import KINDS, LEAST_BATCH, UNCHECKED
 from bench.predict.store import OTHERS, Prediction, code_of, fitting, predict, predict_all, span
 from bench.report import prediction_tables
 from bench.report.tables import Table, markdown, num_col, text_col
@@ -20,6 +20,8 @@ NOTE = (f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for drive
         " How accurate they are: docs/predictions.md. Without expandable segments, as on Windows,"
         " 01 reserved 15 % more than predicted on an H100: where less than that is left, take half"
         " the batch.")
+OUTSIDE = (f"{UNCHECKED}: the model doesn't hold for batches below {LEAST_BATCH}, where the GPU"
+           " waits for the CPU, and is untested on AMD GPUs (docs/predictions.md).")
 ON_SEVERAL = ("A step on several GPUs takes at least as long as on one: communication takes no time"
               " here. Weights and states that ranks share are traced as on"
               f" {prediction_tables.GPUS}.")
@@ -100,7 +102,8 @@ class Predict(Command):
                    " predicted. --retrace traces it."] if edited else []
         of_the_last = [row["answer"] for row in rows[len(runs) - 1::len(runs)]]
         answers = [*of_the_last, ""] if len(cards) <= FEW else []
-        notes = [NOTE, ON_SEVERAL] if any(run.processes > 1 for run in runs) else [NOTE]
+        notes = [NOTE, *([ON_SEVERAL] if any(run.processes > 1 for run in runs) else []),
+                 *([OUTSIDE] if any(row.get("speed") == UNCHECKED for row in rows) else [])]
         return "\n".join([
             *answers, markdown(table_of(rows, len(cards), args)), *notes, *changes])
 

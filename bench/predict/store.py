@@ -49,9 +49,9 @@ class Prediction(NamedTuple):
 
     def speeds(self, batch: int, card: Card, gpus: int = 1) -> tuple[float, float] | None:
         """Returns the least and the most tok/sec to expect of all GPUs, whose communication takes
-        no time."""
+        no time; None also outside the model."""
         expected = self.tok_per_sec(batch, card)
-        if not expected:
+        if not expected or not speed.is_inside(card, batch):
             return None
         compiled = speed.is_compiled(self.steps[TRACED[0]])
         margin = speed.margin(card, compiled, self.seconds(batch, card))
@@ -61,6 +61,8 @@ class Prediction(NamedTuple):
         """Writes speeds() in thousands, or why there are none."""
         if speeds := self.speeds(batch, card, gpus):
             return span(*(tok_per_sec / 1000 for tok_per_sec in speeds))
+        if self.tok_per_sec(batch, card):
+            return speed.UNCHECKED
         precision = speed.missing_precision(self.steps[TRACED[0]], card)
         # Every GPU computes in float32; how fast one by --memory does isn't known.
         return "float32 speed unknown" if precision == "float32" else f"not in {precision}"
