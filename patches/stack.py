@@ -41,7 +41,7 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
     "Hardware": (r".+", "where it helps"),
     "Source": (r".+", "where it is described"),
     "Use": (r".+", "when to use it"),
-    "Limits": (r".+", "where it gains nothing, or what it costs"),
+    "Limits": (r".+", "where it gains nothing, what it costs, or what isn't checked"),
     "Published": (PUBLISHED, "the published figures: `27,648 tok/sec, 26.2422 GB[ on 4 GPUs]`"),
     "Group": (r"[a-z]+(?:-[a-z]+)*", "the first words of a variant's name; no two go together"),
     "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*", "variants of other groups that it excludes"),
