@@ -140,6 +140,20 @@ def test_a_memory_budget_refuses_dropout(scripts, monkeypatch, dropout, budget, 
         script.prepare_model(model, config)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "breaks"), [("float32", True), ("bfloat16", False)])
+def test_experts_are_compiled(scripts, dtype, breaks):
+    """In bfloat16 as one graph; float32's products, which the compiler refuses, are left out."""
+    script = scripts("model-mixture")
+    model, config = model_of(script)
+    layer = model.blocks[0].feed_forward.to(getattr(torch, dtype))
+    x_BTC = torch.randn(2, 8, config.width).to(layer.up.dtype)
+    explanation = torch._dynamo.explain(layer)(x_BTC)
+    assert bool(explanation.graph_break_count) is breaks
+    torch._dynamo.reset()
+    torch.testing.assert_close(TRACED(layer)(x_BTC), layer(x_BTC))
+
+
 @pytest.mark.parametrize("compiled", ["--no-compile", pytest.param(
     "--compile", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("options", "works"), [
