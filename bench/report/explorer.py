@@ -22,7 +22,7 @@ def choices() -> dict[str, Run]:
     labels = {"00": "00, the baseline", "01": f"01, all {runs['01'].number} techniques",
               "02": f"02, on {stored.GPUS} GPUs"}
     runs |= {name: runs[name].replace(label=label) for name, label in labels.items()}
-    runs |= {run.label: run for run in stored.variants()}
+    runs |= {run.label: run for run in stored.variants() if run.script not in STAGES}
     run = scripts.float16(scripts.stage("02", stored.GPUS))
     return runs | {str(run.script): run.replace(published=None)}
 

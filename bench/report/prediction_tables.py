@@ -58,7 +58,8 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
 
 
 def variants() -> list[Run]:
-    """Returns the variants of 01, on any card."""
+    """Returns the variants of 01, and before each without dropout what it is compared to, on any
+    card."""
     return scripts().variants(scripts().stage("01"), dict(gpus=1))[1:]
 
 
@@ -73,10 +74,13 @@ def options_of(source: dict) -> list[str]:
 
 def gains() -> list[tuple[Run, float, float]]:
     """Returns (run, times the speed of 01 on an H100, times its memory) of each variant whose
-    prediction is stored. Raises UserError, StackError."""
-    base, card, lines = prediction_of("01", GPT2), CARDS["H100"], []
+    prediction is stored; both over what it is compared to. Raises UserError, StackError."""
+    card, lines = CARDS["H100"], []
+    bases = {run.name: run for run in (scripts().stage("01"), *variants())}
     for run in variants():
         if prediction := kept_of(run.script, [*GPT2, *run.options]):
+            reference = bases[run.compared_to]
+            base = prediction_of(reference.script, [*GPT2, *reference.options])
             speed = prediction.tok_per_sec(32, card) / base.tok_per_sec(32, card)
             memory = prediction.needs[32].reserved / base.needs[32].reserved
             lines.append((run, speed, memory))

@@ -180,10 +180,11 @@ def variant_cards() -> str:
 
 
 def variant_card(patch) -> str:
-    """Returns the first paragraph of a patch's header, what it needs, and its sources."""
+    """Returns the first paragraph of a patch's header, what it needs or lacks, and its sources."""
     fields, title = patch.fields, patch.fields["Technique"]
     facts = {"Loss": fields["Loss"].split()[0], "Hardware": fields["Hardware"],
-             "Package": "".join(re.findall(r"package ([\w-]+)", fields.get("Needs", "")))}
+             "Package": "".join(re.findall(r"package ([\w-]+)", fields.get("Needs", ""))),
+             "Limits": fields.get("Limits", "")}
     return " ".join([
         f"### `{patch.name}`\n\n**{title[0].upper()}{title[1:]}.**",
         re.sub(r"--[a-z][\w-]*(?: [\d.]*\d)?", r"`\g<0>`", prose_of(patch)),  # options as code
