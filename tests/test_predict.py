@@ -3,8 +3,11 @@ cards, and the command."""
 
 import json
 import re
+import shutil
+import subprocess
 import sys
 from argparse import ArgumentTypeError, Namespace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +18,7 @@ from torch.nn import functional
 
 from bench import processes
 from bench.cards import CARDS, FILE, PEAK_FLOPS, Card, named
-from bench.catalogue import Scripts, published
+from bench.catalogue import STAGES, Scripts, published
 from bench.commands.predict import Predict, prices, tokens
 from bench.common import REFERENCE, UserError
 from bench.predict import speed, store
@@ -157,6 +160,50 @@ def test_the_code_of_a_script():
     assert code(8, "sequences", "old", "x") == code(8, "a batch", "new", "x")
     assert len({code(8, "a batch", "old", "x"), code(4, "a batch", "old", "x"),
                 code(8, "a batch", "old", "y")}) == 3
+
+
+# What ast and ast.unparse do differently from version to version: quotes, nested f-strings with a
+# format, parameters of types, empty lists.
+CHANGING = b"""
+def run(self, *, x: int = 1) -> None:
+    print(f"{x:{self.width}}", f'{x!r:}', f"it's {x:.2f} in '{x['a']}'", u"text")
+    return [] or (lambda: None)
+class Empty(dict): pass
+"""
+HASH = """
+import sys
+from pathlib import Path
+from bench.predict.store import code_of
+for path in sys.argv[1:]:
+    print(code_of(Path(path).read_bytes()))
+"""
+
+
+def other_pythons() -> list[str]:
+    """Those that tools can run with, from 3.11 on, of other versions than this one."""
+    names = [shutil.which(f"python3.{minor}") for minor in range(11, 20)]
+    installed = Path.home().glob(".pyenv/versions/3.*/bin/python")
+    return [str(path) for path in (*filter(None, names), *installed)
+            if re.fullmatch("3\\.1[1-9]", version := version_of(path))
+            and version != f"3.{sys.version_info.minor}"]
+
+
+def version_of(python) -> str:
+    """Such as 3.12; "" of one that doesn't start, as a name that pyenv reserves."""
+    shows = "import sys; print('{}.{}'.format(*sys.version_info))"
+    return subprocess.run([python, "-c", shows], capture_output=True, text=True).stdout.strip()
+
+
+def test_the_code_of_a_script_in_any_python(tmp_path):
+    """Its hash is the same in all versions: the stored one was made by 3.11, and is that of 3.12
+    and 3.13 as well."""
+    assert code_of(CHANGING) == "26da2e496737ed20" and code_of(b"f('')") != code_of(b"f()")
+    (tmp_path / "changing.py").write_bytes(CHANGING)
+    paths = [tmp_path / "changing.py", *(ROOT / name for name in STAGES.values())]
+    own = [code_of(path.read_bytes()) for path in paths]
+    for python in other_pythons():
+        code, out, err = processes.run_child([python, "-c", HASH, *paths], ROOT)
+        assert (code, out.split()) == (0, own), (python, err)
 
 
 def test_all_are_predicted(predicted):
