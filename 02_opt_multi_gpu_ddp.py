@@ -444,8 +444,8 @@ def attention_backend(model: nn.Module, config: Config) -> str | None:
 
 
 def has_own_memory() -> bool:
-    """Returns whether an NVIDIA GPU, under Linux, has memory that isn't the host's. A GB10's is. The
-    driver is asked: PyTorch can't tell before its allocator has read the settings."""
+    """Returns whether there is an NVIDIA GPU, under Linux, with memory of its own; a GB10 uses the
+    host's. The driver is asked, since PyTorch tells only after its allocator has read settings."""
     shared = ctypes.c_int()
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -304,6 +304,17 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     assert not [*tmp_path.iterdir()]  # a misspelt folder isn't made
 
 
+@pytest.mark.parametrize(("is_integrated", "free"), [(0, [80_000, 40_000]), (1, [60_000, 30_000])])
+def test_free_memory(monkeypatch, is_integrated, free):
+    """Of a GPU that shares the host's memory, a part stays free: there a host hangs where it runs
+    out."""
+    monkeypatch.setattr(hardware, "gpu_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: ((80_000, 40_000)[gpu] * 2**20, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties",
+                        lambda gpu: SimpleNamespace(is_integrated=is_integrated))
+    assert hardware.free_memory() == free
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["first step", "log line", "sample and memory"])
 def test_a_step_of_known_cost(case):
