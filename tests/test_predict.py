@@ -19,6 +19,7 @@ from torch.nn import functional
 from bench import processes
 from bench.cards import CARDS, FILE, PEAK_FLOPS, Card, named
 from bench.catalogue import STAGES, Scripts, published
+from bench.cli import make_parser
 from bench.commands.predict import Predict, prices, tokens
 from bench.common import REFERENCE, UserError
 from bench.predict import speed, store
@@ -303,6 +304,7 @@ def test_batches_of_one_process():
     ("compile-mode", ["--compile-mode", "reduce-overhead"], "a mode, a backend or options can't"),
     ("parallel-sharded", ["--no-compile"], "weights that ranks share can't be traced"),
     ("model-mixture", [], "a model with several results can't be traced"),
+    ("14-chunked-head", ["--context-length", "1000000"], "8,000,000 tokens"),
     ("14-chunked-head", ["--batch-size", "0"], "0 is out of range")])
 def test_what_can_not_be_traced_is_said_in_a_line(name, options, says):
     with pytest.raises(UserError, match=f"^.*{re.escape(says)}.*$"):
@@ -468,11 +470,26 @@ def test_the_table_of_the_command(command):
     assert f"| {store.span(*hours)} | {cost} |" in answer(gpu="L4", tokens=10e9, price=[0.5])
 
 
-@pytest.mark.parametrize("text", ["", "B", "many", "-1", "0", "nan", "inf", "1,,2"])
+@pytest.mark.parametrize(("text", "number"), [
+    ("10e9", 1e10), ("10B", 1e10), ("0.3m", 3e5), ("1T", 1e12), ("10,000,000", 1e7),
+    ("1,500k", 1.5e6)])
+def test_numbers_of_tokens(text, number):
+    assert tokens(text) == number
+
+
+@pytest.mark.parametrize("text", [
+    "", "B", "many", "-1", "0", "nan", "inf", "1,,2", "1,0000", "1e300", "1e300T"])
 def test_what_is_no_number(text):
     for read in (prices, tokens):
         with pytest.raises((ValueError, ArgumentTypeError)):
             read(text)
+
+
+@pytest.mark.parametrize("option", ["--memory", "--bandwidth", "--tflops", "--price", "--tokens"])
+def test_no_number_is_endless(option, capsys):
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["predict", option, "1e300"])
+    assert f"argument {option}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("options", "says"), [
