@@ -3,8 +3,11 @@ cards, and the command."""
 
 import json
 import re
+import shutil
+import subprocess
 import sys
 from argparse import ArgumentTypeError, Namespace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +18,8 @@ from torch.nn import functional
 
 from bench import processes
 from bench.cards import CARDS, FILE, PEAK_FLOPS, Card, named
-from bench.catalogue import Scripts, published
+from bench.catalogue import STAGES, Scripts, published
+from bench.cli import make_parser
 from bench.commands.predict import Predict, prices, tokens
 from bench.common import REFERENCE, UserError
 from bench.predict import speed, store
@@ -159,6 +163,50 @@ def test_the_code_of_a_script():
                 code(8, "a batch", "old", "y")}) == 3
 
 
+# What ast and ast.unparse do differently from version to version: quotes, nested f-strings with a
+# format, parameters of types, empty lists.
+CHANGING = b"""
+def run(self, *, x: int = 1) -> None:
+    print(f"{x:{self.width}}", f'{x!r:}', f"it's {x:.2f} in '{x['a']}'", u"text")
+    return [] or (lambda: None)
+class Empty(dict): pass
+"""
+HASH = """
+import sys
+from pathlib import Path
+from bench.predict.store import code_of
+for path in sys.argv[1:]:
+    print(code_of(Path(path).read_bytes()))
+"""
+
+
+def other_pythons() -> list[str]:
+    """Those that tools can run with, from 3.11 on, of other versions than this one."""
+    names = [shutil.which(f"python3.{minor}") for minor in range(11, 20)]
+    installed = Path.home().glob(".pyenv/versions/3.*/bin/python")
+    return [str(path) for path in (*filter(None, names), *installed)
+            if re.fullmatch("3\\.1[1-9]", version := version_of(path))
+            and version != f"3.{sys.version_info.minor}"]
+
+
+def version_of(python) -> str:
+    """Such as 3.12; "" of one that doesn't start, as a name that pyenv reserves."""
+    shows = "import sys; print('{}.{}'.format(*sys.version_info))"
+    return subprocess.run([python, "-c", shows], capture_output=True, text=True).stdout.strip()
+
+
+def test_the_code_of_a_script_in_any_python(tmp_path):
+    """Its hash is the same in all versions: the stored one was made by 3.11, and is that of 3.12
+    and 3.13 as well."""
+    assert code_of(CHANGING) == "26da2e496737ed20" and code_of(b"f('')") != code_of(b"f()")
+    (tmp_path / "changing.py").write_bytes(CHANGING)
+    paths = [tmp_path / "changing.py", *(ROOT / name for name in STAGES.values())]
+    own = [code_of(path.read_bytes()) for path in paths]
+    for python in other_pythons():
+        code, out, err = processes.run_child([python, "-c", HASH, *paths], ROOT)
+        assert (code, out.split()) == (0, own), (python, err)
+
+
 def test_all_are_predicted(predicted):
     """What can't be traced stops no other, and an interrupt loses nothing; again only those whose
     code has changed are traced, unless all shall be."""
@@ -256,6 +304,7 @@ def test_batches_of_one_process():
     ("compile-mode", ["--compile-mode", "reduce-overhead"], "a mode, a backend or options can't"),
     ("parallel-sharded", ["--no-compile"], "weights that ranks share can't be traced"),
     ("model-mixture", [], "a model with several results can't be traced"),
+    ("14-chunked-head", ["--context-length", "1000000"], "8,000,000 tokens"),
     ("14-chunked-head", ["--batch-size", "0"], "0 is out of range")])
 def test_what_can_not_be_traced_is_said_in_a_line(name, options, says):
     with pytest.raises(UserError, match=f"^.*{re.escape(says)}.*$"):
@@ -436,11 +485,26 @@ def test_the_table_of_the_command(command):
     assert f"| {store.span(*hours)} | {cost} |" in answer(gpu="L4", tokens=10e9, price=[0.5])
 
 
-@pytest.mark.parametrize("text", ["", "B", "many", "-1", "0", "nan", "inf", "1,,2"])
+@pytest.mark.parametrize(("text", "number"), [
+    ("10e9", 1e10), ("10B", 1e10), ("0.3m", 3e5), ("1T", 1e12), ("10,000,000", 1e7),
+    ("1,500k", 1.5e6)])
+def test_numbers_of_tokens(text, number):
+    assert tokens(text) == number
+
+
+@pytest.mark.parametrize("text", [
+    "", "B", "many", "-1", "0", "nan", "inf", "1,,2", "1,0000", "1e300", "1e300T"])
 def test_what_is_no_number(text):
     for read in (prices, tokens):
         with pytest.raises((ValueError, ArgumentTypeError)):
             read(text)
+
+
+@pytest.mark.parametrize("option", ["--memory", "--bandwidth", "--tflops", "--price", "--tokens"])
+def test_no_number_is_endless(option, capsys):
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["predict", option, "1e300"])
+    assert f"argument {option}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("options", "says"), [

@@ -60,6 +60,13 @@ def shown(tmp_path):
     return shown
 
 
+def test_a_row_stays_one_line():
+    """Whatever a record's texts hold; a terminal gets no control characters from them."""
+    column = text_col("model", "model")
+    rows = [SimpleNamespace(model=text) for text in ("gpt\n2", "gpt\u20282\x1b[2J|")]
+    assert markdown(Table([column], rows)).split("\n")[2:] == ["| gpt 2 |", r"| gpt 2 [2J\| |", ""]
+
+
 def test_markdown():
     """A column without a figure is left out, unless the table wants it; a bar is escaped; a figure
     is an attribute or a key, or one within another."""

@@ -750,7 +750,7 @@ def test_what_fits(gpu, free, batches, capsys):
     gpu.children.answers["free_memory"] = free
     assert batches_that_fit(gpu.setup, composed=False) == batches
     text = capsys.readouterr().err
-    assert text.count(" GB of the GPU's memory are free: by prediction, ") == bool(batches)
+    assert text.count(" GB of the GPU's memory can be used: by prediction, ") == bool(batches)
 
 
 def test_a_study_fits_its_runs(gpu, capsys):
