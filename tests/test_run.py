@@ -561,6 +561,56 @@ def test_a_child_does_not_outlive_the_tool(tmp_path):
         os.kill(int(pid.read_text()), 0)
 
 
+# A child as torchrun: its rank has a session of its own and takes no notice of SIGTERM. It writes
+# down its number, and sleeps.
+RANK = """
+import os, pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path("rank").write_text(str(os.getpid()))
+time.sleep(300)
+"""
+LAUNCHER = """
+import pathlib, subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "rank.py"], start_new_session=True)
+while not pathlib.Path("rank").exists() or not pathlib.Path("rank").read_text():
+    time.sleep(0.02)
+print("started", flush=True)
+if sys.argv[1] == "wait":
+    rank.wait()
+"""
+
+
+def is_running(pid: int) -> bool:
+    """Whether it is, and no zombie."""
+    answer = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return answer.stdout.strip()[:1] not in ("", "Z")
+
+
+@pytest.mark.parametrize(("does", "linux"), [
+    pytest.param("wait", True, id="it-hangs"), pytest.param("end", True, id="it-ends"),
+    pytest.param("wait", False, id="on-another-unix")])
+def test_a_rank_does_not_outlive_its_launcher(tmp_path, monkeypatch, does, linux):
+    """Neither one that hangs, nor one whose launcher is gone; its output is that until then."""
+    (tmp_path / "rank.py").write_text(RANK)
+    monkeypatch.setattr(processes, "GRACE", 0.2)
+    if not linux:
+        monkeypatch.setattr(processes, "prctl", None)
+    launcher = [sys.executable, "-c", LAUNCHER, does]
+    if does == "end":
+        assert processes.run_child(launcher, tmp_path, timeout=60) == (0, "started\n", "")
+    else:
+        with pytest.raises(subprocess.TimeoutExpired):
+            processes.run_child(launcher, tmp_path, timeout=3)
+    assert not is_running(int((tmp_path / "rank").read_text()))
+
+
+def test_a_question_has_a_time_limit(tmp_path, monkeypatch):
+    """A GPU that is stuck answers none."""
+    monkeypatch.setattr(processes, "ANSWER_SECONDS", 0.5)
+    with pytest.raises(UserError, match="time.sleep.* gave no answer within 0.5 s$"):
+        processes.ask("-c", "import time; time.sleep(300)")
+
+
 # ---- The command line
 
 
