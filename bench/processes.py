@@ -25,6 +25,7 @@ from bench.common import ROOT, UserError, listed, relative, tokens_in
 GRACE = 40  # seconds from SIGTERM to SIGKILL; torchrun gives its ranks 30
 ANSWER_SECONDS = 600  # an answer takes this long at most, or the GPU or its driver is stuck
 PREPARE_SECONDS = 3600  # for data/prepare.py, which may download over a slow line
+ERROR = re.compile(r"^([\w.-]+: )?error: ", re.MULTILINE)  # as scripts and argparse begin a line
 prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
@@ -172,8 +173,8 @@ def rewind_stdin() -> None:
 def error_line(text: str) -> str:
     """Returns the last line of `text` that names an error, or else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no reason given"]
-    errors = [line for line in lines if re.match(r"([\w.-]+: )?error: ", line)]
-    return re.sub(r"^([\w.-]+: )?error: ", "", (errors or lines)[-1])
+    errors = [line for line in lines if ERROR.match(line)]
+    return ERROR.sub("", (errors or lines)[-1])
 
 
 def ask(*command: Any, timeout: float | None = None, **environment: Any) -> str:

@@ -335,6 +335,23 @@ def child(code=0, err="", whole=True, hangs=False, **record):
     return run_child
 
 
+def torchrun_says(**codes: str) -> str:
+    """The end of its stderr, by the exit code of each rank; the first one failed first."""
+    parts = [f"""[{place}]:
+  time      : 2026-11-28_20:57:49
+  host      : localhost
+  rank      : {rank[1:]} (local_rank: {rank[1:]})
+  exitcode  : {code}
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 9586
+"""         for place, (rank, code) in enumerate(codes.items())]
+    return (f"{'=' * 54}\nscript.py FAILED\n{'-' * 54}\nFailures:\n{''.join(parts[1:])}{'-' * 54}\n"
+            f"Root Cause (first observed failure):\n{parts[0]}{'=' * 54}\n")
+
+
+SHUT_DOWN = "W1 api.py:1047] Unable to shutdown process 51 via 15, forcefully exiting via 9\n"
+
+
 @pytest.mark.parametrize(("does", "error", "kind"), [
     (dict(status="out_of_memory", error="out of memory: x"), "out of memory: x", "out_of_memory"),
     (dict(status="interrupted"), "interrupted: no reason given", "failed"),
@@ -351,6 +368,19 @@ def child(code=0, err="", whole=True, hangs=False, **record):
      "failed"),
     (child(hangs=True, status="interrupted", error="by a signal"), "ended after 651 s: it hung, or"
      " is far too slow", "failed"),
+    # Linux has killed rank 1, so that rank 0 lost it.
+    (child(1, torchrun_says(r1="-9 (pid: 52)", r0="-15 (pid: 51)")), "rank 1: ended by signal 9",
+     "too_large"),
+    (child(1, "error: rank 0: closed by peer\n" + torchrun_says(
+        r0="1 (pid: 51)", r1="-9 (pid: 52)"), status="failed", error="closed by peer"),
+     "rank 1: ended by signal 9", "too_large"),
+    (child(1, torchrun_says(r1="-11 (pid: 52)", r0="-15 (pid: 51)")), "rank 1: ended by signal 11",
+     "failed"),
+    # Rank 1 failed; torchrun has killed rank 0, which waited for it.
+    (child(1, "error: rank 1: it broke\n" + SHUT_DOWN + torchrun_says(
+        r1="1 (pid: 52)", r0="-9 (pid: 51)")), "rank 1: it broke", "failed"),
+    (child(1, SHUT_DOWN + torchrun_says(r1="3 (pid: 52)", r0="-9 (pid: 51)")),
+     "rank 1: ended with code 3", "failed"),
     (dict(steps=4, avg_tok_per_sec=None), "too short for a speed: raise --max-tokens", "failed"),
     (dict(speed=100), "", "complete"),
 ])
