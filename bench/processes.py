@@ -20,11 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench import common
 from bench.common import ROOT, UserError, listed, relative, tokens_in
 
 GRACE = 40  # seconds from SIGTERM to SIGKILL; torchrun gives its ranks 30
 ANSWER_SECONDS = 600  # an answer takes this long at most, or the GPU or its driver is stuck
 PREPARE_SECONDS = 3600  # for data/prepare.py, which may download over a slow line
+MARKS = "GPT_SPEED_MARKS"  # the variable that holds marks: see run_child
 ERROR = re.compile(r"^([\w.-]+: )?error: ", re.MULTILINE)  # as scripts and argparse begin a line
 prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
@@ -58,15 +60,17 @@ def run_child(
     command: list, cwd: Path | None = None, timeout: float | None = None, cores: int | None = None,
     **environment: str,
 ) -> tuple[int, str, str]:
-    """Runs a child, under Linux on this many `cores` (None: all), that ends with this
-    process; returns its exit code, stdout and stderr. Raises subprocess.TimeoutExpired,
-    with the child ended, after `timeout` seconds."""
-    mark = secrets.token_hex(16)
-    marks = f"{os.environ.get('GPT_SPEED_MARKS', '')} {mark}"  # after those of an outer tool
+    """Runs a child, under Linux on this many `cores` (None: all), that ends with this process, as
+    all do that it has started; returns its exit code, stdout and stderr. Raises
+    subprocess.TimeoutExpired, with all of them ended, after `timeout` seconds.
+
+    What it starts has sessions of its own and may outlive it, as torchrun's ranks do. So the
+    environment, which they inherit, holds a mark by which they are found."""
+    mark, outer = secrets.token_hex(16), os.environ.get(MARKS, clone_mark())
+    environment = os.environ | environment | {MARKS: f"{outer} {mark}"}
     child = subprocess.Popen(
-        [str(part) for part in command], env=os.environ | environment | dict(GPT_SPEED_MARKS=marks),
-        cwd=cwd, text=True, encoding="utf-8", errors="replace", stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        [str(part) for part in command], env=environment, cwd=cwd, text=True,
+        encoding="utf-8", errors="replace", stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C comes here alone, and is passed on once
         preexec_fn=partial(prepare_child, cores) if prctl else None)
     try:
@@ -139,6 +143,17 @@ def marked(mark: str) -> list[int]:
     return family
 
 
+def clone_mark() -> str:
+    """Returns the mark of all that this clone's tools have started."""
+    return f"gpt-speed in {common.BUILD}:"
+
+
+def still_running() -> list[int]:
+    """Returns, under Linux, what this clone's tools have started, such as ranks that are left after
+    a SIGKILL of all else; nothing inside of what they have started."""
+    return [] if MARKS in os.environ else marked(clone_mark())
+
+
 def descendants(pid: int) -> list[int]:
     """Returns a process and its descendants, as any Unix tells while those between them live."""
     answer = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True)
@@ -177,7 +192,7 @@ def error_line(text: str) -> str:
     return ERROR.sub("", (errors or lines)[-1])
 
 
-def ask(*command: Any, timeout: float | None = None, **environment: Any) -> str:
+def ask(*command: Any, timeout: Any = None, **environment: str) -> str:
     """Returns what Python prints for a script or module of this repository, within `timeout`
     seconds (default: ANSWER_SECONDS). Raises UserError."""
     words, seconds = shlex.join(map(relative, command)), timeout or ANSWER_SECONDS

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from conftest import ONE_RANK, ROOT, STAGES, call_main, run_python, settings_restored
-from made_up import CPU, FLOAT32, setup_of
+from made_up import CPU, FLOAT32, MACHINE, setup_of
 from torch.cuda._utils import _get_device_index
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -192,6 +192,15 @@ def test_nothing_multiplies_in_bfloat16_unless_asked(monkeypatch):
     assert mode.count > 5 and look["matmul_peak"] == {"float32": rate}
     page = machine_section.machine_section(look)
     assert BFLOAT16 not in page and "train in float32" in page
+
+
+@pytest.mark.parametrize("machine", [CPU, MACHINE], ids=["CPU", "GPU"])
+@pytest.mark.parametrize("change", [dict(threads=64), dict(cpu="Some CPU (family 26, model 2)"),
+                                    dict(torch="2.0"), dict(gpus=8), dict(name="Other")], ids=str)
+def test_what_makes_another_machine(machine, change):
+    """A rented CPU has the same name in several generations, and taskset leaves it fewer cores."""
+    assert same_machine(machine, machine | dict(python="3.13"))
+    assert not same_machine(machine, machine | change)
 
 
 def test_the_type_is_part_of_a_machine():

@@ -191,7 +191,9 @@ def setup(**changes):
 @pytest.mark.parametrize(("change", "resume", "says"), [
     (setup(options=["--dropout"]), True, "with other options behind --"),
     (setup(options=["--dropout"]), None, "with other options behind --"),
-    (setup(machine=CPU | dict(torch="2.0")), True, "on another machine, or with another PyTorch"),
+    *((setup(machine=CPU | {name: other}), True,
+       rf"on another machine or PyTorch \({name}: {CPU[name]}, here: {other}\)")
+      for name, other in (("torch", "2.0"), ("threads", 1), ("cpu", "Some CPU of 2027"))),
     (meta('{"tokens": {"train": 9}}'), True, "with other tokens"),
     (dict(tokens=1), True, "with other settings: tokens"),
     (dict(targets={"best": 1.0}), True, "with other settings: targets"),
@@ -701,9 +703,10 @@ def test_what_is_refused(main, command, says):
     assert not main.children.ran and not main.journal.exists()
 
 
-def test_what_the_scripts_refuse(main, monkeypatch):
+def test_what_the_scripts_refuse(main, monkeypatch, tmp_path):
     """With the real children, but for the machine."""
     monkeypatch.undo()
+    monkeypatch.setattr(common, "BUILD", tmp_path / "build")  # other tests measure, too
     monkeypatch.setattr(processes, "on_signals", lambda handler: None)
     monkeypatch.setattr(processes, "ask_machine", main.children.ask_machine)
     monkeypatch.setattr(machine_section, "this_machine", lambda: CPU)
