@@ -139,7 +139,8 @@ def marked(mark: str) -> list[int]:
     family = []
     for name in filter(str.isdigit, os.listdir("/proc") if prctl else []):
         with suppress(OSError):  # it has ended, or is another user's
-            if mark.encode() in Path("/proc", name, "environ").read_bytes():  # a zombie has none
+            environment = Path("/proc", name, "environ").read_bytes()  # a zombie has none
+            if os.fsencode(mark) in environment:
                 family.append(int(name))
     return family
 
