@@ -24,6 +24,7 @@ import time
 import warnings
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -272,7 +273,11 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
         config.dtype, config.dtype_reason = answer
     print(f"Training in {config.dtype}: {config.dtype_reason}")
     model.to(device, getattr(torch, config.dtype))
-    config.compile = config.compile and can_compile(model, config)
+    if config.compile:  # on all ranks, or on none: one that doesn't would slow all down
+        can = can_compile(model, config)
+        config.compile = sum_over_ranks([can])[0] == WORLD_SIZE
+        if can and not config.compile:
+            print("Training without torch.compile, which doesn't work on another rank")
     # DDP averages gradients over the ranks in loss.backward(). It comes before the compiler, which
     # cuts the graph where gradients are sent, and would warn on each rank of DDP's profiling.
     ddp_model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -452,7 +457,7 @@ class Run:
     """Prints the log and writes the record, JSON lines of a benchmark's figures, not weights."""
 
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
-        self.config, self.seconds, self.average = config, [], None
+        self.config, self.seconds, self.average, self.memory = config, [], None, {}
         self.attention = attention_backend(model, config)
         device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
@@ -494,7 +499,8 @@ class Run:
         dist.barrier()  # rank 0 writes more; the clock starts on all ranks at once
 
     def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
-        text, memory = sample(model, tokenizer, self.config), memory_gb(self.config.device)
+        text = sample(model, tokenizer, self.config)
+        self.memory = memory = largest_over_ranks(memory_gb(self.config.device))
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
         print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
@@ -503,7 +509,8 @@ class Run:
     def end(self, status: str, error: str | None) -> None:
         try:
             self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       attention_backend=self.attention, **memory_gb(self.config.device))
+                       attention_backend=self.attention,
+                       **(self.memory or memory_gb(self.config.device)))
             self.file.close()
         except OSError as full:  # such as a full disk; an earlier error is printed already
             sys.exit(1 if error else f"error: {full}")
@@ -531,9 +538,11 @@ def configure(argv: list[str] | None = None) -> Config:
         torch.cuda.init()  # else device_count() may count a GPU cut by MIG as one
         gpus = torch.cuda.device_count()
     launched = all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
-    if not launched or 0 < gpus <= LOCAL_RANK:
+    # Slurm may show each rank its own GPU alone (srun --gpus-per-task=1); torchrun shows all.
+    gpu = 0 if gpus == 1 and "TORCHELASTIC_RUN_ID" not in os.environ else LOCAL_RANK
+    if not launched or 0 < gpus <= gpu:
         parser.error(f"a process per GPU: torchrun --nproc_per_node={gpus or 2} {parser.prog}")
-    device = torch.device(f"cuda:{LOCAL_RANK}" if name == "cuda" else "cpu")
+    device = torch.device(f"cuda:{gpu}" if name == "cuda" else "cpu")
     torch.ones(1, device=device).item()
     os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # compile needs it
     os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # quicker exp and tanh on a GPU
@@ -556,7 +565,8 @@ def join_ranks(config: Config) -> None:
     else:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, share)))
     gpu = config.device if config.device.type == "cuda" else None
-    dist.init_process_group("nccl" if gpu else "gloo", device_id=gpu)
+    # NCCL's ten minutes could end a rank that waits for one whose compiler cache is still empty.
+    dist.init_process_group("nccl" if gpu else "gloo", device_id=gpu, timeout=timedelta(minutes=30))
     if gpu is None:
         torch.set_num_threads(share)
 
@@ -581,6 +591,12 @@ def sum_over_ranks(values: list[float]) -> list[float]:
     totals = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(totals)
     return totals.tolist()
+
+
+def largest_over_ranks(figures: dict[str, float | None]) -> dict[str, float | None]:
+    """Returns each figure's largest: that of the rank which runs out of memory first."""
+    dist.all_gather_object(everyone := [figures] * WORLD_SIZE, figures)
+    return {name: max(rank[name] or 0 for rank in everyone) or None for name in figures}
 
 
 class UserError(Exception):

@@ -407,8 +407,9 @@ def gpus(monkeypatch, stages) -> SimpleNamespace:
     seen = SimpleNamespace(mode=OnTheCPU(), chosen=[], groups=[], asked=set(), inputs=[])
     start = dist.init_process_group
 
-    def start_gloo(backend, device_id=None):  # where NCCL is asked for
+    def start_gloo(backend, device_id, timeout):  # where NCCL is asked for
         seen.groups.append((backend, device_id))
+        assert timeout.total_seconds() >= 1800  # another rank may have more to compile
         start("gloo")
 
     for name, value in (("count", 0), ("known", -1), ("waits", 0)):
@@ -462,6 +463,18 @@ def run_on_gpu(bench, gpus, monkeypatch):
         with mock.patch.multiple(script, **seams), gpus.mode:
             return call_main(script, *folders, *small, *off, *options)
     return run
+
+
+def test_a_rank_that_sees_its_own_gpu_alone(gpus, stages, monkeypatch):
+    """As srun --gpus-per-task=1 shows it: that is the first one, whatever the rank."""
+    script = stages[STAGES[2]]
+    monkeypatch.setattr(script, "LOCAL_RANK", 5)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name, value in (ONE_RANK | dict(RANK="5", LOCAL_RANK="5", WORLD_SIZE="8")).items():
+        monkeypatch.setenv(name, value)
+    with gpus.mode:
+        assert script.configure([]).device == torch.device("cuda:0")
+    assert gpus.chosen == [0]
 
 
 @pytest.mark.parametrize("stage", STAGES)
