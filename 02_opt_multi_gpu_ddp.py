@@ -275,7 +275,7 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     model.to(device, getattr(torch, config.dtype))
     if config.compile:  # on all ranks, or on none: one that doesn't would slow all down
         can = can_compile(model, config)
-        config.compile = sum_over_ranks([can])[0] == WORLD_SIZE
+        config.compile = not any(sum_over_ranks([not can]))
         if can and not config.compile:
             print("Training without torch.compile, which doesn't work on another rank")
     # DDP averages gradients over the ranks in loss.backward(). It comes before the compiler, which
