@@ -194,12 +194,12 @@ def error_line(text: str) -> str:
     return ERROR.sub("", (errors or lines)[-1])
 
 
-def ask(*command: Any, timeout: Any = None, **environment: str) -> str:
+def ask(*command: Any, timeout: Any = None, **environment: Any) -> str:
     """Returns what Python prints for a script or module of this repository, within `timeout`
     seconds (default: ANSWER_SECONDS). Raises UserError."""
     words, seconds = shlex.join(map(relative, command)), timeout or ANSWER_SECONDS
     try:
-        code, out, err = run_child([sys.executable, *command], ROOT, seconds, None, **environment)
+        code, out, err = run_child([sys.executable, *command], ROOT, seconds, **environment)
     except subprocess.TimeoutExpired:
         raise UserError(f"{words} gave no answer within {seconds:g} s")
     if code:
