@@ -273,11 +273,10 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
         config.dtype, config.dtype_reason = answer
     print(f"Training in {config.dtype}: {config.dtype_reason}")
     model.to(device, getattr(torch, config.dtype))
-    if config.compile:  # on all ranks, or on none: one that doesn't would slow all down
-        can = can_compile(model, config)
-        config.compile = not any(sum_over_ranks([not can]))
-        if can and not config.compile:
-            print("Training without torch.compile, which doesn't work on another rank")
+    config.compile = config.compile and can_compile(model, config)
+    if any(sum_over_ranks([not config.compile])) and config.compile:  # one would slow all down
+        config.compile = False
+        print("Training without torch.compile, which doesn't work on another rank")
     # DDP averages gradients over the ranks in loss.backward(). It comes before the compiler, which
     # cuts the graph where gradients are sent, and would warn on each rank of DDP's profiling.
     ddp_model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -456,8 +455,10 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
 class Run:
     """Prints the log and writes the record, JSON lines of a benchmark's figures, not weights."""
 
+    memory = {}  # once an epoch has ended: that of the rank with the most
+
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
-        self.config, self.seconds, self.average, self.memory = config, [], None, {}
+        self.config, self.seconds, self.average = config, [], None
         self.attention = attention_backend(model, config)
         device, began = config.device, time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         path = Path(config.results_dir, f"{config.name}-{device.type}-{began}-{os.getpid()}.jsonl")
@@ -480,6 +481,8 @@ class Run:
               f"{settings['parameters']:,} parameters\nRecord: {path}")
 
     def write(self, event: str, **figures) -> None:
+        if event == "end":
+            figures |= self.memory
         print(json.dumps({"event": event, **figures}, allow_nan=False), file=self.file, flush=True)
 
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
@@ -499,8 +502,8 @@ class Run:
         dist.barrier()  # rank 0 writes more; the clock starts on all ranks at once
 
     def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
-        text = sample(model, tokenizer, self.config)
-        self.memory = memory = largest_over_ranks(memory_gb(self.config.device))
+        text, memory = sample(model, tokenizer, self.config), memory_gb(self.config.device)
+        self.memory = memory = largest_over_ranks(memory)
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
         print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
@@ -509,8 +512,7 @@ class Run:
     def end(self, status: str, error: str | None) -> None:
         try:
             self.write("end", status=status, error=error, avg_tok_per_sec=self.average,
-                       attention_backend=self.attention,
-                       **(self.memory or memory_gb(self.config.device)))
+                       attention_backend=self.attention, **memory_gb(self.config.device))
             self.file.close()
         except OSError as full:  # such as a full disk; an earlier error is printed already
             sys.exit(1 if error else f"error: {full}")
