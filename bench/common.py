@@ -64,9 +64,10 @@ def trained_in(machine: dict) -> str:
 
 def difference(one: dict, other: dict) -> str | None:
     """Returns, with both values, what keeps figures of one machine from standing for the other's;
-    None where nothing does. One name of a CPU may stand for several generations, which `cpu` tells
-    apart, and a process may have been given fewer cores."""
-    for name in ("name", "device", "gpus", "cpu", "threads", "torch"):
+    None where nothing does. A GPU may have another host. One name of a CPU may stand for several
+    generations, which `cpu` tells apart, and a process may have been given fewer cores."""
+    of_a_cpu = ("cpu", "threads") if one.get("device") == "cpu" else ()
+    for name in ("name", "device", "gpus", "torch", *of_a_cpu):
         if one.get(name) != other.get(name):
             return f"{name}: {one.get(name)}, here: {other.get(name)}"
     if trained_in(one) != trained_in(other):
