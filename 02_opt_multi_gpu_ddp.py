@@ -430,12 +430,30 @@ def can_compile(model: nn.Module, config: Config) -> bool:
 
 
 def attention_backend(model: nn.Module, config: Config) -> str | None:
-    """Returns the attention kernel that PyTorch chooses; None if this version doesn't say."""
+    """Returns the attention kernel that PyTorch chooses; None if this version doesn't say. Prints
+    a line where that is the slow one, on a GPU."""
     choose = getattr(torch, "_fused_sdp_choice", None)
     shape = (1, config.context_length, config.heads, config.width // config.heads)
     q_BHTD = next(model.parameters()).new_empty(shape).transpose(1, 2).requires_grad_()
     how = dict(dropout_p=config.dropout, is_causal=True)
-    return choose and nn.attention.SDPBackend(choose(q_BHTD, q_BHTD, q_BHTD, **how)).name.lower()
+    kernel = choose and nn.attention.SDPBackend(choose(q_BHTD, q_BHTD, q_BHTD, **how)).name.lower()
+    if kernel == "math" and config.device.type == "cuda":
+        print("Attention runs in the slow kernel math (see docs/troubleshooting.md); on an AMD GPU"
+              " try TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1")
+    return kernel
+
+
+def has_own_memory() -> bool:
+    """Returns whether there is an NVIDIA GPU, under Linux, with memory of its own; a GB10 uses the
+    host's. The driver is asked, since PyTorch tells only after its allocator has read settings."""
+    shared = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:  # another system, or no such GPU
+        return False
+    driver.cuInit(0)
+    driver.cuDeviceGetAttribute(ctypes.byref(shared), 18, 0)  # CU_DEVICE_ATTRIBUTE_INTEGRATED
+    return not shared.value
 
 
 def memory_gb(device: torch.device) -> dict[str, float | None]:
@@ -525,7 +543,8 @@ def configure(argv: list[str] | None = None) -> Config:
     if not cuda and platform.libc_ver()[0] == "glibc":  # freed memory stays for the next step
         for option, value in ((-1, -1), (-4, 0)):  # M_TRIM_THRESHOLD: never; M_MMAP_MAX: none
             ctypes.CDLL(None).mallopt(option, value)
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # fewer gaps
+    if has_own_memory():
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # fewer gaps
     name, gpus = given.get("device", "cuda" if cuda else "cpu"), 0
     if name == "cuda":
         torch.cuda.init()  # else device_count() may count a GPU cut by MIG as one

@@ -9,7 +9,11 @@ only if that is significant over the whole table. The exit code is 1 if a run fa
 
 import os
 import shlex
+import signal
 import sys
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports: no traceback
 
 from bench import processes
 from bench.cli import parse, run

@@ -13,7 +13,9 @@ from bench.common import UserError
 
 GB, TERA = 10**9, 10**12
 FILE = Path(__file__).with_name("cards.json")  # its "about" tells the units of Card's fields
-UNALIGNED = 0.5  # of the rate of aligned products
+# Of the rate of aligned products: not compiled, and where logits leave the compiled part, as in the
+# script after technique 8; within it PyTorch pads them from 2.5 on.
+UNALIGNED = 0.5
 # The same on Hopper (on data-centre Blackwell by assumption) where torch.compile doesn't pad the
 # matrices; probably no kernel with their own matmul instructions takes unaligned ones.
 UNALIGNED_HOPPER = 0.15
@@ -40,6 +42,10 @@ class Card(NamedTuple):
         """Returns the datasheet's floating-point operations per second in 16 bits."""
         return (self.bfloat16 or self.float16) * TERA
 
+    @property
+    def is_amd(self) -> bool:
+        return any("AMD" in name for name in self.names)
+
     def rate(self, precision: str, aligned: bool = True, padded: bool = True) -> float | None:
         """Returns the operations per second that large products reach; None where it has
         no units for them. Tensor cores want matrices `aligned` to 16 bytes; torch.compile
@@ -49,7 +55,7 @@ class Card(NamedTuple):
         peak = dict(TF32=self.tf32, bfloat16=self.bfloat16,
                     float16=self.float16).get(precision)
         share = self.reached / (self.bfloat16 or self.float16)
-        is_hopper = 9 <= self.capability < 12 and not any("AMD" in name for name in self.names)
+        is_hopper = 9 <= self.capability < 12 and not self.is_amd
         slower = UNALIGNED_HOPPER if is_hopper and not padded else UNALIGNED
         return peak and peak * TERA * share * (1 if aligned else slower)
 

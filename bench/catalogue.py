@@ -176,14 +176,18 @@ class Scripts:
         if "," in name:
             raise UserError(f"{name} is more than one script: join variants of one by +", 2)
         run = self.stage(name if name in STAGES else "01")
-        return run if name in STAGES else self.variants(run, machine, names=name)[1]
+        if name in STAGES:
+            return run
+        return next(variant for variant in self.variants(run, machine, names=name)
+                    if variant.script != run.script)
 
     def variants(self, base: Run, machine: dict, group: str | None = None,
                  names: str | None = None) -> list[Run]:
         """Returns `base`, 01 or 02, and its variants with each set of measured options: those of a
         group, those in `names`, or all but the compiler's modes and checkpoints. In `names` + joins
         variants, each with its first set, and options behind a name take their place:
-        "data-workers --workers 8". Raises UserError, StackError."""
+        "data-workers --workers 8". Before a variant without dropout comes what it is compared to,
+        `base` without dropout. Raises UserError, StackError."""
         patches = {patch.name: patch for patch in stack.load_variants()
                    if patch.base == base.name and "Group" in patch.fields
                    and group in (None, patch.fields["Group"])}
@@ -205,14 +209,28 @@ class Scripts:
                 firsts = [patch.option_sets[0] for patch in joined]
                 option_sets = [(options or [option for own, _ in firsts for option in own],
                                 ", ".join(needs for _, needs in firsts if needs))]
-            runs += [base.replace(
-                name="-".join(["variant", name, *re.findall(r"\w[\w.-]*", " ".join(own))]),
-                label=" ".join([name, *own]), script=name, options=tuple(own),
-                technique=", ".join(patch.fields["Technique"] for patch in joined),
-                loss=max((patch.fields["Loss"].split()[0] for patch in joined), key=LOSSES.index),
-                compared_to=base.name, error=base.error or lacking(needs, machine), stage=None)
-                for own, needs in option_sets]
+            for own, needs in option_sets:
+                reference = at_dropout_of(own, base)
+                if reference not in runs:
+                    runs.append(reference)
+                runs.append(base.replace(
+                    name="-".join(["variant", name, *re.findall(r"\w[\w.-]*", " ".join(own))]),
+                    label=" ".join([name, *own]), script=name, options=tuple(own),
+                    technique=", ".join(patch.fields["Technique"] for patch in joined),
+                    loss=max((patch.fields["Loss"].split()[0] for patch in joined),
+                             key=LOSSES.index),
+                    compared_to=reference.name, error=base.error or lacking(needs, machine),
+                    stage=None))
         return without_doubles(runs)
+
+
+def at_dropout_of(options: list[str], base: Run) -> Run:
+    """Returns `base`, without dropout if the options of a variant switch it off: that alone would
+    make the variant faster."""
+    if not re.search(r"--dropout[ =]0(\.0*)?(?!\S)", " ".join(options)):
+        return base
+    return base.replace(name=f"{base.name}-dropout-0", label=f"{base.label} --dropout 0",
+                        options=("--dropout", "0"), compared_to=base.name, stage=None)
 
 
 def without_doubles(runs: list[Run]) -> list[Run]:

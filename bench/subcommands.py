@@ -5,6 +5,7 @@ import importlib
 import math
 import pkgutil
 import re
+from collections.abc import Callable
 from types import ModuleType
 
 GROUPS = "start here", "benchmarks", "results", "maintenance"
@@ -47,14 +48,14 @@ def all_in(package: ModuleType, kind: type) -> list:
             if subclass.__module__.startswith(f"{package.__name__}.")]
 
 
-def number_from(least: float, kind: type = float):
-    """Returns an option's type for argparse: a finite number that is `least` or more."""
+def number_from(least: float, kind: Callable[[str], float] = float, below: float = math.inf):
+    """Returns an option's type for argparse: a number from `least` to less than `below`."""
     def number(text: str) -> float:
-        if not least <= (value := kind(text)) < math.inf:
+        if not least <= (value := kind(text)) < below:
             raise argparse.ArgumentTypeError(f"{text} is out of range")
         return value
 
     return number
 
 
-positive, above_0 = number_from(1, int), number_from(1e-9)
+positive, above_0 = number_from(1, int), number_from(1e-9, below=1e9)

@@ -28,16 +28,8 @@ fi
 on_node=(srun --cpus-per-task="$SLURM_CPUS_PER_TASK")  # srun doesn't inherit it from the job
 if [ $# -eq 0 ]; then
     # Two minutes before the job's time is over SIGTERM comes: the page is written, with all so far.
-    "${on_node[@]}" --nodes=1 --ntasks=1 "$python" measure.py report --minutes 100000 \
+    exec "${on_node[@]}" --nodes=1 --ntasks=1 "$python" measure.py report --minutes 100000 \
         --studies "$STUDIES"
-    code=$?
-    if [ $code -gt 1 ]; then  # 1: a run failed, which is a row in its table
-        exit $code
-    fi
-    if [ ! -e results/stages.jsonl ]; then  # which STUDIES may lack
-        exit $code
-    fi
-    exec "${on_node[@]}" --nodes=1 --ntasks=1 "$python" measure.py stages --resume --rounds 2
 fi
 
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=75

@@ -168,6 +168,13 @@ def files_of(names: list[str]) -> Iterator[str]:
         yield from paths
 
 
+def name_doubles(paths: list[str]) -> None:
+    """Prints which file comes twice: its text may be trained on and validated on."""
+    files = [os.path.realpath(path) for path in paths]
+    for file in sorted({file for file in files if files.count(file) > 1}):
+        print(f"{Path(file).name} is named twice: text for validation may be trained on, too")
+
+
 def has_word(path: str, word: str) -> bool:
     """Returns whether a file's name has the word (a pattern), and not within a longer one."""
     return bool(re.search(rf"(?<![a-z])(?:{word})(?![a-z])", Path(path).name.lower()))
@@ -461,6 +468,7 @@ def vocabulary_of(tokenizer: tiktoken.Encoding) -> dict:
 def prepare(files: list[str], out: Path) -> None:
     """Writes train.bin, val.bin, vocabulary.json and meta.json. Raises UserError, OSError."""
     sources = [(path, kind_of(path)) for path in files_of(files)]
+    name_doubles([path for path, _ in sources])
     tokens = [path for path, kind in sources if kind == "tokens"]
     if 0 < len(tokens) < len(sources):
         raise UserError(f"{tokens[0]} has tokens, another file has text: one kind at a time")

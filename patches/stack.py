@@ -11,9 +11,11 @@ file stops it with nothing changed.
 """
 
 import argparse
+import ast
 import difflib
 import email
 import os
+import platform
 import re
 import shlex
 import signal
@@ -24,8 +26,12 @@ import textwrap
 from collections import namedtuple
 from collections.abc import Iterable
 from functools import partial
+from importlib.util import find_spec
 from itertools import permutations
 from pathlib import Path
+
+if sys.version_info < (3, 11):  # noqa: UP036 (told here, before a line that needs it)
+    sys.exit(f"error: needs Python 3.11 or newer; this is {platform.python_version()}")
 
 ROOT = Path(__file__).resolve().parent.parent
 FIRST, LAST, DDP = "00_orig.py", "01_opt_single_gpu.py", "02_opt_multi_gpu_ddp.py"
@@ -41,7 +47,7 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
     "Hardware": (r".+", "where it helps"),
     "Source": (r".+", "where it is described"),
     "Use": (r".+", "when to use it"),
-    "Limits": (r".+", "where it gains nothing, or what it costs"),
+    "Limits": (r".+", "where it gains nothing, what it costs, or what isn't checked"),
     "Published": (PUBLISHED, "the published figures: `27,648 tok/sec, 26.2422 GB[ on 4 GPUs]`"),
     "Group": (r"[a-z]+(?:-[a-z]+)*", "the first words of a variant's name; no two go together"),
     "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*", "variants of other groups that it excludes"),
@@ -250,6 +256,26 @@ def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, byte
 
     Raises StackError if a patch doesn't fit, or another of 00, 01 and 02 is edited.
     """
+    try:
+        return apply_all(root, edited)
+    except StackError:
+        if edited is None and is_first_edited(root):  # the first patch that doesn't fit is right
+            raise StackError(f"{FIRST} is edited: `python patches/stack.py refresh {FIRST}` carries"
+                             " that into all other scripts") from None
+        raise
+
+
+def is_first_edited(root: Path) -> bool:
+    """Returns whether all patches fit, but for an edit of 00."""
+    try:
+        apply_all(root, root / FIRST)
+    except StackError:
+        return False
+    return True
+
+
+def apply_all(root: Path, edited: Path | None) -> dict[str, bytes]:
+    """Does what rebuild_all() does, and names the first patch that doesn't fit."""
     patches = load(root) + load_variants(root)
     names, first = names_of(patches), read(root / FIRST)
     if edited == root / FIRST:  # what it was before comes from 01, backwards
@@ -265,6 +291,15 @@ def rebuild_all(root: Path = ROOT, edited: Path | None = None) -> dict[str, byte
             raise StackError(f"{file} isn't what the patches make (edited? `refresh` carries the"
                              " edit on, `new` makes a patch of it)")
     return scripts
+
+
+def check_python(file: str, text: bytes) -> None:
+    """Raises StackError for a text that isn't Python."""
+    try:
+        compile(text.decode(), file, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:  # ValueError: no UTF-8, or a null byte
+        line = f", line {error.lineno}" if getattr(error, "lineno", None) else ""
+        raise StackError(f"{file} isn't Python{line}: {getattr(error, 'msg', error)}") from None
 
 
 def merge(base: bytes, ours: bytes, theirs: bytes, name: str, join: bool = False,
@@ -323,8 +358,34 @@ def join_lines(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
     return b"".join(both) if len(fields) == len(set(fields)) else None
 
 
+CHECK = """\
+from importlib.util import find_spec
+
+if missing := [name for name in {} if not find_spec(name)]:
+    sys.exit("error: it needs packages: pip install " + " ".join(missing).replace("_", "-"))
+
+"""
+
+
+def imports_of(text: bytes) -> list[tuple[int, str]]:
+    """Returns the line and the module or package of each import of a script."""
+    imports = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            imports += [(node.lineno, alias.name.partition(".")[0]) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imports.append((node.lineno, str(node.module).partition(".")[0]))
+    return imports
+
+
+def packages_of(variant: Patch) -> list[str]:
+    """Returns the packages that a variant needs, by the names that it imports."""
+    return re.findall(r"package ([\w-]+)", variant.fields.get("Needs", ""))
+
+
 def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> bytes:
-    """Returns the script `base`, 01 or 02, with variants. Raises StackError, Conflict."""
+    """Returns the script `base`, 01 or 02, with variants; it begins with a check of the packages
+    that they need. Raises StackError, Conflict."""
     variants = {patch.name: patch for patch in load_variants(root) if patch.name in names}
     for name in set(names) - variants.keys():
         raise StackError(f"no variant {name!r}; `python patches/stack.py list` shows their names")
@@ -343,11 +404,26 @@ def compose(names: list[str], base: str | None = None, root: Path = ROOT) -> byt
     note = textwrap.fill(f"# {base} with {chosen}; composed by patches/stack.py.", 100,
                          subsequent_indent="# ", break_on_hyphens=False)
     text = f"{note}\n".encode() + text
+    if packages := [name for variant in variants.values() for name in packages_of(variant)]:
+        lines = text.splitlines(keepends=True)
+        first = min(line for line, module in imports_of(text)
+                    if module not in sys.stdlib_module_names)
+        lines.insert(first - 1, CHECK.format(sorted(set(packages))).encode())
+        text = b"".join(lines)
     try:
         compile(text, "composed", "exec")
     except SyntaxError as error:
         raise Conflict(f"{chosen} don't go together: line {error.lineno}")
     return text
+
+
+def check_name(out: Path, text: bytes) -> None:
+    """Raises StackError for a file that a script would import instead of the module of that name,
+    since Python looks into the script's folder first."""
+    imported = sys.stdlib_module_names | {module for _, module in imports_of(text)}
+    if out.suffix == ".py" and out.stem in imported:
+        raise StackError(f"{out.name} would take the place of Python's module {out.stem}: choose"
+                         " another name")
 
 
 def examples(root: Path) -> dict[Path, bytes]:
@@ -375,13 +451,15 @@ def before_edit(file: Path, root: Path) -> dict[str, bytes]:
 
 
 def carry(patches: list, old: dict, new: dict[str, bytes], root: Path) -> dict[Path, bytes]:
-    """Returns the files to write if `new` replaces `old`; the rest follows its base."""
+    """Returns the files to write if `new` replaces `old`; the rest follows its base. Raises
+    StackError, Conflict."""
     names, files = names_of(patches), {}
     new = {names[0]: old[names[0]]} | new  # a copy, with 00
     for patch in patches:
         file, name, base = patch.file, patch.name, find(patch.base, names)
         if name not in new:
             new[name] = merge(old[base], old[name], new[base], name, words=True)
+        check_python(file_of(name), new[name])
         files[root / file] = make_patch(file, patch.header, patch.base, new[base], new[name])
     files |= {root / file: new[find(file, names)] for file in (FIRST, LAST, DDP)}
     written = {root / WRITTEN / file_of(name): script for name, script in new.items()}
@@ -415,7 +493,8 @@ def write_command(root: Path, names: list[str]) -> list[str]:
 def verify_command(root: Path) -> list[str]:
     """verifies that the patches lead from 00 to 01 and 02 and to every variant"""
     patches, variants = load(root), load_variants(root)
-    rebuild_all(root)
+    for name, script in rebuild_all(root).items():
+        check_python(file_of(name), script)
     files = {patch.file for patch in patches + variants}
     for path in sorted([*root.glob("patches/*.patch"), *root.glob("patches/variants/*")]):
         if (file := path.relative_to(root).as_posix()) not in files:
@@ -508,7 +587,12 @@ def compose_command(root: Path, names: list[str], base: str | None, out: Path) -
     text = compose(names, {"01": LAST, "02": DDP}.get(base), root)
     if os.path.lexists(out):
         raise StackError(f"{out} exists: nothing is overwritten")
+    check_name(out, text)
     written = [os.path.relpath(path) for path in write_all({out: text})]
+    needed = {package for patch in load_variants(root) if patch.name in names
+              for package in packages_of(patch)}
+    if missing := sorted(package.replace("_", "-") for package in needed if not find_spec(package)):
+        written.append(f"first: pip install {' '.join(missing)}")
     base_options = OPTION.findall(read(root / LAST) + read(root / DDP))
     added = [f"--{option.decode().replace('_', '-')}" for option in OPTION.findall(text)
              if option not in base_options]

@@ -13,7 +13,7 @@ from conftest import ROOT, SIZES
 
 from bench import processes
 from bench.analysis.rows import rows_of
-from bench.catalogue import Run, Scripts
+from bench.catalogue import Run, Scripts, technique_names
 from bench.common import UserError
 from bench.measure import sizing
 from bench.measure.journal import Measured, append, journal_of, make_result, read_journal
@@ -301,15 +301,18 @@ def complete_results(folder: Path) -> None:
     folder.mkdir()
     look = dict(machine=CPU, matmul_peak=PEAK, missing=[], memory_gb=8.0, compile_error=None)
     (folder / "machine.json").write_text(json.dumps(look))
-    for study, rounds in (("stages", 2), ("ladder", 4)):
+    for study, rounds in (("stages", 4), ("ladder", 4)):
         measure_again(folder, study, rounds)
     (folder / "report.md").write_text("# GPT\n\nMade by `python measure.py report`.\n")
 
 
-def measure_again(folder: Path, study: str, rounds: int, **changes) -> None:
-    """A journal of two scripts, each run with `changes`."""
+def measure_again(folder: Path, study: str, rounds: int, first: int = 0, **changes) -> None:
+    """A journal of two scripts, 00 and 01 or from the `first` technique on, each run with
+    `changes`."""
     plan = plan_of("a", "b", rounds=rounds)
-    plan.runs = [run.replace(stage=f"0{k}", number=k) for k, run in enumerate(plan.runs)]
+    last = len(technique_names()) - 1
+    plan.runs = [run.replace(stage=f"0{k}" if study == "stages" else None, number=number)
+                 for (k, run), number in zip(enumerate(plan.runs), (first, last), strict=True)]
     write_journal(folder, study, plan, [
         dict(name=name, round=number) | changes
         for number in range(1, rounds + 1) for name in "ab"])

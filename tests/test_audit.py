@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT, environment, run_python, small, write_tokens
 
 from bench.audit import render
-from bench.audit.checks import CANT_TELL, HAS, LACKS, NOT_HERE, check
+from bench.audit.checks import CANT_TELL, HAS, LACKS, NO_HARDWARE, NOT_HERE, check
 from bench.audit.price import work_of
 from bench.audit.run import audit, machine_of
 from bench.audit.step import Step
@@ -84,6 +84,7 @@ def test_the_ladder_on_a_simulated_gpu(ladder, number, options):
     assert with_state(facts, LACKS) == {*TECHNIQUES[number:]} - {
         "04-pinned-memory", "12-huge-pages"}
     assert state(facts | dict(kept=True), "15-kept-memory") == HAS
+    assert state(facts | dict(shares_memory=True), "15-kept-memory") == NO_HARDWARE
     full = facts | dict(memory=79 * 2**30)
     assert state(full, "10-batch-size") == CANT_TELL  # a larger batch may not fit
 
@@ -149,6 +150,8 @@ def test_prices(tmp_path):
     assert "| RTX 4090 | " in page.read_text(encoding="utf-8")
     assert html.name == "audit-a.html" and ">RTX 4090</td>" in html.read_text(encoding="utf-8")
     assert json.loads(json.dumps(report)) == report
+    (amd,) = report_of(facts, tmp_path, ["MI300X"])["prices"]
+    assert amd["speed"] == "unchecked" and amd["low"] is amd["high"] is None
     facts["ops"][0]["compiled"] = True  # runs uncompiled while it is watched
     (slow,) = report_of(facts, tmp_path, ["T4"])["prices"]
     assert slow["speed"].startswith("at least")

@@ -168,6 +168,16 @@ def test_signals(stages, stage, number, code):
     assert script.explain(caught.value, None) == ("interrupted", text, code)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has other signals")
+def test_ctrl_c_while_measure_starts(tmp_path):
+    """A module that it imports stands in for a slow disk. The shell then has the exit code 130."""
+    (tmp_path / "difflib.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n")
+    result = run_python(ROOT / "measure.py", "--help", fork=False,
+                        env=environment(PYTHONPATH=str(tmp_path)))
+    assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, "", "")
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_diverged(bench, stage):
     options = "--learning-rate", 9e35, "--max-steps", 20, "--eval-freq", 2

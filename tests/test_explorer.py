@@ -46,6 +46,10 @@ def test_the_explorers_data():
     assert needs["4"][1] < card["room"] < needs["8"][1]
     assert max(map(int, card["speeds"]["00"]["gpt2"])) == 4
     assert DATA["gpus"]["T4"]["speeds"]["05-bfloat16"]["gpt2"]["8"] == [0, "not in bfloat16", 0]
+    assert DATA["gpus"]["MI300X"]["speeds"]["01"]["gpt2"]["32"] == [0, "unchecked", 0]
+    assert DATA["gpus"]["RTX 3080"]["speeds"]["00"]["gpt2"]["2"] == [0, "unchecked", 0]
+    assert [name for name, gpu in DATA["gpus"].items() if not gpu["nvidia"]] == [
+        "MI300X", "MI325X", "MI355X"]
     names, parser = {patch.name for patch in stack.load_variants()}, make_parser()
     for script in DATA["scripts"].values():
         *before, last = (shlex.split(line) for line in script["commands"])

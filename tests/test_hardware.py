@@ -5,6 +5,7 @@ Hardware is simulated by what 01's best_dtype asks: the CPU's capabilities, and 
 capability. On a stand-in GPU every call that names a CUDA device gets the CPU.
 """
 
+import ctypes
 import json
 import os
 from dataclasses import asdict
@@ -303,6 +304,17 @@ def test_a_driver_that_is_too_old_is_told_everywhere(monkeypatch, tmp_path, caps
     assert not [*tmp_path.iterdir()]  # a misspelt folder isn't made
 
 
+@pytest.mark.parametrize(("is_integrated", "free"), [(0, [80_000, 40_000]), (1, [60_000, 30_000])])
+def test_free_memory(monkeypatch, is_integrated, free):
+    """Of a GPU that shares the host's memory, a part stays free: there a host hangs where it runs
+    out."""
+    monkeypatch.setattr(hardware, "gpu_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: ((80_000, 40_000)[gpu] * 2**20, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_properties",
+                        lambda gpu: SimpleNamespace(is_integrated=is_integrated))
+    assert hardware.free_memory() == free
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ["first step", "log line", "sample and memory"])
 def test_a_step_of_known_cost(case):
@@ -525,6 +537,56 @@ def test_a_device_that_is_named(bench, gpus, run_on_gpu, stage, device, gpu):
     assert gpus.mode.devices == ({device} if gpu else set())
     assert bench.record()[0]["config"]["device"] == device.partition(":")[0]
     assert gpu or not gpus.loader.pin_memory
+
+
+class Driver:
+    """NVIDIA's, of a GPU that shares the host's memory or doesn't."""
+
+    def __init__(self, shares_memory: bool):
+        self.attributes = {18: int(shares_memory)}  # CU_DEVICE_ATTRIBUTE_INTEGRATED in cuda.h
+
+    def cuInit(self, flags):
+        return 0
+
+    def cuDeviceGetAttribute(self, answer, attribute, device):
+        ctypes.cast(answer, ctypes.POINTER(ctypes.c_int))[0] = self.attributes[attribute]
+        return 0
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+@pytest.mark.parametrize(("driver", "given", "kept"), [
+    (Driver(False), None, "expandable_segments:True"), (Driver(True), None, None),
+    (None, None, None),  # Windows, AMD
+    (Driver(False), "backend:native", "backend:native"),
+    (Driver(True), "backend:native", "backend:native")])
+def test_expandable_segments(stages, gpus, monkeypatch, stage, driver, given, kept):
+    """Only on GPUs with memory of their own: a GB10 failed with them. PyTorch tells which is which,
+    but has read its allocator's settings by then."""
+    script, name = stages[stage], "PYTORCH_CUDA_ALLOC_CONF"
+    monkeypatch.setattr(torch.cuda, "get_device_properties", None)
+    drivers = {"libcuda.so.1": driver} if driver else {}
+    monkeypatch.setattr(ctypes, "CDLL", lambda file: drivers.get(file) or open("/no/such/file"))
+    for variable, value in ONE_RANK.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.delenv(name, raising=False)
+    if given:
+        monkeypatch.setenv(name, given)
+    with gpus.mode:
+        script.configure([])
+    assert os.environ.get(name) == kept
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+@pytest.mark.parametrize(("device", "kernel", "lines"), [
+    ("cuda", "MATH", 1), ("cuda", "FLASH_ATTENTION", 0), ("cpu", "MATH", 0)])
+def test_a_slow_attention_kernel(stages, monkeypatch, capsys, stage, device, kernel, lines):
+    """AMD's RDNA GPUs take it, and PyTorch doesn't say so."""
+    monkeypatch.setattr(torch, "_fused_sdp_choice",
+                        lambda *_, **__: getattr(torch.nn.attention.SDPBackend, kernel).value)
+    config = stages[stage].Config(device=torch.device(device), width=8, heads=2, context_length=4)
+    assert stages[stage].attention_backend(torch.nn.Linear(1, 1), config) == kernel.lower()
+    text = capsys.readouterr().out
+    assert text.count("\n") == text.count("TORCH_ROCM_AOTRITON_ENABLE_EXPERIMENTAL=1") == lines
 
 
 @pytest.mark.parametrize(("cores", "given", "workers"), [

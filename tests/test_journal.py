@@ -126,6 +126,11 @@ def test_killed(tmp_path):
     (lambda text: text.replace("10.24", "1e999"), "line 3: a step of inf seconds"),
     (lambda text: text.replace("10.24", '"x"'), "line 3: a step of 'x' seconds"),
     (lambda text: text.replace("1.25", '"much"'), "line 6: reserved_gb is 'much'"),
+    (lambda text: text.replace("1.25", "-3"), "line 6: reserved_gb is -3"),
+    (lambda text: text.replace("1.25", "true"), "line 6: reserved_gb is True"),
+    (lambda text: text.replace('"world_size": 1', '"world_size": 0'), "line 1: world_size is 0"),
+    (lambda text: text.replace('"batch_size": 4', '"batch_size": true'), "line 1: batch_size is T"),
+    (lambda text: text.replace("10.24", "true"), "line 3: a step of True seconds"),
 ])
 def test_damaged(tmp_path, damage, says):
     path = write_record(tmp_path, "a")

@@ -3,8 +3,11 @@ cards, and the command."""
 
 import json
 import re
+import shutil
+import subprocess
 import sys
 from argparse import ArgumentTypeError, Namespace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +18,8 @@ from torch.nn import functional
 
 from bench import processes
 from bench.cards import CARDS, FILE, PEAK_FLOPS, Card, named
-from bench.catalogue import Scripts, published
+from bench.catalogue import STAGES, Scripts, published
+from bench.cli import make_parser
 from bench.commands.predict import Predict, prices, tokens
 from bench.common import REFERENCE, UserError
 from bench.predict import speed, store
@@ -159,6 +163,50 @@ def test_the_code_of_a_script():
                 code(8, "a batch", "old", "y")}) == 3
 
 
+# What ast and ast.unparse do differently from version to version: quotes, nested f-strings with a
+# format, parameters of types, empty lists.
+CHANGING = b"""
+def run(self, *, x: int = 1) -> None:
+    print(f"{x:{self.width}}", f'{x!r:}', f"it's {x:.2f} in '{x['a']}'", u"text")
+    return [] or (lambda: None)
+class Empty(dict): pass
+"""
+HASH = """
+import sys
+from pathlib import Path
+from bench.predict.store import code_of
+for path in sys.argv[1:]:
+    print(code_of(Path(path).read_bytes()))
+"""
+
+
+def other_pythons() -> list[str]:
+    """Those that tools can run with, from 3.11 on, of other versions than this one."""
+    names = [shutil.which(f"python3.{minor}") for minor in range(11, 20)]
+    installed = Path.home().glob(".pyenv/versions/3.*/bin/python")
+    return [str(path) for path in (*filter(None, names), *installed)
+            if re.fullmatch("3\\.1[1-9]", version := version_of(path))
+            and version != f"3.{sys.version_info.minor}"]
+
+
+def version_of(python) -> str:
+    """Such as 3.12; "" of one that doesn't start, as a name that pyenv reserves."""
+    shows = "import sys; print('{}.{}'.format(*sys.version_info))"
+    return subprocess.run([python, "-c", shows], capture_output=True, text=True).stdout.strip()
+
+
+def test_the_code_of_a_script_in_any_python(tmp_path):
+    """Its hash is the same in all versions: the stored one was made by 3.11, and is that of 3.12
+    and 3.13 as well."""
+    assert code_of(CHANGING) == "26da2e496737ed20" and code_of(b"f('')") != code_of(b"f()")
+    (tmp_path / "changing.py").write_bytes(CHANGING)
+    paths = [tmp_path / "changing.py", *(ROOT / name for name in STAGES.values())]
+    own = [code_of(path.read_bytes()) for path in paths]
+    for python in other_pythons():
+        code, out, err = processes.run_child([python, "-c", HASH, *paths], ROOT)
+        assert (code, out.split()) == (0, own), (python, err)
+
+
 def test_all_are_predicted(predicted):
     """What can't be traced stops no other, and an interrupt loses nothing; again only those whose
     code has changed are traced, unless all shall be."""
@@ -256,6 +304,7 @@ def test_batches_of_one_process():
     ("compile-mode", ["--compile-mode", "reduce-overhead"], "a mode, a backend or options can't"),
     ("parallel-sharded", ["--no-compile"], "weights that ranks share can't be traced"),
     ("model-mixture", [], "a model with several results can't be traced"),
+    ("14-chunked-head", ["--context-length", "1000000"], "8,000,000 tokens"),
     ("14-chunked-head", ["--batch-size", "0"], "0 is out of range")])
 def test_what_can_not_be_traced_is_said_in_a_line(name, options, says):
     with pytest.raises(UserError, match=f"^.*{re.escape(says)}.*$"):
@@ -358,6 +407,21 @@ def test_the_range_of_a_speed():
     assert ranges == [0.3, 0.25, 0.35, 0.35]
 
 
+def test_no_range_outside_the_model(command):
+    """For AMD GPUs and batches below 4 the memory is predicted, but the speed is unchecked."""
+    known = made_up({2: (300, 200), 4: (500, 400), 8: (1024, 900)})
+    for name, batch, is_inside in (("H100", 4, True), ("H100", 2, False), ("MI300X", 8, False)):
+        assert (known.speeds(batch, CARDS[name]) is not None) is is_inside
+        assert (known.speed_range(batch, CARDS[name]) == "unchecked") is not is_inside
+    assert known._replace(steps={size: [Work("head", "float64", True, 1, 1e9)] for size in (8, 16)}
+                          ).speed_range(2, CARDS["H100"]) == "not in float64"
+    text = command.answer(gpu="MI300X", tokens=1e9, price=[1.0])
+    assert re.match(r"MI300X, .*: fits at batch 32 .*, unchecked\.$", text.split("\n")[0])
+    assert "| MI300X | 192 | 01 | 32 | 3.00 | unchecked |" in text and "hours" not in text
+    assert "unchecked: " in text and "unchecked" not in command.answer(gpu="H100")
+    assert "MI300X" not in prediction_tables.COMMON
+
+
 @pytest.mark.parametrize(("text", "cards"), [
     ("rtx-4090", ["RTX 4090"]), ("h100 nvl", ["H100 NVL"]), ("3080", ["RTX 3080"]),
     ("NVIDIA GeForce RTX 3070 Laptop GPU", ["RTX 3070 Mobile"]),
@@ -421,11 +485,26 @@ def test_the_table_of_the_command(command):
     assert f"| {store.span(*hours)} | {cost} |" in answer(gpu="L4", tokens=10e9, price=[0.5])
 
 
-@pytest.mark.parametrize("text", ["", "B", "many", "-1", "0", "nan", "inf", "1,,2"])
+@pytest.mark.parametrize(("text", "number"), [
+    ("10e9", 1e10), ("10B", 1e10), ("0.3m", 3e5), ("1T", 1e12), ("10,000,000", 1e7),
+    ("1,500k", 1.5e6)])
+def test_numbers_of_tokens(text, number):
+    assert tokens(text) == number
+
+
+@pytest.mark.parametrize("text", [
+    "", "B", "many", "-1", "0", "nan", "inf", "1,,2", "1,0000", "1e300", "1e300T"])
 def test_what_is_no_number(text):
     for read in (prices, tokens):
         with pytest.raises((ValueError, ArgumentTypeError)):
             read(text)
+
+
+@pytest.mark.parametrize("option", ["--memory", "--bandwidth", "--tflops", "--price", "--tokens"])
+def test_no_number_is_endless(option, capsys):
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["predict", option, "1e300"])
+    assert f"argument {option}: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("options", "says"), [
@@ -449,15 +528,40 @@ def rows() -> list[dict]:
     return CHECK.compared()
 
 
-def test_held_out_figures_come_first(rows):
-    held_out, *parts, tuned = CHECK.accuracy_table(rows).rows
-    assert (held_out["count"], tuned["count"]) == (52, 40)
+def test_checks_come_first(rows):
+    """Figures that constants were tuned on, that led to a change or are outside of the model are
+    none."""
+    checks, *parts, used, cards, gollem, outside, first = CHECK.accuracy_table(rows).rows
     compiled, eager, last = (part["count"] for part in parts)
-    assert (compiled + eager, last) == (52, 20)
-    for line in (held_out, *parts, tuned):  # the ranges hold in four cases of five
+    assert (checks["count"], compiled + eager, last) == (53, 53, 16)
+    assert [line["count"] for line in (used, cards, gollem, outside)] == [2, 40, 7, 14]
+    assert {row["program"] for row in rows if row["group"] == "check"}.isdisjoint(CHECK.TUNED_ON)
+    for row in rows:
+        is_outside = row["batch"] < 4 or row["card"] == "MI300X"
+        assert (row["group"] == "outside") is is_outside
+        assert row["group"] != "check" or "used" not in row
+    for line in (checks, *parts, cards):  # the ranges hold in four cases of five
         assert line["median"] < 0.15 and line["inside"] >= 0.8
-    assert held_out["median"] < 0.1 and held_out["near"] > 0.75
-    assert len({row["card"] for row in rows}) == 27
+    assert checks["median"] < 0.1 and checks["near"] > 0.8 and checks["left_out"] >= 0.8
+    assert outside["inside"] is None and {used["left_out"], cards["left_out"]} == {None}
+    assert len({row["card"] for row in rows}) == 32
+    by_all = [CHECK.range_by(rows, is_compiled) for is_compiled in (True, False)]
+    assert [round(margin, 2) for margin in by_all] == [0.3, 0.17]  # as the page says
+    assert by_all[0] <= speed.COMPILED + 0.005 and by_all[1] <= speed.NOT_COMPILED
+    assert first["count"] == 24  # before they changed the model
+    assert [f"{first[key]:.0%}" for key in ("median", "near", "inside")] == ["17%", "62%", "79%"]
+
+
+def test_the_range_by_all_other_programs():
+    """It holds 95 % of their checks, and none of the program's own."""
+    def row(program: str, speed: float, group: str = "check", is_compiled: bool = True) -> dict:
+        return dict(program=program, group=group, is_compiled=is_compiled, tok_per_sec=speed,
+                    predicted=100.0)
+
+    others = [row("a", 100 + k) for k in range(1, 11)]
+    rows = [*others, row("b", 180.0), row("c", 170.0, "tuned"), row("d", 160.0, is_compiled=False)]
+    for measured, is_inside in ((109.0, True), (91.0, True), (109.9, False), (180.0, False)):
+        assert CHECK.inside_others_range(row("b", measured), rows) is is_inside
 
 
 def test_the_published_memory():

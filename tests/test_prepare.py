@@ -169,6 +169,16 @@ def test_pieces_are_encoded_as_the_whole():
     assert [*script.pieces(blocks_of(text))] == [text]
 
 
+@pytest.mark.parametrize(("others", "lines"), [([], 0), (["b.txt"], 0), (["./a.txt"], 1)])
+def test_a_file_that_is_named_twice(script, tmp_path, monkeypatch, capsys, others, lines):
+    """The end of the whole text, which is for validation, is then trained on as well."""
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("Some words. " * 99)
+    monkeypatch.chdir(tmp_path)
+    script.prepare(["a.txt", *others], tmp_path)
+    assert capsys.readouterr().out.count("a.txt is named twice: ") == lines
+
+
 def test_a_text_through_a_pipe_is_whole(tmp_path):
     result = prepare(tmp_path, "/dev/stdin", input="a line\n" * 50)
     assert result.returncode == 0, result.stderr

@@ -31,6 +31,7 @@ from bench.common import REFERENCE, UserError
 from bench.measure.environment import ram_gb
 from bench.measure.journal import read_journal
 from bench.report import machine_section, page, readme
+from bench.report.machine_section import all_factors, headline
 from bench.report.notes import full_notes, provenance
 from bench.report.pictures import place_of
 from bench.report.tables import Table, found_in, full_table, markdown, num_col, text_col
@@ -57,6 +58,13 @@ def shown(tmp_path):
         return [*cells.values()], full_notes(measured, rows)
 
     return shown
+
+
+def test_a_row_stays_one_line():
+    """Whatever a record's texts hold; a terminal gets no control characters from them."""
+    column = text_col("model", "model")
+    rows = [SimpleNamespace(model=text) for text in ("gpt\n2", "gpt\u20282\x1b[2J|")]
+    assert markdown(Table([column], rows)).split("\n")[2:] == ["| gpt 2 |", r"| gpt 2 [2J\| |", ""]
 
 
 def test_markdown():
@@ -98,7 +106,7 @@ def test_techniques(shown):
 
 
 def test_what_was_measured(shown):
-    runs = [*rounds_of("a", 100.0, 90.0, config=dict(compile=False)), dict(name="b")]
+    runs = [*rounds_of("a", 100.0, 90.0, config=dict(compile=False)), *rounds_of("b", 1.0, 1.0)]
     _, notes = shown(plan_of("a", "b", tokens=None, epochs=5), runs, options=["--name", "a b"])
     assert re.search("Not compiled, .*: `a`.$", notes[1]) and notes[0] == (
         "Some CPU, PyTorch 2.13; seed 123, 2 rounds, options `--name 'a b'`. 5 epochs per run."
@@ -187,6 +195,32 @@ def test_page(reports, tmp_path):
     assert reports.children.asked.count("look") == 1
 
 
+def test_the_first_line_of_a_page(tmp_path):
+    """It is of the ladder where that has more rounds than the three scripts, and is as long."""
+    def stages_of(folder: Path, day: str, *speeds: float) -> None:
+        plan = plan_of("00_orig", "01_opt_single_gpu")
+        plan.runs = [run.replace(stage=run.name[:2], published=100.0) for run in plan.runs]
+        write_journal(folder, f"stages{day}", plan, [
+            *rounds_of("00_orig", *[100.0] * len(speeds)),
+            *rounds_of("01_opt_single_gpu", *speeds)])
+
+    stages_of(tmp_path, "", 450.0)
+    assert "01_opt_single_gpu trains **450 tok/sec, 4.50 times** 00's 100" in headline(tmp_path)
+    assert "measurements" not in headline(tmp_path)
+    for published, leads in ((28_399.0, False), (None, True)):
+        plan = plan_of("00_orig", "06", "13")
+        plan.runs = [run.replace(number=number, published=published if number == 13 else None)
+                     for run, number in zip(plan.runs, (0, 6, 13), strict=True)]
+        (tmp_path / "ladder.jsonl").unlink(missing_ok=True)
+        write_journal(tmp_path, "ladder", plan, [
+            *rounds_of("00_orig", 100.0, 101.0, 99.0), *rounds_of("06", 200.0, 201.0, 203.0),
+            *rounds_of("13", 500.0, 501.0, 505.0)])
+        assert ("**501 tok/sec, 5.0 times** 00_orig's 100" in headline(tmp_path)) is leads
+    assert "the 2 measurements of this folder 01 is 4.50–5.02 times" in headline(tmp_path)
+    stages_of(tmp_path, "-2026-01-02", 600.0, 600.0)
+    assert "the 3 measurements of this folder 01 is 4.50–6.00 times" in headline(tmp_path)
+
+
 @pytest.mark.slow
 def test_stopped_anywhere_it_ends_with_the_same_figures(reports, tmp_path, no_pictures):
     short = dict(pieces="stages,ladder")
@@ -230,7 +264,7 @@ def test_failures(reports, no_pictures, capsys):
         assert "was measured with other settings: tokens" in text and "RESULTS=FOLDER" in text
     reports.children.does["01_opt_single_gpu"] = works
     assert reports.make(pieces="stages") == 0
-    assert [name for name, _ in reports.ran] == ["01_opt_single_gpu"]
+    assert [name for name, _ in reports.ran] == ["01_opt_single_gpu"] * 4
 
 
 def test_what_is_refused(reports, no_pictures):
@@ -333,6 +367,36 @@ def test_readme_says_what_was_measured():
     assert numbers >= {f"{rows[rung].tok_per_sec:,.0f}" for rung in (0, 8, 14)}
 
 
+def test_typed_figures_are_those_of_the_logs():
+    """The range of the CPUs' speedups, the Xeon's alone, its slower variants, and times to a loss
+    that were rounded once."""
+    def text_of(path: str) -> str:
+        return " ".join((ROOT / path).read_text(encoding="utf-8").split())
+
+    ranges = {folder.name: all_factors(folder) for folder in REFERENCE.glob("*-cores")}
+    every = [factor for factors in ranges.values() for factor in factors]
+    assert f"[{min(every):.1f}–{max(every):.1f}×](docs/results.md)" in text_of("README.md")
+    xeon = "intel-xeon-amx-2-cores"
+    low, high = (f"{end(ranges[xeon]):.1f}" for end in (min, max))
+    page = text_of(f"results/reference/{xeon}/README.md")
+    assert (len(ranges[xeon]), low, high) == (5, "5.1", "7.0")
+    assert f"**`01` is {low} to {high} times as fast as `00`** in five measurements" in page
+    assert f"gained {low}× to {high}× in five measurements" in text_of("docs/methodology.md")
+    (variants,) = (rows for measured, rows in found_in(REFERENCE / xeon, "variants")
+                   if not measured.kind)
+    slower = sum(row.significance == "slower" for row in variants)
+    assert f"; {dict(enumerate(['eight', 'nine', 'ten', 'eleven'], 8))[slower]} are slower." in page
+    loss = text_of("docs/time-to-loss.md")
+    for folder, name in (("amd-epyc-2-cores", "optimizer-muon+compile-blocks, batch 2"),
+                         ("nvidia-h200", "01, batch 8")):
+        (speedup,) = {f"{row.speedup(target).factor:.1f}×"
+                      for one, rows in found_in(REFERENCE / folder, "time-to-loss")
+                      for target in list(one.plan.targets.values())[:1]
+                      for row in rows if row.label.startswith(name)}
+        assert speedup == "7.4×" and speedup in loss
+    assert "7.5×" not in loss.replace("(7.5–10.7)", "")
+
+
 def anchors(path: Path) -> set[str]:
     """Of a page's headings, as code hosts make them."""
     text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
@@ -396,6 +460,18 @@ def plot(capsys):
         return code, said.out.splitlines(), said.err.splitlines()
 
     return run
+
+
+@pytest.mark.parametrize(("rounds", "says"), [
+    (1, "; single runs, no significance."), (2, "; 2 runs each.")])
+@pytest.mark.parametrize("study", ["stages", "ladder"])
+def test_single_runs_say_so(tmp_path, study, rounds, says):
+    plan = plan_of("a", "b", rounds=rounds)
+    plan.runs = [run.replace(stage=f"0{k}" if study == "stages" else None, published=100.0)
+                 for k, run in enumerate(plan.runs)]
+    write_journal(tmp_path, study, plan, [
+        run for name in "ab" for run in rounds_of(name, *range(100, 100 + rounds))])
+    assert machine_section.headline(tmp_path).endswith(says)
 
 
 def test_plot_results(tmp_path):

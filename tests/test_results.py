@@ -51,7 +51,7 @@ def test_two_machines(tmp_path):
 
 
 def test_only_what_is_comparable(tmp_path):
-    """Techniques with figures, after the same one in both; of two rows there is no test."""
+    """Techniques with figures, after the same one in both; without spread there is no test."""
     ladder(tmp_path / "one", dict.fromkeys("abcd", SPEEDS))
     ladder(tmp_path / "other", {"b": SPEEDS, "c": SPEEDS, "d": []}, MACHINE)
     _, (c,) = answer(tmp_path)
@@ -107,15 +107,29 @@ def test_a_complete_folder_is_packed(results, tmp_path):
             packed(results, wrong)
 
 
+@pytest.mark.parametrize(("stages", "ladder", "first", "says"), [
+    (4, 0, 0, ""), (0, 3, 0, ""), (1, 3, 0, ""), (3, 2, 0, "Only 3 rounds: "),
+    (2, 4, 1, "Only 2 rounds: "),  # a ladder that begins with a later script
+    (1, 0, 0, "Single runs, no significance: ")])
+def test_more_rounds_are_asked_for(results, stages, ladder, first, says):
+    """Where neither study has enough of 00 and 01; such a folder is packed nevertheless."""
+    for study, rounds in (("stages", stages), ("ladder", ladder)):
+        (results / f"{study}.jsonl").unlink()
+        if rounds:
+            measure_again(results, study, rounds, 0 if study == "stages" else first)
+    _, *asked, _ = packed(results, "cpu").splitlines()
+    assert len(asked) == bool(says)
+    assert not says or asked[0].startswith(says) and "python measure.py stages" in asked[0]
+
+
 def test_an_incomplete_folder_is_refused(results):
     """What is missing is named, and a run that failed."""
     (results / "stages.jsonl").unlink()
     (results / "ladder.jsonl").unlink()
-    measure_again(results, "ladder", 2)
     (results / "report.md").write_text("# GPT\n\nNot finished: sweep; run it again.\n")
     assert [line.partition(":")[0] for line in what_is_missing(results)] == [
-        "the report isn't finished", "no stages", "ladder"]
-    with pytest.raises(UserError, match="too few rounds of a, b: python measure.py ladder"):
+        "the report isn't finished", "no figures of 00 and 01"]
+    with pytest.raises(UserError, match="isn't complete: .*; no figures of 00 and 01: python"):
         packed(results, "cpu")
     measure_again(results, "ladder", 4, error="ended by signal 9")
     assert "ladder: a, b failed" in what_is_missing(results)

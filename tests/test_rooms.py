@@ -12,9 +12,9 @@ ORDER = ["cli", "commands", "studies", "audit", "report", "predict", "analysis",
          "catalogue", "subcommands", "processes", "cards", "common"]
 BENCH = ROOT / "bench"
 MODULES = sorted(BENCH.rglob("*.py"))
-LESSONS = {"00_orig.py": 495, "01_opt_single_gpu.py": 575, "02_opt_multi_gpu_ddp.py": 642}
+LESSONS = {"00_orig.py": 495, "01_opt_single_gpu.py": 594, "02_opt_multi_gpu_ddp.py": 661}
 LINES = {ROOT / name: most for name, most in LESSONS.items()} | dict.fromkeys(
-    [*MODULES, ROOT / "measure.py", ROOT / "plot_results.py"], 300)  # at most
+    [*MODULES, ROOT / "measure.py", ROOT / "plot_results.py"], 302)  # at most
 
 
 def imported(path) -> list[str]:

@@ -1,9 +1,11 @@
 """bench/analysis/rows.py: medians, factors and significance, from made-up records."""
 
+import math
 from statistics import geometric_mean
 
 import pytest
-from made_up import plan_of, rounds_of, write_journal
+from made_up import CPU, MACHINE, plan_of, rounds_of, write_journal
+from scipy.stats import ttest_rel
 
 from bench.analysis.rows import rows_of
 from bench.measure.journal import read_journal
@@ -40,6 +42,17 @@ def test_share_of_this_machines_peak(rows, config, share):
     (row,) = rows(plan_of("a"), rounds_of("a", 100.0, gpu="NVIDIA H100 80GB HBM3", config=config))
     assert row.share_of_peak == (share and pytest.approx(share))
     assert row.mfu == pytest.approx(100e9 / 989e12)
+
+
+@pytest.mark.parametrize(("machine", "share"), [(CPU, 0.1), (MACHINE, 0.025)])
+def test_the_peak_of_several_ranks(tmp_path, machine, share):
+    """Of a CPU the ranks share one peak; of GPUs each rank has its own."""
+    plan = plan_of("a")
+    plan.runs = [plan.runs[0].replace(processes=4)]
+    path = write_journal(tmp_path, "a", plan, rounds_of("a", 100.0, config=dict(world_size=4)),
+                         machine)
+    (row,) = rows_of(*read_journal(path))
+    assert row.share_of_peak == pytest.approx(share)
 
 
 def test_errors(rows):
@@ -130,13 +143,19 @@ def test_interval_and_the_least_that_is_seen(rows):
     assert more.interval[1] - more.interval[0] < high - low
 
 
-@pytest.mark.parametrize(("names", "rounds"), [("ab", 4), ("abc", 1)])
-def test_a_factor_alone(rows, names, rounds):
-    """Of two rows, and in a single round, without interval or significance."""
-    runs = [run for run in noisy(100, 200, 300) if run["name"] in names and run["round"] <= rounds]
-    b = rows(plan_of(*names), runs)[1]
+def test_a_factor_alone(rows):
+    """In a single round, without interval or significance."""
+    b = rows(plan_of(*"abc"), [run for run in noisy(100, 200, 300) if run["round"] == 1])[1]
     assert b.factor == pytest.approx(2, rel=0.02)
     assert (b.interval, b.significance) == (None, "not tested")
+
+
+def test_two_rows(rows):
+    """By the rounds' ratios alone, which are in the interval of their mean."""
+    _, b = rows(plan_of("a", "b"), noisy(100, 200))
+    expected = ttest_rel(*([math.log(speed) for speed in row.speeds] for row in (b, b.reference)))
+    assert b.interval == pytest.approx(tuple(map(math.exp, expected.confidence_interval())))
+    assert b.significance == "faster"
 
 
 def test_a_failed_run_leaves_its_row_out_of_the_test(rows):
@@ -159,6 +178,16 @@ def test_added_rounds_are_told(tmp_path):
         path = write_journal(folder, "a", plan_of(*"abc", rounds=4), runs)
         (measured,) = read_journal(path)
         assert rounds_note(measured, rows_of(measured)) == says
+
+
+def test_the_rounds_that_all_rows_have_are_counted(tmp_path):
+    """Not those of which only some rows have a run, nor the rows with a failed run."""
+    plan, runs = plan_of(*"abcd", rounds=4), noisy(100, 200, 300, 400)
+    runs = [run for run in runs if run["name"] != "b" or run["round"] <= 2]
+    runs = [run for run in runs if (run["name"], run["round"]) != ("d", 1)]
+    path = write_journal(tmp_path, "a", plan, [*runs, dict(name="d", error="it broke")])
+    (measured,) = read_journal(path)
+    assert rounds_note(measured, rows_of(measured)).startswith("2 rounds (some rows 4")
 
 
 @pytest.mark.parametrize(("losses", "noise"), [
@@ -222,3 +251,13 @@ def test_speedup_to_a_target(rows, misses, sign):
                 times[0] = row.by_round[1].train_seconds
         assert (speedup.sign, speedup.factor) == (sign, pytest.approx(mean_ratio(*seconds)))
     assert a.speedup(7.5).factor is None
+
+
+def test_times_are_paired_in_any_table(rows):
+    """Variances of speeds are pooled in a large one."""
+    plan = of_one_base(*"abcdef", targets={"best": 7.5})
+    runs = [run for k, name in enumerate("abcdef")
+            for run in rounds_of(name, *(100 + k + 7 * n % 5 for n in range(k, k + 4)), loss=7.0)]
+    column = rows(plan, runs)[0].rows.column
+    assert column().pooled and not column(7.5).pooled
+    assert column().differences.keys() == column(7.5).differences.keys() == set("bcdef")

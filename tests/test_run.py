@@ -511,6 +511,15 @@ def test_length():
     assert length(ranks, 4096)[0]["--max-tokens"] == 12 * 4096
 
 
+@pytest.mark.parametrize(("machine", "times"), [
+    (MACHINE, 4), (MACHINE | FLOAT32, 4), (CPU, 1), (CPU | FLOAT32, 1)])
+def test_the_expected_speed_of_several_ranks(machine, times):
+    """On GPUs each rank has a peak of its own, on a CPU all share one."""
+    one, four = (sizing.expected_speed(run, PEAK, machine, sizing.GPT2) for run in (
+        Run("a", "a", expected=500.0), Run("a", "a", expected=2000.0, processes=4)))
+    assert four == pytest.approx(times * one)
+
+
 def test_scripts_judge_their_options(tmp_path, monkeypatch, forked_children):
     """All in one process; what each trains per step comes back, and isn't asked twice."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -741,7 +750,7 @@ def test_what_fits(gpu, free, batches, capsys):
     gpu.children.answers["free_memory"] = free
     assert batches_that_fit(gpu.setup, composed=False) == batches
     text = capsys.readouterr().err
-    assert text.count(" GB of the GPU's memory are free: by prediction, ") == bool(batches)
+    assert text.count(" GB of the GPU's memory can be used: by prediction, ") == bool(batches)
 
 
 def test_a_study_fits_its_runs(gpu, capsys):

@@ -6,6 +6,7 @@ from made_up import CPU, MACHINE, setup_of
 from bench import catalogue as module
 from bench.catalogue import Scripts, lacking
 from bench.common import ROOT, UserError
+from bench.report import explorer
 from bench.studies.ladder import Ladder
 from bench.studies.stages import Stages
 from patches import stack
@@ -62,7 +63,8 @@ def test_variants(scripts):
 
     def labels(**chosen) -> list[str]:
         runs = scripts.variants(base, MACHINE, **chosen)
-        assert {run.compared_to for run in runs[1:]} == {runs[0].name}
+        assert {run.compared_to for run in runs[1:]
+                if "--dropout" not in run.label} == {runs[0].name}
         assert {run.published for run in runs} == {None}
         return [run.label for run in runs]
 
@@ -80,6 +82,19 @@ def test_variants(scripts):
     for names in ("", "muon", "optimizer-muon,", "parallel-zero1"):  # of 02
         with pytest.raises(UserError, match="no variant .* of 01; there are .*optimizer-muon"):
             labels(names=names)
+
+
+def test_a_variant_without_dropout_is_compared_to_its_base_without(scripts):
+    base, plain, *variants = scripts.variants(
+        scripts.stage("01"), MACHINE,
+        names="memory-budget, memory-budget --memory-budget 0.5 --dropout=0, gc-freeze,"
+              " attention-backend --attention cudnn --dropout 0.125")
+    assert (plain.script, plain.options, plain.label) == (
+        "01", ("--dropout", "0"), "01 --dropout 0")
+    assert [run.compared_to for run in [plain, *variants]] == [
+        base.name, *3 * [plain.name], base.name, base.name]
+    assert scripts.find("memory-budget", MACHINE) == variants[0]
+    assert "01 --dropout 0" not in explorer.choices()
 
 
 @pytest.mark.parametrize(("gpus", "error"), [(1, "needs two or more GPUs"), (4, None)])

@@ -17,6 +17,7 @@ from conftest import (
     SMALL,
     TINY,
     call_main,
+    environment,
     in_float32,
     load,
     read_record,
@@ -93,7 +94,7 @@ class Tree:
 
     def __init__(self, root: Path, capsys):
         self.root, self.capsys = root, capsys
-        text = "".join(f"line {number}\n" for number in range(1, 71)).encode()
+        text = "".join(f"# line {number}\n" for number in range(1, 71)).encode()
         scripts = {"00_orig": text}
         files = {"patches/series": "".join(f"{name}.patch\n" for name in STAGES[1:-1]).encode()}
         for name, (base, line) in CHANGES.items():
@@ -293,7 +294,7 @@ def test_conflict_with_variants_names_them_and_changes_nothing(tree):
     tree.edit(FIRST, "line 60\n", "edited too\n")
     tree.refuses("refresh", FIRST, "--until", "profile", says="shard conflicts .* at line 60")
     tree.does("refresh", FIRST, "--until", "profile", "--until", "shard")
-    assert tree.holders("edited\nline 51\n") == tree.holders("edited too\n") == STAGES
+    assert tree.holders("edited\n# line 51\n") == tree.holders("edited too\n") == STAGES
     assert tree.holders("line 60\n") == ["profile"] and tree.holders("line 50\n") == ["shard"]
 
 
@@ -331,7 +332,7 @@ def test_edit_of_01_becomes_a_technique(tree):
     assert cli.make_parser().parse_args(out[-1].split()[2:])
     assert tree.holders("edited\n") == ["04-trial", *EVERY[4:]]
     patch = tree.does("show", "4")
-    assert "Base: 03-third\nLoss: unchanged\n" in patch and "\n+edited\n" in patch
+    assert "Base: 03-third\nLoss: unchanged\n" in patch and "\n+# edited\n" in patch
     assert max(map(len, patch.partition("\n---")[0].splitlines())) <= 100
     assert stack.load(tree.root)[3].published == (28402.0, 26.2422, 1)
 
@@ -399,6 +400,27 @@ def test_drifted_script_and_forgotten_patches_are_refused(tree):
         tree.refuses("verify", says=f"patches/{stray}")
         (tree.root / "patches" / stray).unlink()
     tree.does("verify")
+
+
+@pytest.mark.parametrize("line", [b"x = (\n", b"# \0\n", "# é\n".encode("latin-1")])
+def test_what_isnt_python_is_refused(tree, line):
+    path, original = tree.root / LAST, (tree.root / LAST).read_bytes()
+    path.write_bytes(original.replace(b"# line 5\n", line))
+    tree.refuses(*new("trial"), says="04-trial.py isn't Python")
+    tree.refuses("refresh", LAST, "--into", "3", says="03-third.py isn't Python")
+    path.write_bytes(original)
+    variant = tree.root / "patches/variants/profile.patch"
+    variant.write_bytes(variant.read_bytes().replace(b"+# profile\n", b"+" + line))
+    tree.refuses("verify", says="variant-profile.py isn't Python")
+
+
+@pytest.mark.parametrize("line", ["line 5\n", "line 12\n", "line 50\n"])
+def test_an_edited_00_is_named(tree, line):
+    """Not the patches that no longer fit it; so in a study that is resumed, too."""
+    tree.edit(FIRST, f"# {line}", "# edited\n# twice\n")
+    tree.refuses("verify", says=f"{FIRST} is edited: `python patches/stack.py refresh {FIRST}`")
+    with pytest.raises(stack.StackError, match=f"^{FIRST} is edited"):
+        stack.rebuild_all(tree.root)
 
 
 def test_all_files_are_written_or_none(tmp_path):
@@ -495,6 +517,10 @@ def test_composed_alone_it_is_the_variant_and_on_02_too(made_once):
     scripts, conflicts = stack.rebuild_all(ROOT), set()
     for variant in VARIANTS:
         note, _, text = stack.compose([variant.name]).partition(b"\n")
+        if packages := stack.packages_of(variant):
+            check = stack.CHECK.format(packages).encode()
+            assert text.count(check) == 1
+            text = text.replace(check, b"")
         assert text == scripts[variant.name] and variant.name.encode() in note
         try:
             assert b"import torch.distributed as dist" in stack.compose([variant.name], DDP)
@@ -534,6 +560,35 @@ def test_a_file_that_exists_is_kept(tmp_path, capsys):
     own.write_text("kept\n")
     assert stack.main(["compose", "gc-freeze", "--out", str(own)]) == 1
     assert "exists: nothing" in capsys.readouterr().err and own.read_text() == "kept\n"
+
+
+@pytest.mark.parametrize("name", ["profile.py", "random.py", "tiktoken.py", "torch.py"])
+def test_a_name_that_hides_a_module_is_refused(tmp_path, capsys, name):
+    assert stack.main(["compose", "profile", "--out", str(tmp_path / name)]) == 1
+    assert f"{name} would take the place" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_missing_package_is_named_in_one_line(tmp_path, capsys, monkeypatch):
+    """By `compose`, and by a script that was composed elsewhere."""
+    own = tmp_path / "own.py"
+    monkeypatch.setattr(stack, "find_spec", lambda name: None)
+    assert stack.main(["compose", "checkpoint-resume", "init-gpt2", "loop-accelerate", "--out",
+                       str(own)]) == 1  # they don't go together
+    capsys.readouterr()
+    assert stack.main(["compose", "init-gpt2", "optimizer-adamw-8bit", "--out", str(own)]) == 0
+    assert "first: pip install bitsandbytes safetensors\n" in capsys.readouterr().out
+    own.write_text(own.read_text().replace("['bitsandbytes', 'safetensors']", "['no_such', 'os']"))
+    result = run_python(own, "--help", fork=False)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "error: it needs packages: pip install no-such\n"
+
+
+def test_a_module_of_the_same_name_elsewhere(tmp_path):
+    (tmp_path / "patches.py").write_text("")
+    result = run_python(ROOT / "measure.py", "--help", fork=False,
+                        env=environment(PYTHONPATH=str(tmp_path)))
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize(("names", "says"), [

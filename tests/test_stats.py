@@ -1,13 +1,23 @@
-"""bench/analysis/stats.py: estimates, significance, and how often that is wrong."""
+"""bench/analysis/stats.py: estimates, significance. test_significance.py: how often it is wrong."""
 
 import math
 import random
+from itertools import pairwise
 from statistics import variance
 
 import pytest
 from scipy import stats
 
-from bench.analysis.stats import LEVEL, PRIOR, Estimate, estimates, significant
+from bench.analysis.stats import (
+    LEVEL,
+    PRIOR,
+    Column,
+    Estimate,
+    in_rounds_of_all,
+    paired_difference,
+    pooled_means,
+    significant,
+)
 
 
 def test_interval_and_p_value():
@@ -27,8 +37,18 @@ def test_a_difference_is_welchs_test():
     assert both[0].minus(both[1]).degrees == pytest.approx(expected.df)
 
 
-def test_estimates_by_hand():
-    """Three rows with two runs of the first one in each of two rounds."""
+def test_a_paired_difference_is_the_paired_t_test():
+    """Of the rounds' means, where a row ran more than once in one."""
+    one = {1: [1.0, 1.4], 2: [1.9], 3: [1.1]}
+    other = {1: [1.5], 2: [1.6], 3: [1.2, 1.0]}
+    expected = stats.ttest_rel([1.2, 1.9, 1.1], [1.5, 1.6, 1.1])
+    estimate = paired_difference(one, other)
+    assert estimate.p_value == pytest.approx(expected.pvalue)
+    assert (estimate.mean, estimate.degrees) == (pytest.approx(0), expected.df)
+
+
+def test_pooled_means_by_hand():
+    """Three rows with two runs of the first one, the baseline, in each of two rounds."""
     rows = {"a": {1: [0.0, 0.2], 2: [1.0, 1.0]}, "b": {1: [5.0], 2: [5.8]},
             "c": {1: [7.0], 2: [8.2]}}
     # Less their means the rows have ∓0.45, ∓0.4 and ∓0.6; the median, ∓0.45, is the rounds' own.
@@ -36,10 +56,10 @@ def test_estimates_by_hand():
     own = {name: variance(values) * 3 / 2 for name, values in rest.items()}
     usual = sorted((own["a"] / (1 - 2 / 27)**3, own["b"] / (7 / 9)**3, own["c"] / (7 / 9)**3))[1]
     for name, values in rest.items():
-        degrees = len(values) - 1
-        pooled = (degrees * own[name] + PRIOR * usual) / (degrees + PRIOR)
-        assert estimates(rows)[name] == pytest.approx(
-            (sum(values) / len(values), math.sqrt(pooled / len(values)), degrees + PRIOR))
+        degrees, prior = len(values) - 1, 0 if name == "a" else PRIOR
+        pooled = (degrees * own[name] + prior * usual) / (degrees + prior)
+        assert pooled_means(rows)[name] == pytest.approx(
+            (sum(values) / len(values), math.sqrt(pooled / len(values)), degrees + prior))
 
 
 def test_one_slow_run_is_in_its_own_row_alone():
@@ -47,9 +67,9 @@ def test_one_slow_run_is_in_its_own_row_alone():
     draw = random.Random(0)
     rows = {name: {number: [place + draw.gauss(0, 0.01)] for number in range(6)}
             for place, name in enumerate("abcde")}
-    before = estimates(rows)
+    before = pooled_means(rows)
     rows["c"][3][0] -= 1
-    after = estimates(rows)
+    after = pooled_means(rows)
     assert after["c"].error > 10 * before["c"].error
     assert all(after[name].error < 2 * before[name].error for name in "abde")
 
@@ -58,29 +78,52 @@ def table(rows: int, rounds: int, noise=lambda: 0.0) -> dict:
     return {f"{row}": {number: [row + noise()] for number in range(rounds)} for row in range(rows)}
 
 
+def chain(rows: dict) -> Column:
+    """Each row over the one before it."""
+    return Column(rows, {one: (one, other) for other, one in pairwise(rows)})
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("rows", [
-    {}, table(1, 6), table(5, 6), table(5, 1), table(5, 1, random.Random(0).random),
-    table(2, 6, random.Random(0).random), {"a": {1: [0.1]}, "b": {2: [0.2]}, "c": {1: [0.7]}}],
-    ids=["nothing", "a row", "no spread", "a round", "a round with noise", "two rows",
-         "no round in common"])
+    {}, table(1, 6), table(5, 6), table(7, 6), table(5, 1), table(7, 1, random.Random(0).random),
+    {"a": {1: [0.1]}, "b": {2: [0.2]}, "c": {1: [0.7]}}],
+    ids=["nothing", "a row", "no spread", "no spread in a large table", "a round",
+         "a round with noise", "no round in common"])
 def test_too_little_to_tell(rows):
     """No estimate, no division by zero, no NaN."""
-    assert estimates(rows) == {} and significant(estimates(rows)) == set()
+    column = chain(rows)
+    assert column.differences == {} and column.significant == set()
 
 
-def test_rounds_that_not_all_rows_have_do_not_count():
-    rows = table(4, 3, random.Random(0).random)
-    more = rows | {"1": rows["1"] | {number: [99.0] for number in range(3, 9)}}
-    assert estimates(more) == estimates(rows) != {}
+@pytest.mark.parametrize(("rows", "rounds", "runs", "pooled"), [
+    (2, 4, 1, False), (5, 6, 3, False), (6, 4, 1, True), (6, 2, 3, False),
+    (6, 3, 1, False), (6, 3, 2, True)])
+def test_small_tables_are_paired(rows, rounds, runs, pooled):
+    """Of fewer than six rows or three rounds, or whose baseline ran fewer than four times."""
+    logs = table(rows, rounds, random.Random(0).random)
+    logs["0"] = {number: values * runs for number, values in logs["0"].items()}
+    column = chain(logs)
+    assert column.pooled == pooled
+    assert len(column.differences) == rows - 1
+    assert (column.differences["1"] == paired_difference(logs["1"], logs["0"])) != pooled
+    assert not Column(logs, {}, pooled=False).pooled
+
+
+@pytest.mark.parametrize("rows", [4, 7])
+def test_rounds_that_not_all_rows_have_do_not_count(rows):
+    logs = table(rows, 4, random.Random(0).random)
+    more = logs | {"1": logs["1"] | {number: [99.0] for number in range(4, 9)}}
+    assert in_rounds_of_all(more) == logs
+    assert chain(more).differences == chain(logs).differences != {}
 
 
 def test_a_row_without_spread_among_others():
     """It has the usual noise of the others; where that is none, it isn't compared."""
     rows = table(5, 4, random.Random(0).random) | {"5": dict.fromkeys(range(4), [3.0])}
-    assert estimates(rows)["5"].error > 0
+    assert pooled_means(rows)["5"].error > 0
     noisy = table(5, 4) | {"5": {number: [number**2.0] for number in range(4)}}
-    assert estimates(noisy).keys() == {"5"}
+    assert pooled_means(noisy).keys() == {"5"}
+    assert chain(noisy).differences == {}
 
 
 def test_holm():
@@ -89,39 +132,8 @@ def test_holm():
         return {str(k): Estimate(stats.t.isf(share * LEVEL / 2, 9), 1.0, 9)
                 for k, share in enumerate(shares)}
 
-    assert significant(column(0.2, 0.4, 0.9, 0.9)) == {"0"}
-    assert significant(column(0.24, 0.32, 0.48, 0.98)) == {"0", "1", "2", "3"}
-    assert significant(column(0.26, 0.32, 0.48, 0.98)) == set()
-    assert significant({"a": Estimate(0.009, 1e-6, 9)}) == set()
-    assert significant({"a": Estimate(-0.011, 1e-6, 9)}) == {"a"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("slow", [0, 0.05], ids=["gaussian", "slow outliers"])
-@pytest.mark.parametrize(("rounds", "ladder", "gains"), [(6, True, (0.7, 0.35)),
-                                                         (4, False, (0.6, 0.4))],
-                         ids=["ladder", "variants"])
-def test_how_often_it_is_wrong(rounds, ladder, gains, slow):
-    """At most 5 % of the tables in which nothing differs hold a false claim: a ladder of 15 rows,
-    and 15 variants. The noise of each row is 1 to 8 % of its speed; this share of the runs has 0.6
-    of its speed. And of rows that are faster by 15 % it finds many."""
-    draw, tables = random.Random(1), 3000
-    false = gained = 0
-    for _ in range(tables):
-        rows = {}
-        rounds_own = [draw.gauss(0, 0.05) for _ in range(rounds)]
-        for row in range(15 if ladder else 16):
-            noise, runs = draw.uniform(0.01, 0.08), 1 if row else 2 if ladder else 3
-            rows[row] = {
-                number: [own + draw.gauss(0, noise) + math.log(0.6) * (draw.random() < slow)
-                         for _ in range(runs)] for number, own in enumerate(rounds_own)}
-        for gain in (0, math.log(1.15)):
-            faster = {row: {number: [log + gain for log in logs] for number, logs in runs.items()}
-                      for row, runs in rows.items() if row == 7 or ladder and row > 7}
-            means = estimates(rows | faster)
-            claims = significant({row: means[row].minus(means[row - 1 if ladder else 0])
-                                  for row in means if row})
-            false += bool(claims) and not gain
-            gained += 7 in claims and gain > 0
-    assert false / tables <= 0.05
-    assert gained / tables >= gains[bool(slow)]
+    assert significant(column(0.2, 0.4, 0.9, 0.9), LEVEL) == {"0"}
+    assert significant(column(0.24, 0.32, 0.48, 0.98), LEVEL) == {"0", "1", "2", "3"}
+    assert significant(column(0.26, 0.32, 0.48, 0.98), LEVEL) == set()
+    assert significant({"a": Estimate(0.009, 1e-6, 9)}, LEVEL) == set()
+    assert significant({"a": Estimate(-0.011, 1e-6, 9)}, LEVEL) == {"a"}

@@ -278,7 +278,7 @@ def test_nothing_larger_than_what_does_not_fit(tmp_path, memory, errors):
 @pytest.mark.parametrize(("gpus", "ranks", "published"), [
     (0, 2, None), (1, 1, None), (4, 4, 419_259)])
 def test_stages(tmp_path, gpus, ranks, published):
-    """The scripts as they stand; in a report on a GPU three epochs, unless their length is set."""
+    """The scripts as they stand; in a report on a GPU one epoch, unless their length is set."""
     setup = setup_for(tmp_path, "stages", machine=MACHINE | dict(gpus=gpus) if gpus else CPU)
     plan = next(STUDIES["stages"].plans(setup))
     assert [run.script for run in plan.runs] == [
@@ -287,8 +287,9 @@ def test_stages(tmp_path, gpus, ranks, published):
     assert [run.published for run in plan.runs] == [12_525, 142_156, published]
     assert (plan.runs[2].processes, plan.runs[2].torchrun) == (ranks, True)
     assert (plan.full_length, plan.tokens, plan.epochs) == (True, None, None)
+    assert STUDIES["stages"].rounds == dict(cuda=4, cpu=4)
     setup.in_report = True
-    assert next(STUDIES["stages"].plans(setup)).epochs == (3 if gpus else None)
+    assert next(STUDIES["stages"].plans(setup)).epochs == (1 if gpus else None)
     setup.args.max_tokens = 9
     assert next(STUDIES["stages"].plans(setup)).epochs is None
 

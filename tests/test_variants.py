@@ -73,8 +73,6 @@ def test_it_trains(scripts, tokens, tmp_path, monkeypatch, name, options, needs,
         skip_without(needs)
     script = scripts(name)
     dtype = [] if patch.fields["Group"] == "precision" else in_float32(script)
-    if (name, compiled) == ("model-mixture", "--compile"):
-        dtype = ["--dtype", "bfloat16"]  # the compiler takes grouped products of no other type
     if name not in ("compile-mode", "compile-switch"):
         monkeypatch.setattr(torch, "compile", TRACED)
     with mock.patch.dict(script.MODELS["cpu-demo"], SMALL), without_bfloat16():
@@ -125,6 +123,64 @@ def test_two_ranks_train_as_one(tmp_path, name, windows, options):
         assert (len(logs), end["status"]) == (4, "complete")
         losses.append(torch.tensor([[log["train_loss"], log["val_loss"]] for log in logs]))
     torch.testing.assert_close(*losses, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("dropout", "budget", "compiled", "refused"), [
+    (0.1, 0.5, True, True), (0.1, 1.0, True, False), (0.1, 0.5, False, False),
+    (0.0, 0.5, True, False)])
+def test_a_memory_budget_refuses_dropout(scripts, monkeypatch, dropout, budget, compiled, refused):
+    """With it, what the compiler makes has wrong gradients."""
+    script = scripts("memory-budget")
+    monkeypatch.setattr(script, "can_compile", lambda *_: False)
+    model, config = model_of(script, dropout=dropout, memory_budget=budget, compile=compiled)
+    if not refused:
+        assert script.prepare_model(model, config) is model
+        return
+    with pytest.raises(script.UserError, match="wrong .* --dropout 0"):
+        script.prepare_model(model, config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "breaks"), [("float32", True), ("bfloat16", False)])
+def test_experts_are_compiled(scripts, dtype, breaks):
+    """In bfloat16 as one graph; float32's products, which the compiler refuses, are left out."""
+    script = scripts("model-mixture")
+    model, config = model_of(script)
+    layer = model.blocks[0].feed_forward.to(getattr(torch, dtype))
+    x_BTC = torch.randn(2, 8, config.width).to(layer.up.dtype)
+    explanation = torch._dynamo.explain(layer)(x_BTC)
+    assert bool(explanation.graph_break_count) is breaks
+    torch._dynamo.reset()
+    torch.testing.assert_close(TRACED(layer)(x_BTC), layer(x_BTC))
+
+
+@pytest.mark.parametrize("compiled", ["--no-compile", pytest.param(
+    "--compile", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("options", "works"), [
+    (["--dropout", 0.1], "math"), (["--attention", "efficient"], "math or flash"),
+    (["--attention", "cudnn", "--dropout", 0.1], "math"),
+    (["--attention", "math", "--dropout", 0.1], None),
+    (["--dropout", 0.1, "--no-attention-dropout"], None)])
+def test_kernels_that_a_cpu_lacks(scripts, tokens, tmp_path, monkeypatch, options, works, compiled):
+    """Its flash has no dropout, and it has neither of NVIDIA's."""
+    script = scripts("attention-backend")
+    monkeypatch.setattr(torch, "compile", TRACED)
+    with mock.patch.dict(script.MODELS["cpu-demo"], SMALL):
+        result = call_main(script, *TINY, "--device", "cpu", "--data", tokens, "--results-dir",
+                           tmp_path, "--max-steps", 1, "--dtype", "float32", compiled, *options)
+    assert result.returncode == (1 if works else 0), result.stderr
+    if works:
+        assert result.stderr.count("\n") == 1
+        assert result.stderr.endswith(f"; here works --attention {works}\n")
+
+
+def test_trying_a_kernel_draws_no_random_numbers(scripts):
+    """Else dropout's masks would be others than those of 01."""
+    script = scripts("attention-backend")
+    model, config = model_of(script, dropout=0.1, attention="math")
+    before = torch.get_rng_state()
+    assert script.attention_backend(model, config) == "math"
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_experts(scripts):
@@ -381,8 +437,11 @@ def test_sampled_softmax_estimates_the_whole_sum_and_starts_with_the_frequencies
     target_1 = torch.tensor([199])
     exact = torch.nn.functional.cross_entropy(x_1C @ weight_VC.T / 4, target_1).exp()
     sampled = [model.sampled_loss(x_1C / 4, weight_VC, target_1).exp() for _ in range(20_000)]
-    mean, deviation = torch.stack(sampled).mean(), torch.stack(sampled).std()
+    sampled = torch.stack(sampled)
+    mean, deviation = sampled.mean(), sampled.std()
     assert (mean - exact).abs() < 5 * deviation / math.sqrt(len(sampled)) and deviation > 0
+    losses = sampled.log()  # too low, as its header says
+    assert exact.log() - losses.mean() > 5 * losses.std() / math.sqrt(len(losses))
 
 
 def test_rounding_by_chance_loses_no_change(scripts):

@@ -85,10 +85,12 @@ class Row:
 
     @property
     def share_of_peak(self) -> float | None:
-        """Of this machine's own rate of matmuls, in the precision of the run."""
+        """Of this machine's own rate of matmuls, in the precision of the run. Each GPU has that
+        rate; the ranks of a CPU share it."""
         if not self.record:
             return None
-        flops = self.tok_per_sec * self.record.config["flops_per_token"] / self.run.processes
+        units = self.run.processes if self.measured.machine["gpus"] else 1
+        flops = self.tok_per_sec * self.record.config["flops_per_token"] / units
         precision, peak = self.record.precision, self.measured.peak
         if precision == "TF32" and precision not in peak:
             precision = "float32"
@@ -216,7 +218,7 @@ class Rows(dict[str, Row]):
             logs = {name: logs_of(row.values(*key)) for name, row in self.items()
                     if row.speeds and not row.outcome and not row.missed(target)}
             pairs = {name: row.pair(row.reference) for name, row in self.items() if row.reference}
-            self.columns[key] = Column(logs, pairs)
+            self.columns[key] = Column(logs, pairs, pooled=target is None)
         return self.columns[key]
 
 

@@ -1,19 +1,23 @@
 """Significance: is one row of a table faster than another, or is it noise?
 
-docs/methodology.md has the rule on one page. All values are logarithms, so the difference of two
-means is the logarithm of a speedup. Simulated (tests/test_stats.py): of tables in which nothing
-differs at most 5 % hold a false claim, for rows whose noise is 1 to 8 % of their speed.
+docs/methodology.md has the rule on one page, docs/significance.md how often it is wrong. All values
+are logarithms, so the difference of two means is the logarithm of a speedup.
 """
 
 import math
-from statistics import fmean, median, variance
+from statistics import fmean, median, stdev, variance
 from typing import NamedTuple
 
-LEVEL = 0.04  # of Holm's method: the noisiest rows' errors shrink, so 5 % here would be up to 5.4 %
-PRIOR = 1  # degrees of freedom as which the usual variance of the table's rows counts
+LEVEL = 0.05  # at most so many tables in which nothing differs hold a claim (Holm's method)
+POOLED_LEVEL = 0.04  # where variances are pooled: the noisiest rows' errors shrink
 LEAST = math.log(1.01)  # a smaller change isn't significant, however certain it is
-ROWS, ROUNDS = 3, 2  # of two rows, or in one round, nobody can tell whose noise it is
+ROUNDS = 2  # in one round nobody can tell what is noise
 ROUNDING = 1e-9  # a standard error below it: the values have no spread
+
+# A table whose variances are pooled has at least so many rows, rounds, and runs of its baseline. In
+# smaller ones that makes too many false claims (docs/significance.md).
+POOLED_ROWS, POOLED_ROUNDS, POOLED_BASELINE_RUNS = 6, 3, 4
+PRIOR = 1  # degrees of freedom as which the usual variance of the table's rows counts
 
 Values = list[tuple[int, float | None]]  # of a row's runs, each with its round; None: not known
 Logs = dict[int, list[float]]  # their logarithms, by the round
@@ -52,17 +56,30 @@ class Estimate(NamedTuple):
 
 
 class Column:
-    """A column of speedups, tested as a whole."""
+    """A column of speedups, tested as a whole.
 
-    def __init__(self, rows: dict[str, Logs], pairs: dict[str, tuple[str, str]]):
-        """Takes the rows' logarithms, and by names of rows the two that each compares."""
-        self.means = estimates({name: logs for name, logs in rows.items() if logs})
+    In a large table the rows share what they tell of the noise; in a small one each comparison
+    stands alone."""
+
+    def __init__(self, rows: dict[str, Logs], pairs: dict[str, tuple[str, str]],
+                 pooled: bool = True):
+        """Takes the rows' logarithms, the baseline's first, and by names of rows the two that each
+        compares; `pooled`: variances may be pooled, if the table is large enough."""
+        self.rows = in_rounds_of_all({name: logs for name, logs in rows.items() if logs})
+        self.pooled = pooled and is_large(self.rows)
+        self.means = pooled_means(self.rows) if self.pooled else {}
         self.differences = {
             name: difference for name, pair in pairs.items()
-            if pair and name in self.means and (difference := self.difference(*pair))}
-        self.significant = significant(self.differences)
+            if pair and name in self.rows and (difference := self.difference(*pair))}
+        self.significant = significant(
+            self.differences, POOLED_LEVEL if self.pooled else LEVEL)
 
     def difference(self, one: str, other: str) -> Estimate | None:
+        """Returns by how much one row's mean is above the other's; None where that can't be
+        estimated."""
+        if not self.pooled:
+            rows = self.rows.get(one), self.rows.get(other)
+            return paired_difference(*rows) if all(rows) else None
         if not {one, other} <= self.means.keys():
             return None
         return self.means[one].minus(self.means[other])
@@ -94,41 +111,65 @@ def mean_ratio(one: Values, other: Values) -> float | None:
                     - fmean(fmean(others[number]) for number in rounds))
 
 
-def estimates(rows: dict[str, Logs]) -> dict[str, Estimate]:
-    """Returns the mean of each row over the rounds that all have; none of a row without spread, and
-    none at all of fewer than ROWS rows or ROUNDS rounds."""
-    if len(rows) < ROWS:
-        return {}
-    rounds = sorted(set.intersection(*map(set, rows.values())))
-    if len(rounds) < ROUNDS:
-        return {}
+def in_rounds_of_all(rows: dict[str, Logs]) -> dict[str, Logs]:
+    """Returns of each row the rounds that all rows have."""
+    rounds = sorted(set.intersection(*map(set, rows.values()))) if rows else []
+    return {name: {number: logs[number] for number in rounds} for name, logs in rows.items()}
+
+
+def is_large(rows: dict[str, Logs]) -> bool:
+    """Returns whether a table, its baseline first, is one in which pooling variances holds."""
+    baseline = next(iter(rows.values()), {})
+    return (len(rows) >= POOLED_ROWS and len(baseline) >= POOLED_ROUNDS
+            and sum(map(len, baseline.values())) >= POOLED_BASELINE_RUNS)
+
+
+def paired_difference(one: Logs, other: Logs) -> Estimate | None:
+    """Returns the mean difference of two rows over the same rounds, by the paired t-test; None for
+    fewer than ROUNDS rounds, or for differences without spread."""
+    differences = [fmean(logs) - fmean(other[number]) for number, logs in one.items()]
+    if len(differences) < ROUNDS:
+        return None
+    error = stdev(differences) / math.sqrt(len(differences))
+    degrees = len(differences) - 1
+    return Estimate(fmean(differences), error, degrees) if error > ROUNDING else None
+
+
+def pooled_means(rows: dict[str, Logs]) -> dict[str, Estimate]:
+    """Returns the mean of each row, without what shifts a whole round; none of a row without
+    spread. The rows, the baseline first, have the same rounds.
+
+    The few runs of a row say little of its variance, so it is averaged with the usual one of the
+    table. The baseline keeps its own: it is in many comparisons, which would all be wrong."""
     centred = []
     for logs in rows.values():
-        own = [fmean(logs[number]) for number in rounds]
+        own = [fmean(values) for values in logs.values()]
         centred.append([mean - fmean(own) for mean in own])
     # The median, which one slow run doesn't move.
-    common = dict(zip(rounds, map(median, zip(*centred, strict=True)), strict=True))
-    rest = {name: [log - common[number] for number in rounds for log in logs[number]]
+    shifts = list(map(median, zip(*centred, strict=True)))
+    rest = {name: [log - shift for values, shift in zip(logs.values(), shifts, strict=True)
+                   for log in values]
             for name, logs in rows.items()}
     # The median contains about this share of each row's own noise.
     variances = {name: variance(values) / (1 - 1 / len(rows)) for name, values in rest.items()}
     # The median of a chi-squared distribution is lower than its mean, by Wilson and Hilferty.
     usual = median(variances[name] / (1 - 2 / 9 / (len(values) - 1))**3
                    for name, values in rest.items())
-    means = {}
+    means, baseline = {}, next(iter(rows))
     for name, values in rest.items():
-        degrees = len(values) - 1 + PRIOR
-        pooled = ((len(values) - 1) * variances[name] + PRIOR * usual) / degrees
+        prior = 0 if name == baseline else PRIOR
+        degrees = len(values) - 1 + prior
+        pooled = ((len(values) - 1) * variances[name] + prior * usual) / degrees
         means[name] = Estimate(fmean(values), math.sqrt(pooled / len(values)), degrees)
     return {name: estimate for name, estimate in means.items() if estimate.error > ROUNDING}
 
 
-def significant(differences: dict[str, Estimate]) -> set[str]:
+def significant(differences: dict[str, Estimate], level: float) -> set[str]:
     """Returns the names of the significant ones of a column, by Holm's method."""
     names: set[str] = set()
     p_values = {name: difference.p_value for name, difference in differences.items()}
     for name in sorted(p_values, key=p_values.__getitem__):
-        if p_values[name] > LEVEL / (len(p_values) - len(names)):
+        if p_values[name] > level / (len(p_values) - len(names)):
             break
         names.add(name)
     return {name for name in names if abs(differences[name].mean) >= LEAST}

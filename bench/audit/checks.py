@@ -253,6 +253,8 @@ def chunked_head(step: Step) -> tuple:
 
 
 def kept_memory(step: Step) -> tuple:
+    if step.facts["shares_memory"]:
+        return NO_HARDWARE, "the GPU shares the host's memory"
     if step.device == "cuda":
         return (HAS, "expandable segments") if step.facts["kept"] else (
             LACKS, "PYTORCH_CUDA_ALLOC_CONF not set to expandable_segments:True")

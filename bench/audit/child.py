@@ -121,6 +121,7 @@ def finish(how: str, error: str = "") -> None:
         # Segments of a GPU's memory that grow.
         kept=any(part.get("is_expandable") for part in torch.cuda.memory_snapshot()) if cuda else
         keeps_memory(), huge_pages=has_huge_pages(),
+        shares_memory=bool(cuda and torch.cuda.get_device_properties().is_integrated),
         device="cuda" if cuda else "cpu",
         memory=torch.cuda.max_memory_reserved() if cuda else peak_memory(),
         memory_total=torch.cuda.mem_get_info()[1] if cuda else None,

@@ -4,17 +4,19 @@ from collections.abc import Sequence
 
 from bench.audit.step import Step
 from bench.cards import CARDS
-from bench.predict.speed import Work, margin, missing_precision, seconds
+from bench.predict.speed import UNCHECKED, Work, margin, missing_precision, seconds
 from bench.report.tables import Table, markdown, text_col
 
 
 def prices(step: Step, count: int, cards: Sequence[str]) -> list[dict]:
     """Predicts the throughput of each card, from `low` to `high` and as text, with `count` tokens
-    in a step; None where the card has no units for a type of the script."""
+    in a step; None where the card has no units for a type of the script, or is an AMD."""
     work, rows = work_of(step), []
     for name in cards:
         times, low, high = seconds(work, CARDS[name]), None, None
-        if times:
+        if times and CARDS[name].is_amd:
+            text = UNCHECKED
+        elif times:
             error = margin(CARDS[name], step.is_compiled, times)
             low, high = (count / sum(times.values()) * share for share in (1 - error, 1 + error))
             text = f"at least {rounded(low)}" if step.is_compiled else (

@@ -7,32 +7,38 @@ from pathlib import Path
 from bench.cards import CARDS, Card, named
 from bench.catalogue import Run
 from bench.common import UserError, has_option
-from bench.predict.speed import KINDS
+from bench.predict.speed import KINDS, LEAST_BATCH, UNCHECKED
 from bench.predict.store import OTHERS, Prediction, code_of, fitting, predict, predict_all, span
 from bench.report import prediction_tables
 from bench.report.tables import Table, markdown, num_col, text_col
-from bench.subcommands import Command, above_0, positive
+from bench.subcommands import Command, above_0, number_from, positive
 from patches import stack
 
 FEW = 4  # cards: of each the answer has a sentence, of more a table alone
-SUFFIXES = dict(k=1e3, m=1e6, b=1e9)
+SUFFIXES = dict(k=1e3, m=1e6, b=1e9, t=1e12)
 NOTE = (f"All numbers are predictions; {OTHERS / 1024:.1f} GB are left for driver and display."
         " How accurate they are: docs/predictions.md. Without expandable segments, as on Windows,"
         " 01 reserved 15 % more than predicted on an H100: where less than that is left, take half"
         " the batch.")
+OUTSIDE = (f"{UNCHECKED}: the model doesn't hold for batches below {LEAST_BATCH}, where the GPU"
+           " waits for the CPU, and is untested on AMD GPUs (docs/predictions.md).")
 ON_SEVERAL = ("A step on several GPUs takes at least as long as on one: communication takes no time"
               " here. Weights and states that ranks share are traced as on"
               f" {prediction_tables.GPUS}.")
 
 
-def tokens(text: str) -> float:
-    """Returns the number in 10e9, 10B or 300m. Raises ValueError, ArgumentTypeError."""
-    suffix = text[-1:].lower()
-    return above_0(text[:-1]) * SUFFIXES[suffix] if suffix in SUFFIXES else above_0(text)
+def count(text: str) -> float:
+    """Returns the number in 10e9, 10B, 300m, 1T or 10,000,000. Raises ValueError."""
+    number = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)  # before three digits, and no more
+    suffix = number[-1:].lower()
+    return float(number[:-1]) * SUFFIXES[suffix] if suffix in SUFFIXES else float(number)
+
+
+tokens = number_from(1, count, below=1e18)
 
 
 def prices(text: str) -> list[float]:
-    """Returns the numbers in "2.7,1.7". Raises as `tokens`."""
+    """Returns the numbers in "2.7,1.7". Raises ValueError, ArgumentTypeError."""
     return [above_0(price) for price in text.split(",")]
 
 
@@ -61,7 +67,7 @@ class Predict(Command):
                             help="variants of 01 or 02 besides, maybe with other options:"
                                  " \"step-accumulation --micro-batches 8\"; + joins several")
         parser.add_argument("--tokens", metavar="N", type=tokens,
-                            help="how long it takes to train on so many: 10e9, 10B, 300M")
+                            help="how long it takes to train on so many: 10e9, 10B, 300M, 1T")
         parser.add_argument("--price", metavar="PER_HOUR", type=prices,
                             help="of one GPU, in any currency: what it costs; of several GPUs"
                                  " one each: 2.7,1.7")
@@ -100,7 +106,8 @@ class Predict(Command):
                    " predicted. --retrace traces it."] if edited else []
         of_the_last = [row["answer"] for row in rows[len(runs) - 1::len(runs)]]
         answers = [*of_the_last, ""] if len(cards) <= FEW else []
-        notes = [NOTE, ON_SEVERAL] if any(run.processes > 1 for run in runs) else [NOTE]
+        notes = [NOTE, *([ON_SEVERAL] if any(run.processes > 1 for run in runs) else []),
+                 *([OUTSIDE] if any(row.get("speed") == UNCHECKED for row in rows) else [])]
         return "\n".join([
             *answers, markdown(table_of(rows, len(cards), args)), *notes, *changes])
 

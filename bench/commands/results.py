@@ -5,7 +5,8 @@ import shutil
 from pathlib import Path
 
 from bench.analysis.rows import Row
-from bench.analysis.stats import significant
+from bench.analysis.stats import POOLED_LEVEL, significant
+from bench.catalogue import technique_names
 from bench.common import DAMAGE, REFERENCE, UserError, relative
 from bench.measure.journal import locked
 from bench.report.machine_section import read_look
@@ -15,7 +16,7 @@ from bench.report.tables import INTERVAL, Column, Table, credited, fmt, found_in
 from bench.studies import all_studies
 from bench.subcommands import Command
 
-ROUNDS = {"stages": 2, "ladder": 3}  # that a table which others quote needs
+ENOUGH = {"stages": 4, "ladder": 3}  # rounds of 00 and 01, in either study
 COPIED = ".jsonl", ".json", ".md", ".html", ".png"
 
 
@@ -58,7 +59,7 @@ def speedups_table(rows: list[Row], others: list[Row]) -> Table:
     differences = {row.run.name: ours.minus(theirs) for row, other in pairs
                    if (ours := row.speedup().estimate) and (theirs := other.speedup().estimate)}
     texts = dict.fromkeys(by_name, "not tested") | dict.fromkeys(differences, "not significant")
-    for name in significant(differences):
+    for name in significant(differences, POOLED_LEVEL):
         texts[name] = "larger in A" if differences[name].mean > 0 else "larger in B"
     return Table([
         Column("technique", lambda pair: credited(pair[0], pair[0].label), True),
@@ -83,7 +84,7 @@ def ladder_in(name: str) -> tuple:
 class Pack(Command):
     """Copy complete results to results/reference/NAME, for a pull request.
 
-    It checks page, journals and rounds before."""
+    It checks page and journals before, and asks for more rounds where there are few."""
 
     group = "results"
 
@@ -111,6 +112,7 @@ class Pack(Command):
                 if is_copied and path.is_file() and not path.is_symlink():
                     shutil.copyfile(path, target / path.name)
         return (f"{len([*target.iterdir()])} files in {relative(target)}\n"
+                f"{more_rounds(results)}"
                 "Now write its README.md (docs/results.md says what it has to state), and run"
                 " python measure.py readme")
 
@@ -122,16 +124,36 @@ def what_is_missing(results: Path) -> list[str]:
         return ["no report: make report"]
     if "\nNot finished: " in page.read_text(encoding="utf-8", errors="replace"):
         missing.append("the report isn't finished: make report continues it")
-    for study, rounds in ROUNDS.items():
-        command = f"python measure.py {study} --resume --rounds {rounds}"
-        measurements = found_in(results, study)
-        if not measurements:
-            missing.append(f"no {study}: {command}")
-        for measured, rows in measurements:
+    if not any(rounds_in(results).values()):
+        missing.append("no figures of 00 and 01: python measure.py stages")
+    for study in ENOUGH:
+        for measured, rows in found_in(results, study):
             if failed := [row.label for row in rows if row.outcome and row.outcome.failed]:
                 missing.append(f"{study}: {', '.join(failed)} failed")
-            if few := [row.label for row in rows if not row.error and row.rounds < rounds]:
-                missing.append(f"{study}: too few rounds of {', '.join(few)}: {command}")
             if measured.options:
                 missing.append(f"{study}: measured with {' '.join(measured.options)}")
     return missing
+
+
+def rounds_in(results: Path) -> dict[str, int]:
+    """Returns by study in how many rounds both 00 and 01 ran."""
+    last = len(technique_names()) - 1  # all but DDP
+    rounds = {}
+    for study in ENOUGH:
+        rows = [(row.run.stage or {0: "00", last: "01"}.get(row.run.number), row.rounds)
+                for _, rows in found_in(results, study) for row in rows]
+        rounds[study] = min(
+            max((count for name, count in rows if name == end), default=0) for end in ("00", "01"))
+    return rounds
+
+
+def more_rounds(results: Path) -> str:
+    """Returns a line that asks for more rounds; "" where there are enough."""
+    rounds = rounds_in(results)
+    if any(rounds[study] >= enough for study, enough in ENOUGH.items()):
+        return ""
+    found = max(rounds.values())
+    words = "Single runs, no significance" if found == 1 else f"Only {found} rounds"
+    return (f"{words}: better {ENOUGH['stages']} rounds of stages, or {ENOUGH['ladder']} of a"
+            " ladder with 00 and 01, such as python measure.py stages --resume --rounds"
+            f" {ENOUGH['stages']}\n")

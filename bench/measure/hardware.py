@@ -87,8 +87,15 @@ def look() -> dict:
 
 
 def free_memory() -> list[int]:
-    """MiB of each GPU that are free, next to the driver and all other programs."""
-    return [torch.cuda.mem_get_info(gpu)[0] // 2**20 for gpu in range(gpu_count())]
+    """MiB of each GPU that a program can take, next to the driver and all other programs. Of a GPU
+    that shares the host's memory a quarter of what is free stays free: where that runs out, the
+    host hangs (https://github.com/pytorch/pytorch/issues/174358)."""
+    sizes = []
+    for gpu in range(gpu_count()):
+        free = torch.cuda.mem_get_info(gpu)[0] // 2**20
+        is_shared = torch.cuda.get_device_properties(gpu).is_integrated
+        sizes.append(3 * free // 4 if is_shared else free)
+    return sizes
 
 
 def best_dtype() -> tuple[str, str]:

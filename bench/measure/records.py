@@ -32,6 +32,7 @@ from bench.common import other_text
 WARM_UP = 2  # steps that a median leaves out
 NUMBER = int | float
 LARGEST = 1e18  # what a number has to be below
+AT_LEAST_1 = "batch_size", "context_length", "world_size"
 # The fields that are read of some events, and their types.
 FIELDS: dict[str, dict] = {
     "start": dict(schema=int, stage=str, environment=dict(gpu=str | None, cpu=str | None),
@@ -222,10 +223,17 @@ def check_fields(event: dict, types: dict) -> None:
             raise RecordError(f"no {name}")
         value = event[name]
         is_right = isinstance(value, dict if isinstance(kind, dict) else kind)
-        if not is_right or isinstance(value, NUMBER) and not 0 <= value < LARGEST:
+        least = 1 if name in AT_LEAST_1 else 0
+        if not is_right or isinstance(value, NUMBER) and not is_number(value, least):
             raise RecordError(f"{name} is {value!r}")
         if isinstance(kind, dict):
             check_fields(value, kind)
+
+
+def is_number(value, least: float) -> bool:
+    """Returns whether a value of JSON is a number in range; true and false are none."""
+    return (isinstance(value, NUMBER) and not isinstance(value, bool)
+            and least <= value < LARGEST)
 
 
 def parse_event(line: bytes, fields: dict[str, dict] = FIELDS) -> dict:
@@ -236,7 +244,7 @@ def parse_event(line: bytes, fields: dict[str, dict] = FIELDS) -> dict:
     check_fields(event, dict(event=str))
     check_fields(event, fields.get(event["event"], {}))
     for second in (event["seconds"] or [0]) if event["event"] == "log" else ():
-        if not isinstance(second, NUMBER) or not 0 < second < LARGEST:
+        if not is_number(second, 0) or second == 0:
             raise RecordError(f"a step of {second!r} seconds")
     return event
 

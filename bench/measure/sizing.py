@@ -108,7 +108,7 @@ def lengths_of(plan: Plan, setup: Setup, configs: dict[str, dict], matmul_peak: 
         tokens, options = (
             whole_script(run, plan, setup, per_step[run]) if plan.full_length else
             some_steps(run, plan, per_step[run], steps[run]))
-        speed = expected_speed(run, matmul_peak, trained_in(setup.machine), config)
+        speed = expected_speed(run, matmul_peak, setup.machine, config)
         lengths[run.name] = Length(options, START_SECONDS[setup.device] + tokens / speed)
     return lengths
 
@@ -145,13 +145,14 @@ def tokens_per_epoch(data: Path) -> int:
     return meta["tokens"]["train"] if meta else BOOK_TOKENS
 
 
-def expected_speed(run: Run, matmul_peak: dict, dtype: str, config: dict) -> float:
+def expected_speed(run: Run, matmul_peak: dict, machine: dict, config: dict) -> float:
     """Returns about how many tok/sec a run makes, within a factor of three: by this machine's peak
     of matmuls in the type that is trained in, of which an A100 reaches the share that the published
-    speed says, and float32 about half."""
-    share = FLOAT32_SHARE * run.processes if dtype == "float32" else (
-        (run.expected or 0) * flops_per_token({}) / A100_FLOPS)
-    return share * matmul_peak.get(dtype, 0) / flops_per_token(config) or UNKNOWN_SPEED
+    speed says, and float32 about half. Each GPU has that peak; the ranks of a CPU share it."""
+    dtype, units = trained_in(machine), run.processes if machine["gpus"] else 1
+    share = FLOAT32_SHARE if dtype == "float32" else (
+        (run.expected or 0) / run.processes * flops_per_token({}) / A100_FLOPS)
+    return units * share * matmul_peak.get(dtype, 0) / flops_per_token(config) or UNKNOWN_SPEED
 
 
 def flops_per_token(config: dict) -> int:

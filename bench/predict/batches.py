@@ -40,7 +40,7 @@ def batches_that_fit(setup: Setup, composed: bool) -> dict[str, int]:
     batches["32"] = min(batches["32"], 4 * batches["8"])
     if batches == {"8": 8, "32": 32}:
         return {}
-    print(f"{free / 1024:.1f} GB of the GPU's memory are free: by prediction, batch size"
+    print(f"{free / 1024:.1f} GB of the GPU's memory can be used: by prediction, batch size"
           f" {batches['8']} in place of 8, and {batches['32']} in place of 32",
           file=sys.stderr, flush=True)
     return batches

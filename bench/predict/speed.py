@@ -21,6 +21,10 @@ EFFICIENT = 0.22  # that of the memory-efficient kernel, which GPUs before 8.0 h
 COMPILED = 0.3  # as a whole
 NOT_COMPILED = 0.25
 LITTLE_CHECKED = 0.35  # where the GPU waits for the CPU, or before 8.0
+# Smaller batches, and AMD GPUs, lie outside the model: there others measured a half, and a fifth,
+# of what it says.
+LEAST_BATCH = 4
+UNCHECKED = "unchecked"  # in place of a range there
 
 KINDS = "products", "head", "attention", "loss", "optimizer", "rest", "host"  # of work
 
@@ -69,6 +73,11 @@ def missing_precision(step: list[Work], card: Card) -> str | None:
     """Returns a precision of matmuls for which the card has no units, or None."""
     return next((work.precision for work in step if work.flops and not card.rate(work.precision)),
                 None)
+
+
+def is_inside(card: Card, batch: int) -> bool:
+    """Returns whether a speed lies inside the model, so that it has a margin."""
+    return batch >= LEAST_BATCH and not card.is_amd
 
 
 def margin(card: Card, compiled: bool, times: dict[str, float] | None) -> float:

@@ -49,9 +49,9 @@ class Prediction(NamedTuple):
 
     def speeds(self, batch: int, card: Card, gpus: int = 1) -> tuple[float, float] | None:
         """Returns the least and the most tok/sec to expect of all GPUs, whose communication takes
-        no time."""
+        no time; None also outside the model."""
         expected = self.tok_per_sec(batch, card)
-        if not expected:
+        if not expected or not speed.is_inside(card, batch):
             return None
         compiled = speed.is_compiled(self.steps[TRACED[0]])
         margin = speed.margin(card, compiled, self.seconds(batch, card))
@@ -61,6 +61,8 @@ class Prediction(NamedTuple):
         """Writes speeds() in thousands, or why there are none."""
         if speeds := self.speeds(batch, card, gpus):
             return span(*(tok_per_sec / 1000 for tok_per_sec in speeds))
+        if self.tok_per_sec(batch, card):
+            return speed.UNCHECKED
         precision = speed.missing_precision(self.steps[TRACED[0]], card)
         # Every GPU computes in float32; how fast one by --memory does isn't known.
         return "float32 speed unknown" if precision == "float32" else f"not in {precision}"
@@ -187,7 +189,8 @@ def key_of(scripts: Scripts, script: str | Path, options: list[str]) -> str:
 
 
 def code_of(text: bytes) -> str:
-    """Hashes a script without its comments, docstrings and help texts."""
+    """Hashes a script without its comments, docstrings and help texts; in every version of Python
+    to the same."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
@@ -195,7 +198,19 @@ def code_of(text: bytes) -> str:
                 isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))]
         elif isinstance(node, ast.Call) and getattr(node.func, "id", None) == "option":
             node.args[1:2] = []  # option(default, help text, ...)
-    return sha256(ast.unparse(tree).encode())[:16]
+        elif isinstance(node, ast.JoinedStr):  # 3.12.1 adds empty texts to the formats of f-strings
+            node.values = [part for part in node.values if getattr(part, "value", None) != ""]
+    return sha256(json.dumps(plain(tree)).encode())[:16]
+
+
+def plain(node):
+    """Returns a part of a syntax tree for json, without empty fields: which ones there are depends
+    on the version of Python."""
+    if isinstance(node, ast.AST):
+        fields = {name: plain(value) for name, value in ast.iter_fields(node)
+                  if value not in ([], None)}
+        return {type(node).__name__: fields}
+    return [plain(part) for part in node] if isinstance(node, list) else repr(node)
 
 
 def load(scripts: Scripts, script: str | Path, options: list[str], *folders: Path

@@ -36,6 +36,7 @@ from bench.predict.speed import Work
 from bench.processes import error_line
 
 STEPS = 3
+MOST_TOKENS = 2**22  # of a step: a larger one takes minutes, since its windows are made
 
 
 class Recorder(TorchDispatchMode):
@@ -145,10 +146,12 @@ def trace(module, options: list[str], batch: int) -> dict:
     has them, and the `tokens` of a step on one GPU. All layers are traced: the compiler takes one
     of four orders of a whole graph's kernels, by the memory that each would take."""
     config, events = configure(module, options, batch), []
+    tokens = config.batch_size * config.context_length
+    if tokens > MOST_TOKENS:
+        raise ValueError(f"a step of {tokens:,} tokens is too large: at most {MOST_TOKENS:,}")
     module.can_compile = lambda *_: True  # the script would try it on this computer
     with torch.device("meta"):
         model = module.GPTModel(config)
-    tokens = config.batch_size * config.context_length
     # Zeros for more steps than are made, which take no memory.
     windows = module.TokenWindows(np.broadcast_to(
         np.uint16(0), 2 * STEPS * WORLD_SIZE * tokens + 1), config.context_length)

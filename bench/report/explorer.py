@@ -22,7 +22,7 @@ def choices() -> dict[str, Run]:
     labels = {"00": "00, the baseline", "01": f"01, all {runs['01'].number} techniques",
               "02": f"02, on {stored.GPUS} GPUs"}
     runs |= {name: runs[name].replace(label=label) for name, label in labels.items()}
-    runs |= {run.label: run for run in stored.variants()}
+    runs |= {run.label: run for run in stored.variants() if run.script not in STAGES}
     run = scripts.float16(scripts.stage("02", stored.GPUS))
     return runs | {str(run.script): run.replace(published=None)}
 
@@ -70,6 +70,7 @@ def gpu_data(card: Card, runs: dict[str, Run],
         measured=card.is_measured,
         checked=card.is_checked,
         bfloat16=card.bfloat16,
+        nvidia=not card.is_amd,
         instead={} if card.bfloat16 else {"01": FLOAT16, "02": f"02+{FLOAT16}"},
         speeds=speeds)
 
@@ -77,12 +78,13 @@ def gpu_data(card: Card, runs: dict[str, Run],
 def speeds_on(card: Card, run: Run, prediction: Prediction) -> dict[int, list]:
     """Returns by each batch size that fits: tok/sec of all its GPUs, their range in thousands as
     `predict` prints it, and the MFU in percent; the first and the last are 0 where the GPU lacks
-    what the script needs, and the range says what."""
+    what the script needs, and the range says what, or where it is outside the model."""
     rows = {}
     for batch, need in prediction.needs.items():
         if batch in BATCHES and need.minimum <= card.mib - OTHERS:
-            speed = prediction.tok_per_sec(batch, card) or 0
-            mfu = prediction.mfu(batch, card) or 0
+            has_range = prediction.speeds(batch, card)
+            speed = has_range and prediction.tok_per_sec(batch, card) or 0
+            mfu = has_range and prediction.mfu(batch, card) or 0
             text = prediction.speed_range(batch, card, run.processes)
             rows[batch] = [round(run.processes * speed), text, round(100 * mfu)]
     return rows

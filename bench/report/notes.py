@@ -8,6 +8,8 @@ from bench.analysis.rows import Row
 from bench.common import listed
 from bench.measure.journal import Measured
 
+SINGLE_RUNS = "single runs, no significance"
+
 
 def provenance(measured: Iterable[Measured]) -> str:
     """Returns when, at which commits and with which PyTorch a page's figures were measured, from
@@ -42,11 +44,15 @@ def memory_text(used: float | None, total: float | None) -> str:
 
 
 def rounds_note(measured, rows: list[Row]) -> str:
-    """Returns how often rows were run, such as "6 rounds (4 planned, 2 added)"."""
-    rounds, planned = max((row.rounds for row in rows), default=0), measured.planned
-    if not planned or rounds <= planned:
-        return counted(rounds, "round")
-    return f"{counted(rounds, 'round')} ({planned} planned, {rounds - planned} added)"
+    """Returns over how many rounds rows are compared, such as "4 rounds (2 planned, 2 added)"."""
+    own = [set(row.by_round) for row in rows if row.by_round and not row.outcome]
+    most = max((row.rounds for row in rows), default=0)
+    rounds, details = len(set.intersection(*own)) if own else most, []
+    if measured.planned and rounds > measured.planned:
+        details += [f"{measured.planned} planned", f"{rounds - measured.planned} added"]
+    if most > rounds:
+        details.append(f"some rows {most}, which count in medians alone")
+    return counted(rounds, "round") + (f" ({', '.join(details)})" if details else "")
 
 
 def machine_note(measured, rows: list[Row]) -> str:

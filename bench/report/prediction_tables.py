@@ -16,10 +16,10 @@ GPT2 = ["--model", "gpt2"]
 GPUS = 4  # of 02, as it was published
 WITHOUT_TENSOR_CORES = ["--dtype", "float32", "--no-compile"]  # 01, on a GPU before 7.0
 LARGER = "gpt2-medium", "gpt2-large", "gpt2-xl"
-# The GPUs of docs/gpus.md, by memory; the explorer has all.
+# The GPUs of docs/gpus.md, by memory; the explorer has all. No AMD: that is outside the model.
 COMMON = ("RTX 4060", "RTX 3080", "RTX 3060", "RTX 4070", "T4", "P100", "V100", "RTX 4060 Ti 16 GB",
           "RTX 4080", "L4", "A10G", "RTX 3090", "RTX 4090", "RTX 5090", "A100 40 GB", "L40S",
-          "A100 80 GB", "H100", "GB10", "H200", "B200", "MI300X")
+          "A100 80 GB", "H100", "GB10", "H200", "B200")
 # On an H100 01 reserved 15 % more than predicted without expandable segments, which Windows lacks;
 # so a batch fits for sure only where it does with this many times its memory.
 RESERVE = 1.15
@@ -50,7 +50,7 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
         ends = ladder[0], ladder[-1], ddp, *float16
         pairs += [(run.script, ["--model", model]) for run in ends]
         pairs.append(("01", ["--model", model, *WITHOUT_TENSOR_CORES]))
-    pairs += [(source["script"], [*GPT2, *source["options"]])
+    pairs += [(source["script"], options_of(source))
               for source in published_others()["sources"].values()]
     pairs += [(run.script, [*GPT2, *run.options]) for run in variants()]
     # For bench.predict.batches on a GPU without bfloat16 units.
@@ -58,7 +58,8 @@ def wanted() -> list[tuple[str | Path, list[str]]]:
 
 
 def variants() -> list[Run]:
-    """Returns the variants of 01, on any card."""
+    """Returns the variants of 01, and before each without dropout what it is compared to, on any
+    card."""
     return scripts().variants(scripts().stage("01"), dict(gpus=1))[1:]
 
 
@@ -66,12 +67,20 @@ def published_others() -> dict:
     return json.loads((REFERENCE / "published-others.json").read_text(encoding="utf-8"))
 
 
+def options_of(source: dict) -> list[str]:
+    """Returns with which options a script of ours is most like a program of others."""
+    return ["--model", source.get("model", "gpt2"), *source["options"]]
+
+
 def gains() -> list[tuple[Run, float, float]]:
     """Returns (run, times the speed of 01 on an H100, times its memory) of each variant whose
-    prediction is stored. Raises UserError, StackError."""
-    base, card, lines = prediction_of("01", GPT2), CARDS["H100"], []
+    prediction is stored; both over what it is compared to. Raises UserError, StackError."""
+    card, lines = CARDS["H100"], []
+    bases = {run.name: run for run in (scripts().stage("01"), *variants())}
     for run in variants():
         if prediction := kept_of(run.script, [*GPT2, *run.options]):
+            reference = bases[run.compared_to]
+            base = prediction_of(reference.script, [*GPT2, *reference.options])
             speed = prediction.tok_per_sec(32, card) / base.tok_per_sec(32, card)
             memory = prediction.needs[32].reserved / base.needs[32].reserved
             lines.append((run, speed, memory))

@@ -89,11 +89,16 @@ def markdown(*tables: Table) -> str:
             cells = [column.cell(row) for row in table.rows]
             if any(cells) or table.every_column:
                 columns.append([column.heading, ":--" if column.left else "--:", *cells])
-        lines = [" | ".join((text or table.missing).replace("|", r"\|") for text in line)
+        lines = [" | ".join(cell_text(text or table.missing) for text in line)
                  for line in zip(*columns, strict=True)]
         caption = f"{table.caption}\n\n" if table.caption else ""
         texts.append(caption + "".join(f"| {line} |\n" for line in lines))
     return "\n".join(texts)
+
+
+def cell_text(text: str) -> str:
+    """Returns a cell in one line; a text of a record's may hold anything."""
+    return "".join(c if c.isprintable() else " " for c in text).replace("|", r"\|")
 
 
 # ---- What was measured -------------------------------------------------------------------------

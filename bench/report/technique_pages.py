@@ -9,8 +9,20 @@ from bench.catalogue import published
 from bench.common import REFERENCE, short_name, trained_in
 from bench.measure.journal import read_journal
 from bench.report import prediction_tables
+from bench.report.machine_section import all_factors
+from bench.report.notes import SINGLE_RUNS
 from bench.report.pictures import place_of
-from bench.report.tables import Column, Table, bold, fmt, markdown, num_col, rows_in, text_col
+from bench.report.tables import (
+    Column,
+    Table,
+    bold,
+    fmt,
+    markdown,
+    num_col,
+    rows_in,
+    spread,
+    text_col,
+)
 from patches import stack
 
 # What variants are for: the beginnings of their names, in order; "" of all that are left.
@@ -56,8 +68,21 @@ def results() -> str:
         num_col("baseline, tok/sec", "baseline.tok_per_sec", ",.0f"),
         num_col("optimized, tok/sec", "tok_per_sec", ",.0f"),
         Column("speedup", lambda row: f"{row.factor_baseline:.1f}×"),
-        Column("95 %", lambda row: "–".join(
-            f"{end:.1f}" for end in row.speedup(over=row.baseline).interval or ()))], rows))
+        Column("95 %", interval_over_baseline),
+        Column("over all measurements", lambda row: factors_text(row.measured.folder))], rows))
+
+
+def interval_over_baseline(row: Row) -> str:
+    interval = row.speedup(over=row.baseline).interval
+    if not interval and row.rounds == 1:
+        return SINGLE_RUNS
+    return spread(interval, ".1f")
+
+
+def factors_text(folder: Path) -> str:
+    """Returns the range of a machine's speedups, and of how many measurements; "" of one."""
+    factors = all_factors(folder)
+    return f"{spread(factors, '.2f')} ({len(factors)})" if len(factors) > 1 else ""
 
 
 def index() -> str:
@@ -155,10 +180,11 @@ def variant_cards() -> str:
 
 
 def variant_card(patch) -> str:
-    """Returns the first paragraph of a patch's header, what it needs, and its sources."""
+    """Returns the first paragraph of a patch's header, what it needs or lacks, and its sources."""
     fields, title = patch.fields, patch.fields["Technique"]
     facts = {"Loss": fields["Loss"].split()[0], "Hardware": fields["Hardware"],
-             "Package": "".join(re.findall(r"package ([\w-]+)", fields.get("Needs", "")))}
+             "Package": "".join(re.findall(r"package ([\w-]+)", fields.get("Needs", ""))),
+             "Limits": fields.get("Limits", "")}
     return " ".join([
         f"### `{patch.name}`\n\n**{title[0].upper()}{title[1:]}.**",
         re.sub(r"--[a-z][\w-]*(?: [\d.]*\d)?", r"`\g<0>`", prose_of(patch)),  # options as code

@@ -16,7 +16,7 @@ from bench.report.tables import Column, Table, fmt, num_col, spread, text_col
 from bench.studies import Study
 from bench.subcommands import positive
 
-EPOCHS_IN_REPORT = 3  # on a GPU: in some minutes a slow one has no more
+EPOCHS_IN_REPORT = 1  # of each run on a GPU: a slow one has no more in some minutes
 # By what a record says of its script, which begins with its number.
 NAMES = {Path(STAGES[stage]).stem + suffix: name + words
          for stage, name in (("00", "00 original"), ("01", "01 optimized"), ("02", "02 DDP"))
@@ -32,7 +32,6 @@ class Stages(Study):
     group = "start here"
     title = "The three stages"
     place = 10
-    rounds = {"cuda": 1, "cpu": 1}
     tokens = None
 
     def options(self, parser):

@@ -1,0 +1,1 @@
+"""The patches that lead from script to script, and stack.py, which applies them."""
