@@ -54,7 +54,8 @@ def verdict_of(record: Record) -> Verdict:
 
 def judge_exact(verdict: Verdict, comparison: str, tensors: dict[str, list[float]]) -> None:
     """Judges gradients in float32, which are those of the other program but for rounding."""
-    name, worst = worst_of({name: error for name, (error, *_) in tensors.items()})
+    name = max(tensors, key=lambda name: tensors[name][0])
+    worst, *_ = tensors[name]
     verdict.add(comparison, f"{worst:.0e}",
                 *([f"{name} is off by {worst:.1%}"] if not worst <= FLOAT32 else []))
 
@@ -63,14 +64,14 @@ def judge_rounded(verdict: Verdict, comparison: str, tensors: dict[str, list[flo
                   rounding: float) -> None:
     """Judges gradients in a smaller type by those in float32: how far they are off in the median,
     and each one's angle and norm."""
-    errors = {name: error for name, (error, *_) in tensors.items()}
-    middle, (name, worst) = median(errors.values()), worst_of(errors)
+    errors = [error for error, *_ in tensors.values()]
+    middle = median(errors)
     reasons = [f"{name} is off by {worst:.1%}, cosine {cosine:.3f}, norm × {norm:.2f}"
                for name, (worst, cosine, norm) in tensors.items()
                if not (cosine >= COSINE and 1 / NORM <= norm <= NORM)]
     if not middle <= MEDIAN * rounding:
         reasons.append(f"half of the tensors are off by more than {middle:.1%}")
-    verdict.add(comparison, f"{worst:.0e} (median {middle:.0e})", *reasons)
+    verdict.add(comparison, f"{max(errors):.0e} (median {middle:.0e})", *reasons)
 
 
 def judge_compiled(verdict: Verdict, tensors: dict[str, list[float]],
@@ -78,7 +79,7 @@ def judge_compiled(verdict: Verdict, tensors: dict[str, list[float]],
     """Judges a compiled program in a smaller type by the uncompiled one, which rounds as often."""
     times, more = COMPILED
     errors = {name: error for name, (error, *_) in tensors.items()}
-    name, worst = worst_of(errors)
+    _, worst = worst_of(errors)
     verdict.add("compiled to uncompiled", f"{worst:.0e}", *(
         f"{name} is off by {error:.1%}" for name, error in errors.items()
         if not error <= times * uncompiled[name][0] + more * rounding))
@@ -101,7 +102,3 @@ def judge_dropout(verdict: Verdict, event: dict) -> None:
     verdict.add("dropout", worst + seen, *(
         f"{name} is off by {error:.0%}" for name, (error, bound) in errors.items()
         if not error <= bound))
-
-
-def worst_of(errors: dict[str, float]) -> tuple[str, float]:
-    return max(errors.items(), key=lambda item: item[1])

@@ -29,9 +29,9 @@ def command_of(study, job: Job, setup: Setup, length: Length, scratch: Path) -> 
                     "127.0.0.1", f"--nproc_per_node={run.processes}"]
     options = [scratch if part == SCRATCH else part for part in run.options]
     return [
-        sys.executable, *launcher, *study.driver(setup, run), setup.script(run), "--name", run.name, "--device", setup.device,
-        "--data", setup.data, "--results-dir", scratch / "results", "--seed", job.seed,
-        *length.options, *setup.options, *options,
+        sys.executable, *launcher, *study.driver(setup, run), setup.script(run),
+        "--name", run.name, "--device", setup.device, "--data", setup.data,
+        "--results-dir", scratch / "results", "--seed", job.seed, *length.options, *setup.options, *options,
     ]
 
 

@@ -4,9 +4,9 @@
     torchrun --nproc_per_node=2 bench/measure/gradients.py 02_opt_multi_gpu_ddp.py [its options]
 
 The script trains by its own main() and train(), but each step is made to begin from given weights,
-on the same batch, with the same random numbers. The gradients are those that its optimizer is given.
-The record in --results-dir is that of the script's last run, with an event `gradients` for each
-comparison that was made:
+on the same batch, with the same random numbers. The gradients are those that its optimizer is
+given. The record in --results-dir is that of the script's last run, with an event `gradients` for
+each comparison that was made:
 
     comparison   "compiled to uncompiled", "uncompiled to reference", "compiled to reference",
                  "dropout"
@@ -47,12 +47,13 @@ TINY = 1e-30  # in place of a norm of 0
 LARGEST = 0.3  # of such steps, relative to the tensor's size
 
 
-# By the device: a small model, whose loss takes three chunks; or layers of GPT-2's own size, and more
-# than 16,384 tokens, since some of a GPU's kernels are only made for that many.
+# By the device: a small model, whose loss takes three chunks, the last one shorter; or layers of
+# GPT-2's own size, and more than 16,384 tokens, since some of a GPU's kernels are only made for
+# that many. Batches can be cut into four.
 MODEL = {"cpu": "cpu-demo", "cuda": "gpt2"}
-SIZES = {"cpu": dict(layers=3, heads=2, width=64, context_length=256, vocab_size=320),
+SIZES = {"cpu": dict(layers=3, heads=2, width=64, context_length=200, vocab_size=320),
          "cuda": dict(layers=2, heads=12, width=768, context_length=1024)}
-BATCH = {"cpu": 9, "cuda": 17}
+BATCH = {"cpu": 12, "cuda": 20}
 DROPOUT = 0.1
 DIRECTIONS = {"cpu": 3, "cuda": 1}  # of numeric derivatives, in each tensor
 
@@ -152,8 +153,8 @@ class Run:
         for name, parameter in self.model.named_parameters():
             if id(parameter) in its and parameter.grad is not None:
                 gradient = parameter.grad.detach()
-                gradient = getattr(gradient, "full_tensor", gradient.clone)()
-                self.gradients[name] = gradient.double().cpu() / (1 if scale is None else scale.cpu())
+                gradient = getattr(gradient, "full_tensor", gradient.clone)().double().cpu()
+                self.gradients[name] = gradient if scale is None else gradient / scale.cpu()
 
     def explain(self, explain):
         def keep(error, config):
@@ -178,8 +179,8 @@ class Run:
                 module.reshard()
 
     def loss_at(self, offsets: dict[str, torch.Tensor]) -> float:
-        """Returns the loss of a step at other weights, with the same masks, by the same graphs: with
-        gradients enabled, since torch.no_grad() would make others, which draw other masks."""
+        """Returns the loss of a step at other weights, with the same masks, by the same graphs:
+        with gradients enabled, since torch.no_grad() would make others, which draw other masks."""
         self.set_weights(offsets)
         torch.manual_seed(7 + self.rank)
         losses = [self.compute_loss(self.training_model, self.x_BT[rows], self.y_BT[rows])
@@ -228,7 +229,7 @@ def canonical(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def compared(comparison: str, own: dict, other: dict) -> dict:
-    """Returns the event of a comparison of gradients. A tensor that one of them lacks counts as 0."""
+    """Returns the event of a comparison of gradients. A tensor that one lacks counts as 0."""
     tensors = {}
     for name in sorted(other.keys() | own.keys()):
         zeros = torch.zeros_like(own[name] if name in own else other[name])
