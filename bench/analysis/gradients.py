@@ -79,8 +79,7 @@ def judge_compiled(verdict: Verdict, tensors: dict[str, list[float]],
     """Judges a compiled program in a smaller type by the uncompiled one, which rounds as often."""
     times, more = COMPILED
     errors = {name: error for name, (error, *_) in tensors.items()}
-    _, worst = worst_of(errors)
-    verdict.add("compiled to uncompiled", f"{worst:.0e}", *(
+    verdict.add("compiled to uncompiled", f"{max(errors.values()):.0e}", *(
         f"{name} is off by {error:.1%}" for name, error in errors.items()
         if not error <= times * uncompiled[name][0] + more * rounding))
 
@@ -98,7 +97,7 @@ def judge_dropout(verdict: Verdict, event: dict) -> None:
         if size and uncertain / size <= SEEN:
             errors[name] = error, max(DROPOUT, 4 * uncertain / size)
     seen = f"{len(errors)} of {len(event['directions'])} tensors, noise {event['loss_noise']:.0e}"
-    worst = f"{max(error for error, _ in errors.values()):.1%}, " if errors else ""
+    worst = f"{max(error for error, _ in errors.values()):.1%}; " if errors else ""
     verdict.add("dropout", worst + seen, *(
         f"{name} is off by {error:.0%}" for name, (error, bound) in errors.items()
         if not error <= bound))

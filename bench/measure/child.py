@@ -31,7 +31,8 @@ def command_of(study, job: Job, setup: Setup, length: Length, scratch: Path) -> 
     return [
         sys.executable, *launcher, *study.driver(setup, run), setup.script(run),
         "--name", run.name, "--device", setup.device, "--data", setup.data,
-        "--results-dir", scratch / "results", "--seed", job.seed, *length.options, *setup.options, *options,
+        "--results-dir", scratch / "results", "--seed", job.seed,
+        *length.options, *setup.options, *options,
     ]
 
 

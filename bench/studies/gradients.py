@@ -46,7 +46,7 @@ class Gradients(Study):
         words: list = [DRIVER]
         if reference := reference_of(setup, run):
             words += ["--reference", reference]
-        if unchecked(run, "dropout"):
+        if unchecked_dropout(run):
             words.append("--no-dropout")
         return words
 
@@ -67,7 +67,7 @@ class Gradients(Study):
             comparison("compiled to uncompiled", "compiled to uncompiled"),
             comparison("uncompiled to reference", "uncompiled to reference"),
             comparison("compiled to reference", "compiled to reference"),
-            Column("dropout, to numeric derivatives", lambda row: unchecked(row.run, "dropout") or (
+            Column("dropout, to numeric derivatives", lambda row: unchecked_dropout(row.run) or (
                 verdicts[row.run.name].cells.get("dropout", "")), True),
         ], rows)]
 
@@ -102,9 +102,13 @@ def scripts_to_check(setup: Setup) -> list[Run]:
 
 def in_float32(run: Run) -> Run:
     """Returns a run in float32, unless it is 00, which has no other type, or has its own."""
-    if run.stage == "00" or str(run.script).startswith(OWN_TYPE) or "--dtype" in run.options:
+    if run.stage == "00" or has_own_type(run):
         return run
     return run.replace(options=(*run.options, "--dtype", "float32"))
+
+
+def has_own_type(run: Run) -> bool:
+    return str(run.script).startswith(OWN_TYPE)
 
 
 def chosen(names: str, runs: list[Run]) -> list[Run]:
@@ -126,7 +130,14 @@ def unchecked(run: Run, what: str) -> str:
     "" where they can. Its header says so."""
     patch = next((patch for patch in stack.load_variants() if patch.name == run.script), None)
     scope, _, reason = patch.fields.get("Unchecked", "").partition(", ") if patch else ("", "", "")
-    return f"not checkable {reason}" if scope == what else ""
+    return f"not checkable, {reason}" if scope == what else ""
+
+
+def unchecked_dropout(run: Run) -> str:
+    """Returns why its gradients with dropout can't be checked; "" where they can."""
+    if has_own_type(run) or "bfloat16" in run.options:
+        return "not checkable, because the loss is rounded more than it changes"
+    return unchecked(run, "dropout")
 
 
 def reference_of(setup: Setup, run: Run) -> Path | None:
