@@ -24,6 +24,7 @@ import time
 import warnings
 from collections import namedtuple
 from dataclasses import asdict, dataclass, field, fields
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -273,6 +274,9 @@ def prepare_model(model: GPTModel, config: Config) -> nn.Module:
     print(f"Training in {config.dtype}: {config.dtype_reason}")
     model.to(device, getattr(torch, config.dtype))
     config.compile = config.compile and can_compile(model, config)
+    if any(sum_over_ranks([not config.compile])) and config.compile:  # one would slow all down
+        config.compile = False
+        print("Training without torch.compile, which doesn't work on another rank")
     # DDP averages gradients over the ranks in loss.backward(). It comes before the compiler, which
     # cuts the graph where gradients are sent, and would warn on each rank of DDP's profiling.
     ddp_model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -469,6 +473,8 @@ def memory_gb(device: torch.device) -> dict[str, float | None]:
 class Run:
     """Prints the log and writes the record, JSON lines of a benchmark's figures, not weights."""
 
+    memory = {}  # once an epoch has ended: that of the rank with the most
+
     def start(self, model: nn.Module, data: Data, config: Config) -> None:
         self.config, self.seconds, self.average = config, [], None
         self.attention = attention_backend(model, config)
@@ -493,6 +499,8 @@ class Run:
               f"{settings['parameters']:,} parameters\nRecord: {path}")
 
     def write(self, event: str, **figures) -> None:
+        if event == "end":
+            figures |= self.memory
         print(json.dumps({"event": event, **figures}, allow_nan=False), file=self.file, flush=True)
 
     def log(self, epoch: int, step: int, seconds: list[float], train_loss, val_loss) -> None:
@@ -513,6 +521,7 @@ class Run:
 
     def epoch(self, epoch: int, model: nn.Module, tokenizer: tiktoken.Encoding) -> None:
         text, memory = sample(model, tokenizer, self.config), memory_gb(self.config.device)
+        self.memory = memory = largest_over_ranks(memory)
         self.write("epoch", epoch=epoch, **memory, sample=text)
         print("".join(c if c.isprintable() else " " for c in text))
         print(f"Reserved memory: {memory['reserved_gb'] or math.nan:.4f} GB\n", flush=True)
@@ -550,9 +559,11 @@ def configure(argv: list[str] | None = None) -> Config:
         torch.cuda.init()  # else device_count() may count a GPU cut by MIG as one
         gpus = torch.cuda.device_count()
     launched = all(map(os.environ.get, ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")))
-    if not launched or 0 < gpus <= LOCAL_RANK:
+    # Slurm may show each rank its own GPU alone (srun --gpus-per-task=1); torchrun shows all.
+    gpu = 0 if gpus == 1 and "TORCHELASTIC_RUN_ID" not in os.environ else LOCAL_RANK
+    if not launched or 0 < gpus <= gpu:
         parser.error(f"a process per GPU: torchrun --nproc_per_node={gpus or 2} {parser.prog}")
-    device = torch.device(f"cuda:{LOCAL_RANK}" if name == "cuda" else "cpu")
+    device = torch.device(f"cuda:{gpu}" if name == "cuda" else "cpu")
     torch.ones(1, device=device).item()
     os.makedirs(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or ".", exist_ok=True)  # compile needs it
     os.environ.setdefault("TORCHINDUCTOR_USE_FAST_MATH", "1")  # quicker exp and tanh on a GPU
@@ -575,7 +586,8 @@ def join_ranks(config: Config) -> None:
     else:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, share)))
     gpu = config.device if config.device.type == "cuda" else None
-    dist.init_process_group("nccl" if gpu else "gloo", device_id=gpu)
+    # NCCL's ten minutes could end a rank that waits for one whose compiler cache is still empty.
+    dist.init_process_group("nccl" if gpu else "gloo", device_id=gpu, timeout=timedelta(minutes=30))
     if gpu is None:
         torch.set_num_threads(share)
 
@@ -600,6 +612,12 @@ def sum_over_ranks(values: list[float]) -> list[float]:
     totals = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(totals)
     return totals.tolist()
+
+
+def largest_over_ranks(figures: dict[str, float | None]) -> dict[str, float | None]:
+    """Returns each figure's largest: that of the rank which runs out of memory first."""
+    dist.all_gather_object(everyone := [figures] * WORLD_SIZE, figures)
+    return {name: max(rank[name] or 0 for rank in everyone) or None for name in figures}
 
 
 class UserError(Exception):

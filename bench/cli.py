@@ -7,7 +7,7 @@ from pathlib import Path
 from bench import commands
 from bench.catalogue import Scripts
 from bench.common import ROOT, UserError, relative
-from bench.measure.journal import journal_of, locked
+from bench.measure.journal import journal_of, measuring
 from bench.measure.plan import Setup
 from bench.measure.run import dry_run, run_study
 from bench.predict.batches import batches_that_fit
@@ -99,7 +99,7 @@ def measure(study: Study, setup: Setup) -> int:
     if args.dry_run:
         dry_run(study, setup, args.rounds, args.resume)
         return 0
-    with locked(setup.results):
+    with measuring(setup.results):
         _, plans = run_study(study, setup, args.rounds, args.resume)
     for measured in plans:
         print(f"\n{text_of(study, measured)}")

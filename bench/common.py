@@ -62,10 +62,21 @@ def trained_in(machine: dict) -> str:
     return machine.get("dtype", "bfloat16")
 
 
+def difference(one: dict, other: dict) -> str | None:
+    """Returns, with both values, what keeps figures of one machine from standing for the other's;
+    None where nothing does. A GPU may have another host. One name of a CPU may stand for several
+    generations, which `cpu` tells apart, and a process may have been given fewer cores."""
+    of_a_cpu = ("cpu", "threads") if one.get("device") == "cpu" else ()
+    for name in ("name", "device", "gpus", "torch", *of_a_cpu):
+        if one.get(name) != other.get(name):
+            return f"{name}: {one.get(name)}, here: {other.get(name)}"
+    if trained_in(one) != trained_in(other):
+        return f"dtype: {trained_in(one)}, here: {trained_in(other)}"
+    return None
+
+
 def same_machine(one: dict, other: dict) -> bool:
-    """Returns whether figures of the one stand for the other; the rest may differ."""
-    return trained_in(one) == trained_in(other) and all(
-        one.get(name) == other.get(name) for name in ("name", "device", "gpus", "torch"))
+    return difference(one, other) is None
 
 
 def sha256(data: bytes) -> str:

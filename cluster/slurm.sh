@@ -4,7 +4,8 @@
 #
 #   sbatch cluster/slurm.sh    measures on one node what `make report` does; STUDIES=stages,ladder in
 #                              the environment: these alone; submitted again, it goes on
-#   sbatch --nodes=2 --gpus-per-node=8 cluster/slurm.sh SCRIPT [options]    trains on all nodes' GPUs
+#   sbatch --nodes=2 --gpus-per-node=8 cluster/slurm.sh SCRIPT [options]    trains on all nodes' GPUs;
+#                              with --resume it is restarted, three times at most, if a rank fails
 #
 # sbatch's own options, which stand before the name of this file, take the place of these:
 #SBATCH --job-name=gpt-speed
@@ -33,7 +34,11 @@ if [ $# -eq 0 ]; then
 fi
 
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 TORCH_ELASTIC_SHUTDOWN_TIMEOUT=75
+restarts=0  # a script that doesn't resume would begin anew
+for option in "$@"; do
+    case $option in --resume | --resume=*) restarts=3 ;; esac
+done
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 exec "${on_node[@]}" "$python" -m torch.distributed.run --nnodes="$SLURM_NNODES" \
     --nproc_per_node="$SLURM_GPUS_ON_NODE" --rdzv-backend=c10d --rdzv-endpoint="$first:29400" \
-    --rdzv-id="$SLURM_JOB_ID" --max-restarts=3 "$@"
+    --rdzv-id="$SLURM_JOB_ID" --max-restarts="$restarts" "$@"

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import threading
+import time
 
 import torch
 import torch.nn.functional as F
@@ -412,6 +413,48 @@ def distributed():
         return model(*pair)
 
     train(model, step)
+
+
+def on_ranks(step_of, steps=4, optimizer_of=torch.optim.SGD):
+    """Trains with DistributedDataParallel on the ranks of torchrun."""
+    torch.distributed.init_process_group("gloo")
+    model = nn.parallel.DistributedDataParallel(Net())
+    train(model, step_of(model), steps, optimizer_of(model.parameters()))
+
+
+def one_rank_fails():
+    """In its second step, where the others wait for its gradients."""
+    def step_of(model):
+        def step(*pair):
+            count[0] += 1
+            if count[0] == 2 and torch.distributed.get_rank() == 1:
+                raise ValueError("the real reason")
+            return model(*pair)
+
+        return step
+
+    count = [0]
+    on_ranks(step_of)
+
+
+class LateOnce(torch.optim.SGD):
+    """The first update takes the second rank longer, so that its clock starts later."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        if torch.distributed.get_rank() == 1 and not hasattr(self, "was_late"):
+            self.was_late = time.sleep(0.5)
+
+
+def one_rank_is_late():
+    def step_of(model):
+        def step(*pair):
+            time.sleep(0.2)
+            return model(*pair)
+
+        return step
+
+    on_ranks(step_of, steps=40, optimizer_of=LateOnce)
 
 
 def accelerated():

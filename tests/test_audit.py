@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from functools import cache
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, environment, run_python, small, write_tokens
@@ -26,6 +27,7 @@ from patches import stack
 TOYS = ROOT / "tests" / "audit_toys.py"
 CHILD = ROOT / "bench" / "audit" / "child.py"
 AUDIT = ROOT / "measure.py", "audit", "--results-dir"
+TORCHRUN = "-m", "torch.distributed.run", "--nproc_per_node=2"
 # As bench.audit.run.machine_of returns it.
 MACHINE = dict(name="AMD EPYC", torch="2", dtype="float32", memory_total=2**34,
                rates=dict(float32=1e11))
@@ -432,6 +434,44 @@ def test_the_command_and_its_page(tmp_path):
 
 @pytest.mark.slow
 def test_under_torchrun_rank_0_tells(tmp_path):
-    text = printed("-m", "torch.distributed.run", "--nproc_per_node=2", *AUDIT, tmp_path, TOYS,
-                   "distributed")
+    text = printed(*TORCHRUN, *AUDIT, tmp_path, TOYS, "distributed")
     assert text.count("64 tokens a step") == 1 and "no_sync()" in text
+
+
+@pytest.mark.slow
+def test_the_rank_that_fails_says_why(tmp_path):
+    """At once, and the others don't wait for it."""
+    done = run_python(*TORCHRUN, *AUDIT, tmp_path, TOYS, "one_rank_fails", fork=False, timeout=100)
+    assert done.returncode == 1
+    assert f"error: {TOYS} failed: ValueError: the real reason" in done.stderr
+
+
+@pytest.mark.slow
+def test_ranks_end_after_the_same_step(tmp_path):
+    """Though by its own clock each one would end after another."""
+    for path in (ROOT / "bench").rglob("*.py"):
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(path.read_text().replace("LONGEST = 20 ", "LONGEST = 2 "))
+    script = tmp_path / "audited.py"  # each rank with a report of its own
+    script.write_text(
+        "import json, os, subprocess, sys\n"
+        "order = dict(mode='time', report=f'{os.environ[\"RANK\"]}.json')\n"
+        "sys.exit(subprocess.run([sys.executable, 'bench/audit/child.py', json.dumps(order),"
+        f" {str(TOYS)!r}, 'one_rank_is_late']).returncode)\n")
+    done = run_python(*TORCHRUN, script, cwd=tmp_path, fork=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert one["how"] == other["how"] == "timed" and one["steps"] == other["steps"] < 20
+
+
+def test_a_report_is_read_after_a_time_out(monkeypatch):
+    """Where a process writes it, and then doesn't end."""
+    def run_child(command, timeout):
+        report = Path(json.loads(command[2])["report"])
+        report.write_text(json.dumps(dict(how="failed", error="ValueError: the real reason")))
+        raise subprocess.TimeoutExpired(command, timeout, stderr=b"its traceback")
+
+    monkeypatch.setattr("bench.processes.run_child", run_child)
+    with pytest.raises(UserError, match="failed: ValueError: the real reason"):
+        audit([str(TOYS), "fast"], 2)

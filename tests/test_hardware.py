@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from conftest import ONE_RANK, ROOT, STAGES, call_main, run_python, settings_restored
-from made_up import CPU, FLOAT32, setup_of
+from made_up import CPU, FLOAT32, MACHINE, setup_of
 from torch.cuda._utils import _get_device_index
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -193,6 +193,17 @@ def test_nothing_multiplies_in_bfloat16_unless_asked(monkeypatch):
     assert mode.count > 5 and look["matmul_peak"] == {"float32": rate}
     page = machine_section.machine_section(look)
     assert BFLOAT16 not in page and "train in float32" in page
+
+
+@pytest.mark.parametrize(("change", "gpu_too"), [
+    (dict(threads=64), False), (dict(cpu="Some CPU (family 26, model 2)"), False),
+    (dict(torch="2.0"), True), (dict(gpus=8), True), (dict(name="Other"), True)], ids=str)
+def test_what_makes_another_machine(change, gpu_too):
+    """A rented CPU has the same name in several generations, and taskset leaves it fewer cores; of
+    a GPU the host is another matter."""
+    assert same_machine(CPU, CPU | dict(python="3.13"))
+    assert not same_machine(CPU, CPU | change)
+    assert same_machine(MACHINE, MACHINE | change) is not gpu_too
 
 
 def test_the_type_is_part_of_a_machine():
@@ -410,8 +421,9 @@ def gpus(monkeypatch, stages) -> SimpleNamespace:
     seen = SimpleNamespace(mode=OnTheCPU(), chosen=[], groups=[], asked=set(), inputs=[])
     start = dist.init_process_group
 
-    def start_gloo(backend, device_id=None):  # where NCCL is asked for
+    def start_gloo(backend, device_id, timeout):  # where NCCL is asked for
         seen.groups.append((backend, device_id))
+        assert timeout.total_seconds() >= 1800  # another rank may have more to compile
         start("gloo")
 
     for name, value in (("count", 0), ("known", -1), ("waits", 0)):
@@ -465,6 +477,18 @@ def run_on_gpu(bench, gpus, monkeypatch):
         with mock.patch.multiple(script, **seams), gpus.mode:
             return call_main(script, *folders, *small, *off, *options)
     return run
+
+
+def test_a_rank_that_sees_its_own_gpu_alone(gpus, stages, monkeypatch):
+    """As srun --gpus-per-task=1 shows it: that is the first one, whatever the rank."""
+    script = stages[STAGES[2]]
+    monkeypatch.setattr(script, "LOCAL_RANK", 5)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name, value in (ONE_RANK | dict(RANK="5", LOCAL_RANK="5", WORLD_SIZE="8")).items():
+        monkeypatch.setenv(name, value)
+    with gpus.mode:
+        assert script.configure([]).device == torch.device("cuda:0")
+    assert gpus.chosen == [0]
 
 
 @pytest.mark.parametrize("stage", STAGES)

@@ -1,13 +1,15 @@
 """bench/measure/records.py and journal.py: what a run leaves is read back, whatever a crash leaves
 of it."""
 
+import contextlib
 import itertools
 import json
+import os
 import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, environment
 from made_up import (
     CPU,
     MACHINE,
@@ -18,8 +20,9 @@ from made_up import (
     write_record,
 )
 
+from bench import processes
 from bench.common import UserError
-from bench.measure.journal import append, locked, newest, read_journal
+from bench.measure.journal import append, locked, measuring, newest, read_journal
 from bench.measure.records import COMPLETE, Outcome, RecordError, Status, make_record, read_record
 
 GPU = "NVIDIA A100-SXM4-80GB"
@@ -240,24 +243,64 @@ def test_newest(tmp_path):
 
 HOLD = """
 import pathlib, sys
-from bench.measure.journal import locked
-with locked(pathlib.Path(sys.argv[1])):
+from bench import common
+from bench.measure.journal import {0}
+common.BUILD = pathlib.Path("build").absolute()
+with {0}(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-def test_one_measurement_at_a_time(tmp_path):
-    """A second one is refused, until the first one ends, even by SIGKILL."""
-    folder = tmp_path / "new"
-    holder = subprocess.Popen([sys.executable, "-c", HOLD, folder], cwd=ROOT, text=True,
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+@contextlib.contextmanager
+def holding(lock: str, folder):
+    """Another process, which holds a lock until this one kills it; its clone is folder's parent."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD.format(lock), folder], cwd=folder.parent, text=True,
+        env=environment(PYTHONPATH=str(ROOT)), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with holder:
         assert holder.stdout.readline() == "held\n"
+        yield holder
+        holder.kill()
+
+
+def test_one_writer_of_a_folder(tmp_path):
+    """A second one is refused, until the first one ends, even by SIGKILL."""
+    folder = tmp_path / "new"
+    with holding("locked", folder) as holder:
         with pytest.raises(UserError, match="^another measurement is running in .*new$"):
             with locked(folder):
                 pass
         with locked(tmp_path):  # another folder
             holder.kill()
     with locked(folder):
+        pass
+
+
+def test_one_measurement_at_a_time(tmp_path, monkeypatch):
+    """Also in another folder of results."""
+    monkeypatch.setattr("bench.common.BUILD", tmp_path / "build")
+    with holding("measuring", tmp_path / "one"):
+        with pytest.raises(UserError, match="^another measurement of this clone is running"):
+            with measuring(tmp_path / "other"):
+                pass
+        with locked(tmp_path / "other"):  # nothing is measured
+            pass
+    with measuring(tmp_path / "other"):
+        pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the environment of processes")
+def test_what_a_killed_measurement_has_left_is_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr("bench.common.BUILD", tmp_path / "build")
+    sleep = subprocess.Popen(["sleep", "300"], env=os.environ | dict(
+        GPT_SPEED_MARKS=f"{processes.clone_mark()} x"))
+    try:
+        with pytest.raises(UserError, match=f"still runs, .*: process {sleep.pid}$"):
+            with measuring(tmp_path):
+                pass
+    finally:
+        sleep.kill()
+        sleep.wait()
+    with measuring(tmp_path):
         pass

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from argparse import ArgumentTypeError, Namespace
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -142,6 +143,23 @@ def test_predictions_are_stored(predicted):
         predicted.file.write_text(damaged)
         predict("name", ["--x"])
     assert len(asked) == 4
+
+
+def test_two_predictions_at_once_are_both_stored(predicted, monkeypatch):
+    """The second one starts to write while the first one does."""
+    both = []
+
+    def slowly(path, content):
+        if not both:
+            both.append(Thread(target=predicted.predict, args=("second",)))
+            both[0].start()
+            both[0].join(1)  # until it has written, or waits
+        path.write_text(content)  # as threads may do it
+
+    monkeypatch.setattr(store, "write_whole", slowly)
+    predicted.predict("first")
+    both[0].join()
+    assert sorted(json.loads(predicted.file.read_text())) == ["first", "second"]
 
 
 def test_sizes_that_a_script_refuses_are_left_out(predicted):
@@ -511,6 +529,7 @@ def test_no_number_is_endless(option, capsys):
     (dict(gpu="H1000"), "nearest names are H100, "), (dict(gpu=""), "names no GPU"),
     (dict(techniques="99"), "99"), (dict(tflops=3.0), "together"), (dict(gpu="0xH100"), "no GPU"),
     (dict(memory=8.0, gpu="T4"), "leave --gpu"), (dict(price=[1.0]), "needs --tokens"),
+    (dict(memory=8.0, tokens=1e9), "--tokens needs a speed"),
     (dict(variants="no-such"), "no variant 'no-such' of 01"),
     (dict(gpu="H100,L4", tokens=1e9, price=[1.0, 2.0, 3.0]), "one for each of 2 GPUs: H100, L4")])
 def test_what_the_command_refuses(command, options, says):

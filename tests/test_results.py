@@ -1,5 +1,7 @@
 """bench/commands/results.py: `compare` of two ladders, `pack` of a folder."""
 
+import errno
+import os
 from argparse import Namespace
 
 import pytest
@@ -120,6 +122,24 @@ def test_more_rounds_are_asked_for(results, stages, ladder, first, says):
     _, *asked, _ = packed(results, "cpu").splitlines()
     assert len(asked) == bool(says)
     assert not says or asked[0].startswith(says) and "python measure.py stages" in asked[0]
+
+
+def test_a_full_disk_leaves_nothing_half_packed(results, monkeypatch):
+    """Nor does Ctrl-C; the next try has the name."""
+    copyfile, left = module.shutil.copyfile, [2]
+
+    def full(source, target):
+        left[0] -= 1
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return copyfile(source, target)
+
+    monkeypatch.setattr(module.shutil, "copyfile", full)
+    with pytest.raises(OSError, match="No space left"):
+        packed(results, "rtx-4090")
+    assert not list(module.REFERENCE.iterdir())
+    packed(results, "rtx-4090")
+    assert [path.name for path in module.REFERENCE.iterdir()] == ["rtx-4090"]
 
 
 def test_an_incomplete_folder_is_refused(results):

@@ -191,7 +191,9 @@ def setup(**changes):
 @pytest.mark.parametrize(("change", "resume", "says"), [
     (setup(options=["--dropout"]), True, "with other options behind --"),
     (setup(options=["--dropout"]), None, "with other options behind --"),
-    (setup(machine=CPU | dict(torch="2.0")), True, "on another machine, or with another PyTorch"),
+    *((setup(machine=CPU | {name: other}), True,
+       rf"on another machine or PyTorch \({name}: {CPU[name]}, here: {other}\)")
+      for name, other in (("torch", "2.0"), ("threads", 1), ("cpu", "Some CPU of 2027"))),
     (meta('{"tokens": {"train": 9}}'), True, "with other tokens"),
     (dict(tokens=1), True, "with other settings: tokens"),
     (dict(targets={"best": 1.0}), True, "with other settings: targets"),
@@ -335,6 +337,23 @@ def child(code=0, err="", whole=True, hangs=False, **record):
     return run_child
 
 
+def torchrun_says(**codes: str) -> str:
+    """The end of its stderr, by the exit code of each rank; the first one failed first."""
+    parts = [f"""[{place}]:
+  time      : 2026-11-28_20:57:49
+  host      : localhost
+  rank      : {rank[1:]} (local_rank: {rank[1:]})
+  exitcode  : {code}
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 9586
+"""         for place, (rank, code) in enumerate(codes.items())]
+    return (f"{'=' * 54}\nscript.py FAILED\n{'-' * 54}\nFailures:\n{''.join(parts[1:])}{'-' * 54}\n"
+            f"Root Cause (first observed failure):\n{parts[0]}{'=' * 54}\n")
+
+
+SHUT_DOWN = "W1 api.py:1047] Unable to shutdown process 51 via 15, forcefully exiting via 9\n"
+
+
 @pytest.mark.parametrize(("does", "error", "kind"), [
     (dict(status="out_of_memory", error="out of memory: x"), "out of memory: x", "out_of_memory"),
     (dict(status="interrupted"), "interrupted: no reason given", "failed"),
@@ -351,6 +370,19 @@ def child(code=0, err="", whole=True, hangs=False, **record):
      "failed"),
     (child(hangs=True, status="interrupted", error="by a signal"), "ended after 651 s: it hung, or"
      " is far too slow", "failed"),
+    # Linux has killed rank 1, so that rank 0 lost it.
+    (child(1, torchrun_says(r1="-9 (pid: 52)", r0="-15 (pid: 51)")), "rank 1: ended by signal 9",
+     "too_large"),
+    (child(1, "error: rank 0: closed by peer\n" + torchrun_says(
+        r0="1 (pid: 51)", r1="-9 (pid: 52)"), status="failed", error="closed by peer"),
+     "rank 1: ended by signal 9", "too_large"),
+    (child(1, torchrun_says(r1="-11 (pid: 52)", r0="-15 (pid: 51)")), "rank 1: ended by signal 11",
+     "failed"),
+    # Rank 1 failed; torchrun has killed rank 0, which waited for it.
+    (child(1, "error: rank 1: it broke\n" + SHUT_DOWN + torchrun_says(
+        r1="1 (pid: 52)", r0="-9 (pid: 51)")), "rank 1: it broke", "failed"),
+    (child(1, SHUT_DOWN + torchrun_says(r1="3 (pid: 52)", r0="-9 (pid: 51)")),
+     "rank 1: ended with code 3", "failed"),
     (dict(steps=4, avg_tok_per_sec=None), "too short for a speed: raise --max-tokens", "failed"),
     (dict(speed=100), "", "complete"),
 ])
@@ -570,6 +602,56 @@ def test_a_child_does_not_outlive_the_tool(tmp_path):
         os.kill(int(pid.read_text()), 0)
 
 
+# A child as torchrun: its rank has a session of its own and takes no notice of SIGTERM. It writes
+# down its number, and sleeps.
+RANK = """
+import os, pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path("rank").write_text(str(os.getpid()))
+time.sleep(300)
+"""
+LAUNCHER = """
+import pathlib, subprocess, sys, time
+rank = subprocess.Popen([sys.executable, "rank.py"], start_new_session=True)
+while not pathlib.Path("rank").exists() or not pathlib.Path("rank").read_text():
+    time.sleep(0.02)
+print("started", flush=True)
+if sys.argv[1] == "wait":
+    rank.wait()
+"""
+
+
+def is_running(pid: int) -> bool:
+    """Whether it is, and no zombie."""
+    answer = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return answer.stdout.strip()[:1] not in ("", "Z")
+
+
+@pytest.mark.parametrize(("does", "linux"), [
+    pytest.param("wait", True, id="it-hangs"), pytest.param("end", True, id="it-ends"),
+    pytest.param("wait", False, id="on-another-unix")])
+def test_a_rank_does_not_outlive_its_launcher(tmp_path, monkeypatch, does, linux):
+    """Neither one that hangs, nor one whose launcher is gone; its output is that until then."""
+    (tmp_path / "rank.py").write_text(RANK)
+    monkeypatch.setattr(processes, "GRACE", 0.2)
+    if not linux:
+        monkeypatch.setattr(processes, "prctl", None)
+    launcher = [sys.executable, "-c", LAUNCHER, does]
+    if does == "end":
+        assert processes.run_child(launcher, tmp_path, timeout=60) == (0, "started\n", "")
+    else:
+        with pytest.raises(subprocess.TimeoutExpired):
+            processes.run_child(launcher, tmp_path, timeout=3)
+    assert not is_running(int((tmp_path / "rank").read_text()))
+
+
+def test_a_question_has_a_time_limit(tmp_path, monkeypatch):
+    """A GPU that is stuck answers none."""
+    monkeypatch.setattr(processes, "ANSWER_SECONDS", 0.5)
+    with pytest.raises(UserError, match="time.sleep.* gave no answer within 0.5 s$"):
+        processes.ask("-c", "import time; time.sleep(300)")
+
+
 # ---- The command line
 
 
@@ -630,9 +712,10 @@ def test_what_is_refused(main, command, says):
     assert not main.children.ran and not main.journal.exists()
 
 
-def test_what_the_scripts_refuse(main, monkeypatch):
+def test_what_the_scripts_refuse(main, monkeypatch, tmp_path):
     """With the real children, but for the machine."""
     monkeypatch.undo()
+    monkeypatch.setattr(common, "BUILD", tmp_path / "build")  # other tests measure, too
     monkeypatch.setattr(processes, "on_signals", lambda handler: None)
     monkeypatch.setattr(processes, "ask_machine", main.children.ask_machine)
     monkeypatch.setattr(machine_section, "this_machine", lambda: CPU)

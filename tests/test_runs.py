@@ -156,6 +156,25 @@ def test_figures_are_exact_and_of_training_alone(stage, bench, monkeypatch):
     assert f"Median step tok/sec: {middle:.0f}\n" in result.stdout
 
 
+@pytest.mark.slow
+def test_ranks_agree(bench):
+    """None compiles where one can't; memory is that of the rank with the most, unlike rank 0."""
+    script = bench.program("02_opt_multi_gpu_ddp")
+    stand_ins = (
+        "def can_compile(model, config):\n    return RANK == 0\n\n\n"
+        "def memory_gb(device):\n"
+        "    return dict(reserved_gb=None if RANK else 2.0, peak_reserved_gb=3.0 + RANK)\n\n\n")
+    script.write_text(script.read_text().replace("class Run:", f"{stand_ins}class Run:"))
+    result = run_python("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script,
+                        *bench.options("02_opt_multi_gpu_ddp", "--max-steps", 2, "--compile"))
+    assert result.returncode == 0, result.stderr
+    start, *_, epoch, end = bench.record()
+    assert start["config"]["compile"] is False
+    assert "Training without torch.compile, which doesn't work on another rank\n" in result.stdout
+    for event in (epoch, end):
+        assert (event["reserved_gb"], event["peak_reserved_gb"]) == (2.0, 4.0)
+
+
 def test_a_step_takes_what_it_takes_the_mean_rank(bench, monkeypatch):
     script, rows = bench.stages["02_opt_multi_gpu_ddp"], []
     monkeypatch.setattr(script, "WORLD_SIZE", 2)

@@ -31,6 +31,7 @@ from watch import Watch, now  # type: ignore  # beside this file
 WARM_UP = 3  # steps that aren't timed: compilation, first allocations
 ENOUGH = 20  # timed steps
 LONGEST = 20  # seconds since the first step's end, after which two timed steps are enough
+LAST_STEP, ENDED = "audit/last step", "audit/ended"  # what ranks tell each other
 
 
 class Steps:
@@ -86,8 +87,21 @@ class Steps:
             if len(ends) == WARM_UP + 1:
                 self.waits, self.graphs = [], compiler_counts("stats")["unique_graphs"]
                 self.began = os.times()
-            if len(ends) > WARM_UP + ENOUGH or len(ends) > 2 and ends[-1] - ends[0] > LONGEST:
+            if self.are_enough(ends):
                 finish("timed")
+
+    @staticmethod
+    def are_enough(ends: list[float]) -> bool:
+        """Tells whether the steps that ended then are enough. Of several ranks, whose clocks
+        differ, the first one decides, and all end after its next step: none can be through with
+        that before, as they wait for each other's gradients."""
+        enough = len(ends) > WARM_UP + ENOUGH or len(ends) > 2 and ends[-1] - ends[0] > LONGEST
+        store = store_of_ranks()
+        if store is None:
+            return enough
+        if torch.distributed.get_rank() == 0 and enough and not store.check([LAST_STEP]):
+            store.set(LAST_STEP, str(len(ends) + 1))
+        return store.check([LAST_STEP]) and len(ends) >= int(store.get(LAST_STEP))
 
     @property
     def rarest(self) -> int | str | None:
@@ -99,6 +113,25 @@ def compiler_counts(kind: str) -> Counter:
     """Returns what torch.compile has counted so far."""
     utils = sys.modules.get("torch._dynamo.utils")
     return utils.counters[kind] if utils else Counter()
+
+
+def store_of_ranks():
+    """Returns the store by which the ranks of torch.distributed find each other; None without."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def wait_for_ranks() -> None:
+    """Waits until all ranks are through with their last step, which this one's end would break;
+    for a minute at most, as one of them may have failed."""
+    store, end = store_of_ranks(), time.monotonic() + 60
+    if store is not None:
+        with contextlib.suppress(RuntimeError):  # the rank that holds the store has ended
+            ended = store.add(ENDED, 1)
+            while ended < torch.distributed.get_world_size() and time.monotonic() < end:
+                time.sleep(0.05)
+                ended = store.add(ENDED, 0)
 
 
 def finish(how: str, error: str = "") -> None:
@@ -126,11 +159,14 @@ def finish(how: str, error: str = "") -> None:
         memory=torch.cuda.max_memory_reserved() if cuda else peak_memory(),
         memory_total=torch.cuda.mem_get_info()[1] if cuda else None,
         ops=watch.ops, older=[*watch.older.items()], syncs=watch.syncs)
-    Path(steps.order["report"]).write_text(json.dumps(facts), encoding="utf-8")
+    report = Path(steps.order["report"])
+    part = report.with_suffix(".part")
+    part.write_text(json.dumps(facts), encoding="utf-8")
+    part.replace(report)  # so that a report is a whole one
     sys.stdout.flush()
     sys.stderr.flush()
-    if how != "ended" and torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.barrier()  # else its end would break the last step of other ranks
+    if how in ("timed", "watched"):
+        wait_for_ranks()
     if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():  # with its children
         os.killpg(0, signal.SIGKILL)
     os._exit(0)

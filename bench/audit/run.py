@@ -62,13 +62,15 @@ def run(command: list[str], order: dict, minutes: float, python: str) -> dict:
             code, out, err = processes.run_child(
                 [python, CHILD, json.dumps(order | dict(report=str(report))), *command],
                 timeout=60 * minutes)
+            problem = f"ended with code {code} before the audit was done"
         except subprocess.TimeoutExpired:
             goal = "was watched" if watching else "made 2 steps"
-            raise UserError(f"{command[0]} has not {goal} after {minutes:g} minutes: give it a"
-                            " smaller batch or fewer micro-batches, or the audit more --minutes")
-        if not report.exists():
+            out, err, problem = "", "", (
+                f"has not {goal} after {minutes:g} minutes: give it a smaller batch or fewer"
+                " micro-batches, or the audit more --minutes")
+        if not report.exists():  # which it may have written before it was stuck
             print(err or out, file=sys.stderr, end="")
-            raise UserError(f"{command[0]} ended with code {code} before the audit was done")
+            raise UserError(f"{command[0]} {problem}")
         facts = json.loads(report.read_text(encoding="utf-8"))
     for name, line in LINES.items():
         facts[name] = [*dict.fromkeys(map(os.path.basename, re.findall(line, err)))]

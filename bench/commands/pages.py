@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from bench.common import UserError, relative
-from bench.measure.journal import locked
+from bench.measure.journal import measuring
 from bench.measure.plan import Setup
 from bench.measure.run import run_study
 from bench.predict.batches import batches_that_fit
@@ -42,7 +42,7 @@ class Report(Command):
     def run(self, setup):
         """Returns the exit code: 1 if something failed."""
         jobs = jobs_of(setup)
-        with locked(setup.results):
+        with measuring(setup.results):
             return make_report(jobs, setup)
 
 

@@ -123,6 +123,8 @@ def asked_for(args) -> tuple[dict[str, Card], int]:
         if names not in ("", "all"):
             raise UserError("--memory describes a GPU of its own: leave --gpu out, or give the"
                             " number of GPUs, --gpu 4x", 2)
+        if args.tokens and not args.tflops:
+            raise UserError("--tokens needs a speed: beside --memory, --bandwidth and --tflops", 2)
         rate = args.tflops or 0
         cards = {f"{args.memory:g} GB": Card(
             mib=int(1024 * args.memory), capability=8.0, bandwidth=args.bandwidth or 0,

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import tempfile
 from pathlib import Path
 
 from bench.analysis.rows import Row
@@ -106,15 +107,24 @@ class Pack(Command):
                 write_page(all_studies(), results, {})  # it may be older
             except DAMAGE as error:
                 raise UserError(f"{relative(results)} is damaged: {error!r}")
-            target.mkdir(parents=True)
-            for path in results.iterdir():
-                is_copied = path.suffix in COPIED and not path.name.endswith(".trace.json")
-                if is_copied and path.is_file() and not path.is_symlink():
-                    shutil.copyfile(path, target / path.name)
+            copy_results(results, target)
         return (f"{len([*target.iterdir()])} files in {relative(target)}\n"
                 f"{more_rounds(results)}"
                 "Now write its README.md (docs/results.md says what it has to state), and run"
                 " python measure.py readme")
+
+
+def copy_results(results: Path, target: Path) -> None:
+    """Makes a folder of what is shared of results: whole, or not at all. Raises OSError."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".packing-", dir=target.parent) as scratch:
+        copy = Path(scratch, target.name)
+        copy.mkdir()
+        for path in results.iterdir():
+            is_copied = path.suffix in COPIED and not path.name.endswith(".trace.json")
+            if is_copied and path.is_file() and not path.is_symlink():
+                shutil.copyfile(path, copy / path.name)
+        copy.rename(target)
 
 
 def what_is_missing(results: Path) -> list[str]:

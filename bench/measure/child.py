@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -95,7 +96,7 @@ def read_child(folder: Path) -> list[dict]:
 
 def outcome_of(code: int | None, err: str, events: list[dict]) -> Outcome:
     """Returns how a run ended: as its record says; where that has no end, or is that of a rank that
-    waited for another one, by the exit code and the line of the error."""
+    waited for another one, by the exit codes and the line of the error."""
     if code is None:
         return Outcome(Status.FAILED, err)
     try:
@@ -103,12 +104,33 @@ def outcome_of(code: int | None, err: str, events: list[dict]) -> Outcome:
     except RecordError as reason:
         recorded = Outcome(Status.FAILED, str(reason))
     rank = re.search(r"^error: (rank \d+: .+)", err, re.MULTILINE)
+    first = first_failure(err)
+    if first and (first.status is Status.TOO_LARGE or not processes.ERROR.search(err)):
+        return first  # the others' errors, if there are any, follow from it
     has_end = any(event["event"] == "end" for event in events)
     if code == 0 or has_end and not recorded.complete and not rank:
         return recorded
     if code < 0 and not rank:
-        status = Status.TOO_LARGE if code == -9 else Status.FAILED
-        return Outcome(status, f"ended by signal {-code}")
+        return by_exit_code("", code)
     line = rank[1] if rank else processes.error_line(err)
     status = next((status for words, status in STATUS_OF.items() if words in line), Status.FAILED)
     return Outcome(status, line)
+
+
+def first_failure(err: str) -> Outcome | None:
+    """Returns how the rank ended that torchrun says failed first, or one that Linux has killed,
+    which it does for want of memory; None where torchrun says nothing."""
+    failures = re.findall(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) \(pid: (\d+)\)", err)
+    ended = re.findall(r"Unable to shutdown process (\d+)", err)  # by torchrun itself, then
+    own = [(f"rank {rank}: ", int(code)) for rank, code, pid in reversed(failures)
+           if pid not in ended and int(code) != -signal.SIGTERM]
+    killed = [failure for failure in own if failure[1] == -9]
+    return by_exit_code(*(killed or own)[0]) if own else None
+
+
+def by_exit_code(who: str, code: int) -> Outcome:
+    """Returns how a process ended, by its exit code: the negative of a signal, if one ended it."""
+    if code >= 0:
+        return Outcome(Status.FAILED, f"{who}ended with code {code}")
+    status = Status.TOO_LARGE if code == -9 else Status.FAILED
+    return Outcome(status, f"{who}ended by signal {-code}")

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
-from bench import common
+from bench import common, processes
 from bench.common import UserError, relative
 from bench.measure import records
 from bench.measure.plan import Job, Plan, Setup
@@ -102,8 +102,8 @@ class Measured:
     def differs_from(self, setup: Setup) -> str | None:
         """Returns what of a setup is so different that figures of both can't be compared, None for
         nothing. Tokens that aren't there yet differ from none."""
-        if not common.same_machine(self.machine, setup.machine):
-            return "on another machine, or with another PyTorch"
+        if different := common.difference(self.machine, setup.machine):
+            return f"on another machine or PyTorch ({different})"
         if self.options != setup.options:
             return "with other options behind --"
         today = data_of(setup.data)
@@ -247,14 +247,27 @@ def append(path: Path, *events: dict) -> None:
 
 
 @contextmanager
-def locked(results: Path) -> Iterator[None]:
-    """Raises UserError where another measurement writes into this folder, OSError where none can.
-    The lock ends with the process, however that ends."""
+def locked(folder: Path, refusal: str = "") -> Iterator[None]:
+    """Raises UserError where another process has locked this folder, OSError where none can. The
+    lock ends with the process, however that ends."""
     from filelock import FileLock, Timeout  # which PyTorch brings along
 
-    results.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(results / ".lock", blocking=False):
+        with FileLock(folder / ".lock", blocking=False):
             yield
     except Timeout:
-        raise UserError(f"another measurement is running in {relative(results)}")
+        raise UserError(refusal or f"another measurement is running in {relative(folder)}")
+
+
+@contextmanager
+def measuring(results: Path) -> Iterator[None]:
+    """Locks a folder of results, and all of this clone's measurements, in other folders too: two at
+    once would distort each other, and share the compiler's cache, which cold rounds empty. Raises
+    UserError where another one runs, or is killed but still has processes; OSError."""
+    refusal = "another measurement of this clone is running: two at once would distort each other"
+    with locked(results), locked(common.BUILD, refusal):
+        if left := processes.still_running():
+            raise UserError("of an earlier start of measure.py still runs, and would distort this"
+                            f" one: process {common.listed(map(str, left))}")
+        yield

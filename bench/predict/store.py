@@ -230,11 +230,14 @@ def load(scripts: Scripts, script: str | Path, options: list[str], *folders: Pat
 
 
 def save(results: Path, key: str, prediction: Prediction) -> None:
-    """Adds a prediction to the stored ones, a line for each."""
+    """Adds a prediction to the stored ones, a line for each; waits while another process does."""
+    from filelock import FileLock  # which PyTorch brings along
+
     works = {size: dict(step=step) for size, step in prediction.steps.items()}
-    entries = read_kept(results / NAME) | {key: dict(
-        needs=prediction.needs, works=works, context_length=prediction.context_length,
-        flops_per_token=prediction.flops_per_token, code=prediction.code)}
-    lines = (f"{json.dumps(key)}: {json.dumps(entry, separators=(',', ':'))}"
-             for key, entry in entries.items())
-    write_whole(results / NAME, "{\n" + ",\n".join(lines) + "\n}\n")
+    entry = dict(needs=prediction.needs, works=works, context_length=prediction.context_length,
+                 flops_per_token=prediction.flops_per_token, code=prediction.code)
+    with FileLock(results / ".predict.lock"):
+        entries = read_kept(results / NAME) | {key: entry}
+        lines = (f"{json.dumps(key)}: {json.dumps(entry, separators=(',', ':'))}"
+                 for key, entry in entries.items())
+        write_whole(results / NAME, "{\n" + ",\n".join(lines) + "\n}\n")

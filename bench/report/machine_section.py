@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench import common, processes
 from bench.analysis.rows import Row
-from bench.common import UserError, read_kept, relative, same_machine, trained_in, write_whole
+from bench.common import UserError, difference, read_kept, relative, trained_in, write_whole
 from bench.report.notes import SINGLE_RUNS, counted, peak_note
 from bench.report.tables import fmt, found_in, rows_in, spread
 
@@ -24,9 +24,9 @@ def look_at(data: Path, results: Path) -> dict:
     Raises UserError where that holds another machine's report, or where there are no tokens."""
     processes.prepare_tokens(data)
     here, look = this_machine(), read_look(results)
-    if look and not same_machine(look["machine"], here):
-        raise UserError(f"{relative(results)} holds the report of another machine or PyTorch;"
-                        f" {common.ELSEWHERE}")
+    if look and (different := difference(look["machine"], here)):
+        raise UserError(f"{relative(results)} holds the report of another machine or PyTorch"
+                        f" ({different}); {common.ELSEWHERE}")
     if not look:
         look = processes.ask_machine("look")
         write_whole(results / "machine.json", json.dumps(look, indent=1))
