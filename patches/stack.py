@@ -53,6 +53,8 @@ FIELDS = {  # of a patch's header: the form of each, and what it says
     "Excludes": (r"[a-z0-9-]+(?:, [a-z0-9-]+)*", "variants of other groups that it excludes"),
     "Needs": (rf"{NEED}(?:, {NEED})*", "what a variant can't do without: `package NAME`, `an NVIDIA"
               " GPU`, `compute capability 8.9`, `bfloat16 units`"),
+    "Unchecked": (r"(?:dropout|all), because .+",
+                  "why its gradients, or those with dropout, can't be compared to others"),
     "Measure": (r".+", "the options to measure a variant with, ` | ` between runs, behind each what"
                 " it alone needs, `[an NVIDIA GPU]`"),
 }

@@ -23,15 +23,16 @@ HANG_SECONDS = 600  # and five times the estimate; then a run is ended
 STATUS_OF = {"out of memory": Status.OUT_OF_MEMORY, "text is too short": Status.TOO_LARGE}
 
 
-def command_of(job: Job, setup: Setup, length: Length, scratch: Path) -> list:
+def command_of(study, job: Job, setup: Setup, length: Length, scratch: Path) -> list:
     run, launcher = job.run, []
     if run.torchrun:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--local-addr",
                     "127.0.0.1", f"--nproc_per_node={run.processes}"]
     options = [scratch if part == SCRATCH else part for part in run.options]
     return [
-        sys.executable, *launcher, setup.script(run), "--name", run.name, "--device", setup.device,
-        "--data", setup.data, "--results-dir", scratch / "results", "--seed", job.seed,
+        sys.executable, *launcher, *study.driver(setup, run), setup.script(run),
+        "--name", run.name, "--device", setup.device, "--data", setup.data,
+        "--results-dir", scratch / "results", "--seed", job.seed,
         *length.options, *setup.options, *options,
     ]
 
@@ -48,7 +49,7 @@ def run_job(job: Job, measured: Measured, study, setup: Setup, length: Length) -
     environment = compiler_cache(source, run.options, cold) | study.environment
     BUILD.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=BUILD, ignore_cleanup_errors=True) as name:
-        command = command_of(job, setup, length, Path(name))
+        command = command_of(study, job, setup, length, Path(name))
         start = dict(event="run", id=measured.id, name=run.name, round=job.round, seed=job.seed,
                      command=printed(command), source_sha256=source)
         append(journal, start)

@@ -11,12 +11,13 @@ Events of schema 3, in their order; GB are 1024³ bytes, null stands for what is
     end    status (complete, interrupted, out_of_memory, diverged, failed), error, avg_tok_per_sec,
            attention_backend, reserved_gb, peak_reserved_gb; a killed run has none
 
-Variants add others, which aren't read here. Where `start` has `rewritten_from`, the `seconds` may
+Variants add others, which aren't read here, and the study `gradients` its own
+(bench/measure/gradients.py). Where `start` has `rewritten_from`, the `seconds` may
 be means, and `end` has the `quartiles_tok_per_sec` of the steps.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from functools import cached_property
 from itertools import accumulate
@@ -92,6 +93,7 @@ class Record:
     start: dict
     logs: list[dict]
     end: dict
+    gradients: list[dict] = field(default_factory=list)  # see bench/measure/gradients.py
 
     stage = property(lambda self: self.start["stage"])
     config = property(lambda self: self.start["config"])
@@ -270,4 +272,5 @@ def make_record(name: str, events: list[dict]) -> Record:
         raise RecordError("not a whole record" if events else "it left no record")
     if starts[0]["schema"] != 3:
         raise RecordError(f"schema {starts[0]['schema']} is unknown")
-    return Record(name, starts[0], logs, ends[0] if ends else {})
+    gradients = [event for event in events if event["event"] == "gradients"]
+    return Record(name, starts[0], logs, ends[0] if ends else {}, gradients)

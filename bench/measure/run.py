@@ -188,7 +188,7 @@ def dry_run(study, setup: Setup, rounds: int | None, resume: bool) -> None:
         if run.error:
             print(f"not run: {run.label}: {run.error}")
         elif own:
-            command = command_of(own[0], setup, lengths[run.name], BUILD / "scratch")
+            command = command_of(study, own[0], setup, lengths[run.name], BUILD / "scratch")
             print(f"{len(own)} run{'s' if len(own) > 1 else ''}: {printed(command)}")
     later, seconds = sizing.estimate_later(study, setup, first, rounds, peak)
     left = sizing.seconds_left(jobs, measurement.measured.results, lengths, seconds)

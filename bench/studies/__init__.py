@@ -6,6 +6,7 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 
+from bench.catalogue import Run
 from bench.measure.journal import Measured
 from bench.measure.plan import STEPS, TOKENS, Plan, Setup
 from bench.measure.run import failed
@@ -47,6 +48,11 @@ class Study(Subcommand):
         tokens = setup.args.max_tokens
         return dict(tokens=tokens or self.tokens[setup.device],
                     min_steps=1 if tokens else STEPS[setup.device])
+
+    def driver(self, setup: Setup, run: Run) -> list:
+        """Returns what stands before the script on a run's command line: a program that runs it,
+        and that program's arguments; none where the script is started itself."""
+        return []
 
     def collect(self, setup: Setup, folder: Path) -> None:
         """Takes what a run has left in `folder` next to its record. Raises ValueError where it
