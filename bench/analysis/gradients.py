@@ -1,7 +1,8 @@
 """Are a script's gradients right? What the comparisons of bench/measure/gradients.py come to."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import hypot
+from math import hypot, inf, isfinite
 from statistics import median
 
 from bench.measure.records import Record
@@ -54,10 +55,9 @@ def verdict_of(record: Record) -> Verdict:
 
 def judge_exact(verdict: Verdict, comparison: str, tensors: dict[str, list[float]]) -> None:
     """Judges gradients in float32, which are those of the other program but for rounding."""
-    name = max(tensors, key=lambda name: tensors[name][0])
-    worst, *_ = tensors[name]
-    verdict.add(comparison, f"{worst:.0e}",
-                *([f"{name} is off by {worst:.1%}"] if not worst <= FLOAT32 else []))
+    errors = {name: error for name, (error, *_) in tensors.items()}
+    verdict.add(comparison, f"{largest(errors.values()):.0e}", *(
+        f"{name} is off by {error:.1%}" for name, error in errors.items() if not error <= FLOAT32))
 
 
 def judge_rounded(verdict: Verdict, comparison: str, tensors: dict[str, list[float]],
@@ -71,7 +71,7 @@ def judge_rounded(verdict: Verdict, comparison: str, tensors: dict[str, list[flo
                if not (cosine >= COSINE and 1 / NORM <= norm <= NORM)]
     if not middle <= MEDIAN * rounding:
         reasons.append(f"half of the tensors are off by more than {middle:.1%}")
-    verdict.add(comparison, f"{max(errors):.0e} (median {middle:.0e})", *reasons)
+    verdict.add(comparison, f"{largest(errors):.0e} (median {middle:.0e})", *reasons)
 
 
 def judge_compiled(verdict: Verdict, tensors: dict[str, list[float]],
@@ -79,7 +79,7 @@ def judge_compiled(verdict: Verdict, tensors: dict[str, list[float]],
     """Judges a compiled program in a smaller type by the uncompiled one, which rounds as often."""
     times, more = COMPILED
     errors = {name: error for name, (error, *_) in tensors.items()}
-    verdict.add("compiled to uncompiled", f"{max(errors.values()):.0e}", *(
+    verdict.add("compiled to uncompiled", f"{largest(errors.values()):.0e}", *(
         f"{name} is off by {error:.1%}" for name, error in errors.items()
         if not error <= times * uncompiled[name][0] + more * rounding))
 
@@ -89,15 +89,28 @@ def judge_dropout(verdict: Verdict, event: dict) -> None:
     if "refused" in event:
         verdict.add("dropout", f"refused: {event['refused']}")
         return
-    errors = {}
-    for name, directions in event["directions"].items():
-        numeric, uncertain, autograd = (hypot(*column) for column in zip(*directions, strict=True))
-        size = max(numeric, autograd)
-        error = hypot(*(a - b for a, _, b in directions)) / size if size else 0
-        if size and uncertain / size <= SEEN:
-            errors[name] = error, max(DROPOUT, 4 * uncertain / size)
-    seen = f"{len(errors)} of {len(event['directions'])} tensors, noise {event['loss_noise']:.0e}"
-    worst = f"{max(error for error, _ in errors.values()):.1%}; " if errors else ""
-    verdict.add("dropout", worst + seen, *(
-        f"{name} is off by {error:.0%}" for name, (error, bound) in errors.items()
+    judged = {name: answer for name, directions in event["directions"].items()
+              if (answer := dropout_error(directions))}
+    worst = f"{largest(error for error, _ in judged.values()):.1%}; " if judged else ""
+    count = f"{len(judged)} of {len(event['directions'])} tensors"
+    verdict.add("dropout", f"{worst}{count}, noise {event['loss_noise']:.0e}", *(
+        f"{name} is off by {error:.0%}" for name, (error, bound) in judged.items()
         if not error <= bound))
+
+
+def dropout_error(directions: list[list[float]]) -> tuple[float, float] | None:
+    """Returns how far a tensor's derivatives by autograd are from the numeric ones, relative to the
+    larger of both, and how far they may be; None where the numeric ones are too uncertain."""
+    numeric, uncertain, autograd = (hypot(*column) for column in zip(*directions, strict=True))
+    error = hypot(*(a - b for a, _, b in directions))
+    if not isfinite(numeric + autograd):
+        return inf, DROPOUT
+    size = max(numeric, autograd)
+    if uncertain >= SEEN * size:
+        return None
+    return error / size, max(DROPOUT, 4 * uncertain / size)
+
+
+def largest(errors: Iterable[float]) -> float:
+    """Returns the largest error; infinite where one isn't a number."""
+    return max(error if isfinite(error) else inf for error in errors)

@@ -47,13 +47,13 @@ TINY = 1e-30  # in place of a norm of 0
 LARGEST = 0.3  # of such steps, relative to the tensor's size
 
 
-# By the device: a small model, whose loss takes three chunks, the last one shorter; or layers of
+# By the device: a small model, whose loss takes two chunks, the second one shorter; or layers of
 # GPT-2's own size, and more than 16,384 tokens, since some of a GPU's kernels are only made for
 # that many. Batches can be cut into four.
 MODEL = {"cpu": "cpu-demo", "cuda": "gpt2"}
-SIZES = {"cpu": dict(layers=3, heads=2, width=64, context_length=200, vocab_size=320),
+SIZES = {"cpu": dict(layers=2, heads=2, width=32, context_length=144, vocab_size=320),
          "cuda": dict(layers=2, heads=12, width=768, context_length=1024)}
-BATCH = {"cpu": 12, "cuda": 20}
+BATCH = {"cpu": 8, "cuda": 20}
 DROPOUT = 0.1
 DIRECTIONS = {"cpu": 3, "cuda": 1}  # of numeric derivatives, in each tensor
 

@@ -25,8 +25,11 @@ class Gradients(Study):
     place = 5
     rounds = {"cuda": 1, "cpu": 1}
     tokens = None
-    # Scripts share what they compile, so that a variant of the optimizer takes seconds.
-    environment = {"TORCHINDUCTOR_CACHE_DIR": str(BUILD / "compiler-cache" / "gradients")}
+    environment = {
+        # Scripts share what they compile, so that a variant of the optimizer takes seconds.
+        "TORCHINDUCTOR_CACHE_DIR": str(BUILD / "compiler-cache" / "gradients"),
+        "OMP_NUM_THREADS": "1",  # in so small a model threads would wait for each other
+    }
 
     def options(self, parser):
         parser.add_argument("--names", metavar="A,B",
