@@ -79,7 +79,8 @@ NORMED = "self.feed_forward(self.norm2(x_BTC))"
 PLANTS = {
     "a missing term": [(BLOCK, SCALED), (NORMED, "Scaled.apply(self.feed_forward("
                                                  "self.norm2(x_BTC)), 0 if self.last else 1)"),
-                       ("        self.norm1 = ", "        self.last = False\n        self.norm1 = "),
+                       ("        self.norm1 = ",
+                        "        self.last = False\n        self.norm1 = "),
                        ("        self.norm = nn.LayerNorm",
                         "        self.blocks[-1].last = True\n        self.norm = nn.LayerNorm")],
     "a bias's scale": [(BLOCK, SCALED), ("return self.out(y_BHTD.transpose(1, 2).reshape(B, T, C))",
